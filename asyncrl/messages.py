@@ -234,7 +234,7 @@ class Trajectory(Value, frozen=True):
     scores: dict[str, float] = {}
     """Metrics of the environment, such as ``correct``. Its reward is the sum of the rewards of the turns."""
     snapshot: memoryview = EMPTY
-    """Of an unfinished episode: state of its environment after the last finished turn, if it can be saved."""
+    """State that another node needs to continue an unfinished episode, besides its tokens; empty otherwise."""
 
 
 class SpoolRef(Value, frozen=True):

@@ -11,12 +11,12 @@ VLLM_SIZES = ("--heads", "2", "--kv-heads", "1", "--head-dim", "32")
 
 
 def make_base(config: Path, overrides: list[str]) -> None:
-    """Create the model and data named in a quickstart run file, which takes two minutes; do nothing if they exist."""
+    """Create the toy model and data named in a run file, which takes two minutes; do nothing if they exist."""
     loaded = load_config(config, overrides)
     model = Path(loaded.model.path)
     if not (model / "config.json").exists():
         sizes = VLLM_SIZES if loaded.rollout.engine == "vllm" else ()
-        toy("step-sums", model.parent, *sizes)
+        toy("hidden-sums" if loaded.environment.is_set else "step-sums", model.parent, *sizes)
 
 
 def toy(*arguments: object) -> None:

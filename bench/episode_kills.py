@@ -1,7 +1,7 @@
 """
 Kills in the middle of episodes: rollout, environment workers, agent programs, broker and trainer, in each resume mode.
 
-    python bench/episode_kills.py [--modes replay,snapshot,none,solve,command] [--kills 40] [--every 1.5] [--seed 0]
+    python bench/episode_kills.py [--modes replay,snapshot,none,solve,command] [--kills 40] [--every 3] [--seed 0]
 
 Each mode is a run of hidden sums whose environment notes every turn that it answers. After the kills the run takes five
 more steps and is ended; then the run directory is audited, every file against the ledger, and the turns that were noted
@@ -24,13 +24,14 @@ from typing import Any
 import pyarrow.parquet as pq
 from live_run import ENDLESS, ENVIRONMENT, LiveRun
 
+from asyncrl.broker.ledger.reader import read_ledger_meta
 from asyncrl.cli.inspect import read_audit
 from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.processes import folders, process_tree
+from asyncrl.processes import process_tree
 
 ROOT = Path(__file__).parents[1]
 BOXES = "bench/ours/noted_boxes.py"
-FEW = {"schedule.groups_per_step": "4", "schedule.group_size": "4"}
+FEW = {"schedule.groups_per_step": "4", "schedule.group_size": "4", "rollout.episodes": "8"}
 """A process for each episode: fewer of them."""
 MODES: dict[str, dict[str, str]] = {
     "replay": {"environment.function": f"{BOXES}:Replayed"},
@@ -60,7 +61,8 @@ def main(options: argparse.Namespace) -> None:
 def kills_in(mode: str, options: argparse.Namespace) -> list[str]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        ENVIRONMENT["EPISODE_NOTES"] = str(folder / "notes.jsonl")
+        (workers := folder / "workers").mkdir()
+        ENVIRONMENT.update(EPISODE_NOTES=str(folder / "notes.jsonl"), TMPDIR=str(workers))
         run = LiveRun(folder, ROOT / "conf" / "hidden-sums.toml", SETTINGS | MODES[mode], options.overrides)
         dice, done = random.Random(options.seed), Counter[str]()
         try:
@@ -73,12 +75,12 @@ def kills_in(mode: str, options: argparse.Namespace) -> list[str]:
             run.until(lambda: run.steps_taken() >= wanted)
         finally:
             run.end()
-        return report(mode, run.directory, folder / "notes.jsonl", done)
+        return report(mode, run.directory, folder / "notes.jsonl", workers, done)
 
 
 def kill(run: LiveRun, mode: str, dice: random.Random) -> str:
     """Kill a random process of the run, and return its kind."""
-    part = dice.choice((*NODES, "environment"))
+    part = dice.choice((*NODES, "environment", "environment"))
     if part == "environment":
         return kill_environment(run, mode, dice)
     if (pid := run.pid_of(part)) is None:
@@ -93,9 +95,8 @@ def kill_environment(run: LiveRun, mode: str, dice: random.Random) -> str:
     found = [pid for pid in run.processes() if any(part.endswith(wanted) for part in command_of(pid))]
     if not found:
         return "environment (was away)"
-    with_nobody_left = dice.choice(found)
     try:
-        os.kill(with_nobody_left, signal.SIGKILL)
+        os.kill(dice.choice(found), signal.SIGKILL)
     except ProcessLookupError:
         return "environment (had ended)"
     return "environment"
@@ -108,13 +109,13 @@ def command_of(pid: int) -> list[str]:
         return []
 
 
-def report(mode: str, directory: RunDirectory, notes: Path, done: Counter[str]) -> list[str]:
+def report(mode: str, directory: RunDirectory, notes: Path, workers: Path, done: Counter[str]) -> list[str]:
     """Print a line of figures, and return the problems found."""
     audit = read_audit(directory.path)
     noted, kept = turns_noted(notes), turns_trained(directory)
     of_trained = {turn for turn in noted if turn[0] in {name for name, _, _ in kept}}
     lost = of_trained - kept
-    left = leftovers(read_identity(directory.ledger).run_id)
+    left = leftovers(read_ledger_meta(directory.ledger).run_id, workers)
     print_line(
         {
             "case": mode,
@@ -158,11 +159,10 @@ def turns_trained(directory: RunDirectory) -> set[Turn]:
     return kept
 
 
-def leftovers(run_id: str) -> list[str]:
-    """Processes and folders of the run's workers, after it has ended."""
+def leftovers(run_id: str, workers: Path) -> list[str]:
+    """Processes of the run, and folders of its workers, after it has ended."""
     processes = [f"process {pid} is left" for pid in process_tree.marked(f"ASYNCRL_RUN={run_id}")]
-    base = folders.default_base()
-    return processes + [f"folder {path.name} is left" for path in (base.iterdir() if base.exists() else ())]
+    return processes + [f"folder {path.name} is left" for path in workers.glob("asyncrl-workers-*/*")]
 
 
 def print_line(fields: dict[str, object]) -> None:
@@ -174,7 +174,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--modes", type=lambda text: text.split(","), default=list(MODES))
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--kills", type=int, default=40, help="In each mode.")
-    parser.add_argument("--every", type=float, default=1.5, help="Mean seconds from one kill to the next.")
+    parser.add_argument("--every", type=float, default=3.0, help="Mean seconds from one kill to the next.")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

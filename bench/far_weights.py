@@ -43,7 +43,7 @@ from asyncrl.toy import step_sums
 from asyncrl.toy.lessons import step_sums_lesson
 from asyncrl.toy.text_model import Sizes, random_model
 from asyncrl.toy.vocabulary import tokenizer_from_words
-from asyncrl.toy.warm_up import CLEAN, WarmUp, WarmUpSchedule
+from asyncrl.toy.warm_up import WarmUp, WarmUpSchedule
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
@@ -90,8 +90,9 @@ def trained(source: str) -> tuple[Any, Callable[[float], Callable[[], object]]]:
         return model, lambda lr: shapes.Updates(model, lr).step
     words = tokenizer_from_words(step_sums.WORDS)
     model = random_model(STEP_SUMS, words, seed=0)
-    warm_up = WarmUp(model, step_sums_lesson(words, 0), WarmUpSchedule(), seed=0, report=lambda _: None)
-    batches = warm_up._batches(CLEAN)
+    lesson = step_sums_lesson(words, 0)
+    warm_up = WarmUp(model, lesson, WarmUpSchedule(), seed=0, report=lambda _: None)
+    batches = warm_up._batches({lesson.clean: 1.0})
     for _ in range(STEP_SUMS_STEPS):
         warm_up._step(next(batches), 1e-3)
     return model, lambda lr: lambda: warm_up._step(next(batches), lr)

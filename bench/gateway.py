@@ -31,17 +31,18 @@ from processes import ENVIRONMENT
 from asyncrl.environment.interface import ChatMessage, PolicyTurn
 from asyncrl.messages import FROM_PROMPT, FinishReason, Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
-from asyncrl.rollout.episodes.conversation import Conversation, ConversationLimits
+from asyncrl.rollout.episodes.conversation import Conversation
 from asyncrl.rollout.episodes.record import EpisodeRecord
 from asyncrl.rollout.gateway.gateway import Gateway
 from asyncrl.rollout.gateway.server import serve
+from asyncrl.rollout.results import EpisodeLimits
 
 TURNS = 8
 WRITTEN = [ord("x")] * 16
 PROMPT: list[ChatMessage] = [{"role": "system", "content": "s" * 400}, {"role": "user", "content": "u" * 200}]
 OBSERVATION: ChatMessage = {"role": "user", "content": "o" * 60}
 SAID: ChatMessage = {"role": "assistant", "content": "x" * 16}
-LIMITS = ConversationLimits(max_turns=TURNS, max_tokens=100_000)
+LIMITS = EpisodeLimits(max_turns=TURNS, max_tokens=100_000)
 PATIENCE_S = 60.0
 
 
@@ -60,6 +61,12 @@ class ByteSeam:
 
     def text(self, token_ids: Sequence[int]) -> str:
         return bytes(token_ids).decode()
+
+    def message(self, token_ids: Sequence[int]) -> ChatMessage:
+        return {"role": "assistant", "content": self.text(token_ids)}
+
+    def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
+        return None
 
 
 async def sample(request: Request) -> Completion:

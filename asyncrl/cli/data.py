@@ -79,6 +79,19 @@ def jsonl(source: Path, prompt_key: str, answer_key: str, data_source: str, uniq
     _prepare(own_rows(data_source, prompt_key, answer_key, repeats=unique), source, choices)
 
 
+@prepare.command("reasoning-gym")
+@click.argument("name")
+@click.option("--size", type=click.IntRange(1), default=1000, show_default=True, help="Tasks to generate.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same tasks.")
+@_options
+@report_errors
+def reasoning_gym(name: str, size: int, seed: int, **choices: Any) -> None:
+    """Generate tasks of the package reasoning-gym; NAME is one of its datasets, such as countdown."""
+    from asyncrl.data.prepare.reasoning_gym import reasoning_gym_rows
+
+    _prepare(reasoning_gym_rows(name, size, seed), Path(name), choices)
+
+
 def _prepare(dataset: "PublishedDataset", source: Path, choices: dict[str, Any]) -> None:
     from asyncrl.data.prepare.published import prepare as write_prepared
 

@@ -31,6 +31,7 @@ from asyncrl.evaluation.metrics import EvaluationMetrics
 from asyncrl.files.output import check_output
 from asyncrl.messages import Prompt
 from asyncrl.node.engine import load_engine
+from asyncrl.node.episodes import open_episodes
 from asyncrl.node.offline_evaluation import OfflineEvaluation, OfflineEvaluator, summarize
 from asyncrl.node.process import configure_logging
 from asyncrl.reward.routing import check_routes
@@ -135,16 +136,20 @@ async def _evaluate(
     config: Config, prompts: Sequence[Prompt], images: ImageStore, console: Console
 ) -> tuple[list[CompletionRow], float]:
     """Return the rows, and the seconds it took without loading the model; a terminal shows a progress bar."""
-    columns = TextColumn("[bold]completions"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    what = "episodes" if config.environment.is_set else "completions"
+    columns = TextColumn(f"[bold]{what}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     async with WorkerPool(config.reward) as pool:
         engine = await asyncio.to_thread(load_engine, config)
         try:
-            start_s = time.monotonic()
-            with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-                task = bar.add_task("", total=len(prompts) * config.evaluation.samples)
-                evaluator = OfflineEvaluator(config, engine, pool, images.read)
-                rows = await evaluator.evaluate(prompts, partial(bar.advance, task))
-            return rows, time.monotonic() - start_s
+            async with open_episodes(
+                config, engine, run_id="eval", node="eval", slots=config.rollout.slots
+            ) as episodes:
+                start_s = time.monotonic()
+                with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+                    task = bar.add_task("", total=len(prompts) * config.evaluation.samples)
+                    evaluator = OfflineEvaluator(config, engine, pool, images.read, episodes)
+                    rows = await evaluator.evaluate(prompts, partial(bar.advance, task))
+                return rows, time.monotonic() - start_s
         finally:
             await engine.aclose()
 
@@ -172,9 +177,11 @@ def failures(rows: Sequence[CompletionRow]) -> list[str]:
 def _sampling(evaluation: OfflineEvaluation) -> str:
     e = evaluation
     decoding = f"temperature {e.temperature:g}, top-p {e.top_p:g}" if e.temperature else "greedy"
+    most, turns = f"at most {e.max_tokens} tokens", ""
+    if e.turns_mean is not None:
+        most, turns = f"{most} a turn", f"{e.turns_mean:.1f} turns on average, "
     return (
-        f"{e.samples} of each prompt, {decoding}, at most {e.max_tokens} tokens, seed {e.seed}; "
-        f"{e.tokens:,} tokens in {e.wall_s:.1f} s"
+        f"{e.samples} of each prompt, {decoding}, {most}, seed {e.seed}; {turns}{e.tokens:,} tokens in {e.wall_s:.1f} s"
     )
 
 

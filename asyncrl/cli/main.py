@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from asyncrl.cli.data import data
+from asyncrl.cli.episodes.command import episode
 from asyncrl.cli.keys.command import keys
 from asyncrl.cli.services.command import services
 from asyncrl.cli.terminal import report_errors, to_json
@@ -490,6 +491,7 @@ def import_verl_command(
 
 
 main.add_command(data)
+main.add_command(episode)
 main.add_command(keys)
 main.add_command(services)
 main.add_command(toy)

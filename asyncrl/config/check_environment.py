@@ -13,7 +13,7 @@ from asyncrl.plug_in import hint, is_path
 SOURCES = ("function", "tools", "command")
 EPISODE = "episode"
 """Reward function that takes the environment's word."""
-TOOLS = ("calculator", "python")
+TOOLS = ("calculator", "python", "python_unconfined")
 """Tools by name; the others are ``file.py:name`` and ``mcp:COMMAND``."""
 
 
@@ -26,6 +26,15 @@ def check_environment(config: Config) -> None:
     else:
         _check_unread(config)
     _check_reward(config)
+
+
+def check_pictures(config: Config, num_images: int) -> None:
+    """Raise `ConfigError` if prompts have pictures that a later context of the episode would lack."""
+    if num_images and config.environment.history == "as_template":
+        raise ConfigError(
+            f"environment.history='as_template' begins new contexts, which have none of the {num_images} pictures of "
+            f"the prompts; use 'as_sampled'"
+        )
 
 
 def environment_advice(config: Config) -> list[str]:

@@ -322,13 +322,14 @@ class Environment(Section, frozen=True, kw_only=True):
 
     function: str = ""
     """
-    ``file.py:name`` or ``module:name``: a class with ``reset``, ``step`` and ``close``, one instance for each episode,
-    or an async function ``solve(task, client)`` that talks to the policy as to an OpenAI server.
+    ``file.py:name`` or ``module:name``: a class with ``reset``, ``step`` and ``close``, one instance for each episode;
+    a function ``make(task)`` that returns such an object, or an environment of skyrl-gym or textarena; or a function
+    ``solve(task, client)`` that talks to the policy as to an OpenAI server.
     """
     tools: list[str] = []
     """
-    Functions that the policy may call: ``calculator``, ``python`` (in a sandbox), ``file.py:name``, or
-    ``mcp:COMMAND ...`` for all tools of an MCP server.
+    Functions that the policy may call: ``calculator``, ``python`` (in a sandbox with walls), ``python_unconfined`` (the
+    same where the kernel gives no walls), ``file.py:name``, or ``mcp:COMMAND ...`` for all tools of an MCP server.
     """
     command: list[str] = []
     """Agent program, run once for each episode with ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment."""
@@ -400,9 +401,10 @@ class Reward(Section, frozen=True, kw_only=True):
     function: str = "auto"
     """
     ``auto`` chooses by the row's data source, and refuses data sources that it does not know; ``gsm8k``, ``math``,
-    ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``overlong``, ``remote``, ``reward_model``
-    (asyncrl/reward/verifiers) are for all rows; ``episode`` takes the word of the ``[environment]``; ``file.py:name``
-    is a custom function of one `VerifierInput`, sync or async, that returns a float or a dict with ``score``
+    ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``overlong``, ``reasoning_gym``, ``remote``,
+    ``reward_model`` (asyncrl/reward/verifiers) are for all rows; ``episode`` takes the word of the ``[environment]``;
+    ``file.py:name`` is a custom function of one `VerifierInput`, sync or async, that returns a float or a dict with
+    ``score``
     [reward.custom_reward_function].
     """
     options: dict[str, str | int | float | bool] = {}

@@ -72,7 +72,7 @@ class Step:
     """Answer of an environment to one turn."""
 
     messages: list[Message] = field(default_factory=list)
-    """What the policy reads next, after its own turn; ignored once the episode is done."""
+    """Read by the policy next, after its own turn; ignored once the episode is done."""
     reward: float = 0.0
     """Reward of the turn; the sum of all is that of the episode, unless ``score`` says otherwise."""
     done: bool = False

@@ -16,14 +16,14 @@ ChatMessage = dict[str, Any]
 """A message of a chat, as in `asyncrl.environment.Message`."""
 Resume = Literal["replay", "snapshot", "rerun", "none"]
 """
-How an episode is continued after its worker or its node is lost. ``replay``: reset with the same seed, and the
+Way in which an episode is continued after its worker or its node is lost. ``replay``: reset with the same seed, and the
 recorded turns again. ``snapshot``: the saved state is restored. ``rerun``: an agent program runs again, and gets
 recorded answers as long as it asks the same. ``none``: the episode begins anew.
 """
 
 
 class Description(Struct, frozen=True, kw_only=True):
-    """What the environment is, as its workers found it at their start."""
+    """The environment, as its workers found it at their start."""
 
     kind: Literal["steps", "solve", "command"]
     """A class with steps (or tools), a function ``solve``, or a program."""
@@ -106,7 +106,9 @@ class EnvironmentEpisode(Protocol):
 class Environments(Protocol):
     """All environments of a rollout."""
 
-    description: Description
+    @property
+    def description(self) -> Description:
+        """Description on which all workers agree."""
 
     def open(self, name: str, /) -> EnvironmentEpisode:
         """An episode on the worker that has fewest."""

@@ -124,7 +124,7 @@ class WorkerProcess:
         self._outgoing.clear()
 
     async def _load(self, environment: Environment) -> Description:
-        fields = ("function", "tools", "command", "options", "call_s")
+        fields = ("function", "tools", "options", "call_s")
         self._write(encode({"load": {name: getattr(environment, name) for name in fields}}))
         try:
             async with asyncio.timeout(START_S):
@@ -199,15 +199,13 @@ def named(environment: Environment) -> str:
     """Name the environment as the configuration does."""
     if environment.function:
         return f"environment.function {environment.function!r}"
-    return f"environment.tools {environment.tools}" if environment.tools else "environment.command"
+    return f"environment.tools {environment.tools}"
 
 
 def require_allowed(environment: Environment) -> None:
     """Raise `ConfigError` if the operator of this node named what it may run, and the environment is not of that."""
     if environment.python:
         plug_in.require_program(environment.python, setting="environment.python")
-    if environment.command:
-        plug_in.require_program(environment.command[0], setting="environment.command")
     for tool in environment.tools:
         if tool.startswith("mcp:"):
             plug_in.require_program(tool[len("mcp:") :].split(maxsplit=1)[0], setting="environment.tools")

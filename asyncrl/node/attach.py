@@ -30,7 +30,7 @@ from asyncrl.config.sections import Weights, from_json
 from asyncrl.errors import ConfigError, LinkError, LinkReset
 from asyncrl.log import get_logger
 from asyncrl.messages import PROTOCOL, Hello, Member, WeightsVia, Welcome
-from asyncrl.node.episodes import open_episodes
+from asyncrl.node.episodes import most_episodes, open_episodes
 from asyncrl.node.host import Host
 from asyncrl.node.machine.local_address import local_address
 from asyncrl.node.runner import ToldToStop, await_with_beats, join_steadily, run_sessions, serve
@@ -187,7 +187,7 @@ async def roll_out(
     """
     host = host or Host()
     config = from_json(welcome.config)
-    opening = open_episodes(config, engine, run_id=welcome.run_id, node=who.node)
+    opening = open_episodes(config, engine, run_id=welcome.run_id, node=who.node, slots=slots)
     async with AsyncExitStack() as stack:
         episodes = await await_with_beats(link, welcome.beat_s, stack.enter_async_context(opening))
         generations = Generations(
@@ -266,7 +266,7 @@ async def _roll_out(
         options = RolloutOptions(
             slots=slots,
             group_size=config.schedule.group_size + config.greedy_per_group,
-            episodes=(config.rollout.episodes or 2 * slots) if config.environment.is_set else 0,
+            episodes=most_episodes(config, slots),
             partial_rollout=config.schedule.partial_rollout,
             progress_every_s=config.rollout.progress_every_s,
             layout_hash=layout.hash,

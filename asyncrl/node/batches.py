@@ -33,6 +33,7 @@ from asyncrl.node.trainer.checkpoint_copies import fetch_checkpoint
 from asyncrl.node.trainer.checkpoint_folder import checkpoint_folder
 from asyncrl.node.trainer.trainer import serve_trainer
 from asyncrl.trainer.actor import Start
+from asyncrl.trainer.algorithm.trained_part import TrainedPart
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.snapshot import Snapshot, host_copy
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
@@ -49,6 +50,10 @@ class TrainingBatch:
     step: int
     """Steps done before this one."""
     trajectories: Sequence[TrainingTrajectory]
+    """
+    Their ``turns`` and ``context_ids`` say what was read between the tokens to train: in episodes, and with
+    ``schedule.on_straggler = "mask"`` in trajectories with tokens that are too old.
+    """
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers of your loop, to be reported with the step."""
     is_done: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
@@ -125,6 +130,7 @@ class BatchStream:
         """The run's configuration."""
         self._model = model
         self._step = first_step
+        self._trained_part = TrainedPart(config)
         self._loop = asyncio.get_running_loop()
         self._batches: asyncio.Queue[TrainingBatch | None] = asyncio.Queue()
         self._current: TrainingBatch | None = None
@@ -160,7 +166,9 @@ class BatchStream:
         if not step.infos:
             self._step += 1
             return {"num_tokens": 0.0, "skipped": 1.0}
-        batch = TrainingBatch(self._step, step.at(range(len(step.infos))))
+        whole = step.at(range(len(step.infos)))
+        trained = [self._trained_part.of_trajectory(one, self._step)[0] for one in whole]
+        batch = TrainingBatch(self._step, trained)
         asyncio.run_coroutine_threadsafe(self._offer(batch), self._loop).result()
         self._step += 1
         rewards = [info.outcome.reward for info in step.infos]

@@ -10,12 +10,15 @@ from asyncrl.environment.program import Programs
 from asyncrl.rollout.conversing import require_seam
 from asyncrl.rollout.engine import Engine
 from asyncrl.rollout.episodes.episodes import Episodes
+from asyncrl.rollout.episodes.pacing import paced
 from asyncrl.rollout.gateway.gateway import Gateway
 from asyncrl.rollout.gateway.server import serve
 
 
 @asynccontextmanager
-async def open_episodes(config: Config, engine: Engine, *, run_id: str, node: str) -> AsyncIterator[Episodes | None]:
+async def open_episodes(
+    config: Config, engine: Engine, *, run_id: str, node: str, slots: int
+) -> AsyncIterator[Episodes | None]:
     """
     Start the workers of ``[environment]``, and end them with all that they have started; None without one.
 
@@ -32,7 +35,15 @@ async def open_episodes(config: Config, engine: Engine, *, run_id: str, node: st
         if environments.description.kind != "steps":
             gateway = Gateway(stop=config.sampling.stop, as_template=environment.history == "as_template")
             await stack.enter_async_context(serve(gateway, environment.gateway))
-        yield Episodes(environment, environments, conversing, run=run_id, gateway=gateway)
+        most = most_episodes(config, slots)
+        episodes = Episodes(environment, environments, conversing, run=run_id, most=most, gateway=gateway)
+        await stack.enter_async_context(paced(episodes, engine, slots))
+        yield episodes
+
+
+def most_episodes(config: Config, slots: int) -> int:
+    """Episodes in hand at a time; 0 without an ``[environment]``."""
+    return (config.rollout.episodes or 2 * slots) if config.environment.is_set else 0
 
 
 @asynccontextmanager

@@ -1,9 +1,9 @@
 """
 Offline evaluation: held-out prompts through an engine and verifier workers in this process, without broker or trainer.
 
-    prompt ─ encode ─┬─ generate ─ verify ─▶ row
-                     ├─ generate ─ verify ─▶ row        k completions of each prompt, all prompts at once; the engine
-                     └─ generate ─ verify ─▶ row        has just enough requests to keep its slots busy
+    prompt ─ encode ─┬─ sample ─ verify ─▶ row
+                     ├─ sample ─ verify ─▶ row        k completions or episodes of each prompt, all prompts at once; the
+                     └─ sample ─ verify ─▶ row        engine has just enough requests to keep its slots busy
 
 Sampling parameters, seeds and verdicts come from the same code as in a run, so both give the same metrics.
 """
@@ -17,7 +17,6 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncrl.broker.leases.lease_terms import sampling_seed
 from asyncrl.config.sections import Config
 from asyncrl.errors import EngineError, VerifierError
 from asyncrl.evaluation.completions import CompletionRow
@@ -29,17 +28,20 @@ from asyncrl.evaluation.metrics import (
     compute_metrics,
     compute_metrics_by_source,
 )
-from asyncrl.messages import Prompt
+from asyncrl.evaluation.turn_column import turn_cell
+from asyncrl.messages import Prompt, Unit
+from asyncrl.node.offline_sampling import OfflineSampler
 from asyncrl.observe.samples import prompt_text
 from asyncrl.reward.verifier import verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
-from asyncrl.rollout.engine import Completion, Engine, Request
-from asyncrl.rollout.prompt_truncation import fit
+from asyncrl.rollout.engine import Engine
+from asyncrl.rollout.episodes.episodes import Episodes
+from asyncrl.rollout.results import Sampled
 
 Result = TypeVar("Result")
 
-REQUESTS_PER_SLOT = 2
-"""Requests in the engine for each of its slots: one decodes, one waits for the slot."""
+PER_SLOT = 2
+"""Completions in hand for each slot of the engine: one decodes, one waits for the slot."""
 
 
 class OfflineEvaluation(Struct, frozen=True, kw_only=True):
@@ -52,15 +54,19 @@ class OfflineEvaluation(Struct, frozen=True, kw_only=True):
     top_k: int
     max_tokens: int
     tokens: int
+    """Tokens that the policy wrote."""
     wall_s: float
     """Without loading the model."""
     overall: EvaluationMetrics
     by_source: dict[str, EvaluationMetrics]
+    turns_mean: float | None = None
+    """Turns of an episode; None without an environment."""
 
 
 def summarize(config: Config, rows: Sequence[CompletionRow], wall_s: float) -> OfflineEvaluation:
     prompts = [_evaluated_prompt(list(of_prompt)) for _, of_prompt in groupby(rows, key=lambda row: row.place)]
     samples, sampling = config.evaluation.samples, config.evaluation.sampling(config.sampling)
+    turns = [len(row.turns) for row in rows if row.turns]
     return OfflineEvaluation(
         model=config.model.path,
         data=config.data.held_out_files,
@@ -74,32 +80,38 @@ def summarize(config: Config, rows: Sequence[CompletionRow], wall_s: float) -> O
         wall_s=round(wall_s, 3),
         overall=compute_metrics(prompts, samples),
         by_source=compute_metrics_by_source(prompts, samples),
+        turns_mean=sum(turns) / len(turns) if turns else None,
     )
 
 
 class OfflineEvaluator:
     """
-    Generates and verifies completions of held-out prompts, with a borrowed engine and pool.
+    Samples and verifies completions of held-out prompts, with a borrowed engine and pool.
 
     Args:
         read_image: Gives the file of a picture of the prompts by its digest.
+        episodes: Plays episodes instead, with the environment of the run.
     """
 
     def __init__(
-        self, config: Config, engine: Engine, pool: WorkerPool, read_image: Callable[[bytes], bytes] = lambda _: b""
+        self,
+        config: Config,
+        engine: Engine,
+        pool: WorkerPool,
+        read_image: Callable[[bytes], bytes] = lambda _: b"",
+        episodes: Episodes | None = None,
     ) -> None:
         self._config = config
-        self._engine = engine
         self._pool = pool
         self._read_image = read_image
-        self._sampling = config.evaluation.sampling(config.sampling)
-        self._requests = asyncio.Semaphore(REQUESTS_PER_SLOT * config.rollout.slots)
+        self._sampler = OfflineSampler(config, engine, episodes)
+        self._in_hand = asyncio.Semaphore(config.rollout.episodes or PER_SLOT * config.rollout.slots)
 
     async def evaluate(
         self, prompts: Sequence[Prompt], on_row: Callable[[], None] = lambda: None
     ) -> list[CompletionRow]:
         """
-        Generate ``evaluation.samples`` completions of each prompt and verify them.
+        Sample ``evaluation.samples`` completions of each prompt and verify them.
 
         Args:
             on_row: Called for each completion that has its verdict or failed for good.
@@ -131,15 +143,22 @@ class OfflineEvaluator:
             images=image_cell(prompt.images, [] if index else self._files(prompt)),
         )
         try:
-            completion = await self._generate(place, prompt, index)
+            sampled = await self._sample(place, prompt, index)
+            completion = sampled.completion
             row = replace(
                 row,
-                completion=self._engine.decode(completion.completion_ids),
+                completion=sampled.text,
                 finish_reason=completion.finish_reason,
                 num_tokens=len(completion.completion_ids),
+                turns=turn_cell(sampled.turns),
             )
             inputs = verifier_input(
-                prompt, row.completion, finish_reason=completion.finish_reason, num_tokens=row.num_tokens
+                prompt,
+                sampled.text,
+                finish_reason=completion.finish_reason,
+                num_tokens=row.num_tokens,
+                turns=sampled.turns,
+                scores=sampled.scores,
             )
             verdict = await self._with_retries(partial(self._pool.judge, inputs))
             row = replace(
@@ -154,17 +173,11 @@ class OfflineEvaluator:
         on_row()
         return row
 
-    async def _generate(self, place: int, prompt: Prompt, index: int) -> Completion:
-        data = self._config.data
-        async with self._requests:
-            prompt_ids, has_images = self._engine.encode(prompt), bool(prompt.images)
-            request = Request(
-                prompt_ids=fit(prompt_ids, data.max_prompt_tokens, data.truncation, has_images=has_images),
-                sampling=self._sampling,
-                seed=sampling_seed(self._config.run.seed, place, self._config.evaluation.samples) + index,
-                images=self._files(prompt),
-            )
-            return await self._with_retries(partial(self._engine.generate, request))
+    async def _sample(self, place: int, prompt: Prompt, index: int) -> Sampled:
+        async with self._in_hand:
+            unit = Unit(place, index, "held_out")
+            sample = partial(self._sampler.sample, unit, prompt, self._files(prompt))
+            return await self._with_retries(sample)
 
     def _files(self, prompt: Prompt) -> tuple[bytes, ...]:
         return tuple(self._read_image(image.digest) for image in prompt.images)

@@ -32,6 +32,7 @@ BUILT_IN = {
     "format": "asyncrl.reward.verifiers.format:Format",
     "overlong": "asyncrl.reward.verifiers.overlong:Overlong",
     "episode": "asyncrl.reward.verifiers.episode:Episode",
+    "reasoning_gym": "asyncrl.reward.verifiers.reasoning_gym:ReasoningGym",
     "remote": "asyncrl.reward.verifiers.remote:Remote",
     "reward_model": "asyncrl.reward.verifiers.reward_model:RewardModel",
 }

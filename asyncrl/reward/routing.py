@@ -28,6 +28,7 @@ ROUTES = {
     "math": "math_dapo",
     "aime*": "math_dapo",
     "hiyouga/geometry3k": "geo3k",
+    "reasoning_gym/*": "reasoning_gym",
     "codecontests": "code",
     "apps": "code",
     "codeforces": "code",
@@ -38,6 +39,7 @@ Pattern of a data source to verifier; no two patterns match the same source.
 
 Source:
     verl's ``default_compute_score``: rows prepared for verl are judged by the same rules here.
+    ``reasoning_gym/*`` is that of ``asyncrl data prepare reasoning-gym``.
 """
 
 

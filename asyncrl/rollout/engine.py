@@ -154,7 +154,7 @@ class ConversingEngine(Protocol):
 
     def seam(self, *, is_chat: bool = True, tools: str = "", tool_parser: ToolParser = "auto") -> Seam:
         """
-        What stands between two turns of an episode.
+        Return the seam between two turns of an episode.
 
         Args:
             is_chat: Prompts are chats; otherwise plain text.
@@ -164,6 +164,28 @@ class ConversingEngine(Protocol):
         Raises:
             ConfigError: The model's chat template cannot be used for episodes with these tools.
         """
+
+
+class EngineLoad(Struct, frozen=True):
+    """Load of an engine as of its last decode step."""
+
+    kv_usage: float
+    """Fraction of the KV cache that running requests use. Prefixes kept for later requests count as free."""
+    num_preempted: int
+    """Requests that lost their cache to others so far, and are computed again."""
+    num_running: int
+    num_waiting: int
+    """Requests without a place in the batch."""
+    kv_tokens: int = 0
+    """Size of the KV cache, in tokens; 0 if the engine cannot tell."""
+
+
+@runtime_checkable
+class MeasuredEngine(Protocol):
+    """An engine that tells how full it is. Implemented beside `Engine`."""
+
+    def measure(self) -> EngineLoad | None:
+        """The load now, None if it was started without what measures it. Called every few seconds."""
 
 
 class WeightReceiver(Protocol):

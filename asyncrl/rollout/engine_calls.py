@@ -22,7 +22,7 @@ class EngineCall(Struct, eq=False):
     """One request, and the task that waits for it."""
 
     request: Request
-    """As the engine has it, or gets it next: with the tokens so far."""
+    """The request that the engine has, or gets next: with the tokens so far."""
     task: asyncio.Task[object]
     is_in_engine: bool = False
     is_interrupted: bool = False
@@ -53,7 +53,7 @@ class EngineCalls:
         self._end_with = end_with
         self._changed = changed
         self._calls: dict[int, EngineCall] = {}
-        """By the identity of the request as the caller knows it."""
+        """Calls by the identity of the request as the caller knows it."""
         self.num_tokens = 0
         """Tokens sampled so far, without those that were resumed from."""
 

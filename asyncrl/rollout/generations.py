@@ -59,7 +59,7 @@ FetchPrefix = Callable[[], Awaitable[Sampled]]
 
 
 class Work(Protocol):
-    """What is sampled for one trajectory: a `SingleCompletion` or an `Episode`."""
+    """Sampling of one trajectory: a `SingleCompletion` or an `Episode`."""
 
     async def run(self) -> Sampled:
         """Sample it to its end. Raises `EngineError`."""

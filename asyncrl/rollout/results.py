@@ -104,7 +104,7 @@ class Sampled(Struct, frozen=True, kw_only=True):
     context_ids: list[int] = []
     scores: dict[str, float] = {}
     snapshot: bytes = b""
-    """Of an unfinished episode: what another node needs to continue it, besides its tokens."""
+    """State that another node needs to continue an unfinished episode, besides its tokens."""
 
 
 def to_put_item(

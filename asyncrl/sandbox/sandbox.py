@@ -38,6 +38,7 @@ from asyncrl.errors import SandboxError
 from asyncrl.sandbox.jail import READY
 
 JAIL = Path(__file__).with_name("jail.py")
+TEMPORARY = "/tmp"
 NOBODY = 65534
 """User and group id of nobody, by convention on Linux."""
 NAMESPACES = ("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--ipc", "--pid", "--fork", "--kill-child")
@@ -155,7 +156,9 @@ class Sandbox:
         """Return the command that makes namespaces, to be followed by the one that runs in them."""
         if self.has_bubblewrap:
             root = BUBBLEWRAP_ROOT if self.user_id else ()
-            files = ("--tmpfs", tempfile.gettempdir(), "--ro-bind", JAIL, JAIL, "--bind", folder, folder)
+            temporary = dict.fromkeys((TEMPORARY, tempfile.gettempdir()))  # TMPDIR may be another one
+            empty = [part for place in temporary for part in ("--tmpfs", place)]
+            files = (*empty, "--ro-bind", JAIL, JAIL, "--bind", folder, folder)
             return [*BUBBLEWRAP, *root, *map(str, files), "--"]
         if not self.has_namespaces:
             return []

@@ -126,9 +126,9 @@ class Learner:
             policy_version: Version of the weights before the step; None if they were not published.
 
         Returns:
-            Metrics, the same on all ranks. ``skipped`` counts updates with a non-finite loss or gradient, which leave
-            the weights unchanged, and is 1 for a step without trajectories. Metrics of the log-prob gap are present if
-            ``policy_version`` wrote a token.
+            Metrics, the same on all ranks. ``num_tokens`` are those that the policy wrote, trained or not. ``skipped``
+            counts updates with a non-finite loss or gradient, which leave the weights unchanged, and is 1 for a step
+            without trajectories. Metrics of the log-prob gap are present if ``policy_version`` wrote a token.
 
         Raises:
             AsyncrlError: There are no trajectories, or those of a group are not adjacent.
@@ -140,6 +140,7 @@ class Learner:
             self._anchor.begin(self._num_steps)
         if not step.infos:
             return self._skip()
+        num_tokens = sum(outcome.length for outcome in step.outcomes)
         step, left_out = self._trained_part.of_step(step, self._num_steps, self._ranks)
         per_token = self._per_token(step)
         estimates = estimate(self._recipe, step.outcomes, per_token, kl_coef=self._kl_controller.coef)
@@ -154,7 +155,8 @@ class Learner:
         self._num_steps += 1
         if (kl := estimates.metrics.get("kl_in_reward")) is not None:
             self._kl_controller.update(kl, len(step.infos))
-        return merged(updates) | dict(estimates.metrics) | _step_statistics(step, estimates) | left_out | {"lr": lr}
+        statistics = _step_statistics(step, estimates) | {"num_tokens": float(num_tokens)} | left_out
+        return merged(updates) | dict(estimates.metrics) | statistics | {"lr": lr}
 
     def _skip(self) -> dict[str, float]:
         """Metrics of a step of which no trajectory is left."""
@@ -284,6 +286,5 @@ def _step_statistics(step: Step, estimates: Estimates) -> dict[str, float]:
         "advantage_mean": fmean(advantages),
         "advantage_std": pstdev(advantages),
         "zero_advantage_fraction": fmean(not one.any() for one in estimates.advantages),
-        "num_tokens": float(sum(outcome.length for outcome in step.outcomes)),
         "num_trajectories": float(len(rewards)),
     }

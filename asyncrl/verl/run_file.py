@@ -7,8 +7,8 @@ from typing import Any
 from asyncrl.files.toml_text import toml_key, toml_value
 
 SECTIONS = (
-    "run", "model", "data", "schedule", "sampling", "rollout", "reward", "algorithm", "trainer", "critic", "weights",
-    "evaluation", "checkpoint", "trackers",
+    "run", "model", "data", "schedule", "sampling", "rollout", "environment", "reward", "algorithm", "trainer",
+    "critic", "weights", "evaluation", "checkpoint", "trackers",
 )  # fmt: skip
 WIDTH = 110
 

@@ -18,6 +18,7 @@ from asyncrl.verl.options.lookup import TABLE, of
 from asyncrl.verl.overrides import Override
 from asyncrl.verl.recipe import Recipe
 from asyncrl.verl.rules.engine import engine, evaluation, lengths
+from asyncrl.verl.rules.episodes import episodes
 from asyncrl.verl.rules.objective import objective
 from asyncrl.verl.rules.placement import placement
 from asyncrl.verl.rules.run import checkpoints, model, optimizer, required, rewards, trackers
@@ -28,6 +29,7 @@ Verdict = Literal["runs", "runs with substitutions", "cannot"]
 RULES: Sequence[Callable[[Recipe], None]] = (
     model,
     lengths,
+    episodes,
     schedule,
     objective,
     placement,

@@ -11,11 +11,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-import hidden_sums
-import hidden_sums_agent
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from asyncrl.environment import Said, Step, Task
+from examples import hidden_sums, hidden_sums_agent
 
 NOTES = Path(os.environ["EPISODE_NOTES"])
 
@@ -48,7 +47,7 @@ class Saved(Replayed):
 
     def restore(self, task: Task, state: bytes) -> None:
         self.reset(task)
-        vars(self).update(json.loads(state))
+        self.__dict__.update(json.loads(state))
 
 
 class Forgotten(Replayed):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from asyncrl.checks import trajectory as check
 from asyncrl.checks.images import BAD_GRIDS
-from asyncrl.checks.turns import BAD_TURNS
+from asyncrl.checks.turns import BAD_TURNS, MAX_CHARS
 from asyncrl.messages import (
     FinishReason,
     RouteShape,
@@ -282,7 +282,7 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
     ),
     "text": (
         check.BAD_TEXT,
-        _field("text", lambda t, dice: "x" * (len(t.completion_ids) // 4 * check.MAX_CHARS + dice.randint(1, 9))),
+        _field("text", lambda t, dice: "x" * (len(t.completion_ids) // 4 * MAX_CHARS + dice.randint(1, 9))),
     ),
     "grid of no picture": (BAD_GRIDS, _field("grids", lambda t, dice: [(1, 2, 2)])),
     "context without turns": (

@@ -5,6 +5,9 @@ from typing import Any
 import pytest
 
 from asyncrl.config.check import advice
+from asyncrl.config.check_environment import TOOLS, check_pictures
+from asyncrl.environment.worker.toolbox import BUILT_IN
+from asyncrl.errors import ConfigError
 from tests.config.configs import made, refused
 
 TILL = {"function": "till.py:Till"}
@@ -97,6 +100,18 @@ def test_a_contradiction_is_one_sentence(sections: dict[str, Any], sentence: str
 )
 def test_every_kind_of_environment_is_accepted(sections: dict[str, Any]) -> None:
     assert made(**sections).environment.is_set
+
+
+def test_pictures_are_lost_where_the_template_renders_the_chat_again() -> None:
+    again = made(environment=TILL | {"history": "as_template"})
+    check_pictures(again, 0)
+    check_pictures(made(environment=TILL), 7)
+    with pytest.raises(ConfigError, match="none of the 7 pictures"):
+        check_pictures(again, 7)
+
+
+def test_the_tools_by_name_are_those_that_a_worker_knows() -> None:
+    assert TOOLS == BUILT_IN
 
 
 def test_fewer_episodes_than_slots_are_advised_against() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -283,6 +284,38 @@ def test_nothing_is_left_when_a_worker_or_its_keeper_is_killed(tmp_path: Path, v
     assert not any(map(is_running, pids))
 
 
+HOLDS = """
+import asyncio, json, sys
+from asyncrl.config.sections import Environment
+from asyncrl.environment.pool import EnvironmentPool
+from tests.environment.environments import said, task
+
+async def hold():
+    async with EnvironmentPool(Environment(function=sys.argv[1], workers=1), "run", "node") as pool:
+        episode = pool.open("a")
+        await episode.reset(task())
+        print((await episode.step(said())).messages[0]["content"], flush=True)
+        await asyncio.sleep(3600)
+
+asyncio.run(hold())
+"""
+
+
+def test_nothing_is_left_when_the_rollout_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDS, f"{written(tmp_path)}:asks_environment"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as rollout:
+        assert rollout.stdout is not None
+        _, _, folder = json.loads(rollout.stdout.readline())
+        pids = [process.pid for process in process_tree.below(rollout.pid)]
+        assert Path(folder).is_dir()
+
+        rollout.kill()
+
+        assert rollout.stdout.read() == b""
+    while any(map(is_running, pids)) or Path(folder).exists():
+        pass  # its keeper ends the worker, and then removes the folder
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -292,7 +325,6 @@ def test_nothing_is_left_when_a_worker_or_its_keeper_is_killed(tmp_path: Path, v
         ({"function": "missing.py:Boxes"}, "there is no file"),
         ({"function": "BOXES:Boxes", "python": "/nonexistent/python"}, "environment.python is '/nonexistent/python'"),
         ({"tools": ["calculater"]}, "unknown tool 'calculater': did you mean 'calculator'"),
-        ({"command": ["/nonexistent/agent"]}, "environment.command: there is no program '/nonexistent/agent'"),
     ],
 )
 def test_code_that_cannot_be_used_is_refused_at_the_start(

@@ -22,8 +22,11 @@ from asyncrl.cli.inspect import read_audit
 from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Config
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
+from asyncrl.toy.models import make_hidden_sums
 from tests.integration.node_processes import Nodes
 from tests.patience import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
 
 POLL_S = 0.05
 
@@ -295,3 +298,20 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
     nodes = Nodes(tmp_path)
     yield nodes
     nodes.kill()
+
+
+@pytest.fixture(scope="session")
+def hidden_sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the model of the hidden sums, which takes a minute, its data, its run file and its environments."""
+    folder = tmp_path_factory.mktemp("hidden_sums")
+    make_hidden_sums(folder, report=lambda _: None)
+    conf = (ROOT / "conf" / "hidden-sums.toml").read_text()
+    (folder / "toy.toml").write_text(conf.replace("cache/hidden-sums", str(folder)).replace("examples", str(folder)))
+    for name in ("hidden_sums.py", "hidden_sums_agent.py"):
+        shutil.copy(ROOT / "examples" / name, folder)
+    return folder
+
+
+def samples(run: ToyRun) -> list[dict[str, Any]]:
+    """Trained trajectories, those of each step together."""
+    return [row for file in sorted(run.directory.samples.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]

@@ -1,40 +1,22 @@
 """A small model learns a task of several turns, and nothing where the environment is of no use."""
 
 import json
-import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.broker.ledger.records import Reissued
-from asyncrl.toy.models import make_hidden_sums
-from tests.integration.conftest import StartRun, ToyRun, starting_runs
+from tests.integration.conftest import StartRun, ToyRun, samples, starting_runs
 
-ROOT = Path(__file__).parents[2]
 GUESSING = 0.12
 """Greatest share of right answers of a policy that cannot see the amounts; the best constant guess has .09."""
 
 
-@pytest.fixture(scope="module")
-def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the model of the hidden sums, which takes a minute, its data, its run file and its environments."""
-    folder = tmp_path_factory.mktemp("taught")
-    make_hidden_sums(folder, report=lambda _: None)
-    conf = (ROOT / "conf" / "hidden-sums.toml").read_text()
-    (folder / "toy.toml").write_text(conf.replace("cache/hidden-sums", str(folder)).replace("examples", str(folder)))
-    for name in ("hidden_sums.py", "hidden_sums_agent.py"):
-        shutil.copy(ROOT / "examples" / name, folder)
-    return folder
-
-
 @pytest.fixture
-def start(taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRun]:
-    with starting_runs(taught, tmp_path_factory) as start:
+def start(hidden_sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRun]:
+    with starting_runs(hidden_sums, tmp_path_factory) as start:
         yield start
 
 
@@ -48,11 +30,6 @@ def assert_learned(run: ToyRun) -> None:
     assert summary.logprob_gap_max is not None
     assert summary.logprob_gap_max < 1e-4
     run.assert_adds_up()
-
-
-def samples(run: ToyRun) -> list[dict[str, Any]]:
-    """Trained trajectories."""
-    return [row for file in sorted(run.directory.samples.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
 
 
 @pytest.mark.slow
@@ -82,31 +59,34 @@ def test_it_learns_over_summaries_and_with_looks_that_fail(start: StartRun) -> N
 
 
 @pytest.mark.slow
-def test_an_agent_program_teaches_it_over_http(taught: Path, start: StartRun) -> None:
+def test_an_agent_program_teaches_it_over_http(hidden_sums: Path, start: StartRun) -> None:
     """Its summaries begin new contexts, as those of the environment do."""
-    agent = [f"environment.function={taught}/hidden_sums_agent.py:solve", "environment.options.compact_every=4"]
+    agent = [f"environment.function={hidden_sums}/hidden_sums_agent.py:solve", "environment.options.compact_every=4"]
     run = start(*agent, "evaluation.every_versions=20", steps=20).end()
     assert_learned(run)
     assert run.directory.read_metrics()[-1]["branches_mean"] > 2
 
 
 @pytest.mark.slow
-def test_a_command_is_run_for_each_episode(taught: Path, start: StartRun) -> None:
-    command = [sys.executable, "-I", "-S", str(taught / "hidden_sums_agent.py")]
-    small = ["schedule.groups_per_step=2", "schedule.group_size=4", "evaluation.every_versions=0", "trainer.warmup_steps=1"]
-    run = start("environment.function=", f"environment.command={json.dumps(command)}", *small, steps=2).end()
+def test_a_command_is_run_for_each_episode(hidden_sums: Path, start: StartRun) -> None:
+    command = json.dumps([sys.executable, "-I", "-S", str(hidden_sums / "hidden_sums_agent.py")])
+    few = ["schedule.groups_per_step=2", "schedule.group_size=4", "evaluation.max_prompts=8", "rollout.episodes=8"]
+    program = ["environment.function=", f"environment.command={command}"]
+    run = start(*program, *few, "trainer.warmup_steps=1", steps=2).end()
     assert run.code == 0, run.errors
     run.assert_adds_up()
-    assert sum(len(row["turns"]) > 0 for row in samples(run)) == 16
+    assert [row["num_turns"] > 0 for row in samples(run)] == [True] * 16
+    assert {row["reward"] for row in samples(run)} <= {0.0, 1.0}
 
 
 @pytest.mark.slow
-def test_episodes_of_a_killed_rollout_are_continued(start: StartRun) -> None:
-    run = start("evaluation.every_versions=0", steps=12)
+def test_no_episode_of_a_killed_rollout_begins_anew(start: StartRun) -> None:
+    """Their turns are replayed, and the boxes must answer as they did."""
+    run = start("evaluation.at_start=false", "evaluation.at_end=false", "evaluation.every_versions=0", steps=10)
     run.until(lambda: run.steps_done() >= 3)
     run.kill_node("rollout-0")
     run.end()
     assert run.code == 0, run.errors
     run.assert_adds_up()
-    assert run.audit().problems == []
-    print(Counter((r.cause, r.num_tokens) for r in run.records() if isinstance(r, Reissued)))
+    reissued = [record for record in run.records() if isinstance(record, Reissued)]
+    assert {(record.cause, record.num_tokens) for record in reissued} == {("node_lost", 0)}

@@ -17,7 +17,7 @@ from asyncrl.config.sections import Config
 from asyncrl.messages import Lease, Prompt, ScoredTrajectory, SpoolRef, Trajectory, Unit
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
-from asyncrl.rollout.results import limits_of, to_put_item
+from asyncrl.rollout.results import Sampled, limits_of, to_put_item
 from asyncrl.trainer.fetching import limits_of as trainer_limits_of
 from asyncrl.trainer.fetching import training_trajectory
 from asyncrl.trainer.learner import Learner
@@ -67,7 +67,7 @@ def through_the_wire(completion: Completion, index: int, config: Config) -> Trai
         expires_in_s=60.0,
     )
     unit = Unit(0, index)
-    item = to_put_item(lease, unit, PROMPT_IDS, completion, text="", node="r", vocab_size=22)
+    item = to_put_item(lease, unit, Sampled(prompt_ids=PROMPT_IDS, completion=completion), node="r", vocab_size=22)
     trajectory = msgspec.msgpack.decode(item.payload, type=Trajectory)
     limits = trainer_limits_of(config, 22, step=3)
     assert problem_of(trajectory, unit, item.summary, limits) == ""

@@ -4,14 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from transformers import AutoModelForCausalLM
 
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import LinkReset
+from asyncrl.messages import Span
 from asyncrl.node.batches import BatchStream
 from asyncrl.trainer.packing.step import Step, local_step
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
@@ -31,9 +35,10 @@ STEPS = [
 ]
 
 
-def make_stream(toy: Path, first_step: int = 0) -> BatchStream:
-    model = AutoModelForCausalLM.from_pretrained(toy / "model")
-    return BatchStream(load_config(toy / "toy.toml"), model, first_step=first_step)
+def make_stream(toy: Path, first_step: int = 0, **schedule: Any) -> BatchStream:
+    model, config = AutoModelForCausalLM.from_pretrained(toy / "model"), load_config(toy / "toy.toml")
+    config = structs.replace(config, schedule=structs.replace(config.schedule, **schedule))
+    return BatchStream(config, model, first_step=first_step)
 
 
 @asynccontextmanager
@@ -64,6 +69,24 @@ def test_a_step_ends_with_the_body_of_the_loop_and_reports_its_metrics(toy: Path
     seen, metrics = asyncio.run(main())
     assert seen == [(7, 2), (8, 2)]
     assert metrics == [{"num_tokens": 4.0, "reward": 0.5, "loss": 7.0}, {"num_tokens": 4.0, "reward": 0.5, "loss": 8.0}]
+
+
+def test_the_loop_gets_tokens_that_are_too_old_as_context(toy: Path) -> None:
+    whole = STEPS[0].trajectories[0]
+    step = local_step([replace(whole, spans=[Span(6, 0, 1), Span(7, 1, 2)])])
+
+    async def main() -> tuple[TrainingTrajectory, dict[str, float]]:
+        stream = make_stream(toy, first_step=7, steps_per_publish=1, max_staleness=0, on_straggler="mask")
+        async with compute_thread() as thread:
+            training = asyncio.get_running_loop().run_in_executor(thread, stream.train, step, None)
+            async for batch in stream:
+                seen = batch.trajectories[0]
+                asyncio.create_task(asyncio.sleep(0)).add_done_callback(stream.end)
+            return seen, await training
+
+    seen, metrics = asyncio.run(main())
+    assert (seen.context_ids.tolist(), seen.completion_ids.tolist()) == ([4], [5])
+    assert metrics["num_tokens"] == 2, "the policy wrote both"
 
 
 def test_abandoning_the_stream_releases_the_compute_thread(toy: Path) -> None:

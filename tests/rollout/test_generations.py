@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import Held, Image, Lease, Leased, Prompt, Sampling, Span, Unit
+from asyncrl.messages import Failed, Held, Image, Lease, Leased, Prompt, Sampling, Span, Unit
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.generations import Generations
 from asyncrl.rollout.results import Sampled
@@ -135,6 +135,7 @@ def test_a_failure_waits_for_the_broker_and_is_dropped_by_a_new_session() -> Non
         stage.engine.fail(EngineError("out of memory", retryable=False))
         await stage.generations.has_news.wait()
         (failed,) = stage.generations.reports
+        assert isinstance(failed, Failed)
         assert (failed.unit, failed.lease_id, failed.reason, failed.retryable) == (FIRST, 7, "out of memory", False)
         assert stage.generations.begin_session() == []
         assert stage.generations.reports == []

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from asyncrl.checks.trajectory import problem_of
 from asyncrl.messages import PutItem, Span, SpoolRef, Trajectory, TrajectoryLimits, TrajectorySummary, Unit
 from asyncrl.rollout.results import to_put_item
+from tests.simulation.episodes import with_turns
 from tests.simulation.plan import Plan
 
 
@@ -40,6 +41,8 @@ class Damage:
     def put_item(self, *arguments: Any, **options: Any) -> PutItem:
         """In place of `to_put_item`."""
         item = to_put_item(*arguments, **options)
+        if self._plan.is_episodic:
+            item = with_turns(item)
         if item.summary.finish_reason == "unfinished" or self._dice.random() >= self._plan.damage:
             return item
         trajectory = msgspec.msgpack.decode(item.payload, type=Trajectory)

@@ -8,6 +8,7 @@ from typing import Any
 from asyncrl.errors import EngineError
 from asyncrl.messages import FinishReason, Prompt, Span
 from asyncrl.rollout.engine import Completion, Request
+from tests.simulation.episodes import WRITTEN
 from tests.simulation.plan import Plan, tokens_of
 
 
@@ -28,6 +29,8 @@ class SimEngine:
         self._may_write.set()
         self._policy_version = -1
         self.is_awake = True
+        self.turn_ended: Callable[[], None] = lambda: None
+        """Called after each `WRITTEN` tokens of a request."""
         self._running: dict[int, tuple[Request, list[int]]] = {}
         """Running requests by ``id``, with the policy version of each token so far."""
 
@@ -48,6 +51,8 @@ class SimEngine:
                 await self._may_write.wait()
                 assert self.is_awake, "the engine decodes in its sleep"
                 versions.append(self._policy_version)
+                if len(versions) % WRITTEN == 0:
+                    self.turn_ended()
         finally:
             del self._running[id(request)]
         if dice.random() < plan.failure:

@@ -5,6 +5,7 @@ Invariants that are checked during a schedule and at its end.
     each message     `Settled` and `Batch` mention only durable trajectories; every report of the spool is answered
     each step        a group in the weights is never trained again, its tokens belong to its prompt, and no group with a
                      damaged trajectory is trained at all
+    each lease       continues what is on disk of its trajectories, see `resumption`
     each version     has the same weights everywhere
     each restart     no result, reward or attempt is lost
     the end          every sound group was trained once, in data order, the audit finds no problem, and every trajectory
@@ -24,11 +25,12 @@ from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw
-from asyncrl.messages import Batch, Cancelled, PutItem, ScoredTrajectory, Settled, SpoolRef, Stop, Stored, Unit
+from asyncrl.messages import Batch, Cancelled, Lease, PutItem, ScoredTrajectory, Settled, SpoolRef, Stop, Stored, Unit
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from tests.simulation.checkpoints import Trained
 from tests.simulation.plan import tokens_of
 from tests.simulation.record_rules import RecordRules
+from tests.simulation.resumption import Resumption
 
 PATIENCE_S = 4.0
 """Longest time that a durable result may stay unsettled without faults: several repeats."""
@@ -68,6 +70,7 @@ class Invariants:
         self._on_devices = on_devices
         self._broken = broken
         self._records = RecordRules(config, prompt_at, highest_checkpoint, self._require)
+        self.resumption = Resumption(self._require)
         self._num_transactions = 0
         self._batches: dict[int, list[ScoredTrajectory]] = {}
         self._weights: dict[int, Trained] = {}
@@ -86,6 +89,7 @@ class Invariants:
             self._require(is_answered, f"{unit} of {sender} was reported {TRANSACTIONS} transactions ago: no answer")
         for record in records:
             self._records.add(record)
+            self.resumption.add(record)
 
     def rules(self, scheduler: Scheduler) -> None:
         """Check the scheduler's state."""
@@ -113,6 +117,8 @@ class Invariants:
                 for item in items:
                     self._require(item.unit in known, f"{item.unit} is settled, and not on disk")
                 self._answered(peer, {item.unit for item in (*items, *unfinished)}, set())
+            case Lease():
+                self.resumption.granted(message)
             case Cancelled(lease_ids=lease_ids):
                 self._answered(peer, set(), set(lease_ids))
             case Stop():  # The node leaves, and waits for no answer any more.
@@ -162,6 +168,7 @@ class Invariants:
     def restarted(self, scheduler: Scheduler, missing: Sequence[SpoolRef]) -> None:
         """Check a scheduler after replay. ``missing`` are payloads in the ledger but not in the spool."""
         self._unanswered.clear()
+        self.resumption.broker_restarted()
         self._require(not missing, f"the spool lacks {missing}, which the ledger names")
         for unit in self._records.results:
             group = scheduler.groups.group(unit)

@@ -1,4 +1,4 @@
-"""Six plausible bugs that are planted in the real code, to show that the simulation finds them."""
+"""Plausible bugs that are planted in the real code, to show that the simulation finds them."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,14 +9,15 @@ from msgspec.structs import replace
 
 from asyncrl.broker.groups.admission import AdmissionBook
 from asyncrl.broker.groups.batches import BatchBook
-from asyncrl.broker.groups.group import Group, State
+from asyncrl.broker.groups.group import Group, Slot, State
 from asyncrl.broker.groups.window import Window
+from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.trajectories import Trajectories
 from asyncrl.broker.leases.waiting import WaitingGroups
-from asyncrl.broker.ledger.records import Admitted
+from asyncrl.broker.ledger.records import Admitted, Reissued
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.messages import Stored, StoredItem
+from asyncrl.messages import StartedOver, Stored, StoredItem
 from tests.simulation import broker_node
 
 DONE = (State.STORED, State.SCORED)
@@ -91,9 +92,39 @@ def cursor_ahead() -> Any:
     return mock.patch.object(AdmissionBook, "readmit", mutated)
 
 
+def forgotten_turns() -> Any:
+    """A lost lease takes the turns on disk with it, and no record says so."""
+    missing = Dispatcher._missing
+
+    def mutated(self: Dispatcher, slot: Slot, *arguments: Any) -> None:
+        slot.discard_progress()
+        missing(self, slot, *arguments)
+
+    return mock.patch.object(Dispatcher, "_missing", mutated)
+
+
+def resumed_after_loss() -> Any:
+    """Turns whose environment is lost are continued by the next lease."""
+
+    def mutated(self: Trajectories, message: StartedOver) -> None:
+        cause, tokens = "environment_lost", message.num_tokens
+        self._out.record(Reissued(message.unit, message.lease_id, cause, tokens))
+
+    return mock.patch.object(Trajectories, "started_over", mutated)
+
+
 MUTANTS: dict[str, Callable[[], Any]] = {
     mutant.__name__: mutant
-    for mutant in (lost_ack, double_settle, forgotten_lease, window_freed_early, duplicate_trained, cursor_ahead)
+    for mutant in (
+        lost_ack,
+        double_settle,
+        forgotten_lease,
+        window_freed_early,
+        duplicate_trained,
+        cursor_ahead,
+        forgotten_turns,
+        resumed_after_loss,
+    )
 }
 
 

@@ -22,7 +22,7 @@ from asyncrl.node.runner import ToldToStop, run_sessions, serve
 from asyncrl.node.turn import first_turn
 from asyncrl.reward.actor import RewardActor
 from asyncrl.reward.verifier import Verdict, VerifierInput
-from asyncrl.rollout.actor import RolloutActor, RolloutOptions
+from asyncrl.rollout.actor import RolloutOptions
 from asyncrl.rollout.generations import Generations
 from asyncrl.rollout.sleeping import Sleeper
 from asyncrl.trainer.actor import Start, TrainerActor
@@ -30,6 +30,7 @@ from asyncrl.trainer.packing.step import Step, TrajectoryInfo
 from tests.simulation.checkpoints import CheckpointFolder, Trained
 from tests.simulation.disk import Disk
 from tests.simulation.engine import SimEngine
+from tests.simulation.episodes import EpisodeActor
 from tests.simulation.invariants import Invariants
 from tests.simulation.plan import ADDRESS, Plan
 from tests.simulation.transfers import Downloader, Publisher, Receiver, Transfers, Uploader
@@ -113,15 +114,19 @@ async def _roll_out(
     )
     is_member = weights == "collective"
     receiver: Any = Receiver(world.transfers, member(who)) if is_member else Downloader(world.transfers)
-    actor = RolloutActor(
+    actor = EpisodeActor(
         engine,
         Connection(who, link, spool_links(welcome.spools, who, RUN)),
         options,
         receiver=receiver,
         generations=generations,
+        is_lost=lambda: world.dice.random() < world.plan.lost_environments,
+        started_over=world.invariants.resumption.started_over,
         sleeper=sleeper if config.rollout.colocated else None,
         clock=PROCESS.get().clock,
     )
+    if world.plan.is_episodic:
+        engine.turn_ended = actor.turn_ended
     world.waiting[who.node] = lambda: (who.incarnation, list(generations.unsettled))
     try:
         await serve(

@@ -39,8 +39,14 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Share of damaged trajectories that reward nodes do not notice."""
     token_s: float
     """Mean seconds to decode a token."""
+    lost_environments: float
+    """Share of stored episodes whose environment cannot be brought back."""
     failpoint: tuple[str, int] | None
     """Place at whose n-th pass the process dies."""
+
+    @property
+    def is_episodic(self) -> bool:
+        return self.config.environment.is_set
 
 
 def plan_of(seed: int) -> Plan:
@@ -48,7 +54,7 @@ def plan_of(seed: int) -> Plan:
     colocated = Random(f"colocated {seed}").random() < 0.25
     return Plan(
         seed=seed,
-        config=_config(dice, seed, colocated=colocated),
+        config=_config(dice, seed, colocated=colocated, episodic=(episodic := _is_episodic(seed))),
         num_rollouts=dice.choice([1, 2, 2, 3]),
         weights=Random(f"weights {seed}").choices(["collective", "spool"], [2, 1], k=3),
         num_rewards=dice.choice([1, 1, 2]),
@@ -56,14 +62,25 @@ def plan_of(seed: int) -> Plan:
         faults_s=dice.choice([0.0, 4.0, 6.0, 8.0]),
         fault_every_s=dice.choice([0.3, 0.6, 1.2]),
         failure=dice.choice([0.0, 0.0, 0.05]),
-        token_s=dice.choice([0.01, 0.1, 0.4]),
+        token_s=_token_s(dice, seed, episodic=episodic),
+        lost_environments=Random(f"environments {seed}").choice([0.0, 0.3, 1.0]) if episodic else 0.0,
         damage=(damage := Random(f"damage {seed}").choice([0.0, 0.0, 0.05, 0.15])),
         blindness=0.4 if damage else 0.0,
         failpoint=(dice.choice(PLACES + colocated * TURN_PLACES), dice.randint(1, 4)) if dice.random() < 0.5 else None,
     )
 
 
-def _config(dice: Random, seed: int, *, colocated: bool) -> Config:
+def _is_episodic(seed: int) -> bool:
+    return Random(f"episodes {seed}").random() < 0.4
+
+
+def _token_s(dice: Random, seed: int, *, episodic: bool) -> float:
+    """Seconds to decode a token; more for episodes, so that many a turn is on disk before its rollout dies."""
+    token_s = dice.choice([0.01, 0.1, 0.4])
+    return max(token_s, Random(f"turns {seed}").choice([0.2, 0.4, 0.8])) if episodic else token_s
+
+
+def _config(dice: Random, seed: int, *, colocated: bool, episodic: bool) -> Config:
     publish = dice.choice([1, 1, 2])
     return decode(
         {
@@ -71,6 +88,7 @@ def _config(dice: Random, seed: int, *, colocated: bool) -> Config:
             "model": {"path": "model"},
             "data": {"train": "train", "held_out": dice.choice(["", "held_out"])},
             "schedule": _schedule(dice, publish),
+            "environment": {"function": "sim:Environment", "max_turns": 8, "max_tokens": 64} if episodic else {},
             "evaluation": {"every_versions": dice.choice([0, 1])},
             "checkpoint": {"every_steps": publish * dice.choice([0, 1, 1, 2])},
             "rollout": {

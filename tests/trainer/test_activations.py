@@ -140,3 +140,13 @@ def test_bytes_are_counted_until_they_are_freed():
         del kept
         assert (live.now, live.restart(), live.peak) == (0, 40, 0)
     assert len(view) == 990
+
+
+def test_the_longest_trajectory_of_an_environment_is_an_episode(config):
+    environment = {"function": "unused.py:Unused", "max_tokens": 90}
+    completions, episodes = (
+        largest_micro_batch(config(schedule=SCHEDULE, **sections), num_ranks=2)
+        for sections in ({}, {"environment": environment})
+    )
+    assert set(completions.lengths) == {20}
+    assert set(episodes.lengths) == {90}

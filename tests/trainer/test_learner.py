@@ -459,7 +459,8 @@ def test_an_episode_is_trained_as_if_each_turn_had_a_row_of_its_own(
 
     assert metrics["untrained/turn_tokens"] > 0
     assert metrics["packed_tokens"] < 0.7 * expected["packed_tokens"]
-    compared = expected.keys() & {"num_tokens", "loss", "grad_norm", "kl_ref", "entropy", "rollout_corr/kl"}
+    assert metrics["num_tokens"] - metrics["untrained/turn_tokens"] == expected["num_tokens"]
+    compared = expected.keys() & {"loss", "grad_norm", "kl_ref", "entropy", "rollout_corr/kl"}
     assert {k: metrics[k] for k in compared} == pytest.approx({k: expected[k] for k in compared}, rel=1e-6, abs=1e-6)
     for name, grad in grads.items():
         torch.testing.assert_close(grad, separate[name], rtol=1e-6, atol=1e-6)
@@ -503,7 +504,8 @@ def test_old_tokens_are_in_no_loss_and_no_mean(model_path, config, make_trajecto
     old = sum(len(one.completion_ids) // 2 for one in trajectories)
     assert metrics["untrained/old_tokens"] == old > 0
     assert metrics["untrained/old_quarter_1"] > metrics["untrained/old_quarter_2"] > metrics["untrained/old_quarter_3"]
-    shared = expected.keys() - {"packed_tokens", "micro_batches"}
+    assert metrics["num_tokens"] - old == expected["num_tokens"]
+    shared = expected.keys() - {"packed_tokens", "micro_batches", "num_tokens"}
     assert {k: metrics[k] for k in shared} == pytest.approx({k: expected[k] for k in shared}, rel=1e-5, abs=1e-6)
     ours, theirs = gradients(masking), gradients(plain)
     for name in theirs:

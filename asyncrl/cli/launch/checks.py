@@ -1,9 +1,9 @@
 """
 Checks of a run on this machine. `asyncrl run` stops at the first failure; `asyncrl doctor FILE` reports all of them.
 
-    devices ─▶ engine ─▶ trackers ─▶ functions ─▶ model ─▶ data         each returns a short text, or raises one error
+    devices ─▶ engine ─▶ trackers ─▶ functions ─▶ environment ─▶ model ─▶ data
 
-Checks that need torch are in `asyncrl.cli.launch.architecture`.
+Each returns a short text, or raises one error. Checks that need torch are in `asyncrl.cli.launch.architecture`.
 """
 
 import os
@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from asyncrl.cli.launch.engine import check_engine
+from asyncrl.cli.launch.environment import check_environment
 from asyncrl.cli.launch.functions import check_functions
+from asyncrl.config.check_environment import check_pictures
 from asyncrl.config.check_replay import check_experts
 from asyncrl.config.model.directory import check_model, require_directory
 from asyncrl.config.model.experts import num_experts
@@ -78,6 +80,10 @@ def _functions(config: Config, _: Say) -> str:
     return f"advantage {config.algorithm.advantage}, loss {config.algorithm.loss}, reward {', '.join(rewards)}"
 
 
+def _environment(config: Config, _: Say) -> str:
+    return check_environment(config)
+
+
 def _model(config: Config, say: Say) -> str:
     check_model(config.model.path)
     if config.rollout.engine == "vllm":
@@ -98,6 +104,7 @@ def _data(config: Config, say: Say) -> str:
     summaries = [stream.summary for stream in streams.values()]
     num_images = sum(summary.num_images for summary in summaries)
     check_model_reads(Path(config.model.path), num_images, sum(summary.num_marked for summary in summaries))
+    check_pictures(config, num_images)
     for name, stream in streams.items():
         check_routes(config.reward, stream.summary.data_sources)
         for verifier in auto_routed(config.reward, stream.summary.data_sources):
@@ -119,6 +126,7 @@ CHECKS: Mapping[str, Check] = {
     "engine": _engine,
     "trackers": _trackers,
     "functions": _functions,
+    "environment": _environment,
     "model": _model,
     "data": _data,
 }

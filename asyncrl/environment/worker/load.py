@@ -3,9 +3,8 @@ Code that a configuration names, as environments of one kind.
 
     environment.function   a class, a function that makes environments, or solve(task, client)  ─▶ Steps | Solve
     environment.tools      names of tools                                                       ─▶ Toolbox
-    environment.command    a program                                                            ─▶ Command
 
-Each has ``kind``, ``resume`` and ``setting``, an async ``start`` that returns the tools shown to the policy, and
+Each has ``kind`` and ``resume``, an async ``start`` that returns the tools shown to the policy, and
 ``begin(task)``, which makes the environment of one episode.
 """
 
@@ -17,8 +16,8 @@ from typing import Any, Union
 
 from asyncrl.environment import Task
 from asyncrl.environment.worker.adapters import adapted
-from asyncrl.environment.worker.programs import Command, Solve
 from asyncrl.environment.worker.schema import schema_of
+from asyncrl.environment.worker.solve import Solve
 from asyncrl.environment.worker.toolbox import Toolbox
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import load_callable
@@ -49,13 +48,11 @@ class Steps:
         return adapted(await made if inspect.isawaitable(made) else made)
 
 
-Code = Union[Steps, Solve, Toolbox, Command]
+Code = Union[Steps, Solve, Toolbox]
 
 
 def load(settings: dict[str, Any]) -> Code:
     """Load what ``settings`` name; raises `ConfigError`."""
-    if settings["command"]:
-        return Command(settings["command"])
     if settings["tools"]:
         return Toolbox.load(settings["tools"], settings["call_s"])
     path, options = settings["function"], settings["options"]

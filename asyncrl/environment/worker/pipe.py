@@ -13,8 +13,10 @@ Bytes are base64. Answers come in any order.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -104,6 +106,8 @@ def take_pipes() -> tuple[int, int]:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # prints are not lost when it is killed
     return inbox, outbox
 
 

@@ -47,8 +47,7 @@ def make_seam(
         raise ConfigError(f"episodes need another chat template: {error}") from error
     if listed:
         raise ConfigError(
-            "the environment has tools, but prompts of plain text have no place for them; set data.chat to prompts "
-            "that are chats"
+            "the environment has tools, but prompts of plain text have no place for them; write the prompts as chats"
         )
     parse = PARSERS.get(tool_parser, no_calls)
     return TextSeam(tokenizer, TurnReader(tokenizer, by_parser(tokenizer, parse, {}, in_thought=False)))

@@ -26,7 +26,7 @@ ATTEMPTS = 4
 
 
 class Player(Protocol):
-    """What plays one attempt: `Steps`, or an agent program at the gateway."""
+    """Loop of one attempt: `Steps`, or an agent program at the gateway."""
 
     @property
     def state(self) -> EpisodeState:
@@ -90,6 +90,7 @@ class Episode:
         written: Tokens of a running request so far.
         resumed: Turns that another node stored; None begins anew.
         can_resume: False if the environment cannot be brought back to where a record ends.
+        on_end: Called when it is played no more.
         on_started_over: Called with the number of the policy's tokens that are thrown away, and the reason.
     """
 
@@ -105,6 +106,7 @@ class Episode:
         resumed: Resumed | None,
         can_resume: bool,
         on_started_over: Callable[[int, str], None],
+        on_end: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._environments = environments
@@ -116,11 +118,23 @@ class Episode:
         self._resumed = resumed
         self._can_resume = can_resume
         self._on_started_over = on_started_over
+        self._on_end = on_end
         self._clock = clock
         self._attempt: Attempt | None = None
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and of the turns so far, without those that are being sampled."""
+        return len(self._prompt_ids) + (self._attempt.record.num_tokens if self._attempt else 0)
+
     async def run(self) -> Sampled:
         """Play, with another worker if one is lost. Raises `EngineError`."""
+        try:
+            return await self._run()
+        finally:
+            self._on_end()
+
+    async def _run(self) -> Sampled:
         until_s = self._clock() + self._episode_s
         lost = 0
         while True:

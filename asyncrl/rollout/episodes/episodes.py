@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from asyncrl.messages import Prompt, Sampling, Unit
 from asyncrl.rollout.engine import Completion, ConversingEngine, Request
 from asyncrl.rollout.episodes.conversation import Conversation, Sample
 from asyncrl.rollout.episodes.episode import Attempt, Episode, Player
+from asyncrl.rollout.episodes.gate import EpisodeGate
 from asyncrl.rollout.episodes.program import AgentProgram
 from asyncrl.rollout.episodes.record import EpisodeRecord
 from asyncrl.rollout.episodes.resume import Resumed, read
@@ -27,6 +29,7 @@ class Episodes:
 
     Args:
         run: Name of the run, the beginning of the names of its episodes.
+        most: Episodes that may be active at a time.
         gateway: Where agent programs ask for turns; None for an environment that answers turn by turn.
     """
 
@@ -37,18 +40,27 @@ class Episodes:
         engine: ConversingEngine,
         *,
         run: str,
+        most: int = 1 << 20,
         gateway: Gateway | None = None,
     ) -> None:
         self._config = config
         self._environments = environments
         self._engine = engine
         self._seams: dict[bool, Seam] = {}
-        """Of chats (True) and plain texts, each made and checked for the first prompt that needs it."""
+        """Seams of chats (True) and of plain texts, each made and checked for the first prompt that needs it."""
         self._run = run
         self._gateway = gateway
+        self.gate: EpisodeGate[Unit] = EpisodeGate(most)
+        self._in_hand: WeakValueDictionary[Unit, Episode] = WeakValueDictionary()
+        """The newest episode of each unit, as long as somebody plays it or means to."""
         self._description = environments.description
         self._tools = msgspec.json.encode(self._description.tools).decode() if self._description.tools else ""
         self.limits = EpisodeLimits(max_turns=config.max_turns, max_tokens=config.max_tokens)
+
+    @property
+    def num_active_tokens(self) -> int:
+        """Tokens of all active episodes, which the KV cache would hold if it had room for them."""
+        return sum(self._in_hand[unit].num_tokens for unit in self.gate.active if unit in self._in_hand)
 
     def shown(self, prompt: Prompt) -> Prompt:
         """The prompt as the policy reads it: with the tools of the environment."""
@@ -81,11 +93,15 @@ class Episodes:
         task = self._task(unit, prompt, seed)
         seam = self._seam(is_chat=bool(prompt.chat))
 
+        async def seated(request: Request) -> Completion:
+            async with self.gate.turn(unit):
+                return await sample(request)
+
         def converse(environment: EnvironmentEpisode, resumed: Resumed | None) -> Attempt:
             answered = resumed.finished[: resumed.state.num_answered] if resumed else []
             conversation = Conversation(
                 EpisodeRecord(prompt_ids, answered),
-                sample,
+                seated,
                 seam,
                 sampling=sampling,
                 limits=self.limits,
@@ -97,7 +113,7 @@ class Episodes:
             player = self._player(conversation, environment, task, resumed)
             return Attempt(conversation, environment, player)
 
-        return Episode(
+        self._in_hand[unit] = episode = Episode(
             self._environments,
             task,
             prompt_ids,
@@ -107,7 +123,13 @@ class Episodes:
             resumed=read(prefix) if prefix else None,
             can_resume=self._description.resume != "none",
             on_started_over=on_started_over,
+            on_end=lambda: self._ended(unit, episode),
         )
+        return episode
+
+    def _ended(self, unit: Unit, episode: Episode) -> None:
+        if self._in_hand.get(unit) is episode:  # A later lease of the unit may have begun another one.
+            self.gate.leave(unit)
 
     def _player(
         self, conversation: Conversation, environment: EnvironmentEpisode, task: TaskInput, resumed: Resumed | None

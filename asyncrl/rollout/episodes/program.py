@@ -67,7 +67,7 @@ class AgentProgram:
         return "length" if self._open.limit else "stop"
 
     async def score(self) -> Score:
-        """What the program sent to the gateway, or returned."""
+        """Score that the program sent to the gateway, or returned."""
         sent = self._open.score
         reward = sent.reward if sent and sent.reward is not None else self._word.reward
         return structs.replace(self._word, reward=reward, metrics=self._word.metrics | self._open.scores)

@@ -24,7 +24,7 @@ class RecordedTurn(Struct):
     """Index of an earlier turn, `FROM_PROMPT` or `FROM_NOTHING`."""
     context_ids: list[int]
     completion: Completion
-    """What the policy wrote; its spans begin at 0."""
+    """Tokens that the policy wrote; spans begin at 0."""
     observation: str = ""
     """Text of the context."""
     text: str = ""

@@ -1,5 +1,5 @@
 """
-What is stored of an unfinished episode besides its tokens, and how it is read back.
+Stored form of an unfinished episode: what there is besides its tokens, and how it is read back.
 
     turns    0 ── 1 ── 2 ── 3 · · ·          finished: 0 to 2, and a beginning of turn 3
     state    answered: 2                     the environment has answered turns 0 and 1

@@ -65,6 +65,8 @@ class Layout:
 
     def add(self, trajectory: TrainingTrajectory) -> None:
         """
+        Append what the row does not have yet of a trajectory.
+
         Raises:
             DataError: Pictures and tokens do not match, or there is no tower to read them.
         """

@@ -11,7 +11,8 @@ R = "actor_rollout_ref.rollout"
 DATASET = "rows are read and tokenized as the run needs them, without a cache"
 OF_SERVER = "rollouts are engines of their own, without a server in between"
 NO_PROFILER = "there is no profiler; metrics have the time of each part of a step"
-TOOLS = "rollouts have one turn and no tools; train on rows that need none"
+TOOLS = "write the tools as typed functions and name them in environment.tools: docs/environments.md"
+LOOP = "write what answers the policy as a class, and name it in environment.function: docs/environments.md"
 
 
 def files(value: Any) -> Any:
@@ -30,7 +31,7 @@ DATA: Mapping[str, Option] = {
     "data.train_max_samples": setting("data.max_rows", at_least_zero),
     "data.val_max_samples": setting("evaluation.max_prompts", at_least_zero),
     "data.max_prompt_length": derived("data.max_prompt_tokens"),
-    "data.max_response_length": derived("sampling.max_tokens"),
+    "data.max_response_length": derived("sampling.max_tokens", "environment.max_tokens"),
     "data.truncation": setting("data.truncation"),
     "data.filter_overlong_prompts": derived("data.filter_overlong_prompts"),
     "data.shuffle": setting("data.shuffle"),
@@ -59,8 +60,8 @@ DATA: Mapping[str, Option] = {
     "data.audio_key": replaced("rows with audio are refused", harmless=(None, "audios")),
     "data.mm_processor_kwargs": replaced("the processor is that of the model directory", harmless=(None, {})),
     "data.mm_processor_kwargs.*": replaced("the processor is that of the model directory"),
-    "data.tool_config_path": missing(TOOLS),
-    "data.function_tool_path": missing(TOOLS),
+    "data.tool_config_path": missing(TOOLS, near="environment.tools"),
+    "data.function_tool_path": missing(TOOLS, near="environment.tools"),
     "data.custom_cls.path": missing("write the rows of your class to parquet once, and train on that"),
     "data.custom_cls.name": not_needed("it is part of custom_cls.path"),
     "data.sampler.*": replaced("prompts are drawn in random order, or in that of the file", harmless=(None,)),
@@ -95,7 +96,7 @@ ROLLOUT: Mapping[str, Option] = {
     f"{R}.top_p": setting("sampling.top_p"),
     f"{R}.top_k": setting("sampling.top_k", at_least_zero),
     f"{R}.prompt_length": derived("data.max_prompt_tokens"),
-    f"{R}.response_length": derived("sampling.max_tokens"),
+    f"{R}.response_length": derived("sampling.max_tokens", "environment.max_tokens"),
     f"{R}.do_sample": missing("greedy trajectories of a group are all equal; sample", harmless=(True, None)),
     f"{R}.ignore_eos": replaced("completions end at the end-of-sequence token"),
     f"{R}.seed": not_needed("each trajectory has a seed of its own, from run.seed"),
@@ -132,14 +133,25 @@ ROLLOUT: Mapping[str, Option] = {
     f"{R}.over_sample_rate": not_needed("verl does not read it; schedule.order = 'completion' over-samples"),
     f"{R}.quantization": replaced("weights are in model.dtype"),
     f"{R}.quantization_config_file": replaced("weights are in model.dtype"),
-    f"{R}.multi_turn.enable": derived("sampling.max_tokens", note="without tools a rollout has one turn"),
-    f"{R}.multi_turn.tool_config_path": missing(TOOLS),
-    f"{R}.multi_turn.function_tool_path": missing(TOOLS),
-    f"{R}.multi_turn.*": not_needed("rollouts have one turn"),
-    f"{R}.single_turn_response_length": not_needed("rollouts have one turn"),
+    f"{R}.multi_turn.enable": derived("environment.tools", note="an [environment] makes episodes of several turns"),
+    f"{R}.multi_turn.max_assistant_turns": derived("environment.max_turns"),
+    f"{R}.multi_turn.max_user_turns": derived(
+        "environment.max_turns", note="answers to the policy; turns are one more"
+    ),
+    f"{R}.multi_turn.format": derived("environment.tool_parser"),
+    f"{R}.multi_turn.tool_config_path": missing(TOOLS, near="environment.tools"),
+    f"{R}.multi_turn.function_tool_path": missing(TOOLS, near="environment.tools"),
+    f"{R}.multi_turn.interaction_config_path": missing(LOOP, near="environment.function"),
+    f"{R}.multi_turn.max_tool_response_length": replaced("a tool's answer is cut at 65,536 characters: cut it there"),
+    f"{R}.multi_turn.tool_response_truncate_side": not_needed("it is read only with max_tool_response_length"),
+    f"{R}.multi_turn.max_parallel_calls": replaced("all calls of a turn are run, at the same time"),
+    f"{R}.multi_turn.tokenization_sanity_check_mode": not_needed("sampled tokens are never encoded again"),
+    f"{R}.multi_turn.use_inference_chat_template": replaced("environment.history = 'as_template' does this"),
+    f"{R}.multi_turn.*": replaced("there is no such setting"),
+    f"{R}.single_turn_response_length": derived("sampling.max_tokens", note="of one turn"),
     f"{R}.agent.num_workers": not_needed(OF_SERVER),
-    f"{R}.agent.default_agent_loop": missing(TOOLS, harmless=(None, "single_turn_agent")),
-    f"{R}.agent.agent_loop_config_path": missing(TOOLS),
+    f"{R}.agent.default_agent_loop": missing(LOOP, harmless=(None, "single_turn_agent", "tool_agent")),
+    f"{R}.agent.agent_loop_config_path": missing(LOOP, near="environment.function"),
     f"{R}.agent.*": replaced(OF_SERVER),
     f"{R}.nnodes": not_needed("trainer and rollouts share devices, or rollout.nnodes counts"),
     f"{R}.n_gpus_per_node": not_needed("trainer and rollouts share devices, or rollout.n_gpus_per_node counts"),

@@ -3,6 +3,7 @@
 from typing import Any
 
 from asyncrl.verl.recipe import Recipe
+from asyncrl.verl.rules.episodes import longest_written
 
 R = "actor_rollout_ref.rollout"
 VLLM = f"{R}.engine_kwargs.vllm"
@@ -48,7 +49,7 @@ def engine(recipe: Recipe) -> None:
         recipe.comments["rollout.engine"] = f"in place of {other}"
     _slots(recipe)
     _memory(recipe)
-    longest = recipe.settings["data.max_prompt_tokens"] + recipe.settings["sampling.max_tokens"]
+    longest = recipe.settings["data.max_prompt_tokens"] + longest_written(recipe)
     if (length := recipe.get(f"{R}.max_model_len", 0)) >= longest:
         recipe.put("rollout.vllm.max_model_len", length)
     elif length:

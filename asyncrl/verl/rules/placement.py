@@ -9,6 +9,7 @@ from math import ceil, gcd
 from typing import Any
 
 from asyncrl.verl.recipe import Recipe
+from asyncrl.verl.rules.episodes import longest_written
 
 A, R, M, F = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
 FSDP = "FSDP2 shards the weights over all ranks instead"
@@ -85,7 +86,7 @@ def _sequence_parallel(recipe: Recipe) -> None:
         why = f"{shared} ranks share a row: {wanted} does not divide the {ranks} of a machine"
         recipe.comments["trainer.sequence_parallel"] = why
         recipe.say(f"{A}.ulysses_sequence_parallel_size", "substituted", why)
-    longest = recipe.settings["data.max_prompt_tokens"] + recipe.settings["sampling.max_tokens"]
+    longest = recipe.settings["data.max_prompt_tokens"] + longest_written(recipe)
     tokens = _tokens(recipe, longest) * context // wanted
     needed = ceil(longest / shared)
     comment = f"{tokens:,} in verl; one trajectory may have {longest:,} tokens" if tokens < needed else ""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from asyncrl.files.toml_text import toml_value
 from asyncrl.verl.recipe import Recipe
+from asyncrl.verl.rules.episodes import longest_written
 
 A, M = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 OPTIM = f"{A}.optim"
@@ -96,7 +97,7 @@ def rewards(recipe: Recipe) -> None:
 def _penalty(recipe: Recipe) -> dict[str, float]:
     kwargs = "reward.reward_kwargs"
     return {
-        "max_tokens": recipe.get(f"{kwargs}.max_resp_len", recipe.settings["sampling.max_tokens"]),
+        "max_tokens": recipe.get(f"{kwargs}.max_resp_len", longest_written(recipe)),
         "buffer": recipe.get(f"{kwargs}.overlong_buffer_cfg.len", 0) or 1,
         "factor": float(recipe.get(f"{kwargs}.overlong_buffer_cfg.penalty_factor", 1.0)),
     }

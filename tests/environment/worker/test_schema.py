@@ -83,7 +83,7 @@ def test_arguments_are_checked_before_the_call(arguments: dict[str, Any], proble
     assert bool(problem) == bool(problem_of(arguments, SCHEMA))
 
 
-def untyped(name) -> str:  # type: ignore[no-untyped-def]
+def untyped(name) -> str:
     return str(name)
 
 

@@ -9,9 +9,10 @@ from asyncrl.environment.interface import ChatMessage
 from asyncrl.messages import FROM_PROMPT, Prompt, Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines import text
-from asyncrl.rollout.episodes.conversation import Conversation, ConversationLimits
+from asyncrl.rollout.episodes.conversation import Conversation
 from asyncrl.rollout.episodes.record import EpisodeRecord
 from asyncrl.rollout.episodes.seam import Seam
+from asyncrl.rollout.results import EpisodeLimits
 from tests.rollout.engines.chat_families import Family, tokenizer
 
 PIECES = (
@@ -19,7 +20,7 @@ PIECES = (
     *(" ", "  ", "\n", "\n\n", "\t", "<b>", "</s>", "[INST]", "role", "user", "assistant", "\r\n", "\ufffd"),
 )
 NEUTRAL = tuple(piece for piece in PIECES if piece.strip() == piece)
-LIMITS = ConversationLimits(max_turns=100, max_tokens=1_000_000)
+LIMITS = EpisodeLimits(max_turns=100, max_tokens=1_000_000)
 
 
 class Script(Struct):

@@ -39,9 +39,9 @@ def test_a_replay_passes_through_the_recorded_turns_and_then_samples() -> None:
     turns = whole._conversation.record.turns
     resumed = Resumed(state=EpisodeState(num_finished=2), finished=turns[:2])
     again = steps(StagedEnvironments(), resumed)
-    assert again.is_replaying
+    replaying = [again.is_replaying]
     assert play(again) == "stop"
-    assert not again.is_replaying
+    assert [*replaying, again.is_replaying] == [True, False]
     assert [turn.text for turn in again._conversation.record.turns] == [turn.text for turn in turns]
 
 

@@ -17,17 +17,18 @@ from asyncrl.environment.interface import CalledTool, ChatMessage, PolicyTurn
 from asyncrl.errors import EngineError
 from asyncrl.messages import FinishReason, Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
-from asyncrl.rollout.episodes.conversation import Conversation, ConversationLimits
+from asyncrl.rollout.episodes.conversation import Conversation
 from asyncrl.rollout.episodes.record import EpisodeRecord
 from asyncrl.rollout.gateway.episode import OpenEpisode
 from asyncrl.rollout.gateway.gateway import Gateway
+from asyncrl.rollout.results import EpisodeLimits
 
 END, START = 1, 2
 SPECIAL = {END: "<|im_end|>", START: "<|im_start|>"}
 SAMPLED = 1 << 21
 """Distance of a sampled character's id from that of the same character in context."""
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-NO_LIMITS = ConversationLimits(max_turns=1000, max_tokens=1_000_000)
+NO_LIMITS = EpisodeLimits(max_turns=1000, max_tokens=1_000_000)
 
 Policy = Callable[[str], str]
 """Text of a turn, from all that was read before it."""
@@ -50,6 +51,13 @@ class CharSeam:
         calls = [_call(match) for match in CALL.findall(text)]
         content = CALL.sub("", text)
         return PolicyTurn(text=text, content=content, tool_calls=calls, finish_reason=finish_reason)
+
+    def message(self, token_ids: Sequence[int]) -> ChatMessage:
+        return {"role": "assistant", "content": self.text(token_ids)}
+
+    def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
+        told = self.opening(messages, tools)
+        return None if told == list(read_ids) else told
 
     def text(self, token_ids: Sequence[int]) -> str:
         return "".join(chr(token % SAMPLED) for token in token_ids if token not in SPECIAL)
@@ -120,7 +128,7 @@ class Episode:
         prompt: Sequence[ChatMessage] = ({"role": "user", "content": "Hi"},),
         *,
         tools: str = "",
-        limits: ConversationLimits = NO_LIMITS,
+        limits: EpisodeLimits = NO_LIMITS,
         max_tokens: int = 100,
         gateway: Gateway | None = None,
         earlier: EpisodeRecord | None = None,

@@ -13,10 +13,10 @@ from msgspec import structs
 from asyncrl.checks.turns import turn_problem_of
 from asyncrl.errors import EngineError, PromptTooLong
 from asyncrl.messages import FROM_NOTHING, FROM_PROMPT, Trajectory, TrajectoryLimits, Unit
-from asyncrl.rollout.episodes.conversation import ConversationLimits
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn
 from asyncrl.rollout.gateway.app import GatewayApp
 from asyncrl.rollout.gateway.gateway import Gateway
+from asyncrl.rollout.results import EpisodeLimits
 from tests.rollout.gateway.doubles import (
     END,
     Answer,
@@ -284,11 +284,11 @@ def test_max_tokens_of_the_request_lowers_that_of_the_run() -> None:
 @pytest.mark.parametrize(
     ("limits", "code"),
     [
-        (ConversationLimits(max_turns=1, max_tokens=1000), "max_turns_exceeded"),
-        (ConversationLimits(max_turns=9, max_tokens=20), "context_length_exceeded"),
+        (EpisodeLimits(max_turns=1, max_tokens=1000), "max_turns_exceeded"),
+        (EpisodeLimits(max_turns=9, max_tokens=20), "context_length_exceeded"),
     ],
 )
-def test_a_limit_of_the_episode_is_told(limits: ConversationLimits, code: str) -> None:
+def test_a_limit_of_the_episode_is_told(limits: EpisodeLimits, code: str) -> None:
     async def scene() -> None:
         episode = Episode(counting, limits=limits)
         app = app_of(episode)
@@ -303,7 +303,7 @@ def test_a_limit_of_the_episode_is_told(limits: ConversationLimits, code: str) -
 
 def test_a_turn_without_room_waits_for_the_turns_that_have_a_claim_on_it() -> None:
     async def scene() -> None:
-        episode = Episode(counting, limits=ConversationLimits(max_turns=9, max_tokens=100), max_tokens=100)
+        episode = Episode(counting, limits=EpisodeLimits(max_turns=9, max_tokens=100), max_tokens=100)
         answers = await asyncio.gather(*(chat(app_of(episode), episode, HI, seed=seed) for seed in range(5)))
         assert [answer.status for answer in answers] == [200] * 5
         assert parents(episode) == [FROM_PROMPT] * 5

@@ -9,9 +9,9 @@ import pytest
 
 from asyncrl.errors import EngineError
 from asyncrl.messages import FROM_PROMPT
-from asyncrl.rollout.episodes.conversation import ConversationLimits
 from asyncrl.rollout.gateway.gateway import Gateway
 from asyncrl.rollout.gateway.server import serve
+from asyncrl.rollout.results import EpisodeLimits
 from tests.rollout.gateway.doubles import END, NO_LIMITS, Episode, shown, user
 
 pytest.importorskip("uvicorn")
@@ -30,7 +30,7 @@ def policy(before: str) -> str:
     return f'Now {box}.<tool_call>{{"name": "look", "arguments": {{"box": "{box}", "n": 1}}}}</tool_call>'
 
 
-def play(scene: Callable[[Episode, Any], Awaitable[None]], limits: ConversationLimits = NO_LIMITS) -> None:
+def play(scene: Callable[[Episode, Any], Awaitable[None]], limits: EpisodeLimits = NO_LIMITS) -> None:
     async def main() -> None:
         gateway = Gateway()
         async with asyncio.timeout(30), serve(gateway, "tcp://127.0.0.1:0"):
@@ -95,7 +95,7 @@ def test_a_limit_is_the_error_that_agents_know() -> None:
         assert error.value.code == "max_turns_exceeded"
         assert (len(episode.record.turns), episode.open.limit) == (2, "max_turns")
 
-    play(scene, ConversationLimits(max_turns=2, max_tokens=10_000))
+    play(scene, EpisodeLimits(max_turns=2, max_tokens=10_000))
 
 
 def test_a_wrong_key_is_the_error_that_agents_know() -> None:

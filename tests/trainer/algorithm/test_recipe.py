@@ -51,3 +51,19 @@ def test_settings_that_nothing_reads_are_refused(own, setting, said):
     assert Recipe(own("plain", gamma=0.9, clip_low=0.1)).advantages.keywords == {"gamma": 0.9}
     with pytest.raises(ConfigError, match=said):
         Recipe(own("plain", **setting))
+
+
+def test_the_divisor_of_dr_grpo_is_the_longest_trajectory(config):
+    algorithm = {"aggregation": "seq-mean-token-sum-norm"}
+    environment = {"function": "unused.py:Unused", "max_tokens": 90}
+    assert Recipe(config(algorithm=algorithm)).token_weights([5, 7])(5) == 1 / (2 * 20)
+    assert Recipe(config(algorithm=algorithm, environment=environment)).token_weights([5, 7])(5) == 1 / (2 * 90)
+
+
+def test_a_custom_function_may_read_where_rewards_were_given(config, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "def own(outcomes):\n    return [one.rewards for one in outcomes]\n\nown.needs = {'token_rewards'}\n"
+    )
+    algorithm = {"advantage": f"{tmp_path / 'own.py'}:own"}
+    assert Recipe(config(algorithm=algorithm, environment={"tools": ["calculator"]})).reads_token_rewards
+    assert not Recipe(config(algorithm=algorithm)).reads_token_rewards

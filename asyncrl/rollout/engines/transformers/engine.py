@@ -33,7 +33,7 @@ from asyncrl.config.sections import ToolParser
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt
 from asyncrl.plug_in import describe
-from asyncrl.rollout.engine import Completion, Request
+from asyncrl.rollout.engine import Completion, EngineLoad, Request
 from asyncrl.rollout.engines import parameters, prompts, text
 from asyncrl.rollout.engines.limits import check
 from asyncrl.rollout.engines.seams import make_seam
@@ -92,6 +92,7 @@ class TransformersEngine:
         self._processor = processor
         self._tower = VisionTower(model, processor) if processor else None
         self._kv = kv
+        self._slots = slots
         self._max_tokens = max_tokens_per_slot
         self._vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.device: torch.device = model.device
@@ -232,6 +233,11 @@ class TransformersEngine:
                 return request.resume_from if job in self._waiting else self._table.written(job)
         return None
 
+    def measure(self) -> EngineLoad:
+        """See `MeasuredEngine.measure`. A request uses the cache of its whole slot; no prefix outlives it."""
+        num_running = len(self._table.running)
+        return EngineLoad(num_running / self._slots, 0, num_running, len(self._waiting))
+
     async def pause(self) -> None:
         self._is_paused = True  # No step is running: steps never await.
 
@@ -254,6 +260,7 @@ class TransformersEngine:
         """See `SleepingEngine.sleep`. On a CPU the weights stay where they are, and the cache keeps its memory."""
         with current(self.device):
             self._forget()
+            self._table.clear()  # Finished turns are in the cache, whose memory goes.
             weights = [*self._model.parameters(), *self._model.buffers()]
             return self._parking.park(weights, self._table.cache.memory())
 

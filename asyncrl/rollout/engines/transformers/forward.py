@@ -40,6 +40,13 @@ class Forward(Protocol):
         it is empty if no row has any.
         """
 
+    def extend(self, slots: Tensor, ids: Tensor, starts: Tensor, lengths: Tensor, /) -> None:
+        """
+        Compute keys and values of tokens ``starts[b] .. lengths[b] - 1``, as `prefill` does without pictures.
+
+        Those before are in the slots already; they may be computed again.
+        """
+
     def step(
         self, ids: Tensor, positions: Tensor, cells: Tensor, length: int, rotary: Tensor | None = None, /
     ) -> Tensor:
@@ -81,6 +88,9 @@ class ModelForward:
             past_key_values=self._past,
             use_cache=True,
         )
+
+    def extend(self, slots: Tensor, ids: Tensor, starts: Tensor, lengths: Tensor) -> None:
+        self.prefill(slots, ids, lengths)
 
     def step(self, ids: Tensor, positions: Tensor, cells: Tensor, length: int, rotary: Tensor | None = None) -> Tensor:
         self._set_target(cells, length)

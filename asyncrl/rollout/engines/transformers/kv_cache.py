@@ -48,6 +48,11 @@ class KVCache:
         keys, values = self.storage[layer, :rows, :length].unbind(2)
         return keys.transpose(1, 2), values.transpose(1, 2)
 
+    def gather(self, layer: int, slots: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of [B] slots, each a copy [B, kv_heads, length, head_dim]."""
+        keys, values = self.storage[layer, slots, :length].unbind(2)
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` positions of slot ``source`` to slot ``target``."""
         self.storage[:, target, :length] = self.storage[:, source, :length]

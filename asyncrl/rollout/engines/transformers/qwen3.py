@@ -93,6 +93,31 @@ class Qwen3Forward:
 
         return attend
 
+    def extend(self, slots: Tensor, ids: Tensor, starts: Tensor, lengths: Tensor) -> None:
+        """See `Forward.extend`. Only the new tokens are computed; they read those before from the cache."""
+        positions = starts[:, None] + self._columns[: ids.shape[1]]
+        row, column = (positions < lengths[:, None]).nonzero(as_tuple=True)
+        attend = self._extending(slots, (row, column), positions[:, : int(column.max()) + 1], ids.shape[1])
+        at = positions[row, column]
+        self._run(self._embedded(ids[row, at]), self._at(at), attend)
+
+    def _extending(self, slots: Tensor, real: tuple[Tensor, Tensor], positions: Tensor, length: int) -> Attend:
+        """Attention of new tokens, [B, W] of them at these positions, to all cached ones up to them."""
+        cells = slots[real[0]] * self.cache.positions + positions[real]
+        bias = causal_bias(positions, self._columns[:length], self._cos.dtype)[:, None]
+
+        def attend(layer: int, heads: Tensor) -> Tensor | None:
+            self.cache.write(layer, cells, heads[:, self._query_heads :].flatten(1))
+            if layer == len(self._layers) - 1:
+                return None
+            queries = self._cos.new_zeros(*positions.shape, self._query_heads, self.cache.head_dim)
+            queries[real] = heads[:, : self._query_heads]
+            keys, values = self.cache.gather(layer, slots, length)
+            attended = F.scaled_dot_product_attention(queries.transpose(1, 2), keys, values, bias, enable_gqa=True)
+            return attended.transpose(1, 2)[real].flatten(1)
+
+        return attend
+
     def step(self, ids: Tensor, positions: Tensor, cells: Tensor, length: int, rotary: Tensor | None = None) -> Tensor:
         rows = len(ids)
         bias = causal_bias(positions, self._columns[:length], self._cos.dtype)[:, None, None]

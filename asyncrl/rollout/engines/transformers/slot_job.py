@@ -36,6 +36,8 @@ class SlotJob:
         self.start_s = 0.0
         self.prefix_version = 0
         """Policy version that computed the keys and values of ``prefix``."""
+        self.num_kept = 0
+        """Tokens of ``prefix`` whose keys and values were in the cache before it got its slot."""
         self.spans = Spans(resumed.spans if resumed else [])
         self.masks = Masks(resumed)
         self.experts = from_routing(resumed.routing) if resumed and resumed.routing else None

@@ -29,6 +29,7 @@ from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.transformers import sampler
 from asyncrl.rollout.engines.transformers.forward import Forward
+from asyncrl.rollout.engines.transformers.kept_turns import KeptTurns
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob
 
@@ -66,6 +67,7 @@ class SlotTable:
         self._seeds = random.Random()
         """Seeds of requests without one; the operating system's entropy gives each engine others."""
         self._steps = 0
+        self._kept = KeptTurns()
 
         def cells(dtype: torch.dtype) -> Tensor:
             return torch.zeros(slots * positions, dtype=dtype, device=device)
@@ -112,23 +114,37 @@ class SlotTable:
             if leader is None and fresh and _padded_tokens([*fresh, waiting[0]]) > self._prefill_tokens:
                 break
             job = waiting.popleft()
-            self._place(job, free.popleft())
+            self._place(job, self._slot_for(job, free, is_led=leader is not None))
             if leader is None:
                 leaders[job.key] = job
                 fresh.append(job)
             else:
                 followers.append((job, leader))
         self._write_rows([*fresh, *(job for job, _ in followers)])
-        self._prefill(fresh, [len(job.prefix) - 1 for job in fresh])
+        whole = [job for job in fresh if not job.num_kept]
+        self._prefill(whole, [len(job.prefix) - 1 for job in whole])
+        self._extend([job for job in fresh if 0 < job.num_kept < len(job.prefix) - 1])
         for job, leader in followers:
             self._forward.cache.copy(leader.slot, job.slot, len(job.prefix) - 1)
         self._update_summary()
+
+    def _slot_for(self, job: SlotJob, free: deque[int], *, is_led: bool) -> int:
+        """Take a free slot for a job; one that has the beginning of its prefix in the cache, or gets a copy of it."""
+        kept, num_kept = (-1, 0) if is_led or job.placed else self._kept.longest(job.prefix)
+        slot = kept if kept in free and kept < len(self._jobs) else free[0]
+        free.remove(slot)
+        if num_kept and kept != slot:
+            self._forward.cache.copy(kept, slot, num_kept)
+        self._kept.forget(slot)
+        job.num_kept = num_kept
+        return slot
 
     def release(self, job: SlotJob) -> None:
         self._jobs[job.slot] = None
 
     def clear(self) -> None:
         self._jobs.clear()
+        self._kept.clear()
         self._update_summary()
 
     def written(self, job: SlotJob) -> Completion | None:
@@ -200,6 +216,8 @@ class SlotTable:
     def _finish(self, job: SlotJob) -> tuple[SlotJob, Completion | EngineError]:
         completion = self._completion(job, self._finish_reason(job))
         self.release(job)
+        if job.prefix_version == self.policy_version and not job.placed:
+            self._kept.keep(job.slot, (*job.request.prompt_ids, *completion.completion_ids[:-1]))
         if not all(map(math.isfinite, completion.behavior_logprobs)):
             return job, EngineError(
                 f"policy version {self.policy_version} gave log-probabilities that are not finite; check its weights",
@@ -241,6 +259,7 @@ class SlotTable:
     def set_version(self, policy_version: int) -> None:
         """Credit tokens from here on to ``policy_version``."""
         self.policy_version = policy_version
+        self._kept.clear()
         for job in self.running:
             job.spans.set_version(policy_version, self._steps - job.start_step)
             if job.request.sampling.replay_routes:
@@ -275,9 +294,18 @@ class SlotTable:
         placed = [job.placed for job in jobs] if any(job.placed for job in jobs) else []
         self._forward.prefill(slots, self._grid(self._ids)[slots, :longest], self._tensor(lengths), placed)
 
+    @torch.inference_mode()
+    def _extend(self, jobs: Sequence[SlotJob]) -> None:
+        """Compute keys and values of the prefixes of jobs whose slots have their beginnings."""
+        if not jobs:
+            return
+        lengths = [len(job.prefix) - 1 for job in jobs]
+        slots, starts = self._tensor([job.slot for job in jobs]), self._tensor([job.num_kept for job in jobs])
+        self._forward.extend(slots, self._grid(self._ids)[slots, : max(lengths)], starts, self._tensor(lengths))
+
     def _free_slots(self) -> deque[int]:
-        """Holes first, so that fewer completions have to move."""
-        holes = (slot for slot, job in enumerate(self._jobs) if job is None)
+        """Holes first, so that fewer completions have to move; those with a finished turn last."""
+        holes = sorted((slot for slot, job in enumerate(self._jobs) if job is None), key=self._kept.__contains__)
         return deque([*holes, *range(len(self._jobs), self._slots)])
 
     def _place(self, job: SlotJob, slot: int) -> None:
@@ -330,6 +358,7 @@ class SlotTable:
 
     def _move(self, job: SlotJob, slot: int) -> None:
         source, self._jobs[slot] = job.slot, job
+        self._kept.forget(slot)
         self._forward.cache.copy(source, slot, self._num_tokens(job) - 1)
         for cells in (self._ids, self._logprobs, self._uniforms):
             grid = self._grid(cells)

@@ -26,7 +26,9 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from asyncrl.errors import ConfigError, EngineDied, EngineError
 from asyncrl.log import get_logger
 from asyncrl.messages import Sampling
+from asyncrl.rollout.engine import EngineLoad
 from asyncrl.rollout.engines.vllm.arguments import LOGPROBS_MODE, MASKS, ROUTES, WORKER_EXTENSION
+from asyncrl.rollout.engines.vllm.load import LoadMeter
 
 log = get_logger()
 
@@ -250,6 +252,13 @@ class Adapter:
                 return EngineDied(f"vLLM's engine core (pid {process.pid}) died: {cause}")
             await asyncio.sleep(EXITED_S / 20)
         return EngineDied(f"vLLM's engine core (pid {process.pid}) does not answer; see its output above")
+
+    def measure(self) -> EngineLoad | None:
+        """Load after the newest step; None if vLLM was started without a `LoadMeter`."""
+        loggers = getattr(self._llm.logger_manager, "stat_loggers", ())
+        per_engine = [getattr(logger, "per_engine_stat_loggers", {}) for logger in loggers]
+        meters = (meter for meters in per_engine for meter in meters.values() if isinstance(meter, LoadMeter))
+        return next((meter.load() for meter in meters), None)
 
     # ── vLLM's internals ────────────────────────────────────────────────────────────────────
 

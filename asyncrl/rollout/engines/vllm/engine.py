@@ -29,7 +29,7 @@ from asyncrl.config.model.directory import check_model
 from asyncrl.config.sections import Config, ToolParser, Weights
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Member, Prompt
-from asyncrl.rollout.engine import Completion, Request, Send, WeightReceiver
+from asyncrl.rollout.engine import Completion, EngineLoad, Request, Send, WeightReceiver
 from asyncrl.rollout.engines import prompts, text
 from asyncrl.rollout.engines.limits import check
 from asyncrl.rollout.engines.seams import make_seam
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class VllmEngine:
-    """An `Engine` and `MultiProcessEngine` for one vLLM."""
+    """An `Engine`, `MultiProcessEngine` and `MeasuredEngine` for one vLLM."""
 
     def __init__(
         self,
@@ -179,6 +179,10 @@ class VllmEngine:
             return None
         output = self._adapter.written(vllm_request.id)
         return vllm_request.completion(output, "unfinished") if output and output.token_ids else request.resume_from
+
+    def measure(self) -> EngineLoad | None:
+        """See `MeasuredEngine.measure`."""
+        return self._adapter.measure()
 
     async def _workers_checked(self) -> None:
         """Return once the workers were checked. Done at the first call, as vLLM starts without an event loop."""

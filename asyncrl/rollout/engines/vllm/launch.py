@@ -15,6 +15,7 @@ from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, EngineDied
 from asyncrl.rollout.engines.vllm.arguments import engine_args
 from asyncrl.rollout.engines.vllm.environment import environment, on_cpu
+from asyncrl.rollout.engines.vllm.load import LoadMeter
 from asyncrl.weights.contents.architecture import config_changes
 
 ON_ASCEND = {"weight_nz_mode": 0}
@@ -51,7 +52,9 @@ def launch(config: Config, *, with_pictures: bool = False) -> AsyncLLM:
         if is_cpu:
             _check_heads(vllm_config)
         try:
-            return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
+            # Statistics cost time at every step, and only episodes are steered by them.
+            meters = [LoadMeter] if config.environment.is_set else None
+            return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True, stat_loggers=meters)
         except (RuntimeError, TimeoutError) as error:
             raise EngineDied(f"vLLM's engine did not start, see its output above: {error}") from error
 

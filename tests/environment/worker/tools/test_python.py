@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from asyncrl.environment.worker.tools import ToolFailure, python
+from asyncrl.environment.worker.tools import ToolFailure
 from asyncrl.environment.worker.tools.python import PythonTool
 from asyncrl.errors import ConfigError
 from asyncrl.sandbox.sandbox import Limits, ProgramResult, Sandbox
@@ -72,5 +72,5 @@ def test_a_machine_without_a_free_core_is_no_answer_to_the_policy(monkeypatch: p
     import threading
 
     released = threading.Event()
-    monkeypatch.setattr(python.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
     asyncio.run(crowd())

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt, Sampling, Span
-from asyncrl.rollout.engine import Completion, Engine, Request
+from asyncrl.rollout.engine import Completion, Engine, EngineLoad, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.rollout.engines.transformers.turns import MOST
 from asyncrl.weights.contents.names import checkpoint_tensors
@@ -639,3 +639,17 @@ def test_on_a_device_of_its_own_it_decodes_the_same_and_leaves_the_hosts_thread_
         for (tokens, logprobs, num_spans), expected in zip(facts["npu:1"], facts["cpu"], strict=True):
             assert (tokens, num_spans) == (expected[0], expected[2])
             assert logprobs == pytest.approx(expected[1], abs=1e-5)
+
+
+def test_the_load_is_the_slots_in_use_and_the_requests_that_wait_for_one(make_engine):
+    async def play() -> None:
+        engine = make_engine(slots=2)
+        assert engine.measure() == EngineLoad(0.0, 0, 0, 0)
+        tasks = [asyncio.create_task(engine.generate(request(seed=seed, max_tokens=40))) for seed in range(3)]
+        await after_tokens(engine, 1)
+        assert engine.measure() == EngineLoad(kv_usage=1.0, num_preempted=0, num_running=2, num_waiting=1)
+        await engine.aclose()
+        await asyncio.wait(tasks)
+        assert all(isinstance(task.exception(), EngineError) for task in tasks)
+
+    asyncio.run(play())

@@ -35,6 +35,16 @@ def test_a_copy_takes_the_first_positions_of_every_layer():
         assert not keys[2, :, 3].any()
 
 
+def test_slots_are_gathered_in_the_order_asked_for():
+    cache = make_cache()
+    cache.storage.copy_(torch.randn(cache.storage.shape))
+
+    keys, values = cache.gather(1, torch.tensor([2, 0]), length=3)
+
+    assert torch.equal(keys[0], cache.storage[1, 2, :3, 0].transpose(0, 1))
+    assert torch.equal(values[1], cache.storage[1, 0, :3, 1].transpose(0, 1))
+
+
 def test_sizes_a_config_leaves_out_follow_from_the_others():
     config = GPT2Config(n_layer=1, n_head=4, n_embd=12)
 

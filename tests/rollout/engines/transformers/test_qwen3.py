@@ -39,6 +39,20 @@ def test_both_forwards_give_the_same_logits(make_model):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5, msg=f"step {step}")
 
 
+@torch.inference_mode()
+def test_an_extension_stores_what_a_prefill_of_all_tokens_stores(make_model):
+    model, ids = make_model(), torch.randint(0, 64, (SLOTS, 12))
+    slots, starts, lengths = torch.tensor([2, 0, 1]), torch.tensor([3, 7, 1]), torch.tensor([12, 8, 9])
+    caches = []
+    for compute in (Qwen3Forward, ModelForward):
+        computed = compute(model, cache_for(model))
+        computed.prefill(slots, ids[:, :7], starts)
+        computed.extend(slots, ids, starts, lengths)
+        caches.append(computed.cache.storage)
+    for slot, length in zip(slots, lengths, strict=True):
+        torch.testing.assert_close(caches[0][:, slot, :length], caches[1][:, slot, :length], atol=1e-5, rtol=1e-5)
+
+
 def test_logits_of_a_bfloat16_model_are_float32_products(make_model, monkeypatch):
     model, ids = make_model().bfloat16(), torch.randint(0, 64, (SLOTS, 8))
     fed: list[torch.Tensor] = []

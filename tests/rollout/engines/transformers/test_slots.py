@@ -22,10 +22,15 @@ class CountingForward:
     def __init__(self, model: PreTrainedModel, slots: int, positions: int) -> None:
         self.cache = KVCache(model.config, slots=slots, positions=positions, dtype=model.dtype, device=model.device)
         self.prefills: list[list[list[int]]] = []
+        self.extensions: list[list[list[int]]] = []
         self.steps: list[tuple[list[int], list[int], int]] = []
 
     def prefill(self, slots: torch.Tensor, ids: torch.Tensor, lengths: torch.Tensor, placed: Any = ()) -> None:
         self.prefills.append([row[:length] for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)])
+
+    def extend(self, slots: torch.Tensor, ids: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> None:
+        bounds = zip(ids.tolist(), starts.tolist(), lengths.tolist(), strict=True)
+        self.extensions.append([row[start:length] for row, start, length in bounds])
 
     def step(
         self, ids: torch.Tensor, positions: torch.Tensor, cells: torch.Tensor, length: int, rotary: Any = None
@@ -194,3 +199,76 @@ def test_ids_that_are_never_sampled_leave_their_probability_to_the_rest(make_tab
 
     assert completion.completion_ids == [0]  # the first of the others, all equally likely
     assert completion.behavior_logprobs == pytest.approx([-math.log(VOCAB - 2)])
+
+
+# ── the next turn of an episode ─────────────────────────────────────────────────────────────
+
+
+def finish(table: SlotTable, *jobs: SlotJob) -> None:
+    """Decode jobs of three tokens to their end."""
+    table.admit(deque(jobs))
+    for _ in range(3):
+        table.step()
+
+
+def test_the_next_turn_computes_only_what_follows_the_one_before(make_table):
+    table, forward = make_table()
+    finish(table, job(1, 2, 3))
+
+    table.admit(deque([job(1, 2, 3, 4, 5, 6, 9, 9)]))
+
+    assert (forward.prefills, forward.extensions) == ([[[1, 2]]], [[[6, 9]]])
+
+
+def test_a_turn_that_goes_on_computes_nothing(make_table):
+    table, forward = make_table()
+    finish(table, job(1, 2, 3))
+
+    table.admit(deque([job(1, 2, 3, 4, 5, 6)]))
+
+    assert (forward.prefills, forward.extensions) == ([[[1, 2]]], [])
+    (ended,) = table.step() + table.step() + table.step()
+    assert ids_of(ended[1]) == [7, 8, 9]
+
+
+def test_a_prompt_that_only_resembles_a_finished_turn_is_computed_whole(make_table):
+    table, forward = make_table()
+    finish(table, job(1, 2, 3))
+
+    table.admit(deque([job(1, 2, 2, 4, 5, 6, 9)]))
+
+    assert forward.prefills[1:] == [[[1, 2, 2, 4, 5, 6]]]
+
+
+def test_after_new_weights_a_finished_turn_is_computed_again(make_table):
+    table, forward = make_table()
+    finish(table, job(1, 2, 3))
+    table.set_version(1)
+
+    table.admit(deque([job(1, 2, 3, 4, 5, 6, 9)]))
+
+    assert forward.prefills[1:] == [[[1, 2, 3, 4, 5, 6]]]
+
+
+def test_a_finished_turn_is_copied_to_the_slot_of_the_next(make_table):
+    table, forward = make_table()
+    finish(table, job(4, 1), job(7, 7), job(1, 2, 3))
+    table.admit(deque([job(8, 8, max_tokens=9)]))
+    table.step()  # closes the holes: one slot is left
+    table.cache.storage[:, 2, :5] = 5.0
+
+    table.admit(deque([job(1, 2, 3, 4, 5, 6, 9)]))
+
+    assert [found.slot for found in table.running] == [0, 1]
+    assert table.cache.storage[:, 1, :5].eq(5.0).all()
+    assert forward.extensions == [[[6]]]
+
+
+def test_a_slot_that_another_takes_is_no_longer_kept(make_table):
+    table, forward = make_table(slots=1)
+    finish(table, job(1, 2, 3))
+    finish(table, job(7, 7))
+
+    table.admit(deque([job(1, 2, 3, 4, 5, 6, 9)]))
+
+    assert forward.prefills[2:] == [[[1, 2, 3, 4, 5, 6]]]

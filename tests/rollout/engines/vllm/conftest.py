@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.config.sections import Config, Data, Model, Rollout, SamplingConfig, Vllm
+from asyncrl.config.sections import Config, Data, Environment, Model, Rollout, SamplingConfig, Vllm
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.vllm import arguments
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
@@ -56,6 +56,7 @@ def config(model_path: Path) -> Config:
         model=Model(path=str(model_path)),
         data=Data(train="prompts.jsonl", max_prompt_tokens=160),
         sampling=SamplingConfig(max_tokens=240),
+        environment=Environment(tools=["calculator"], max_tokens=240),  # its load is measured
         rollout=Rollout(
             engine="vllm",
             slots=16,

@@ -71,7 +71,7 @@ def test_a_call_is_compared_with_a_signature(positional: list[str], keywords: li
         ("reset_prefix_cache", [], ["reset_running_requests", "reset_connector"]),
         ("reset_encoder_cache", [], []),
         ("collective_rpc", ["method"], ["args"]),
-        ("from_vllm_config", ["vllm_config"], ["disable_log_stats"]),
+        ("from_vllm_config", ["vllm_config"], ["disable_log_stats", "stat_loggers"]),
         ("shutdown", [], []),
         ("errored", [], []),
         ("_run_output_handler", [], []),

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages import Prompt, Sampling, Span
-from asyncrl.rollout.engine import Completion, MultiProcessEngine, Request
+from asyncrl.rollout.engine import Completion, EngineLoad, MultiProcessEngine, Request
 from asyncrl.rollout.engines import parameters
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from tests.rollout.engines.reference import reference_logprobs
@@ -314,3 +314,20 @@ def test_prompts_are_encoded_and_completions_decoded_as_the_other_engine_does(en
 
     assert [engine.encode(prompt) for prompt in prompts] == [ours.encode(prompt) for prompt in prompts]
     assert engine.decode([5, 9, 0]) == ours.decode([5, 9, 0])
+
+
+def test_its_load_is_that_of_the_newest_step(engine, run, has_written):
+    async def play() -> list[EngineLoad | None]:
+        requests = [request(seed=seed, max_tokens=100) for seed in range(40)]
+        tasks = [asyncio.create_task(engine.generate(each)) for each in requests]
+        await has_written(engine, requests[15], 3)
+        during = engine.measure()
+        await asyncio.gather(*tasks)
+        return [during, engine.measure()]
+
+    during, after = run(play())
+    assert (during.num_running, during.num_preempted) == (16, 0)
+    assert 0 < during.num_waiting <= 24
+    assert 0 < during.kv_usage < 1
+    assert during.kv_tokens == after.kv_tokens > 1000
+    assert (after.num_running, after.num_waiting) == (0, 0)

@@ -13,8 +13,9 @@ from pydantic import BaseModel, ValidationError, field_validator
 from transformers import Qwen3Config
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from asyncrl.config.sections import Config, Data, Model, Rollout, Vllm
+from asyncrl.config.sections import Config, Data, Environment, Model, Rollout, Vllm
 from asyncrl.rollout.engines.vllm import launch
+from asyncrl.rollout.engines.vllm.load import LoadMeter
 
 CONFIG = Config(model=Model(path="/models/one"), data=Data(train="prompts.jsonl"), rollout=Rollout(engine="vllm"))
 
@@ -91,3 +92,15 @@ def test_a_model_that_reads_pictures_sets_no_memory_aside_for_videos(launched: l
     launch.launch(replace(CONFIG, rollout=limited), with_pictures=True)
 
     assert [args.get("limit_mm_per_prompt") for args in launched] == [None, {"video": 0}, {"image": 2, "video": 0}]
+
+
+def test_load_is_measured_only_for_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    loggers: list[object] = []
+    monkeypatch.setattr(launch, "_vllm_config", lambda _: None)
+    monkeypatch.setattr(launch, "_check_heads", lambda _: None)
+    monkeypatch.setattr(AsyncLLM, "from_vllm_config", lambda *_, stat_loggers, **__: loggers.append(stat_loggers))
+
+    launch.launch(CONFIG)
+    launch.launch(replace(CONFIG, environment=Environment(tools=["calculator"])))
+
+    assert loggers == [None, [LoadMeter]]

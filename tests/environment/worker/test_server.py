@@ -1,0 +1,111 @@
+"""The loop of a worker, spoken to over pipes as a pool does."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.environment.worker import pipe, start
+from tests.environment.environments import written
+
+pytestmark = pytest.mark.timeout(60)
+TASK = {"messages": [], "seed": 3}
+SAID = {"text": "go on", "tool_calls": []}
+
+
+class Spoken:
+    """A worker, and the frames it sends."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, start.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self._frames = pipe.Frames()
+        self._read: list[dict[str, Any]] = []
+        function = f"{written(folder)}:{name}"
+        self.say({"load": {"function": function, "options": {}, "tools": [], "call_s": 5.0}})
+
+    def say(self, *frames: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"".join(map(pipe.encode, frames)))
+        self.process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        while not self._read:
+            self._read = self._frames.feed(self.process.stdout.read1())  # type: ignore[attr-defined]
+        return self._read.pop(0)
+
+    def end(self) -> bytes:
+        """Close its stdin; return what it printed."""
+        _, printed = self.process.communicate()
+        assert self.process.returncode == 0
+        return printed
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Iterator[Spoken]:
+    spoken = Spoken("Boxes", tmp_path)
+    assert spoken.hear()["loaded"] == {"kind": "steps", "resume": "snapshot", "tools": []}
+    yield spoken
+    if spoken.process.poll() is None:
+        spoken.end()
+
+
+def test_each_call_is_begun_and_answered(boxes: Spoken) -> None:
+    boxes.say({"n": 1, "episode": 1, "call": "reset", "task": TASK})
+    boxes.say({"n": 2, "episode": 1, "call": "step", "said": SAID})
+
+    heard = [boxes.hear() for _ in range(4)]
+
+    assert [(frame["n"], "begun" in frame) for frame in heard] == [(1, True), (1, False), (2, True), (2, False)]
+    assert heard[3]["answer"]["messages"] == [{"role": "user", "content": "4"}]
+
+
+def test_a_slow_call_does_not_hold_up_another_episode(boxes: Spoken) -> None:
+    boxes.say({"n": 1, "episode": 1, "call": "reset", "task": TASK})
+    boxes.say({"n": 2, "episode": 1, "call": "step", "said": {**SAID, "text": "sleep"}})
+    boxes.say({"n": 3, "episode": 2, "call": "reset", "task": TASK})
+
+    assert [boxes.hear()["n"] for _ in range(5)] == [1, 1, 2, 3, 3]
+    boxes.say({"n": 2, "cancel": True})
+    assert boxes.hear() == {"n": 2, "error": "step was cancelled", "retryable": True}
+
+
+def test_calls_of_one_episode_wait_for_each_other(boxes: Spoken) -> None:
+    boxes.say({"n": 1, "episode": 1, "call": "reset", "task": TASK})
+    boxes.say({"n": 2, "episode": 1, "call": "step", "said": {**SAID, "text": "sleep"}})
+    boxes.say({"n": 3, "episode": 1, "call": "close"})
+
+    assert [boxes.hear()["n"] for _ in range(3)] == [1, 1, 2]
+    boxes.say({"n": 2, "cancel": True})
+    assert [boxes.hear()["n"] for _ in range(3)] == [2, 3, 3]
+
+
+def test_an_exception_is_told_with_its_place(boxes: Spoken) -> None:
+    boxes.say({"n": 1, "episode": 1, "call": "reset", "task": TASK})
+    boxes.say({"n": 2, "episode": 1, "call": "step", "said": {**SAID, "text": "raise"}})
+
+    error = [boxes.hear() for _ in range(4)][-1]
+
+    assert error["error"].startswith("step raised ValueError: no such box (")
+    assert error["retryable"]
+
+
+def test_what_an_environment_prints_does_not_reach_the_pipe(boxes: Spoken) -> None:
+    boxes.say({"n": 1, "episode": 1, "call": "reset", "task": TASK})
+    boxes.say({"n": 2, "episode": 1, "call": "step", "said": {**SAID, "text": "print"}})
+    for _ in range(4):
+        boxes.hear()
+
+    assert boxes.end() == b"x" * 100 + b"\n"
+
+
+def test_code_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
+    spoken = Spoken("Bexes", tmp_path)
+
+    assert "did you mean 'Boxes'?" in spoken.hear()["refused"]
+    spoken.end()

@@ -1,0 +1,66 @@
+"""Agent programs of real packages, each in its own interpreter, play hidden sums through the gateway."""
+
+import asyncio
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.sections import Environment
+from asyncrl.environment.interface import Score, TaskInput
+from asyncrl.environment.program import Programs
+from asyncrl.messages import FROM_PROMPT
+from asyncrl.rollout.gateway.gateway import Gateway
+from asyncrl.rollout.gateway.server import serve
+from tests.rollout.gateway.doubles import Episode, user
+
+pytest.importorskip("uvicorn")
+
+ROOT = Path(__file__).parents[2]
+AGENTS = ROOT / "examples" / "agents"
+PYTHON = os.environ.get("ASYNCRL_AGENTS_PYTHON") or str(ROOT / ".venv-agents" / "bin" / "python")
+OPENENV = os.environ.get("ASYNCRL_OPENENV_PYTHON") or str(ROOT / ".venv-agents" / "openenv" / "bin" / "python")
+QUESTION, AMOUNTS, ANSWER = "Tom a b c How many now?", "+5 -3 +4", "6"
+PROCEDURE = [" a ?", "0+5 !", " b ?", "5-3 !", " c ?", "2+4 !", " #### 6"]
+TASK = TaskInput(
+    messages=[user(QUESTION)], answer=ANSWER, extra={"amounts": AMOUNTS}, seed=1, name="run/train/0/0"
+)  # fmt: skip
+
+
+def looks_and_adds(before: str) -> str:
+    """The policy: one step of the procedure after another, as far as the boxes answered as they should."""
+    heard = re.findall(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", before)
+    assert heard == [QUESTION, "+5", "=5", "-3", "=2", "+4", "=6"][: len(heard)]
+    return PROCEDURE[len(heard) - 1]
+
+
+@pytest.mark.parametrize(
+    ("python", "program", "metrics"),
+    [
+        (PYTHON, "openai_boxes.py", {}),
+        (PYTHON, "verifiers_agent.py", {"turns": 7.0}),
+        (OPENENV, "openenv_boxes.py", {"steps": 7.0}),
+    ],
+)
+def test_a_program_of_a_package_is_one_branch_of_sampled_tokens(
+    python: str, program: str, metrics: dict[str, float]
+) -> None:
+    if not Path(python).exists():
+        pytest.skip(f"needs {python}: run bin/venv-agents")
+
+    async def main() -> None:
+        gateway = Gateway()
+        programs = Programs(Environment(command=[python, str(AGENTS / program)]), "run")
+        async with asyncio.timeout(100), serve(gateway, "tcp://127.0.0.1:0"):
+            episode = Episode(looks_and_adds, [user(QUESTION)], gateway=gateway)
+            try:
+                await programs.open(TASK.name).solve(TASK, episode.open.base_url, episode.open.key)
+            finally:
+                await programs.aclose()
+        assert [turn.text for turn in episode.record.turns] == PROCEDURE
+        assert [turn.parent for turn in episode.record.turns] == list(range(FROM_PROMPT, len(PROCEDURE) - 1))
+        assert all(turn.is_trained for turn in episode.record.turns)
+        assert episode.open.score == Score(reward=1.0, metrics=metrics)
+
+    asyncio.run(main())

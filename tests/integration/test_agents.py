@@ -1,0 +1,174 @@
+"""Environments and agents of real packages, trained for some steps with real processes."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from asyncrl.toy.models import save_model
+from asyncrl.toy.text_model import Sizes, random_model
+from asyncrl.toy.vocabulary import tokenizer_from_words
+from tests.environment.agents import PYTHON, has
+from tests.integration.conftest import StartRun, ToyRun, samples, starting_runs
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+AGENTS = ROOT / "examples" / "agents"
+OPENENV = str(Path(PYTHON).parents[1] / "openenv" / "bin" / "python")
+STEPS = 5
+FEW = ("schedule.groups_per_step=2", "schedule.group_size=4", "evaluation.at_start=false", "evaluation.at_end=false")
+"""A process for each episode: few of them."""
+SIZES = Sizes(layers=1, hidden_size=32, intermediate_size=64, heads=2, kv_heads=1, head_dim=16)
+
+
+def needs(python: str, package: str) -> None:
+    if not Path(python).exists() or (python == PYTHON and not has(package)):
+        pytest.skip(f"needs {package} in {python}: run bin/venv-agents")
+
+
+@pytest.fixture
+def start(hidden_sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRun]:
+    with starting_runs(hidden_sums, tmp_path_factory) as start:
+        yield start
+
+
+def assert_trained(run: ToyRun, *, turns: float = 1.0) -> None:
+    assert run.code == 0, run.errors
+    steps = run.directory.read_metrics()
+    assert len(steps) == STEPS
+    assert sum(step["turns_mean"] for step in steps) / STEPS >= turns
+    assert max(step["logprob_gap_max"] for step in steps if "logprob_gap_max" in step) < 1e-4
+    assert any(step["advantage_std"] > 0 for step in steps), "some group had unequal rewards"
+    run.assert_adds_up()
+
+
+@pytest.mark.parametrize(
+    ("python", "package", "program"),
+    [
+        (PYTHON, "openai", "openai_boxes.py"),
+        (PYTHON, "verifiers", "verifiers_agent.py"),
+        (OPENENV, "openenv", "openenv_boxes.py"),
+    ],
+)
+def test_a_program_of_a_package_is_trained(start: StartRun, python: str, package: str, program: str) -> None:
+    needs(python, package)
+    command = json.dumps([python, str(AGENTS / program)])
+    run = start("environment.function=", f"environment.command={command}", *FEW, steps=STEPS).end()
+    assert_trained(run, turns=1.5)
+
+
+def test_a_function_under_another_interpreter_is_trained(start: StartRun) -> None:
+    needs(PYTHON, "verifiers")
+    function = f"environment.function={AGENTS}/verifiers_agent.py:solve"
+    assert_trained(start(function, f"environment.python={PYTHON}", *FEW, steps=STEPS).end(), turns=1.5)
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"left": 2, "right": 3}}\n</tool_call>'
+TOOL_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for message in messages %}{{ ' heard ' if message.role == 'tool' else '' }}{{ message.content }}{% endfor %}"
+)
+JUDGE_CALLS = """
+def judge(inputs):
+    return float(any(turn.observation.endswith("5") for turn in inputs.turns))
+"""
+
+
+def write_run(folder: Path, words: list[str], rows: list[dict[str, object]], template: str, settings: str) -> Path:
+    """Folder with a run file for a random model of these words."""
+    tokenizer = tokenizer_from_words(words, chat_template=template)
+    save_model(folder / "model", random_model(SIZES, tokenizer, 0), tokenizer, lambda _: None)
+    pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
+    (folder / "toy.toml").write_text(f"""
+[run]
+name = "toy"
+[model]
+path = "{folder}/model"
+[data]
+train = "{folder}/rows.parquet"
+max_prompt_tokens = 2000
+[schedule]
+groups_per_step = 2
+group_size = 8
+[sampling]
+max_tokens = 4
+[rollout]
+replicas = 1
+[trainer]
+lr = 1e-2
+{settings}
+""")
+    return folder
+
+
+def run_in(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
+    with starting_runs(folder, tmp_path_factory) as start:
+        return start(steps=STEPS).end()
+
+
+def test_tools_of_an_mcp_server_are_trained(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    needs(PYTHON, "mcp")
+    shutil.copy(ROOT / "tests" / "environment" / "mcp_server.py", tmp_path)
+    (tmp_path / "judge.py").write_text(JUDGE_CALLS)
+    prompt = [{"role": "user", "content": "add"}]
+    words = ["add", CALL, " heard ", *"0123456789", " no", " yes"]
+    folder = write_run(
+        tmp_path,
+        words,
+        [{"prompt": prompt, "answer": "5", "data_source": "calls"}] * 8,
+        TOOL_TEMPLATE,
+        f"""
+[environment]
+tools = ["mcp:{PYTHON} {tmp_path}/mcp_server.py"]
+python = "{PYTHON}"
+tool_parser = "hermes"
+max_turns = 3
+max_tokens = 200
+workers = 1
+[reward]
+function = "{tmp_path}/judge.py:judge"
+""",
+    )
+    run = run_in(folder, tmp_path_factory)
+    assert_trained(run)
+    turns = [turn for row in samples(run) for turn in row["turns"]]
+    assert any(turn["observation"].endswith(" heard 5") for turn in turns), "the server has added"
+
+
+def test_a_dataset_of_reasoning_gym_is_trained(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    needs(PYTHON, "reasoning_gym")
+    place = subprocess.run(
+        [PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    beside = f"import sys; sys.path.append({place!r})\n"
+    made = str(tmp_path / "made.parquet")
+    prepare = ["data", "prepare", "reasoning-gym", "letter_counting", "--size", "40", "-o", made]
+    program = f"{beside}sys.argv = ['asyncrl', *{prepare!r}]\nfrom asyncrl.cli.main import main\nmain()"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    (tmp_path / "judge.py").write_text(
+        f"{beside}from asyncrl.reward.verifiers.reasoning_gym import ReasoningGym\n"
+        "judging = ReasoningGym()\n\ndef judge(inputs):\n    return judging(inputs)\n"
+    )
+    answers = [f"<answer>{number}</answer>" for number in range(10)]
+    rows = pq.read_table(made).to_pylist()
+    folder = write_run(
+        tmp_path,
+        answers,
+        rows,
+        "{% for message in messages %}{{ message.content }}{% endfor %}",
+        f'[reward]\nfunction = "{tmp_path}/judge.py:judge"\n',
+    )
+    run = run_in(folder, tmp_path_factory)
+    assert run.code == 0, run.errors
+    assert len(run.directory.read_metrics()) == STEPS
+    assert any(step["advantage_std"] > 0 for step in run.directory.read_metrics())
+    run.assert_adds_up()
