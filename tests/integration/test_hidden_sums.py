@@ -83,7 +83,7 @@ def test_a_command_is_run_for_each_episode(hidden_sums: Path, start: StartRun) -
 def test_no_episode_of_a_killed_rollout_begins_anew(start: StartRun) -> None:
     """Their turns are replayed, and the boxes must answer as they did."""
     run = start("evaluation.at_start=false", "evaluation.at_end=false", "evaluation.every_versions=0", steps=10)
-    run.until(lambda: run.steps_done() >= 3)
+    run.until(lambda: run.steps_done() >= 3 and run.units_without_result() >= 64)
     run.kill_node("rollout-0")
     run.end()
     assert run.code == 0, run.errors
