@@ -23,6 +23,7 @@ def check_environment(config: Config) -> None:
         _check_source(config.environment)
         _check_tools(config.environment)
         _check_lengths(config)
+        _check_history(config)
     else:
         _check_unread(config)
     _check_reward(config)
@@ -91,6 +92,14 @@ def _check_lengths(config: Config) -> None:
                 f"{key} is {length} for one turn, more than environment.max_tokens = {most} for a whole episode; "
                 f"lower it, or raise environment.max_tokens"
             )
+
+
+def _check_history(config: Config) -> None:
+    if config.environment.history == "as_template" and config.data.truncation != "error":
+        raise ConfigError(
+            f"environment.history='as_template' renders whole conversations again, which data.truncation="
+            f"{config.data.truncation!r} cannot cut; use 'error', or history='as_sampled'"
+        )
 
 
 def _check_unread(config: Config) -> None:

@@ -154,7 +154,7 @@ class ConversingEngine(Protocol):
 
     def seam(self, *, is_chat: bool = True, tools: str = "", tool_parser: ToolParser = "auto") -> Seam:
         """
-        Return the seam between two turns of an episode.
+        Seam of the episodes of a run: it gives what stands between two turns.
 
         Args:
             is_chat: Prompts are chats; otherwise plain text.

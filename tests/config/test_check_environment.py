@@ -49,6 +49,11 @@ TILL = {"function": "till.py:Till"}
             "environment.tool_parser='none' reads no calls, so environment.tools are never called; use 'auto'",
         ),
         (
+            {"environment": TILL | {"history": "as_template"}, "data": {"truncation": "left"}},
+            "environment.history='as_template' renders whole conversations again, which data.truncation='left' cannot "
+            "cut; use 'error', or history='as_sampled'",
+        ),
+        (
             {"environment": TILL | {"max_tokens": 100}, "sampling": {"max_tokens": 101}},
             "sampling.max_tokens is 101 for one turn, more than environment.max_tokens = 100 for a whole episode; "
             "lower it, or raise environment.max_tokens",

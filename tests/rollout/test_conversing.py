@@ -2,6 +2,9 @@ import pytest
 
 from asyncrl.errors import ConfigError
 from asyncrl.rollout.conversing import require_seam
+from asyncrl.rollout.engine import ConversingEngine
+from asyncrl.rollout.engines.transformers.engine import TransformersEngine
+from asyncrl.rollout.engines.vllm.engine import VllmEngine
 from asyncrl.testing import FakeEngine
 
 
@@ -17,3 +20,8 @@ def test_an_engine_without_one_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="Mute has no seam"):
         require_seam(Mute())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", [TransformersEngine, VllmEngine])
+def test_both_engines_can_hold_a_conversation(engine: type) -> None:
+    assert issubclass(engine, ConversingEngine)
