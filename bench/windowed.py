@@ -26,7 +26,6 @@ from typing import Any
 from msgspec import Struct
 
 from asyncrl.broker.ledger.staleness_bound import most_versions
-from asyncrl.messages import Unit
 from asyncrl.plan.inputs import inputs
 from asyncrl.plan.lengths import Lognormal
 from asyncrl.plan.plan_file import decode

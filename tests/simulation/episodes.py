@@ -18,9 +18,8 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncrl.checks.trajectory import summary_of
-from asyncrl.errors import DecodeError, EngineError
 from asyncrl.messages import FROM_PROMPT, Lease, PutItem, ResumePoint, StartedOver, Trajectory, Turn, Unit
-from asyncrl.rollout.actor import FETCH_S, RolloutActor
+from asyncrl.rollout.actor import RolloutActor
 from asyncrl.rollout.generations import Generations
 
 WRITTEN, CONTEXT = 2, 1
@@ -80,14 +79,11 @@ class EpisodeActor(RolloutActor):
                 await self._put(items)
 
     async def _fetch(self, lease: Lease, item: ResumePoint) -> Any:
+        prefix = await super()._fetch(lease, item)
         if not self._is_lost():
-            return await super()._fetch(lease, item)
+            return prefix
         unit = Unit(lease.group_id, item.index, lease.split)
-        try:
-            stored = await self._payloads.fetch(item.ref, FETCH_S)
-        except (DecodeError, TimeoutError) as error:
-            raise EngineError(f"cannot read the unfinished episode: {error}") from error
-        num_tokens = stored.completion_ids.nbytes // 4
         self._say_started_over(unit, lease.lease_id)
+        num_tokens = len(prefix.completion_ids)
         await self._broker.send(StartedOver(unit, lease.lease_id, num_tokens, "its environment is gone"))
         return None
