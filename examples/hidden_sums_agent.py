@@ -13,9 +13,9 @@ import asyncio
 import json
 import os
 import re
-import sys
 from contextlib import closing
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -120,13 +120,14 @@ def ask(server: Server, messages: list[Message]) -> Message:
 
 
 def main() -> None:
-    """Read the task from stdin, and print its reward."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = argparse.ArgumentParser(description="Solve the task in $ASYNCRL_TASK and put its reward.")
     parser.add_argument("--compact-every", type=int, default=0)
     options = parser.parse_args()
-    task = argparse.Namespace(**json.load(sys.stdin))
+    task = argparse.Namespace(**json.loads(Path(os.environ["ASYNCRL_TASK"]).read_text()))
     client = argparse.Namespace(base_url=os.environ["OPENAI_BASE_URL"], key=os.environ["OPENAI_API_KEY"])
-    print(asyncio.run(solve(task, client, compact_every=options.compact_every)))
+    reward = asyncio.run(solve(task, client, compact_every=options.compact_every))
+    with closing(Server(os.environ["ASYNCRL_REWARD_URL"], client.key)) as server:
+        server.request("PUT", "", {"reward": reward})
 
 
 if __name__ == "__main__":

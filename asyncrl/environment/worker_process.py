@@ -199,6 +199,8 @@ def named(environment: Environment) -> str:
     """Name the environment as the configuration does."""
     if environment.function:
         return f"environment.function {environment.function!r}"
+    if environment.command:
+        return f"environment.command {environment.command}"
     return f"environment.tools {environment.tools}"
 
 

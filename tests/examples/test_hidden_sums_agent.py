@@ -8,11 +8,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from asyncrl.environment import Client, Said, Task
@@ -37,7 +38,7 @@ def task(problem: Problem = TOM) -> Task:
 
 
 class Server(ThreadingHTTPServer):
-    """OpenAI server of a policy, with the chats that it was asked."""
+    """OpenAI server of a policy, with the chats that it was asked, and the rewards that were put."""
 
     daemon_threads = True
 
@@ -45,6 +46,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.policy = policy
         self.chats: list[list[str]] = []
+        self.rewards: list[float] = []
         self.connections: set[int] = set()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -63,6 +65,11 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
         else:
             self.reply(401, {"error": {"message": "wrong key"}})
+
+    def do_PUT(self) -> None:
+        self.server.rewards.append(self.body()["reward"])
+        self.send_response(204)
+        self.end_headers()
 
     def body(self) -> Any:
         return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -91,16 +98,18 @@ def solve(server: Server, problem: Problem = TOM, key: str = KEY, **options: Any
     return reward
 
 
-def run_program(server: Server, *options: str) -> "subprocess.CompletedProcess[str]":
-    """Start it without packages, and without asyncrl."""
+def run_program(server: Server, folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    """Without packages, and without asyncrl."""
+    (folder / "task.json").write_bytes(msgspec.json.encode(task()))
+    variables = {
+        "OPENAI_BASE_URL": f"{server.url}/e/1/v1",
+        "OPENAI_API_KEY": KEY,
+        "ASYNCRL_TASK": str(folder / "task.json"),
+        "ASYNCRL_REWARD_URL": f"{server.url}/e/1/reward",
+    }
+    command = [sys.executable, "-I", "-S", str(ROOT / "examples" / "hidden_sums_agent.py"), *options]
     return subprocess.run(
-        [sys.executable, "-I", "-S", str(ROOT / "examples" / "hidden_sums_agent.py"), *options],
-        env={**os.environ, "OPENAI_BASE_URL": f"{server.url}/e/1/v1", "OPENAI_API_KEY": KEY},
-        input=json.dumps(asdict(task())),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
+        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 
@@ -151,7 +160,8 @@ def test_what_the_server_refuses_is_told() -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--compact-every", "4"]])
-def test_as_a_program_it_prints_its_reward(options: list[str]) -> None:
+def test_as_a_program_it_puts_its_reward(tmp_path: Path, options: list[str]) -> None:
     with serving() as server:
-        ended = run_program(server, *options)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1.0\n", "")
+        ended = run_program(server, tmp_path, *options)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert server.rewards == [1.0]

@@ -51,6 +51,15 @@ def test_an_environment_is_loaded_and_described(file: Path) -> None:
     )
 
 
+def test_a_command_is_looked_up_and_not_started() -> None:
+    assert (
+        check(command=["true"])
+        == "environment.command ['true']: an agent program, continued elsewhere by running again"
+    )
+    with pytest.raises(ConfigError, match=r"environment.command: there is no program 'no-such-program'"):
+        check(command=["no-such-program"])
+
+
 def test_it_may_be_checked_within_an_event_loop(file: Path) -> None:
     async def main() -> str:
         return check(function=f"{file}:Till")
