@@ -303,7 +303,8 @@ class Rollout(Section, frozen=True, kw_only=True):
     episodes: Natural = 0
     """
     Episodes in hand at a time, with an ``[environment]``: more than ``slots``, because an episode whose environment
-    thinks needs no slot. 0 takes twice ``slots``.
+    thinks needs no slot. 0 takes twice ``slots``, or four for each core of ``environment.command``, each of which is a
+    process.
     """
     drain_s: NonNegative = 30.0
     """Seconds after SIGTERM to save unfinished completions, which other nodes then continue."""

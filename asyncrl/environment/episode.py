@@ -7,18 +7,18 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
-import structlog
 from msgspec import Struct
 
 from asyncrl.environment.interface import Answer, PolicyTurn, Score, TaskInput
 from asyncrl.environment.worker_process import WorkerProcess
 from asyncrl.environment.worker_slot import WorkerSlot, lost_with
 from asyncrl.errors import ConfigError, EnvironmentFailed
+from asyncrl.log import get_logger
 
 CLOSE_S = 6.0
 """Seconds that `close` waits; a second more than a worker gives an environment."""
 
-log = structlog.get_logger("asyncrl.environment")
+log = get_logger()
 T = TypeVar("T", bound=Struct)
 
 

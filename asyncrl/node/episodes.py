@@ -1,5 +1,6 @@
 """The environments of a rollout's process, and the episodes that are played with them."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
@@ -13,6 +14,9 @@ from asyncrl.rollout.episodes.episodes import Episodes
 from asyncrl.rollout.episodes.pacing import paced
 from asyncrl.rollout.gateway.gateway import Gateway
 from asyncrl.rollout.gateway.server import serve
+
+PROGRAMS_PER_CORE = 4
+"""Agent programs that share a core, each a process of its own that mostly waits for the policy."""
 
 
 @asynccontextmanager
@@ -43,7 +47,11 @@ async def open_episodes(
 
 def most_episodes(config: Config, slots: int) -> int:
     """Episodes in hand at a time; 0 without an ``[environment]``."""
-    return (config.rollout.episodes or 2 * slots) if config.environment.is_set else 0
+    if not config.environment.is_set:
+        return 0
+    if config.rollout.episodes:
+        return config.rollout.episodes
+    return min(2 * slots, PROGRAMS_PER_CORE * (os.cpu_count() or 1)) if config.environment.command else 2 * slots
 
 
 @asynccontextmanager

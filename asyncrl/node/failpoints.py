@@ -32,3 +32,8 @@ TURN_PLACES = (
     "trainer.woken",
 )
 """Places of nodes that share devices."""
+
+EPISODE_PLACES = (
+    "rollout.turn_put",  # turns of unfinished episodes were sent to the spool
+)
+"""Places of runs with an environment."""

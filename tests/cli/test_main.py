@@ -58,6 +58,7 @@ def test_the_commands_are_these():
         "drain",
         "plan",
         "toy",
+        "episode",
         "data",
         "services",
         "keys",
@@ -65,6 +66,7 @@ def test_the_commands_are_these():
         *looking,
     }
     assert (_commands("config")) == {"show"}
+    assert (_commands("episode")) == {"try", "show"}
     assert (_commands("data")) == {"prepare", "check"}
     assert (_commands("keys")) == {"init", "add", "new", "list", "revoke", "rotate"}
     assert (_commands("services")) == {"install"}

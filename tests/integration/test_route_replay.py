@@ -31,7 +31,8 @@ from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 
 PROMPT_IDS = [14, 12, 3, 15, 17]
 SAMPLED = Sampling(20, temperature=0.9, replay_routes=True)
-TOLERANCE = 1e-5
+TOLERANCE = 3e-5
+"""Rounding of float32 differs between processors."""
 
 
 @pytest.fixture(scope="module")

@@ -91,3 +91,11 @@ def test_without_an_environment_there_are_no_episodes() -> None:
 def test_twice_as_many_episodes_as_slots_are_in_hand_unless_set(tmp_path: Path) -> None:
     assert most_episodes(config(tmp_path), 4) == 8
     assert most_episodes(made(environment={"function": "a.py:A"}, rollout={"episodes": 5}), 4) == 5
+
+
+def test_programs_are_four_for_each_core_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    command = {"command": ["agent"]}
+    assert most_episodes(made(environment=command), 64) == 12
+    assert most_episodes(made(environment=command), 2) == 4
+    assert most_episodes(made(environment=command, rollout={"episodes": 50}), 2) == 50

@@ -63,7 +63,7 @@ def plan_of(seed: int) -> Plan:
         fault_every_s=dice.choice([0.3, 0.6, 1.2]),
         failure=dice.choice([0.0, 0.0, 0.05]),
         token_s=_token_s(dice, seed, episodic=episodic),
-        lost_environments=Random(f"environments {seed}").choice([0.0, 0.3, 1.0]) if episodic else 0.0,
+        lost_environments=Random(f"environments {seed}").choice([0.0, 0.5, 1.0, 1.0]) if episodic else 0.0,
         damage=(damage := Random(f"damage {seed}").choice([0.0, 0.0, 0.05, 0.15])),
         blindness=0.4 if damage else 0.0,
         failpoint=(dice.choice(PLACES + colocated * TURN_PLACES), dice.randint(1, 4)) if dice.random() < 0.5 else None,
@@ -89,6 +89,7 @@ def _config(dice: Random, seed: int, *, colocated: bool, episodic: bool) -> Conf
             "data": {"train": "train", "held_out": dice.choice(["", "held_out"])},
             "schedule": _schedule(dice, publish),
             "environment": {"function": "sim:Environment", "max_turns": 8, "max_tokens": 64} if episodic else {},
+            "sampling": {"max_tokens": 64} if episodic else {},
             "evaluation": {"every_versions": dice.choice([0, 1])},
             "checkpoint": {"every_steps": publish * dice.choice([0, 1, 1, 2])},
             "rollout": {

@@ -200,7 +200,7 @@ def test_an_episode_has_its_turns_and_what_was_read_between_them() -> None:
     summary = msgspec.structs.replace(whole.trajectories[2].summary, num_turns=2, context_tokens=3)
     whole.trajectories[2] = msgspec.structs.replace(whole.trajectories[2], summary=summary)
     encoded, learner = msgspec.msgpack.encode(made), Owning(0, 0, 0)
-    limits = TrajectoryLimits(100, 8, 8, 6, max_turns=2)
+    limits = TrajectoryLimits(100, 8, 8, 6)  # of a run whose turns are unknown: the others have none
     step = fetch(with_payload(whole, 2, encoded), learner, Spool(_7_2=encoded), limits=limits)
 
     assert step.trajectories[2].turns == turns

@@ -79,6 +79,11 @@ class Conversation:
         self._on_turn = on_turn
         self._num_said = 0
 
+    @property
+    def has_images(self) -> bool:
+        """True if the prompt has pictures."""
+        return bool(self._images)
+
     async def say(
         self,
         parent: int,

@@ -85,8 +85,10 @@ class Steps:
             Diverged: The turns of the earlier attempt do not fit its answers.
         """
         answer = await self._begin()
+        if answer.done:
+            raise EnvironmentFailed("reset says that the episode is done, before the first turn", retryable=False)
         parent, context = self._first(answer)
-        while not answer.done:
+        while True:
             try:
                 place = await self._turn(parent, context)
             except EpisodeOver as over:
@@ -97,8 +99,9 @@ class Steps:
                     retryable=False,
                 ) from over
             answer = await self._step(place)
+            if answer.done:
+                return "stop"
             parent, context = self._after(place, answer)
-        return "stop"
 
     async def _begin(self) -> Answer:
         if self._state.answer is None:
@@ -116,7 +119,13 @@ class Steps:
         return self._opening(answer.messages if answer.restart else [*self._task.messages, *answer.messages])
 
     def _opening(self, messages: list[ChatMessage]) -> tuple[int, list[int]]:
-        """A context that follows nothing."""
+        """A context that follows nothing. Raises `EnvironmentFailed` if it would lack pictures of the prompt."""
+        if self._conversation.has_images:
+            raise EnvironmentFailed(
+                "messages of reset, or after a restart, begin a context without the pictures of the prompt; answer "
+                "with messages that follow a turn",
+                retryable=False,
+            )
         if self._chat is not None:
             self._chat = list(messages)
         return FROM_NOTHING, self._conversation.seam.opening(messages, self._tools)
@@ -147,8 +156,6 @@ class Steps:
 
     def _after(self, place: int, answer: Answer) -> tuple[int, list[int]]:
         """Parent and context of the turn that follows ``place`` and the answer to it."""
-        if answer.done:
-            return place, []
         if answer.restart:
             return self._opening(answer.messages)
         seam, record = self._conversation.seam, self._conversation.record

@@ -26,6 +26,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.log import get_logger
 from asyncrl.plug_in import describe
 from asyncrl.trainer.model.architecture import lacking, mismatch, read_architecture
+from asyncrl.trainer.model.route_replay import HeldExperts
 from asyncrl.trainer.model.slices import local_slices
 from asyncrl.trainer.model.weight_files import open_weights
 from asyncrl.trainer.packing.batch import MicroBatch
@@ -240,11 +241,14 @@ def _pack(model: Any, source: str, tolerance: float, device: torch.device) -> No
     """Switch to packed attention, and check on two short sequences that packing does not change their states."""
     ids = torch.arange(8, device=device)[None] % model.config.get_text_config().vocab_size
     prompt, first, second = torch.split(ids, [3, 3, 2], 1)
+    experts = HeldExperts(model)
     alone = [_states(model.base_model, torch.cat((prompt, rest), 1)) for rest in (first, second)]
+    experts.held = [torch.cat((whole, other[3:])) for whole, other in filter(None, experts.chosen)]
     use_packed_attention(model)
     row = Row([np.arange(6), np.array([0, 1, 2, 6, 7])], device)
     positions = torch.tensor([[0, 1, 2, 3, 4, 5, 3, 4]], device=device)
     packed = _states(model.base_model, ids, position_ids=positions, row=row)
+    experts.remove()
     if not torch.allclose(packed, torch.cat((alone[0], alone[1][:, 3:]), 1), rtol=tolerance, atol=tolerance):
         raise ConfigError(
             f"{source}: {type(model).__name__} mixes the tokens of a row outside of attention, so packed sequences "

@@ -68,6 +68,36 @@ class RouteReplay:
         )
 
 
+class HeldExperts:
+    """
+    Experts of the passes before, for a pass over the same tokens: where two experts are nearly equal for a token,
+    rounding would choose, and states would differ for that alone. No effect on a model without experts.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.held: list[Tensor] | None = None
+        """[W, K] experts for each layer; None notes those that the routers choose, in `chosen`."""
+        routers = _routers(model)
+        self.chosen: list[list[Tensor]] = [[] for _ in routers]
+        """Experts that each layer chose, pass after pass."""
+        hooked = [] if None in routers else list(enumerate(routers))
+        self._hooks = [router.register_forward_hook(partial(self._hold, layer)) for layer, router in hooked]
+
+    def _hold(self, layer: int, router: nn.Module, _: Any, output: Any) -> tuple[Tensor, ...] | None:
+        if not isinstance(output, tuple) or len(output) != 3:
+            return None
+        logits, own, experts = output
+        if self.held is None:
+            self.chosen[layer].append(experts)
+            return None
+        renormalised = bool(torch.allclose(gates(logits, experts, renormalised=True).to(own.dtype), own, rtol=1e-2))
+        return logits, gates(logits, self.held[layer], renormalised=renormalised).to(own.dtype), self.held[layer]
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
 def _routers(model: nn.Module) -> list[Any]:
     """Router of each module of experts, in the order of the layers; None for experts without one."""
     experts = {id(module) for module in expert_modules(model)}

@@ -49,7 +49,7 @@ def engine(environments: StagedEnvironments, monkeypatch: pytest.MonkeyPatch) ->
     engine = Closing(turn)
 
     @asynccontextmanager
-    async def opened(config: Config, _engine: Any, *, run_id: str, node: str) -> AsyncIterator[Episodes]:
+    async def opened(config: Config, _engine: Any, *, run_id: str, **_: object) -> AsyncIterator[Episodes]:
         yield Episodes(config.environment, environments, WordSeam(), run=run_id)
 
     monkeypatch.setattr(module, "load_engine", lambda _: engine)

@@ -17,13 +17,19 @@ from tests.rollout.episodes.stage import Counter, StagedEnvironments, WordEngine
 TASK = TaskInput(messages=[{"role": "user", "content": "how many"}], answer="3")
 
 
-def steps(environments: StagedEnvironments, resumed: Resumed | None = None, max_tokens: int = 100) -> Steps:
+def steps(
+    environments: StagedEnvironments,
+    resumed: Resumed | None = None,
+    max_tokens: int = 100,
+    images: tuple[bytes, ...] = (),
+) -> Steps:
     conversation = Conversation(
         EpisodeRecord(ids("how many <policy>")),
         WordEngine(lambda before: f"turn {before.split().count('<policy>')}").sample,
         WordSeam(),
         sampling=Sampling(10),
         limits=EpisodeLimits(max_turns=8, max_tokens=max_tokens),
+        images=images,
     )
     environment = environments.open("run/train/0/0")
     return Steps(conversation, environment, TASK, resume=environments.resume, resumed=resumed)
@@ -72,3 +78,23 @@ def test_a_first_observation_that_leaves_no_room_is_a_final_failure() -> None:
     with pytest.raises(EnvironmentFailed, match="leaves no room for a turn") as refused:
         play(steps(StagedEnvironments(make=Verbose), max_tokens=20))
     assert not refused.value.retryable
+
+
+def test_an_episode_that_is_done_before_its_first_turn_is_a_final_failure() -> None:
+    class Done(Counter):
+        def reset(self, task: TaskInput) -> Answer:
+            return Answer(done=True)
+
+    with pytest.raises(EnvironmentFailed, match="done, before the first turn") as refused:
+        play(steps(StagedEnvironments(make=Done)))
+    assert not refused.value.retryable
+
+
+def test_a_context_that_would_lack_the_pictures_of_the_prompt_is_refused() -> None:
+    class Greeting(Counter):
+        def reset(self, task: TaskInput) -> Answer:
+            return Answer(messages=[{"role": "user", "content": "go"}])
+
+    assert play(steps(StagedEnvironments(make=Greeting))) == "length"
+    with pytest.raises(EnvironmentFailed, match="without the pictures"):
+        play(steps(StagedEnvironments(make=Greeting), images=(b"picture",)))
