@@ -22,7 +22,13 @@ ROOT = Path(__file__).parents[2]
 AGENTS = ROOT / "examples" / "agents"
 OPENENV = str(Path(PYTHON).parents[1] / "openenv" / "bin" / "python")
 STEPS = 5
-FEW = ("schedule.groups_per_step=2", "schedule.group_size=4", "evaluation.at_start=false", "evaluation.at_end=false")
+FEW = (
+    "trainer.warmup_steps=1",
+    "schedule.groups_per_step=2",
+    "schedule.group_size=4",
+    "evaluation.at_start=false",
+    "evaluation.at_end=false",
+)
 """A process for each episode: few of them."""
 SIZES = Sizes(layers=1, hidden_size=32, intermediate_size=64, heads=2, kv_heads=1, head_dim=16)
 
