@@ -66,6 +66,14 @@ class Load(Struct, frozen=True):
     preempted: float
     """Preemptions a second."""
 
+    @property
+    def served(self) -> float:
+        """
+        Requests to compare queues and preemptions with: the running ones, or 1. In an engine that became idle all
+        averages vanish together, and a queue of the past would stay the same share of the running requests.
+        """
+        return max(self.running, 1.0)
+
 
 class Concurrency:
     """
@@ -124,12 +132,12 @@ def _cut(load: Load) -> float:
     """Factor of the limit; 1 without a cut."""
     if load.needed > FULL and load.usage > BUSY:
         return max(DEEPEST_CUT, ROOMY / load.needed)
-    is_queue_long = load.waiting > LONG_QUEUE * load.running
-    return CUT if is_queue_long or load.preempted > PREEMPTED * load.running else 1.0
+    is_queue_long = load.waiting > LONG_QUEUE * load.served
+    return CUT if is_queue_long or load.preempted > PREEMPTED * load.served else 1.0
 
 
 def _room(load: Load) -> float:
     """Speed of growth, from 1 in an empty cache to 0 in a full one."""
-    if load.waiting > QUEUE * load.running:
+    if load.waiting > QUEUE * load.served:
         return 0.0
     return max(1 - load.needed / ROOMY, 1 - load.usage / IDLE if load.needed > FULL else 0.0, 0.0)

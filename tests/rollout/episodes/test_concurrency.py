@@ -180,6 +180,16 @@ def test_many_preemptions_cut_and_a_few_do_not() -> None:
     assert after(10) < 50
 
 
+def test_an_engine_that_became_idle_is_not_cut_for_the_queue_that_it_had() -> None:
+    """All active episodes may wait for one that has no seat, such as for a thread of its environment."""
+    control = Concurrency(60, 240)
+    control.observe(EngineLoad(1.0, 0, 60, 60), 0.0)
+    limits = [control.observe(EMPTY, EVERY_S * count) for count in range(300)]
+    assert limits[0] < 60
+    assert min(limits) > 20, "only while the queue is still in the average"
+    assert limits[-1] == 240
+
+
 def test_the_limit_stays_between_one_and_the_most_episodes() -> None:
     assert Concurrency(64, 16).limit == 16
     assert observed(EngineLoad(1.0, 0, 1, 99), needed=99.0, seconds=1000)[-1] == 1
