@@ -5,7 +5,7 @@ from pathlib import Path
 from asyncrl.environment.interface import PolicyTurn, TaskInput
 
 BOXES = '''
-import asyncio, json, os, signal, subprocess, sys, time
+import asyncio, json, os, signal, subprocess, sys, threading, time
 from asyncrl.environment import Step
 
 class Boxes:
@@ -87,6 +87,14 @@ async def solve(task, client):
 
 def solve_plainly(task, client):
     return 2.5
+
+
+everybody = threading.Barrier(100, timeout=20)
+
+
+async def meet(task, client):
+    await asyncio.to_thread(everybody.wait)
+    return 1.0
 
 
 def asks_environment(task):

@@ -11,6 +11,7 @@ import asyncio
 import errno
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ from asyncrl.processes.prctl import PR_SET_PDEATHSIG, prctl
 OURS = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent))
 """Folders whose traceback frames are left out of messages: they are not the environment's."""
 MAX_ERROR_CHARS = 2000
+THREADS = 1024
+"""
+Threads for plain agent programs, and for ``asyncio.to_thread`` of async ones. Python's default is few more than cores:
+programs that wait for the policy would hold up the others, and for ever if the policy waits for one of those.
+"""
 
 
 def main() -> None:
@@ -41,6 +47,7 @@ def main() -> None:
 
 
 async def _serve(code: Code, inbox: int, outbox: int) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="environment"))
     try:
         tools = await code.start()
     except ConfigError as error:

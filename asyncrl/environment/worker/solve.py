@@ -10,14 +10,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from asyncrl.environment import Client, Task
 from asyncrl.errors import ConfigError
-
-THREADS = 1024
-"""Plain functions that may run at once in a worker."""
 
 
 class Solve:
@@ -29,7 +25,6 @@ class Solve:
     def __init__(self, function: Callable[..., Any], options: dict[str, Any], setting: str) -> None:
         self._function = function
         self._options = options
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="solve")
         try:
             inspect.signature(function).bind(None, None, **options)
         except TypeError as error:
@@ -45,7 +40,7 @@ class Solve:
         if inspect.iscoroutinefunction(self._function):
             return await self._function(task, client, **self._options)
         running = asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: self._function(task, client, **self._options)
+            None, lambda: self._function(task, client, **self._options)
         )
         try:
             return await asyncio.shield(running)

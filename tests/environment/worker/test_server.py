@@ -104,6 +104,18 @@ def test_what_an_environment_prints_does_not_reach_the_pipe(boxes: Spoken) -> No
     assert boxes.end() == b"x" * 100 + b"\n"
 
 
+def test_blocking_calls_of_many_async_programs_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    spoken = Spoken("meet", tmp_path)
+    spoken.hear()
+    request = {"call": "solve", "task": TASK, "base_url": "", "key": ""}
+    spoken.say(*({"n": number, "episode": number, **request} for number in range(100)))
+
+    heard = [spoken.hear() for _ in range(200)]
+
+    assert [frame["answer"]["reward"] for frame in heard if "answer" in frame] == [1.0] * 100
+    spoken.end()
+
+
 def test_code_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     spoken = Spoken("Bexes", tmp_path)
 
