@@ -10,7 +10,6 @@ from asyncrl.config.sections import Config
 from asyncrl.environment.interface import Description
 from asyncrl.environment.pool import EnvironmentPool
 from asyncrl.environment.program import Programs
-from asyncrl.environment.program import Programs
 from asyncrl.environment.worker_process import named
 from asyncrl.errors import ConfigError
 
@@ -43,8 +42,6 @@ def check_environment(config: Config) -> str:
 
 
 async def _described(config: Config) -> Description:
-    if config.environment.command:
-        return Programs(config.environment, "check").description
     if config.environment.command:
         return Programs(config.environment, "check").description
     async with EnvironmentPool(replace(config.environment, workers=1), "check", "check") as pool:
