@@ -73,6 +73,9 @@ def kills_in(mode: str, options: argparse.Namespace) -> list[str]:
             time.sleep(CALM_S)
             wanted = run.steps_taken() + STEPS_AFTER
             run.until(lambda: run.steps_taken() >= wanted)
+        except SystemExit:
+            print((folder / "run.log").read_text()[-3000:], flush=True)
+            raise
         finally:
             run.end()
         return report(mode, run.directory, folder / "notes.jsonl", workers, done)

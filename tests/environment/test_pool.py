@@ -266,13 +266,20 @@ def is_running(pid: int) -> bool:
     return False
 
 
+def command_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
 @pytest.mark.parametrize("victim", ["worker", "keeper"])
 def test_nothing_is_left_when_a_worker_or_its_keeper_is_killed(tmp_path: Path, victim: str) -> None:
     async def play(pool: EnvironmentPool) -> tuple[str, list[int]]:
         episode = pool.open("a")
         await episode.reset(task())
         _, _, folder = json.loads((await episode.step(said())).messages[0]["content"])
-        keeper, worker = [process.pid for process in process_tree.below(os.getpid())][:2]
+        # Other tests may have left processes of torch below this one.
+        below = process_tree.below(os.getpid())
+        (keeper,) = [process.pid for process in below if "asyncrl.processes.keeper" in command_of(process.pid)]
+        (worker,) = [process.pid for process in below if process.parent == keeper]
         os.kill(worker if victim == "worker" else keeper, signal.SIGKILL)
         await until_it_fails(episode)
         await episode.close()
