@@ -38,6 +38,10 @@ class Loss(Struct, frozen=True):
     has_hung: bool
 
 
+class LostInLoading(ConfigError):
+    """A worker ended while it loaded the environment: the code may have ended it, or somebody killed it."""
+
+
 class WorkerProcess:
     """``on_loss`` is called once, when the worker hangs or dies; all of its calls must be failed then."""
 
@@ -135,7 +139,7 @@ class WorkerProcess:
             raise ConfigError(f"{named(environment)} was not loaded within {START_S:g} s") from error
         except (EOFError, NotAFrame) as error:
             cause = await self._process.cause()
-            raise ConfigError(f"{named(environment)} ended its process when it was loaded: {cause}") from error
+            raise LostInLoading(f"{named(environment)} ended its process when it was loaded: {cause}") from error
         if (loaded := frames[0].loaded) is None:
             raise ConfigError(frames[0].refused or f"{named(environment)} wrote to the pipe of its worker")
         return loaded

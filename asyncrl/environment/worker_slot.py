@@ -8,11 +8,12 @@ One worker of a pool: replaced when it is lost, with the episode found that made
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 from asyncrl.config.sections import Environment
 from asyncrl.environment.calls import Suspects
 from asyncrl.environment.interface import Description
-from asyncrl.environment.worker_process import Loss, WorkerProcess
+from asyncrl.environment.worker_process import Loss, LostInLoading, WorkerProcess
 from asyncrl.errors import ConfigError, EnvironmentFailed
 from asyncrl.processes.allowance import AT_ONCE_BYTES, refilled
 
@@ -63,19 +64,30 @@ class WorkerSlot:
         begun, before = time.monotonic(), self._started_at
         self._started_at = begun
         allowance = AT_ONCE_BYTES if before is None else refilled(begun - before)
-        lost: list[WorkerProcess] = []
-        worker, description = await WorkerProcess.start(
-            self._environment,
-            lambda loss: self._lose(lost[0], loss),
-            variables=self._variables,
-            output_bytes=allowance,
-        )
-        lost.append(worker)
+        worker, description = await self._loaded(allowance)
         if self.description is not None and description != self.description:
             await worker.kill()
             raise ConfigError("a worker that was replaced describes the environment differently than the first ones")
         self.description = description
         return worker
+
+    async def _loaded(self, output_bytes: int) -> tuple[WorkerProcess, Description]:
+        """Start a worker. One that was killed while it loaded is tried again; the last loss is the code's."""
+        for _ in range(LOST_IN_A_ROW - 1):
+            with suppress(LostInLoading):
+                return await self._load(output_bytes)
+        return await self._load(output_bytes)
+
+    async def _load(self, output_bytes: int) -> tuple[WorkerProcess, Description]:
+        lost: list[WorkerProcess] = []
+        worker, description = await WorkerProcess.start(
+            self._environment,
+            lambda loss: self._lose(lost[0], loss),
+            variables=self._variables,
+            output_bytes=output_bytes,
+        )
+        lost.append(worker)
+        return worker, description
 
     def _lose(self, worker: WorkerProcess, loss: Loss) -> None:
         """Fail all calls of the worker, and kill it; the next call starts another one."""

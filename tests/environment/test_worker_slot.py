@@ -63,3 +63,40 @@ def test_a_replacement_that_cannot_be_loaded_or_is_another_environment_is_refuse
         asyncio.run(change_and_replace("x = 1"))
     with pytest.raises(ConfigError, match="describes the environment differently"):
         asyncio.run(change_and_replace(written(tmp_path).read_text().replace('resume = "snapshot"', "")))
+
+
+DIES_AT_FIRST = """
+import os, signal
+from pathlib import Path
+
+tries = Path(__file__).with_name("tries")
+tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+if len(tries.read_text()) < {survives}:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Boxes:
+    def reset(self, task): ...
+    def step(self, said): ...
+"""
+
+
+@pytest.mark.parametrize(("survives", "is_loaded"), [(3, True), (4, False)])
+def test_a_worker_that_is_killed_while_it_loads_is_tried_again_a_few_times(
+    tmp_path: Path, survives: int, is_loaded: bool
+) -> None:
+    path = tmp_path / "dying.py"
+    path.write_text(DIES_AT_FIRST.replace("{survives}", str(survives)))
+
+    async def load() -> None:
+        slot = slot_of(path)
+        try:
+            await slot.worker()
+        finally:
+            await slot.clear()
+
+    if is_loaded:
+        asyncio.run(load())
+    else:
+        with pytest.raises(ConfigError, match="ended its process when it was loaded"):
+            asyncio.run(load())
+    assert len((tmp_path / "tries").read_text()) == 3
