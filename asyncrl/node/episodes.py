@@ -1,5 +1,6 @@
 """The environments of a rollout's process, and the episodes that are played with them."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -8,6 +9,7 @@ from asyncrl.config.sections import Config, Environment
 from asyncrl.environment.interface import Environments
 from asyncrl.environment.pool import EnvironmentPool
 from asyncrl.environment.program import Programs
+from asyncrl.processes import folders
 from asyncrl.rollout.conversing import require_seam
 from asyncrl.rollout.engine import Engine
 from asyncrl.rollout.episodes.episodes import Episodes
@@ -57,6 +59,7 @@ def most_episodes(config: Config, slots: int) -> int:
 @asynccontextmanager
 async def _environments(environment: Environment, run_id: str, node: str) -> AsyncIterator[Environments]:
     if environment.command:
+        await asyncio.to_thread(folders.sweep)  # of programs that a killed node had just begun to start
         async with aclosing(Programs(environment, run_id)) as programs:
             yield programs
     else:
