@@ -243,7 +243,7 @@ def _pack(model: Any, source: str, tolerance: float, device: torch.device) -> No
     prompt, first, second = torch.split(ids, [3, 3, 2], 1)
     experts = HeldExperts(model)
     alone = [_states(model.base_model, torch.cat((prompt, rest), 1)) for rest in (first, second)]
-    experts.held = [torch.cat((whole, other[3:])) for whole, other in filter(None, experts.chosen)]
+    experts.held = [torch.cat((chosen[0], chosen[1][3:])) if chosen else None for chosen in experts.chosen]
     use_packed_attention(model)
     row = Row([np.arange(6), np.array([0, 1, 2, 6, 7])], device)
     positions = torch.tensor([[0, 1, 2, 3, 4, 5, 3, 4]], device=device)

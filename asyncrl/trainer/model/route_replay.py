@@ -50,33 +50,27 @@ class RouteReplay:
             self._renormalised[layer] = self._check(router, output)
         if self.routes is None:
             return None
-        logits, own, _ = output
-        experts = self.routes[:, layer].long()
-        return logits, gates(logits, experts, renormalised=self._renormalised[layer]).to(own.dtype), experts
+        return _taking(output, self.routes[:, layer].long(), renormalised=self._renormalised[layer])
 
     def _check(self, router: nn.Module, output: Any) -> bool:
         """True if a router renormalises; raises `ConfigError` if its gates are others than `gates`."""
-        if isinstance(output, tuple) and len(output) == 3:
-            logits, own, experts = (part.detach() for part in output)
-            for renormalised in (True, False):
-                found = gates(logits, experts, renormalised=renormalised)
-                if torch.allclose(found.to(own.dtype), own, rtol=8 * torch.finfo(own.dtype).eps, atol=1e-6):
-                    return renormalised
-        raise ConfigError(
-            f"{self._source}: {type(router).__name__} weights its experts by more than a softmax of its logits, which "
-            f"rollout.replay_routes does not compute; set it to false"
-        )
+        if (renormalised := _renormalises(output)) is None:
+            raise ConfigError(
+                f"{self._source}: {type(router).__name__} weights its experts by more than a softmax of its logits, "
+                f"which rollout.replay_routes does not compute; set it to false"
+            )
+        return renormalised
 
 
 class HeldExperts:
     """
     Experts of the passes before, for a pass over the same tokens: where two experts are nearly equal for a token,
-    rounding would choose, and states would differ for that alone. No effect on a model without experts.
+    rounding would choose, and states would differ for that alone. No effect on layers whose gates are not `gates`.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.held: list[Tensor] | None = None
-        """[W, K] experts for each layer; None notes those that the routers choose, in `chosen`."""
+        self.held: list[Tensor | None] | None = None
+        """[W, K] experts for each layer, or None to let it choose. Before it is set, choices are noted in `chosen`."""
         routers = _routers(model)
         self.chosen: list[list[Tensor]] = [[] for _ in routers]
         """Experts that each layer chose, pass after pass."""
@@ -84,18 +78,41 @@ class HeldExperts:
         self._hooks = [router.register_forward_hook(partial(self._hold, layer)) for layer, router in hooked]
 
     def _hold(self, layer: int, router: nn.Module, _: Any, output: Any) -> tuple[Tensor, ...] | None:
-        if not isinstance(output, tuple) or len(output) != 3:
+        if (renormalised := _renormalises(output)) is None:
             return None
-        logits, own, experts = output
         if self.held is None:
-            self.chosen[layer].append(experts)
+            self.chosen[layer].append(output[2])
             return None
-        renormalised = bool(torch.allclose(gates(logits, experts, renormalised=True).to(own.dtype), own, rtol=1e-2))
-        return logits, gates(logits, self.held[layer], renormalised=renormalised).to(own.dtype), self.held[layer]
+        experts = self.held[layer]
+        return None if experts is None else _taking(output, experts, renormalised=renormalised)
 
     def remove(self) -> None:
         for hook in self._hooks:
             hook.remove()
+
+
+def _renormalises(output: Any) -> bool | None:
+    """
+    True if a router's gates are a softmax over the chosen experts, False if over all; None if they are others.
+
+    Args:
+        output: Logits [W, E], gates [W, K] and experts [W, K], or whatever another kind of router returns.
+    """
+    if isinstance(output, tuple) and len(output) == 3 and all(isinstance(part, Tensor) for part in output):
+        logits, own, experts = (part.detach() for part in output)
+        if experts.dtype != torch.int64 or own.shape != experts.shape:
+            return None
+        for renormalised in (True, False):
+            found = gates(logits, experts, renormalised=renormalised)
+            if torch.allclose(found.to(own.dtype), own, rtol=8 * torch.finfo(own.dtype).eps, atol=1e-6):
+                return renormalised
+    return None
+
+
+def _taking(output: tuple[Tensor, Tensor, Tensor], experts: Tensor, *, renormalised: bool) -> tuple[Tensor, ...]:
+    """Output of a router that takes these experts: logits [W, E], gates [W, K] and experts [W, K]."""
+    logits, own, _ = output
+    return logits, gates(logits, experts, renormalised=renormalised).to(own.dtype), experts
 
 
 def _routers(model: nn.Module) -> list[Any]:

@@ -16,7 +16,7 @@ from transformers import (
 
 from asyncrl.algo.routing import expert_modules
 from asyncrl.errors import ConfigError
-from asyncrl.trainer.model.route_replay import RouteReplay
+from asyncrl.trainer.model.route_replay import HeldExperts, RouteReplay
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
@@ -122,3 +122,31 @@ def test_routers_of_another_kind_are_refused_in_one_sentence() -> None:
 def test_a_model_without_experts_is_refused() -> None:
     with pytest.raises(ConfigError, match="LlamaForCausalLM has no mixture of experts behind a router of its own"):
         RouteReplay(LlamaForCausalLM(LlamaConfig(**SIZES)), "model.path=m")
+
+
+def test_experts_of_passes_before_are_held_until_the_hooks_go(taken) -> None:
+    model = qwen(norm_topk_prob=True)
+    experts = HeldExperts(model)
+    own = model(IDS).logits
+    watch(model, taken)
+    other = (IDS + 7) % 16
+    held = [chosen[0] for chosen in experts.chosen]
+    experts.held = [*held]
+    model(other)
+    assert all(torch.equal(taken[layer][0], held[layer]) for layer in range(2))
+    assert torch.allclose(model(IDS).logits, own, atol=1e-6), "with its own experts nothing changes"
+    experts.remove()
+    model(other)
+    assert not all(torch.equal(taken[layer][0], held[layer]) for layer in range(2))
+
+
+def test_a_router_with_other_gates_is_left_as_it_is() -> None:
+    model = qwen()
+    for layer in (0, 2):
+        model.model.layers[layer].mlp.gate = Sigmoid()
+    own = model(IDS).logits
+    experts = HeldExperts(model)
+    model(IDS)
+    assert experts.chosen == [[], []]
+    experts.held = [None, None]
+    assert torch.equal(model(IDS).logits, own)
