@@ -151,7 +151,13 @@ class Steps:
         turn.reward = answer.reward
         if self._resume == "snapshot" and not answer.done:
             snapshot = await self._environment.snapshot()
-            self._state = EpisodeState(num_finished=place + 1, num_answered=place + 1, answer=answer, snapshot=snapshot)
+            self._state = EpisodeState(
+                num_finished=place + 1,
+                num_answered=place + 1,
+                answer=answer,
+                snapshot=snapshot,
+                chat=None if self._chat is None else list(self._chat),
+            )
         return answer
 
     def _after(self, place: int, answer: Answer) -> tuple[int, list[int]]:

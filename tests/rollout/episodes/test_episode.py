@@ -163,6 +163,24 @@ def test_an_episode_goes_on_with_another_worker_if_its_own_is_lost(resume, lose_
     play(scene)
 
 
+@pytest.mark.parametrize("resume", ["replay", "snapshot"])
+@pytest.mark.parametrize("lose_at", range(1, 7))
+def test_a_conversation_that_is_rendered_again_goes_on_as_if_no_worker_was_lost(resume, lose_at: int) -> None:
+    async def scene() -> None:
+        as_template = structs.replace(ENVIRONMENT, history="as_template", max_tokens=200)
+        whole = await Stage(StagedEnvironments(resume=resume), environment=as_template).begin().run()
+        assert [turn.parent for turn in whole.turns] == [-1, FROM_NOTHING, FROM_NOTHING], "each turn is rendered again"
+        stage = Stage(StagedEnvironments(resume=resume, lose_at=lose_at), environment=as_template)
+        sampled = await stage.begin().run()
+        assert [(turn.parent, turn.observation, turn.text) for turn in sampled.turns] == [
+            (turn.parent, turn.observation, turn.text) for turn in whole.turns
+        ]
+        assert len(stage.engine.requests) == 3, "no turn is sampled twice"
+        assert not stage.started_over
+
+    play(scene)
+
+
 def test_an_episode_without_a_way_to_continue_begins_anew_and_says_so() -> None:
     async def scene() -> None:
         stage = Stage(StagedEnvironments(resume="none", lose_at=3))
