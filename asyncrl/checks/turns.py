@@ -10,6 +10,7 @@ Check of an episode's turns: a tree whose tokens are those of the trajectory.
 
 from collections.abc import Sequence
 from math import isfinite
+from typing import Protocol
 
 from asyncrl.checks.reward_limits import MAX_METRIC, MAX_METRICS, MAX_NAME_CHARS, MAX_REWARD
 from asyncrl.messages import FROM_NOTHING, Trajectory, TrajectoryLimits, Turn
@@ -43,6 +44,22 @@ def turn_problem_of(trajectory: Trajectory, limits: TrajectoryLimits) -> str:
         )
         return f"{BAD_TURNS}: {context} tokens of context and {written} written, expected {tokens}"
     return _score_problem(trajectory)
+
+
+class HasParent(Protocol):
+    """A turn, on the wire or in the record of a rollout."""
+
+    @property
+    def parent(self) -> int: ...
+
+
+def path_to(turns: Sequence[HasParent], place: int) -> list[int]:
+    """Indices of the turns from a root to ``place``, which is the last; empty for the prompt, or for nothing."""
+    found = []
+    while place >= 0:
+        found.append(place)
+        place = turns[place].parent
+    return found[::-1]
 
 
 def num_branches(turns: Sequence[Turn]) -> int:

@@ -22,7 +22,7 @@ SEED_STEP = 0x9E3779B97F4A7C15
 """Distance of the seeds of two turns: 2^64 divided by the golden ratio, so that all differ."""
 MAX_SEED = 2**63 - 1
 
-Limit = Literal["max_turns", "max_tokens", "episode_s"]
+Limit = Literal["max_turns", "max_tokens"]
 Sample = Callable[[Request], Awaitable[Completion]]
 """Samples one request. Raises `EngineError`."""
 

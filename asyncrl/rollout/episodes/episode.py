@@ -44,11 +44,10 @@ class Player(Protocol):
 
 
 class Attempt:
-    """A conversation with one instance of the environment."""
+    """A conversation, and the loop that plays it with one instance of the environment."""
 
-    def __init__(self, conversation: Conversation, environment: EnvironmentEpisode, player: Player) -> None:
+    def __init__(self, conversation: Conversation, player: Player) -> None:
         self.conversation = conversation
-        self.environment = environment
         self.player = player
 
     @property

@@ -111,7 +111,7 @@ class Episodes:
                 on_turn=on_turn,
             )
             player = self._player(conversation, environment, task, resumed)
-            return Attempt(conversation, environment, player)
+            return Attempt(conversation, player)
 
         self._in_hand[unit] = episode = Episode(
             self._environments,

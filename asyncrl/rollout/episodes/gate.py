@@ -14,6 +14,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
+from heapq import nlargest, nsmallest
 from typing import Generic, TypeVar
 
 E = TypeVar("E", bound=Hashable)
@@ -68,14 +69,12 @@ class Seats(Generic[E]):
         return self._refill()
 
     def _refill(self) -> list[E]:
-        for episode in sorted(self._seated - self._in_turn, key=self._arrival.__getitem__, reverse=True)[
-            : max(self._num_over, 0)
-        ]:
-            self._seated.remove(episode)
+        youngest = nlargest(self._num_over, self._seated - self._in_turn, key=self._arrival.__getitem__)
+        self._seated.difference_update(youngest)
         return self._fill()
 
     def _fill(self) -> list[E]:
-        first = sorted(self._waiting, key=self._arrival.__getitem__)[: max(-self._num_over, 0)]
+        first = nsmallest(-self._num_over, self._waiting, key=self._arrival.__getitem__)
         for places in (self._seated, self._in_turn):
             places.update(first)
         self._waiting.difference_update(first)

@@ -13,6 +13,7 @@ from itertools import accumulate, chain
 
 from msgspec import Struct
 
+from asyncrl.checks.turns import path_to
 from asyncrl.messages import FROM_NOTHING, FinishReason, Span, Turn
 from asyncrl.rollout.engine import Completion
 
@@ -67,17 +68,12 @@ class EpisodeRecord:
 
     def path(self, place: int) -> list[int]:
         """Indices of the turns from the root to ``place``, which is the last."""
-        found = []
-        while place >= 0:
-            found.append(place)
-            place = self.turns[place].parent
-        return found[::-1]
+        return path_to(self.turns, place)
 
     def root(self, place: int) -> int:
         """`FROM_PROMPT` or `FROM_NOTHING`: what the branch of ``place`` begins with."""
-        while place >= 0:
-            place = self.turns[place].parent
-        return place
+        path = self.path(place)
+        return self.turns[path[0]].parent if path else place
 
     def wire_turns(self) -> list[Turn]:
         """The turns as `Trajectory.turns`."""

@@ -121,10 +121,10 @@ class GatewayApp:
                 await self._wait_and_keep_alive(request, sampling, gone, exchange)
             reply = await _reply(sampling, gone)
         except Disconnected:
-            self._count(episode, "undelivered")
+            episode.count("undelivered")
             raise
         except Refused as refused:
-            self._count(episode, f"refused_{refused.code}")
+            episode.count(f"refused_{refused.code}")
             if not exchange.is_started:
                 raise
             return await exchange.write(event(msgspec.json.decode(refused.body)), is_last=True)
@@ -141,10 +141,6 @@ class GatewayApp:
             if not exchange.is_started:
                 await exchange.start(200, [*EVENTS, *_ignored(request)])
             await exchange.write(KEEP_ALIVE)
-
-    def _count(self, episode: OpenEpisode, name: str) -> None:
-        for counts in (episode.counts, self._gateway.counts):
-            counts[name] += 1
 
     async def _refuse(self, refused: Refused, exchange: Exchange) -> None:
         self._gateway.counts[f"refused_{refused.status}"] += 1

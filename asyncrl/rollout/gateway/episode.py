@@ -121,7 +121,7 @@ class OpenEpisode:
         identity = request.identity(hashes[-1])
         task = self._replies.get(identity)
         if task is not None and not _is_lost(task):
-            self._count("repeats")
+            self.count("repeats")
             return task
         task = asyncio.create_task(self._make(request, hashes))
         task.add_done_callback(_is_lost)  # an error that nobody waits for any more is no warning
@@ -139,9 +139,6 @@ class OpenEpisode:
         """A client has the reply, so its turns are trained."""
         for choice in reply.choices:
             self._record.turns[choice.turn].is_trained = True
-
-    def refuse(self, code: str) -> None:
-        self._count(f"refused_{code}")
 
     async def close(self) -> None:
         """Stop sampling, and answer no further request. Idempotent."""
@@ -217,10 +214,10 @@ class OpenEpisode:
         taken = self._earlier.take(place.parent, place.context_ids)
         if taken and taken[1].completion.finish_reason != "unfinished":
             turn = self._record.add(structs.replace(taken[1], parent=place.parent))
-            self._count("replayed")
+            self.count("replayed")
         else:
             turn = await self._sampled(place, request, taken[1].completion if taken else None)
-            self._count("sampled")
+            self.count("sampled")
         if taken:
             self._earlier.moved(taken[0], turn)
         self._record.turns[turn].is_trained = False  # until it is delivered
@@ -271,14 +268,15 @@ class OpenEpisode:
 
     # ── counts ──────────────────────────────────────────────────────────────────────────────────
 
-    def _count(self, *names: str) -> None:
+    def count(self, *names: str) -> None:
+        """Count these for the episode, and for its node."""
         for name in names:
             self.counts[name] += 1
             self._all_counts[name] += 1
 
     def _count_branches(self, place: Place, found: Found, request: ChatRequest) -> None:
         if place.cause:
-            self._count("roots", f"root_{place.cause}")
+            self.count("roots", f"root_{place.cause}")
             if place.cause != "new_root":
                 log.warning("gateway.lineage_broken", cause=place.cause, messages=len(request.messages))
         same = place.parent, found.seen
@@ -287,9 +285,7 @@ class OpenEpisode:
         self._children[same] += request.n
         self._num_children[place.parent] += request.n
         for _ in range(request.n - 1 + (num_siblings > 0)):
-            self._count(
-                "forks", "fork_retry" if num_same and request.n == 1 and request.seed is None else "fork_branch"
-            )
+            self.count("forks", "fork_retry" if num_same and request.n == 1 and request.seed is None else "fork_branch")
 
 
 def _is_lost(task: "asyncio.Task[Reply]") -> bool:

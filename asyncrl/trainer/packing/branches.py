@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.checks.turns import path_to
 from asyncrl.messages import FROM_PROMPT, Turn
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 
@@ -44,7 +45,7 @@ def branches(trajectory: TrainingTrajectory) -> Iterator[Branch]:
     written = cut(trajectory.completion_ids, [turn.num_written for turn in turns])
     followed, seen = {turn.parent for turn in turns}, set[int]()
     for last in sorted(set(range(len(turns))) - followed):
-        path = _path(turns, last)
+        path = path_to(turns, last)
         root = turns[path[0]].parent
         parts = [trajectory.prompt_ids] if root == FROM_PROMPT else []
         starts, length = {}, sum(map(len, parts))
@@ -64,12 +65,3 @@ def branches(trajectory: TrainingTrajectory) -> Iterator[Branch]:
 def cut(values: NDArray[Scalar], lengths: Sequence[int]) -> list[NDArray[Scalar]]:
     """Consecutive parts of these lengths, one or more."""
     return np.split(values, list(accumulate(lengths))[:-1])
-
-
-def _path(turns: Sequence[Turn], place: int) -> list[int]:
-    """Indices of the turns from the root to ``place``, which is the last."""
-    found = []
-    while place >= 0:
-        found.append(place)
-        place = turns[place].parent
-    return found[::-1]
