@@ -21,6 +21,8 @@ import sys
 import time
 from asyncio import StreamReader
 from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
 
 import msgspec
 
@@ -28,6 +30,7 @@ from asyncrl import plug_in
 from asyncrl.config.sections import Environment
 from asyncrl.environment.interface import Answer, Description, PolicyTurn, Score, TaskInput
 from asyncrl.errors import ConfigError, EnvironmentFailed
+from asyncrl.processes import folders
 from asyncrl.processes.allowance import AT_ONCE_BYTES, OutputAllowance
 from asyncrl.processes.keeper import Limits
 from asyncrl.processes.kept import KeptProcess
@@ -82,6 +85,15 @@ class Programs:
         episode = ProgramEpisode(name, self._environment, self._run_id, self._open.discard)
         self._open.add(episode)
         return episode
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(folders.sweep)  # what killed nodes had just begun to start
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
     async def aclose(self) -> None:
         """Kill all programs and what they have started. Idempotent."""

@@ -1,15 +1,11 @@
 """The environments of a rollout's process, and the episodes that are played with them."""
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
-from asyncrl.config.sections import Config, Environment
-from asyncrl.environment.interface import Environments
-from asyncrl.environment.pool import EnvironmentPool
-from asyncrl.environment.program import Programs
-from asyncrl.processes import folders
+from asyncrl.config.sections import Config
+from asyncrl.environment.make import make_environments
 from asyncrl.rollout.conversing import require_seam
 from asyncrl.rollout.engine import Engine
 from asyncrl.rollout.episodes.episodes import Episodes
@@ -36,7 +32,7 @@ async def open_episodes(
         return
     conversing, environment = require_seam(engine), config.environment
     async with AsyncExitStack() as stack:
-        environments = await stack.enter_async_context(_environments(environment, run_id, node))
+        environments = await stack.enter_async_context(make_environments(environment, run_id, node))
         gateway: Gateway | None = None
         if environments.description.kind != "steps":
             gateway = Gateway(stop=config.sampling.stop, as_template=environment.history == "as_template")
@@ -54,14 +50,3 @@ def most_episodes(config: Config, slots: int) -> int:
     if config.rollout.episodes:
         return config.rollout.episodes
     return min(2 * slots, PROGRAMS_PER_CORE * (os.cpu_count() or 1)) if config.environment.command else 2 * slots
-
-
-@asynccontextmanager
-async def _environments(environment: Environment, run_id: str, node: str) -> AsyncIterator[Environments]:
-    if environment.command:
-        await asyncio.to_thread(folders.sweep)  # of programs that a killed node had just begun to start
-        async with aclosing(Programs(environment, run_id)) as programs:
-            yield programs
-    else:
-        async with EnvironmentPool(environment, run_id, node) as pool:
-            yield pool

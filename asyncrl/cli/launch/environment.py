@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from asyncrl.config.sections import Config
 from asyncrl.environment.interface import Description
-from asyncrl.environment.pool import EnvironmentPool
-from asyncrl.environment.program import Programs
+from asyncrl.environment.make import make_environments
 from asyncrl.environment.worker_process import named
 from asyncrl.errors import ConfigError
 
@@ -42,10 +41,8 @@ def check_environment(config: Config) -> str:
 
 
 async def _described(config: Config) -> Description:
-    if config.environment.command:
-        return Programs(config.environment, "check").description
-    async with EnvironmentPool(replace(config.environment, workers=1), "check", "check") as pool:
-        return pool.description
+    async with make_environments(replace(config.environment, workers=1), "check", "check") as environments:
+        return environments.description
 
 
 def _abilities(description: Description) -> list[str]:

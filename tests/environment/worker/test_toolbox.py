@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
+from asyncrl.config.check_environment import TOOLS
 from asyncrl.environment import Message, Said, Step, Task, ToolCall
-from asyncrl.environment.worker.toolbox import MAX_CHARS, FunctionTool, Toolbox, text_of
+from asyncrl.environment.worker.toolbox import BUILT_IN, MAX_CHARS, FunctionTool, Toolbox, text_of
 from asyncrl.environment.worker.tools import ToolFailure
 from asyncrl.errors import ConfigError
+
+
+def test_the_tools_of_workers_are_those_that_a_run_file_may_name() -> None:
+    assert BUILT_IN == TOOLS
 
 
 def double(number: int) -> int:
