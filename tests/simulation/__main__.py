@@ -34,6 +34,8 @@ def report(outcome: Outcome, seeds: range, mutant: str) -> dict[str, object]:
         "schedules_per_cpu_s": round(outcome.schedules / outcome.cpu_s, 1),
         "virtual_s": round(outcome.virtual_s),
         "records": outcome.records,
+        "resumed": outcome.resumed,
+        "started_over": outcome.started_over,
         "violations": 0,
     }
     if outcome.failed_seed is None:

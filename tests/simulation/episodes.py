@@ -18,9 +18,20 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncrl.checks.trajectory import summary_of
-from asyncrl.messages import FROM_PROMPT, Lease, PutItem, ResumePoint, StartedOver, Trajectory, Turn, Unit
+from asyncrl.messages import (
+    FROM_PROMPT,
+    Lease,
+    PutItem,
+    ResumePoint,
+    StartedOver,
+    Trajectory,
+    TrajectoryLimits,
+    Turn,
+    Unit,
+)
 from asyncrl.rollout.actor import RolloutActor
 from asyncrl.rollout.generations import Generations
+from tests.simulation.plan import MAX_TURNS
 
 WRITTEN, CONTEXT = 2, 1
 
@@ -40,6 +51,13 @@ def with_turns(item: PutItem) -> PutItem:
     context = array.array("i", [1000 + place for place, turn in enumerate(turns) for _ in range(turn.num_context)])
     episode = replace(trajectory, turns=turns, context_ids=memoryview(context).cast("B"))
     return replace(item, summary=summary_of(episode), payload=memoryview(msgspec.msgpack.encode(episode)))
+
+
+class EpisodeGenerations(Generations):
+    """Accepts stored turns where it resumes, though its own work is single completions."""
+
+    def limits(self, lease: Lease, index: int) -> TrajectoryLimits:
+        return replace(super().limits(lease, index), max_turns=MAX_TURNS)
 
 
 class EpisodeActor(RolloutActor):

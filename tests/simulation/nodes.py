@@ -30,7 +30,7 @@ from asyncrl.trainer.packing.step import Step, TrajectoryInfo
 from tests.simulation.checkpoints import CheckpointFolder, Trained
 from tests.simulation.disk import Disk
 from tests.simulation.engine import SimEngine
-from tests.simulation.episodes import EpisodeActor
+from tests.simulation.episodes import EpisodeActor, EpisodeGenerations
 from tests.simulation.invariants import Invariants
 from tests.simulation.plan import ADDRESS, Plan
 from tests.simulation.transfers import Downloader, Publisher, Receiver, Transfers, Uploader
@@ -74,7 +74,8 @@ async def run_rollout(world: World, who: Identity, stopping: asyncio.Event) -> N
         return
     await asyncio.sleep(world.dice.uniform(0.0, 0.5))
     engine: Any = SimEngine(world.plan, world.dice, world.invariants.decodes_with)
-    generations = Generations(engine, who.node, PROCESS.get().clock)
+    make = EpisodeGenerations if world.plan.is_episodic else Generations
+    generations = make(engine, who.node, PROCESS.get().clock)
     sleeper = Sleeper(engine, generations)
 
     def say(who: Identity) -> Hello:

@@ -14,6 +14,7 @@ from tests.simulation.wire import Weather
 ADDRESS = "ipc://broker"
 ROWS = 5
 """Dataset rows; fewer than a run needs, so that there are several epochs."""
+MAX_TURNS = 8
 CALM, BREEZE, STORM = Weather(), Weather(0.005, 0.01, 0.01, 0.01), Weather(0.03, 0.06, 0.05, 0.05)
 
 
@@ -88,7 +89,7 @@ def _config(dice: Random, seed: int, *, colocated: bool, episodic: bool) -> Conf
             "model": {"path": "model"},
             "data": {"train": "train", "held_out": dice.choice(["", "held_out"])},
             "schedule": _schedule(dice, publish),
-            "environment": {"function": "sim:Environment", "max_turns": 8, "max_tokens": 64} if episodic else {},
+            "environment": {"function": "sim:Environment", "max_turns": MAX_TURNS, "max_tokens": 64} if episodic else {},
             "sampling": {"max_tokens": 64} if episodic else {},
             "evaluation": {"every_versions": dice.choice([0, 1])},
             "checkpoint": {"every_steps": publish * dice.choice([0, 1, 1, 2])},

@@ -26,7 +26,11 @@ def require_no_violation(outcome: Outcome) -> None:
 
 
 def test_no_schedule_violates_an_invariant() -> None:
-    require_no_violation(search(range(NUM_FAST)))
+    outcome = search(range(NUM_FAST))
+
+    require_no_violation(outcome)
+    assert outcome.resumed > 0  # Otherwise the rule of resumption was not checked.
+    assert outcome.started_over > 0
 
 
 def test_no_schedule_violates_an_invariant_where_messages_travel_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
