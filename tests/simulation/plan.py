@@ -89,7 +89,9 @@ def _config(dice: Random, seed: int, *, colocated: bool, episodic: bool) -> Conf
             "model": {"path": "model"},
             "data": {"train": "train", "held_out": dice.choice(["", "held_out"])},
             "schedule": _schedule(dice, publish),
-            "environment": {"function": "sim:Environment", "max_turns": MAX_TURNS, "max_tokens": 64} if episodic else {},
+            "environment": {"function": "sim:Environment", "max_turns": MAX_TURNS, "max_tokens": 64}
+            if episodic
+            else {},
             "sampling": {"max_tokens": 64} if episodic else {},
             "evaluation": {"every_versions": dice.choice([0, 1])},
             "checkpoint": {"every_steps": publish * dice.choice([0, 1, 1, 2])},
