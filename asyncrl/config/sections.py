@@ -151,7 +151,8 @@ class Schedule(Section, frozen=True, kw_only=True):
     """
     R, with ``order = "windowed"``: a step takes complete groups of the R oldest slots of the line of admitted groups,
     so at most R - 1 younger groups pass a slow one. 1 is ``fifo``; the bound on staleness grows by R - 1 groups. Unset:
-    as many as ``max_staleness`` allows with ``on_straggler = "wait"``, otherwise twice those that may be open at once.
+    as many as ``max_staleness`` allows with ``on_straggler = "wait"``, otherwise 1 + S times those that may be open at
+    once, and at least twice: what is trained while the slowest of lengths spread 50x is sampled.
     """
     max_staleness: Natural | None = None
     """L: a group is trained on at most L versions after the one it was admitted at. Unset: no limit."""
@@ -198,7 +199,7 @@ class Schedule(Section, frozen=True, kw_only=True):
         if self.order_window is not None:
             return self.order_window
         if self.max_staleness is None or self.on_straggler != "wait":
-            return 2 * self.window
+            return int(max(2.0, 1.0 + self.staleness) * self.window + 1e-9)
         return max(1, self.reach_within(self.max_staleness))
 
     def reach_within(self, max_staleness: int) -> int:

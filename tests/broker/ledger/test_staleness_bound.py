@@ -25,6 +25,11 @@ def test_each_step_of_groups_that_may_pass_a_slow_one_adds_a_version(order_windo
     assert most_versions(schedule) == bound
 
 
+@pytest.mark.parametrize(("staleness", "reach"), [(0, 8), (1, 16), (1.5, 25), (2, 36), (3, 64)])
+def test_more_groups_may_pass_a_slow_one_where_more_are_open(staleness: float, reach: int) -> None:
+    assert Schedule(groups_per_step=4, staleness=staleness, order="windowed").reach == reach
+
+
 def test_waiting_for_stragglers_leaves_as_much_room_to_pass_as_the_bound_allows() -> None:
     schedule = Schedule(groups_per_step=4, staleness=1, order="windowed", max_staleness=2)
     assert (schedule.reach, schedule.most_versions_by_order) == (5, 2)
