@@ -30,7 +30,7 @@ from asyncrl.client.handshake import hello, identity, shake_hands
 from asyncrl.client.spools import SpoolLinks
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.messages import Role, SpoolAddress
-from asyncrl.node.engine import load_engine
+from asyncrl.node.rollout.engine import load_engine
 from asyncrl.node.runner import Actor, serve
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.reward.actor import RewardActor

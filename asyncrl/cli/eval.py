@@ -30,10 +30,10 @@ from asyncrl.evaluation.completions import CompletionRow, write_completions
 from asyncrl.evaluation.metrics import EvaluationMetrics
 from asyncrl.files.output import check_output
 from asyncrl.messages import Prompt
-from asyncrl.node.engine import load_engine
-from asyncrl.node.episodes import open_episodes
 from asyncrl.node.offline_evaluation import OfflineEvaluation, OfflineEvaluator, summarize
 from asyncrl.node.process import configure_logging
+from asyncrl.node.rollout.engine import load_engine
+from asyncrl.node.rollout.episodes import open_episodes
 from asyncrl.reward.routing import check_routes
 from asyncrl.reward.workers.pool import WorkerPool
 from asyncrl.spool.images import ImageStore

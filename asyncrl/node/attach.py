@@ -14,38 +14,22 @@ for weight transfers, and closes them when it ends. It installs no signal handle
 """
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from asyncrl.actor.link import Link
-from asyncrl.actor.zmq_link import ZmqLink
-from asyncrl.client.connection import Connection
-from asyncrl.client.handshake import Identity, hello, identity, spool_links, weights_links
-from asyncrl.client.run_address import RunAddress, check_location, find_run
-from asyncrl.config.sections import Weights, from_json
-from asyncrl.errors import ConfigError, LinkError, LinkReset
+from asyncrl.client.handshake import hello, identity
+from asyncrl.client.run_address import check_location, find_run
+from asyncrl.config.sections import from_json
+from asyncrl.errors import ConfigError, LinkError
 from asyncrl.log import get_logger
-from asyncrl.messages import PROTOCOL, Hello, Member, WeightsVia, Welcome
-from asyncrl.node.episodes import most_episodes, open_episodes
+from asyncrl.messages import WeightsVia
 from asyncrl.node.host import Host
-from asyncrl.node.machine.local_address import local_address
-from asyncrl.node.runner import ToldToStop, await_with_beats, join_steadily, run_sessions, serve
-from asyncrl.node.turn import first_turn
-from asyncrl.rollout.actor import RolloutActor, RolloutOptions
-from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
-from asyncrl.rollout.generations import Generations
-from asyncrl.rollout.sleeping import Sleeper
-from asyncrl.weights.contents.layout import Layout
-from asyncrl.weights.groups.device import staging_device
-from asyncrl.weights.groups.group import CPU
-from asyncrl.weights.receive import Receiver
-
-if TYPE_CHECKING:
-    from asyncrl.weights.stored.staged import StagedVersion
+from asyncrl.node.rollout.sessions import roll_out
+from asyncrl.node.runner import ToldToStop, join_steadily
+from asyncrl.rollout.engine import Engine
 
 log = get_logger()
 
@@ -100,9 +84,10 @@ async def attach(
                 f"the run at {address} has rollout.colocated: its rollouts sleep in the trainer's turns, and an engine "
                 f"that serves users cannot; use a run without it"
             )
-        while await _roll_out_until_busy(
-            engine, run, who, link, welcome, wait_s=wait_s, slots=slots, weights=weights, host=host
-        ):
+        roll = partial(
+            roll_out, engine, run, wait_s=wait_s, slots=slots, weights=weights, rejoin_on=LinkError, host=host
+        )
+        while await _until_busy(partial(roll, who, link, welcome), host, name):
             await host.users.until_idle()
             host.enter("waiting_for_broker")
             who, link, welcome = await join_steadily(
@@ -120,18 +105,7 @@ async def attach(
         host.enter("ended")
 
 
-async def _roll_out_until_busy(
-    engine: Engine,
-    run: RunAddress,
-    who: Identity,
-    link: ZmqLink,
-    welcome: Welcome,
-    *,
-    wait_s: float | None,
-    slots: int,
-    weights: WeightsVia,
-    host: Host,
-) -> bool:
+async def _until_busy(roll: Callable[..., Awaitable[None]], host: Host, name: str) -> bool:
     """`roll_out`, but leave the run when users keep the host busy for long. True if they did."""
     stopping = asyncio.Event()
     is_handed_back = False
@@ -140,212 +114,15 @@ async def _roll_out_until_busy(
         nonlocal is_handed_back
         await host.users.until_busy_for(host.hand_back_s)
         is_handed_back = True
-        log.info("rollout.handed_back", node=who.node, busy_s=host.hand_back_s)
+        log.info("rollout.handed_back", node=name, busy_s=host.hand_back_s)
         host.enter("paused_for_users")
         stopping.set()
 
     handing_back = asyncio.create_task(hand_back(), name="asyncrl-hand-back")
     try:
-        await roll_out(
-            engine,
-            run,
-            who,
-            link,
-            welcome,
-            wait_s=wait_s,
-            slots=slots,
-            weights=weights,
-            stopping=stopping,
-            rejoin_on=LinkError,
-            host=host,
-        )
+        await roll(stopping=stopping)
     except ToldToStop:  # The broker was lost meanwhile; it leases the trajectories again.
         pass
     finally:
         handing_back.cancel()
     return is_handed_back
-
-
-async def roll_out(
-    engine: Engine,
-    run: RunAddress,
-    who: Identity,
-    link: Link,
-    welcome: Welcome,
-    *,
-    wait_s: float | None,
-    slots: int,
-    weights: WeightsVia,
-    stopping: asyncio.Event,
-    rejoin_on: type[LinkError] = LinkReset,
-    host: Host | None = None,
-) -> None:
-    """
-    `attach` after joining; see `run_sessions` for ``rejoin_on``. When ``stopping`` is set, drain and leave.
-
-    Sampling continues while the broker is away; the next session starts with the unfinished trajectories.
-    """
-    host = host or Host()
-    config = from_json(welcome.config)
-    opening = open_episodes(config, engine, run_id=welcome.run_id, node=who.node, slots=slots)
-    async with AsyncExitStack() as stack:
-        episodes = await await_with_beats(link, welcome.beat_s, stack.enter_async_context(opening))
-        generations = Generations(
-            engine,
-            who.node,
-            users=host.users,
-            on_failure=host.failed,
-            episodes=episodes,
-            hold="turn" if config.schedule.partial_rollout == "turn" else "trajectory",
-        )
-        stack.push_async_callback(generations.aclose)
-        await _roll_out(
-            engine,
-            run,
-            who,
-            link,
-            welcome,
-            wait_s=wait_s,
-            slots=slots,
-            weights=weights,
-            stopping=stopping,
-            rejoin_on=rejoin_on,
-            host=host,
-            generations=generations,
-        )
-
-
-async def _roll_out(
-    engine: Engine,
-    run: RunAddress,
-    who: Identity,
-    link: Link,
-    welcome: Welcome,
-    *,
-    wait_s: float | None,
-    slots: int,
-    weights: WeightsVia,
-    stopping: asyncio.Event,
-    rejoin_on: type[LinkError],
-    host: Host,
-    generations: Generations,
-) -> None:
-    """`roll_out` with ``generations``, which outlive the sessions."""
-    generations.watch_users()
-    host.rolls_out(generations)
-    sleeper = Sleeper(engine, generations)
-    staged: StagedVersion | None = None
-    """Outlives the sessions: what was fetched is not fetched again."""
-
-    def make_hello(who: Identity) -> Hello:
-        held = generations.begin_session()
-        return Hello(PROTOCOL, who.role, who.node, who.incarnation, held, generations.policy_version)
-
-    async def session(who: Identity, link: Link, welcome: Welcome) -> None:
-        nonlocal staged
-        host.enter("rolling_out" if generations.policy_version >= 0 else "joining")
-        config = from_json(welcome.config)
-        link = await _awake(sleeper, link, welcome, stopping)
-        layout = Layout(engine.specs(), config.weights.bucket_bytes)
-        member = Member(who.node, who.incarnation, receiving_ranks(engine, config.weights))
-        receiver: WeightReceiver
-        if weights == "spool":
-            # Here, because a rollout that takes part in the collective need not have zstandard.
-            from asyncrl.weights.stored.download import Downloader  # noqa: PLC0415
-            from asyncrl.weights.stored.staged import StagedVersion  # noqa: PLC0415
-
-            if staged is not None and staged.layout.hash != layout.hash:
-                staged.close()
-                staged = None
-            if staged is None:
-                staged = StagedVersion(layout, is_shared=isinstance(engine, MultiProcessEngine))
-            receiver = Downloader(staged, weights_links(welcome.spools, who, run))
-        else:
-            interface = await _interface(run, config.weights)
-            receiver = await _receiver(engine, layout, member, link, config.weights, interface=interface)
-        options = RolloutOptions(
-            slots=slots,
-            group_size=config.schedule.group_size + config.greedy_per_group,
-            episodes=most_episodes(config, slots),
-            partial_rollout=config.schedule.partial_rollout,
-            progress_every_s=config.rollout.progress_every_s,
-            layout_hash=layout.hash,
-            ranks=member.ranks,
-            weights=weights,
-            is_in_place=config.weights.staging == "bucket" and weights == "collective",
-        )
-        actor = RolloutActor(
-            engine,
-            Connection(who, link, spool_links(welcome.spools, who, run)),
-            options,
-            receiver=receiver,
-            generations=generations,
-            sleeper=sleeper if config.rollout.colocated else None,
-            on_drain=stopping.set,
-            on_live=lambda: host.enter("rolling_out"),
-        )
-        try:
-            async with aclosing(receiver):
-                await serve(
-                    actor,
-                    link,
-                    beat_s=welcome.beat_s,
-                    stopping=stopping,
-                    drain=actor.drain,
-                    drain_s=config.rollout.drain_s,
-                )
-        except LinkError as lost:
-            host.failed(lost)
-            host.enter("waiting_for_broker")
-            if config.rollout.colocated:
-                await sleeper.sleep()  # A trainer may load before this node is heard again.
-            raise
-
-    try:
-        await run_sessions(
-            session,
-            who,
-            link,
-            welcome,
-            run=run,
-            wait_s=wait_s,
-            stopping=stopping,
-            make_hello=make_hello,
-            rejoin_on=rejoin_on,
-        )
-    finally:
-        if staged is not None:
-            staged.close()
-        host.rolls_out(None)
-
-
-async def _awake(sleeper: Sleeper, link: Link, welcome: Welcome, stopping: asyncio.Event) -> Link:
-    """Wake the engine in the first turn of the session, if it sleeps. Returns the link for the session."""
-    if sleeper.is_asleep:
-        link = await first_turn(link, welcome.beat_s, stopping)
-        await sleeper.wake()
-    return link
-
-
-def receiving_ranks(engine: Engine, weights: Weights) -> int:
-    """Processes that take part in a collective transfer."""
-    return engine.ranks if isinstance(engine, MultiProcessEngine) and weights.staging == "bucket" else 1
-
-
-async def _interface(run: RunAddress, weights: Weights) -> str:
-    """`local_address` in a thread that ends with it; the event loop's pool would keep one for the host's lifetime."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="asyncrl-address")
-    try:
-        return await asyncio.get_running_loop().run_in_executor(pool, local_address, run.broker, weights.interface)
-    finally:
-        pool.shutdown(wait=False)
-
-
-async def _receiver(
-    engine: Engine, layout: Layout, member: Member, link: Link, weights: Weights, *, interface: str
-) -> WeightReceiver:
-    if isinstance(engine, MultiProcessEngine):
-        return await engine.receiver(member, link.send, weights, interface=interface)
-    own = getattr(engine, "device", CPU)
-    device = staging_device(weights.backend, own)
-    return Receiver(layout, member, link.send, weights, interface=interface, device=device, beside=own)

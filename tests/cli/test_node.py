@@ -46,7 +46,7 @@ def test_weights_reach_a_rollout_the_way_it_is_told(monkeypatch, environment):
     async def run_rollout(run, who, *, wait_s, stopping, weights, may_fetch):
         told.append(weights)
 
-    monkeypatch.setattr("asyncrl.node.rollout.run_rollout", run_rollout)
+    monkeypatch.setattr("asyncrl.node.rollout.rollout.run_rollout", run_rollout)
     option = [] if environment else ["--weights", "spool"]
     command = ["--role", "rollout", "--broker", "ipc:///nowhere", *option]
     result = CliRunner().invoke(main, command, env=environment)

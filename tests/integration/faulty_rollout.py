@@ -22,7 +22,7 @@ import msgspec
 
 from asyncrl.cli.node import main
 from asyncrl.errors import TransferError
-from asyncrl.node import attach
+from asyncrl.node.rollout import sessions
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.groups.group_keeper import GroupKeeper
 from asyncrl.weights.receive import Receiver
@@ -107,11 +107,11 @@ if __name__ == "__main__":
         case "freezes":
             freeze()
         case "other-shapes":
-            attach.Layout = reshaped  # type: ignore[assignment, attr-defined]
+            sessions.Layout = reshaped  # type: ignore[assignment, attr-defined]
         case "other-names":
-            attach.Layout = renamed  # type: ignore[assignment, attr-defined]
+            sessions.Layout = renamed  # type: ignore[assignment, attr-defined]
         case "other-buckets":
-            attach.Layout = cut_elsewhere  # type: ignore[assignment, attr-defined]
+            sessions.Layout = cut_elsewhere  # type: ignore[assignment, attr-defined]
         case "damages":
             Receiver.transfer = damaged  # type: ignore[method-assign]
         case fault:

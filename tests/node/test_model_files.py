@@ -19,7 +19,7 @@ from asyncrl.config.sections import from_json, to_json
 from asyncrl.errors import ConfigError
 from asyncrl.messages import CODEC, FileDigest, ModelFiles, SpoolAddress, SpoolSet, Welcome
 from asyncrl.node.model_files import local_copies, model_files, require_same_models, with_copies
-from asyncrl.node.rollout import run_rollout
+from asyncrl.node.rollout.rollout import run_rollout
 from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.files import FileServer
 from asyncrl.spool.segments import Segments

@@ -18,10 +18,10 @@ from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.images import check_model_reads
 from asyncrl.errors import VerifierError
 from asyncrl.messages import Prompt, Turn, Unit
-from asyncrl.node.engine import load_engine
-from asyncrl.node.episodes import open_episodes
 from asyncrl.node.offline_sampling import OfflineSampler
 from asyncrl.node.process import configure_logging
+from asyncrl.node.rollout.engine import load_engine
+from asyncrl.node.rollout.episodes import open_episodes
 from asyncrl.observe.samples import prompt_text
 from asyncrl.reward.routing import unrouted
 from asyncrl.reward.verifier import episode_reward, verifier_input

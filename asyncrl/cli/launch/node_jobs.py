@@ -108,7 +108,7 @@ def node_job(role: Role, find: Find, name: str, options: NodeOptions) -> Job:
         run = await unless_told(stopping, find())
         match role:
             case "rollout":
-                from asyncrl.node.rollout import run_rollout
+                from asyncrl.node.rollout.rollout import run_rollout
 
                 await run_rollout(
                     run,

@@ -10,7 +10,7 @@ from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections import Weights
 from asyncrl.messages import Member, Transfer
-from asyncrl.node.attach import receiving_ranks
+from asyncrl.node.rollout.receivers import receiving_ranks
 from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors

@@ -8,7 +8,7 @@ import torch
 
 from asyncrl.config.run_file import decode
 from asyncrl.errors import ConfigError
-from asyncrl.node.engine import load_engine
+from asyncrl.node.rollout.engine import load_engine
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 
 

@@ -7,10 +7,10 @@ from asyncrl.client.handshake import Identity
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import from_json
 from asyncrl.messages import WeightsVia
-from asyncrl.node.attach import roll_out
-from asyncrl.node.engine import load_engine
 from asyncrl.node.host import Host
 from asyncrl.node.model_files import local_copies, require_same_models, with_copies
+from asyncrl.node.rollout.engine import load_engine
+from asyncrl.node.rollout.sessions import roll_out
 from asyncrl.node.runner import await_with_beats, join_steadily, load_with_beats, unless_told
 from asyncrl.node.turn import first_turn
 from asyncrl.rollout.engine import Engine

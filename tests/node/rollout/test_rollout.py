@@ -9,7 +9,7 @@ import pytest
 from asyncrl.client.handshake import Identity
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import Config, Data, Model, Rollout, Vllm
-from asyncrl.node.rollout import run_rollout
+from asyncrl.node.rollout.rollout import run_rollout
 from tests.node.refusing import refused
 
 
