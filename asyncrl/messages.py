@@ -20,10 +20,17 @@ from asyncrl.actor.codec import Codec
 from asyncrl.actor.message import Message, Value
 from asyncrl.files.checkpoints import FileEntry
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 
 Role = Literal["broker", "spool", "rollout", "reward", "trainer", "machine", "shard", "supervisor"]
+Activity = Literal[
+    "sampling", "swapping", "asleep", "serving users", "environment", "storing",
+    "grading",
+    "training", "publishing", "checkpointing", "waiting for the devices", "fetching",
+    "idle",
+]  # fmt: skip
+"""What a rollout, a reward node or a trainer does at a moment."""
 """
 ``machine``: in a trainer of several machines, one that waits for the others, or follows the first, which is the
 ``trainer``. Each says Hello as a ``trainer``; the broker decides.
@@ -504,12 +511,12 @@ class Beat(Message, frozen=True):
 
     lag_s: float = 0.0
     """Delay of the event loop in sending it, in seconds."""
-    busy_s: float = 0.0
-    """Seconds of work since the start of the role."""
-    wait_s: float = 0.0
-    """Seconds without work since the start of the role."""
+    seconds: dict[Activity, float] = {}
+    """Seconds by activity since the start of the role, which they add up to."""
     tokens: int = 0
     """Tokens generated or trained since the start of the role."""
+    memory_stall: float = 0.0
+    """Share of the last 10 seconds in which some process of the machine waited for memory."""
     buckets: int = 0
     """Trainers: buckets of weights sent in the current or last transfer."""
 

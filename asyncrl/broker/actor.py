@@ -196,6 +196,7 @@ class BrokerActor:
                     self._scheduler.slept(late_s)
                 for node in self._scheduler.tick(self._clock()):
                     self._hub.forget(node.peer)
+            self._files.tick()
             self._dirty.set()
 
     async def _write(self) -> None:

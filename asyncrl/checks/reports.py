@@ -74,8 +74,8 @@ def _spool(message: Hello) -> str:
 def _beat(message: Beat) -> str:
     return (
         _seconds("lag_s", message.lag_s)
-        or _seconds("busy_s", message.busy_s)
-        or _seconds("wait_s", message.wait_s)
+        or next((problem for name, value in message.seconds.items() if (problem := _seconds(name, value))), "")
+        or _seconds("memory_stall", message.memory_stall)
         or _count("tokens", message.tokens)
     )
 

@@ -351,6 +351,23 @@ def events(run_directory: Path, kinds: tuple[str, ...]) -> None:
     click.echo(event_table(read_events(run_directory, kinds)))
 
 
+@main.command()
+@click.argument("run_directory", metavar="RUN", type=PATH)
+@json_option
+@report_errors
+def why(run_directory: Path, as_json: bool) -> None:
+    """
+    Say where the time of a run goes, and what its bottleneck is.
+
+    RUN is a run directory, also of a run that goes on. The seconds of every node are divided among what it did and what
+    it waited for; the last lines name the bottleneck and the setting to change.
+    """
+    from asyncrl.cli.why import explanation_of, explanation_text
+
+    found = explanation_of(run_directory)
+    click.echo(to_json(found) if as_json else explanation_text(run_directory.resolve().name, found))
+
+
 @main.command("dead-letters")
 @click.argument("run_directory", metavar="RUN", type=PATH)
 @json_option

@@ -13,12 +13,15 @@ from asyncrl.broker.failures import recorded
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics import batch_metrics
 from asyncrl.broker.metrics.gap_alarm import GapAlarm
+from asyncrl.broker.metrics.idle_causes import idle_causes
+from asyncrl.broker.metrics.time_book import TimeBook
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.sections import Config
 from asyncrl.errors import RunFailed
 from asyncrl.log import get_logger
 from asyncrl.messages import Live, Stepped
 from asyncrl.observe.run_directory import Outcome, RunDirectory, RunSummary
+from asyncrl.observe.times import TimesLine
 
 log = get_logger()
 
@@ -55,6 +58,7 @@ class RunFiles:
         self._waits = batch_metrics.WaitShare()
         self._swap_times = batch_metrics.SwapTimes()
         self._totals = batch_metrics.RunTotals(metrics)
+        self._times = TimeBook(clock())
         self._gap_alarm = GapAlarm(config, metrics)
         self._is_concluded = False
         scheduler.failures.restore(recorded(events))
@@ -62,6 +66,12 @@ class RunFiles:
     def event(self, kind: str, /, **fields: Any) -> None:
         log.info(kind, **fields)
         self._directory.append_event(kind, **fields, time_s=round(self._time_s(), 3))
+
+    def tick(self) -> None:
+        """Note what every node does; a few times a second."""
+        if not self._scheduler.is_over:
+            causes = idle_causes(self._scheduler, self._config)
+            self._times.tick(self._clock(), self._scheduler.nodes.all(), causes)
 
     def swapped(self, live: Live) -> None:
         """Note the swap times of a rollout that changed to a new version."""
@@ -86,6 +96,8 @@ class RunFiles:
         self.versions[stepped.step] = stepped.policy_version
         self._totals.add(line)
         self._directory.append_metrics(line)
+        if self._times.is_due(self._clock()):
+            self._write_times(stepped.step)
         if updates := line.get("skipped"):
             cause = "a loss or a gradient was not finite" if groups else "every group of the step was refused"
             self.event("step.skipped", step=stepped.step, updates=int(updates), cause=cause)
@@ -109,6 +121,10 @@ class RunFiles:
             return cause or str(failure)
         return cause
 
+    def _write_times(self, step: int) -> None:
+        span_s, nodes = self._times.take(self._clock())
+        self._directory.append_times(TimesLine(step, self._time_s(), span_s, nodes))
+
     def _write_summary(self, cause: str, status: Outcome) -> None:
         # An evaluation in which every prompt failed measured nothing.
         results = [result for result in self._scheduler.evaluation.results if result.num_prompts]
@@ -116,6 +132,7 @@ class RunFiles:
         failures = self._scheduler.failures
         for fields in failures.events(self._clock(), is_over=True):
             self.event(FAILED_EVENT, **fields)
+        self._write_times(totals.steps - 1)
         self.event("run.finished", status=status, cause=cause)
         self._directory.write_summary(
             RunSummary(
