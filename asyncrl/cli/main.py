@@ -353,19 +353,21 @@ def events(run_directory: Path, kinds: tuple[str, ...]) -> None:
 
 @main.command()
 @click.argument("run_directory", metavar="RUN", type=PATH)
+@click.option("--predict/--no-predict", default=True, show_default=True, help="Simulate changes; takes some seconds.")
 @json_option
 @report_errors
-def why(run_directory: Path, as_json: bool) -> None:
+def why(run_directory: Path, predict: bool, as_json: bool) -> None:
     """
     Say where the time of a run goes, and what its bottleneck is.
 
     RUN is a run directory, also of a run that goes on. The seconds of every node are divided among what it did and what
-    it waited for; the last lines name the bottleneck and the setting to change.
+    it waited for. Then come the bottleneck, the setting to change, and what some changes would bring: the broker's own
+    rules in a simulated cluster that is fitted to the run.
     """
-    from asyncrl.cli.why import explanation_of, explanation_text
+    from asyncrl.cli.why import why_of, why_text
 
-    found = explanation_of(run_directory)
-    click.echo(to_json(found) if as_json else explanation_text(run_directory.resolve().name, found))
+    found = why_of(run_directory, is_predicted=predict)
+    click.echo(to_json(found) if as_json else why_text(run_directory.resolve().name, found))
 
 
 @main.command("dead-letters")

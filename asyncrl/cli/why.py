@@ -3,10 +3,15 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from msgspec import Struct
+
 from asyncrl.cli.terminal import aligned
+from asyncrl.config.run_file import load_config
 from asyncrl.messages import Role
+from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_record import read_run
 from asyncrl.observe.why.explanation import Explanation, explain
+from asyncrl.plan.fit import Forecast, forecast
 
 LEAST = 0.01
 """Shares below are summed up."""
@@ -17,13 +22,28 @@ WIDTH = 20
 PLURAL: dict[Role, str] = {"trainer": "trainer", "rollout": "rollouts", "reward": "reward nodes"}
 
 
-def explanation_of(path: Path) -> Explanation:
-    """Raises `ConfigError` if there is no run in ``path``, and `LedgerError` if it recorded no times."""
-    return explain(read_run(path))
+class Why(Struct, frozen=True):
+    explanation: Explanation
+    forecast: Forecast | None
+    """None if it was not asked for, or no plan describes such a run."""
 
 
-def explanation_text(name: str, found: Explanation) -> str:
-    return "\n".join(_lines(name, found))
+def why_of(path: Path, *, is_predicted: bool) -> Why:
+    """
+    Raises:
+        ConfigError: There is no run in ``path``.
+        LedgerError: It recorded no times.
+        DataError: It has no samples to predict from.
+    """
+    record, directory = read_run(path), RunDirectory(path)
+    explanation = explain(record)
+    if not is_predicted or not directory.config.is_file():
+        return Why(explanation, None)
+    return Why(explanation, forecast(record, load_config(directory.config), directory.samples))
+
+
+def why_text(name: str, found: Why) -> str:
+    return "\n".join([*_lines(name, found.explanation), *_forecast(found.forecast)])
 
 
 def _lines(name: str, found: Explanation) -> Iterator[str]:
@@ -40,6 +60,19 @@ def _lines(name: str, found: Explanation) -> Iterator[str]:
     yield f"Bottleneck: {found.diagnosis.bottleneck}. {found.diagnosis.sentence}"
     if found.diagnosis.setting:
         yield f"To change it: {found.diagnosis.setting}."
+
+
+def _forecast(found: Forecast | None) -> Iterator[str]:
+    if found is None:
+        return
+    yield ""
+    if not found.is_close:
+        off = found.fitted_s / found.measured_s - 1
+        yield f"No prediction: a plan fitted to this run has steps of {found.fitted_s:.3g} s, {off:+.0%} against it."
+        return
+    steps = f"steps of {found.fitted_s:.3g} s, measured {found.measured_s:.3g} s"
+    yield f"What a change would bring, by a plan fitted to this run ({steps}):"
+    yield from (f"  {gain.speedup:.2f}x  {gain.change}" for gain in found.gains)
 
 
 def _table(shares: Mapping[str, float]) -> Iterator[str]:
