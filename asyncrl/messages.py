@@ -20,7 +20,7 @@ from asyncrl.actor.codec import Codec
 from asyncrl.actor.message import Message, Value
 from asyncrl.files.checkpoints import FileEntry
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 
 Role = Literal["broker", "spool", "rollout", "reward", "trainer", "machine", "shard", "supervisor"]
@@ -463,6 +463,40 @@ class TrainerMachine(Value, frozen=True):
     host: str
 
 
+NodeState = Literal["loading", "working", "waiting", "silent", "leaving"]
+"""``silent``: it was not heard for so long that it gets no new work."""
+
+
+class NodeStatus(Value, frozen=True):
+    """State of one connected node, as the broker knows it."""
+
+    node: str
+    role: Role
+    state: NodeState
+    waits_for: str = ""
+    """Reason of ``waiting`` in words, such as ``the trainer: the window is full``; empty in other states."""
+    policy_version: int = -1
+    """Rollouts: version that the engine decodes with; -1 before the first weights, and for other roles."""
+    leases: int = 0
+    trajectories: int = 0
+    """Trajectories leased to a rollout, or being graded by a reward node."""
+    tokens_per_s: float = 0.0
+    """Tokens sampled or trained per second, averaged over about ten seconds."""
+    lag_s: float = 0.0
+    """Delay of its event loop at its last beat, in seconds."""
+    silent_s: float = 0.0
+    """Seconds since it was last heard."""
+
+
+class Incident(Value, frozen=True):
+    """Death, drop, failure or wait, in one sentence; the same one again is counted."""
+
+    sentence: str
+    ago_s: float
+    """Seconds since the last time."""
+    count: int = 1
+
+
 # ── received by the broker, from any node ───────────────────────────────────────────────────
 
 
@@ -707,6 +741,10 @@ class Exited(Message, frozen=True):
 
 class Interrupt(Message, frozen=True):
     """End the run early: the trainer saves a checkpoint, rollouts store unfinished trajectories."""
+
+
+class StatusWanted(Message, frozen=True):
+    """Request for the state of the run, answered by `Status`."""
 
 
 # ── received by every node ──────────────────────────────────────────────────────────────────
@@ -1137,6 +1175,38 @@ class Drained(Message, frozen=True):
     """Reason for which it did not leave as requested; empty if it did."""
 
 
+class Status(Message, frozen=True):
+    """Answer to `StatusWanted`: the state of the run by the broker's books."""
+
+    run: str
+    """Name of the run directory."""
+    state: Literal["running", "paused", "ending"]
+    step: int
+    """Steps that got a batch."""
+    steps: int
+    policy_version: int
+    """Live version; -1 before the first."""
+    window: int
+    """Most groups that may be open."""
+    open_groups: int
+    group_size: int
+    groups: dict[str, int]
+    """Open groups by state: ``unleased``, ``sampling``, ``grading``, ``complete``, ``in batch``."""
+    nodes: list[NodeStatus]
+    time_s: float = 0.0
+    """Duration of the run in seconds."""
+    incidents: list[Incident] = []
+    """Last deaths, drops and failures, the newest first."""
+    metrics: dict[str, float] = {}
+    """Metrics of the last step; empty before the first."""
+    accuracy: float | None = None
+    """Held-out accuracy of the last evaluation; None before the first."""
+    base_accuracy: float | None = None
+    """Held-out accuracy before the first step."""
+    notes: list[str] = []
+    """Sentences on the run as a whole, such as its pause."""
+
+
 class Finished(Message, frozen=True):
     """The run is over."""
 
@@ -1148,7 +1218,7 @@ ToBroker = (
     Hello | Ready | Beat | Asleep | AskTurn | Draining | Bye | Drain | StoreSet | StoreGet
     | Offer | Scored | Failed | StartedOver | Live | Transferred | TransferFailed
     | Take | Commit | Publishing | Uploaded | Stepped
-    | Stored | Exited | Interrupt
+    | Stored | Exited | Interrupt | StatusWanted
 )  # fmt: skip
 ToRollout = (
     Welcome | Reject | StoreValue | Transfer | Stop | Drain | Wake | Sleep
@@ -1168,7 +1238,7 @@ ToSpool = (
     Welcome | Reject | Stop | Put | Fetch | Trim
     | PutWeights | ListWeights | FetchWeights | ListFiles | FetchPart | OfferCheckpoint | PutCheckpointPart | Accepted
 )  # fmt: skip
-ToSupervisor = Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished | Failures
+ToSupervisor = Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished | Failures | Status
 
 AnyMessage = ToBroker | ToRollout | ToReward | ToTrainer | ToMachine | ToFirstRank | ToShard | ToSpool | ToSupervisor
 

@@ -26,6 +26,7 @@ from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.broker.nodes.departures import DepartureBook
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.scheduler import Scheduler
+from asyncrl.broker.status.status import run_status
 from asyncrl.checks.permissions import key_refusal, refusal
 from asyncrl.checks.reports import MAX_NAME_CHARS, problem_of
 from asyncrl.client.images import ImageCache
@@ -48,6 +49,8 @@ from asyncrl.messages import (
     Ready,
     Reject,
     SpoolAddress,
+    Status,
+    StatusWanted,
     Stepped,
     StoreGet,
     StoreSet,
@@ -62,6 +65,8 @@ from asyncrl.weights.groups.rendezvous import Rendezvous
 TICK_S = 0.25
 IMAGE_BYTES = 64 << 20
 """Pictures that are kept for the next samples file."""
+STATUS_S = 0.25
+"""Least time between two looks at all books for a `Status`."""
 SLEPT_S = 1.0
 """A tick this late means that the whole process stood still, and could hear no node."""
 REJECTIONS_PER_S, BURST_REJECTIONS = 1, 1000
@@ -124,6 +129,8 @@ class BrokerActor:
         self._unsent: list[Outgoing] = []
         self._unwritten: list[AnyRecord] = []
         self._tasks: asyncio.TaskGroup | None = None
+        self._told: tuple[float, Status] | None = None
+        """Time and contents of the last `Status`."""
         self._ending = Ending(scheduler.nodes, hub, self._files, self._samples)
 
     async def run(self) -> None:
@@ -236,7 +243,7 @@ class BrokerActor:
             case Bye(reason=reason):
                 self._hub.forget(peer)
                 self._scheduler.left(peer, reason, self._clock(), on_purpose=True)
-            case Drain() | Exited() | Interrupt():
+            case Drain() | Exited() | Interrupt() | StatusWanted():
                 self._operate(peer, message)
             case StoreSet():
                 self._store(peer, message)
@@ -259,7 +266,7 @@ class BrokerActor:
         for waiting in self._rendezvous.set(group, key, value):
             self._hub.send(waiting, StoreValue(group, key, value))
 
-    def _operate(self, peer: str, message: Drain | Exited | Interrupt) -> None:
+    def _operate(self, peer: str, message: Drain | Exited | Interrupt | StatusWanted) -> None:
         match message:
             case Drain(node=name):
                 self._drain(peer, name)
@@ -267,6 +274,8 @@ class BrokerActor:
                 self._exited(message)
             case Interrupt():
                 self.interrupt()
+            case StatusWanted():
+                self._hub.send(peer, self._status())
 
     def _welcome(self, peer: str, hello: Hello) -> None:
         if self.is_suspended:
@@ -391,6 +400,24 @@ class BrokerActor:
         await asyncio.wait(unwritten)
         with self._deciding():
             self._scheduler.handle(peer, commit, self._clock())
+
+    def _status(self) -> Status:
+        """State of the run; the last one again if it is new enough, because many may watch a run of many nodes."""
+        now_s = self._clock()
+        if self._told is None or now_s - self._told[0] >= STATUS_S:
+            files, metrics = self._files, self._files.last_line
+            status = run_status(
+                self._scheduler,
+                now_s,
+                run=self._directory.path.name,
+                steps=self._config.run.steps,
+                group_size=self._config.schedule.group_size,
+                time_s=files.time_s,
+                incidents=files.incidents.told(files.time_s),
+                metrics={key: float(value) for key, value in metrics.items() if isinstance(value, int | float)},
+            )
+            self._told = now_s, status
+        return self._told[1]
 
     def _drain(self, peer: str, name: str) -> None:
         node = self._departures.ask(name, peer, self._scheduler.nodes)

@@ -65,6 +65,7 @@ from asyncrl.messages import (
     Scored,
     ScoredItem,
     StartedOver,
+    StatusWanted,
     Stepped,
     Stop,
     Stored,
@@ -219,7 +220,7 @@ class Scheduler:
         for node in self.nodes.falling_quiet(now_s):
             self.out.event("node.quiet", node=node.name, seconds=round(now_s - node.heard_s, 2))
             self._credits_changed(node)
-        if self.training.is_awaited:
+        if self.training.awaited_step is not None:
             self._suspend_silent()
         self.dispatcher.expire(now_s)
         self.spool_loss.tick(now_s, self.transfers.live_version)
@@ -271,7 +272,7 @@ class Scheduler:
             self.versions.changed()
         match message:
             case Beat():
-                node.beat = message
+                node.beats(message, now_s)
                 if node.role == "trainer":
                     self.transfers.sent(message.buckets, now_s)
                 self.dispatcher.leases.renew(peer, now_s)
@@ -285,7 +286,7 @@ class Scheduler:
                 self._credits_changed(node)
             case Take() | Commit() | Stepped() | Publishing():
                 self._handle_training(node, message, now_s)
-            case Hello() | Bye() | Drain() | StoreSet() | StoreGet() | Exited() | Interrupt():
+            case Hello() | Bye() | Drain() | StoreSet() | StoreGet() | Exited() | Interrupt() | StatusWanted():
                 raise BrokenInvariant(f"{type(message).__name__} is for BrokerActor to handle, not for the scheduler")
             case _:
                 assert_never(message)

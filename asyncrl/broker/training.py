@@ -127,9 +127,9 @@ class TrainingGroups:
         self._wanted_step = (step, peer)
 
     @property
-    def is_awaited(self) -> bool:
-        """True while the trainer waits for a batch that is not complete."""
-        return self._wanted_step is not None
+    def awaited_step(self) -> int | None:
+        """Step whose batch the trainer waits for, because it is not complete; None if it waits for none."""
+        return self._wanted_step[0] if self._wanted_step else None
 
     def stepped(self, message: Stepped) -> None:
         """

@@ -38,6 +38,7 @@ from asyncrl.messages import (
     Role,
     Scored,
     StartedOver,
+    StatusWanted,
     Stepped,
     Stored,
     StoreGet,
@@ -81,6 +82,7 @@ MAY_SEND: dict[type[Message], frozenset[Role]] = {
     Drain: frozenset(("supervisor",)),
     Exited: frozenset(("supervisor",)),
     Interrupt: frozenset(("supervisor",)),
+    StatusWanted: frozenset(("supervisor",)),
 }
 
 SENDS: dict[Role, frozenset[type[Message]]] = {

@@ -52,10 +52,10 @@ def _commands(group: str) -> set[str]:
 
 def test_the_commands_are_these():
     looking = {"report", "audit", "events", "dead-letters", "config", "doctor", "eval", "export", "track"}
+    operating = {"drain", "status"}
     assert set(main.commands) == {
         "run",
         "resume",
-        "drain",
         "plan",
         "toy",
         "episode",
@@ -64,6 +64,7 @@ def test_the_commands_are_these():
         "keys",
         "import-verl",
         *looking,
+        *operating,
     }
     assert (_commands("config")) == {"show"}
     assert (_commands("episode")) == {"try", "show"}

@@ -1,0 +1,70 @@
+"""
+An operator's session with the broker of a running run: a handshake as a supervisor, beats, and answers in time.
+
+    asyncrl status RUN ─▶ Hello ─▶ Welcome ─▶ StatusWanted ─▶ Status ─▶ Bye
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from msgspec import Struct
+
+from asyncrl.actor.link import Link
+from asyncrl.actor.message import Message
+from asyncrl.client.handshake import identity, join, leave, send_beats
+from asyncrl.client.run_address import RunAddress
+from asyncrl.errors import LinkError
+from asyncrl.messages import Beat, Finished, Welcome
+
+ANSWER_S = 5.0
+"""Seconds for the broker to answer a handshake, or a question that it answers at once."""
+
+Answer = TypeVar("Answer", bound=Message)
+
+
+class Operator(Struct, frozen=True, eq=False):
+    """A link to the broker, and its welcome."""
+
+    link: Link
+    welcome: Welcome
+
+    async def ask(self, question: Message, answer: type[Answer], wait_s: float = ANSWER_S) -> Answer:
+        """
+        Send a question and wait for its answer.
+
+        Raises `LinkError` if the run ends first, if the connection ends, or if there is no answer within ``wait_s``.
+        """
+        await self.link.send(question)
+        try:
+            async with asyncio.timeout(wait_s):
+                while True:
+                    match await self.link.receive():
+                        case Finished(status=status, cause=cause):
+                            raise LinkError(f"the run has just ended: {status}{f' ({cause})' if cause else ''}")
+                        case message if isinstance(message, answer):
+                            return message
+        except TimeoutError:
+            raise LinkError(
+                f"the broker took {type(question).__name__} and did not answer within {wait_s:g} s: it is busy or hangs"
+            ) from None
+
+
+@asynccontextmanager
+async def operator(run: RunAddress) -> AsyncIterator[Operator]:
+    """Join a run as a supervisor. Raises `LinkError` if its broker does not answer, or refuses this operator's key."""
+    link, welcome = await join(run, identity("supervisor", _name(run)), ANSWER_S)
+    beats = asyncio.create_task(send_beats(link, welcome.beat_s, Beat))
+    try:
+        yield Operator(link, welcome)
+    finally:
+        beats.cancel()
+        await leave(link, "done")
+
+
+def _name(run: RunAddress) -> str:
+    """Name of this command in the run: one that its key, if it has one, is for."""
+    found = run.credentials()
+    return f"{found.name if found and found.name else 'operator'}-{os.getpid()}"
