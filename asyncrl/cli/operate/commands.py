@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,4 +59,102 @@ def status(run: str, key: Path | None, as_json: bool) -> None:
     sys.exit(LinkError.exit_code if state.is_unknown else 0)
 
 
-COMMANDS = (status,)
+@click.command("ls")
+@click.argument("folder", metavar="[DIR]", type=PATH, default="runs", required=False)
+@json_option
+@report_errors
+def list_(folder: Path, as_json: bool) -> None:
+    """
+    List the runs in a folder: status, step, reward, held-out accuracy, age and space on disk.
+
+    DIR is the folder of the run directories, by default runs. A run is running while a broker on this machine serves
+    it, and stopped if no end of it is recorded and none does.
+    """
+    from asyncrl.cli.operate.run_list import list_runs, run_table
+    from asyncrl.cli.operate.status import plain
+
+    runs = list_runs(folder)
+    if as_json:
+        click.echo(to_json(plain(runs)))
+    else:
+        click.echo("\n".join(run_table(runs)) if runs else f"there are no runs in {folder}")
+
+
+@click.command()
+@on_run
+@click.option("--every", "every_s", type=click.FloatRange(0.1), default=1.0, help="Seconds between two looks.")
+@report_errors
+def top(run: str, key: Path | None, every_s: float) -> None:
+    """
+    Show what a run does, again and again, until it is over or Ctrl-C is pressed.
+
+    The same as `asyncrl status`, which explains RUN|ADDRESS. Without a terminal it prints one block for each look.
+    """
+    from asyncrl.cli.operate.top import Display
+    from asyncrl.cli.operate.top import top as show
+
+    with Display(sys.stdout) as display, suppress(KeyboardInterrupt):
+        asyncio.run(show(run, key, every_s, display))
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.argument("node", metavar="[NODE]", default="", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Print further lines as they are written, until the run is over.")
+@click.option("-n", "--lines", "number", type=click.IntRange(0), help="Only this many of the last lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print the lines as they are in the files.")
+@report_errors
+def logs(run: str, node: str, follow: bool, number: int | None, as_json: bool) -> None:
+    """
+    Print the logs of a run's processes on this machine, merged by time, or the log of one NODE.
+
+    RUN is a run directory. Nodes that `asyncrl run` did not start log to their own service manager, on their machine.
+
+    \b
+    Example:
+      asyncrl logs -f runs/quickstart
+      asyncrl logs runs/quickstart rollout-0
+    """
+    from asyncrl.cli.operate.logs import Line, elsewhere_note, log_lines, open_logs
+
+    found, elsewhere = open_logs(run, node)
+    if elsewhere and not node:
+        click.echo(elsewhere_note(run, elsewhere), err=True)
+
+    def show(lines: list[Line]) -> None:
+        for line in log_lines(lines, as_json=as_json, names_node=not node):
+            click.echo(line)
+
+    async def show_further() -> None:
+        async for lines in found.follow():
+            show(lines)
+
+    first = found.read()
+    show(first if number is None else first[len(first) - min(number, len(first)) :])
+    if follow:
+        with suppress(KeyboardInterrupt):
+            asyncio.run(show_further())
+
+
+@click.command()
+@on_run
+@click.option("--wait", "wait_s", type=click.FloatRange(0), default=170.0, help="Seconds to wait for the end.")
+@report_errors
+def stop(run: str, key: Path | None, wait_s: float) -> None:
+    """
+    End a run early, so that it can be resumed.
+
+    The trainer saves a checkpoint, and rollouts store what they have sampled, as after Ctrl-C under `asyncrl run`.
+    `asyncrl status` explains RUN|ADDRESS. A run that is over already stays as it is.
+
+    \b
+    Example:
+      asyncrl stop runs/quickstart
+      asyncrl resume runs/quickstart
+    """
+    from asyncrl.cli.operate.stop import stop as stop_run
+
+    click.echo("\n".join(asyncio.run(stop_run(run, key, wait_s))))
+
+
+COMMANDS = (status, list_, top, logs, stop)

@@ -5,9 +5,9 @@ An operator's session with the broker of a running run: a handshake as a supervi
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from msgspec import Struct
@@ -40,19 +40,30 @@ class Operator(Struct, frozen=True, eq=False):
         await self.link.send(question)
         try:
             async with asyncio.timeout(wait_s):
-                while True:
-                    match await self.link.receive():
-                        case Finished(status=status, cause=cause):
-                            raise LinkError(f"the run has just ended: {status}{f' ({cause})' if cause else ''}")
-                        case message if isinstance(message, answer):
-                            return message
+                while not isinstance(message := await self._receive(), answer):
+                    pass
+                return message
         except TimeoutError:
             raise LinkError(
                 f"the broker took {type(question).__name__} and did not answer within {wait_s:g} s: it is busy or hangs"
             ) from None
 
+    async def pause(self, seconds: float) -> None:
+        """Wait, and raise `LinkError` at once if the run ends: its broker waits for everybody to leave."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while True:
+                    await self._receive()
 
-@asynccontextmanager
+    async def _receive(self) -> Message:
+        message = await self.link.receive()
+        if isinstance(message, Finished):
+            cause = f" ({message.cause})" if message.cause else ""
+            raise LinkError(f"the run has just ended: {message.status}{cause}")
+        return message
+
+
+@contextlib.asynccontextmanager
 async def operator(run: RunAddress) -> AsyncIterator[Operator]:
     """Join a run as a supervisor. Raises `LinkError` if its broker does not answer, or refuses this operator's key."""
     link, welcome = await join(run, identity("supervisor", _name(run)), ANSWER_S)
