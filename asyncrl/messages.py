@@ -743,6 +743,15 @@ class Interrupt(Message, frozen=True):
     """End the run early: the trainer saves a checkpoint, rollouts store unfinished trajectories."""
 
 
+class Pause(Message, frozen=True):
+    """
+    Grant rollouts no new leases, neither of training prompts nor of an evaluation's, or grant them again. What is in
+    hand goes on. Answered by `Paused`.
+    """
+
+    is_paused: bool
+
+
 class StatusWanted(Message, frozen=True):
     """Request for the state of the run, answered by `Status`."""
 
@@ -1175,6 +1184,14 @@ class Drained(Message, frozen=True):
     """Reason for which it did not leave as requested; empty if it did."""
 
 
+class Paused(Message, frozen=True):
+    """Answer to `Pause`, to every supervisor: sampling is paused or goes on, and that is on disk."""
+
+    is_paused: bool
+    by: str
+    """Supervisor that asked for it."""
+
+
 class Status(Message, frozen=True):
     """Answer to `StatusWanted`: the state of the run by the broker's books."""
 
@@ -1218,7 +1235,7 @@ ToBroker = (
     Hello | Ready | Beat | Asleep | AskTurn | Draining | Bye | Drain | StoreSet | StoreGet
     | Offer | Scored | Failed | StartedOver | Live | Transferred | TransferFailed
     | Take | Commit | Publishing | Uploaded | Stepped
-    | Stored | Exited | Interrupt | StatusWanted
+    | Stored | Exited | Interrupt | StatusWanted | Pause
 )  # fmt: skip
 ToRollout = (
     Welcome | Reject | StoreValue | Transfer | Stop | Drain | Wake | Sleep
@@ -1238,7 +1255,7 @@ ToSpool = (
     Welcome | Reject | Stop | Put | Fetch | Trim
     | PutWeights | ListWeights | FetchWeights | ListFiles | FetchPart | OfferCheckpoint | PutCheckpointPart | Accepted
 )  # fmt: skip
-ToSupervisor = Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished | Failures | Status
+ToSupervisor = Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished | Failures | Status | Paused
 
 AnyMessage = ToBroker | ToRollout | ToReward | ToTrainer | ToMachine | ToFirstRank | ToShard | ToSpool | ToSupervisor
 

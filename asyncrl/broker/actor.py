@@ -45,6 +45,7 @@ from asyncrl.messages import (
     Interrupt,
     Live,
     ModelFiles,
+    Pause,
     Progress,
     Ready,
     Reject,
@@ -243,7 +244,7 @@ class BrokerActor:
             case Bye(reason=reason):
                 self._hub.forget(peer)
                 self._scheduler.left(peer, reason, self._clock(), on_purpose=True)
-            case Drain() | Exited() | Interrupt() | StatusWanted():
+            case Drain() | Exited() | Interrupt() | StatusWanted() | Pause():
                 self._operate(peer, message)
             case StoreSet():
                 self._store(peer, message)
@@ -266,7 +267,7 @@ class BrokerActor:
         for waiting in self._rendezvous.set(group, key, value):
             self._hub.send(waiting, StoreValue(group, key, value))
 
-    def _operate(self, peer: str, message: Drain | Exited | Interrupt | StatusWanted) -> None:
+    def _operate(self, peer: str, message: Drain | Exited | Interrupt | StatusWanted | Pause) -> None:
         match message:
             case Drain(node=name):
                 self._drain(peer, name)
@@ -276,6 +277,9 @@ class BrokerActor:
                 self.interrupt()
             case StatusWanted():
                 self._hub.send(peer, self._status())
+            case Pause(is_paused=is_paused):
+                by = node.name if (node := self._scheduler.nodes.get(peer)) else peer
+                self._scheduler.set_paused(is_paused=is_paused, by=by, at_s=time.time(), now_s=self._clock())
 
     def _welcome(self, peer: str, hello: Hello) -> None:
         if self.is_suspended:

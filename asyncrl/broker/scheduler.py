@@ -7,7 +7,8 @@ The broker's rules: messages and the time go in, messages, records and events co
 The broker, property tests, the simulation and `asyncrl plan` all run this object. Each rule is a book of its own
 (window, leases, groups, grading, batches, spools, transfers, evaluation); the scheduler connects them.
 
-Messages that announce durable facts are sent with ``once_durable``: `Settled`, `Batch`, `Trim`, and no others.
+Messages that announce durable facts are sent with ``once_durable``: `Settled`, `Batch`, `Trim`, `Paused`, and no
+others.
 """
 
 from collections.abc import Sequence
@@ -22,12 +23,13 @@ from asyncrl.broker.leases.credits import CreditBook
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.leases.trajectories import Trajectories
-from asyncrl.broker.ledger.records import AnyRecord
+from asyncrl.broker.ledger.records import AnyRecord, SamplingPaused
 from asyncrl.broker.nodes.machines import MachineBook
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.nodes.turns import TurnBook
 from asyncrl.broker.outbox import Event, Outbox, Outgoing
+from asyncrl.broker.pause import PauseBook
 from asyncrl.broker.progress_check import REPORTS, ProgressCheck
 from asyncrl.broker.spool_loss import SpoolLoss
 from asyncrl.broker.training import TrainingGroups
@@ -58,6 +60,8 @@ from asyncrl.messages import (
     Interrupt,
     Live,
     Offer,
+    Pause,
+    Paused,
     Prompt,
     Publishing,
     Ready,
@@ -152,6 +156,7 @@ class Scheduler:
             "reward": self._trajectories.credits,
         }
         self._absence = AbsenceBook()
+        self.pause = PauseBook()
         self.is_over = False
         """Set by the caller once the run ends: nobody joins again."""
         self._max_verdict_bytes = max_verdict_bytes(config.trajectories_per_step)
@@ -185,8 +190,8 @@ class Scheduler:
             self.dispatcher.adopt(node, hello.held, now_s)
         elif node.role == "spool" and hello.spool:
             self.spool_loss.joined(hello.spool)
-        elif node.role == "supervisor" and self.failures.total:
-            self.out.send(peer, Failures(self.failures.counts))
+        elif node.role == "supervisor":
+            self._brief(node)
         elif node.role == "machine":
             self.machines.joined(node, now_s)
         if earlier or is_machine or hello.spool:
@@ -230,6 +235,22 @@ class Scheduler:
             self.out.event("run.waiting", role=wait.role, cause=sentence)
         self._tell_failures(now_s)
         return lost
+
+    def set_paused(self, *, is_paused: bool, by: str, at_s: float, now_s: float) -> None:
+        """
+        Pause sampling, or let it go on, and tell every supervisor once that is durable.
+
+        Args:
+            by: Name of the operator.
+            at_s: Unix time, for people.
+        """
+        if is_paused != self.pause.is_set:
+            (self.pause.paused(by) if is_paused else self.pause.resumed())
+            self.out.record(SamplingPaused(is_paused, by, at_s))
+            self.out.event("sampling.paused" if is_paused else "sampling.resumed", by=by)
+        for supervisor in self.nodes.of("supervisor"):
+            self.out.send(supervisor.peer, Paused(self.pause.is_set, self.pause.by or by), once_durable=True)
+        self._advance(now_s)
 
     def refuses(self, peer: str, message: ToBroker) -> bool:
         """
@@ -286,7 +307,9 @@ class Scheduler:
                 self._credits_changed(node)
             case Take() | Commit() | Stepped() | Publishing():
                 self._handle_training(node, message, now_s)
-            case Hello() | Bye() | Drain() | StoreSet() | StoreGet() | Exited() | Interrupt() | StatusWanted():
+            case (
+                Hello() | Bye() | Drain() | StoreSet() | StoreGet() | Exited() | Interrupt() | StatusWanted() | Pause()
+            ):
                 raise BrokenInvariant(f"{type(message).__name__} is for BrokerActor to handle, not for the scheduler")
             case _:
                 assert_never(message)
@@ -390,10 +413,18 @@ class Scheduler:
             self._assemble(formed)
         live_version = self.transfers.live_version
         self.training.advance(live_version)
-        self.dispatcher.grant(self.nodes, now_s)
+        if not self.pause.is_set or self.is_over:  # An interrupted trainer may need samples to the end of a version.
+            self.dispatcher.grant(self.nodes, now_s)
         self._trajectories.grade()
         self.training.answer_take(live_version)
         self.spool_loss.tell()
+
+    def _brief(self, supervisor: Node) -> None:
+        """Tell a supervisor that has just joined what the others were told before."""
+        if self.failures.total:
+            self.out.send(supervisor.peer, Failures(self.failures.counts))
+        if self.pause.is_set:
+            self.out.send(supervisor.peer, Paused(True, self.pause.by))
 
     def _tell_failures(self, now_s: float) -> None:
         for fields in self.failures.events(now_s):

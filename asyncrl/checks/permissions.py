@@ -30,6 +30,7 @@ from asyncrl.messages import (
     Live,
     Offer,
     OfferCheckpoint,
+    Pause,
     Publishing,
     Put,
     PutCheckpointPart,
@@ -83,6 +84,7 @@ MAY_SEND: dict[type[Message], frozenset[Role]] = {
     Exited: frozenset(("supervisor",)),
     Interrupt: frozenset(("supervisor",)),
     StatusWanted: frozenset(("supervisor",)),
+    Pause: frozenset(("supervisor",)),
 }
 
 SENDS: dict[Role, frozenset[type[Message]]] = {

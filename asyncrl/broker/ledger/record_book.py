@@ -25,6 +25,7 @@ from asyncrl.broker.ledger.records import (
     Restarted,
     Result,
     Rewarded,
+    SamplingPaused,
     Taken,
     Untrained,
     VersionLive,
@@ -134,7 +135,7 @@ class RecordBook:
                 self.versions.add(record)
             case Measured():
                 self.measured.append(record)
-            case Duplicate() | NodeEvent():
+            case Duplicate() | NodeEvent() | SamplingPaused():
                 pass  # They change no state.
 
     def _add_to_unit(self, record: Progressed | Result | Rewarded | FailedAttempt | Refused | Reissued) -> None:

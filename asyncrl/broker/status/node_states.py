@@ -69,6 +69,8 @@ def _rollout_waits(scheduler: Scheduler, node: Node, groups: Mapping[str, int]) 
         return "weights, on their way"
     if node.policy_version < 0:
         return "its first weights"
+    if scheduler.pause.is_set:
+        return "an operator, who paused sampling"
     if dispatcher.awaited:
         return f"{' and '.join(dispatcher.awaited[:2])}, to report what they sample since before the broker's restart"
     if node.credits <= 0:
@@ -99,11 +101,14 @@ def _trainer_waits(scheduler: Scheduler, node: Node, groups: Mapping[str, int]) 
         return f"older groups of step {step + 1}, which younger ones may not pass"
     if not scheduler.window.room and not groups["unleased"] + groups["sampling"] + groups["grading"]:
         return f"version {scheduler.transfers.staged_version} to be live, which frees the window"
-    return f"step {step + 1}: {complete} of {needed} groups complete, {_whereabouts(groups)}"
+    rest = _whereabouts(groups, is_paused=scheduler.pause.is_set)
+    return f"step {step + 1}: {complete} of {needed} groups complete, {rest}"
 
 
-def _whereabouts(groups: Mapping[str, int]) -> str:
+def _whereabouts(groups: Mapping[str, int], *, is_paused: bool) -> str:
     """Clause about the groups that are not complete."""
+    if is_paused and not groups["grading"] + groups["sampling"]:
+        return "sampling is paused"
     if groups["grading"] > groups["sampling"]:
         return "the rest is graded"
     if groups["sampling"]:

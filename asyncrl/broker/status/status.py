@@ -14,6 +14,8 @@ from asyncrl.messages import Incident, Status
 
 GROUP_STATES = ("unleased", "sampling", "grading", "complete", "in batch")
 
+PAUSED = "paused by {by}: rollouts get no new leases, what is in hand goes on; asyncrl resume-sampling ends it"
+
 
 def run_status(
     scheduler: Scheduler,
@@ -39,7 +41,7 @@ def run_status(
     measured = [result for result in scheduler.evaluation.results if result.num_prompts]
     return Status(
         run=run,
-        state="ending" if scheduler.is_over else "running",
+        state="ending" if scheduler.is_over else "paused" if scheduler.pause.is_set else "running",
         step=scheduler.training.batches.next_step,
         steps=steps,
         policy_version=scheduler.transfers.live_version,
@@ -52,6 +54,7 @@ def run_status(
         incidents=list(incidents),
         metrics=dict(metrics or {}),
         accuracy=measured[-1].accuracy if measured else None,
+        notes=[PAUSED.format(by=scheduler.pause.by)] if scheduler.pause.is_set else [],
         base_accuracy=next((result.accuracy for result in measured if result.policy_version == 0), None),
     )
 

@@ -157,4 +157,37 @@ def stop(run: str, key: Path | None, wait_s: float) -> None:
     click.echo("\n".join(asyncio.run(stop_run(run, key, wait_s))))
 
 
-COMMANDS = (status, list_, top, logs, stop)
+@click.command()
+@on_run
+@report_errors
+def pause(run: str, key: Path | None) -> None:
+    """
+    Pause the sampling of a run.
+
+    Rollouts get no new leases, neither for training nor for an evaluation. What they have goes on, is graded and
+    trained on, and then everybody waits, also after a restart of the broker or `asyncrl resume`, until
+    `asyncrl resume-sampling RUN`. `asyncrl status` explains RUN|ADDRESS.
+    """
+    _pause(run, key, is_paused=True)
+
+
+@click.command("resume-sampling")
+@on_run
+@report_errors
+def resume_sampling(run: str, key: Path | None) -> None:
+    """
+    Let a paused run sample again.
+
+    `asyncrl resume` is another command: it starts a run that stopped. `asyncrl status` explains RUN|ADDRESS.
+    """
+    _pause(run, key, is_paused=False)
+
+
+def _pause(run: str, key: Path | None, *, is_paused: bool) -> None:
+    from asyncrl.cli.operate.pause import pause as pause_run
+    from asyncrl.cli.operate.status import live_address
+
+    click.echo(asyncio.run(pause_run(live_address(run, key), is_paused=is_paused)))
+
+
+COMMANDS = (status, list_, top, logs, stop, pause, resume_sampling)

@@ -7,7 +7,7 @@ An operator's session with the broker of a running run: a handshake as a supervi
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
 from msgspec import Struct
@@ -31,18 +31,26 @@ class Operator(Struct, frozen=True, eq=False):
     link: Link
     welcome: Welcome
 
-    async def ask(self, question: Message, answer: type[Answer], wait_s: float = ANSWER_S) -> Answer:
+    async def ask(
+        self,
+        question: Message,
+        answer: type[Answer],
+        wait_s: float = ANSWER_S,
+        *,
+        is_answer: Callable[[Answer], bool] = lambda _: True,
+    ) -> Answer:
         """
-        Send a question and wait for its answer.
+        Send a question and wait for its answer: the first message of this type for which ``is_answer`` is true.
 
         Raises `LinkError` if the run ends first, if the connection ends, or if there is no answer within ``wait_s``.
         """
         await self.link.send(question)
         try:
             async with asyncio.timeout(wait_s):
-                while not isinstance(message := await self._receive(), answer):
-                    pass
-                return message
+                while True:
+                    message = await self._receive()
+                    if isinstance(message, answer) and is_answer(message):
+                        return message
         except TimeoutError:
             raise LinkError(
                 f"the broker took {type(question).__name__} and did not answer within {wait_s:g} s: it is busy or hangs"

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from asyncrl.cli.operate.session import operator
 from asyncrl.client.run_address import RunAddress, locate
-from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.errors import AsyncrlError, ConfigError, LinkError
 from asyncrl.messages import Status, StatusWanted
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_overview import RunOverview, is_run, is_served, is_supervised, overview
@@ -58,6 +58,18 @@ async def ask_status(run: RunAddress) -> Status:
     """Ask the broker at an address. Raises `LinkError` if it does not answer."""
     async with operator(run) as session:
         return await session.ask(StatusWanted(), Status)
+
+
+def live_address(where: str, key: Path | None = None) -> RunAddress:
+    """
+    Address of the broker of a run that is to be steered.
+
+    Raises `ConfigError` as `opened` and `locate`, and `LinkError` if no broker serves the run.
+    """
+    if "://" not in where and not is_served(directory := opened(where)):
+        files = overview(directory.path)
+        raise LinkError(f"{where} cannot be steered ({files.status}): {_no_broker(files, directory)}")
+    return locate(where, key)
 
 
 def opened(where: str) -> RunDirectory:

@@ -20,6 +20,7 @@ from asyncrl.broker.ledger.records import (
     Restarted,
     Result,
     Rewarded,
+    SamplingPaused,
     Taken,
     Untrained,
     VersionLive,
@@ -78,6 +79,7 @@ RECORDS = st.one_of(
     st.builds(Committed, IDS, NAMES),
     st.builds(VersionLive, IDS, IDS),
     st.builds(Measured, IDS, NUMBERS, IDS, METRICS),
+    st.builds(SamplingPaused, st.booleans(), NAMES, NUMBERS),
     st.builds(NodeEvent, NAMES, NAMES, st.just("rollout"), st.sampled_from(["joined", "lost"]), NAMES, NUMBERS),
 )
 
