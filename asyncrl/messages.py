@@ -752,6 +752,13 @@ class Pause(Message, frozen=True):
     is_paused: bool
 
 
+class SetSettings(Message, frozen=True):
+    """Set live settings while the run goes on. Answered by `SettingsChanged`."""
+
+    assignments: Listed[str]
+    """``key=value`` texts, as of ``--set``; all of them count, or none."""
+
+
 class StatusWanted(Message, frozen=True):
     """Request for the state of the run, answered by `Status`."""
 
@@ -972,6 +979,8 @@ class Work(Message, frozen=True):
     """Version of the weights at the beginning of the step; None if they were not published."""
     left_out: list[int] = []
     """Groups of the batch that no rank trains on, because one of their trajectories was refused."""
+    lr: float | None = None
+    """``train``: ``trainer.lr`` of the step; None keeps the rank's."""
 
 
 # ── received by the trainer's first rank, from the others ───────────────────────────────────
@@ -1184,6 +1193,19 @@ class Drained(Message, frozen=True):
     """Reason for which it did not leave as requested; empty if it did."""
 
 
+class SettingsChanged(Message, frozen=True):
+    """
+    To the trainer: live settings, which count from its next step on. To every supervisor: the answer to `SetSettings`.
+    """
+
+    values: dict[str, bool | int | float | str]
+    """New values by full key; without those that were so already."""
+    by: str
+    """Supervisor that set them."""
+    problem: str = ""
+    """Reason for which nothing was changed, to that supervisor alone."""
+
+
 class Paused(Message, frozen=True):
     """Answer to `Pause`, to every supervisor: sampling is paused or goes on, and that is on disk."""
 
@@ -1235,7 +1257,7 @@ ToBroker = (
     Hello | Ready | Beat | Asleep | AskTurn | Draining | Bye | Drain | StoreSet | StoreGet
     | Offer | Scored | Failed | StartedOver | Live | Transferred | TransferFailed
     | Take | Commit | Publishing | Uploaded | Stepped
-    | Stored | Exited | Interrupt | StatusWanted | Pause
+    | Stored | Exited | Interrupt | StatusWanted | Pause | SetSettings
 )  # fmt: skip
 ToRollout = (
     Welcome | Reject | StoreValue | Transfer | Stop | Drain | Wake | Sleep
@@ -1247,6 +1269,7 @@ ToTrainer = (
     Welcome | Reject | StoreValue | Transfer | Stop | Drain | Wake
     | Batch | Published | Evaluating | Evaluated | Fetched | Abort | Assembled | Disbanded
     | Upload | PutWeightsDone | Spools | FileList | FilePart | CheckpointWanted | PutCheckpointPartDone
+    | SettingsChanged
 )  # fmt: skip
 ToMachine = Welcome | Reject | StoreValue | Stop | Assembled | Disbanded
 ToFirstRank = Hello | Beat | Checked | PartWritten | StoreSet | StoreGet
@@ -1255,7 +1278,10 @@ ToSpool = (
     Welcome | Reject | Stop | Put | Fetch | Trim
     | PutWeights | ListWeights | FetchWeights | ListFiles | FetchPart | OfferCheckpoint | PutCheckpointPart | Accepted
 )  # fmt: skip
-ToSupervisor = Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished | Failures | Status | Paused
+ToSupervisor = (
+    Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished | Failures
+    | Status | Paused | SettingsChanged
+)  # fmt: skip
 
 AnyMessage = ToBroker | ToRollout | ToReward | ToTrainer | ToMachine | ToFirstRank | ToShard | ToSpool | ToSupervisor
 

@@ -33,7 +33,7 @@ from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.sections import Config, to_json
-from asyncrl.errors import AsyncrlError, RunFailed
+from asyncrl.errors import AsyncrlError, ConfigError, RunFailed
 from asyncrl.messages import (
     PROTOCOL,
     Bye,
@@ -49,6 +49,8 @@ from asyncrl.messages import (
     Progress,
     Ready,
     Reject,
+    SetSettings,
+    SettingsChanged,
     SpoolAddress,
     Status,
     StatusWanted,
@@ -244,7 +246,7 @@ class BrokerActor:
             case Bye(reason=reason):
                 self._hub.forget(peer)
                 self._scheduler.left(peer, reason, self._clock(), on_purpose=True)
-            case Drain() | Exited() | Interrupt() | StatusWanted() | Pause():
+            case Drain() | Exited() | Interrupt() | StatusWanted() | Pause() | SetSettings():
                 self._operate(peer, message)
             case StoreSet():
                 self._store(peer, message)
@@ -267,7 +269,7 @@ class BrokerActor:
         for waiting in self._rendezvous.set(group, key, value):
             self._hub.send(waiting, StoreValue(group, key, value))
 
-    def _operate(self, peer: str, message: Drain | Exited | Interrupt | StatusWanted | Pause) -> None:
+    def _operate(self, peer: str, message: Drain | Exited | Interrupt | StatusWanted | Pause | SetSettings) -> None:
         match message:
             case Drain(node=name):
                 self._drain(peer, name)
@@ -278,8 +280,10 @@ class BrokerActor:
             case StatusWanted():
                 self._hub.send(peer, self._status())
             case Pause(is_paused=is_paused):
-                by = node.name if (node := self._scheduler.nodes.get(peer)) else peer
+                by = self._name(peer)
                 self._scheduler.set_paused(is_paused=is_paused, by=by, at_s=time.time(), now_s=self._clock())
+            case SetSettings(assignments=assignments):
+                self._set(peer, assignments)
 
     def _welcome(self, peer: str, hello: Hello) -> None:
         if self.is_suspended:
@@ -298,7 +302,7 @@ class BrokerActor:
             broker_term=self._broker_term,
             run_id=self._run_id,
             run_dir=str(self._directory.path.resolve()),
-            config=to_json(self._config),
+            config=to_json(self._scheduler.nodes_config),
             spools=self._scheduler.spools.told_to(peer),
             beat_s=self._config.broker.beat_s,
             models=self._models,
@@ -404,6 +408,18 @@ class BrokerActor:
         await asyncio.wait(unwritten)
         with self._deciding():
             self._scheduler.handle(peer, commit, self._clock())
+
+    def _set(self, peer: str, assignments: Sequence[str]) -> None:
+        by = self._name(peer)
+        try:
+            values = self._scheduler.assigned(assignments)
+        except ConfigError as error:
+            self._hub.send(peer, SettingsChanged({}, by, str(error)))
+            return
+        self._scheduler.set_settings(values, by=by, at_s=time.time(), now_s=self._clock())
+
+    def _name(self, peer: str) -> str:
+        return node.name if (node := self._scheduler.nodes.get(peer)) else peer
 
     def _status(self) -> Status:
         """State of the run; the last one again if it is new enough, because many may watch a run of many nodes."""

@@ -4,7 +4,7 @@ Restart of a broker: applies the ledger's records to the books of a fresh schedu
     Admitted ─▶ window, groups, batches          Taken ─▶ window, batches           VersionLive ─▶ window, transfers
     Result, Rewarded, FailedAttempt ─▶ slots     Committed, Dropped ─▶ closed       Measured ─▶ evaluation
     Refused, Reissued ─▶ slots                   Restarted ─▶ groups, batches       Untrained ─▶ groups
-    SamplingPaused ─▶ pause
+    SamplingPaused ─▶ pause                      SettingsSet ─▶ settings
 
 State that is not in the ledger is reported by the nodes (leases, who is connected) or starts afresh: ongoing gradings,
 the staged version, and the count of groups dropped in a row, whose cause may be repaired by now.
@@ -29,6 +29,7 @@ from asyncrl.broker.ledger.records import (
     Result,
     Rewarded,
     SamplingPaused,
+    SettingsSet,
     Taken,
     Untrained,
     VersionLive,
@@ -91,6 +92,8 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
             scheduler.evaluation.measured(result)
         case SamplingPaused(is_paused=is_paused, by=by):
             (scheduler.pause.paused(by) if is_paused else scheduler.pause.resumed())
+        case SettingsSet(values=values):
+            scheduler.settings_set(values)
         case Duplicate() | NodeEvent():
             pass  # They are for audits, and change no book.
 

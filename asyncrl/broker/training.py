@@ -172,7 +172,7 @@ class TrainingGroups:
         if self._stragglers:
             for group in self._stragglers.overdue(self.batches, self.batches.next_step, live_version):
                 self.restart(group, live_version)
-        while live_version >= 0 and self._window.room and self.admission.num_needed:
+        while live_version >= 0 and self._window.room > 0 and self.admission.num_needed:
             group, record = self.admission.admit(live_version)
             self.opened(group)
             self._dispatcher.wanted(group)

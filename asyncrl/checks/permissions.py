@@ -38,6 +38,7 @@ from asyncrl.messages import (
     Ready,
     Role,
     Scored,
+    SetSettings,
     StartedOver,
     StatusWanted,
     Stepped,
@@ -85,6 +86,7 @@ MAY_SEND: dict[type[Message], frozenset[Role]] = {
     Interrupt: frozenset(("supervisor",)),
     StatusWanted: frozenset(("supervisor",)),
     Pause: frozenset(("supervisor",)),
+    SetSettings: frozenset(("supervisor",)),
 }
 
 SENDS: dict[Role, frozenset[type[Message]]] = {

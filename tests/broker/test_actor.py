@@ -16,7 +16,7 @@ from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import read_records
-from asyncrl.broker.ledger.records import AnyRecord, Dropped, NodeEvent, Rewarded
+from asyncrl.broker.ledger.records import AnyRecord, Dropped, NodeEvent, Rewarded, SamplingPaused, SettingsSet
 from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
@@ -36,14 +36,19 @@ from asyncrl.messages import (
     Drained,
     Draining,
     Exited,
+    Failures,
     Finished,
     Hello,
     Offer,
+    Pause,
+    Paused,
     Progress,
     Publishing,
     Ready,
     Reject,
     Role,
+    SetSettings,
+    SettingsChanged,
     SpoolAddress,
     Spools,
     SpoolSet,
@@ -622,13 +627,41 @@ def test_an_operator_is_told_the_state_of_the_run_and_others_are_not(tmp_path: P
         await house.happened("node.left")
         house.now_s += 5.0
         await operator.send(StatusWanted())
-        told = await operator.receive()
-        assert isinstance(told, Status)
+        while not isinstance(told := await operator.receive(), Status):
+            assert isinstance(told, Failures)
         assert (told.run, told.state, told.steps, told.time_s) == ("run", "running", 3, 5.0)
         assert [node.node for node in told.nodes] == ["operator-1"]
         assert house.scheduler.failures.counts == {"message: StatusWanted of a: a rollout may not send StatusWanted": 1}
 
     run(tmp_path, script)
+
+
+def test_an_operator_pauses_and_steers_a_run_by_its_name_and_a_wrong_value_changes_nothing(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        operator = await house.welcomed("supervisor", "alice-1")
+        await operator.send(SetSettings(["trainer.lr=0.5", "run.seed=3"]))
+        refused = await operator.receive()
+        assert isinstance(refused, SettingsChanged)
+        assert refused.problem.startswith("run.seed cannot be set while the run goes on")
+
+        await operator.send(SetSettings(["trainer.lr=0.5"]))
+        assert await operator.receive() == SettingsChanged({"trainer.lr": 0.5}, "alice-1")
+        await operator.send(Pause(True))
+        assert await operator.receive() == Paused(True, "alice-1")
+
+        link = await house.joined("trainer", "trainer-0")
+        welcome = await link.receive()
+        assert isinstance(welcome, Welcome)
+        assert from_json(welcome.config).trainer.lr == 0.5
+
+    house = run(tmp_path, script)
+    records = list(read_records(house.directory.ledger))
+    assert [type(record) for record in records if record_by(record) == "alice-1"] == [SettingsSet, SamplingPaused]
+    assert house.events("setting.changed")[0]["by"] == "alice-1"
+
+
+def record_by(record: AnyRecord) -> str:
+    return record.by if isinstance(record, SettingsSet | SamplingPaused) else ""
 
 
 def test_many_that_watch_a_run_share_one_look_at_its_books(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ Records of the ledger: the events of a run in order, without anything that can b
     Untrained                                                 the trainer left a taken group out of its step
     Duplicate                                                 a second trajectory of a unit: counted, not kept
     VersionLive · Measured · NodeEvent                        weights, evaluations, membership
-    SamplingPaused                                            an operator's decisions
+    SamplingPaused · SettingsSet                              an operator's decisions
 
 A restarted broker replays the records from first to last to recover its state. Leases are not recorded: the nodes that
 hold them report them. On disk a record is a msgpack array ``[class name, field, ...]``, so fields may only be appended,
@@ -205,9 +205,19 @@ class SamplingPaused(Record, frozen=True):
     """Unix time at the broker. Informative only: no rule reads it."""
 
 
+class SettingsSet(Record, frozen=True):
+    """An operator set live settings, which count for what happens from here on."""
+
+    values: dict[str, bool | int | float | str]
+    """New values by full key, such as ``schedule.staleness``."""
+    by: str
+    at_s: float
+    """Unix time at the broker. Informative only: no rule reads it."""
+
+
 AnyRecord = (
     Admitted | Progressed | Result | Duplicate | Rewarded | Refused | FailedAttempt | Reissued | Restarted | Dropped
-    | Taken | Untrained | Committed | VersionLive | Measured | NodeEvent | SamplingPaused
+    | Taken | Untrained | Committed | VersionLive | Measured | NodeEvent | SamplingPaused | SettingsSet
 )  # fmt: skip
 
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)

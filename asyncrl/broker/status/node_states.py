@@ -84,7 +84,7 @@ def _rollout_waits(scheduler: Scheduler, node: Node, groups: Mapping[str, int]) 
         return "the first version"
     if not scheduler.training.admission.num_needed:
         return "the end: every group has been sampled or leased"
-    if not scheduler.window.room:
+    if scheduler.window.room <= 0:
         return f"the trainer: the window of {scheduler.window.size} groups is full"
     return "groups"
 
@@ -99,7 +99,7 @@ def _trainer_waits(scheduler: Scheduler, node: Node, groups: Mapping[str, int]) 
     complete = groups["complete"]
     if complete >= needed:
         return f"older groups of step {step + 1}, which younger ones may not pass"
-    if not scheduler.window.room and not groups["unleased"] + groups["sampling"] + groups["grading"]:
+    if scheduler.window.room <= 0 and not groups["unleased"] + groups["sampling"] + groups["grading"]:
         return f"version {scheduler.transfers.staged_version} to be live, which frees the window"
     rest = _whereabouts(groups, is_paused=scheduler.pause.is_set)
     return f"step {step + 1}: {complete} of {needed} groups complete, {rest}"

@@ -54,9 +54,16 @@ def run_status(
         incidents=list(incidents),
         metrics=dict(metrics or {}),
         accuracy=measured[-1].accuracy if measured else None,
-        notes=[PAUSED.format(by=scheduler.pause.by)] if scheduler.pause.is_set else [],
+        notes=_notes(scheduler),
         base_accuracy=next((result.accuracy for result in measured if result.policy_version == 0), None),
     )
+
+
+def _notes(scheduler: Scheduler) -> list[str]:
+    notes = [PAUSED.format(by=scheduler.pause.by)] if scheduler.pause.is_set else []
+    if scheduler.settings:
+        notes.append(f"set live: {', '.join(f'{key} = {value}' for key, value in scheduler.settings.items())}")
+    return notes
 
 
 def group_states(scheduler: Scheduler) -> dict[str, int]:

@@ -6,7 +6,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from asyncrl.messages import Evaluated, Paused
+from asyncrl.messages import Evaluated, Paused, SettingsChanged
 from asyncrl.messages import Progress as Step
 from asyncrl.observe.report.evaluation_charts import multi_sample_metrics
 
@@ -98,6 +98,10 @@ class Screen:
             self.say(f"paused by {paused.by}: no new leases; `asyncrl resume-sampling` lets sampling go on")
         else:
             self.say(f"sampling goes on: {paused.by} ended the pause")
+
+    def changed(self, changed: SettingsChanged) -> None:
+        for key, value in changed.values.items():
+            self.say(f"{key} = {value} from now on, set by {changed.by}")
 
     def left(self, node: str) -> None:
         self.say(f"{node} was drained and has left")

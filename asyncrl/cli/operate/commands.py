@@ -190,4 +190,28 @@ def _pause(run: str, key: Path | None, *, is_paused: bool) -> None:
     click.echo(asyncio.run(pause_run(live_address(run, key), is_paused=is_paused)))
 
 
-COMMANDS = (status, list_, top, logs, stop, pause, resume_sampling)
+@click.command("set")
+@on_run
+@click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
+@report_errors
+def set_(run: str, key: Path | None, assignments: tuple[str, ...]) -> None:
+    """
+    Change settings of a run while it goes on.
+
+    These can be set: trainer.lr, schedule.staleness, sampling.max_tokens and evaluation.every_versions; the reference
+    of the configuration marks them as live. All assignments count, or none. The change is in the ledger with its time
+    and operator, so that it outlasts a restart of the broker and `asyncrl resume`; config.toml stays as it was.
+    `asyncrl status` explains RUN|ADDRESS.
+
+    \b
+    Example:
+      asyncrl set runs/quickstart trainer.lr=1e-4 schedule.staleness=2
+    """
+    from asyncrl.cli.operate.settings import set_settings
+    from asyncrl.cli.operate.status import live_address
+
+    for line in asyncio.run(set_settings(live_address(run, key), assignments)):
+        click.echo(line)
+
+
+COMMANDS = (status, list_, top, logs, stop, pause, resume_sampling, set_)

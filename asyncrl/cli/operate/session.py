@@ -30,6 +30,8 @@ class Operator(Struct, frozen=True, eq=False):
 
     link: Link
     welcome: Welcome
+    name: str
+    """Name of this operator in the run."""
 
     async def ask(
         self,
@@ -74,10 +76,11 @@ class Operator(Struct, frozen=True, eq=False):
 @contextlib.asynccontextmanager
 async def operator(run: RunAddress) -> AsyncIterator[Operator]:
     """Join a run as a supervisor. Raises `LinkError` if its broker does not answer, or refuses this operator's key."""
-    link, welcome = await join(run, identity("supervisor", _name(run)), ANSWER_S)
+    who = identity("supervisor", _name(run))
+    link, welcome = await join(run, who, ANSWER_S)
     beats = asyncio.create_task(send_beats(link, welcome.beat_s, Beat))
     try:
-        yield Operator(link, welcome)
+        yield Operator(link, welcome, who.node)
     finally:
         beats.cancel()
         await leave(link, "done")
