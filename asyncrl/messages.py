@@ -759,6 +759,12 @@ class SetSettings(Message, frozen=True):
     """``key=value`` texts, as of ``--set``; all of them count, or none."""
 
 
+class StacksWanted(Message, frozen=True):
+    """To the broker: ask ``node`` for its `Stacks`. To the node: answer with them."""
+
+    node: str
+
+
 class StatusWanted(Message, frozen=True):
     """Request for the state of the run, answered by `Status`."""
 
@@ -1193,6 +1199,15 @@ class Drained(Message, frozen=True):
     """Reason for which it did not leave as requested; empty if it did."""
 
 
+class Stacks(Message, frozen=True):
+    """Stacks of the threads and asyncio tasks of a node, to the broker, and from it to who asked."""
+
+    node: str
+    text: str
+    problem: str = ""
+    """Reason for which there are none; empty if there are."""
+
+
 class SettingsChanged(Message, frozen=True):
     """
     To the trainer: live settings, which count from its next step on. To every supervisor: the answer to `SetSettings`.
@@ -1258,18 +1273,19 @@ ToBroker = (
     | Offer | Scored | Failed | StartedOver | Live | Transferred | TransferFailed
     | Take | Commit | Publishing | Uploaded | Stepped
     | Stored | Exited | Interrupt | StatusWanted | Pause | SetSettings
+    | StacksWanted | Stacks
 )  # fmt: skip
 ToRollout = (
     Welcome | Reject | StoreValue | Transfer | Stop | Drain | Wake | Sleep
-    | Lease | Settled | Cancelled | Hold | Release | Fetched | Abort | Spools | FileList | FilePart
+    | StacksWanted | Lease | Settled | Cancelled | Hold | Release | Fetched | Abort | Spools | FileList | FilePart
     | WeightsList | FetchedWeights
 )  # fmt: skip
-ToReward = Welcome | Reject | Stop | Drain | Grade | Fetched | Spools
+ToReward = Welcome | Reject | Stop | Drain | Grade | Fetched | Spools | StacksWanted
 ToTrainer = (
     Welcome | Reject | StoreValue | Transfer | Stop | Drain | Wake
     | Batch | Published | Evaluating | Evaluated | Fetched | Abort | Assembled | Disbanded
     | Upload | PutWeightsDone | Spools | FileList | FilePart | CheckpointWanted | PutCheckpointPartDone
-    | SettingsChanged
+    | SettingsChanged | StacksWanted
 )  # fmt: skip
 ToMachine = Welcome | Reject | StoreValue | Stop | Assembled | Disbanded
 ToFirstRank = Hello | Beat | Checked | PartWritten | StoreSet | StoreGet
@@ -1280,7 +1296,7 @@ ToSpool = (
 )  # fmt: skip
 ToSupervisor = (
     Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished | Failures
-    | Status | Paused | SettingsChanged
+    | Status | Paused | SettingsChanged | Stacks
 )  # fmt: skip
 
 AnyMessage = ToBroker | ToRollout | ToReward | ToTrainer | ToMachine | ToFirstRank | ToShard | ToSpool | ToSupervisor

@@ -23,23 +23,21 @@ from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.records import AnyRecord, NodeEvent, Rewarded
 from asyncrl.broker.metrics.run_files import RunFiles
 from asyncrl.broker.metrics.sample_files import SampleFiles
-from asyncrl.broker.nodes.departures import DepartureBook
+from asyncrl.broker.operators import Operators
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.broker.status.status import run_status
 from asyncrl.checks.permissions import key_refusal, refusal
 from asyncrl.checks.reports import MAX_NAME_CHARS, problem_of
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.sections import Config, to_json
-from asyncrl.errors import AsyncrlError, ConfigError, RunFailed
+from asyncrl.errors import AsyncrlError, RunFailed
 from asyncrl.messages import (
     PROTOCOL,
     Bye,
     Commit,
     Drain,
-    Drained,
     Exited,
     Hello,
     Interrupt,
@@ -50,9 +48,9 @@ from asyncrl.messages import (
     Ready,
     Reject,
     SetSettings,
-    SettingsChanged,
     SpoolAddress,
-    Status,
+    Stacks,
+    StacksWanted,
     StatusWanted,
     Stepped,
     StoreGet,
@@ -68,8 +66,6 @@ from asyncrl.weights.groups.rendezvous import Rendezvous
 TICK_S = 0.25
 IMAGE_BYTES = 64 << 20
 """Pictures that are kept for the next samples file."""
-STATUS_S = 0.25
-"""Least time between two looks at all books for a `Status`."""
 SLEPT_S = 1.0
 """A tick this late means that the whole process stood still, and could hear no node."""
 REJECTIONS_PER_S, BURST_REJECTIONS = 1, 1000
@@ -121,7 +117,7 @@ class BrokerActor:
         self._sleep = sleep
         self._files = RunFiles(config, scheduler, directory, clock, lambda: ledger.num_records)
         self._rendezvous = Rendezvous()
-        self._departures = DepartureBook()
+        self._operators = Operators(scheduler, hub, self._files, run=directory.path.name, clock=clock)
         self._rejections = Allowance(REJECTIONS_PER_S, BURST_REJECTIONS)
         """Events; a node that is rejected again and again cannot fill the disk with them."""
         self._num_rejected = 0
@@ -132,8 +128,6 @@ class BrokerActor:
         self._unsent: list[Outgoing] = []
         self._unwritten: list[AnyRecord] = []
         self._tasks: asyncio.TaskGroup | None = None
-        self._told: tuple[float, Status] | None = None
-        """Time and contents of the last `Status`."""
         self._ending = Ending(scheduler.nodes, hub, self._files, self._samples)
 
     async def run(self) -> None:
@@ -246,8 +240,10 @@ class BrokerActor:
             case Bye(reason=reason):
                 self._hub.forget(peer)
                 self._scheduler.left(peer, reason, self._clock(), on_purpose=True)
-            case Drain() | Exited() | Interrupt() | StatusWanted() | Pause() | SetSettings():
-                self._operate(peer, message)
+            case Drain() | StatusWanted() | Pause() | SetSettings() | StacksWanted() | Stacks():
+                self._operators.handle(peer, message)
+            case Exited() | Interrupt():
+                self._supervised(message)
             case StoreSet():
                 self._store(peer, message)
             case StoreGet(group=group, key=key):
@@ -268,22 +264,6 @@ class BrokerActor:
             return
         for waiting in self._rendezvous.set(group, key, value):
             self._hub.send(waiting, StoreValue(group, key, value))
-
-    def _operate(self, peer: str, message: Drain | Exited | Interrupt | StatusWanted | Pause | SetSettings) -> None:
-        match message:
-            case Drain(node=name):
-                self._drain(peer, name)
-            case Exited():
-                self._exited(message)
-            case Interrupt():
-                self.interrupt()
-            case StatusWanted():
-                self._hub.send(peer, self._status())
-            case Pause(is_paused=is_paused):
-                by = self._name(peer)
-                self._scheduler.set_paused(is_paused=is_paused, by=by, at_s=time.time(), now_s=self._clock())
-            case SetSettings(assignments=assignments):
-                self._set(peer, assignments)
 
     def _welcome(self, peer: str, hello: Hello) -> None:
         if self.is_suspended:
@@ -409,51 +389,10 @@ class BrokerActor:
         with self._deciding():
             self._scheduler.handle(peer, commit, self._clock())
 
-    def _set(self, peer: str, assignments: Sequence[str]) -> None:
-        by = self._name(peer)
-        try:
-            values = self._scheduler.assigned(assignments)
-        except ConfigError as error:
-            self._hub.send(peer, SettingsChanged({}, by, str(error)))
+    def _supervised(self, message: Exited | Interrupt) -> None:
+        if isinstance(message, Interrupt):
+            self.interrupt()
             return
-        self._scheduler.set_settings(values, by=by, at_s=time.time(), now_s=self._clock())
-
-    def _name(self, peer: str) -> str:
-        return node.name if (node := self._scheduler.nodes.get(peer)) else peer
-
-    def _status(self) -> Status:
-        """State of the run; the last one again if it is new enough, because many may watch a run of many nodes."""
-        now_s = self._clock()
-        if self._told is None or now_s - self._told[0] >= STATUS_S:
-            files, metrics = self._files, self._files.last_line
-            status = run_status(
-                self._scheduler,
-                now_s,
-                run=self._directory.path.name,
-                steps=self._config.run.steps,
-                group_size=self._config.schedule.group_size,
-                time_s=files.time_s,
-                incidents=files.incidents.told(files.time_s),
-                metrics={key: float(value) for key, value in metrics.items() if isinstance(value, int | float)},
-            )
-            self._told = now_s, status
-        return self._told[1]
-
-    def _drain(self, peer: str, name: str) -> None:
-        node = self._departures.ask(name, peer, self._scheduler.nodes)
-        if isinstance(node, str):
-            self._hub.send(peer, Drained(name, node))
-            return
-        self._files.event("node.draining", node=name, asked_by=peer)
-        self._hub.send(node.peer, Drain(name))
-
-    def _departed(self, event: Event) -> None:
-        fields = event.fields
-        for asker in self._departures.left(f"{fields['node']}.{fields['incarnation']}"):
-            problem = "" if event.kind == "node.left" else f"it was lost before it could leave: {fields['cause']}"
-            self._hub.send(asker, Drained(fields["node"], problem))
-
-    def _exited(self, message: Exited) -> None:
         self._files.event("node.exited", node=message.node, cause=message.cause, restarting=message.restarting)
         if message.is_needed and not message.restarting:
             self.stop(f"{message.node} {message.cause}")
@@ -472,7 +411,7 @@ class BrokerActor:
             self._files.event(event.kind, **event.fields)
             records += _node_record(event)
             if event.kind in ("node.left", "node.lost"):
-                self._departed(event)
+                self._operators.departed(event)
         self._unwritten.extend(records)
         self._keep_answers()
         for outgoing in outbox:

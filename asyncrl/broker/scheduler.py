@@ -73,6 +73,8 @@ from asyncrl.messages import (
     ScoredItem,
     SetSettings,
     SettingsChanged,
+    Stacks,
+    StacksWanted,
     StartedOver,
     StatusWanted,
     Stepped,
@@ -365,6 +367,8 @@ class Scheduler:
                 | StatusWanted()
                 | Pause()
                 | SetSettings()
+                | StacksWanted()
+                | Stacks()
             ):
                 raise BrokenInvariant(f"{type(message).__name__} is for BrokerActor to handle, not for the scheduler")
             case _:

@@ -39,6 +39,8 @@ from asyncrl.messages import (
     Role,
     Scored,
     SetSettings,
+    Stacks,
+    StacksWanted,
     StartedOver,
     StatusWanted,
     Stepped,
@@ -87,6 +89,8 @@ MAY_SEND: dict[type[Message], frozenset[Role]] = {
     StatusWanted: frozenset(("supervisor",)),
     Pause: frozenset(("supervisor",)),
     SetSettings: frozenset(("supervisor",)),
+    StacksWanted: frozenset(("supervisor",)),
+    Stacks: frozenset(("rollout", "reward", "trainer")),
 }
 
 SENDS: dict[Role, frozenset[type[Message]]] = {

@@ -34,6 +34,7 @@ from msgspec import Struct
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.message import Message
 from asyncrl.actor.occupancy import Occupancy
+from asyncrl.actor.stacks import current_stacks
 from asyncrl.checks.vocabulary import vocab_size_of
 from asyncrl.client.checkpoints import CheckpointSender
 from asyncrl.client.connection import Connection
@@ -60,6 +61,8 @@ from asyncrl.messages import (
     RouteShape,
     SettingsChanged,
     Spools,
+    Stacks,
+    StacksWanted,
     Stepped,
     Stop,
     StoreValue,
@@ -263,7 +266,10 @@ class TrainerActor:
         async for message in self._link:
             if isinstance(message, Stop):
                 return
-            self._handle(message)
+            if isinstance(message, StacksWanted):
+                await self._link.send(Stacks(message.node, current_stacks()))
+            else:
+                self._handle(message)
 
     def _handle(self, message: Message) -> None:
         match message:

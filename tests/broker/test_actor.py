@@ -18,6 +18,7 @@ from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import AnyRecord, Dropped, NodeEvent, Rewarded, SamplingPaused, SettingsSet
 from asyncrl.broker.metrics.sample_files import SampleFiles
+from asyncrl.broker.operators import STATUS_S
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.client.images import ImageCache
@@ -671,7 +672,7 @@ def test_many_that_watch_a_run_share_one_look_at_its_books(tmp_path: Path) -> No
         told = await first.receive()
         await second.send(StatusWanted())
         assert await second.receive() is told
-        house.now_s += actor.STATUS_S
+        house.now_s += STATUS_S
         await second.send(StatusWanted())
         assert await second.receive() is not told
 

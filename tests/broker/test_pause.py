@@ -128,7 +128,7 @@ def test_the_status_says_who_paused_the_run_and_who_waits_for_that() -> None:
     finish_all(cluster, rollout(cluster))
     pause(cluster)
     cluster.settle()
-    told = run_status(cluster.scheduler, cluster.now_s, run="run", steps=4, group_size=2)
+    told = run_status(cluster.scheduler, cluster.now_s, run="run")
     assert told.state == "paused"
     assert told.notes[0].startswith("paused by alice: rollouts get no new leases")
     waits_for = {node.node: node.waits_for for node in told.nodes}

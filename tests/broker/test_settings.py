@@ -192,5 +192,5 @@ def test_a_change_is_recorded_and_told_with_the_value_before_and_its_operator() 
     assert [event.fields for event in events(cluster, "setting.changed")] == [
         {"key": "trainer.lr", "value": 0.5, "before": 1e-6, "by": "alice"}
     ]
-    told = run_status(cluster.scheduler, 0.0, run="run", steps=4, group_size=2)
+    told = run_status(cluster.scheduler, 0.0, run="run")
     assert told.notes == ["set live: trainer.lr = 0.5"]

@@ -214,4 +214,21 @@ def set_(run: str, key: Path | None, assignments: tuple[str, ...]) -> None:
         click.echo(line)
 
 
-COMMANDS = (status, list_, top, logs, stop, pause, resume_sampling, set_)
+@click.command()
+@on_run
+@click.argument("node", metavar="NODE")
+@report_errors
+def stacks(run: str, key: Path | None, node: str) -> None:
+    """
+    Print where the threads and asyncio tasks of a node are.
+
+    NODE is a rollout, a reward node, the trainer, or broker. A node answers from its event loop. One whose loop hangs
+    cannot: then, if it is a process of this machine that `asyncrl run` started, a signal makes the interpreter write
+    its threads to its log, which are printed from there. `asyncrl status` explains RUN|ADDRESS.
+    """
+    from asyncrl.cli.operate.stacks import stacks as stacks_of
+
+    click.echo(stacks_of(run, key, node))
+
+
+COMMANDS = (status, list_, top, logs, stop, pause, resume_sampling, set_, stacks)

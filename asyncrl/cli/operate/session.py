@@ -37,25 +37,27 @@ class Operator(Struct, frozen=True, eq=False):
         self,
         question: Message,
         answer: type[Answer],
-        wait_s: float = ANSWER_S,
+        wait_s: float | None = None,
         *,
         is_answer: Callable[[Answer], bool] = lambda _: True,
     ) -> Answer:
         """
         Send a question and wait for its answer: the first message of this type for which ``is_answer`` is true.
 
-        Raises `LinkError` if the run ends first, if the connection ends, or if there is no answer within ``wait_s``.
+        Raises `LinkError` if the run or the connection ends first, or if there is no answer within ``wait_s`` seconds,
+        by default `ANSWER_S`.
         """
+        limit_s = ANSWER_S if wait_s is None else wait_s
         await self.link.send(question)
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(limit_s):
                 while True:
                     message = await self._receive()
                     if isinstance(message, answer) and is_answer(message):
                         return message
         except TimeoutError:
             raise LinkError(
-                f"the broker took {type(question).__name__} and did not answer within {wait_s:g} s: it is busy or hangs"
+                f"the broker got {type(question).__name__} and gave no answer within {limit_s:g} s: it is busy or hangs"
             ) from None
 
     async def pause(self, seconds: float) -> None:

@@ -7,7 +7,7 @@ from tests.broker.test_scheduler import a_published, finish_all, publish
 
 
 def states(cluster: Cluster) -> dict[str, tuple[str, str]]:
-    told = run_status(cluster.scheduler, cluster.now_s, run="run", steps=4, group_size=2)
+    told = run_status(cluster.scheduler, cluster.now_s, run="run")
     return {node.node: (node.state, node.waits_for) for node in told.nodes}
 
 
@@ -86,5 +86,5 @@ def test_after_a_restart_of_the_broker_the_rollouts_of_its_earlier_life_are_awai
 
 def test_waiting_is_no_state_without_a_reason() -> None:
     cluster = a_published()
-    told = run_status(cluster.scheduler, cluster.now_s, run="run", steps=4, group_size=2)
+    told = run_status(cluster.scheduler, cluster.now_s, run="run")
     assert all(bool(node.waits_for) == (node.state == "waiting") for node in told.nodes)

@@ -7,7 +7,7 @@ from tests.broker.test_scheduler import a_published, finish_all, judge, publish
 
 
 def status(cluster: Cluster) -> Status:
-    return run_status(cluster.scheduler, cluster.now_s, run="run", steps=4, group_size=2)
+    return run_status(cluster.scheduler, cluster.now_s, run="run")
 
 
 def of(cluster: Cluster, name: str) -> NodeStatus:

@@ -28,7 +28,7 @@ def test_an_answer_is_told_from_what_a_supervisor_hears_besides() -> None:
 
 
 def test_a_broker_that_takes_the_question_and_does_not_answer_is_reported_in_time() -> None:
-    with pytest.raises(LinkError, match=r"the broker took StatusWanted and did not answer within 0\.2 s"):
+    with pytest.raises(LinkError, match=r"the broker got StatusWanted and gave no answer within 0\.2 s"):
         asyncio.run(with_broker(ask, {}))
 
 
