@@ -1,14 +1,18 @@
 """Stacks of this process in words: where each thread is, and what each asyncio task waits for."""
 
 import asyncio
-import io
 import sys
 import threading
 import traceback
 from types import FrameType
+from typing import Any
 
 MAX_CHARS = 200_000
 """Length of the text; the rest is left out, and counted."""
+MAX_FRAMES = 100
+"""Frames of one task."""
+FRAMES, AWAITED = ("cr_frame", "gi_frame", "ag_frame"), ("cr_await", "gi_yieldfrom", "ag_await")
+"""Attributes of coroutines, generators and asynchronous generators: their frame, and what they wait for."""
 
 
 def current_stacks() -> str:
@@ -26,9 +30,15 @@ def _frames(frame: FrameType) -> str:
 
 
 def _task(task: "asyncio.Task[object]") -> str:
-    written = io.StringIO()
-    task.print_stack(file=written)
-    return written.getvalue()
+    """Frames of a task from its coroutine down to what that awaits; `Task.get_stack` has the first of them only."""
+    frames: list[traceback.FrameSummary] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None and len(frames) < MAX_FRAMES:
+        frame = next((found for name in FRAMES if (found := getattr(awaited, name, None))), None)
+        if frame is not None:
+            frames += traceback.extract_stack(frame, limit=1)
+        awaited = next((found for name in AWAITED if (found := getattr(awaited, name, None)) is not None), None)
+    return "".join(traceback.format_list(frames))
 
 
 def _name(task: "asyncio.Task[object]") -> str:

@@ -37,7 +37,7 @@ host_memory_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
-@click.group(context_settings={"show_default": True})
+@click.group(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="asyncrl")
 def main() -> None:
     """

@@ -7,12 +7,16 @@ from asyncrl.actor import stacks
 from asyncrl.actor.stacks import current_stacks
 
 
+async def waits() -> None:
+    await waits_for_a_thing_that_never_comes()
+
+
 async def waits_for_a_thing_that_never_comes() -> None:
     await asyncio.Event().wait()
 
 
 async def taken() -> str:
-    task = asyncio.create_task(waits_for_a_thing_that_never_comes(), name="the waiting task")
+    task = asyncio.create_task(waits(), name="the waiting task")
     await asyncio.sleep(0)
     try:
         return current_stacks()
@@ -31,6 +35,7 @@ def test_threads_and_tasks_are_named_with_the_line_they_are_at() -> None:
         thread.join()
     assert "thread the waiting thread\n" in text
     task = text[text.index("task the waiting task") :]
+    assert "in waits\n" in task
     assert "in waits_for_a_thing_that_never_comes\n    await asyncio.Event().wait()" in task
 
 

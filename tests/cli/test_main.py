@@ -389,3 +389,10 @@ def test_a_missing_run_cannot_be_extended(tmp_path):
     assert result.exit_code == 78
     assert "no run to resume" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["", "run", "status", "keys add", "import-verl"])
+def test_h_is_short_for_help_everywhere(command: str) -> None:
+    result = asyncrl(*command.split(), "-h")
+    assert result.exit_code == 0
+    assert result.output == asyncrl(*command.split(), "--help").output
