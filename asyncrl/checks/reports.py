@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncrl.actor.message import Message
+from asyncrl.actor.stacks import MAX_CHARS as MAX_STACKS_CHARS
 from asyncrl.messages import (
     Asleep,
     Beat,
@@ -17,6 +18,7 @@ from asyncrl.messages import (
     Offer,
     Publishing,
     Ready,
+    Stacks,
     StartedOver,
     Stepped,
     StoreGet,
@@ -161,6 +163,11 @@ def _store_get(message: StoreGet) -> str:
     return _name("group", message.group) or _name("key", message.key)
 
 
+def _stacks(message: Stacks) -> str:
+    num_chars = len(message.text)
+    return f"text has {num_chars} characters" if num_chars > 2 * MAX_STACKS_CHARS else ""
+
+
 CHECKS: dict[type[Message], Callable[[Any], str]] = {
     Hello: _hello,
     Beat: _beat,
@@ -180,6 +187,7 @@ CHECKS: dict[type[Message], Callable[[Any], str]] = {
     StartedOver: _started_over,
     Exited: _exited,
     StoreSet: _store_set,
+    Stacks: _stacks,
     StoreGet: _store_get,
 }
 """Items of `Stored` and `Scored` are checked one by one, each with its own consequence; the rest has no such values."""

@@ -9,6 +9,7 @@ import click
 from asyncrl.cli.data import data
 from asyncrl.cli.episodes.command import episode
 from asyncrl.cli.keys.command import keys
+from asyncrl.cli.operate.commands import COMMANDS as OPERATE
 from asyncrl.cli.services.command import services
 from asyncrl.cli.terminal import report_errors, to_json
 from asyncrl.cli.toy import tiny, toy
@@ -36,7 +37,7 @@ host_memory_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
-@click.group(context_settings={"show_default": True})
+@click.group(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="asyncrl")
 def main() -> None:
     """
@@ -129,7 +130,7 @@ def drain(run_or_address: str, node: str, wait_s: float) -> None:
     """
     import asyncio
 
-    from asyncrl.cli.drain import drain as drain_node
+    from asyncrl.cli.operate.drain import drain as drain_node
     from asyncrl.client.run_address import locate
 
     asyncio.run(drain_node(locate(run_or_address), node, wait_s))
@@ -509,6 +510,8 @@ def import_verl_command(
     import_verl(arguments, environment, out, rows)
 
 
+for command in OPERATE:
+    main.add_command(command)
 main.add_command(data)
 main.add_command(episode)
 main.add_command(keys)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.occupancy import Occupancy
+from asyncrl.actor.stacks import current_stacks
 from asyncrl.checks.images import image_problem_of
 from asyncrl.checks.trajectory import problem_of
 from asyncrl.client.chunks import MAX_VERDICT_BYTES, cut_by_bytes, verdict_bytes
@@ -38,6 +39,8 @@ from asyncrl.messages import (
     Scored,
     ScoredItem,
     Spools,
+    Stacks,
+    StacksWanted,
     Stop,
     Trajectory,
 )
@@ -121,6 +124,8 @@ class RewardActor:
                     self._spools.update(spools)
                 case Drain() if self._on_drain:
                     self._on_drain()
+                case StacksWanted(node=node):
+                    await self._broker.send(Stacks(node, current_stacks()))
                 case Stop():
                     return
 

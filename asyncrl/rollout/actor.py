@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.message import Message
+from asyncrl.actor.stacks import current_stacks
 from asyncrl.checks.images import image_problem_of
 from asyncrl.client.chunks import cut_by_bytes, put_bytes
 from asyncrl.client.connection import Connection
@@ -49,6 +50,8 @@ from asyncrl.messages import (
     Settled,
     Sleep,
     Spools,
+    Stacks,
+    StacksWanted,
     Stop,
     StoreValue,
     Transfer,
@@ -162,7 +165,10 @@ class RolloutActor:
                 async for message in self._broker:
                     if isinstance(message, Stop):
                         break
-                    await self._handle(message)
+                    if isinstance(message, StacksWanted):
+                        await self._broker.send(Stacks(message.node, current_stacks()))
+                    else:
+                        await self._handle(message)
                 for task in self._children:
                     task.cancel()
         except BaseExceptionGroup as group:

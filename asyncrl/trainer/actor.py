@@ -34,11 +34,13 @@ from msgspec import Struct
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.message import Message
 from asyncrl.actor.occupancy import Occupancy
+from asyncrl.actor.stacks import current_stacks
 from asyncrl.checks.vocabulary import vocab_size_of
 from asyncrl.client.checkpoints import CheckpointSender
 from asyncrl.client.connection import Connection
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
+from asyncrl.config.live import with_values
 from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant, LinkRefused, TransferError
 from asyncrl.log import get_logger
@@ -58,7 +60,10 @@ from asyncrl.messages import (
     Refusal,
     Reject,
     RouteShape,
+    SettingsChanged,
     Spools,
+    Stacks,
+    StacksWanted,
     Stepped,
     Stop,
     StoreValue,
@@ -267,7 +272,10 @@ class TrainerActor:
         async for message in self._link:
             if isinstance(message, Stop):
                 return
-            self._handle(message)
+            if isinstance(message, StacksWanted):
+                await self._link.send(Stacks(message.node, current_stacks()))
+            else:
+                self._handle(message)
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -287,15 +295,24 @@ class TrainerActor:
                 self._tasks.create_task(self._checkpoints.handle_evaluation(message))
             case Wake():
                 self._turns.granted()
-            case Spools(spools=spools):
-                self._spools.update(spools)
-                self._others.broadcast(message)
+            case Spools() | SettingsChanged():
+                self._follow(message)
             case Drain():
                 self._asked_to_drain(message)
             case Reject(reason=reason):
                 raise LinkRefused(reason)
             case _:
                 log.warning("message.unexpected", type=type(message).__name__)
+
+    def _follow(self, message: Spools | SettingsChanged) -> None:
+        """Apply a change of the run."""
+        if isinstance(message, SettingsChanged):
+            # Others are the broker's: a trainer keeps the limits with which the run was started.
+            own = {key: value for key, value in message.values.items() if key.startswith("trainer.")}
+            self._config = with_values(self._config, own)
+        else:
+            self._spools.update(message.spools)
+            self._others.broadcast(message)
 
     def _hand_over(self, message: StoreValue | Abort) -> None:
         """Pass on what concerns a transfer."""
@@ -355,7 +372,9 @@ class TrainerActor:
         reach("trainer.batch_came")
         taken_s = self._clock()
         version_before = self._version_before(step)
-        self._others.broadcast(Work("train", step, version_before, left_out))
+        lr = self._config.trainer.lr
+        self._others.broadcast(Work("train", step, version_before, left_out, lr))
+        self._learner.lr = lr
         metrics = await self._in_thread("training", self._learner.train, fetched.step.without(left_out), version_before)
         reach("trainer.trained")
         trained_s = self._clock()

@@ -145,6 +145,8 @@ class ShardActor:
                 case "train":
                     reach("shard.training")
                     step = (await self._steps.pop(work.step)).without(work.left_out)
+                    if work.lr is not None:
+                        self._learner.lr = work.lr
                     await self._in_thread(lambda: self._learner.train(step, work.policy_version))  # noqa: B023  awaited
                 case "gather":
                     reach("shard.gathering")

@@ -14,8 +14,8 @@ from msgspec import Struct
 from asyncrl.messages import Role
 from asyncrl.observe.times import NodeTimes, TimesLine
 
-ENDS = ("loading", "waiting for the end of the run")
-"""Activities at the ends of a run, which say nothing about its pace."""
+APART = ("loading", "waiting for the end of the run", "waiting for an operator")
+"""Activities that say nothing about a run's pace."""
 
 
 class Attribution(Struct, frozen=True):
@@ -52,13 +52,13 @@ class Attribution(Struct, frozen=True):
 
 
 def attribute(lines: Sequence[TimesLine], *, is_steady: bool = False) -> Attribution:
-    """Sum lines; ``is_steady`` leaves out what precedes the first trained step, and what belongs to the ends."""
+    """Sum lines; ``is_steady`` leaves out what precedes the first trained step, and what says nothing of its pace."""
     if is_steady:
         lines = [line for line in lines[1:] if line.span_s > 0] or list(lines)
     sums: dict[str, _Sum] = {}
     for line in lines:
         for name, node in line.nodes.items():
-            sums.setdefault(name, _Sum(node.role)).add(node, without=ENDS if is_steady else ())
+            sums.setdefault(name, _Sum(node.role)).add(node, without=APART if is_steady else ())
     return Attribution(sum(line.span_s for line in lines), {name: total.times for name, total in sums.items()})
 
 

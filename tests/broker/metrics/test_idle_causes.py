@@ -34,9 +34,7 @@ class Scene:
             self.cluster.exchange()
 
     def cause(self, role: str) -> str:
-        return {str(role): cause for role, cause in idle_causes(self.cluster.scheduler, self.cluster.config).items()}[
-            role
-        ]
+        return {str(role): cause for role, cause in idle_causes(self.cluster.scheduler).items()}[role]
 
 
 def test_before_the_first_version_is_live_all_wait_for_it() -> None:
