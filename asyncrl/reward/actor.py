@@ -16,7 +16,8 @@ policy, starts no thread, and stops when its task is cancelled. Pool and connect
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.occupancy import Occupancy
@@ -40,6 +41,7 @@ from asyncrl.messages import (
     Stop,
     Trajectory,
 )
+from asyncrl.observe.metrics.table import Sample
 from asyncrl.reward.verifier import Verdict, VerifierInput, verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
 
@@ -80,6 +82,8 @@ class RewardActor:
         self._occupancy = Occupancy(clock)
         self._offered = 0
         self._settled = 0
+        self._failed: Counter[str] = Counter({"reward": 0, "payload": 0})
+        """Failures by stage."""
         self._scored: list[ScoredItem] = []
         self._has_scored = asyncio.Event()
 
@@ -89,6 +93,17 @@ class RewardActor:
     def status(self) -> str:
         """Trajectories graded and in hand."""
         return f"{self._settled} trajectories graded, {self._occupancy.active} in hand"
+
+    def metrics(self) -> Iterator[Sample]:
+        """Values of its metrics now, for a scrape."""
+        yield Sample("asyncrl_reward_workers", len(self._pool))
+        yield Sample("asyncrl_reward_workers_replaced_total", self._pool.replaced)
+        yield Sample("asyncrl_reward_trajectories_in_hand", self._occupancy.active)
+        yield Sample("asyncrl_reward_graded_total", self._settled)
+        for stage, number in self._failed.items():
+            yield Sample("asyncrl_reward_failures_total", number, {"stage": stage})
+        yield Sample("asyncrl_reward_busy_seconds_total", self._occupancy.busy_s)
+        yield Sample("asyncrl_reward_idle_seconds_total", self._occupancy.wait_s)
 
     async def run(self) -> None:
         """
@@ -134,6 +149,7 @@ class RewardActor:
             self._has_scored.set()
             return
         await self._broker.send(answer)
+        self._failed[answer.stage] += 1
         self._settled += 1
         await self._offer()
 

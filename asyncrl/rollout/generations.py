@@ -13,6 +13,7 @@ session all that is still running or unsettled.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
@@ -107,6 +108,8 @@ class Generations:
         self.occupancy = Occupancy(clock)
         self.unsettled = UnsettledResults()
         self.reports: list[Failed | StartedOver] = []
+        self.num_failed: Counter[Stage] = Counter({"rollout": 0, "environment": 0})
+        """Failed trajectories by stage."""
         self.has_news = asyncio.Event()
         """Set when ``unsettled``, ``reports``, a turn or ``fatal_error`` is new; the reader clears it."""
         self.policy_version = -1
@@ -244,9 +247,11 @@ class Generations:
         except EngineError as error:
             if self._on_failure:
                 self._on_failure(error)
-            log.warning("generation.failed", group_id=unit.group_id, index=unit.index, reason=str(error))
+            at = {"group_id": unit.group_id, "index": unit.index, "lease_id": lease.lease_id}
+            log.warning("generation.failed", **at, policy_version=self.policy_version, reason=str(error))
             is_overlong = isinstance(error, PromptTooLong)
             stage: Stage = "environment" if isinstance(error, EnvironmentFailed) else "rollout"
+            self.num_failed[stage] += 1
             self.reports.append(Failed(unit, lease.lease_id, stage, str(error), error.retryable, is_overlong))
         else:
             reach("rollout.generated")

@@ -78,6 +78,8 @@ def test_the_commands_are_these():
         "--device-memory",
         "--host-memory",
         "--scale",
+        "--metrics",
+        "--metrics-open",
     ]
 
 

@@ -36,6 +36,11 @@ class Window:
     def num_open(self) -> int:
         return len(self._open)
 
+    @property
+    def num_consumed(self) -> int:
+        """Open groups that a step trains on, or has trained on; its weights are not live yet."""
+        return sum(map(len, self._consumed.values()))
+
     def admit(self, group_id: int) -> None:
         if not self.room or group_id in self._open:
             raise BrokenInvariant(
