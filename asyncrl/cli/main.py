@@ -96,7 +96,7 @@ def run(
     from asyncrl.cli.launch import run as launch
     from asyncrl.node.metrics_server import metrics_options
 
-    serving = metrics_options(metrics, is_open=metrics_open, run=None)
+    serving = metrics_options(metrics, is_open=metrics_open)
     if (device_memory or host_memory) and not dry_run:
         raise ConfigError(f"{_first(device_memory)} is for --dry-run, which checks that the run fits into it")
     config = tiny(config_path, overrides) if scale else load_config(config_path, overrides)
@@ -125,7 +125,7 @@ def resume(run_directory: Path, *, steps: int | None, metrics: str | None, metri
     from asyncrl.cli.launch.run import resume as resume_run
     from asyncrl.node.metrics_server import metrics_options
 
-    resume_run(run_directory, steps, metrics_options(metrics, is_open=metrics_open, run=None))
+    resume_run(run_directory, steps, metrics_options(metrics, is_open=metrics_open))
 
 
 @main.command()

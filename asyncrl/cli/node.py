@@ -16,7 +16,7 @@ from asyncrl.config.check_addresses import check_interface
 from asyncrl.errors import ConfigError
 from asyncrl.messages import Role, WeightsVia
 from asyncrl.node.machine.local_address import INTERFACE_VARIABLE
-from asyncrl.node.metrics_server import METRICS_VARIABLE, metrics_options
+from asyncrl.node.metrics_server import METRICS_VARIABLE, TARGETS_VARIABLE, metrics_options
 from asyncrl.node.process import LOG_FORMAT_VARIABLE, LogFormat, run_process
 from asyncrl.plug_in import ALLOW_VARIABLE
 
@@ -60,6 +60,14 @@ ROLES = ("broker", "rollout", "reward", "trainer", "spool")
 )
 @click.option("--metrics-open", is_flag=True, help="Let other machines read --metrics, without a key.")
 @click.option(
+    "--metrics-targets",
+    type=PATH,
+    envvar=TARGETS_VARIABLE,
+    metavar="DIR",
+    show_default="RUN/metrics",
+    help="Leave the address of the metrics here, for Prometheus' file_sd_configs.",
+)
+@click.option(
     "--log-format",
     type=click.Choice(["auto", "json", "text"]),
     envvar=LOG_FORMAT_VARIABLE,
@@ -90,6 +98,7 @@ def main(
     interface: str | None,
     metrics: str | None,
     metrics_open: bool,
+    metrics_targets: Path | None,
     log_format: LogFormat,
     wait_s: float,
 ) -> None:
@@ -131,8 +140,8 @@ def main(
     need --key FILE or ASYNCRL_KEY_FILE instead, and their names begin with the name of the key.
 
     --metrics serves /metrics for Prometheus, /healthz and /readyz over HTTP, on the loopback interface unless a HOST is
-    given, and then only with --metrics-open. With --run-dir, a file in RUN/metrics tells Prometheus the address. With
-    --replicas, this process takes the port, and the rollouts those after it.
+    given, and then only with --metrics-open. A file in RUN/metrics, or in --metrics-targets (ASYNCRL_METRICS_TARGETS),
+    tells Prometheus the address. With --replicas, this process takes the port, and the rollouts those after it.
 
     SIGTERM drains the node, which then exits with 0; a second SIGTERM exits at once. Exit codes 78 (mistake in the
     configuration) and 74 (damaged files): do not restart. Exit code 69 (broker not reachable): restart later.
@@ -159,7 +168,7 @@ def main(
     _require_role(
         role, fetch is not None, "--fetch is for rollouts and trainers, which load a model", "rollout", "trainer"
     )
-    serving = metrics_options(metrics, is_open=metrics_open, run=run_dir)
+    serving = metrics_options(metrics, is_open=metrics_open, run=run_dir, targets=metrics_targets)
     options = NodeOptions(weights, may_fetch=fetch != "never", wait_s=wait_s, metrics=serving)
     if role == "broker":
         if key_file:

@@ -32,6 +32,8 @@ log = get_logger()
 
 METRICS_VARIABLE = "ASYNCRL_METRICS"
 """Environment variable: ``--metrics`` of every process that is started with it."""
+TARGETS_VARIABLE = "ASYNCRL_METRICS_TARGETS"
+"""Environment variable: ``--metrics-targets``, likewise."""
 MAX_LAG_S = 5.0
 """Delay of the event loop from which on a process is not healthy: long before its heartbeats are missed."""
 
@@ -42,25 +44,31 @@ class MetricsOptions(Struct, frozen=True):
     host: str
     port: int
     """0 takes a free one."""
-    run: Path | None = None
-    """Run directory, in which a file tells Prometheus the address; None tells nobody."""
+    targets: Path | None = None
+    """Folder in which a file tells Prometheus the address; None tells nobody."""
+    run: str = ""
+    """Name of the run, if it is known."""
 
     def of_child(self, number: int) -> "MetricsOptions":
         """Address of a child process, which has a port of its own: ``number`` ports after this one."""
-        return MetricsOptions(self.host, self.port + number if self.port else 0, self.run)
+        return MetricsOptions(self.host, self.port + number if self.port else 0, self.targets, self.run)
 
     def as_options(self) -> list[str]:
-        """Command-line options of `asyncrl-node`, without the run directory."""
+        """Command-line options of `asyncrl-node` about the address itself."""
         is_open = [] if is_loopback(_tcp(self.host, self.port)) else ["--metrics-open"]
         return ["--metrics", f"{bracketed(self.host)}:{self.port}", *is_open]
 
 
-def metrics_options(address: str | None, *, is_open: bool, run: Path | None) -> MetricsOptions | None:
+def metrics_options(
+    address: str | None, *, is_open: bool, run: Path | None = None, targets: Path | None = None
+) -> MetricsOptions | None:
     """
     The options of ``--metrics [HOST:]PORT``; None without one.
 
     Args:
         is_open: ``--metrics-open`` was given: an address that other machines reach is meant.
+        run: Run directory, if the process knows it.
+        targets: Folder for the file that Prometheus discovers; None takes ``metrics`` in the run directory.
 
     Raises:
         ConfigError: The address is none, or is open without ``is_open``, or `prometheus_client` is not installed.
@@ -80,7 +88,10 @@ def metrics_options(address: str | None, *, is_open: bool, run: Path | None) -> 
         )
     require_client()
     host = host_of(given)
-    return MetricsOptions("0.0.0.0" if host == "*" else host, port_of(given), run)
+    targets = targets or (run / "metrics" if run else None)
+    return MetricsOptions(
+        "0.0.0.0" if host == "*" else host, port_of(given), targets, run.resolve().name if run else ""
+    )
 
 
 @asynccontextmanager
@@ -123,8 +134,8 @@ async def metrics_served(
             with ExitStack() as stack:
                 host = LOOPBACK if is_wildcard(_tcp(options.host, port)) else options.host
                 address = f"{bracketed(host)}:{port}"
-                if options.run:
-                    stack.enter_context(discoverable(options.run, labels["node"], address))
+                if options.targets:
+                    stack.enter_context(discoverable(options.targets, options.run, labels["node"], address))
                 log.info("metrics.served", url=f"http://{address}/metrics")
                 yield address
     finally:

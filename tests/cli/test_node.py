@@ -37,6 +37,7 @@ def test_the_options_are_these():
         "--fetch": (False, options["--fetch"][1]),
         "--metrics": (False, options["--metrics"][1]),
         "--metrics-open": (False, options["--metrics-open"][1]),
+        "--metrics-targets": (False, options["--metrics-targets"][1]),
         "--log-format": (False, "auto"),
         "--wait": (False, 30.0),
     }

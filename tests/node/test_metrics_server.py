@@ -31,14 +31,14 @@ LABELS = {"role": "rollout", "node": "rollout-0"}
     [("9400", "127.0.0.1", 9400), ("0", "127.0.0.1", 0), ("localhost:9400", "localhost", 9400), ("[::1]:1", "::1", 1)],
 )
 def test_a_port_alone_is_one_of_the_loopback_interface(address, host, port):
-    assert metrics_options(address, is_open=False, run=None) == MetricsOptions(host, port)
+    assert metrics_options(address, is_open=False) == MetricsOptions(host, port)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:9400", "*:9400", "10.0.0.7:9400", "[::]:9400", "gpu-7:9400"])
 def test_an_address_that_others_reach_is_served_only_if_that_is_said(address):
     with pytest.raises(ConfigError, match=r"without a key: take 127\.0\.0\.1:9400, or add --metrics-open"):
-        metrics_options(address, is_open=False, run=None)
-    options = metrics_options(address, is_open=True, run=None)
+        metrics_options(address, is_open=False)
+    options = metrics_options(address, is_open=True)
     assert options is not None
     assert options.port == 9400
     assert "--metrics-open" in options.as_options()
@@ -55,13 +55,20 @@ def test_an_address_that_others_reach_is_served_only_if_that_is_said(address):
 )
 def test_what_is_no_address_is_refused(address, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        metrics_options(address, is_open=False, run=None)
+        metrics_options(address, is_open=False)
 
 
 def test_nothing_is_served_unless_asked_for():
-    assert metrics_options(None, is_open=False, run=None) is None
+    assert metrics_options(None, is_open=False) is None
     with pytest.raises(ConfigError, match="--metrics-open is given without --metrics"):
-        metrics_options(None, is_open=True, run=None)
+        metrics_options(None, is_open=True)
+
+
+def test_prometheus_is_told_in_the_run_directory_or_where_the_operator_says(tmp_path):
+    options = metrics_options("0", is_open=False, run=tmp_path / "try-7")
+    assert options == MetricsOptions("127.0.0.1", 0, tmp_path / "try-7" / "metrics", "try-7")
+    options = metrics_options("0", is_open=False, run=tmp_path / "try-7", targets=tmp_path / "all")
+    assert options == MetricsOptions("127.0.0.1", 0, tmp_path / "all", "try-7")
 
 
 def test_children_take_the_next_ports_or_free_ones():
@@ -108,14 +115,14 @@ def fetch(address: str, path: str) -> tuple[int, str]:
 def test_the_pages_are_served_and_prometheus_finds_them(tmp_path):
     async def main():
         manager = ServiceManager()
-        options = MetricsOptions("127.0.0.1", 0, tmp_path)
+        options = MetricsOptions("127.0.0.1", 0, tmp_path, "try-7")
         async with metrics_served(options, LABELS, manager) as address:
             with read_from(lambda: [Sample("asyncrl_rollout_slots", 8)]):
                 found = {
                     path: await asyncio.to_thread(fetch, address, path)
                     for path in ("/metrics", "/healthz", "/readyz", "/")
                 }
-            target = json.loads((tmp_path / "metrics" / "rollout-0.json").read_text())
+            target = json.loads((tmp_path / "try-7.rollout-0.json").read_text())
             return found, target[0]["targets"] == [address]
 
     found, is_found = asyncio.run(main())
