@@ -54,9 +54,10 @@ class MetricsOptions(Struct, frozen=True):
         return MetricsOptions(self.host, self.port + number if self.port else 0, self.targets, self.run)
 
     def as_options(self) -> list[str]:
-        """Command-line options of `asyncrl-node` about the address itself."""
+        """Command-line options of `asyncrl-node`. A process without ``--run-dir`` does not know the name of its run."""
         is_open = [] if is_loopback(_tcp(self.host, self.port)) else ["--metrics-open"]
-        return ["--metrics", f"{bracketed(self.host)}:{self.port}", *is_open]
+        targets = ["--metrics-targets", str(self.targets)] if self.targets else []
+        return ["--metrics", f"{bracketed(self.host)}:{self.port}", *is_open, *targets]
 
 
 def metrics_options(

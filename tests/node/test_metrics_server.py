@@ -5,6 +5,7 @@ import json
 import urllib.error
 import urllib.request
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +75,8 @@ def test_prometheus_is_told_in_the_run_directory_or_where_the_operator_says(tmp_
 def test_children_take_the_next_ports_or_free_ones():
     assert MetricsOptions("::1", 9400).of_child(3).as_options() == ["--metrics", "[::1]:9403"]
     assert MetricsOptions("127.0.0.1", 0).of_child(3).as_options() == ["--metrics", "127.0.0.1:0"]
+    told = MetricsOptions("127.0.0.1", 9400, Path("targets"), "try-7").of_child(1).as_options()
+    assert told == ["--metrics", "127.0.0.1:9401", "--metrics-targets", "targets"]
 
 
 def test_health_is_that_of_the_event_loop():

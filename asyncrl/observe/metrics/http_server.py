@@ -68,7 +68,8 @@ async def serve(pages: Mapping[str, Page], host: str, port: int) -> AsyncIterato
     try:
         server = await asyncio.start_server(connected, host, port, limit=MAX_HEAD_BYTES)
     except OSError as error:
-        raise ConfigError(f"nothing can listen at {host}, port {port}: {error.strerror or error}") from error
+        reason = error.strerror or error
+        raise ConfigError(f"nothing can listen at {host}, port {port}: {reason}; choose another port") from error
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

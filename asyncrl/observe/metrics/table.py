@@ -78,7 +78,12 @@ METRICS: Mapping[str, Metric] = {
             ("tokens_trained", "Completion tokens of these steps."),
             ("last_step_timestamp_seconds", "Report of the last step, in seconds since 1970; at first the start."),
             ("policy_version", "Policy version that is live; -1 before the first."),
-            ("groups", "Open training groups by state.", {"state": GROUP_STATES}),
+            (
+                "groups",
+                "Open training groups: unleased, with trajectories that no rollout has; in_work, sampled or graded; "
+                "complete; taken by a step, whose weights are not live yet.",
+                {"state": GROUP_STATES},
+            ),
             ("groups_admitted_total", "Groups admitted to the window."),
             ("window_open", "Groups in the window: admitted, and their weights not yet live."),
             ("window_size", "Most groups that the window admits."),
