@@ -31,6 +31,15 @@ Activity = Literal[
     "idle",
 ]  # fmt: skip
 """What a rollout, a reward node or a trainer does at a moment."""
+ROLLOUT_ACTIVITIES: tuple[Activity, ...] = (
+    "asleep", "swapping", "serving users", "sampling", "environment", "storing",
+)  # fmt: skip
+"""Of two at the same time, the first counts."""
+REWARD_ACTIVITIES: tuple[Activity, ...] = ("grading",)
+TRAINER_ACTIVITIES: tuple[Activity, ...] = (
+    "training", "publishing", "checkpointing", "waiting for the devices", "fetching",
+)  # fmt: skip
+"""Of two at the same time, the first counts."""
 """
 ``machine``: in a trainer of several machines, one that waits for the others, or follows the first, which is the
 ``trainer``. Each says Hello as a ``trainer``; the broker decides.

@@ -51,7 +51,7 @@ def _commands(group: str) -> set[str]:
 
 
 def test_the_commands_are_these():
-    looking = {"report", "audit", "events", "dead-letters", "config", "doctor", "eval", "export", "track"}
+    looking = {"report", "why", "audit", "events", "dead-letters", "config", "doctor", "eval", "export", "track"}
     operating = {"drain", "status", "ls", "top", "logs", "stop", "pause", "resume-sampling", "set", "stacks"}
     assert set(main.commands) == {
         "run",
@@ -79,6 +79,8 @@ def test_the_commands_are_these():
         "--device-memory",
         "--host-memory",
         "--scale",
+        "--metrics",
+        "--metrics-open",
     ]
 
 

@@ -51,6 +51,7 @@ from asyncrl.messages import (
     Uploaded,
     Work,
 )
+from asyncrl.observe.metrics.table import METRICS
 from asyncrl.trainer import fetching
 from asyncrl.trainer.actor import Start, TrainerActor
 from asyncrl.trainer.checkpoints import retention
@@ -344,6 +345,21 @@ def damaged_payload(step: int) -> memoryview:
     trajectory = msgspec.msgpack.decode(payload(step), type=Trajectory)
     nan = memoryview(array.array("f", [-0.5, float("nan"), -1.5])).cast("B")
     return memoryview(msgspec.msgpack.encode(replace(trajectory, behavior_logprobs=nan)))
+
+
+def test_its_metrics_are_those_of_its_steps(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.give(0)
+        assert await stage.hear(Take) == Take(1)
+        assert await stage.hear(Publishing) == Publishing(1, 1)
+        stepped = await stage.hear(Stepped)
+        found = {(s.name.removeprefix("asyncrl_trainer_"), *s.labels.values()): s.value for s in stage.actor.metrics()}
+        assert (found["steps_total",], found["loss",], found["policy_version",]) == (1, 0.5, 0)
+        assert found["seconds_total", "training"] == stepped.metrics["train_s"]
+        assert all(sample.name in METRICS for sample in stage.actor.metrics())
+
+    scene(play)
 
 
 def test_a_damaged_trajectory_is_left_out_with_its_group_and_named(scene):

@@ -59,6 +59,10 @@ class BatchBook:
         return (group for group in self._line.values() if group is not None)
 
     @property
+    def num_complete(self) -> int:
+        return len(self._complete)
+
+    @property
     def complete(self) -> list[Group]:
         """Complete groups that no step has taken, in the order completed."""
         return list(self._complete.values())

@@ -67,6 +67,11 @@ class RunFiles:
         self._is_concluded = False
         scheduler.failures.restore(recorded(events))
 
+    @property
+    def totals(self) -> batch_metrics.RunTotals:
+        """Sums over the steps, of earlier brokers too."""
+        return self._totals
+
     def event(self, kind: str, /, **fields: Any) -> None:
         log.info(kind, **fields)
         self._directory.append_event(kind, **fields, time_s=round(self.time_s, 3))
