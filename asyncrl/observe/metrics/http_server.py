@@ -70,7 +70,7 @@ async def serve(pages: Mapping[str, Page], host: str, port: int) -> AsyncIterato
         server = await asyncio.start_server(connected, host, port, limit=MAX_HEAD_BYTES)
     except OSError as error:
         # asyncio's text repeats the address; the numbers of resolving a name are negative.
-        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or error
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
         raise ConfigError(f"nothing can listen at {host}, port {port}: {reason}; choose another port") from error
     try:
         yield server.sockets[0].getsockname()[1]
