@@ -8,6 +8,7 @@ package, and serves what no stranger may see to loopback alone, unless the calle
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
@@ -68,7 +69,8 @@ async def serve(pages: Mapping[str, Page], host: str, port: int) -> AsyncIterato
     try:
         server = await asyncio.start_server(connected, host, port, limit=MAX_HEAD_BYTES)
     except OSError as error:
-        reason = error.strerror or error
+        # asyncio's text repeats the address; the numbers of resolving a name are negative.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
         raise ConfigError(f"nothing can listen at {host}, port {port}: {reason}; choose another port") from error
     try:
         yield server.sockets[0].getsockname()[1]

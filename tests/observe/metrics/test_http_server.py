@@ -101,7 +101,7 @@ def test_a_crowd_is_turned_away_and_a_client_that_hangs_ends_with_the_server(mon
 def test_a_port_that_is_taken_is_named():
     async def main():
         async with serve(PAGES, "127.0.0.1", 0) as port:
-            with pytest.raises(ConfigError, match=f"nothing can listen at 127.0.0.1, port {port}: "):
+            with pytest.raises(ConfigError, match=f"port {port}: Address already in use; choose another port"):
                 async with serve(PAGES, "127.0.0.1", port):
                     pass
 
@@ -112,3 +112,12 @@ def test_a_port_that_is_taken_is_named():
 def test_a_head_that_is_none_is_refused(head):
     with pytest.raises(Refused):
         parsed(head)
+
+
+def test_a_host_that_does_not_exist_is_named():
+    async def main():
+        with pytest.raises(ConfigError, match=r"nothing can listen at no-such-host\.invalid, port 0: "):
+            async with serve(PAGES, "no-such-host.invalid", 0):
+                pass
+
+    asyncio.run(main())
