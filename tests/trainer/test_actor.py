@@ -37,6 +37,8 @@ from asyncrl.messages import (
     SettingsChanged,
     Span,
     SpoolRef,
+    Stacks,
+    StacksWanted,
     Stepped,
     Stop,
     StoreValue,
@@ -658,6 +660,20 @@ def test_a_trainer_that_stores_no_weights_says_so(scene):
         await stage.hear(Take)
         stage.say(Upload(0))
         assert (await stage.hear(Uploaded)).problem == "this trainer stores no weights"
+
+    scene(play)
+
+
+def test_its_stacks_are_told_also_while_it_trains(scene):
+    async def play(stage):
+        stage.learner.may_train.clear()
+        await stage.begin()
+        await stage.give(0)
+        await stage.until(lambda: bool(stage.learner.versions))
+        stage.say(StacksWanted("trainer-0"))
+        told = await stage.hear_at_last(Stacks)
+        assert "in train\n    self.may_train.wait(10)" in told.text
+        stage.learner.may_train.set()
 
     scene(play)
 
