@@ -60,7 +60,7 @@ class TrainingGroups:
         self._out = out
         self._failures = failures
         self.admission = AdmissionBook(prompts, schedule.group_size, num_needed, config.greedy_per_group)
-        self.batches = BatchBook(schedule.groups_per_step, schedule.reach, bound)
+        self.batches = BatchBook(schedule.groups_per_step, schedule.reach, bound, lr=config.trainer.lr)
         self.filtering = GroupFilter(schedule)
         self._drops = DropLimit(schedule.window)
         self._wanted_step: tuple[int, str] | None = None
@@ -190,7 +190,7 @@ class TrainingGroups:
             return
         self._wanted_step = None
         trajectories = [slot.scored_trajectory(_refusal(group, slot)) for group in groups for slot in group.slots]
-        self._out.send(peer, Batch(step, trajectories), once_durable=True)
+        self._out.send(peer, Batch(step, trajectories, self.batches.lr_of(step)), once_durable=True)
 
     def _form(self, step: int, live_version: int) -> list[Group] | None:
         if step < self.batches.next_step:

@@ -554,7 +554,7 @@ class Trainer(Section, frozen=True, kw_only=True):
     """The optimizer (AdamW) and its processes."""
 
     lr: Annotated[Positive, LIVE] = 1e-6
-    """Learning rate after the warm-up. Set live, it counts from the next step on, with the same schedule."""
+    """Learning rate after the warm-up. Set live, it is for the steps whose batch is formed from then on."""
     warmup_steps: Natural = 0
     """Optimizer steps of linear warm-up [lr_warmup_steps]."""
     lr_schedule: Literal["constant", "cosine"] = "constant"

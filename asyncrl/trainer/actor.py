@@ -40,7 +40,6 @@ from asyncrl.client.checkpoints import CheckpointSender
 from asyncrl.client.connection import Connection
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
-from asyncrl.config.live import with_values
 from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant, LinkRefused, TransferError
 from asyncrl.log import get_logger
@@ -61,7 +60,6 @@ from asyncrl.messages import (
     Refusal,
     Reject,
     RouteShape,
-    SettingsChanged,
     Spools,
     Stacks,
     StacksWanted,
@@ -177,6 +175,8 @@ class TrainerActor:
         self._routes: RouteShape | None = getattr(learner, "route_shape", None)
         self._clock = clock
         self._batches: dict[int, asyncio.Future[Batch]] = {}
+        self._rates: dict[int, float] = {}
+        """Learning rates of steps whose batches have come."""
         self._transfers: asyncio.Queue[Transfer] = asyncio.Queue()
         self._uploads: asyncio.Queue[Upload] = asyncio.Queue()
         self._upcoming: asyncio.Task[FetchedStep] | None = None
@@ -296,24 +296,15 @@ class TrainerActor:
                 self._tasks.create_task(self._checkpoints.handle_evaluation(message))
             case Wake():
                 self._turns.granted()
-            case Spools() | SettingsChanged():
-                self._follow(message)
+            case Spools(spools=spools):
+                self._spools.update(spools)
+                self._others.broadcast(message)
             case Drain():
                 self._asked_to_drain(message)
             case Reject(reason=reason):
                 raise LinkRefused(reason)
             case _:
                 log.warning("message.unexpected", type=type(message).__name__)
-
-    def _follow(self, message: Spools | SettingsChanged) -> None:
-        """Apply a change of the run."""
-        if isinstance(message, SettingsChanged):
-            # Others are the broker's: a trainer keeps the limits with which the run was started.
-            own = {key: value for key, value in message.values.items() if key.startswith("trainer.")}
-            self._config = with_values(self._config, own)
-        else:
-            self._spools.update(message.spools)
-            self._others.broadcast(message)
 
     def _hand_over(self, message: StoreValue | Abort) -> None:
         """Pass on what concerns a transfer."""
@@ -373,7 +364,7 @@ class TrainerActor:
         reach("trainer.batch_came")
         taken_s = self._clock()
         version_before = self._version_before(step)
-        lr = self._config.trainer.lr
+        lr = self._rates.pop(step, None) or self._config.trainer.lr
         self._others.broadcast(Work("train", step, version_before, left_out, lr))
         self._learner.lr = lr
         metrics = await self._in_thread("training", self._learner.train, fetched.step.without(left_out), version_before)
@@ -410,6 +401,8 @@ class TrainerActor:
         await self._link.send(Take(step))
         batch = await future
         del self._batches[step]
+        if batch.lr is not None:
+            self._rates[step] = batch.lr
         self._others.broadcast(batch)
         with self._occupancy.doing("fetching"):
             own = await fetch_step(

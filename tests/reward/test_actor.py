@@ -33,6 +33,8 @@ from asyncrl.messages import (
     SpoolRef,
     Spools,
     SpoolSet,
+    Stacks,
+    StacksWanted,
     Stop,
     Trajectory,
     TrajectoryLimits,
@@ -141,6 +143,18 @@ def test_each_grade_is_answered_with_its_reward() -> None:
         ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0}, 70, "4"),
         ScoredItem(Unit(0, 1), 0.0, {"correct": 0.0}, 71, "5"),
     ]
+
+
+def test_its_stacks_are_an_answer_of_its_own_event_loop() -> None:
+    async def play(world: World) -> list[Message]:
+        world.broker.say(StacksWanted("reward-0"))
+        return [await world.broker.hear(), await world.broker.hear()]
+
+    _, told = played(play)
+
+    assert isinstance(told, Stacks)
+    assert told.node == "reward-0"
+    assert "in serve_spool\n" in told.text
 
 
 def test_each_trajectory_of_a_grade_is_judged_by_itself() -> None:

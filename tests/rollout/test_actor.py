@@ -46,6 +46,8 @@ from asyncrl.messages import (
     SpoolRef,
     Spools,
     SpoolSet,
+    Stacks,
+    StacksWanted,
     Stop,
     StoreValue,
     Trajectory,
@@ -1008,6 +1010,17 @@ def test_the_broker_may_ask_it_to_leave():
         assert asked == ["now"]
 
     scene(play, on_drain=lambda: asked.append("now"))
+
+
+def test_its_stacks_are_an_answer_of_its_own_event_loop():
+    async def play(stage):
+        stage.say(StacksWanted("r-0"))
+        told = await stage.hear(Stacks)
+        assert told.node == "r-0"
+        assert "thread MainThread" in told.text
+        assert "task " in told.text
+
+    scene(play)
 
 
 def test_draining_without_tokens_has_nothing_to_hand_over():

@@ -183,6 +183,14 @@ def test_the_learning_rate_follows_the_schedule(model_path, config, make_traject
     assert rates == pytest.approx([1e-4, 2e-4, 3e-4, 3e-4])
 
 
+def test_a_learning_rate_that_is_set_between_steps_follows_the_same_schedule(model_path, config, make_trajectories):
+    learner = Learner(config(trainer={"lr": 3e-4, "warmup_steps": 3}), model_path)
+    rates = [learner.train(make_trajectories())["lr"]]
+    learner.lr = 6e-4
+    rates += [learner.train(make_trajectories())["lr"] for _ in range(3)]
+    assert rates == pytest.approx([1e-4, 4e-4, 6e-4, 6e-4])
+
+
 def test_training_raises_the_probability_of_what_was_rewarded(model_path, config, make_trajectories):
     learner = Learner(config(trainer={"lr": 3e-3}, algorithm={"clip_high": 100.0}), model_path)
     trajectories = [trajectory for trajectory in make_trajectories() if trajectory.group_id % 3 != 2]
