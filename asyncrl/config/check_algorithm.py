@@ -23,6 +23,7 @@ from asyncrl.plug_in import is_path
 def check_algorithm(config: Config) -> None:
     """Raise `ConfigError` for the first setting found that contradicts another or would be ignored."""
     algorithm = config.algorithm
+    _check_options(algorithm)
     _check_settings(algorithm)
     _check_group(config)
     _check_aggregation(algorithm)
@@ -35,6 +36,15 @@ def check_algorithm(config: Config) -> None:
             f"algorithm.dual_clip is {algorithm.dual_clip:g}: at or below 1 it would cut the loss of an unchanged "
             f"policy; use a value above 1, or 0 to switch it off"
         )
+
+
+def _check_options(algorithm: Algorithm) -> None:
+    for key, name in (("advantage", algorithm.advantage), ("loss", algorithm.loss)):
+        if (options := getattr(algorithm, f"{key}_options")) and not is_path(name):
+            raise ConfigError(
+                f"algorithm.{key}_options.{min(options)} is an argument of a custom function, but algorithm.{key} is "
+                f"{name!r}, which reads settings of [algorithm]; remove it"
+            )
 
 
 def _check_settings(algorithm: Algorithm) -> None:

@@ -466,6 +466,8 @@ class Algorithm(Section, frozen=True, kw_only=True):
 
     advantage: str = "grpo"
     """Advantage estimator: ``grpo``, ``dr_grpo``, ``rloo``, ... or a custom ``file.py:name`` [adv_estimator]."""
+    advantage_options: dict[str, str | int | float | bool] = {}
+    """Keyword arguments of a custom ``advantage``, checked against its signature at the start."""
     gamma: Fraction | None = None
     """``gae``, ``reinforce_plus_plus``: discount of later rewards, per token."""
     lam: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -474,6 +476,8 @@ class Algorithm(Section, frozen=True, kw_only=True):
     """``gdpo``: metrics of the verdict and their weights; ``reward`` is the reward itself [gdpo_reward_keys]."""
     loss: str = "clipped"
     """Policy loss: ``clipped``, ``gspo``, ``cispo``, ... or a custom ``file.py:name`` [policy_loss.loss_mode]."""
+    loss_options: dict[str, str | int | float | bool] = {}
+    """Keyword arguments of a custom ``loss``, checked against its signature at the start."""
     clip_low: Positive | None = None
     """Lower bound of the ratio is ``1 - clip_low``; some losses bound another quantity [clip_ratio_low]."""
     clip_high: Positive | None = None

@@ -13,7 +13,7 @@ from tests.config.configs import made, refused
         {"advantage": "rloo", "loss": "gspo", "clip_low": 1e-3},
         {"advantage": "gdpo", "reward_weights": {"correct": 1.0}},
         {"loss": "dro", "dro_beta": 0.1},
-        {"loss": "my.py:loss", "tau_pos": 2.0},
+        {"loss": "my.py:loss", "tau_pos": 2.0, "loss_options": {"power": 2.0}},
         {"kl_coef": 0.1, "kl": "k3+"},
         {"kl_coef": 0.1, "kl": "k1", "kl_in": "reward", "kl_target": 0.05, "kl_horizon": 500},
         {"kl_coef": 0.1, "kl": "k3+", "kl_in": "both", "kl_reward_coef": 0.2, "kl_reward": "k1", "kl_target": 0.05},
@@ -30,6 +30,14 @@ def test_settings_that_go_together_are_accepted(algorithm: dict[str, Any]) -> No
     [
         ({"advantage": "grpo2"}, "algorithm.advantage is 'grpo2': did you mean 'grpo'?"),
         ({"loss": "gsop"}, "algorithm.loss is 'gsop': did you mean 'gspo'?"),
+        (
+            {"loss_options": {"power": 2.0}},
+            "algorithm.loss_options.power is an argument of a custom function, but algorithm.loss is 'clipped', which",
+        ),
+        (
+            {"advantage_options": {"a": 1}, "loss": "my.py:f"},
+            "algorithm.advantage_options.a is an argument of a custom",
+        ),
         ({"kl": "k4", "kl_coef": 0.1}, "algorithm.kl is 'k4': "),
         ({"aggregation": "token_mean"}, "algorithm.aggregation is 'token_mean': did you mean 'token-mean'?"),
         ({"tau_pos": 2.0}, "algorithm.tau_pos is not read with advantage='grpo' and loss='clipped', only with sapo"),

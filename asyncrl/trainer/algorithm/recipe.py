@@ -42,8 +42,8 @@ class Recipe:
     def __init__(self, config: Config) -> None:
         algorithm = config.algorithm
         self._algorithm = algorithm
-        self.estimator = resolve_advantage(algorithm.advantage)
-        self.loss = resolve_loss(algorithm.loss)
+        self.estimator = resolve_advantage(algorithm.advantage, algorithm.advantage_options)
+        self.loss = resolve_loss(algorithm.loss, algorithm.loss_options)
         self.kl = resolve_kl(algorithm.kl)
         self.reward_kl = resolve_kl(algorithm.kl_reward) if algorithm.kl_in == "both" else self.kl
         self.correct = Correct(algorithm.correction)
