@@ -433,7 +433,10 @@ class Correction(Section, frozen=True, kw_only=True):
     """
 
     preset: str = ""
-    """Name for all settings below but ``anchor``, such as ``decoupled_geo_rs_seq_tis``; they may not be set with it."""
+    """
+    Name for all settings below but ``anchor`` and ``mask_divergent``, such as ``decoupled_geo_rs_seq_tis``; they may
+    not be set with it.
+    """
     mode: Literal["bypass", "decoupled"] = "bypass"
     """
     Denominator of the ratio in the loss. ``bypass``: the policy that sampled. ``decoupled``: the policy the step begins
@@ -454,6 +457,11 @@ class Correction(Section, frozen=True, kw_only=True):
     """Criteria that drop tokens or sequences, such as ``token_k1`` or ``seq_mean_k1``, comma-separated [rollout_rs]."""
     rejection_threshold: str | Positive = ""
     """One per criterion, or one for all: ``0.999_1.001`` for k1, an upper bound otherwise [rollout_rs_threshold]."""
+    mask_divergent: NonNegative = 0.0
+    """
+    Leave trajectories of negative advantage out of the loss if the policy in training finds their tokens less likely
+    than the sampler did by more than this many nats in the mean; 0 leaves none out.
+    """
 
 
 class Algorithm(Section, frozen=True, kw_only=True):

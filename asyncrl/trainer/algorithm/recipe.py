@@ -47,6 +47,8 @@ class Recipe:
         self.kl = resolve_kl(algorithm.kl)
         self.reward_kl = resolve_kl(algorithm.kl_reward) if algorithm.kl_in == "both" else self.kl
         self.correct = Correct(algorithm.correction)
+        self.mask_divergent = algorithm.correction.mask_divergent
+        """Threshold of `asyncrl.algo.correction.divergent`, nats per token; 0 masks nothing."""
         self.is_decoupled = resolved(algorithm.correction).mode == "decoupled"
         """Ratios compare with the policy before the step, not with the one that sampled."""
         self.keeps_anchor = resolved(algorithm.correction).anchor == "publish"
