@@ -5,6 +5,8 @@ A setting that the chosen estimator and loss do not read is refused rather than 
 are checked when the functions are loaded.
 """
 
+from math import inf
+
 from asyncrl.config.catalogue import (
     ADVANTAGES,
     LOSSES,
@@ -18,6 +20,9 @@ from asyncrl.config.correction import preset, resolved, thresholds
 from asyncrl.config.sections import Algorithm, Config, Correction
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import is_path
+
+MAX_WEIGHT = 10.0
+"""Importance weights with a larger bound count as unbounded."""
 
 
 def check_algorithm(config: Config) -> None:
@@ -36,6 +41,31 @@ def check_algorithm(config: Config) -> None:
             f"algorithm.dual_clip is {algorithm.dual_clip:g}: at or below 1 it would cut the loss of an unchanged "
             f"policy; use a value above 1, or 0 to switch it off"
         )
+
+
+def algorithm_advice(config: Config) -> list[str]:
+    """Sentences of advice on importance weights that nothing bounds, in an asynchronous run."""
+    algorithm, staleness = config.algorithm, config.schedule.staleness
+    if staleness < 1 or is_path(algorithm.loss) or resolved(algorithm.correction).rejection:
+        return []
+    if (bound := _weight_bound(algorithm)) <= MAX_WEIGHT:
+        return []
+    weights = "no importance weights" if bound == inf else f"importance weights up to {bound:g}"
+    return [
+        f"algorithm.loss is {algorithm.loss!r} with {weights} and schedule.staleness is {staleness:g}: nothing keeps "
+        f"old trajectories from dominating the loss, and such runs may collapse; use loss = 'clipped', or bound the "
+        f"weights"
+    ]
+
+
+def _weight_bound(algorithm: Algorithm) -> float:
+    """Largest weight of a token's gradient; infinite if old tokens are trained on as if they were new."""
+    if algorithm.loss == "cispo":
+        return 1 + (algorithm.clip_high or 0.0)
+    if loss_entry(algorithm.loss).function != LOSSES["reinforce"].function:
+        return 0.0
+    importance = thresholds(resolved(algorithm.correction)).importance
+    return inf if importance is None else importance.high
 
 
 def _check_options(algorithm: Algorithm) -> None:

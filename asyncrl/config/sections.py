@@ -403,11 +403,10 @@ class Reward(Section, frozen=True, kw_only=True):
     function: str = "auto"
     """
     ``auto`` chooses by the row's data source, and refuses data sources that it does not know; ``gsm8k``, ``math``,
-    ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``overlong``, ``reasoning_gym``, ``remote``,
-    ``reward_model`` (asyncrl/reward/verifiers) are for all rows; ``episode`` takes the word of the ``[environment]``;
-    ``file.py:name`` is a custom function of one `VerifierInput`, sync or async, that returns a float or a dict with
-    ``score``
-    [reward.custom_reward_function].
+    ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``length``, ``overlong``, ``reasoning_gym``,
+    ``remote``, ``reward_model`` (asyncrl/reward/verifiers) are for all rows; ``episode`` takes the word of the
+    ``[environment]``; ``file.py:name`` is a custom function of one `VerifierInput`, sync or async, that returns a float
+    or a dict with ``score`` [reward.custom_reward_function].
     """
     options: dict[str, str | int | float | bool] = {}
     """Keyword arguments of the function, checked against its signature at the start."""
@@ -510,8 +509,8 @@ class Algorithm(Section, frozen=True, kw_only=True):
     """``dro``: weight of the squared log-ratio; required, there is no default."""
     aggregation: str = ""
     """
-    Weighting of token losses: ``token-mean``, ``token-sum``, ``seq-mean-token-sum``, ``seq-mean-token-sum-norm`` or
-    ``seq-mean-token-mean``; empty takes that of the loss, for most ``token-mean`` [loss_agg_mode].
+    Weighting of token losses: ``token-mean``, ``token-sum``, ``seq-mean-token-sum``, ``seq-mean-token-sum-norm``,
+    ``seq-mean-token-mean`` or ``prompt-mean``; empty takes that of the loss, for most ``token-mean`` [loss_agg_mode].
     """
     aggregation_norm: NonNegative = 0.0
     """
@@ -537,6 +536,11 @@ class Algorithm(Section, frozen=True, kw_only=True):
     """Trajectories over which that weight changes by at most a fifth, with ``kl_target`` [kl_ctrl.horizon]."""
     entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus [entropy_coeff]."""
+    ess_warn: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    """
+    Warn (event ``ess.low``) when the effective sample size of the ratios of tokens, the metric ``ess``, falls below
+    this share in the mean of ten steps; 0 never warns.
+    """
     correction: Correction = Correction()
 
 

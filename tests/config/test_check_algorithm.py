@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.config.check_algorithm import algorithm_advice
 from tests.config.configs import made, refused
 
 
@@ -72,6 +73,41 @@ def test_settings_that_would_be_ignored_are_refused(algorithm: dict[str, Any], s
     message = refused(algorithm=algorithm)
     assert sentence in message
     assert "\n" not in message
+
+
+PLAIN = {"importance": "token", "importance_threshold": 1e6}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "staleness", "said"),
+    [
+        (
+            {"loss": "reinforce"},
+            1,
+            "'reinforce' with no importance weights and schedule.staleness is 1",
+        ),
+        (
+            {"loss": "gpg", "correction": PLAIN},
+            4,
+            "'gpg' with importance weights up to 1e+06 and sched",
+        ),
+        ({"loss": "cispo", "clip_high": 100}, 1, "'cispo' with importance weights up to 101"),
+        ({"loss": "reinforce"}, 0, ""),
+        ({"loss": "reinforce", "correction": {"preset": "bypass_pg_is"}}, 8, ""),
+        ({"loss": "reinforce", "correction": {"preset": "bypass_pg_geo_rs"}}, 8, ""),
+        ({"loss": "cispo", "clip_high": 4}, 8, ""),
+        ({"loss": "dro", "dro_beta": 0.1}, 8, ""),
+        ({"loss": "my.py:loss"}, 8, ""),
+        ({}, 64, ""),
+    ],
+    ids=str,
+)
+def test_importance_weights_without_a_bound_are_advised_against_in_asynchronous_runs(
+    algorithm: dict[str, Any], staleness: float, said: str
+) -> None:
+    sentences = algorithm_advice(made(algorithm=algorithm, schedule={"staleness": staleness}))
+    assert len(sentences) == bool(said)
+    assert all(said in sentence and "\n" not in sentence for sentence in sentences)
 
 
 def corrected(loss: str = "clipped", **correction: Any) -> dict[str, Any]:

@@ -8,7 +8,9 @@ Configured algorithm as functions, each bound to the settings it reads.
     algorithm.kl ─▶ kl, reward_kl             in the loss, in the reward, or in both
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -110,11 +112,17 @@ class Recipe:
         """True if a token's weight depends on the number of kept tokens of its trajectory."""
         return self._aggregation == "seq-mean-token-mean"
 
-    def token_weights(self, lengths: Collection[int]) -> Callable[[int], float]:
-        """Weight of a token by the length of its trajectory, given the ``lengths`` of the mini-batch in kept tokens."""
-        totals = Totals(sum(lengths), len(lengths), self._norm)
-        weight = resolve_aggregation(self._aggregation)
-        return lambda length: weight(length, totals)
+    def token_weights(self, lengths: Sequence[int], group_ids: Sequence[int]) -> list[float]:
+        """Weight of a token of each trajectory of a mini-batch, given their ``lengths`` in kept tokens and groups."""
+        group_tokens: Counter[int] = Counter()
+        for length, group_id in zip(lengths, group_ids, strict=True):
+            group_tokens[group_id] += length
+        whole = Totals(sum(lengths), len(lengths), self._norm, len(group_tokens))
+        weigh = resolve_aggregation(self._aggregation)
+        return [
+            weigh(length, replace(whole, group_tokens=group_tokens[group_id]))
+            for length, group_id in zip(lengths, group_ids, strict=True)
+        ]
 
     def _refuse_unread(self, config: Config) -> None:
         """Refuse settings that nothing reads; those of plug-in functions are known only once they are loaded."""
