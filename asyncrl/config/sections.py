@@ -120,6 +120,11 @@ class Data(Section, frozen=True, kw_only=True):
     """
     filter_overlong_prompts: bool = False
     """With ``truncation = "error"``: drop longer prompts with the reason ``overlong_prompt``, without a dead letter."""
+    retire_at: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """
+    Do not sample a prompt again in later epochs once this share of its group was correct; 0 samples all prompts in
+    every epoch. The event ``prompts.retired`` counts them; a run whose prompts are all retired fails.
+    """
 
     @property
     def train_files(self) -> list[str]:
