@@ -12,7 +12,7 @@ not repeated, so the sweep can be stopped and restarted. ``--table`` prints the 
     accuracy     of the last weights on held-out problems, greedy
     best         the best of the evaluations on the way, the last included
     ess_min      least effective sample size of the ratios, of tokens and of trajectories
-    alarm        first step with the event `ess.low`
+    alarms       steps at which the broker would have made the event `ess.low`
     collapse     first step whose reward has fallen below half of the best mean of ten steps before it, and stays there
 """
 
@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncrl.broker.metrics.ess_alarm import EssAlarm
 from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw, held_out_stream, train_stream
@@ -194,7 +195,6 @@ async def run(config: Config, cell: Cell) -> dict[str, Any]:
 def summary(record: dict[str, Any]) -> dict[str, Any]:
     """Fields of the output line of a run."""
     accuracy = list(record["accuracy"].values())
-    collapsed = collapse(record["reward"])
     return {
         **{name: record[name] for name in Cell._fields},
         "accuracy": round(accuracy[-1], 4),
@@ -202,7 +202,8 @@ def summary(record: dict[str, Any]) -> dict[str, Any]:
         "reward_last": round(fmean(record["reward"][-SMOOTH:]), 4),
         "ess_min": lowest(record["ess"]),
         "ess_sequence_min": lowest(record["ess_sequence"]),
-        "collapse": collapsed,
+        "alarms": alarms(record["ess"]),
+        "collapse": collapse(record["reward"]),
         "wall_s": record["wall_s"],
     }
 
@@ -210,6 +211,11 @@ def summary(record: dict[str, Any]) -> dict[str, Any]:
 def lowest(curve: Sequence[float]) -> float | None:
     """Least value that is a number; None if there is none."""
     return min((value for value in curve if not math.isnan(value)), default=None)
+
+
+def alarms(ess: Sequence[float]) -> list[int]:
+    alarm = EssAlarm(load_config(QUICKSTART))
+    return [step for step, size in enumerate(ess) if alarm.check({"step": step, "ess": size})]
 
 
 def collapse(reward: Sequence[float]) -> int | None:

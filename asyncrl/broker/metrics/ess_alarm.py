@@ -12,6 +12,7 @@ collapse follows if nothing bounds the ratios; bench/RESULTS.md has runs that sh
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from math import isnan
 from statistics import fmean
 
 from asyncrl.config.sections import Config
@@ -34,8 +35,8 @@ class EssAlarm:
 
     def check(self, line: Mapping[str, float]) -> dict[str, float | str]:
         """Fields of the event, given the metrics of a new step; empty if there is nothing to warn about."""
-        # NaN is read back as None; a step that trained on nothing has no ratios.
-        if not (size := line.get("ess")):
+        # NaN is read back as None, and its step is skipped; a step that trained on nothing has no ratios.
+        if not (size := line.get("ess")) or isnan(size):
             return {}
         self._sizes.append(size)
         mean = fmean(self._sizes)

@@ -44,7 +44,8 @@ def test_it_warns_again_only_after_the_mean_has_come_halfway_back() -> None:
 
 
 def test_steps_without_a_number_are_passed_over() -> None:
-    assert alarms(EssAlarm(a_config()), *[0.1] * (STEPS - 1), None, 0.1) == [STEPS]
+    for nothing in (None, float("nan")):
+        assert alarms(EssAlarm(a_config()), *[0.1] * (STEPS - 1), nothing, 0.1) == [STEPS]
     assert EssAlarm(a_config()).check({"step": 0}) == {}
 
 
