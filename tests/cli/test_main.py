@@ -101,6 +101,13 @@ def test_epochs_are_shown_as_steps(config):
     assert "10 steps of 2 groups of 4 trajectories" in dry
 
 
+def test_config_show_notes_settings_that_hardly_anybody_wants(config):
+    assert "note:" not in asyncrl("config", "show", config).output
+    result = asyncrl("config", "show", config, "--set", "algorithm.loss=reinforce", "--set", "schedule.staleness=2")
+    assert result.exit_code == 0
+    assert "note: algorithm.loss is 'reinforce' with no importance weights" in result.stderr
+
+
 def test_config_show_refuses_a_misspelt_key(config):
     result = asyncrl("config", "show", config, "--set", "schedule.stalenes=1")
     assert result.exit_code == 78
