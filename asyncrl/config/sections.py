@@ -541,7 +541,7 @@ class Algorithm(Section, frozen=True, kw_only=True):
     """Trajectories over which that weight changes by at most a fifth, with ``kl_target`` [kl_ctrl.horizon]."""
     entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus [entropy_coeff]."""
-    ess_warn: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    ess_warn: Annotated[float, Meta(ge=0, le=1)] = 0.7
     """
     Warn (event ``ess.low``) when the effective sample size of the ratios of tokens, the metric ``ess``, falls below
     this share in the mean of ten steps; 0 never warns.

@@ -4,7 +4,7 @@ Warning when few of the trained tokens are left to learn from, before the reward
     ess      1 ▔▔╲
     mean of      ╲___        ╱▔▔▔╲
     10 steps         ╲______╱     ╲      ess.low, once for each fall; the next one is armed when the mean has come
-    bound   .5 ───────╳────────────╳──   halfway back to 1
+    bound   .7 ───────╳────────────╳──   halfway back to 1
 
 The effective sample size of the ratios falls when old trajectories no longer represent the policy in training. A
 collapse follows if nothing bounds the ratios; bench/RESULTS.md has runs that show how many steps later.
