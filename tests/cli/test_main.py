@@ -156,7 +156,7 @@ def _with_a_critic_without_weights(folder):
         (
             lambda folder: (folder / "mine.py").write_text("def loss(logprobs, advantages):\n    return 0\n"),
             ["--set", "algorithm.loss=DIR/mine.py:loss"],
-            "algorithm.loss 'DIR/mine.py:loss' must be def loss(tokens, *, <settings>), but 'advantages' is not",
+            "algorithm.loss 'DIR/mine.py:loss' must be def loss(tokens, *, <settings and options>), but 'advantages'",
         ),
     ],
     ids=["no dataset", "no tokenizer", "no weights", "another tokenizer", "no critic", "another signature"],
