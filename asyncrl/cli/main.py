@@ -490,7 +490,10 @@ def show(config_path: Path, overrides: tuple[str, ...]) -> None:
     Print every setting of the run file CONFIG, and its origin.
 
     The origin is the file, --set, a preset, or the default. With run.epochs, run.steps is counted from data.train.
+    Notes on settings that hardly anybody wants follow on stderr.
     """
+    from asyncrl.config.check import advice
+    from asyncrl.config.run_file import load_config
     from asyncrl.data.run_length import resolve_steps
 
     origins = explain(config_path, overrides, resolve_steps)
@@ -498,6 +501,8 @@ def show(config_path: Path, overrides: tuple[str, ...]) -> None:
     for origin in origins:
         value = "unset" if origin.value is None else repr(origin.value)
         click.echo(f"{origin.key:<{width}}  {value:<24} {origin.source}")
+    for sentence in advice(load_config(config_path, overrides)):
+        click.echo(f"note: {sentence}", err=True)
 
 
 @main.command("import-verl", context_settings={"ignore_unknown_options": True})

@@ -105,6 +105,7 @@ async def run_broker(
         _record_config(directory, ledger, config)
         for sentence in advice(config):
             log.warning("config.advice", advice=sentence)
+            directory.append_event("config.advice", advice=sentence)
         _require_same_data(config.data, ledger, {"train": prompts, "held_out": held_out})
         for stream in filter(None, (prompts, held_out)):
             check_routes(config.reward, stream.summary.data_sources)

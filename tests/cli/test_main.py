@@ -104,6 +104,13 @@ def test_epochs_are_shown_as_steps(config):
     assert "10 steps of 2 groups of 4 trajectories" in dry
 
 
+def test_config_show_notes_settings_that_hardly_anybody_wants(config):
+    assert "note:" not in asyncrl("config", "show", config).output
+    result = asyncrl("config", "show", config, "--set", "algorithm.loss=reinforce", "--set", "schedule.staleness=2")
+    assert result.exit_code == 0
+    assert "note: algorithm.loss is 'reinforce' with no importance weights" in result.stderr
+
+
 def test_config_show_refuses_a_misspelt_key(config):
     result = asyncrl("config", "show", config, "--set", "schedule.stalenes=1")
     assert result.exit_code == 78
@@ -152,7 +159,7 @@ def _with_a_critic_without_weights(folder):
         (
             lambda folder: (folder / "mine.py").write_text("def loss(logprobs, advantages):\n    return 0\n"),
             ["--set", "algorithm.loss=DIR/mine.py:loss"],
-            "algorithm.loss 'DIR/mine.py:loss' must be def loss(tokens, *, <settings>), but 'advantages' is not",
+            "algorithm.loss 'DIR/mine.py:loss' must be def loss(tokens, *, <settings and options>), but 'advantages'",
         ),
     ],
     ids=["no dataset", "no tokenizer", "no weights", "another tokenizer", "no critic", "another signature"],

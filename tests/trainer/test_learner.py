@@ -79,6 +79,11 @@ def step_loss_in_float64(
             total = torch.stack([loss.sum() for loss in losses]).mean() / norm
         case "seq-mean-token-mean":
             total = torch.stack([loss.mean() for loss in losses]).mean()
+        case "prompt-mean":
+            groups: dict[int, list[torch.Tensor]] = {}
+            for trajectory, loss in zip(trajectories, losses, strict=True):
+                groups.setdefault(trajectory.group_id, []).append(loss)
+            total = torch.stack([torch.cat(group).mean() for group in groups.values()]).mean()
     total.backward()
     return total.item(), {name: weight.grad for name, weight in model.named_parameters()}
 
