@@ -10,6 +10,7 @@ from asyncrl.cli.data import data
 from asyncrl.cli.episodes.command import episode
 from asyncrl.cli.keys.command import keys
 from asyncrl.cli.services.command import services
+from asyncrl.cli.start.command import example
 from asyncrl.cli.terminal import report_errors, to_json
 from asyncrl.cli.toy import tiny, toy
 from asyncrl.config.run_file import explain, load_config
@@ -44,8 +45,8 @@ def main() -> None:
 
     \b
     Start here:
-      asyncrl toy step-sums cache/step-sums
-      asyncrl run conf/quickstart.toml
+      asyncrl example quickstart      # a run file, and the commands to try it
+      asyncrl init --data FILE        # a run of your own
     """
 
 
@@ -491,6 +492,7 @@ def import_verl_command(
 
 
 main.add_command(data)
+main.add_command(example)
 main.add_command(episode)
 main.add_command(keys)
 main.add_command(services)
