@@ -35,10 +35,8 @@ def report_errors(command: Callable[P, None]) -> Callable[P, None]:
             package = (error.name or "").partition(".")[0]
             if package not in EXTRAS:
                 raise
-            need = (
-                f"this command needs {package}, which is not installed; run: pip install 'asyncrl[{EXTRAS[package]}]'"
-            )
-            _end(need, ConfigError.exit_code)
+            install = f"pip install 'asyncrl[{EXTRAS[package]}]'"
+            _end(f"this command needs {package}, which is not installed; run: {install}", ConfigError.exit_code)
 
     return wrapped
 

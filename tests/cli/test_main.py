@@ -63,6 +63,7 @@ def test_the_commands_are_these():
         "services",
         "keys",
         "import-verl",
+        "example",
         *looking,
     }
     assert (_commands("config")) == {"show"}
