@@ -405,9 +405,8 @@ class Reward(Section, frozen=True, kw_only=True):
     ``auto`` chooses by the row's data source, and refuses data sources that it does not know; ``gsm8k``, ``math``,
     ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``overlong``, ``reasoning_gym``, ``remote``,
     ``reward_model`` (asyncrl/reward/verifiers) are for all rows; ``episode`` takes the word of the ``[environment]``;
-    ``file.py:name`` is a custom function of one `VerifierInput`, sync or async, that returns a float or a dict with
-    ``score``
-    [reward.custom_reward_function].
+    ``file.py:name`` is a custom function of one `VerifierInput`, or with the arguments of verl's ``compute_score``,
+    sync or async, that returns a float or a dict with ``score`` [reward.custom_reward_function].
     """
     options: dict[str, str | int | float | bool] = {}
     """Keyword arguments of the function, checked against its signature at the start."""
