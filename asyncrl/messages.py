@@ -20,7 +20,7 @@ from asyncrl.actor.codec import Codec
 from asyncrl.actor.message import Message, Value
 from asyncrl.files.checkpoints import FileEntry
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 
 Role = Literal["broker", "spool", "rollout", "reward", "trainer", "machine", "shard", "supervisor"]
@@ -1127,6 +1127,8 @@ class Failures(Message, frozen=True):
 
     counts: dict[str, int]
     """Number of each cause, ``stage: reason``, most frequent first."""
+    attempts: dict[str, int] = {}
+    """Attempts by stage, the failed ones included."""
 
 
 class Drained(Message, frozen=True):

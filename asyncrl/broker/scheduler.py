@@ -185,7 +185,7 @@ class Scheduler:
         elif node.role == "spool" and hello.spool:
             self.spool_loss.joined(hello.spool)
         elif node.role == "supervisor" and self.failures.total:
-            self.out.send(peer, Failures(self.failures.counts))
+            self.out.send(peer, Failures(self.failures.counts, self.failures.attempts))
         elif node.role == "machine":
             self.machines.joined(node, now_s)
         if earlier or is_machine or hello.spool:
@@ -399,7 +399,7 @@ class Scheduler:
             self.out.event(FAILED_EVENT, **fields)
         if news := self.failures.news(now_s):
             for supervisor in self.nodes.of("supervisor"):
-                self.out.send(supervisor.peer, Failures(news))
+                self.out.send(supervisor.peer, Failures(news, self.failures.attempts))
 
     # ── loss ────────────────────────────────────────────────────────────────────────────────
 

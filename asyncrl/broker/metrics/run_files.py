@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from asyncrl.broker.failures import EVENT as FAILED_EVENT
-from asyncrl.broker.failures import recorded
+from asyncrl.broker.failures import recorded, recorded_attempts
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics import batch_metrics
 from asyncrl.broker.metrics.gap_alarm import GapAlarm
@@ -57,7 +57,7 @@ class RunFiles:
         self._totals = batch_metrics.RunTotals(metrics)
         self._gap_alarm = GapAlarm(config, metrics)
         self._is_concluded = False
-        scheduler.failures.restore(recorded(events))
+        scheduler.failures.restore(recorded(events), recorded_attempts(events))
 
     def event(self, kind: str, /, **fields: Any) -> None:
         log.info(kind, **fields)
@@ -136,6 +136,7 @@ class RunFiles:
                 logprob_gap_max=totals.logprob_gap_max,
                 ledger_records=self._num_records(),
                 failed=failures.counts,
+                failures=failures.sentences(),
             )
         )
 

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from asyncrl.messages import Evaluated
 from asyncrl.messages import Progress as Step
+from asyncrl.observe.failure_sentences import sentences
 from asyncrl.observe.report.evaluation_charts import multi_sample_metrics
 
 LEGEND = """\
@@ -16,9 +17,6 @@ columns: v policy version, acc accuracy, len mean tokens of a completion, stale 
 """Explains the abbreviations of `step_line`; printed before the first step."""
 LEGEND_OF_TURNS = "         turns mean turns of an episode"
 """Further line for episodes."""
-
-SHOWN = 3
-"""Causes of failures that are listed; the others are summed."""
 
 
 class Bar(Progress):
@@ -78,9 +76,9 @@ class Screen:
     def evaluated(self, evaluated: Evaluated) -> None:
         self.say(eval_line(evaluated))
 
-    def failures(self, counts: Mapping[str, int]) -> None:
+    def failures(self, counts: Mapping[str, int], attempts: Mapping[str, int]) -> None:
         """Show failures under the bar; without one, in lines, at the first failure and whenever they have doubled."""
-        self._bar.failed = f"failed: {failure_list(counts)}"
+        self._bar.failed = f"failed: {'; '.join(sentences(counts, attempts))}"
         total = sum(counts.values())
         if not self._console.is_terminal and total >= 2 * self._printed:
             self._printed = total
@@ -99,23 +97,6 @@ class Screen:
             self._first = step.step, now_s
         first_step, first_s = self._first
         return (now_s - first_s) / max(step.step - first_step, 1) * (self._steps - 1 - step.step)
-
-
-def failure_list(counts: Mapping[str, int]) -> str:
-    """
-    Failed attempts by cause, the most frequent first.
-
-    Example:
-        12 reward (ValueError: no number), 3 rollout (the engine was closed)
-    """
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
-    parts = []
-    for name, count in ordered[:SHOWN]:
-        stage, _, cause = name.partition(": ")
-        parts.append(f"{count:,} {stage} ({cause})")
-    if rest := ordered[SHOWN:]:
-        parts.append(f"{sum(count for _, count in rest):,} for other causes")
-    return ", ".join(parts)
 
 
 def eval_line(evaluated: Evaluated) -> str:

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from asyncrl.cli.launch.screen import LEGEND, LEGEND_OF_TURNS, Screen, failure_list, step_line
+from asyncrl.cli.launch.screen import LEGEND, LEGEND_OF_TURNS, Screen, step_line
 from asyncrl.messages import Evaluated, Progress
 
 METRICS = {
@@ -107,34 +107,24 @@ def test_on_a_terminal_a_bar_shows_progress():
         assert "30/60" in written.getvalue()
 
 
-FAILED = {"reward: ValueError: no number": 1200, "rollout: closed": 3, "a: b": 2, "c: d": 1, "e: f": 1}
-LISTED = "1,200 reward (ValueError: no number), 3 rollout (closed), 2 a (b), 2 for other causes"
-
-
-def test_failures_are_listed_by_cause_the_most_frequent_first():
-    assert failure_list(dict(reversed(FAILED.items()))) == LISTED
-    example = {"rollout: the engine was closed": 3, "reward: ValueError: no number": 12}
-    assert failure_list(example) in (failure_list.__doc__ or "")
-
-
 def test_without_a_terminal_failures_are_a_line_whenever_they_have_doubled():
     screen, written = screen_on(is_terminal=False)
     with screen:
         for count in range(1, 10):
-            screen.failures({"reward: boom": count})
-    assert written.getvalue().splitlines() == [f"failed: {count} reward (boom)" for count in (1, 2, 4, 8)]
+            screen.failures({"reward: boom": count}, {"reward": 20})
+    assert written.getvalue().splitlines() == [f"failed: {count} of 20 verdicts failed: boom" for count in (1, 2, 4, 8)]
 
 
 def test_on_a_terminal_failures_are_one_line_under_the_bar():
     screen, written = screen_on(is_terminal=True)
     with screen:
-        screen.failures({"reward: boom [bold]": 3})
+        screen.failures({"reward: boom [bold]": 3}, {})
         screen._bar.refresh()
         shown = written.getvalue().rpartition("training")[2]
-        assert "failed: 3 reward (boom [bold])" in shown
-        screen.failures(FAILED)
+        assert "3 verdicts failed: boom [bold]" in shown
+        screen.failures({"reward: ValueError: no number": 1200, "rollout: closed": 3}, {"reward": 5000})
         screen._bar.refresh()
-        assert "failed: 1,200 reward" in written.getvalue().rpartition("training")[2]
+        assert "ValueError in 1,200 of 5,000 verdicts" in written.getvalue().rpartition("training")[2]
 
 
 def test_the_time_left_is_estimated_from_the_pace_after_the_first_step():
