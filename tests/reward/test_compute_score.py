@@ -24,6 +24,10 @@ def adapted(function: Any, **options: Any) -> Verifier:
     return adapt(function, options, path="my.py:score", setting="reward.function")
 
 
+async def awaited(verifier: Verifier) -> Any:
+    return await verifier(INPUTS)
+
+
 def test_functions_are_told_by_their_arguments() -> None:
     assert is_compute_score(compute_score)
     assert is_compute_score(short)
@@ -53,7 +57,7 @@ def test_an_async_function_stays_async() -> None:
 
     verifier = adapted(asked)
     assert is_async(verifier)
-    assert verdict_of(asyncio.run(verifier(INPUTS))).metrics["correct"] == 1.0
+    assert verdict_of(asyncio.run(awaited(verifier))).metrics["correct"] == 1.0
 
 
 def test_an_awaitable_of_a_sync_function_is_awaited() -> None:
@@ -63,7 +67,7 @@ def test_an_awaitable_of_a_sync_function_is_awaited() -> None:
     def asked(solution_str: str, ground_truth: str) -> Any:
         return later()
 
-    assert asyncio.run(adapted(asked)(INPUTS)) == 0.25
+    assert asyncio.run(awaited(adapted(asked))) == 0.25
 
 
 def test_further_arguments_and_unknown_options_are_refused() -> None:
