@@ -144,7 +144,7 @@ def check(paths: tuple[Path, ...], model: Path | None, max_prompt_tokens: int | 
 def _check_file(path: Path, model: Path | None, max_tokens: int | None) -> "Checked":
     from asyncrl.data.check import inspect
 
-    count_tokens = _token_counter(model, {}) if model else None
+    count_tokens = token_counter(model, {}) if model else None
     return inspect(path, count_tokens=count_tokens, max_tokens=max_tokens), None
 
 
@@ -155,14 +155,14 @@ def _check_run(path: Path) -> "list[Checked]":
     config = load_config(path)
     settings: Data = config.data
     model = Path(config.model.path)
-    count_tokens = _token_counter(model, settings.chat_template_kwargs) if model.is_dir() else None
+    count_tokens = token_counter(model, settings.chat_template_kwargs) if model.is_dir() else None
     max_tokens = settings.max_prompt_tokens if settings.truncation == "error" else None
     files = settings.train_files + settings.held_out_files
     inspections = [inspect(Path(file), settings, count_tokens=count_tokens, max_tokens=max_tokens) for file in files]
     return [(inspection, config.reward) for inspection in inspections]
 
 
-def _token_counter(model: Path, template_kwargs: dict[str, str | int | float | bool]) -> "CountTokens":
+def token_counter(model: Path, template_kwargs: dict[str, str | int | float | bool]) -> "CountTokens":
     from asyncrl.node.machine.machine import require_train
 
     require_train()

@@ -11,7 +11,7 @@ from asyncrl.cli.episodes.command import episode
 from asyncrl.cli.keys.command import keys
 from asyncrl.cli.plug_ins.command import reward
 from asyncrl.cli.services.command import services
-from asyncrl.cli.start.command import example
+from asyncrl.cli.start.command import example, init
 from asyncrl.cli.terminal import report_errors, to_json
 from asyncrl.cli.toy import tiny, toy
 from asyncrl.config.run_file import explain, load_config
@@ -494,6 +494,7 @@ def import_verl_command(
 
 main.add_command(data)
 main.add_command(example)
+main.add_command(init)
 main.add_command(episode)
 main.add_command(keys)
 main.add_command(reward)

@@ -64,6 +64,9 @@ def test_the_commands_are_these():
         "keys",
         "import-verl",
         "example",
+        "init",
+        "reward",
+        "loss",
         *looking,
     }
     assert (_commands("config")) == {"show"}
@@ -71,6 +74,8 @@ def test_the_commands_are_these():
     assert (_commands("data")) == {"prepare", "check"}
     assert (_commands("keys")) == {"init", "add", "new", "list", "revoke", "rotate"}
     assert (_commands("services")) == {"install"}
+    assert (_commands("reward")) == {"try"}
+    assert (_commands("loss")) == {"try"}
     assert (_commands("toy")) == {"step-sums", "hidden-sums", "drawn-squares", "random"}
     assert [param.opts[0] for param in main.commands["run"].params] == [
         "config_path",

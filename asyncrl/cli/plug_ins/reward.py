@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
 from msgspec import Struct
@@ -32,6 +32,10 @@ GARBAGE: Mapping[str, str] = {"nothing": "", "nonsense": "\x00<|x|>}{ [((\\boxed
 MAX_SHOWN_CHARS = 60
 
 Say = Callable[[str], None]
+
+
+class Show(Protocol):
+    def __call__(self, trial: "Trial", *, is_first: bool) -> None: ...
 
 
 class Trial(Struct, frozen=True):
@@ -87,6 +91,22 @@ async def trials(config: Config, prompts: Sequence[Prompt], given: Sequence[str]
                 yield Trial(row, kind, time.monotonic() - began, verdict, cause)
 
 
+def attempt(
+    config: Config, prompts: Sequence[Prompt], given: Sequence[str] = (), show: Show | None = None
+) -> list[Trial]:
+    """All trials; ``show`` is called with each, and whether it is the first of its row."""
+
+    async def run() -> list[Trial]:
+        done: list[Trial] = []
+        async for trial in trials(config, prompts, given):
+            if show:
+                show(trial, is_first=not done or done[-1].row != trial.row)
+            done.append(trial)
+        return done
+
+    return uvloop.run(run())
+
+
 def trial_line(trial: Trial) -> str:
     """
     One line.
@@ -137,16 +157,12 @@ def try_reward(config: Config, number: int, given: Sequence[str], say: Say) -> b
     if not prompts:
         raise ConfigError(f"{config.data.train} has no usable row")
 
-    async def run() -> list[Trial]:
-        done: list[Trial] = []
-        async for trial in trials(config, prompts, given):
-            if not done or done[-1].row != trial.row:
-                say(f"row {trial.row}  answer {shown(prompts[trial.row].answer)}")
-            say(trial_line(trial))
-            done.append(trial)
-        return done
+    def show(trial: Trial, *, is_first: bool) -> None:
+        if is_first:
+            say(f"row {trial.row}  answer {shown(prompts[trial.row].answer)}")
+        say(trial_line(trial))
 
-    done = uvloop.run(run())
+    done = attempt(config, prompts, given, show)
     for line in summary_lines(done):
         say(line)
     return not any(trial.cause for trial in done)
