@@ -9,7 +9,7 @@ import click
 from asyncrl.cli.data import data
 from asyncrl.cli.episodes.command import episode
 from asyncrl.cli.keys.command import keys
-from asyncrl.cli.plug_ins.command import reward
+from asyncrl.cli.plug_ins.command import loss, reward
 from asyncrl.cli.services.command import services
 from asyncrl.cli.start.command import example, init
 from asyncrl.cli.terminal import report_errors, to_json
@@ -497,6 +497,7 @@ main.add_command(example)
 main.add_command(init)
 main.add_command(episode)
 main.add_command(keys)
+main.add_command(loss)
 main.add_command(reward)
 main.add_command(services)
 main.add_command(toy)

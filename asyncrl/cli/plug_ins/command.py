@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from asyncrl.cli.terminal import report_errors
+from asyncrl.cli.terminal import aligned, report_errors
 from asyncrl.errors import RunFailed
 
 PATH = click.Path(path_type=Path)
@@ -41,4 +41,41 @@ def try_reward(function: str, data: Path, num: int, given: tuple[str, ...], over
 
     config = module.trial_config(full_name(function, ("compute_score", "score", "reward")), data, overrides)
     if not module.try_reward(config, num, given, click.echo):
+        sys.exit(RunFailed.exit_code)
+
+
+@click.group()
+def loss() -> None:
+    """Try a policy loss before a run."""
+
+
+@loss.command("try")
+@click.argument("function", metavar="FUNCTION")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A setting of [algorithm]; repeatable.")
+@report_errors
+def try_loss(function: str, overrides: tuple[str, ...]) -> None:
+    """
+    Compute a policy loss and its gradient on a small synthetic batch, and compare them with those of `clipped`.
+
+    FUNCTION is file.py, file.py:name, module:name or a built-in name. Checks the shape, that losses and gradients are
+    finite, and that good tokens become likelier. "direction" is the cosine between the gradients: 1 is that of
+    `clipped`. Exits with 1 if the loss cannot be trained with.
+
+    \b
+    Example:
+      asyncrl loss try my.py:tempered --set algorithm.clip_high=0.3
+    """
+    from asyncrl.node.machine.machine import require_train
+
+    require_train()
+    from asyncrl.cli.plug_ins import loss as module
+    from asyncrl.cli.plug_ins.naming import full_name
+
+    results = module.examine(module.trial_config(full_name(function, ("loss",)), overrides))
+    for line in aligned(module.table(results), right=range(1, 5)):
+        click.echo(line)
+    problems = [f"problem  {one.case}: {one.problem}" for one in results if one.problem]
+    for problem in problems:
+        click.echo(problem)
+    if problems:
         sys.exit(RunFailed.exit_code)
