@@ -11,7 +11,7 @@ from collections.abc import Mapping
 SHOWN = 3
 """Causes that have a sentence of their own; the others are summed."""
 ATTEMPTS = {"reward": "verdicts", "rollout": "completions", "payload": "payloads", "trainer": "batches"}
-"""What is counted in a stage."""
+"""Nouns for the attempts of a stage."""
 
 _RAISED = re.compile(r"(?:the function raised )?(\w*(?:Error|Exception|Exit|Interrupt)|[A-Z]\w+(?=: ))(?:: (.*))?$")
 

@@ -1,5 +1,5 @@
 """
-What `asyncrl init` finds out: model, data and devices, by files and drivers alone.
+Findings of `asyncrl init`: model, data and devices, by files and drivers alone.
 
     models/base, data/train.parquet ──▶ Findings(model, data, held_out, devices) ──▶ run_text
 """

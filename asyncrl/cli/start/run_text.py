@@ -29,7 +29,7 @@ class Choices(Struct, frozen=True):
 
 
 def choose(found: Findings) -> Choices:
-    """Where trainer and rollouts compute, how long texts may be, and how fast to learn."""
+    """Choose where trainer and rollouts compute, how long texts may be, and how fast to learn."""
     prompt = _round_up(found.data.longest_prompt, 64)
     room = found.model.positions - prompt if found.model.positions else 1 << 30
     size = found.model.num_parameters
