@@ -1,6 +1,7 @@
 """The command `asyncrl`: parses options, then imports what the subcommand needs, so that `--help` stays fast."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ host_memory_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
-@click.group(context_settings={"show_default": True})
+@click.group(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="asyncrl")
 def main() -> None:
     """
@@ -189,8 +190,10 @@ def evaluate(out: Path | None, as_json: bool, **choices: Any) -> None:
     require_train()
     from asyncrl.cli.eval import eval_config
     from asyncrl.cli.eval import evaluate as evaluate_model
+    from asyncrl.node.hub import with_local_copies
 
-    evaluate_model(eval_config(**choices), out=out, as_json=as_json)
+    config = with_local_copies(eval_config(**choices), partial(click.echo, err=True))
+    evaluate_model(config, out=out, as_json=as_json)
 
 
 @main.command()
@@ -263,10 +266,11 @@ def plan(
     host_memory: str,
 ) -> None:
     """
-    Predict step time, idle shares and staleness on a cluster, or the memory of a run.
+    Predict the speed of a cluster, or the memory of a run.
 
     PLAN is a TOML file with measured speeds, completion lengths and a schedule; conf/plan/ has one that explains every
-    number. The broker's own rules run against simulated nodes in simulated time. Speed-ups are relative to synchronous
+    number. The broker's own rules run against simulated nodes in simulated time, and tell step time, idle
+    shares and staleness. Speed-ups are relative to synchronous
     training that uses all devices for sampling and for training in turn.
 
     With --memory, PLAN is a run file, and the answer is the bytes on a device and on a host at every phase. Only the
@@ -394,8 +398,7 @@ def doctor(
     as_json: bool,
 ) -> None:
     """
-    Check which roles this machine can run, if it can run CONFIG, or, with --cluster, if several machines can run
-    together.
+    Check which roles this machine or a cluster can run.
 
     Checks installed packages, devices, and collectives between two processes. Prints one sentence for each problem.
     Exits with 1 if the machine can run no role, or not the one given by --role.

@@ -66,7 +66,10 @@ class Model(Section, frozen=True, kw_only=True):
     """The policy."""
 
     path: str
-    """Hugging Face model directory: config, safetensors, tokenizer."""
+    """
+    Hugging Face model directory: config, safetensors, tokenizer. ``org/name`` or ``hf://org/name@revision`` is a model
+    of the Hub, from this machine's cache or the network; the run's own configuration then has its folder and commit.
+    """
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the weights."""
     overrides: dict[str, Any] = {}
@@ -80,7 +83,10 @@ class Data(Section, frozen=True, kw_only=True):
     """Prompts, as parquet or JSONL files. Their order depends only on the seed and the epoch."""
 
     train: str | list[str]
-    """File with the columns below, or several: one dataset, unless ``ratios`` is set [train_files]."""
+    """
+    File with the columns below, or several: one dataset, unless ``ratios`` is set. ``org/name:split`` or
+    ``hf://datasets/org/name:split`` is a dataset of the Hugging Face Hub [train_files].
+    """
     ratios: list[Ratio] = []
     """
     Prompts taken from each file of ``train`` in turn, such as ``[3, 1]``. Each file then has its own epochs, so a

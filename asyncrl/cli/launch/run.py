@@ -30,6 +30,7 @@ from asyncrl.config.sections import Config
 from asyncrl.data.run_length import resolve_steps
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
 from asyncrl.files.lock import locked
+from asyncrl.node.hub import with_local_copies
 from asyncrl.node.machine.devices import Devices
 from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, require_train
 from asyncrl.node.run_folder import LOCK_WAIT_S
@@ -55,7 +56,7 @@ def run(config: Config, *, name: str = "run") -> RunSummary:
     """
     require_train()
     console = Console()
-    config = resolve_steps(config)
+    config = resolve_steps(with_local_copies(config, partial(_print, console)))
     trainer, shares = _check(config, console)
     config = resolved(config, shares)
     directory = RunDirectory.create(Path(config.run.dir), config.run.name or name)
@@ -74,6 +75,7 @@ def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> N
     Raises `ConfigError` as `run` does. Without the trainer's packages, what needs them is named and not checked.
     """
     console = Console()
+    config = with_local_copies(config, partial(_print, console))
     epochs, config = config.run.epochs, resolve_steps(config)
     trainer, shares = _check(config, console)
     config = resolved(config, shares)

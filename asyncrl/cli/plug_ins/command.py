@@ -55,11 +55,11 @@ def loss() -> None:
 @report_errors
 def try_loss(function: str, overrides: tuple[str, ...]) -> None:
     """
-    Compute a policy loss and its gradient on a small synthetic batch, and compare them with those of `clipped`.
+    Compute a policy loss on a small synthetic batch.
 
-    FUNCTION is file.py, file.py:name, module:name or a built-in name. Checks the shape, that losses and gradients are
-    finite, and that good tokens become likelier. "direction" is the cosine between the gradients: 1 is that of
-    `clipped`. Exits with 1 if the loss cannot be trained with.
+    FUNCTION is file.py, file.py:name, module:name or a built-in name. Loss and gradient are shown beside those of
+    `clipped`. Checks the shape, that both are finite, and that good tokens become likelier. "direction" is the cosine
+    between the gradients: 1 is that of `clipped`. Exits with 1 if the loss cannot be trained with.
 
     \b
     Example:

@@ -20,7 +20,7 @@ def init(
     folder: Path, model: str | None, data: str | None, prompt_column: str | None, answer_column: str | None
 ) -> None:
     """
-    Write a run file and a reward function for this machine, a model and a dataset.
+    Write a run file for this machine, a model and a dataset.
 
     Looks for the model, the data, its columns, a held-out file beside it and the devices, and says what it found. The
     reward function is a stub, unless the data source has a built-in one; it is tried on a few rows. FOLDER gets

@@ -15,6 +15,7 @@ from asyncrl.cli.start.run_text import Choices, choose, render, stub
 from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Reward
 from asyncrl.errors import ConfigError
+from asyncrl.node.hub import model_folder, model_name
 from asyncrl.node.machine.machine import ENGINES, TRAIN, missing_packages
 from asyncrl.reward.routing import unrouted
 from asyncrl.weights.groups.device import installed_version
@@ -38,7 +39,7 @@ def init(folder: Path, model: str | None, data: str | None, columns: Mapping[str
         ConfigError: Something cannot be found out, or a file is in the way. Nothing is written then.
     """
     run_file, reward_file = folder / RUN_FILE, folder / REWARD_FILE
-    found = _find(model, data, columns)
+    found = _find(model, data, columns, say)
     chosen = choose(found)
     has_route = not unrouted(Reward(), found.data.data_sources)
     reward = "auto" if has_route else f"{reward_file}:score"
@@ -57,8 +58,9 @@ def init(folder: Path, model: str | None, data: str | None, columns: Mapping[str
         say(f"  {command}")
 
 
-def _find(model: str | None, data: str | None, columns: Mapping[str, str]) -> Findings:
-    found_model = find_model(model)
+def _find(model: str | None, data: str | None, columns: Mapping[str, str], say: Say) -> Findings:
+    name = model_name(model) if model else None
+    found_model = find_model(model_folder(name, "--model", say) if name else model)
     count = None if missing_packages(TRAIN) else token_counter(Path(found_model.path), {})
     found_data = find_data(data, columns, count)
     devices, cores = find_machine(os.environ)

@@ -76,10 +76,11 @@ def render(found: Findings, chosen: Choices, reward: str) -> str:
             _line("lr", chosen.lr, "lower it if the reward collapses, raise it if nothing moves"),
             _line("warmup_steps", 10, "the first gradients have the most noise"),
         ],
-        "checkpoint": [_line("every_steps", 20, "a killed trainer continues from the newest one")],
+        "checkpoint": [_line("every_steps", 10, "a killed trainer continues from the newest one")],
     }
     if found.held_out:
         sections["evaluation"] = [_line("every_versions", 10, "policy versions between two evaluations")]
+        sections["checkpoint"].append(_line("keep_best", True, "for `asyncrl export --step best`"))
     head = "# Written by `asyncrl init`. `asyncrl config show FILE` prints every setting."
     return "\n\n".join([head, *("\n".join([f"[{name}]", *lines]) for name, lines in sections.items())]) + "\n"
 
