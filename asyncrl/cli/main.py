@@ -295,8 +295,11 @@ def plan(
     from asyncrl.plan.plan_file import load as load_plan
     from asyncrl.plan.report import make_report
 
-    with Console(stderr=True).status("simulating"):  # rich shows this on a terminal only.
-        answer = make_report(load_plan(plan_path, overrides), searched=searched)
+    console, loaded = Console(stderr=True), load_plan(plan_path, overrides)
+    if not console.is_terminal:
+        click.echo(f"simulating{', and searching splits; --no-search is quicker' if searched else ''}", err=True)
+    with console.status("simulating"):  # rich shows this on a terminal only.
+        answer = make_report(loaded, searched=searched)
     click.echo(to_json(answer) if as_json else report_table(answer, plan_path.stem))
     if picture:
         write_page(answer, plan_path.stem, picture)
