@@ -23,6 +23,6 @@ def divergent(log_ratio: Tensor, advantages: Tensor, sequences: Ragged, threshol
         [N] bool. With an advantage for each trajectory, whole sequences are marked or left.
 
     Source:
-        DeepSeek-AI 2025, arXiv:2512.02556, sec. 3.1 (off-policy sequence masking).
+        DeepSeek-AI 2025, arXiv:2512.02556 (off-policy sequence masking).
     """
     return sequences.spread(sequences.mean(-log_ratio) > threshold) & (advantages < 0)
