@@ -86,10 +86,10 @@ def run(
     metrics_open: bool,
 ) -> None:
     """
-    Train a model as the run file CONFIG says, on this machine.
+    Train a model as the run file CONFIG says.
 
-    Starts the broker, the rollouts, the reward node and the trainer as child processes, prints one line per optimizer
-    step, and writes everything to a new run directory, by default below runs/.
+    Starts the broker, the rollouts, the reward node and the trainer as processes of this machine, prints one line per
+    optimizer step, and writes everything to a new run directory, by default below runs/.
 
     \b
     Example:
@@ -387,7 +387,7 @@ def events(run_directory: Path, kinds: tuple[str, ...]) -> None:
 @report_errors
 def why(run_directory: Path, predict: bool, as_json: bool) -> None:
     """
-    Say where the time of a run goes, and what its bottleneck is.
+    Say where the time of a run goes, and its bottleneck.
 
     RUN is a run directory, also of a run that goes on. The seconds of every node are divided among what it did and what
     it waited for. Then come the bottleneck, the setting to change, and what some changes would bring: the broker's own
@@ -405,7 +405,7 @@ def why(run_directory: Path, predict: bool, as_json: bool) -> None:
 @report_errors
 def dead_letters(run_directory: Path, as_json: bool) -> None:
     """
-    List the trajectories that failed too often to be retried.
+    List the trajectories that failed too often.
 
     RUN is a run directory. Each line names the trajectory as GROUP/INDEX, the dataset row of its prompt, and the reason
     of its last failure.

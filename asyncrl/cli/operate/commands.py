@@ -34,7 +34,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 @report_errors
 def status(run: str, key: Path | None, as_json: bool) -> None:
     """
-    Show what a run does now: its step, window, nodes and last incidents.
+    Show what a run does now.
+
+    Its step, window and nodes, what each of them waits for, and the last incidents.
 
     The run is named by its directory on this machine, or by the broker's ADDRESS, tcp://HOST:PORT. From another machine
     that takes the key in ASYNCRL_KEY_FILE, one with the role supervisor. If no broker serves the run, its files are
@@ -65,7 +67,9 @@ def status(run: str, key: Path | None, as_json: bool) -> None:
 @report_errors
 def list_(folder: Path, as_json: bool) -> None:
     """
-    List the runs in a folder: status, step, reward, held-out accuracy, age and space on disk.
+    List the runs in a folder.
+
+    With status, step, reward, held-out accuracy, age and space on disk.
 
     DIR is the folder of the run directories, by default runs. A run is running while a broker on this machine serves
     it, and stopped if no end of it is recorded and none does.
@@ -86,7 +90,7 @@ def list_(folder: Path, as_json: bool) -> None:
 @report_errors
 def top(run: str, key: Path | None, every_s: float) -> None:
     """
-    Show what a run does, again and again, until it is over or Ctrl-C is pressed.
+    Show what a run does, until it is over.
 
     The same as `asyncrl status`, which explains RUN|ADDRESS. Without a terminal it prints one block for each look.
     """
@@ -106,7 +110,9 @@ def top(run: str, key: Path | None, every_s: float) -> None:
 @report_errors
 def logs(run: str, node: str, follow: bool, number: int | None, as_json: bool) -> None:
     """
-    Print the logs of a run's processes on this machine, merged by time, or the log of one NODE.
+    Print the logs of a run on this machine.
+
+    Merged by time, or the log of one NODE.
 
     RUN is a run directory. Nodes that `asyncrl run` did not start log to their own service manager, on their machine.
 
