@@ -51,7 +51,7 @@ def _commands(group: str) -> set[str]:
 
 
 def test_the_commands_are_these():
-    looking = {"report", "audit", "events", "dead-letters", "config", "doctor", "eval", "export", "track"}
+    looking = {"dashboard", "report", "audit", "events", "dead-letters", "config", "doctor", "eval", "export", "track"}
     assert set(main.commands) == {
         "run",
         "resume",
@@ -78,6 +78,7 @@ def test_the_commands_are_these():
         "--device-memory",
         "--host-memory",
         "--scale",
+        "--dashboard",
     ]
 
 
