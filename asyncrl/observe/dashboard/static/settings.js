@@ -28,7 +28,7 @@ export function settings(context) {
     put(body, [...sections].map(([section, own]) => h("section", {}, h("h2", {}, section), h("div", {class: "scroll"}, h("table", {},
       h("thead", {}, h("tr", {}, h("th", {}, "setting"), context.runs.map((run) => h("th", {}, many ? run.name : "value")), h("th", {class: "default"}, "default"), h("th", {}, "meaning"))),
       h("tbody", {}, own.map((row) => h("tr", {class: row.isChanged ? "changed" : ""}, h("td", {class: "key"}, row.key.slice(section.length + 1), row.isChanged ? h("span", {class: "sr"}, " (not the default)") : null),
-        row.values.map((value) => h("td", {class: "value"}, value === "" ? h("span", {class: "muted"}, "empty") : value)),
+        row.values.map((value, run) => h("td", {class: "value", "data-run": many ? `${context.runs[run].name} ` : null}, value === "" ? h("span", {class: "muted"}, "empty") : value)),
         h("td", {class: "default muted"}, row.default === "" ? "empty" : row.default), h("td", {class: "meaning"}, marked(row.meaning))))))))));
   }
 
