@@ -20,10 +20,17 @@ from asyncrl.actor.codec import Codec
 from asyncrl.actor.message import Message, Value
 from asyncrl.files.checkpoints import FileEntry
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 
 Role = Literal["broker", "spool", "rollout", "reward", "trainer", "machine", "shard", "supervisor"]
+Activity = Literal[
+    "sampling", "swapping", "asleep", "serving users", "environment", "storing",
+    "grading",
+    "training", "publishing", "checkpointing", "waiting for the devices", "fetching",
+    "idle",
+]  # fmt: skip
+"""What a rollout, a reward node or a trainer does at a moment."""
 """
 ``machine``: in a trainer of several machines, one that waits for the others, or follows the first, which is the
 ``trainer``. Each says Hello as a ``trainer``; the broker decides.
@@ -463,6 +470,40 @@ class TrainerMachine(Value, frozen=True):
     host: str
 
 
+NodeState = Literal["loading", "working", "waiting", "silent", "leaving"]
+"""``silent``: it was not heard for so long that it gets no new work."""
+
+
+class NodeStatus(Value, frozen=True):
+    """State of one connected node, as the broker knows it."""
+
+    node: str
+    role: Role
+    state: NodeState
+    waits_for: str = ""
+    """Reason of ``waiting`` in words, such as ``the trainer: the window is full``; empty in other states."""
+    policy_version: int = -1
+    """Rollouts: version that the engine decodes with; -1 before the first weights, and for other roles."""
+    leases: int = 0
+    trajectories: int = 0
+    """Trajectories leased to a rollout, or being graded by a reward node."""
+    tokens_per_s: float = 0.0
+    """Tokens sampled or trained per second, averaged over about ten seconds."""
+    lag_s: float = 0.0
+    """Delay of its event loop at its last beat, in seconds."""
+    silent_s: float = 0.0
+    """Seconds since it was last heard."""
+
+
+class Incident(Value, frozen=True):
+    """Death, drop, failure or wait, in one sentence; the same one again is counted."""
+
+    sentence: str
+    ago_s: float
+    """Seconds since the last time."""
+    count: int = 1
+
+
 # ── received by the broker, from any node ───────────────────────────────────────────────────
 
 
@@ -504,12 +545,12 @@ class Beat(Message, frozen=True):
 
     lag_s: float = 0.0
     """Delay of the event loop in sending it, in seconds."""
-    busy_s: float = 0.0
-    """Seconds of work since the start of the role."""
-    wait_s: float = 0.0
-    """Seconds without work since the start of the role."""
+    seconds: dict[Activity, float] = {}
+    """Seconds by activity since the start of the role, which they add up to."""
     tokens: int = 0
     """Tokens generated or trained since the start of the role."""
+    memory_stall: float = 0.0
+    """Share of the last 10 seconds in which some process of the machine waited for memory."""
     buckets: int = 0
     """Trainers: buckets of weights sent in the current or last transfer."""
 
@@ -707,6 +748,32 @@ class Exited(Message, frozen=True):
 
 class Interrupt(Message, frozen=True):
     """End the run early: the trainer saves a checkpoint, rollouts store unfinished trajectories."""
+
+
+class Pause(Message, frozen=True):
+    """
+    Grant rollouts no new leases, neither of training prompts nor of an evaluation's, or grant them again. What is in
+    hand goes on. Answered by `Paused`.
+    """
+
+    is_paused: bool
+
+
+class SetSettings(Message, frozen=True):
+    """Set live settings while the run goes on. Answered by `SettingsChanged`."""
+
+    assignments: Listed[str]
+    """``key=value`` texts, as of ``--set``; all of them count, or none."""
+
+
+class StacksWanted(Message, frozen=True):
+    """To the broker: ask ``node`` for its `Stacks`. To the node: answer with them."""
+
+    node: str
+
+
+class StatusWanted(Message, frozen=True):
+    """Request for the state of the run, answered by `Status`."""
 
 
 # ── received by every node ──────────────────────────────────────────────────────────────────
@@ -925,6 +992,8 @@ class Work(Message, frozen=True):
     """Version of the weights at the beginning of the step; None if they were not published."""
     left_out: list[int] = []
     """Groups of the batch that no rank trains on, because one of their trajectories was refused."""
+    lr: float | None = None
+    """``train``: ``trainer.lr`` of the step; None keeps the rank's."""
 
 
 # ── received by the trainer's first rank, from the others ───────────────────────────────────
@@ -1137,6 +1206,68 @@ class Drained(Message, frozen=True):
     """Reason for which it did not leave as requested; empty if it did."""
 
 
+class Stacks(Message, frozen=True):
+    """Stacks of the threads and asyncio tasks of a node, to the broker, and from it to who asked."""
+
+    node: str
+    text: str
+    problem: str = ""
+    """Reason for which there are none; empty if there are."""
+
+
+class SettingsChanged(Message, frozen=True):
+    """
+    To the trainer: live settings, which count from its next step on. To every supervisor: the answer to `SetSettings`.
+    """
+
+    values: dict[str, bool | int | float | str]
+    """New values by full key; without those that were so already."""
+    by: str
+    """Supervisor that set them."""
+    problem: str = ""
+    """Reason for which nothing was changed, to that supervisor alone."""
+
+
+class Paused(Message, frozen=True):
+    """Answer to `Pause`, to every supervisor: sampling is paused or goes on, and that is on disk."""
+
+    is_paused: bool
+    by: str
+    """Supervisor that asked for it."""
+
+
+class Status(Message, frozen=True):
+    """Answer to `StatusWanted`: the state of the run by the broker's books."""
+
+    run: str
+    """Name of the run directory."""
+    state: Literal["running", "paused", "ending"]
+    step: int
+    """Steps that got a batch."""
+    steps: int
+    policy_version: int
+    """Live version; -1 before the first."""
+    window: int
+    """Most groups that may be open."""
+    open_groups: int
+    group_size: int
+    groups: dict[str, int]
+    """Open groups by state: ``unleased``, ``sampling``, ``grading``, ``complete``, ``in batch``."""
+    nodes: list[NodeStatus]
+    time_s: float = 0.0
+    """Duration of the run in seconds."""
+    incidents: list[Incident] = []
+    """Last deaths, drops and failures, the newest first."""
+    metrics: dict[str, float] = {}
+    """Metrics of the last step; empty before the first."""
+    accuracy: float | None = None
+    """Held-out accuracy of the last evaluation; None before the first."""
+    base_accuracy: float | None = None
+    """Held-out accuracy before the first step."""
+    notes: list[str] = []
+    """Sentences on the run as a whole, such as its pause."""
+
+
 class Finished(Message, frozen=True):
     """The run is over."""
 
@@ -1148,18 +1279,20 @@ ToBroker = (
     Hello | Ready | Beat | Asleep | AskTurn | Draining | Bye | Drain | StoreSet | StoreGet
     | Offer | Scored | Failed | StartedOver | Live | Transferred | TransferFailed
     | Take | Commit | Publishing | Uploaded | Stepped
-    | Stored | Exited | Interrupt
+    | Stored | Exited | Interrupt | StatusWanted | Pause | SetSettings
+    | StacksWanted | Stacks
 )  # fmt: skip
 ToRollout = (
     Welcome | Reject | StoreValue | Transfer | Stop | Drain | Wake | Sleep
-    | Lease | Settled | Cancelled | Hold | Release | Fetched | Abort | Spools | FileList | FilePart
+    | StacksWanted | Lease | Settled | Cancelled | Hold | Release | Fetched | Abort | Spools | FileList | FilePart
     | WeightsList | FetchedWeights
 )  # fmt: skip
-ToReward = Welcome | Reject | Stop | Drain | Grade | Fetched | Spools
+ToReward = Welcome | Reject | Stop | Drain | Grade | Fetched | Spools | StacksWanted
 ToTrainer = (
     Welcome | Reject | StoreValue | Transfer | Stop | Drain | Wake
     | Batch | Published | Evaluating | Evaluated | Fetched | Abort | Assembled | Disbanded
     | Upload | PutWeightsDone | Spools | FileList | FilePart | CheckpointWanted | PutCheckpointPartDone
+    | SettingsChanged | StacksWanted
 )  # fmt: skip
 ToMachine = Welcome | Reject | StoreValue | Stop | Assembled | Disbanded
 ToFirstRank = Hello | Beat | Checked | PartWritten | StoreSet | StoreGet
@@ -1168,7 +1301,10 @@ ToSpool = (
     Welcome | Reject | Stop | Put | Fetch | Trim
     | PutWeights | ListWeights | FetchWeights | ListFiles | FetchPart | OfferCheckpoint | PutCheckpointPart | Accepted
 )  # fmt: skip
-ToSupervisor = Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished | Failures
+ToSupervisor = (
+    Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished | Failures
+    | Status | Paused | SettingsChanged | Stacks
+)  # fmt: skip
 
 AnyMessage = ToBroker | ToRollout | ToReward | ToTrainer | ToMachine | ToFirstRank | ToShard | ToSpool | ToSupervisor
 

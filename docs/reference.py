@@ -33,6 +33,8 @@ class Setting:
     kind: str
     default: str
     meaning: str
+    is_live: bool = False
+    """True if `asyncrl set` changes it while the run goes on."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def _settings(node: ast.ClassDef, aliases: dict[str, str]) -> Iterator[Setting]:
     for field, following in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             default = ast.unparse(field.value).replace("'", '"').lower() if field.value else "required"
-            yield Setting(field.target.id, _type(field.annotation, aliases), default, _docstring(following))
+            is_live = any(isinstance(node, ast.Name) and node.id == "LIVE" for node in ast.walk(field.annotation))
+            yield Setting(field.target.id, _type(field.annotation, aliases), default, _docstring(following), is_live)
 
 
 WORDS = {"int": "integer", "str": "string", "bool": "true or false", "float": "number", "None": "unset", "Any": "any"}
@@ -87,6 +90,8 @@ def _type(node: ast.expr, aliases: dict[str, str]) -> str:
         case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
             names = choices.elts if isinstance(choices, ast.Tuple) else [choices]
             return " or ".join(f'"{name.value!s}"' for name in names if isinstance(name, ast.Constant))
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[kind, ast.Name(id="LIVE")])):
+            return _type(kind, aliases)
         case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[kind, ast.Call(keywords=bounds)])):
             limits = [f"{BOUNDS[bound.arg]} {_number(bound.value)}" for bound in bounds if bound.arg in BOUNDS]
             return " ".join([_type(kind, aliases), ", ".join(limits)])
@@ -116,7 +121,8 @@ def configuration() -> str:
         "",
         "A run is one TOML file. Values come from the defaults below, then the file, then `--set section.key=value`.",
         "An unknown key is an error with a suggestion. `asyncrl config show FILE` prints every value and its source.",
-        "A name in [brackets] is verl's name for the setting.",
+        "A name in [brackets] is verl's name for the setting. `asyncrl set` changes a setting marked *live* while the",
+        "run goes on.",
     ]
     for setting in found[ROOT].settings:
         lines += _tables(setting.name, setting.kind, found)
@@ -130,11 +136,16 @@ def _tables(path: str, kind: str, found: dict[str, Section]) -> list[str]:
     lines = ["", f"## `[{path}]`", "", _markdown(section.meaning)]
     if plain:
         lines += ["", "| key | type | default | meaning |", "|---|---|---|---|"]
-        lines += [f"| `{one.name}` | {one.kind} | {_code(one.default)} | {_cell(one.meaning)} |" for one in plain]
+        lines += [_row(one) for one in plain]
     for one in section.settings:
         if one.kind in found:
             lines += _tables(f"{path}.{one.name}", one.kind, found)
     return lines
+
+
+def _row(one: Setting) -> str:
+    name = f"`{one.name}`" + (" *live*" if one.is_live else "")
+    return f"| {name} | {one.kind} | {_code(one.default)} | {_cell(one.meaning)} |"
 
 
 def _code(text: str) -> str:

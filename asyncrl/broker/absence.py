@@ -9,6 +9,7 @@ from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.nodes.machines import MachineBook
 from asyncrl.broker.nodes.node import NodeBook
+from asyncrl.broker.pause import PauseBook
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.broker.versions.transfers import TransferBook
 from asyncrl.messages import Role
@@ -20,6 +21,7 @@ class Books(Protocol):
     """The parts of the scheduler in which work may wait."""
 
     nodes: NodeBook
+    pause: PauseBook
     machines: MachineBook
     transfers: TransferBook
     window: Window
@@ -74,7 +76,7 @@ def waits(books: Books) -> list[Wait]:
     found = []
     if books.nodes.trainer() is None and (work := _trainer_work(books)):
         found.append(Wait("trainer", work, books.machines.missing()))
-    if not books.nodes.of("rollout") and (work := _rollout_work(books)):
+    if not (books.nodes.of("rollout") or books.pause.is_set) and (work := _rollout_work(books)):
         found.append(Wait("rollout", work))
     if not books.nodes.of("spool") and (rollouts := books.nodes.rollouts()):
         found.append(Wait("spool", f"the results of {len(rollouts)} rollouts"))

@@ -23,7 +23,7 @@ from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.records import AnyRecord, NodeEvent, Rewarded
 from asyncrl.broker.metrics.run_files import RunFiles
 from asyncrl.broker.metrics.sample_files import SampleFiles
-from asyncrl.broker.nodes.departures import DepartureBook
+from asyncrl.broker.operators import Operators
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.checks.permissions import key_refusal, refusal
@@ -38,16 +38,20 @@ from asyncrl.messages import (
     Bye,
     Commit,
     Drain,
-    Drained,
     Exited,
     Hello,
     Interrupt,
     Live,
     ModelFiles,
+    Pause,
     Progress,
     Ready,
     Reject,
+    SetSettings,
     SpoolAddress,
+    Stacks,
+    StacksWanted,
+    StatusWanted,
     Stepped,
     StoreGet,
     StoreSet,
@@ -113,7 +117,7 @@ class BrokerActor:
         self._sleep = sleep
         self._files = RunFiles(config, scheduler, directory, clock, lambda: ledger.num_records)
         self._rendezvous = Rendezvous()
-        self._departures = DepartureBook()
+        self._operators = Operators(scheduler, hub, self._files, run=directory.path.name, clock=clock)
         self._rejections = Allowance(REJECTIONS_PER_S, BURST_REJECTIONS)
         """Events; a node that is rejected again and again cannot fill the disk with them."""
         self._num_rejected = 0
@@ -196,6 +200,7 @@ class BrokerActor:
                     self._scheduler.slept(late_s)
                 for node in self._scheduler.tick(self._clock()):
                     self._hub.forget(node.peer)
+            self._files.tick()
             self._dirty.set()
 
     async def _write(self) -> None:
@@ -236,8 +241,10 @@ class BrokerActor:
             case Bye(reason=reason):
                 self._hub.forget(peer)
                 self._scheduler.left(peer, reason, self._clock(), on_purpose=True)
-            case Drain() | Exited() | Interrupt():
-                self._operate(peer, message)
+            case Drain() | StatusWanted() | Pause() | SetSettings() | StacksWanted() | Stacks():
+                self._operators.handle(peer, message)
+            case Exited() | Interrupt():
+                self._supervised(message)
             case StoreSet():
                 self._store(peer, message)
             case StoreGet(group=group, key=key):
@@ -259,15 +266,6 @@ class BrokerActor:
         for waiting in self._rendezvous.set(group, key, value):
             self._hub.send(waiting, StoreValue(group, key, value))
 
-    def _operate(self, peer: str, message: Drain | Exited | Interrupt) -> None:
-        match message:
-            case Drain(node=name):
-                self._drain(peer, name)
-            case Exited():
-                self._exited(message)
-            case Interrupt():
-                self.interrupt()
-
     def _welcome(self, peer: str, hello: Hello) -> None:
         if self.is_suspended:
             return  # The next broker answers; a refusal would end the node.
@@ -285,7 +283,7 @@ class BrokerActor:
             broker_term=self._broker_term,
             run_id=self._run_id,
             run_dir=str(self._directory.path.resolve()),
-            config=to_json(self._config),
+            config=to_json(self._scheduler.nodes_config),
             spools=self._scheduler.spools.told_to(peer),
             beat_s=self._config.broker.beat_s,
             models=self._models,
@@ -392,21 +390,10 @@ class BrokerActor:
         with self._deciding():
             self._scheduler.handle(peer, commit, self._clock())
 
-    def _drain(self, peer: str, name: str) -> None:
-        node = self._departures.ask(name, peer, self._scheduler.nodes)
-        if isinstance(node, str):
-            self._hub.send(peer, Drained(name, node))
+    def _supervised(self, message: Exited | Interrupt) -> None:
+        if isinstance(message, Interrupt):
+            self.interrupt()
             return
-        self._files.event("node.draining", node=name, asked_by=peer)
-        self._hub.send(node.peer, Drain(name))
-
-    def _departed(self, event: Event) -> None:
-        fields = event.fields
-        for asker in self._departures.left(f"{fields['node']}.{fields['incarnation']}"):
-            problem = "" if event.kind == "node.left" else f"it was lost before it could leave: {fields['cause']}"
-            self._hub.send(asker, Drained(fields["node"], problem))
-
-    def _exited(self, message: Exited) -> None:
         self._files.event("node.exited", node=message.node, cause=message.cause, restarting=message.restarting)
         if message.is_needed and not message.restarting:
             self.stop(f"{message.node} {message.cause}")
@@ -425,7 +412,7 @@ class BrokerActor:
             self._files.event(event.kind, **event.fields)
             records += _node_record(event)
             if event.kind in ("node.left", "node.lost"):
-                self._departed(event)
+                self._operators.departed(event)
         self._unwritten.extend(records)
         self._keep_answers()
         for outgoing in outbox:

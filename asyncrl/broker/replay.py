@@ -4,6 +4,7 @@ Restart of a broker: applies the ledger's records to the books of a fresh schedu
     Admitted ─▶ window, groups, batches          Taken ─▶ window, batches           VersionLive ─▶ window, transfers
     Result, Rewarded, FailedAttempt ─▶ slots     Committed, Dropped ─▶ closed       Measured ─▶ evaluation
     Refused, Reissued ─▶ slots                   Restarted ─▶ groups, batches       Untrained ─▶ groups
+    SamplingPaused ─▶ pause                      SettingsSet ─▶ settings
 
 State that is not in the ledger is reported by the nodes (leases, who is connected) or starts afresh: ongoing gradings,
 the staged version, and the count of groups dropped in a row, whose cause may be repaired by now.
@@ -27,6 +28,8 @@ from asyncrl.broker.ledger.records import (
     Restarted,
     Result,
     Rewarded,
+    SamplingPaused,
+    SettingsSet,
     Taken,
     Untrained,
     VersionLive,
@@ -87,6 +90,10 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
         case Measured():
             result = Evaluated(record.policy_version, record.accuracy, record.num_prompts, record.metrics)
             scheduler.evaluation.measured(result)
+        case SamplingPaused(is_paused=is_paused, by=by):
+            (scheduler.pause.paused(by) if is_paused else scheduler.pause.resumed())
+        case SettingsSet(values=values):
+            scheduler.settings_set(values)
         case Duplicate() | NodeEvent():
             pass  # They are for audits, and change no book.
 

@@ -7,11 +7,14 @@ The broker's rules: messages and the time go in, messages, records and events co
 The broker, property tests, the simulation and `asyncrl plan` all run this object. Each rule is a book of its own
 (window, leases, groups, grading, batches, spools, transfers, evaluation); the scheduler connects them.
 
-Messages that announce durable facts are sent with ``once_durable``: `Settled`, `Batch`, `Trim`, and no others.
+Messages that announce durable facts are sent with ``once_durable``: `Settled`, `Batch`, `Trim`, `Paused`,
+`SettingsChanged`, and no others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import assert_never
+
+import msgspec
 
 from asyncrl.broker.absence import AbsenceBook, waits
 from asyncrl.broker.failures import EVENT as FAILED_EVENT
@@ -22,12 +25,13 @@ from asyncrl.broker.leases.credits import CreditBook
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.leases.trajectories import Trajectories
-from asyncrl.broker.ledger.records import AnyRecord
+from asyncrl.broker.ledger.records import AnyRecord, SamplingPaused, SettingsSet
 from asyncrl.broker.nodes.machines import MachineBook
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.nodes.turns import TurnBook
 from asyncrl.broker.outbox import Event, Outbox, Outgoing
+from asyncrl.broker.pause import PauseBook
 from asyncrl.broker.progress_check import REPORTS, ProgressCheck
 from asyncrl.broker.spool_loss import SpoolLoss
 from asyncrl.broker.training import TrainingGroups
@@ -38,7 +42,8 @@ from asyncrl.checks import reward_limits
 from asyncrl.checks.permissions import refusal
 from asyncrl.checks.reports import problem_of
 from asyncrl.client.chunks import max_verdict_bytes, verdict_bytes
-from asyncrl.config.sections import Config
+from asyncrl.config.live import Value, assigned, with_values
+from asyncrl.config.sections import Config, leaves
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages import (
@@ -58,13 +63,20 @@ from asyncrl.messages import (
     Interrupt,
     Live,
     Offer,
+    Pause,
+    Paused,
     Prompt,
     Publishing,
     Ready,
     Role,
     Scored,
     ScoredItem,
+    SetSettings,
+    SettingsChanged,
+    Stacks,
+    StacksWanted,
     StartedOver,
+    StatusWanted,
     Stepped,
     Stop,
     Stored,
@@ -88,7 +100,9 @@ class Scheduler:
 
     def __init__(self, config: Config, prompts: PromptStream, held_out: Sequence[Prompt], broker_term: int) -> None:
         schedule = config.schedule
-        self._config = config
+        self.config = config
+        """Configuration with the settings as they are by now."""
+        self._start = config
         self.final_version = -(-config.run.steps // schedule.steps_per_publish)
         self.out = Outbox()
         self.nodes = NodeBook(config.broker.notice_s, config.broker.node_ttl_s)
@@ -150,7 +164,10 @@ class Scheduler:
             "rollout": self.dispatcher.credits,
             "reward": self._trajectories.credits,
         }
+        self.settings: dict[str, Value] = {}
+        """Settings that were set while the run went on, by key."""
         self._absence = AbsenceBook()
+        self.pause = PauseBook()
         self.is_over = False
         """Set by the caller once the run ends: nobody joins again."""
         self._max_verdict_bytes = max_verdict_bytes(config.trajectories_per_step)
@@ -165,7 +182,7 @@ class Scheduler:
     @property
     def is_trained(self) -> bool:
         """True if a checkpoint contains every step, and the last version is live."""
-        is_committed = self.training.committed_step >= self._config.run.steps - 1
+        is_committed = self.training.committed_step >= self.config.run.steps - 1
         return is_committed and self.transfers.live_version >= self.final_version
 
     def joined(self, peer: str, hello: Hello, now_s: float) -> Node:
@@ -184,8 +201,8 @@ class Scheduler:
             self.dispatcher.adopt(node, hello.held, now_s)
         elif node.role == "spool" and hello.spool:
             self.spool_loss.joined(hello.spool)
-        elif node.role == "supervisor" and self.failures.total:
-            self.out.send(peer, Failures(self.failures.counts))
+        elif node.role == "supervisor":
+            self._brief(node)
         elif node.role == "machine":
             self.machines.joined(node, now_s)
         if earlier or is_machine or hello.spool:
@@ -208,7 +225,7 @@ class Scheduler:
 
     def tick(self, now_s: float) -> list[Node]:
         """Apply time limits. Returns the nodes that are lost now, for the hub to forget. Raises as `left`."""
-        overdue = {node.peer: f"silent for {self._config.broker.node_ttl_s:g} s" for node in self.nodes.silent(now_s)}
+        overdue = {node.peer: f"silent for {self.config.broker.node_ttl_s:g} s" for node in self.nodes.silent(now_s)}
         for peer in self.transfers.expired(now_s, self.versions.held):
             overdue.setdefault(peer, f"did not finish a weight transfer within {self.transfers.limit_s:g} s")
         for peer in (*self.transfers.given_up(), *self.versions.uploads.given_up()):
@@ -219,7 +236,7 @@ class Scheduler:
         for node in self.nodes.falling_quiet(now_s):
             self.out.event("node.quiet", node=node.name, seconds=round(now_s - node.heard_s, 2))
             self._credits_changed(node)
-        if self.training.is_awaited:
+        if self.training.awaited_step is not None:
             self._suspend_silent()
         self.dispatcher.expire(now_s)
         self.spool_loss.tick(now_s, self.transfers.live_version)
@@ -229,6 +246,60 @@ class Scheduler:
             self.out.event("run.waiting", role=wait.role, cause=sentence)
         self._tell_failures(now_s)
         return lost
+
+    def set_paused(self, *, is_paused: bool, by: str, at_s: float, now_s: float) -> None:
+        """
+        Pause sampling, or let it go on, and tell every supervisor once that is durable.
+
+        Args:
+            by: Name of the operator.
+            at_s: Unix time, for people.
+        """
+        if is_paused != self.pause.is_set:
+            (self.pause.paused(by) if is_paused else self.pause.resumed())
+            self.out.record(SamplingPaused(is_paused, by, at_s))
+            self.out.event("sampling.paused" if is_paused else "sampling.resumed", by=by)
+        for supervisor in self.nodes.of("supervisor"):
+            self.out.send(supervisor.peer, Paused(self.pause.is_set, self.pause.by or by), once_durable=True)
+        self._advance(now_s)
+
+    def set_settings(self, values: Mapping[str, Value], *, by: str, at_s: float, now_s: float) -> None:
+        """
+        Change live settings, whose values were checked; tell supervisors and the trainer once that is durable.
+
+        ``by`` is the name of the operator, ``at_s`` Unix time, for people.
+        """
+        before = {key: value for key, value in leaves(msgspec.to_builtins(self.config)) if key in values}
+        self.settings_set(values)
+        if values:
+            self.out.record(SettingsSet(dict(values), by, at_s))
+        for key, value in values.items():
+            self.out.event("setting.changed", key=key, value=value, before=before[key], by=by)
+        told: tuple[Role, ...] = ("supervisor", "trainer")
+        for node in (node for role in told for node in self.nodes.of(role)):
+            self.out.send(node.peer, SettingsChanged(dict(values), by), once_durable=True)
+        self._advance(now_s)
+
+    def settings_set(self, values: Mapping[str, Value]) -> None:
+        """Apply changed settings, now or when their record is replayed."""
+        self.settings |= values
+        self.config = with_values(self.config, values)
+        self.window.resize(self.config.schedule.window)
+        self.evaluation.every_versions = self.config.evaluation.every_versions
+        if (max_tokens := self.config.sampling.max_tokens) != self._start.sampling.max_tokens:
+            self.training.admission.max_tokens = max_tokens
+            self.evaluation.max_tokens = self.config.evaluation.max_tokens or max_tokens
+        else:
+            self.training.admission.max_tokens = self.evaluation.max_tokens = 0
+
+    @property
+    def nodes_config(self) -> Config:
+        """Configuration for nodes that join: they make room for the longest completions that may be set again."""
+        return with_values(self.config, {"sampling.max_tokens": self._start.sampling.max_tokens})
+
+    def assigned(self, assignments: Sequence[str]) -> dict[str, Value]:
+        """Checked values of ``key=value`` texts that change something; raises `ConfigError`."""
+        return assigned(self.config, self._start, assignments)
 
     def refuses(self, peer: str, message: ToBroker) -> bool:
         """
@@ -271,7 +342,7 @@ class Scheduler:
             self.versions.changed()
         match message:
             case Beat():
-                node.beat = message
+                node.beats(message, now_s)
                 if node.role == "trainer":
                     self.transfers.sent(message.buckets, now_s)
                 self.dispatcher.leases.renew(peer, now_s)
@@ -285,7 +356,20 @@ class Scheduler:
                 self._credits_changed(node)
             case Take() | Commit() | Stepped() | Publishing():
                 self._handle_training(node, message, now_s)
-            case Hello() | Bye() | Drain() | StoreSet() | StoreGet() | Exited() | Interrupt():
+            case (
+                Hello()
+                | Bye()
+                | Drain()
+                | StoreSet()
+                | StoreGet()
+                | Exited()
+                | Interrupt()
+                | StatusWanted()
+                | Pause()
+                | SetSettings()
+                | StacksWanted()
+                | Stacks()
+            ):
                 raise BrokenInvariant(f"{type(message).__name__} is for BrokerActor to handle, not for the scheduler")
             case _:
                 assert_never(message)
@@ -365,7 +449,7 @@ class Scheduler:
         if self._max_verdict_bytes < LARGEST_VERDICT and (size := verdict_bytes(item)) > self._max_verdict_bytes:
             reason = (
                 f"the verdict has {size} bytes of metrics and answer, but at most {self._max_verdict_bytes} are "
-                f"allowed where a step has {self._config.trajectories_per_step} trajectories; return fewer or shorter "
+                f"allowed where a step has {self.config.trajectories_per_step} trajectories; return fewer or shorter "
                 f"ones"
             )
             return Failed(item.unit, item.lease_id, "reward", reason, retryable=False)
@@ -389,10 +473,18 @@ class Scheduler:
             self._assemble(formed)
         live_version = self.transfers.live_version
         self.training.advance(live_version)
-        self.dispatcher.grant(self.nodes, now_s)
+        if not self.pause.is_set or self.is_over:  # An interrupted trainer may need samples to the end of a version.
+            self.dispatcher.grant(self.nodes, now_s)
         self._trajectories.grade()
         self.training.answer_take(live_version)
         self.spool_loss.tell()
+
+    def _brief(self, supervisor: Node) -> None:
+        """Tell a supervisor that has just joined what the others were told before."""
+        if self.failures.total:
+            self.out.send(supervisor.peer, Failures(self.failures.counts))
+        if self.pause.is_set:
+            self.out.send(supervisor.peer, Paused(True, self.pause.by))
 
     def _tell_failures(self, now_s: float) -> None:
         for fields in self.failures.events(now_s):

@@ -127,9 +127,9 @@ class TrainingGroups:
         self._wanted_step = (step, peer)
 
     @property
-    def is_awaited(self) -> bool:
-        """True while the trainer waits for a batch that is not complete."""
-        return self._wanted_step is not None
+    def awaited_step(self) -> int | None:
+        """Step whose batch the trainer waits for, because it is not complete; None if it waits for none."""
+        return self._wanted_step[0] if self._wanted_step else None
 
     def stepped(self, message: Stepped) -> None:
         """
@@ -172,7 +172,7 @@ class TrainingGroups:
         if self._stragglers:
             for group in self._stragglers.overdue(self.batches, self.batches.next_step, live_version):
                 self.restart(group, live_version)
-        while live_version >= 0 and self._window.room and self.admission.num_needed:
+        while live_version >= 0 and self._window.room > 0 and self.admission.num_needed:
             group, record = self.admission.admit(live_version)
             self.opened(group)
             self._dispatcher.wanted(group)

@@ -30,6 +30,7 @@ from asyncrl.messages import (
     Live,
     Offer,
     OfferCheckpoint,
+    Pause,
     Publishing,
     Put,
     PutCheckpointPart,
@@ -37,7 +38,11 @@ from asyncrl.messages import (
     Ready,
     Role,
     Scored,
+    SetSettings,
+    Stacks,
+    StacksWanted,
     StartedOver,
+    StatusWanted,
     Stepped,
     Stored,
     StoreGet,
@@ -81,6 +86,11 @@ MAY_SEND: dict[type[Message], frozenset[Role]] = {
     Drain: frozenset(("supervisor",)),
     Exited: frozenset(("supervisor",)),
     Interrupt: frozenset(("supervisor",)),
+    StatusWanted: frozenset(("supervisor",)),
+    Pause: frozenset(("supervisor",)),
+    SetSettings: frozenset(("supervisor",)),
+    StacksWanted: frozenset(("supervisor",)),
+    Stacks: frozenset(("rollout", "reward", "trainer")),
 }
 
 SENDS: dict[Role, frozenset[type[Message]]] = {

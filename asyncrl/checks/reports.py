@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncrl.actor.message import Message
+from asyncrl.actor.stacks import MAX_CHARS as MAX_STACKS_CHARS
 from asyncrl.messages import (
     Asleep,
     Beat,
@@ -17,6 +18,7 @@ from asyncrl.messages import (
     Offer,
     Publishing,
     Ready,
+    Stacks,
     StartedOver,
     Stepped,
     StoreGet,
@@ -74,8 +76,8 @@ def _spool(message: Hello) -> str:
 def _beat(message: Beat) -> str:
     return (
         _seconds("lag_s", message.lag_s)
-        or _seconds("busy_s", message.busy_s)
-        or _seconds("wait_s", message.wait_s)
+        or next((problem for name, value in message.seconds.items() if (problem := _seconds(name, value))), "")
+        or _seconds("memory_stall", message.memory_stall)
         or _count("tokens", message.tokens)
     )
 
@@ -161,6 +163,11 @@ def _store_get(message: StoreGet) -> str:
     return _name("group", message.group) or _name("key", message.key)
 
 
+def _stacks(message: Stacks) -> str:
+    num_chars = len(message.text)
+    return f"text has {num_chars} characters" if num_chars > 2 * MAX_STACKS_CHARS else ""
+
+
 CHECKS: dict[type[Message], Callable[[Any], str]] = {
     Hello: _hello,
     Beat: _beat,
@@ -180,6 +187,7 @@ CHECKS: dict[type[Message], Callable[[Any], str]] = {
     StartedOver: _started_over,
     Exited: _exited,
     StoreSet: _store_set,
+    Stacks: _stacks,
     StoreGet: _store_get,
 }
 """Items of `Stored` and `Scored` are checked one by one, each with its own consequence; the rest has no such values."""

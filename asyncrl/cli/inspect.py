@@ -101,7 +101,7 @@ def event_table(events: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for event in events:
         rest = {key: value for key, value in event.items() if key not in ("at", "event")}
-        fields = " ".join(f"{key}={_value(value)}" for key, value in rest.items())
+        fields = " ".join(f"{key}={field_text(value)}" for key, value in rest.items())
         rows.append([str(event.get("at", "")), str(event.get("event", "")), fields])
     return "\n".join(aligned(rows))
 
@@ -211,7 +211,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _value(value: Any) -> str:
+def field_text(value: Any) -> str:
     """A single word unquoted; anything else as JSON, so that an event stays one line and its fields can be split."""
     if isinstance(value, str) and value.isprintable() and value and not set(value) & set(' "='):
         return value

@@ -9,6 +9,7 @@ import click
 from asyncrl.cli.data import data
 from asyncrl.cli.episodes.command import episode
 from asyncrl.cli.keys.command import keys
+from asyncrl.cli.operate.commands import COMMANDS as OPERATE
 from asyncrl.cli.services.command import services
 from asyncrl.cli.terminal import report_errors, to_json
 from asyncrl.cli.toy import tiny, toy
@@ -36,7 +37,7 @@ host_memory_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
-@click.group(context_settings={"show_default": True})
+@click.group(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="asyncrl")
 def main() -> None:
     """
@@ -131,7 +132,7 @@ def drain(run_or_address: str, node: str, wait_s: float) -> None:
     """
     import asyncio
 
-    from asyncrl.cli.drain import drain as drain_node
+    from asyncrl.cli.operate.drain import drain as drain_node
     from asyncrl.client.run_address import locate
 
     asyncio.run(drain_node(locate(run_or_address), node, wait_s))
@@ -375,6 +376,25 @@ def events(run_directory: Path, kinds: tuple[str, ...]) -> None:
     click.echo(event_table(read_events(run_directory, kinds)))
 
 
+@main.command()
+@click.argument("run_directory", metavar="RUN", type=PATH)
+@click.option("--predict/--no-predict", default=True, show_default=True, help="Simulate changes; takes some seconds.")
+@json_option
+@report_errors
+def why(run_directory: Path, predict: bool, as_json: bool) -> None:
+    """
+    Say where the time of a run goes, and what its bottleneck is.
+
+    RUN is a run directory, also of a run that goes on. The seconds of every node are divided among what it did and what
+    it waited for. Then come the bottleneck, the setting to change, and what some changes would bring: the broker's own
+    rules in a simulated cluster that is fitted to the run.
+    """
+    from asyncrl.cli.why import why_of, why_text
+
+    found = why_of(run_directory, is_predicted=predict)
+    click.echo(to_json(found) if as_json else why_text(run_directory.resolve().name, found))
+
+
 @main.command("dead-letters")
 @click.argument("run_directory", metavar="RUN", type=PATH)
 @json_option
@@ -514,6 +534,8 @@ def import_verl_command(
     import_verl(arguments, environment, out, rows)
 
 
+for command in OPERATE:
+    main.add_command(command)
 main.add_command(data)
 main.add_command(episode)
 main.add_command(keys)

@@ -23,7 +23,7 @@ PATH = click.Path(path_type=Path)
 ROLES = ("broker", "rollout", "reward", "trainer", "spool")
 
 
-@click.command(context_settings={"show_default": True})
+@click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
 @click.option("--role", type=click.Choice(ROLES), required=True, help="Role of this process.")
 @click.option("--broker", "address", metavar="ADDRESS", help="The broker's tcp://HOST:PORT; the broker listens on it.")
 @click.option("--config", "config_path", type=PATH, help="Run file. Broker only.")

@@ -7,7 +7,7 @@ across fields are in `asyncrl.config.check`; `asyncrl.config.run_file` reads a f
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -19,7 +19,8 @@ from asyncrl.messages import Sampling, Split, Truncation
 
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
-Limit = Annotated[int, Meta(ge=-1)]
+_LIMIT = Meta(ge=-1)
+Limit = Annotated[int, _LIMIT]
 """Number of which 0 means all, or never; a section converts verl's ``-1`` for the same to 0."""
 Ratio = Annotated[int, Meta(ge=1, le=10_000)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -27,13 +28,17 @@ Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
+LIVE = Meta(extra={"live": True})
+"""Marks a setting that `asyncrl set` changes while the run goes on; asyncrl/config/live.py."""
 ToolParser = Literal["auto", "response_template", "hermes", "qwen_xml", "glm", "llama_json", "deepseek", "none"]
 
 
 @cache
 def _limits(section: type[Struct]) -> tuple[str, ...]:
     """Names of the fields of type `Limit`."""
-    return tuple(name for name, kind in get_type_hints(section, include_extras=True).items() if kind == Limit)
+    return tuple(
+        name for name, kind in get_type_hints(section, include_extras=True).items() if _LIMIT in get_args(kind)
+    )
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,8 +144,11 @@ class Schedule(Section, frozen=True, kw_only=True):
     """n, trajectories per prompt; most advantages compare them with each other [rollout.n]."""
     steps_per_publish: Count = 1
     """T, optimizer steps between two published policy versions [trigger_parameter_sync_step]."""
-    staleness: NonNegative = 1.0
-    """S: at most floor((1 + S) P T) groups are open; 0 is synchronous, 1 one publish ahead [staleness_threshold]."""
+    staleness: Annotated[NonNegative, LIVE] = 1.0
+    """
+    S: at most floor((1 + S) P T) groups are open; 0 is synchronous, 1 one publish ahead [staleness_threshold]. Set
+    live, it bounds the groups admitted from then on.
+    """
     order: Literal["fifo", "windowed", "completion"] = "fifo"
     """
     Complete groups that a step takes first: the oldest (``fifo``), the oldest but past slow ones (``windowed``), or the
@@ -217,8 +225,11 @@ class Schedule(Section, frozen=True, kw_only=True):
 class SamplingConfig(Section, frozen=True, kw_only=True):
     """Sampling of trajectories. The recorded log-probs are those of this distribution."""
 
-    max_tokens: Count = 128
-    """Longest completion, in tokens [data.max_response_length]."""
+    max_tokens: Annotated[Count, LIVE] = 128
+    """
+    Longest completion, in tokens [data.max_response_length]. Set live, at most to the value that the run was started
+    with, it is for the groups admitted from then on.
+    """
     temperature: NonNegative = 1.0
     """Divisor of the logits."""
     top_p: Fraction = 1.0
@@ -542,8 +553,8 @@ class Lora(Section, frozen=True, kw_only=True):
 class Trainer(Section, frozen=True, kw_only=True):
     """The optimizer (AdamW) and its processes."""
 
-    lr: Positive = 1e-6
-    """Learning rate after the warm-up."""
+    lr: Annotated[Positive, LIVE] = 1e-6
+    """Learning rate after the warm-up. Set live, it counts from the next step on, with the same schedule."""
     warmup_steps: Natural = 0
     """Optimizer steps of linear warm-up [lr_warmup_steps]."""
     lr_schedule: Literal["constant", "cosine"] = "constant"
@@ -687,7 +698,7 @@ class Weights(Section, frozen=True, kw_only=True):
 class Evaluation(Section, frozen=True, kw_only=True):
     """Evaluation on ``data.held_out`` by one rollout at one pinned version, while the others go on training."""
 
-    every_versions: Limit = 10
+    every_versions: Annotated[Limit, LIVE] = 10
     """Policy versions between two evaluations; 0 or -1: none between start and end [trainer.test_freq]."""
     at_start: bool = True
     """Evaluate the initial policy [val_before_train]."""

@@ -58,6 +58,25 @@ class JsonLines:
             found.append((record, offset))
         return found
 
+    def first(self) -> dict[str, Any] | None:
+        """First line; None if there is no complete one. Raises as `read`."""
+        try:
+            with self.path.open("rb") as file:
+                line = file.readline()
+        except FileNotFoundError:
+            return None
+        return self._decode(line, "line 1") if line.endswith(b"\n") else None
+
+    def last(self, num_bytes: int = 1 << 16) -> dict[str, Any] | None:
+        """Last complete line; None without one, or if it is longer than ``num_bytes``. Raises as `read`."""
+        try:
+            size = self.path.stat().st_size
+        except FileNotFoundError:
+            return None
+        lines = self._lines(max(size - num_bytes, 0))
+        is_whole = len(lines) > 1 or (lines and size <= num_bytes)
+        return self._decode(lines[-1], "at its end") if is_whole else None
+
     def _lines(self, offset: int) -> list[bytes]:
         try:
             with self.path.open("rb") as file:

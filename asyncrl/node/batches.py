@@ -128,6 +128,8 @@ class BatchStream:
     def __init__(self, config: Config, model: PreTrainedModel, first_step: int) -> None:
         self.config = config
         """The run's configuration."""
+        self.lr = config.trainer.lr
+        """Learning rate that the run has by now, for a loop whose optimizer follows `asyncrl set trainer.lr=...`."""
         self._model = model
         self._step = first_step
         self._trained_part = TrainedPart(config)

@@ -28,6 +28,7 @@ from asyncrl.errors import (
 )
 from asyncrl.log import get_logger
 from asyncrl.messages import Beat, Hello, Welcome
+from asyncrl.node.machine.pressure import memory_stall
 from asyncrl.node.service_manager import service_manager
 
 log = get_logger()
@@ -77,7 +78,11 @@ async def serve(
 
     ``drain_s`` is the time limit given to ``drain``, which the service manager is asked to wait.
     """
-    beats = asyncio.create_task(send_beats(link, beat_s, actor.beat), name="beats")
+
+    def beat(lag_s: float) -> Beat:
+        return replace(actor.beat(lag_s), memory_stall=memory_stall())
+
+    beats = asyncio.create_task(send_beats(link, beat_s, beat), name="beats")
     running = asyncio.create_task(actor.run(), name="actor")
     draining = asyncio.create_task(_drain_on_stop(stopping, drain, drain_s), name="stopping")
     service_manager().ready(actor.status, stop_s=drain_s)

@@ -176,8 +176,10 @@ def report_to(manager: ServiceManager) -> None:
 
 
 def show_stacks_on_abort() -> None:
-    """Print the stack of every thread when the watchdog or the alarm kills the process."""
+    """Print the stack of every thread when the watchdog or the alarm kills the process, and on SIGUSR2."""
     faulthandler.enable(sys.__stderr__ or 2)
+    # Not SIGUSR1, which engines send among their own processes.
+    faulthandler.register(signal.SIGUSR2, file=sys.__stderr__ or 2, all_threads=True)
 
 
 def _us(seconds: float) -> int:

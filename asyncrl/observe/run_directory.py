@@ -5,6 +5,7 @@ The files of a run.
       config.toml      resolved: every value the run used
       ledger.sqlite    the broker's ledger of groups, trajectories and versions
       metrics.jsonl    one line per step
+      times.jsonl      what each node did in each step, and what it waited for
       events.jsonl     evaluations, nodes lost, groups dropped, ...
       samples/         every consumed trajectory, one parquet file per step
       checkpoints/     step_000200/ ...
@@ -33,6 +34,8 @@ from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.atomic import replacing
 from asyncrl.files.disk import needed
 from asyncrl.files.json_lines import JsonLines
+from asyncrl.observe import times
+from asyncrl.observe.times import TimesLine
 
 Outcome = Literal["finished", "failed", "interrupted"]
 
@@ -78,6 +81,7 @@ class RunDirectory:
         self.config = path / "config.toml"
         self.ledger = path / "ledger.sqlite"
         self.metrics = path / "metrics.jsonl"
+        self.times = path / "times.jsonl"
         self.events = path / "events.jsonl"
         self.samples = path / "samples"
         self.checkpoints = path / "checkpoints"
@@ -142,6 +146,13 @@ class RunDirectory:
 
     def append_metrics(self, metrics: Mapping[str, float]) -> None:
         JsonLines(self.metrics).append(metrics)
+
+    def append_times(self, line: TimesLine) -> None:
+        times.append(self.times, line)
+
+    def read_times(self) -> list[TimesLine]:
+        """What each node did, in order; raises as `read_events`."""
+        return times.read(self.times)
 
     def read_events(self) -> list[dict[str, Any]]:
         """Every event so far, in order. Raises `LedgerError` if the file is damaged."""

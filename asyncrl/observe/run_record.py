@@ -20,6 +20,7 @@ from asyncrl.observe.pictured_samples import PicturedSample, read_pictured_sampl
 from asyncrl.observe.report.axes import Point
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from asyncrl.observe.sampled_episodes import SampledEpisode, read_first_episodes
+from asyncrl.observe.times import TimesLine
 
 T = TypeVar("T")
 Status = Literal["finished", "failed", "interrupted", "open"]
@@ -54,6 +55,8 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     events: list[dict[str, Any]]
     pictured: list[PicturedSample]
     """Samples whose prompts have pictures, for the report."""
+    times: list[TimesLine] = []
+    """What each node did, in order; empty for runs that recorded none."""
     notes: list[str]
     """One sentence for each file that could not be read."""
     episodes: list[SampledEpisode] = []
@@ -135,6 +138,7 @@ def read_run(path: Path) -> RunRecord:
         events=_read(directory.read_events, [], "events.jsonl is missing or empty", notes),
         pictured=_read(partial(read_pictured_samples, directory.samples), [], "", notes),
         episodes=_read(partial(read_first_episodes, directory.samples), [], "", notes),
+        times=_read(directory.read_times, [], "", notes),
         notes=notes,
     )
 

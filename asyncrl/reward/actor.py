@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.occupancy import Occupancy
+from asyncrl.actor.stacks import current_stacks
 from asyncrl.checks.images import image_problem_of
 from asyncrl.checks.trajectory import problem_of
 from asyncrl.client.chunks import MAX_VERDICT_BYTES, cut_by_bytes, verdict_bytes
@@ -27,6 +28,7 @@ from asyncrl.client.connection import Connection
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import DecodeError, LinkClosed, SpoolAway, VerifierError
 from asyncrl.messages import (
+    Activity,
     Beat,
     Drain,
     Failed,
@@ -37,6 +39,8 @@ from asyncrl.messages import (
     Scored,
     ScoredItem,
     Spools,
+    Stacks,
+    StacksWanted,
     Stop,
     Trajectory,
 )
@@ -77,18 +81,19 @@ class RewardActor:
         self._spools = connection.spools
         self._payloads = PayloadClient(connection.spools)
         self._max_open = max_open
-        self._occupancy = Occupancy(clock)
+        self._occupancy = Occupancy[Activity](("grading",), clock)
         self._offered = 0
         self._settled = 0
         self._scored: list[ScoredItem] = []
         self._has_scored = asyncio.Event()
 
     def beat(self, lag_s: float) -> Beat:
-        return Beat(lag_s, self._occupancy.busy_s, self._occupancy.wait_s)
+        return Beat(lag_s, self._occupancy.seconds)
 
     def status(self) -> str:
         """Trajectories graded and in hand."""
-        return f"{self._settled} trajectories graded, {self._occupancy.active} in hand"
+        in_hand = self._occupancy.num_active("grading")
+        return f"{self._settled} trajectories graded, {in_hand} in hand"
 
     async def run(self) -> None:
         """
@@ -119,15 +124,17 @@ class RewardActor:
                     self._spools.update(spools)
                 case Drain() if self._on_drain:
                     self._on_drain()
+                case StacksWanted(node=node):
+                    await self._broker.send(Stacks(node, current_stacks()))
                 case Stop():
                     return
 
     async def _grade(self, grade: Grade, item: GradeItem) -> None:
-        self._occupancy.begin()
+        self._occupancy.begin("grading")
         try:
             answer = await self._judge(grade, item)
         finally:
-            self._occupancy.end()
+            self._occupancy.end("grading")
         if isinstance(answer, ScoredItem):
             reach("reward.judged")
             self._scored.append(answer)

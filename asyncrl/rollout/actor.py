@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.message import Message
+from asyncrl.actor.stacks import current_stacks
 from asyncrl.checks.images import image_problem_of
 from asyncrl.client.chunks import cut_by_bytes, put_bytes
 from asyncrl.client.connection import Connection
@@ -49,6 +50,8 @@ from asyncrl.messages import (
     Settled,
     Sleep,
     Spools,
+    Stacks,
+    StacksWanted,
     Stop,
     StoreValue,
     Transfer,
@@ -162,7 +165,10 @@ class RolloutActor:
                 async for message in self._broker:
                     if isinstance(message, Stop):
                         break
-                    await self._handle(message)
+                    if isinstance(message, StacksWanted):
+                        await self._broker.send(Stacks(message.node, current_stacks()))
+                    else:
+                        await self._handle(message)
                 for task in self._children:
                     task.cancel()
         except BaseExceptionGroup as group:
@@ -186,8 +192,7 @@ class RolloutActor:
 
     def beat(self, lag_s: float) -> Beat:
         """Heartbeat with running totals; ``lag_s`` is the delay of the event loop."""
-        occupancy = self._generations.occupancy
-        return Beat(lag_s, occupancy.busy_s, occupancy.wait_s, self._generations.num_tokens)
+        return Beat(lag_s, self._generations.occupancy.seconds, self._generations.num_tokens)
 
     def status(self) -> str:
         """Version of the weights, and completions in hand."""
@@ -232,7 +237,8 @@ class RolloutActor:
     async def _offer_when_idle(self) -> None:
         while True:
             await self._generations.users.until_busy()
-            await self._generations.users.until_idle()
+            with self._generations.occupancy.doing("serving users"):
+                await self._generations.users.until_idle()
             await self._offer()
 
     # ── generation ──────────────────────────────────────────────────────────────────────────
@@ -366,6 +372,7 @@ class RolloutActor:
                 await self._engine.swap(self._staged_version, self._receiver.weights())
             finally:
                 self._paused_s = None
+                generations.occupancy.mark("swapping", is_active=False)
                 await self._engine.resume()  # Also after an error: the engine belongs to the host.
             generations.allow_starts()
             reach("rollout.swapped")
@@ -381,6 +388,7 @@ class RolloutActor:
             if self._options.partial_rollout is not True:
                 await self._generations.finish_running()
             self._paused_s = self._clock()
+            self._generations.occupancy.mark("swapping", is_active=True)
             await self._engine.pause()
         return self._paused_s
 

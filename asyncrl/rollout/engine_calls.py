@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.errors import EngineError
+from asyncrl.messages import Activity
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.results import check_extends
 from asyncrl.rollout.user_requests import UserRequests
@@ -42,7 +43,7 @@ class EngineCalls:
         self,
         engine: Engine,
         users: UserRequests,
-        occupancy: Occupancy,
+        occupancy: Occupancy[Activity],
         *,
         end_with: Callable[[BaseException], None],
         changed: Callable[[], None],
@@ -104,7 +105,7 @@ class EngineCalls:
         while True:
             await self.until_idle()
             call.is_in_engine, call.is_interrupted = True, False
-            self._occupancy.begin()
+            self._occupancy.begin("sampling")
             try:
                 return await self._engine.generate(call.request)
             except asyncio.CancelledError:
@@ -112,7 +113,7 @@ class EngineCalls:
                 if not call.is_interrupted or call.task.uncancel():
                     raise
             finally:
-                self._occupancy.end()
+                self._occupancy.end("sampling")
                 call.is_in_engine = False
                 self._changed()
 

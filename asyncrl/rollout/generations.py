@@ -27,6 +27,7 @@ from asyncrl.client.images import ImageCache
 from asyncrl.errors import DecodeError, EngineError, EnvironmentFailed, PromptTooLong
 from asyncrl.log import get_logger
 from asyncrl.messages import (
+    Activity,
     Failed,
     Held,
     Lease,
@@ -49,6 +50,7 @@ from asyncrl.rollout.user_requests import UserRequests
 
 log = get_logger()
 
+ACTIVITIES: tuple[Activity, ...] = ("asleep", "swapping", "serving users", "sampling", "environment", "storing")
 FETCH_IMAGES_S = 60.0
 """Seconds to wait for the pictures of a prompt."""
 PRIORITY = 1
@@ -104,7 +106,7 @@ class Generations:
         self._episodes = episodes
         self._hold = hold
         self.vocab_size = vocab_size_of(engine)
-        self.occupancy = Occupancy(clock)
+        self.occupancy = Occupancy[Activity](ACTIVITIES, clock)
         self.unsettled = UnsettledResults()
         self.reports: list[Failed | StartedOver] = []
         self.has_news = asyncio.Event()
@@ -121,7 +123,7 @@ class Generations:
         self._gate = StartGate()
         self._changed = asyncio.Event()
         """Set when a generation ends or is settled: `_until` checks its condition again."""
-        self._calls = EngineCalls(engine, self.users, self.occupancy, end_with=self.end_with, changed=self._changed.set)
+        self._calls = EngineCalls(engine, self.users, self.occupancy, end_with=self.end_with, changed=self._has_changed)
 
     @property
     def num_tokens(self) -> int:
@@ -148,7 +150,7 @@ class Generations:
         if generation := self._running.pop(unit, None):
             generation.task.cancel()
         self.unsettled.settle(unit)
-        self._changed.set()
+        self._has_changed()
         return self._lease_ids.pop(unit, None) is not None
 
     def holds(self, item: Leased) -> bool:
@@ -157,7 +159,7 @@ class Generations:
 
     def settle_unfinished(self, item: Leased) -> None:
         self.unsettled.settle_unfinished(item)
-        self._changed.set()
+        self._has_changed()
 
     def units_of(self, lease_ids: set[int]) -> list[Unit]:
         """Running and unsettled trajectories of these leases."""
@@ -220,7 +222,7 @@ class Generations:
                 generation.task.cancel()
         finally:
             await self._engine.resume()  # Also after an error: the engine belongs to the host.
-        self._changed.set()
+        self._has_changed()
 
     async def finish_running(self) -> None:
         """Hold back new work until `allow_starts`, and wait until the engine has finished what is running."""
@@ -232,6 +234,10 @@ class Generations:
 
     def allow_starts(self) -> None:
         self._gate.open()
+
+    def _has_changed(self) -> None:
+        self.occupancy.mark("storing", is_active=bool(self.unsettled))
+        self._changed.set()
 
     async def wait_until_settled(self) -> None:
         await self._until(lambda: not self._running and not self.unsettled)
@@ -255,7 +261,7 @@ class Generations:
             if (generation := self._running.get(unit)) and generation.task is asyncio.current_task():
                 del self._running[unit]
             self.has_news.set()
-            self._changed.set()
+            self._has_changed()
 
     async def _sample(self, lease: Lease, unit: Unit, fetch_prefix: FetchPrefix | None) -> PutItem:
         prefix = await fetch_prefix() if fetch_prefix else None
@@ -266,7 +272,8 @@ class Generations:
         await self._calls.until_idle()
         # A new turn need not pass the gate if whole trajectories do: the swap waits for those.
         async with self._gate.passing() if self._hold == "trajectory" else nullcontext():
-            return self._put_item(generation, await generation.work.run())
+            with self.occupancy.doing("environment") if self._episodes else nullcontext():
+                return self._put_item(generation, await generation.work.run())
 
     def _work(
         self, generation: Generation, prompt_ids: list[int], images: tuple[bytes, ...], prefix: Sampled | None

@@ -41,6 +41,7 @@ class Sleeper:
         await self._engine.pause()
         num_bytes = await engine.sleep()
         self.is_asleep = True
+        self._generations.occupancy.mark("asleep", is_active=True)
         return num_bytes
 
     async def wake(self) -> None:
@@ -48,6 +49,7 @@ class Sleeper:
         await require_sleeping(self._engine).wake()
         await self._engine.resume()
         self.is_asleep = False
+        self._generations.occupancy.mark("asleep", is_active=False)
         self._generations.allow_starts()
         self._others_turn.close()
 

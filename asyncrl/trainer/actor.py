@@ -34,16 +34,19 @@ from msgspec import Struct
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.message import Message
 from asyncrl.actor.occupancy import Occupancy
+from asyncrl.actor.stacks import current_stacks
 from asyncrl.checks.vocabulary import vocab_size_of
 from asyncrl.client.checkpoints import CheckpointSender
 from asyncrl.client.connection import Connection
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
+from asyncrl.config.live import with_values
 from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant, LinkRefused, TransferError
 from asyncrl.log import get_logger
 from asyncrl.messages import (
     Abort,
+    Activity,
     Batch,
     Beat,
     Commit,
@@ -57,7 +60,10 @@ from asyncrl.messages import (
     Refusal,
     Reject,
     RouteShape,
+    SettingsChanged,
     Spools,
+    Stacks,
+    StacksWanted,
     Stepped,
     Stop,
     StoreValue,
@@ -81,6 +87,13 @@ from asyncrl.weights.groups.group import CPU
 log = get_logger()
 Result = TypeVar("Result")
 
+ACTIVITIES: tuple[Activity, ...] = (
+    "training",
+    "publishing",
+    "checkpointing",
+    "waiting for the devices",
+    "fetching",
+)
 BATCHES_AHEAD = 2
 """Batches held at once, in training and next: the number of steps that can be trained without a broker."""
 
@@ -157,8 +170,9 @@ class TrainerActor:
             sender=sender,
             clock=clock,
         )
+        self._occupancy = Occupancy[Activity](ACTIVITIES, clock)
         devices = None if shared is None else SharedDevices(shared, others, self._in_thread)
-        self._turns = Turns(self._link, devices, clock)
+        self._turns = Turns(self._link, devices, self._occupancy, clock)
         self._start = start
         self._others = others
         self._device = device
@@ -166,7 +180,6 @@ class TrainerActor:
         self._vocab_size = vocab_size_of(learner)
         self._routes: RouteShape | None = getattr(learner, "route_shape", None)
         self._clock = clock
-        self._occupancy = Occupancy(clock)
         self._batches: dict[int, asyncio.Future[Batch]] = {}
         self._transfers: asyncio.Queue[Transfer] = asyncio.Queue()
         self._uploads: asyncio.Queue[Upload] = asyncio.Queue()
@@ -246,9 +259,7 @@ class TrainerActor:
         await self._link.send(Draining())
 
     def beat(self, lag_s: float) -> Beat:
-        return Beat(
-            lag_s, self._occupancy.busy_s, self._occupancy.wait_s, self._num_tokens, self._publisher.num_buckets
-        )
+        return Beat(lag_s, self._occupancy.seconds, self._num_tokens, buckets=self._publisher.num_buckets)
 
     def status(self) -> str:
         """Steps done, and the newest published version."""
@@ -261,7 +272,10 @@ class TrainerActor:
         async for message in self._link:
             if isinstance(message, Stop):
                 return
-            self._handle(message)
+            if isinstance(message, StacksWanted):
+                await self._link.send(Stacks(message.node, current_stacks()))
+            else:
+                self._handle(message)
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -281,15 +295,24 @@ class TrainerActor:
                 self._tasks.create_task(self._checkpoints.handle_evaluation(message))
             case Wake():
                 self._turns.granted()
-            case Spools(spools=spools):
-                self._spools.update(spools)
-                self._others.broadcast(message)
+            case Spools() | SettingsChanged():
+                self._follow(message)
             case Drain():
                 self._asked_to_drain(message)
             case Reject(reason=reason):
                 raise LinkRefused(reason)
             case _:
                 log.warning("message.unexpected", type=type(message).__name__)
+
+    def _follow(self, message: Spools | SettingsChanged) -> None:
+        """Apply a change of the run."""
+        if isinstance(message, SettingsChanged):
+            # Others are the broker's: a trainer keeps the limits with which the run was started.
+            own = {key: value for key, value in message.values.items() if key.startswith("trainer.")}
+            self._config = with_values(self._config, own)
+        else:
+            self._spools.update(message.spools)
+            self._others.broadcast(message)
 
     def _hand_over(self, message: StoreValue | Abort) -> None:
         """Pass on what concerns a transfer."""
@@ -349,8 +372,10 @@ class TrainerActor:
         reach("trainer.batch_came")
         taken_s = self._clock()
         version_before = self._version_before(step)
-        self._others.broadcast(Work("train", step, version_before, left_out))
-        metrics = await self._in_thread(self._learner.train, fetched.step.without(left_out), version_before)
+        lr = self._config.trainer.lr
+        self._others.broadcast(Work("train", step, version_before, left_out, lr))
+        self._learner.lr = lr
+        metrics = await self._in_thread("training", self._learner.train, fetched.step.without(left_out), version_before)
         reach("trainer.trained")
         trained_s = self._clock()
         version = self._version
@@ -385,16 +410,17 @@ class TrainerActor:
         batch = await future
         del self._batches[step]
         self._others.broadcast(batch)
-        own = await fetch_step(
-            batch,
-            self._learner,
-            self._payloads,
-            images=self._images,
-            rank=0,
-            config=self._config,
-            limits=limits_of(self._config, self._vocab_size, step, self._routes),
-        )
-        found = own.refused + await self._others.refused(step)
+        with self._occupancy.doing("fetching"):
+            own = await fetch_step(
+                batch,
+                self._learner,
+                self._payloads,
+                images=self._images,
+                rank=0,
+                config=self._config,
+                limits=limits_of(self._config, self._vocab_size, step, self._routes),
+            )
+            found = own.refused + await self._others.refused(step)
         refused = list({refusal.unit: refusal for refusal in found}.values())  # ranks that share a row say the same
         for refusal in refused:
             unit = refusal.unit
@@ -426,14 +452,15 @@ class TrainerActor:
         replace the waiting one: the broker may be about to request that, and the transfer would break for every member.
         (The broker requests the newest version offered, and so may skip one whose transfer broke.)
         """
-        while self._live_version < self._version - 1 and not self._drain_began.is_set():
-            self._went_live.clear()
-            await self._went_live.wait()
+        with self._occupancy.doing("publishing"):
+            while self._live_version < self._version - 1 and not self._drain_began.is_set():
+                self._went_live.clear()
+                await self._went_live.wait()
         if self._drain_began.is_set():
             self._version += 1  # Published after the restart, from the checkpoint.
             return
         self._others.broadcast(Work("gather", next_step))
-        await self._in_thread(self._publisher.stage, self._version + 1, self._learner.named_weights())
+        await self._in_thread("publishing", self._publisher.stage, self._version + 1, self._learner.named_weights())
         self._version += 1
         reach("trainer.staged")
         await self._link.send(Publishing(self._version, next_step))
@@ -465,10 +492,11 @@ class TrainerActor:
 
     async def _checkpoint(self, step: int) -> None:
         """Take the contents of a checkpoint, which is completed while the next steps train."""
-        await self._checkpoints.begin(step + 1)
+        with self._occupancy.doing("checkpointing"):
+            await self._checkpoints.begin(step + 1)
         self._num_saved = step + 1
         self._others.broadcast(Work("snapshot", step))
-        snapshot = await self._in_thread(self._checkpoints.take, step + 1, self._learner.snapshot)
+        snapshot = await self._in_thread("checkpointing", self._checkpoints.take, step + 1, self._learner.snapshot)
         self._checkpoints.write(
             self._tasks,
             step=step + 1,
@@ -478,12 +506,9 @@ class TrainerActor:
             others=partial(self._others.written, step),
         )
 
-    async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        self._occupancy.begin()
-        try:
+    async def _in_thread(self, activity: Activity, function: Callable[..., Result], *arguments: Any) -> Result:
+        with self._occupancy.doing(activity):
             return await asyncio.get_running_loop().run_in_executor(self._compute, function, *arguments)
-        finally:
-            self._occupancy.end()
 
 
 def _groups_of(refused: Sequence[Refusal]) -> list[int]:

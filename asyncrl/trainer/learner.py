@@ -19,6 +19,7 @@ from statistics import fmean, pstdev
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -71,6 +72,8 @@ class Learner:
         self._ranks = ranks or SingleRank()
         self._recipe = Recipe(config)
         self._num_steps = 0
+        self.lr = config.trainer.lr
+        """Learning rate after the warm-up. It may be set between two steps, on all ranks."""
         self._models = Models(config, self._recipe, model_path, reference_path or model_path, self._ranks)
         self._anchor: Anchor | None = None
         if self._recipe.keeps_anchor:
@@ -144,14 +147,14 @@ class Learner:
         step, left_out = self._trained_part.of_step(step, self._num_steps, self._ranks)
         per_token = self._per_token(step)
         estimates = estimate(self._recipe, step.outcomes, per_token, kl_coef=self._kl_controller.coef)
-        lr = learning_rate(self._num_steps, self._config.trainer, self._config.run.steps)
+        lr = self._scheduled_lr()
         updates: list[dict[str, float]] = []
         for _ in range(self._config.trainer.epochs):
             for places in step.mini_batches(self._config.trainer.mini_batches):
                 mini_batch = self._mini_batch(step, places, per_token, estimates)
                 # Only the first update starts from the published weights.
                 update = self._updates.policy(mini_batch, lr, None if updates else policy_version)
-                updates.append(update | self._updates.critic(mini_batch, lr_scale=lr / self._config.trainer.lr))
+                updates.append(update | self._updates.critic(mini_batch, lr_scale=lr / self.lr))
         self._num_steps += 1
         if (kl := estimates.metrics.get("kl_in_reward")) is not None:
             self._kl_controller.update(kl, len(step.infos))
@@ -160,9 +163,13 @@ class Learner:
 
     def _skip(self) -> dict[str, float]:
         """Metrics of a step of which no trajectory is left."""
-        lr = learning_rate(self._num_steps, self._config.trainer, self._config.run.steps)
+        lr = self._scheduled_lr()
         self._num_steps += 1
         return {"loss": 0.0, "skipped": 1.0, "num_tokens": 0.0, "num_trajectories": 0.0, "lr": lr}
+
+    def _scheduled_lr(self) -> float:
+        trainer = replace(self._config.trainer, lr=self.lr)
+        return learning_rate(self._num_steps, trainer, self._config.run.steps)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Weights to publish by Hugging Face name, tied ones once. Borrowed until the next `train`. Collective."""

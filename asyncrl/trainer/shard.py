@@ -31,7 +31,7 @@ from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.sections import Config
 from asyncrl.errors import LinkClosed
 from asyncrl.files.checkpoints import FileEntry
-from asyncrl.messages import Batch, Beat, Checked, PartWritten, RouteShape, Spools, Stop, Work
+from asyncrl.messages import Activity, Batch, Beat, Checked, PartWritten, RouteShape, Spools, Stop, Work
 from asyncrl.trainer.checkpoints.checkpoint import take, write_part
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
 from asyncrl.trainer.compute import compute_thread
@@ -78,7 +78,7 @@ class ShardActor:
         self._on_failure = on_failure
         self._payloads = PayloadClient(spools)
         self._images = ImageCache(spools)
-        self._occupancy = Occupancy()
+        self._occupancy = Occupancy[Activity](("training",))
         self._steps: dict[int, asyncio.Task[Step]] = {}
         self._work: asyncio.Queue[Work] = asyncio.Queue()
         self._checkpoints = checkpoints
@@ -104,7 +104,7 @@ class ShardActor:
                 raise group.exceptions[0] from None
 
     def beat(self, lag_s: float) -> Beat:
-        return Beat(lag_s, self._occupancy.busy_s, self._occupancy.wait_s)
+        return Beat(lag_s, self._occupancy.seconds)
 
     def status(self) -> str:
         return f"rank {self._rank}"
@@ -145,6 +145,8 @@ class ShardActor:
                 case "train":
                     reach("shard.training")
                     step = (await self._steps.pop(work.step)).without(work.left_out)
+                    if work.lr is not None:
+                        self._learner.lr = work.lr
                     await self._in_thread(lambda: self._learner.train(step, work.policy_version))  # noqa: B023  awaited
                 case "gather":
                     reach("shard.gathering")
@@ -167,8 +169,8 @@ class ShardActor:
         await self._link.send(PartWritten(step, files))
 
     async def _in_thread(self, function: Callable[[], Result]) -> Result:
-        self._occupancy.begin()
+        self._occupancy.begin("training")
         try:
             return await asyncio.get_running_loop().run_in_executor(self._compute, function)
         finally:
-            self._occupancy.end()
+            self._occupancy.end("training")

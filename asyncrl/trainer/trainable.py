@@ -21,6 +21,9 @@ class Trainable(Protocol):
     The methods are called one at a time, on the actor's compute thread.
     """
 
+    lr: float
+    """Learning rate after the warm-up. The actor sets it before each step: `asyncrl set` may have changed it."""
+
     def assign_ranks(self, infos: Sequence[TrajectoryInfo], /) -> list[int]:
         """
         Rank that trains each trajectory of a batch; 0 for all where there is one process.

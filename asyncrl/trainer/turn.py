@@ -11,9 +11,12 @@ from typing import Any
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
-from asyncrl.messages import AskTurn, Asleep, Work
+from asyncrl.actor.occupancy import Occupancy
+from asyncrl.messages import Activity, AskTurn, Asleep, Work
 from asyncrl.trainer.ranks.rank_hub import OtherRanks
 from asyncrl.trainer.trainable import Sleepable
+
+MOVING: Activity = "waiting for the devices"
 
 
 class SharedDevices:
@@ -21,7 +24,7 @@ class SharedDevices:
     The devices of all ranks, which a learner takes and leaves.
 
     Args:
-        in_thread: Runs a function on the thread that computes.
+        in_thread: Runs a function on the thread that computes, given the activity that it counts as.
     """
 
     def __init__(self, learner: Sleepable, others: OtherRanks, in_thread: Callable[..., Awaitable[Any]]) -> None:
@@ -31,13 +34,13 @@ class SharedDevices:
 
     async def take(self) -> None:
         self._others.broadcast(Work("wake", 0))
-        await self._in_thread(self._learner.wake)
+        await self._in_thread(MOVING, self._learner.wake)
         reach("trainer.woken")
 
     async def leave(self) -> int:
         """Returns the number of bytes moved to host memory."""
         self._others.broadcast(Work("sleep", 0))
-        num_bytes: int = await self._in_thread(self._learner.sleep)
+        num_bytes: int = await self._in_thread(MOVING, self._learner.sleep)
         reach("trainer.asleep")
         return num_bytes
 
@@ -48,11 +51,15 @@ class Turns:
 
     Args:
         devices: None if they are the trainer's own: turns then cost nothing.
+        occupancy: Counts the time between the request and the grant.
     """
 
-    def __init__(self, link: Link, devices: SharedDevices | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, link: Link, devices: SharedDevices | None, occupancy: Occupancy[Activity], clock: Callable[[], float]
+    ) -> None:
         self._link = link
         self._devices = devices
+        self._occupancy = occupancy
         self._clock = clock
         self._granted = asyncio.Event()
         self._left_s = clock()
@@ -82,7 +89,8 @@ class Turns:
             return
         asked_s = self._clock()
         await self._link.send(AskTurn())
-        await self._granted.wait()
+        with self._occupancy.doing(MOVING):
+            await self._granted.wait()
         self._granted.clear()
         granted_s, rollout_s = self._clock(), self._clock() - self._left_s
         await self._devices.take()

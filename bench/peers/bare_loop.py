@@ -71,7 +71,7 @@ class Sampler:
         self._used_up = used_up
         self._engine = workload.engine()
         self._sampling = workload.config.sampling.sampling()
-        self._occupancy = Occupancy()
+        self._occupancy = Occupancy(("sampling",))
 
     async def run(self) -> None:
         """Sample all batches of the run, then send the seconds in which at least one batch was in progress."""
@@ -85,7 +85,7 @@ class Sampler:
             await self._refresh()
             delivered = asyncio.create_task(self._deliver(step, delivered))
         await delivered
-        self._batches.put(self._occupancy.busy_s)
+        self._batches.put(self._occupancy.seconds.get("sampling", 0.0))
 
     def _on_used_up(self, wanted: asyncio.Semaphore) -> None:
         self._trained = self._used_up.recv()
@@ -100,11 +100,11 @@ class Sampler:
 
     async def _deliver(self, step: int, before: "asyncio.Task[None]") -> None:
         """Sample one batch, and send it after the previous batch."""
-        self._occupancy.begin()
+        self._occupancy.begin("sampling")
         groups = await asyncio.gather(
             *(self._group(step, place, prompt) for place, prompt in enumerate(self._workload.prompts(step)))
         )
-        self._occupancy.end()
+        self._occupancy.end("sampling")
         await before
         self._batches.put([trajectory for group in groups for trajectory in group])
 

@@ -16,8 +16,9 @@ from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import read_records
-from asyncrl.broker.ledger.records import AnyRecord, Dropped, NodeEvent, Rewarded
+from asyncrl.broker.ledger.records import AnyRecord, Dropped, NodeEvent, Rewarded, SamplingPaused, SettingsSet
 from asyncrl.broker.metrics.sample_files import SampleFiles
+from asyncrl.broker.operators import STATUS_S
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.client.images import ImageCache
@@ -36,17 +37,24 @@ from asyncrl.messages import (
     Drained,
     Draining,
     Exited,
+    Failures,
     Finished,
     Hello,
     Offer,
+    Pause,
+    Paused,
     Progress,
     Publishing,
     Ready,
     Reject,
     Role,
+    SetSettings,
+    SettingsChanged,
     SpoolAddress,
     Spools,
     SpoolSet,
+    Status,
+    StatusWanted,
     Stepped,
     Stop,
     Stored,
@@ -286,7 +294,7 @@ def test_of_several_machines_the_first_alone_is_the_trainer(tmp_path: Path) -> N
         await b.send(StoreGet("trainer-1", "hub"))
         await a.send(StoreSet("trainer-1", "hub", b"tcp://a:1"))
         assert await b.receive() == StoreValue("trainer-1", "hub", b"tcp://a:1")
-        assert not house.scheduler.training.is_awaited
+        assert house.scheduler.training.awaited_step is None
         third = await house.joined("trainer", "c")
         reason = "this run has its 2 trainer machines already (trainer.nodes): a, b"
         assert await third.receive() == Reject(reason)
@@ -308,7 +316,7 @@ def test_a_lost_machine_ends_the_group_for_the_others_at_once_and_is_named(tmp_p
         for link in again:
             assert isinstance(await link.receive(), Welcome)
             assert await link.receive() == Assembled(2, [TrainerMachine("a", ""), TrainerMachine("b", "")])
-        assert not house.scheduler.training.is_awaited, "a Take of the ended session counts for nothing"
+        assert house.scheduler.training.awaited_step is None, "a Take of the ended session counts for nothing"
 
     house = run(tmp_path, script, MACHINES)
     (disbanded,) = house.events("trainer.disbanded")
@@ -608,6 +616,65 @@ def test_a_node_that_is_lost_before_it_could_leave_is_said_to_be(tmp_path: Path)
         await operator.send(Drain("a"))
         await supervisor.send(Exited("a", "was killed by SIGKILL", restarting=True))
         assert await operator.receive() == Drained("a", "it was lost before it could leave: was killed by SIGKILL")
+
+    run(tmp_path, script)
+
+
+def test_an_operator_is_told_the_state_of_the_run_and_others_are_not(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        operator, rollout = await house.welcomed("supervisor", "operator-1"), await house.welcomed("rollout", "a")
+        await rollout.send(StatusWanted())
+        await rollout.send(Bye("done"))
+        await house.happened("node.left")
+        house.now_s += 5.0
+        await operator.send(StatusWanted())
+        while not isinstance(told := await operator.receive(), Status):
+            assert isinstance(told, Failures)
+        assert (told.run, told.state, told.steps, told.time_s) == ("run", "running", 3, 5.0)
+        assert [node.node for node in told.nodes] == ["operator-1"]
+        assert house.scheduler.failures.counts == {"message: StatusWanted of a: a rollout may not send StatusWanted": 1}
+
+    run(tmp_path, script)
+
+
+def test_an_operator_pauses_and_steers_a_run_by_its_name_and_a_wrong_value_changes_nothing(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        operator = await house.welcomed("supervisor", "alice-1")
+        await operator.send(SetSettings(["trainer.lr=0.5", "run.seed=3"]))
+        refused = await operator.receive()
+        assert isinstance(refused, SettingsChanged)
+        assert refused.problem.startswith("run.seed cannot be set while the run goes on")
+
+        await operator.send(SetSettings(["trainer.lr=0.5"]))
+        assert await operator.receive() == SettingsChanged({"trainer.lr": 0.5}, "alice-1")
+        await operator.send(Pause(True))
+        assert await operator.receive() == Paused(True, "alice-1")
+
+        link = await house.joined("trainer", "trainer-0")
+        welcome = await link.receive()
+        assert isinstance(welcome, Welcome)
+        assert from_json(welcome.config).trainer.lr == 0.5
+
+    house = run(tmp_path, script)
+    records = list(read_records(house.directory.ledger))
+    assert [type(record) for record in records if record_by(record) == "alice-1"] == [SettingsSet, SamplingPaused]
+    assert house.events("setting.changed")[0]["by"] == "alice-1"
+
+
+def record_by(record: AnyRecord) -> str:
+    return record.by if isinstance(record, SettingsSet | SamplingPaused) else ""
+
+
+def test_many_that_watch_a_run_share_one_look_at_its_books(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        first, second = [await house.welcomed("supervisor", f"operator-{n}") for n in (1, 2)]
+        await first.send(StatusWanted())
+        told = await first.receive()
+        await second.send(StatusWanted())
+        assert await second.receive() is told
+        house.now_s += STATUS_S
+        await second.send(StatusWanted())
+        assert await second.receive() is not told
 
     run(tmp_path, script)
 

@@ -377,7 +377,7 @@ def test_while_the_trainer_waits_others_sample_what_a_silent_node_holds_and_it_g
     silent, other = rollouts(cluster)[0], cluster.start_rollout("b", capacity=2)
     publish(cluster)
     held, others = set(silent.running), set(other.running)
-    assert cluster.scheduler.training.is_awaited
+    assert cluster.scheduler.training.awaited_step is not None
 
     cluster.tick(2.1, silent=[silent.peer])
     for unit in others:

@@ -29,7 +29,7 @@ NAN, INF = float("nan"), float("inf")
     "message",
     [
         Hello(4, "spool", "s", "1", spool=SpoolAddress("s", "ipc:///s")),
-        Hello(3, "rollout", "rollout-0", "1-2"), Beat(0.1, 1.0, 2.0, 3), Ready("h"), Offer(3), Live(0, 0.1, 0.2),
+        Hello(3, "rollout", "rollout-0", "1-2"), Beat(0.1, {"idle": 2.0}, 3), Ready("h"), Offer(3), Live(0, 0.1, 0.2),
         Stepped(0, -1, {"loss": NAN}), StoreSet("1", "k", b"x"), StoreGet("1", "k"), Bye("done"), Take(0),
     ],
 )  # fmt: skip
@@ -51,8 +51,8 @@ def test_a_sound_message_passes(message: ToBroker) -> None:
         (Hello(4, "spool", "a", "1", spool=SpoolAddress("a", "")), "address is ''"),
         (Hello(4, "spool", "a", "1", spool=SpoolAddress("a", "tcp://a:1", b"x" * 99)), "key has 99 bytes"),
         (Beat(lag_s=NAN), "lag_s is nan"),
-        (Beat(busy_s=INF), "busy_s is inf"),
-        (Beat(wait_s=-1.0), "wait_s is -1.0"),
+        (Beat(seconds={"sampling": INF}), "sampling is inf"),
+        (Beat(seconds={"idle": -1.0}), "idle is -1.0"),
         (Beat(tokens=-5), "tokens is -5"),
         (Ready("h", 0), "ranks is 0"),
         (Ready("h" * 1000), "layout_hash has 1000 characters"),

@@ -52,10 +52,10 @@ def _commands(group: str) -> set[str]:
 
 def test_the_commands_are_these():
     looking = {"dashboard", "report", "audit", "events", "dead-letters", "config", "doctor", "eval", "export", "track"}
+    operating = {"drain", "status", "ls", "top", "logs", "stop", "pause", "resume-sampling", "set", "stacks"}
     assert set(main.commands) == {
         "run",
         "resume",
-        "drain",
         "plan",
         "toy",
         "episode",
@@ -64,6 +64,7 @@ def test_the_commands_are_these():
         "keys",
         "import-verl",
         *looking,
+        *operating,
     }
     assert (_commands("config")) == {"show"}
     assert (_commands("episode")) == {"try", "show"}
@@ -389,3 +390,10 @@ def test_a_missing_run_cannot_be_extended(tmp_path):
     assert result.exit_code == 78
     assert "no run to resume" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["", "run", "status", "keys add", "import-verl"])
+def test_h_is_short_for_help_everywhere(command: str) -> None:
+    result = asyncrl(*command.split(), "-h")
+    assert result.exit_code == 0
+    assert result.output == asyncrl(*command.split(), "--help").output

@@ -34,14 +34,17 @@ class Run(Section):
     """First or second."""
     path: str
     """Where it is."""
+    lr: Annotated[Count, LIVE] = 1
+    """Changes while the run goes on."""
 '''
 
 
 def test_a_setting_has_its_type_in_words_its_default_and_its_meaning(reference: ModuleType) -> None:
-    steps, kind, path = reference.sections(SOURCE)["Run"].settings
+    steps, kind, path, lr = reference.sections(SOURCE)["Run"].settings
     assert (steps.kind, steps.default, steps.meaning) == ("integer ≥ 1", "60", "Optimizer steps to train.")
     assert (kind.kind, kind.default) == ('"a" or "b" or unset', "none")
     assert (path.kind, path.default) == ("string", "required")
+    assert (lr.kind, lr.is_live, steps.is_live) == ("integer ≥ 1", True, False)
 
 
 def test_every_setting_of_a_run_file_is_explained(reference: ModuleType) -> None:

@@ -114,3 +114,19 @@ def test_a_file_shorter_than_the_offset_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b'{"a": 1}\n')
     with pytest.raises(LedgerError, match=r"metrics\.jsonl has fewer than the 10 bytes already read"):
         JsonLines(path).since(10)
+
+
+def test_the_first_and_the_last_complete_line_are_read_without_the_rest(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "events.jsonl")
+    assert (lines.first(), lines.last()) == (None, None)
+    lines.path.write_bytes(b'{"step": 1')
+    assert (lines.first(), lines.last()) == (None, None)
+    lines.path.write_bytes(b'{"step": 1}\nno json\n{"step": 3}\n{"st')
+    assert (lines.first(), lines.last()) == ({"step": 1}, {"step": 3})
+    assert lines.last(num_bytes=20) == {"step": 3}
+
+
+def test_a_last_line_that_is_longer_than_what_is_read_is_none(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "events.jsonl")
+    lines.append({"text": "x" * 100})
+    assert lines.last(num_bytes=50) is None

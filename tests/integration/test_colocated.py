@@ -71,6 +71,7 @@ def accuracy(folder: Path, *settings: str) -> float:
     return float(found[1])
 
 
+@pytest.mark.long
 def test_the_colocated_quickstart_learns_as_much_as_the_split_one(tmp_path):
     make = [sys.executable, "-m", "asyncrl", "toy", "step-sums", "cache/step-sums"]
     subprocess.run(make, cwd=ROOT, check=True, timeout=900)

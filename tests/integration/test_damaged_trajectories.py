@@ -24,8 +24,7 @@ def last_results(records: list[AnyRecord]) -> dict[Unit, Result]:
     return {record.unit: record for record in records if isinstance(record, Result)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.slow)])
 def test_a_node_that_damages_a_third_of_its_trajectories_costs_neither_the_run_nor_the_model(
     start_run, tmp_path: Path, ranks: int
 ) -> None:

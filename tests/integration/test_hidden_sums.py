@@ -41,7 +41,7 @@ def test_a_small_model_learns_to_look_instead_of_guessing(start: StartRun) -> No
     assert last["branches_mean"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_with_other_amounts_in_the_boxes_it_stays_at_guessing(start: StartRun) -> None:
     run = start("environment.options.swapped=true", steps=25).end()
     assert run.code == 0, run.errors
@@ -51,7 +51,7 @@ def test_with_other_amounts_in_the_boxes_it_stays_at_guessing(start: StartRun) -
     assert run.summary.held_out_accuracy < GUESSING
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_learns_over_summaries_and_with_looks_that_fail(start: StartRun) -> None:
     run = start("environment.options.compact_every=4", "environment.options.flaky=0.05", steps=30).end()
     assert_learned(run)

@@ -40,7 +40,7 @@ class FakeActor:
             raise self.error
 
     def beat(self, lag_s: float) -> Beat:
-        return Beat(lag_s, busy_s=4.0)
+        return Beat(lag_s, {"training": 4.0})
 
     def status(self) -> str:
         return "2 of 5"
@@ -61,7 +61,7 @@ def test_beats_come_from_the_actor_until_it_ends():
         for _ in range(3):
             _, beat = await hub.receive()
             assert isinstance(beat, Beat)
-            assert beat.busy_s == 4.0
+            assert beat.seconds == {"training": 4.0}
         actor.may_end.set()
         await serving
         assert await last(hub) == Bye("done")

@@ -18,6 +18,7 @@ from asyncrl.config.sections import Reward
 from asyncrl.errors import LinkClosed, LinkError, LinkReset
 from asyncrl.messages import (
     FROM_PROMPT,
+    Activity,
     Failed,
     Fetch,
     Fetched,
@@ -315,7 +316,7 @@ def test_cancelling_ends_the_run() -> None:
 def test_busy_time_is_the_time_with_open_items() -> None:
     now_s = 0.0
 
-    async def run() -> tuple[float, float]:
+    async def run() -> dict[Activity, float]:
         nonlocal now_s
         async with WorkerPool(Reward(function="gsm8k")) as pool:
             world = World(pool, max_open=1)
@@ -331,12 +332,12 @@ def test_busy_time_is_the_time_with_open_items() -> None:
             await world.broker.hear()
             now_s = 6.0
             beat = actor.beat(0.0)
-            found = beat.busy_s, beat.wait_s
+            found = beat.seconds
             await world.broker.aclose()
             await running
             return found
 
-    assert asyncio.run(run()) == (3.0, 3.0)
+    assert asyncio.run(run()) == {"grading": 3.0, "idle": 3.0}
 
 
 def test_a_verifier_sees_prompt_completion_and_length() -> None:

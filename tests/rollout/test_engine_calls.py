@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.errors import EngineError
-from asyncrl.messages import Sampling
+from asyncrl.messages import Activity, Sampling
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engine_calls import EngineCalls
 from asyncrl.rollout.user_requests import UserRequests
@@ -22,7 +22,7 @@ class Stage:
     errors: list[BaseException] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.occupancy = Occupancy()
+        self.occupancy = Occupancy[Activity](("sampling",))
         self.calls = EngineCalls(
             self.engine, self.users, self.occupancy, end_with=self.errors.append, changed=lambda: None
         )
@@ -56,7 +56,7 @@ def test_requests_in_any_task_make_way_and_continue_with_their_tokens() -> None:
             await turns()
             assert stage.calls.is_outside
             assert not stage.engine.running
-            assert stage.occupancy.active == 0
+            assert stage.occupancy.num_active("sampling") == 0
             written = stage.calls.written(first)
             assert written is not None
             assert written.completion_ids == [0, 1]

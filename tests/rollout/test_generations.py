@@ -313,9 +313,9 @@ def test_no_generation_starts_while_users_have_requests_in_hand_and_waiting_is_n
             stage.generations.start(LEASE, 0)
             await turns()
             assert stage.engine.requests == []
-            assert stage.generations.occupancy.active == 0
+            assert stage.generations.occupancy.num_active("sampling") == 0
         await stage.engine.started(1)
-        assert stage.generations.occupancy.active == 1
+        assert stage.generations.occupancy.num_active("sampling") == 1
 
     play_with_users(scene)
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from asyncrl.actor.occupancy import Occupancy
-from asyncrl.messages import Sampling, Span
+from asyncrl.messages import Activity, Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engine_calls import EngineCalls
 from asyncrl.rollout.single import SingleCompletion
@@ -12,7 +12,7 @@ from asyncrl.testing import FakeEngine
 
 
 def calls_of(engine: FakeEngine) -> EngineCalls:
-    return EngineCalls(engine, UserRequests(), Occupancy(), end_with=print, changed=lambda: None)
+    return EngineCalls(engine, UserRequests(), Occupancy[Activity](("sampling",)), end_with=print, changed=lambda: None)
 
 
 def test_it_is_written_so_far_and_at_its_end_with_its_text() -> None:

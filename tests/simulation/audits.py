@@ -7,7 +7,6 @@ from asyncrl.broker.audit.spool_rules import SpoolRules
 from asyncrl.broker.audit.step_rules import Line, lost_records, metrics_problems, unrecorded_problems
 from asyncrl.broker.ledger.audit import examine
 from asyncrl.broker.ledger.record_book import RecordBook
-from asyncrl.broker.ledger.staleness_bound import most_versions
 from asyncrl.cli.inspect import stored_payload
 from asyncrl.config.sections import Config
 from tests.simulation.damage import Damage
@@ -43,11 +42,11 @@ def audit_problems(
     yield from checkpoint_problems(book, SimLedger.run_id, manifests, config.schedule.steps_per_publish)
     if not was_damaged:
         yield from commit_problems(book, list(manifests))
-    yield from _spool_problems(book, disk.spool, most_versions(config.schedule), damage)
+    yield from _spool_problems(book, disk.spool, damage)
 
 
-def _spool_problems(book: RecordBook, folder: SpoolFolder, bound: int | None, damage: Damage) -> Iterator[str]:
-    rules = SpoolRules(book, SPOOL, {segment for segment, _ in folder.payloads}, bound)
+def _spool_problems(book: RecordBook, folder: SpoolFolder, damage: Damage) -> Iterator[str]:
+    rules = SpoolRules(book, SPOOL, {segment for segment, _ in folder.payloads})
     for entry, place, payload in folder.payloads.values():
         problems = list(rules.add(stored_payload(f"segment_{place.segment:06d}.seg", entry, place, payload)))
         if not damage.is_known(place.crc32):

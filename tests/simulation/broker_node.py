@@ -23,6 +23,7 @@ from asyncrl.data.prompts import Draw
 from asyncrl.errors import RunFailed
 from asyncrl.messages import CODEC, HOSTED_SPOOL, Prompt, SpoolAddress, ToBroker
 from asyncrl.node import broker as process
+from asyncrl.observe.times import TimesLine
 from asyncrl.spool.actor import SpoolActor
 from tests.simulation.disk import Disk
 from tests.simulation.ledger import SimLedger
@@ -40,7 +41,7 @@ async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> No
     ledger: Any = SimLedger(world.disk.ledger)
     segments: Any = SimSegments(world.disk.spool, segment_bytes=config.broker.segment_bytes)
     prompts: Any = Prompts()
-    held_out = [prompts.at(0).prompt] if config.data.held_out else []
+    held_out = [prompts.at(0).prompt] * world.plan.pace.num_held_out if config.data.held_out else []
     scheduler = Scheduler(config, prompts, held_out, ledger.broker_term)
     replay(scheduler, ledger.found)
     named = [slot.ref for group in scheduler.groups for slot in group.slots if slot.ref]
@@ -128,7 +129,7 @@ class Prompts:
 
 
 class Directory:
-    """Stand-in for `RunDirectory` on the simulated disk; keeps only metrics."""
+    """Stand-in for `RunDirectory` on the simulated disk; keeps metrics, times and events in memory."""
 
     def __init__(self, disk: Disk) -> None:
         self.path = SimpleNamespace(name="run", resolve=lambda: "run")
@@ -136,9 +137,14 @@ class Directory:
         self.spool = disk.spool
         self.samples = None
         self._metrics: list[dict[str, float]] = []
+        self.times: list[TimesLine] = []
+        self.events: list[dict[str, Any]] = []
 
     def append_event(self, kind: str, /, **fields: Any) -> None:
-        """Discard the event."""
+        self.events.append({"event": kind, **fields})
+
+    def append_times(self, line: TimesLine) -> None:
+        self.times.append(line)
 
     def append_metrics(self, metrics: dict[str, float]) -> None:
         self._metrics.append(metrics)

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
-from asyncrl.errors import EngineError
+from asyncrl.errors import EngineError, PromptTooLong
 from asyncrl.messages import FinishReason, Prompt, Span
 from asyncrl.rollout.engine import Completion, Request
 from tests.simulation.episodes import WRITTEN
-from tests.simulation.plan import Plan, tokens_of
+from tests.simulation.plan import ROWS, Plan, tokens_of
 
 
 class SimEngine:
@@ -21,9 +21,10 @@ class SimEngine:
         swapped: Called with each new version and its weights.
     """
 
-    def __init__(self, plan: Plan, dice: Random, swapped: Callable[[int, Any], None]) -> None:
+    def __init__(self, plan: Plan, dice: Random, swapped: Callable[[int, Any], None], node: str = "") -> None:
         self._plan = plan
         self._dice = dice
+        self._slowness = plan.pace.slow_rollout if node == "rollout-1" else 1.0
         self._swapped = swapped
         self._may_write = asyncio.Event()
         self._may_write.set()
@@ -36,6 +37,8 @@ class SimEngine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The prompt's row, as its only token."""
+        if int(prompt.answer) < self._plan.pace.refused * ROWS:
+            raise PromptTooLong("the prompt has 900 tokens, at most 64 are allowed")
         return [int(prompt.answer)]
 
     def decode(self, token_ids: list[int]) -> str:
@@ -47,7 +50,7 @@ class SimEngine:
         self._running[id(request)] = request, versions
         try:
             while len(versions) < len(whole(request)):
-                await asyncio.sleep(dice.expovariate(1 / plan.token_s))
+                await asyncio.sleep(dice.expovariate(1 / plan.token_s) * self._slowness * self._tail(request))
                 await self._may_write.wait()
                 assert self.is_awake, "the engine decodes in its sleep"
                 versions.append(self._policy_version)
@@ -58,6 +61,9 @@ class SimEngine:
         if dice.random() < plan.failure:
             raise EngineError("out of memory", retryable=dice.random() < 0.9)
         return completion(request, versions, "stop")
+
+    def _tail(self, request: Request) -> float:
+        return self._plan.pace.tail if (request.seed or 0) % 16 == 0 else 1.0
 
     def written(self, request: Request) -> Completion | None:
         _, versions = self._running.get(id(request), (request, []))

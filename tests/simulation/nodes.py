@@ -22,6 +22,7 @@ from asyncrl.node.runner import ToldToStop, run_sessions, serve
 from asyncrl.node.turn import first_turn
 from asyncrl.reward.actor import RewardActor
 from asyncrl.reward.verifier import Verdict, VerifierInput
+from asyncrl.reward.workers.pipe import hung_message
 from asyncrl.rollout.actor import RolloutOptions
 from asyncrl.rollout.generations import Generations
 from asyncrl.rollout.sleeping import Sleeper
@@ -37,6 +38,8 @@ from tests.simulation.transfers import Downloader, Publisher, Receiver, Transfer
 from tests.simulation.virtual_time import PROCESS
 
 RUN = RunAddress(ADDRESS)
+HUNG_S = 1.0
+"""Time limit of a verdict."""
 WAIT_S = 5.0
 """Seconds to wait for a broker."""
 PLAN_HASH = "plan"
@@ -73,7 +76,7 @@ async def run_rollout(world: World, who: Identity, stopping: asyncio.Event) -> N
     except ToldToStop:
         return
     await asyncio.sleep(world.dice.uniform(0.0, 0.5))
-    engine: Any = SimEngine(world.plan, world.dice, world.invariants.decodes_with)
+    engine: Any = SimEngine(world.plan, world.dice, world.invariants.decodes_with, who.node)
     make = EpisodeGenerations if world.plan.is_episodic else Generations
     generations = make(engine, who.node, PROCESS.get().clock)
     sleeper = Sleeper(engine, generations)
@@ -162,7 +165,11 @@ class SimPool:
 
     async def judge(self, inputs: VerifierInput) -> Verdict:
         dice = self._world.dice
-        await asyncio.sleep(dice.expovariate(1 / 0.02))
+        pace = self._world.plan.pace
+        await asyncio.sleep(dice.expovariate(1 / pace.verdict_s))
+        if pace.hung and dice.random() < pace.hung:
+            await asyncio.sleep(HUNG_S)
+            raise VerifierError(hung_message(HUNG_S), retryable=True)
         if dice.random() < self._world.plan.failure:
             raise VerifierError("the verifier raised", retryable=dice.random() < 0.7)
         reward = reward_of(int(inputs.completion), self._world.plan.config.schedule.group_size)

@@ -18,6 +18,30 @@ MAX_TURNS = 8
 CALM, BREEZE, STORM = Weather(), Weather(0.005, 0.01, 0.01, 0.01), Weather(0.03, 0.06, 0.05, 0.05)
 
 
+class Pace(Struct, frozen=True, kw_only=True):
+    """Seconds that work takes. Schedules drawn from a seed have the default, which is quick."""
+
+    train_s: float = 0.0
+    """A step."""
+    transfer_s: float = 0.01
+    """Mean of a transfer to one rollout."""
+    sync_s: float = 0.0
+    """A sync of a spool's disk."""
+    verdict_s: float = 0.02
+    """Mean of a verdict."""
+    hung: float = 0.0
+    """Share of verdicts that never come."""
+    slow_rollout: float = 1.0
+    """Factor on the seconds of a token of ``rollout-1``."""
+    tail: float = 1.0
+    """Factor on the seconds of a token of every 16th completion."""
+    refused: float = 0.0
+    """Share of prompts that no engine accepts."""
+    memory_stall: float = 0.0
+    """Share of the time in which every machine waits for memory."""
+    num_held_out: int = 1
+
+
 class Plan(Struct, frozen=True, kw_only=True):
     """Parameters of one schedule."""
 
@@ -42,6 +66,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Mean seconds to decode a token."""
     lost_environments: float
     """Share of stored episodes whose environment cannot be brought back."""
+    pace: Pace = Pace()
     failpoint: tuple[str, int] | None
     """Place at whose n-th pass the process dies."""
 

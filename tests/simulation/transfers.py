@@ -23,8 +23,9 @@ Meeting = tuple[tuple[Member, ...], int, int]
 class Transfers:
     """Stand-in for the collective library."""
 
-    def __init__(self, dice: Random) -> None:
+    def __init__(self, dice: Random, transfer_s: float) -> None:
         self.dice = dice
+        self._transfer_s = transfer_s
         self.break_next = 0
         """Number of members' transfers still to fail."""
         self.stored: dict[int, Trained] = {}
@@ -58,7 +59,7 @@ class Transfers:
             wait.cancel()
         if not complete.is_set() or aborted.is_set():
             raise TransferError("it was aborted" if aborted.is_set() else "the deadline has passed")
-        await asyncio.sleep(self.dice.expovariate(1 / 0.01))
+        await asyncio.sleep(self.dice.expovariate(1 / self._transfer_s))
         if self.breaks():
             raise TransferError("the connection was closed by the peer")
         return self._weights[meeting]

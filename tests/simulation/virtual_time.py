@@ -107,6 +107,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Time at which each thread pool becomes free."""
         self._tasks: list[asyncio.Task[Any]] = []
         self.num_callbacks = 0
+        self.work_s: Callable[[Callable[..., Any]], float] = lambda _function: 0.0
+        """Seconds that a function takes in its thread, besides a random delay."""
         self.set_task_factory(self._make_task)  # type: ignore[arg-type]
 
     @property
@@ -147,7 +149,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Future[Any]:
         """Call ``function`` after a random delay, once earlier work of this executor is done."""
         future = self.create_future()
-        due_s = max(self._now_s, self._free_s.get(executor, 0.0)) + self._dice.expovariate(1 / 0.002)
+        work_s = self._dice.expovariate(1 / 0.002) + self.work_s(function)
+        due_s = max(self._now_s, self._free_s.get(executor, 0.0)) + work_s
         self._free_s[executor] = due_s
         self.call_at(due_s, _call, future, function, arguments)
         return future

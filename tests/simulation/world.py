@@ -72,6 +72,9 @@ class World:
         self.plan = plan
         self.dice = Random(f"world {plan.seed}")
         self.loop = VirtualLoop(self.dice)
+        self.loop.work_s = lambda function: {"train": plan.pace.train_s, "_write": plan.pace.sync_s}.get(
+            getattr(function, "__name__", ""), 0.0
+        )
         self.trace = Trace(self.loop.time, is_on=is_traced)
         self.prompts = Prompts()
         self.damage = Damage(plan)
@@ -86,7 +89,7 @@ class World:
         self.disk = Disk(self.dice, self.invariants.committed)
         self.checkpoints = self.disk.checkpoints
         self.network = Network(self.loop, self.dice, plan.weather, self.trace)
-        self.transfers = Transfers(self.dice)
+        self.transfers = Transfers(self.dice, plan.pace.transfer_s)
         self.directory = Directory(self.disk)
         self.processes: dict[str, Process] = {}
         self.stopping: dict[str, asyncio.Event] = {}
@@ -254,6 +257,7 @@ def stand_ins(world: World) -> Iterator[None]:
         (retention, "checkpoint", world.checkpoints),
         (session, "REPEAT_TICKS", REPEAT_TICKS),
         (rollout_actor, "RESEND_S", RESEND_S),
+        (runner, "memory_stall", lambda: world.plan.pace.memory_stall),
         (rollout_results, "RESEND_S", RESEND_S),
         (rollout_generations, "to_put_item", world.damage.put_item),
         (reward_actor, "problem_of", world.damage.problem_of),

@@ -34,6 +34,7 @@ from asyncrl.messages import (
     Refusal,
     Reject,
     ScoredTrajectory,
+    SettingsChanged,
     Span,
     SpoolRef,
     Stepped,
@@ -64,18 +65,22 @@ PEER = "trainer-0.1"
 class FakeLearner:
     """Counts its steps; each one waits for `may_train`."""
 
+    lr = 0.0
+
     def __init__(self, log: list[str]) -> None:
         self._log = log
         self.may_train = threading.Event()
         self.may_train.set()
         self.batches: list[list[Any]] = []
         self.versions: list[int | None] = []
+        self.rates: list[float] = []
 
     def assign_ranks(self, infos: list[TrajectoryInfo]) -> list[int]:
         return [0] * len(infos)
 
     def train(self, step: Step, policy_version: int | None) -> dict[str, float]:
         self.versions.append(policy_version)
+        self.rates.append(self.lr)
         self.may_train.wait(10)
         self._log.append(f"train {len(self.batches)}")
         self.batches.append(list(step.trajectories.values()))
@@ -413,6 +418,23 @@ def test_the_next_batch_is_asked_and_fetched_while_this_one_trains(scene):
         assert stage.learner.batches == []
 
     scene(play)
+
+
+def test_a_learning_rate_that_is_set_counts_from_the_next_step_on_for_every_rank(scene):
+    async def play(stage: Stage) -> None:
+        await stage.begin()
+        stage.learner.may_train.clear()
+        await stage.give(0)
+        await stage.until(lambda: bool(stage.learner.rates))
+        stage.say(SettingsChanged({"trainer.lr": 0.5, "sampling.max_tokens": 2}, "alice"))
+        await stage.give(1)
+        await stage.until(lambda: stage.actor._config.trainer.lr == 0.5)
+        stage.learner.may_train.set()
+        await stage.until(lambda: len(stage.learner.rates) == 2)
+        assert stage.learner.rates == [0.25, 0.5]
+        assert stage.actor._config.sampling.max_tokens == 128, "longer ones of earlier groups are sound"
+
+    scene(play, run={"steps": 9}, trainer={"lr": 0.25})
 
 
 def test_the_last_step_asks_for_no_further_batch(scene):

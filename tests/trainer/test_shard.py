@@ -42,6 +42,8 @@ NOWHERE = Path("nowhere")
 class FakeLearner:
     """Owns every second trajectory, and records what it was asked to do."""
 
+    lr = 0.0
+
     def __init__(self) -> None:
         self.done: list[object] = []
         self.error: Exception | None = None

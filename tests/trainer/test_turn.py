@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from asyncrl.actor.message import Message
-from asyncrl.messages import AskTurn, Asleep, Work
+from asyncrl.actor.occupancy import Occupancy
+from asyncrl.messages import Activity, AskTurn, Asleep, Work
 from asyncrl.trainer.turn import SharedDevices, Turns
 
 
@@ -30,13 +31,14 @@ class Everything:
         self.now_s += 1.0
         self.happened.append("awake")
 
-    async def in_thread(self, function: Any) -> Any:
+    async def in_thread(self, _activity: Activity, function: Any) -> Any:
         return function()
 
     def turns(self, *, are_shared: bool = True) -> Turns:
         both: Any = self
         devices = SharedDevices(both, both, self.in_thread) if are_shared else None
-        return Turns(both, devices, lambda: self.now_s)
+        occupancy = Occupancy[Activity](("waiting for the devices",))
+        return Turns(both, devices, occupancy, lambda: self.now_s)
 
 
 def test_a_turn_is_asked_for_and_given_back() -> None:

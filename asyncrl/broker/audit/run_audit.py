@@ -35,7 +35,6 @@ from asyncrl.broker.audit.step_rules import (
 from asyncrl.broker.ledger.audit import LEDGER, Audit, examine
 from asyncrl.broker.ledger.reader import LedgerMeta, read_ledger_meta, read_records
 from asyncrl.broker.ledger.record_book import RecordBook
-from asyncrl.broker.ledger.staleness_bound import most_versions
 from asyncrl.config.sections import Config
 from asyncrl.data.digest import check_same
 from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
@@ -78,7 +77,6 @@ class RunAudit:
         self._read_spool = read_spool
         self._list_segments = list_segments
         self._spool = spool
-        self._bound = most_versions(config.schedule)
         self._checked: dict[str, str] = {}
         self._unchecked: dict[str, str] = {}
 
@@ -161,7 +159,7 @@ class RunAudit:
                 except LedgerError as error:
                     yield str(error)
                     continue
-                yield from (f"samples/{file.name}: {p}" for p in sample_problems(book, step, rows, self._bound))
+                yield from (f"samples/{file.name}: {p}" for p in sample_problems(book, step, rows))
                 num_files, num_rows = num_files + 1, num_rows + len(rows)
             elif is_finished or step < book.first_needed_step:
                 yield f"samples/{file.name}: it is missing, but step {step} was done"
@@ -176,7 +174,7 @@ class RunAudit:
     def _payloads(self, book: RecordBook, claims: Claims) -> Iterator[str]:
         # A segment that was trimmed after it was listed counts as trimmed, and one that is new as there.
         segments = claims.segments | set(self._list_segments(self._directory.spool))
-        rules = SpoolRules(book, self._spool, segments, self._bound)
+        rules = SpoolRules(book, self._spool, segments)
         unreadable = 0
         for found in self._read_spool(self._directory.spool):
             if isinstance(found, str):

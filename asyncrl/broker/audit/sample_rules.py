@@ -14,7 +14,7 @@ from asyncrl.messages import Unit
 from asyncrl.observe.samples import SampleFacts
 
 
-def sample_problems(book: RecordBook, step: int, rows: Sequence[SampleFacts], bound: int | None) -> Iterator[str]:
+def sample_problems(book: RecordBook, step: int, rows: Sequence[SampleFacts]) -> Iterator[str]:
     """Sentences about the samples of one step, without the name of the file."""
     batch = {item.result.unit: item for item in book.batch(step)}
     times = Counter(Unit(row.group_id, row.index) for row in rows)
@@ -27,10 +27,10 @@ def sample_problems(book: RecordBook, step: int, rows: Sequence[SampleFacts], bo
             yield f"{unit_name(unit)} is there {number} times"
     for row in rows:
         if item := batch.get(Unit(row.group_id, row.index)):
-            yield from _row_problems(book, item, row, bound)
+            yield from _row_problems(book, item, row)
 
 
-def _row_problems(book: RecordBook, item: TrainedTrajectory, row: SampleFacts, bound: int | None) -> Iterator[str]:
+def _row_problems(book: RecordBook, item: TrainedTrajectory, row: SampleFacts) -> Iterator[str]:
     name, version = unit_name(item.result.unit), book.versions.of_step(item.step)
     if item.rewarded is not None and row.reward != item.rewarded.reward:
         yield f"{name} has the reward {row.reward}: expected {item.rewarded.reward}, as in the ledger"
@@ -44,4 +44,5 @@ def _row_problems(book: RecordBook, item: TrainedTrajectory, row: SampleFacts, b
         )
     if row.staleness != (staleness := version - item.result.summary.oldest_version):
         yield f"{name} has the staleness {row.staleness}: expected {staleness}"
+    bound = book.bounds.of(item.result.unit.group_id)
     yield from span_problems(item.result, row.spans, row.num_tokens, version, bound)

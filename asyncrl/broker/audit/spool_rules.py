@@ -45,15 +45,13 @@ class SpoolRules:
     Args:
         spool: Name of the spool in the records.
         segments: Numbers of the segment files there are.
-        bound: Most versions between a trained token and the version that trains on it; None for no bound.
     """
 
-    def __init__(self, book: RecordBook, spool: str, segments: Collection[int], bound: int | None) -> None:
+    def __init__(self, book: RecordBook, spool: str, segments: Collection[int]) -> None:
         records = list(book.stored())
         own = [record for record in records if record.ref.spool == spool]
         self._book = book
         self._spool = spool
-        self._bound = bound
         self._segments = segments
         self._steps = {group_id: step for step, groups in book.steps.items() for group_id in groups}
         self._here: dict[Place, Result | Progressed] = {
@@ -110,4 +108,5 @@ class SpoolRules:
         step = self._steps.get(record.unit.group_id) if record.unit.split == "train" else None
         trained = None if step is None else self._book.versions.of_step(step)
         num_tokens = len(memoryview(trajectory.completion_ids).cast("B")) // 4
-        yield from span_problems(record, trajectory.spans, num_tokens, trained, self._bound)
+        bound = self._book.bounds.of(record.unit.group_id)
+        yield from span_problems(record, trajectory.spans, num_tokens, trained, bound)

@@ -14,6 +14,8 @@ class AdmissionBook:
         self._group_size = group_size
         self._num_greedy = num_greedy
         self.next_group_id = 0
+        self.max_tokens = 0
+        """Longest completion of the next groups; 0 takes the one of the configuration."""
         self.num_needed = num_needed
         """Groups still to be admitted, at first all that the steps consume."""
 
@@ -40,4 +42,11 @@ class AdmissionBook:
         self.next_group_id = draw.group_id + 1
         self.num_needed -= 1
         size = self._group_size + self._num_greedy
-        return Group(draw.group_id, draw.prompt, size, min_version=policy_version, num_greedy=self._num_greedy)
+        return Group(
+            draw.group_id,
+            draw.prompt,
+            size,
+            min_version=policy_version,
+            num_greedy=self._num_greedy,
+            max_tokens=self.max_tokens,
+        )

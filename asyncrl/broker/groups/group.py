@@ -109,6 +109,8 @@ class Group(Struct, eq=False, gc=False):
     """Reason for which the trainer left the group out of its step; empty if it did not."""
     num_greedy: int = 0
     """The last ``num_greedy`` trajectories are decoded greedily, as a baseline for the others; none is trained on."""
+    max_tokens: int = 0
+    """Longest completion, if it was set while the run went on; 0 takes the one of the configuration."""
     slots: tuple[Slot, ...] = ()
     """[size] By index. A tuple, because the garbage collector stops tracking tuples of untracked objects."""
 

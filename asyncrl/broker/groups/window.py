@@ -12,6 +12,9 @@ version ``(g - W) // (P T) + 1``, which is ``g // (P T) - S``, is live; and it i
 that version or a newer one. So no token in it is older than S versions when it is trained on. Freeing the window when a
 batch is *taken*, before its weights are live, would admit groups that are already too stale.
 
+The size may change while the run goes on. A larger window admits more at once. A smaller one admits none until fewer
+groups are open than it holds; so at each admission at most W - 1 others are open, with the W of that moment.
+
 Dropped groups contribute to no weights and retire at once; while they are open they only make the bound tighter.
 """
 
@@ -26,7 +29,10 @@ class Window:
         self.num_admitted = 0
         self.num_retired = 0
         self.room = size
-        """Groups that may be admitted now: ``size - num_open``, kept because every message asks for it."""
+        """
+        Groups that may be admitted now: ``size - num_open``, kept because every message asks for it. Below 0 after the
+        window was made smaller.
+        """
         self._open: set[int] = set()
         self._consumed: dict[int, list[int]] = {}
         self.peak = 0
@@ -36,8 +42,13 @@ class Window:
     def num_open(self) -> int:
         return len(self._open)
 
+    def resize(self, size: int) -> None:
+        """Hold ``size`` groups from now on."""
+        self.room += size - self.size
+        self.size = size
+
     def admit(self, group_id: int) -> None:
-        if not self.room or group_id in self._open:
+        if self.room <= 0 or group_id in self._open:
             raise BrokenInvariant(
                 f"group {group_id} admitted with {self.num_open} of {self.size} groups open: the bound is broken"
             )

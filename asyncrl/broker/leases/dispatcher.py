@@ -201,6 +201,11 @@ class Dispatcher:
         """Wait for these rollouts of the broker's earlier life: they may still sample what looks unleased."""
         self._absent = names
 
+    @property
+    def awaited(self) -> list[str]:
+        """Rollouts of the broker's earlier life whose report is awaited before any lease is granted."""
+        return sorted(self._absent)
+
     def adopt(self, node: Node, held: Sequence[Held], now_s: float) -> None:
         """Lease to a node the trajectories it still samples since an earlier session; cancel the unwanted ones."""
         self._absent.discard(node.name)

@@ -4,7 +4,7 @@ Queue of stored trajectories by group, and which reward node grades which.
 Trajectories whose spool is away are parked: no reward node could read them.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from asyncrl.broker.groups.group import Group, Slot
 from asyncrl.messages import Split, Unit
@@ -32,6 +32,10 @@ class GradeBook:
     @property
     def num_waiting(self) -> int:
         return sum(map(len, self.waiting.values()))
+
+    def num_assigned(self) -> Counter[str]:
+        """Trajectories that are being graded, by the peer of the reward node."""
+        return Counter(peer for _, peer in self._assigned.values())
 
     def assign(self, peer: str, at_most: int) -> list[Slot]:
         """Assign up to ``at_most`` slots to a reward node, all of one group: the group that waits longest."""

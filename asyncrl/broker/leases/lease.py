@@ -74,6 +74,10 @@ class LeaseBook:
             if not lease.open:
                 self._remove([lease])
 
+    def of_node(self, node: str) -> list[OpenLease]:
+        """Open leases of one node, by its peer."""
+        return list(self._of_node.get(node, {}).values())
+
     def renew(self, node: str, now_s: float) -> None:
         for lease in self._of_node.get(node, {}).values():
             lease.deadline_s = now_s + self._lease_s

@@ -17,7 +17,7 @@ def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
         indices=list(lease.open),
         split=group.split,
         prompt=group.prompt,
-        sampling=config.evaluation.sampling(training) if is_evaluation else _recorded(config),
+        sampling=_sampling(config, group),
         seed=sampling_seed(config.run.seed, group.group_id, group.size) if is_seeded else None,
         max_prompt_tokens=config.data.max_prompt_tokens,
         expires_in_s=config.schedule.lease_s,
@@ -27,9 +27,13 @@ def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
     )
 
 
-def _recorded(config: Config) -> Sampling:
-    """Sampling of trajectories for training, with the masks and routes to record."""
-    return replace(config.sampling.sampling(), replay_routes=config.rollout.replay_routes)
+def _sampling(config: Config, group: Group) -> Sampling:
+    """Sampling of a group's trajectories; of those for training, with the masks and routes to record."""
+    if group.split == "held_out":
+        sampling = config.evaluation.sampling(config.sampling)
+    else:
+        sampling = replace(config.sampling.sampling(), replay_routes=config.rollout.replay_routes)
+    return replace(sampling, max_tokens=group.max_tokens or sampling.max_tokens)
 
 
 def sampling_seed(run_seed: int, group_id: int, group_size: int) -> int:

@@ -70,6 +70,7 @@ class Audit(Struct, frozen=True, kw_only=True):
     peak_open: int
     """Most groups open at once. A trained group stays open until the weights of its step are live."""
     window: int
+    """Largest window that the run had."""
     reissued: dict[str, int]
     """Trajectories leased again, by cause, most frequent first."""
     duplicates: int
@@ -114,7 +115,7 @@ def examine(records: Iterable[AnyRecord], schedule: Schedule, num_greedy: int = 
         num_greedy: Trajectories of each group that are graded, but not trained on.
     """
     group_size, max_staleness = schedule.group_size, schedule.max_staleness
-    counts, rules = RecordCounts(), RecordRules(schedule, num_greedy)
+    counts, rules = RecordCounts(schedule), RecordRules(schedule, num_greedy)
     for record in records:
         counts.add(record)
         rules.add(record)
@@ -140,7 +141,7 @@ def examine(records: Iterable[AnyRecord], schedule: Schedule, num_greedy: int = 
         skipped=len(_skipped(counts)),
         double_trained=sum(len(steps) > 1 for steps in taken.values()),
         peak_open=counts.peak_open,
-        window=schedule.window,
+        window=counts.window,
         reissued=dict(counts.reissued.most_common()),
         duplicates=counts.num_duplicates,
         failed_attempts=dict(counts.failed_attempts.most_common()),
@@ -218,8 +219,9 @@ def _schedule_problems(counts: RecordCounts, schedule: Schedule) -> Iterator[str
     for step, group_ids in counts.batches.items():
         if len(group_ids) != size:
             yield f"the batch of step {step} has {len(group_ids)} of {size} groups (groups_per_step)"
-    if counts.peak_open > schedule.window:
-        yield f"{counts.peak_open} groups were open at once, but the window holds {schedule.window}"
+    num_open, window = counts.over_window
+    if num_open:
+        yield f"{num_open} groups were open at once, but the window holds {window}"
 
 
 # ── parts of the counts ─────────────────────────────────────────────────────────────────────

@@ -25,18 +25,21 @@ from asyncrl.broker.ledger.records import (
     Restarted,
     Result,
     Rewarded,
+    SettingsSet,
     Taken,
     Untrained,
     VersionLive,
 )
 from asyncrl.broker.ledger.trained_versions import TrainedVersions
+from asyncrl.config.live import schedule_with
+from asyncrl.config.sections import Schedule
 from asyncrl.messages import TrajectorySummary, Unit
 
 
 class RecordCounts:
     """Apply every record in order with `add`, then read the counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         self.admitted: Counter[int] = Counter()
         self.results: Counter[Unit] = Counter()
         """Results of each unit since its group was admitted or restarted, without refused ones."""
@@ -73,6 +76,11 @@ class RecordCounts:
         )
         """Completion tokens that were not trained on, by cause."""
         self.peak_open = 0
+        self.window = schedule.window
+        """Largest window so far."""
+        self.over_window = (0, 0)
+        """Most groups open at an admission to a full window, and its size; zeros if there was none."""
+        self._schedule = schedule
         self._open: set[int] = set()
         self._seen_units: defaultdict[int, set[Unit]] = defaultdict(set)
         """Units with a result or a reward, of groups neither trained nor dropped."""
@@ -84,7 +92,7 @@ class RecordCounts:
             case Admitted(group_id=group_id):
                 self.admitted[group_id] += 1
                 self._open.add(group_id)
-                self.peak_open = max(self.peak_open, len(self._open))
+                self._check_window()
             case Result(unit=unit, summary=summary):
                 self.results[unit] += 1
                 self.summaries.setdefault(unit, summary)
@@ -105,10 +113,20 @@ class RecordCounts:
                 self._seen_units.pop(group_id, None)
             case Restarted():
                 self._restart(record)
+            case SettingsSet(values=values):
+                self._schedule = schedule_with(self._schedule, values)
+                self.window = max(self.window, self._schedule.window)
             case Refused() | Untrained() | Duplicate() | Reissued() | FailedAttempt():
                 self._add_failure(record)
             case _:
                 pass  # Measured, Progressed, NodeEvent: nothing to count
+
+    def _check_window(self) -> None:
+        """Judge an admission. A window that was made smaller empties until it has room."""
+        num_open, window = len(self._open), self._schedule.window
+        self.peak_open = max(self.peak_open, num_open)
+        if num_open > window:
+            self.over_window = max(self.over_window, (num_open, window))
 
     def summaries_of(self, group_id: int, group_size: int) -> list[TrajectorySummary]:
         """Summaries of a training group's finished trajectories, by index."""

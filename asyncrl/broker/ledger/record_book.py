@@ -25,10 +25,13 @@ from asyncrl.broker.ledger.records import (
     Restarted,
     Result,
     Rewarded,
+    SamplingPaused,
+    SettingsSet,
     Taken,
     Untrained,
     VersionLive,
 )
+from asyncrl.broker.ledger.staleness_bound import BoundBook
 from asyncrl.broker.ledger.trained_versions import TrainedVersions
 from asyncrl.config.sections import Schedule
 from asyncrl.messages import Unit
@@ -66,6 +69,7 @@ class RecordBook:
         self.commits: list[Committed] = []
         self.versions = TrainedVersions(schedule.steps_per_publish)
         self.measured: list[Measured] = []
+        self.bounds = BoundBook(schedule)
 
     @property
     def next_step(self) -> int:
@@ -116,6 +120,7 @@ class RecordBook:
             case Admitted(group_id=group_id):
                 self.admitted.setdefault(group_id, record)
                 self.min_versions[group_id] = record.policy_version
+                self.bounds.admitted(group_id)
             case Restarted(group_id=group_id):
                 self._restart(record)
             case Progressed() | Result() | Rewarded() | FailedAttempt() | Refused() | Reissued():
@@ -134,7 +139,9 @@ class RecordBook:
                 self.versions.add(record)
             case Measured():
                 self.measured.append(record)
-            case Duplicate() | NodeEvent():
+            case SettingsSet(values=values):
+                self.bounds.changed(values)
+            case Duplicate() | NodeEvent() | SamplingPaused():
                 pass  # They change no state.
 
     def _add_to_unit(self, record: Progressed | Result | Rewarded | FailedAttempt | Refused | Reissued) -> None:
@@ -156,6 +163,7 @@ class RecordBook:
         """Void everything sampled for the group."""
         self.min_versions[record.group_id] = record.policy_version
         self.restarts[record.group_id] += 1
+        self.bounds.restarted(record.group_id)
         self._forget(self.units(record.group_id))
 
     def _forget(self, units: Iterable[Unit]) -> None:

@@ -26,7 +26,6 @@ from asyncrl.broker.ledger.records import (
     Untrained,
     VersionLive,
 )
-from asyncrl.broker.ledger.staleness_bound import most_versions
 from asyncrl.config.sections import Schedule
 from asyncrl.messages import Unit
 
@@ -35,7 +34,6 @@ class RecordRules:
     """Add every record in order; ``book`` has the state at the end."""
 
     def __init__(self, schedule: Schedule, num_greedy: int = 0) -> None:
-        self._most_versions = most_versions(schedule)
         self.book = RecordBook(schedule, num_greedy)
         self._problems: list[str] = []
         self._of_taken: dict[int, list[str]] = {}
@@ -129,7 +127,7 @@ class RecordRules:
             yield from self._stale(step, version, result)
 
     def _stale(self, step: int, version: int, result: Result) -> Iterator[str]:
-        summary, bound = result.summary, self._most_versions
+        summary, bound = result.summary, self.book.bounds.of(result.unit.group_id)
         staleness, newest = version - summary.oldest_version, summary.newest_version
         if bound is not None and staleness > bound:
             yield (

@@ -11,6 +11,7 @@ Records of the ledger: the events of a run in order, without anything that can b
     Untrained                                                 the trainer left a taken group out of its step
     Duplicate                                                 a second trajectory of a unit: counted, not kept
     VersionLive · Measured · NodeEvent                        weights, evaluations, membership
+    SamplingPaused · SettingsSet                              an operator's decisions
 
 A restarted broker replays the records from first to last to recover its state. Leases are not recorded: the nodes that
 hold them report them. On disk a record is a msgpack array ``[class name, field, ...]``, so fields may only be appended,
@@ -195,9 +196,28 @@ class NodeEvent(Record, frozen=True):
     """Unix time at the broker. Informative only: no rule reads it."""
 
 
+class SamplingPaused(Record, frozen=True):
+    """An operator paused sampling, or let it go on."""
+
+    is_paused: bool
+    by: str
+    at_s: float
+    """Unix time at the broker. Informative only: no rule reads it."""
+
+
+class SettingsSet(Record, frozen=True):
+    """An operator set live settings, which count for what happens from here on."""
+
+    values: dict[str, bool | int | float | str]
+    """New values by full key, such as ``schedule.staleness``."""
+    by: str
+    at_s: float
+    """Unix time at the broker. Informative only: no rule reads it."""
+
+
 AnyRecord = (
     Admitted | Progressed | Result | Duplicate | Rewarded | Refused | FailedAttempt | Reissued | Restarted | Dropped
-    | Taken | Untrained | Committed | VersionLive | Measured | NodeEvent
+    | Taken | Untrained | Committed | VersionLive | Measured | NodeEvent | SamplingPaused | SettingsSet
 )  # fmt: skip
 
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)

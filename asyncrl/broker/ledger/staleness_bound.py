@@ -9,6 +9,10 @@ Bound on the staleness of a trained trajectory that a schedule promises, in poli
     ``max_staleness = L``, train or mask        no further bound: older trajectories are trained on and counted
     ``order = "completion"`` alone              none
 
+A schedule whose staleness, and with it W, is set while the run goes on promises each group the bound of the schedule
+under which it was admitted: the proof counts the groups that are open then. A group that is restarted may find more
+open than W holds by now, so it is promised the largest bound of all schedules so far. R never changes.
+
 Of two bounds the smaller holds. Partial rollout changes neither: a trajectory's oldest token is as new as the version
 that was live when its group was admitted or restarted.
 
@@ -20,6 +24,9 @@ groups of the steps before s are
 So s <= v T + (W + R - 2) / P, and step s trains version floor(s / T), which is at most v + (W + R - 2) / (P T).
 """
 
+from collections.abc import Mapping
+
+from asyncrl.config.live import Value, schedule_with
 from asyncrl.config.sections import Schedule
 
 
@@ -27,3 +34,28 @@ def most_versions(schedule: Schedule) -> int | None:
     """Largest staleness at which a trajectory may be trained on; None if the schedule promises no bound."""
     bounds = schedule.most_versions_by_order, schedule.kept_max_staleness
     return min((bound for bound in bounds if bound is not None), default=None)
+
+
+class BoundBook:
+    """Bound that each group was promised, under a schedule that may be changed."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        """Schedule by now."""
+        self._bounds = [most_versions(schedule)]
+        """Bounds of all schedules so far."""
+        self._of_group: dict[int, int | None] = {}
+
+    def changed(self, values: Mapping[str, Value]) -> None:
+        self.schedule = schedule_with(self.schedule, values)
+        self._bounds.append(most_versions(self.schedule))
+
+    def admitted(self, group_id: int) -> None:
+        self._of_group[group_id] = self._bounds[-1]
+
+    def restarted(self, group_id: int) -> None:
+        self._of_group[group_id] = None if None in self._bounds else max(filter(None, self._bounds), default=0)
+
+    def of(self, group_id: int) -> int | None:
+        """Most versions between a token of the group and the version that trains on it; None without a bound."""
+        return self._of_group.get(group_id, self._bounds[-1])

@@ -60,7 +60,7 @@ def _verifier_metrics(slots: Sequence[Slot]) -> dict[str, float]:
 
 
 class WaitShare:
-    """Share of time that rollouts were idle between two steps, from the running totals in their heartbeats."""
+    """Share of time between two steps in which rollouts had nothing to sample, from the totals in their heartbeats."""
 
     def __init__(self) -> None:
         self._before: dict[str, tuple[float, float]] = {}
@@ -68,14 +68,16 @@ class WaitShare:
 
     def share(self, nodes: Iterable[Node]) -> float:
         """Idle share since the last call; the previous value if no heartbeat arrived in between."""
-        busy_s = wait_s = 0.0
+        total_s = sampling_s = 0.0
         for node in nodes:
-            was_busy_s, was_waiting_s = self._before.get(node.peer, (0.0, 0.0))
-            busy_s += node.beat.busy_s - was_busy_s
-            wait_s += node.beat.wait_s - was_waiting_s
-            self._before[node.peer] = (node.beat.busy_s, node.beat.wait_s)
-        if busy_s + wait_s > 0:
-            self._last = wait_s / (busy_s + wait_s)
+            seconds = node.beat.seconds
+            now = sum(seconds.values()), seconds.get("sampling", 0.0) + seconds.get("swapping", 0.0)
+            before = self._before.get(node.peer, (0.0, 0.0))
+            total_s += now[0] - before[0]
+            sampling_s += now[1] - before[1]
+            self._before[node.peer] = now
+        if total_s > 0:
+            self._last = 1 - sampling_s / total_s
         return self._last
 
 

@@ -13,12 +13,16 @@ from asyncrl.broker.failures import recorded
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics import batch_metrics
 from asyncrl.broker.metrics.gap_alarm import GapAlarm
+from asyncrl.broker.metrics.idle_causes import idle_causes
+from asyncrl.broker.metrics.time_book import TimeBook
 from asyncrl.broker.scheduler import Scheduler
+from asyncrl.broker.status.incidents import IncidentBook
 from asyncrl.config.sections import Config
 from asyncrl.errors import RunFailed
 from asyncrl.log import get_logger
 from asyncrl.messages import Live, Stepped
 from asyncrl.observe.run_directory import Outcome, RunDirectory, RunSummary
+from asyncrl.observe.times import TimesLine
 
 log = get_logger()
 
@@ -49,19 +53,30 @@ class RunFiles:
         metrics, events = directory.read_metrics(), directory.read_events()
         self.versions = {int(line["step"]): int(line["version"]) for line in metrics}
         """Policy version of the weights before each step that has a line."""
+        self.last_line: dict[str, Any] = dict(metrics[-1]) if metrics else {}
+        """Metrics of the last step."""
+        self.incidents = IncidentBook(events)
         self._started_s = clock() - max(
             (float(line["time_s"]) for line in [*metrics, *events] if "time_s" in line), default=0.0
         )
         self._waits = batch_metrics.WaitShare()
         self._swap_times = batch_metrics.SwapTimes()
         self._totals = batch_metrics.RunTotals(metrics)
+        self._times = TimeBook(clock())
         self._gap_alarm = GapAlarm(config, metrics)
         self._is_concluded = False
         scheduler.failures.restore(recorded(events))
 
     def event(self, kind: str, /, **fields: Any) -> None:
         log.info(kind, **fields)
-        self._directory.append_event(kind, **fields, time_s=round(self._time_s(), 3))
+        self._directory.append_event(kind, **fields, time_s=round(self.time_s, 3))
+        self.incidents.add(kind, fields, self.time_s)
+
+    def tick(self) -> None:
+        """Note what every node does; a few times a second."""
+        if not self._scheduler.is_over:
+            causes = idle_causes(self._scheduler)
+            self._times.tick(self._clock(), self._scheduler.nodes.all(), causes)
 
     def swapped(self, live: Live) -> None:
         """Note the swap times of a rollout that changed to a new version."""
@@ -78,14 +93,17 @@ class RunFiles:
             return None
         wait = self._waits.share(self._scheduler.nodes.of("rollout"))
         max_staleness, has_turns = self._config.schedule.max_staleness, self._config.environment.is_set
-        line = batch_metrics.line(stepped, groups, wait, self._time_s(), max_staleness, has_turns=has_turns)
+        line = batch_metrics.line(stepped, groups, wait, self.time_s, max_staleness, has_turns=has_turns)
         line |= self._scheduler.training.filtering.metrics(stepped.step)
         line |= self._swap_times.metrics(self._scheduler.transfers.live_version)
         line["ledger_records"] = float(self._num_records())
         line["failed"] = float(self._scheduler.failures.since_last_step())
         self.versions[stepped.step] = stepped.policy_version
         self._totals.add(line)
+        self.last_line = line
         self._directory.append_metrics(line)
+        if self._times.is_due(self._clock()):
+            self._write_times(stepped.step)
         if updates := line.get("skipped"):
             cause = "a loss or a gradient was not finite" if groups else "every group of the step was refused"
             self.event("step.skipped", step=stepped.step, updates=int(updates), cause=cause)
@@ -109,6 +127,10 @@ class RunFiles:
             return cause or str(failure)
         return cause
 
+    def _write_times(self, step: int) -> None:
+        span_s, nodes = self._times.take(self._clock())
+        self._directory.append_times(TimesLine(step, self.time_s, span_s, nodes))
+
     def _write_summary(self, cause: str, status: Outcome) -> None:
         # An evaluation in which every prompt failed measured nothing.
         results = [result for result in self._scheduler.evaluation.results if result.num_prompts]
@@ -116,6 +138,7 @@ class RunFiles:
         failures = self._scheduler.failures
         for fields in failures.events(self._clock(), is_over=True):
             self.event(FAILED_EVENT, **fields)
+        self._write_times(totals.steps - 1)
         self.event("run.finished", status=status, cause=cause)
         self._directory.write_summary(
             RunSummary(
@@ -126,7 +149,7 @@ class RunFiles:
                 steps=totals.steps,
                 steps_planned=self._config.run.steps,
                 versions=max(self._scheduler.transfers.live_version, 0),
-                wall_s=round(self._time_s(), 3),
+                wall_s=round(self.time_s, 3),
                 base_accuracy=next((r.accuracy for r in results if r.policy_version == 0), None),
                 held_out_accuracy=results[-1].accuracy if results else None,
                 trained_tokens=totals.tokens,
@@ -139,7 +162,8 @@ class RunFiles:
             )
         )
 
-    def _time_s(self) -> float:
+    @property
+    def time_s(self) -> float:
         """Duration of the run, summed over all restarts of the broker."""
         return self._clock() - self._started_s
 

@@ -1,8 +1,13 @@
 """Connected nodes: role, credits, versions, and when each was last heard."""
 
+import math
+
 from msgspec import Struct
 
 from asyncrl.messages import Beat, Hello, Member, Ready, Role, WeightsVia
+
+RATE_S = 10.0
+"""Time constant of the average of a node's tokens per second."""
 
 
 class Node(Struct, eq=False, gc=False):
@@ -17,6 +22,10 @@ class Node(Struct, eq=False, gc=False):
     host: str = ""
     """Name of a trainer's machine, as it says."""
     beat: Beat = Beat()
+    beat_at_s: float = 0.0
+    """Time of the last beat; 0 before the first."""
+    tokens_per_s: float = 0.0
+    """Average over about `RATE_S`, the last beats counting most."""
     credit_limit: int = 0
     """Latest `Offer`: running total of trajectories it will take."""
     granted: int = 0
@@ -49,6 +58,13 @@ class Node(Struct, eq=False, gc=False):
     def is_able(self) -> bool:
         """True if it can be given work now. A rollout needs weights first."""
         return self.credits > 0 and not self.is_quiet and (self.role != "rollout" or self.policy_version >= 0)
+
+    def beats(self, beat: Beat, now_s: float) -> None:
+        """Keep a heartbeat, and follow the rate of its tokens."""
+        seconds, tokens = now_s - self.beat_at_s, beat.tokens - self.beat.tokens
+        if self.beat_at_s and seconds > 0 and tokens >= 0:
+            self.tokens_per_s += (1 - math.exp(-seconds / RATE_S)) * (tokens / seconds - self.tokens_per_s)
+        self.beat, self.beat_at_s = beat, now_s
 
     def __repr__(self) -> str:
         return f"<Node {self.name} v{self.policy_version} credits={self.credits}>"

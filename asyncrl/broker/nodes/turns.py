@@ -51,6 +51,10 @@ class TurnBook:
         is_trainers = any(node.peer in self._awake for node in self._nodes.of("trainer"))
         return not (is_trainers or self._told) and all(node.peer in self._awake for node in self._nodes.rollouts())
 
+    def is_asleep(self, peer: str) -> bool:
+        """True if the node waits for the devices, which others use."""
+        return self.is_used and peer in self._asking
+
     def joined(self, node: Node) -> None:
         if self.is_used and node.role in SHARERS:
             self._awake.add(node.peer)

@@ -46,6 +46,9 @@ class EvaluationBook:
 
     def __init__(self, config: Evaluation, prompts: Sequence[Prompt], final_version: int, groups: GroupBook) -> None:
         self._config = config
+        self.every_versions = config.every_versions
+        self.max_tokens = 0
+        """Longest completion of the next evaluations; 0 takes the one of the configuration."""
         self._prompts = prompts
         self._final_version = final_version
         self._groups = groups
@@ -69,7 +72,7 @@ class EvaluationBook:
 
     def version_live(self, policy_version: int) -> None:
         """Decide if an evaluation is due at this version, or at an earlier one that a broker died before recording."""
-        every, last = self._config.every_versions, max(self._last_version, 0)
+        every, last = self.every_versions, max(self._last_version, 0)
         self._last_version = policy_version
         wanted = (
             (policy_version == 0 and self._config.at_start)
@@ -84,7 +87,14 @@ class EvaluationBook:
         if not self.is_waiting:
             return None
         groups = [
-            Group(self._next_group_id + i, prompt, self._config.samples, min_version=policy_version, split="held_out")
+            Group(
+                self._next_group_id + i,
+                prompt,
+                self._config.samples,
+                min_version=policy_version,
+                split="held_out",
+                max_tokens=self.max_tokens,
+            )
             for i, prompt in enumerate(self._prompts)
         ]
         self._next_group_id += len(groups)

@@ -6,7 +6,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from asyncrl.messages import Evaluated
+from asyncrl.messages import Evaluated, Paused, SettingsChanged
 from asyncrl.messages import Progress as Step
 from asyncrl.observe.report.evaluation_charts import multi_sample_metrics
 
@@ -50,6 +50,7 @@ class Screen:
             transient=True,
             disable=not console.is_terminal,
         )
+        self._is_paused = False
         self._printed = 0
         """Number of failures in the last line about them."""
         self._task = self._bar.add_task("", total=steps)
@@ -72,7 +73,7 @@ class Screen:
             self.say(LEGEND)
             if "turns_mean" in step.metrics:
                 self.say(LEGEND_OF_TURNS)
-        self.say(step_line(step, self._eta_s(step)))
+        self.say(step_line(step, self._eta_s(step)) + (" (paused)" if self._is_paused else ""))
         self._bar.update(self._task, completed=step.step + 1)
 
     def evaluated(self, evaluated: Evaluated) -> None:
@@ -88,6 +89,19 @@ class Screen:
 
     def exited(self, node: str, cause: str, *, restarting: bool) -> None:
         self.say(f"{node} {cause}{'; starting it again' if restarting else ''}")
+
+    def paused(self, paused: Paused) -> None:
+        """Show that an operator paused sampling, or let it go on."""
+        self._is_paused = paused.is_paused
+        self._bar.update(self._task, description="paused" if paused.is_paused else "")
+        if paused.is_paused:
+            self.say(f"paused by {paused.by}: no new leases; `asyncrl resume-sampling` lets sampling go on")
+        else:
+            self.say(f"sampling goes on: {paused.by} ended the pause")
+
+    def changed(self, changed: SettingsChanged) -> None:
+        for key, value in changed.values.items():
+            self.say(f"{key} = {value} from now on, set by {changed.by}")
 
     def left(self, node: str) -> None:
         self.say(f"{node} was drained and has left")

@@ -24,7 +24,18 @@ from asyncrl.client.handshake import identity, leave, send_beats
 from asyncrl.client.run_address import locate
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, LedgerError, LinkError, RunFailed
-from asyncrl.messages import Beat, Evaluated, Exited, Failures, Finished, Interrupt, Progress, Role
+from asyncrl.messages import (
+    Beat,
+    Evaluated,
+    Exited,
+    Failures,
+    Finished,
+    Interrupt,
+    Paused,
+    Progress,
+    Role,
+    SettingsChanged,
+)
 from asyncrl.node.machine.devices import Devices
 from asyncrl.node.runner import join_steadily
 from asyncrl.observe.run_directory import RunDirectory
@@ -212,6 +223,10 @@ class Supervisor:
                     self._screen.step(message)
                 case Failures(counts=counts):
                     self._screen.failures(counts)
+                case Paused():
+                    self._screen.paused(message)
+                case SettingsChanged():
+                    self._screen.changed(message)
                 case Evaluated():
                     self._has_begun = True
                     self._screen.evaluated(message)

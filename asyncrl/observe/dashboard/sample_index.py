@@ -1,5 +1,5 @@
 """
-An index of every sample of a run by its numbers, in memory: about 50 bytes a sample, so a million fit and are filtered
+An index of every sample of a run by its numbers, in memory: about 100 bytes a sample, so a million fit and are filtered
 in milliseconds. Texts stay in their files.
 
     samples/step_000041.parquet ─ a few columns ─▶ Block of arrays ─┐

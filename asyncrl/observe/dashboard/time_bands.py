@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
+
+from asyncrl.observe.times import NodeTimes, TimesLine
 
 MAX_SPANS = 1024
 SLICE_BYTES = 4 << 20
@@ -23,17 +24,6 @@ BUDGET_S = 0.2
 """Seconds that one call reads for."""
 
 Grid = NDArray[np.float32]
-
-
-class NodeTimes(Struct, frozen=True):
-    role: str = ""
-    seconds: dict[str, float] = {}
-
-
-class TimesLine(Struct, frozen=True):
-    time_s: float
-    span_s: float
-    nodes: dict[str, NodeTimes] = {}
 
 
 DECODER = msgspec.json.Decoder(TimesLine)
@@ -197,5 +187,7 @@ def bands_of_metrics(metrics: Sequence[dict[str, Any]]) -> TimeBands:
         before_s = end_s
         if (rest := span_s - sum(seconds.values())) > 0:
             seconds["other"] = rest
-        bands.add(TimesLine(end_s, max(span_s, 0.0), {"trainer": NodeTimes("trainer", seconds)}))
+        bands.add(
+            TimesLine(int(line.get("step", 0)), end_s, max(span_s, 0.0), {"trainer": NodeTimes("trainer", seconds)})
+        )
     return bands

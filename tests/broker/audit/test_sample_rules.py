@@ -23,7 +23,7 @@ def problems(*rows: SampleFacts) -> list[str]:
         book.add(Result(Unit(0, index), 1, SpoolRef("s", 0, 0, 1, 0), summary))
         book.add(Rewarded(Unit(0, index), 0.5))
     book.add(Taken(0, [0]))
-    return list(sample_problems(book, 0, rows, bound=0))
+    return list(sample_problems(book, 0, rows))
 
 
 def test_rows_that_fit() -> None:

@@ -37,7 +37,7 @@ def rules(*segments: int, spool: str = "spool") -> SpoolRules:
     book = RecordBook(Schedule(groups_per_step=1, group_size=1))
     book.add(Admitted(0, 0, 0, 0))
     book.add(Result(Unit(0, 0), 1, SpoolRef("spool", 3, 16, 90, 7), SUMMARY))
-    return SpoolRules(book, spool, segments, bound=1)
+    return SpoolRules(book, spool, segments)
 
 
 def test_a_payload_that_fits_its_record() -> None:

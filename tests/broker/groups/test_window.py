@@ -78,3 +78,19 @@ def test_what_was_never_opened_and_what_was_consumed_cannot_be_consumed(step: in
 
     with pytest.raises(BrokenInvariant, match=f"step {step}"):
         window.consume(step, group_ids)
+
+
+def test_a_window_that_grows_has_room_at_once_and_one_that_shrinks_once_it_has_emptied() -> None:
+    window = Window(2)
+    for group_id in range(2):
+        window.admit(group_id)
+    window.resize(3)
+    assert window.room == 1
+    window.admit(2)
+    window.resize(1)
+    assert window.room == -2
+    with pytest.raises(BrokenInvariant, match="3 of 1 groups open"):
+        window.admit(3)
+    for group_id in range(3):
+        window.drop(group_id)
+    assert window.room == 1

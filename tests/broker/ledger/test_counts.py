@@ -15,11 +15,12 @@ from asyncrl.broker.ledger.records import (
     VersionLive,
 )
 from asyncrl.broker.ledger.trained_versions import TrainedVersions
+from asyncrl.config.sections import Schedule
 from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
 
 
 def of(*records: AnyRecord) -> RecordCounts:
-    counts = RecordCounts()
+    counts = RecordCounts(Schedule())
     for record in records:
         counts.add(record)
     return counts

@@ -20,6 +20,8 @@ from asyncrl.broker.ledger.records import (
     Restarted,
     Result,
     Rewarded,
+    SamplingPaused,
+    SettingsSet,
     Taken,
     Untrained,
     VersionLive,
@@ -78,6 +80,8 @@ RECORDS = st.one_of(
     st.builds(Committed, IDS, NAMES),
     st.builds(VersionLive, IDS, IDS),
     st.builds(Measured, IDS, NUMBERS, IDS, METRICS),
+    st.builds(SettingsSet, st.dictionaries(NAMES, st.booleans() | st.integers(0, 9), max_size=2), NAMES, NUMBERS),
+    st.builds(SamplingPaused, st.booleans(), NAMES, NUMBERS),
     st.builds(NodeEvent, NAMES, NAMES, st.just("rollout"), st.sampled_from(["joined", "lost"]), NAMES, NUMBERS),
 )
 

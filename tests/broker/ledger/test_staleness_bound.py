@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from asyncrl.broker.ledger.staleness_bound import most_versions
+from asyncrl.broker.ledger.staleness_bound import BoundBook, most_versions
 from asyncrl.config.sections import Schedule
 
 
@@ -55,3 +55,21 @@ def test_training_on_stragglers_leaves_the_bound_of_the_order(on_straggler: Lite
 
 def test_of_two_bounds_the_smaller_holds() -> None:
     assert most_versions(Schedule(order="fifo", staleness=3, max_staleness=1, on_straggler="reissue")) == 1
+
+
+def test_a_group_is_promised_the_bound_of_its_admission_and_a_restarted_one_the_largest() -> None:
+    book = BoundBook(Schedule(groups_per_step=2, staleness=2.0))
+    book.admitted(0)
+    book.changed({"schedule.staleness": 0.0, "trainer.lr": 1.0})
+    book.admitted(1)
+    assert (book.of(0), book.of(1)) == (2, 0)
+    book.restarted(1)
+    assert book.of(1) == 2
+
+
+def test_without_a_bound_a_change_promises_none() -> None:
+    book = BoundBook(Schedule(order="completion"))
+    book.changed({"schedule.staleness": 3.0})
+    book.admitted(0)
+    book.restarted(0)
+    assert book.of(0) is None

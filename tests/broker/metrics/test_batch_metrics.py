@@ -89,10 +89,10 @@ def test_a_line_has_the_step_the_batch_and_the_trainers_own_numbers() -> None:
 def test_the_wait_share_is_of_the_time_since_the_last_step() -> None:
     node = Node("a.0", "a", "0", "rollout", 0.0)
     shares = WaitShare()
-    node.beat = Beat(busy_s=3.0, wait_s=1.0)
+    node.beat = Beat(seconds={"sampling": 2.0, "swapping": 1.0, "idle": 1.0})
     assert shares.share([node]) == pytest.approx(0.25)
 
-    node.beat = Beat(busy_s=4.0, wait_s=4.0)
+    node.beat = Beat(seconds={"sampling": 3.0, "swapping": 1.0, "idle": 4.0})
     assert shares.share([node]) == pytest.approx(0.75)
     assert shares.share([node]) == pytest.approx(0.75), "no beat since: the last answer again"
 

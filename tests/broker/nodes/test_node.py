@@ -1,7 +1,9 @@
 """Connected nodes, their order, credits and silence."""
 
+import pytest
+
 from asyncrl.broker.nodes.node import Node, NodeBook
-from asyncrl.messages import PROTOCOL, Hello, Ready, Role
+from asyncrl.messages import PROTOCOL, Beat, Hello, Ready, Role
 
 
 def hello(role: Role, name: str, incarnation: str = "0") -> Hello:
@@ -112,3 +114,16 @@ def test_a_trainer_that_is_ready_is_no_rollout() -> None:
     book = NodeBook(2.0, 10.0)
     book.ready(join(book, "trainer", "t"), Ready(weights="spool"))
     assert book.fetchers() == []
+
+
+def test_the_rate_of_tokens_follows_the_beats_and_a_new_start_of_the_count_is_left_out() -> None:
+    node = join(NodeBook(notice_s=2.0, ttl_s=10.0), "rollout", "a")
+    node.beats(Beat(tokens=1000), 10.0)
+    assert node.tokens_per_s == 0.0
+    for second in range(1, 101):
+        node.beats(Beat(tokens=1000 + 50 * second), 10.0 + second)
+    assert node.tokens_per_s == pytest.approx(50.0, rel=1e-3)
+
+    before = node.tokens_per_s
+    node.beats(Beat(tokens=3), 111.0)
+    assert (node.tokens_per_s, node.beat.tokens) == (before, 3)

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from asyncrl.cli.launch.screen import LEGEND, LEGEND_OF_TURNS, Screen, failure_list, step_line
-from asyncrl.messages import Evaluated, Progress
+from asyncrl.messages import Evaluated, Paused, Progress
 
 METRICS = {
     "version": 40,
@@ -143,3 +143,16 @@ def test_the_time_left_is_estimated_from_the_pace_after_the_first_step():
     for step, time_s in enumerate((10.0, 12.0, 14.0)):
         screen.step(progress(step, time_s=time_s))
     assert [line.rpartition(" ")[2] for line in written.getvalue().splitlines()[2:]] == ["0:00", "1:56", "1:54"]
+
+
+def test_a_pause_is_told_and_marks_the_steps_that_what_is_in_hand_completes():
+    screen, written = screen_on(is_terminal=False)
+    with screen:
+        screen.paused(Paused(True, "alice-7"))
+        screen.step(progress(3))
+        screen.paused(Paused(False, "bob-8"))
+        screen.step(progress(4))
+    lines = written.getvalue().splitlines()
+    assert lines[0] == "paused by alice-7: no new leases; `asyncrl resume-sampling` lets sampling go on"
+    assert [line.endswith("(paused)") for line in lines if line.startswith("step")] == [True, False]
+    assert "sampling goes on: bob-8 ended the pause" in lines

@@ -1,7 +1,8 @@
 from typing import Any
 
 from asyncrl.observe.dashboard.cluster_view import nodes
-from asyncrl.observe.dashboard.time_bands import NodeTimes, TimeBands, TimesLine
+from asyncrl.observe.dashboard.time_bands import TimeBands
+from asyncrl.observe.times import NodeTimes, TimesLine
 
 
 def event(kind: str, node: str = "rollout-0", **fields: Any) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def test_shares_of_time_are_those_of_the_last_spans_and_add_nodes_without_events
     bands = TimeBands()
     for step in range(30):
         work = {"training": 1.0} if step < 10 else {"training": 0.5, "waiting for sampling": 1.5}
-        bands.add(TimesLine(2.0 * step, 2.0, {"trainer-0": NodeTimes("trainer", work)}))
+        bands.add(TimesLine(step, 2.0 * step, 2.0, {"trainer-0": NodeTimes("trainer", work)}))
     found = nodes([event("ready")], bands, {})
     assert [(node.name, node.role) for node in found] == [("trainer-0", "trainer"), ("rollout-0", "rollout")]
     assert found[0].shares == {"waiting for sampling": 0.75, "training": 0.25}

@@ -5,11 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.observe.dashboard.time_bands import NodeTimes, TimeBands, TimesFile, TimesLine, bands_of_metrics
+from asyncrl.observe.dashboard.time_bands import TimeBands, TimesFile, bands_of_metrics
+from asyncrl.observe.times import NodeTimes, TimesLine
 
 
 def line(step: int, **nodes: dict[str, float]) -> TimesLine:
-    return TimesLine(2.0 * (step + 1), 2.0, {name: NodeTimes("rollout", seconds) for name, seconds in nodes.items()})
+    return TimesLine(
+        step, 2.0 * (step + 1), 2.0, {name: NodeTimes("rollout", seconds) for name, seconds in nodes.items()}
+    )
 
 
 def test_seconds_are_kept_by_span_node_and_activity() -> None:

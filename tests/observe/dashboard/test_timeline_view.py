@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from asyncrl.observe.dashboard.query import Query
-from asyncrl.observe.dashboard.time_bands import NodeTimes, TimeBands, TimesLine
+from asyncrl.observe.dashboard.time_bands import TimeBands
 from asyncrl.observe.dashboard.timeline_view import MAX_MARKS, TimelineQuery, timeline
+from asyncrl.observe.times import NodeTimes, TimesLine
 
 LIVE = {"event": "version.live", "policy_version": 3}
 
@@ -17,7 +18,7 @@ def bands() -> TimeBands:
     for step in range(10):
         nodes = {f"rollout-{i}": NodeTimes("rollout", {"sampling": 1.0, "asleep": 1.0}) for i in range(12)}
         nodes["trainer-0"] = NodeTimes("trainer", {"training": 2.0} if step % 2 == 0 else {"away": 2.0})
-        bands.add(TimesLine(2.0 * (step + 1), 2.0, nodes))
+        bands.add(TimesLine(step, 2.0 * (step + 1), 2.0, nodes))
     return bands
 
 

@@ -12,7 +12,7 @@ from tests.rollout.engines.chat_families import FAMILIES, Family, tokenizer
 from tests.rollout.engines.scripted_episodes import Script, play
 
 FEW, MANY = 100, 1667
-"""Episodes of a family: of every run of the tests, and of the slow ones; the latter are 10,002 together."""
+"""Episodes of a family: of every run of the tests, and of the long ones; the latter are 10,002 together."""
 STRING = {"type": "object", "properties": {"a": {"type": "string"}}}
 TOOLS = json.dumps([{"type": "function", "function": {"name": f"tool{n}", "parameters": STRING}} for n in range(2)])
 
@@ -42,7 +42,7 @@ def check(family: Family, seam: Seam, script: Script) -> bool:
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 @pytest.mark.parametrize(
-    "seeds", [range(FEW), pytest.param(range(FEW, MANY), marks=pytest.mark.slow)], ids=["few", "all"]
+    "seeds", [range(FEW), pytest.param(range(FEW, MANY), marks=pytest.mark.long)], ids=["few", "all"]
 )
 def test_an_episode_is_what_its_template_renders_and_no_id_is_tokenized_again(family: Family, seeds: range) -> None:
     seam = make_seam(tokenizer(family.name), tools=TOOLS)

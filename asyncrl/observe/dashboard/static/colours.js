@@ -3,7 +3,7 @@
 const ACTIVITIES = {
   sampling: "blue", environment: "teal", swapping: "violet", asleep: "faint", users: "cyan", grading: "amber",
   training: "green", publishing: "violet", checkpointing: "brown", loading: "slate", away: "red", working: "green",
-  other: "faint",
+  other: "faint", idle: "faint", unknown: "faint",
 };
 const REST = ["cyan", "brown", "slate", "teal"];
 const WAITS = ["wait0", "wait1", "wait2", "wait3"];

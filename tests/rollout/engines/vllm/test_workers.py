@@ -70,8 +70,8 @@ def greedy(model: PreTrainedModel) -> list[int]:
         ("tied", 2, "collective", Weights(bucket_bytes=16384)),
         ("untied", 1, "collective", Weights(bucket_bytes=16384, delta=True)),
         ("moe", 1, "collective", Weights(bucket_bytes=16384, staging="bucket")),
-        ("tied", 2, "spool", Weights(bucket_bytes=16384)),
-        ("moe", 1, "spool", Weights(bucket_bytes=16384)),
+        pytest.param("tied", 2, "spool", Weights(bucket_bytes=16384), marks=pytest.mark.long),
+        pytest.param("moe", 1, "spool", Weights(bucket_bytes=16384), marks=pytest.mark.long),
     ],
     ids=[
         "two tensor parallel workers",

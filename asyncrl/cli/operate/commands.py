@@ -1,0 +1,234 @@
+"""Commands that look at a run and steer it while it goes on."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from asyncrl.cli.terminal import report_errors, to_json
+from asyncrl.errors import LinkError
+
+PATH = click.Path(path_type=Path)
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def on_run(command: Command) -> Command:
+    """Add the argument RUN|ADDRESS and the option --key, with which the broker of a run is found."""
+    key = click.option(
+        "--key", type=PATH, metavar="FILE", help="Key with the role supervisor.  [default: $ASYNCRL_KEY_FILE]"
+    )
+    return click.argument("run", metavar="RUN|ADDRESS")(key(command))
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+@click.command()
+@on_run
+@json_option
+@report_errors
+def status(run: str, key: Path | None, as_json: bool) -> None:
+    """
+    Show what a run does now: its step, window, nodes and last incidents.
+
+    The run is named by its directory on this machine, or by the broker's ADDRESS, tcp://HOST:PORT. From another machine
+    that takes the key in ASYNCRL_KEY_FILE, one with the role supervisor. If no broker serves the run, its files are
+    read. Exits with 69 if the run is not over and its broker cannot be asked.
+
+    \b
+    Example:
+      asyncrl status runs/quickstart
+      ASYNCRL_KEY_FILE=alice.key asyncrl status tcp://10.0.0.1:5570 --json
+    """
+    from asyncrl.cli.operate.status import plain, run_state
+    from asyncrl.cli.operate.status_lines import state_lines
+
+    state = asyncio.run(run_state(run, key))
+    if as_json:
+        found = {"live": plain(state.live), "files": plain(state.files), "unasked": state.unasked}
+        click.echo(to_json({name: value for name, value in found.items() if value}))
+    else:
+        click.echo("\n".join(state_lines(state, run)))
+        if state.unasked:
+            click.echo(state.unasked, err=state.is_unknown)
+    sys.exit(LinkError.exit_code if state.is_unknown else 0)
+
+
+@click.command("ls")
+@click.argument("folder", metavar="[DIR]", type=PATH, default="runs", required=False)
+@json_option
+@report_errors
+def list_(folder: Path, as_json: bool) -> None:
+    """
+    List the runs in a folder: status, step, reward, held-out accuracy, age and space on disk.
+
+    DIR is the folder of the run directories, by default runs. A run is running while a broker on this machine serves
+    it, and stopped if no end of it is recorded and none does.
+    """
+    from asyncrl.cli.operate.run_list import list_runs, run_table
+    from asyncrl.cli.operate.status import plain
+
+    runs = list_runs(folder)
+    if as_json:
+        click.echo(to_json(plain(runs)))
+    else:
+        click.echo("\n".join(run_table(runs)) if runs else f"there are no runs in {folder}")
+
+
+@click.command()
+@on_run
+@click.option("--every", "every_s", type=click.FloatRange(0.1), default=1.0, help="Seconds between two looks.")
+@report_errors
+def top(run: str, key: Path | None, every_s: float) -> None:
+    """
+    Show what a run does, again and again, until it is over or Ctrl-C is pressed.
+
+    The same as `asyncrl status`, which explains RUN|ADDRESS. Without a terminal it prints one block for each look.
+    """
+    from asyncrl.cli.operate.top import Display
+    from asyncrl.cli.operate.top import top as show
+
+    with Display(sys.stdout) as display, suppress(KeyboardInterrupt):
+        asyncio.run(show(run, key, every_s, display))
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.argument("node", metavar="[NODE]", default="", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Print further lines as they are written, until the run is over.")
+@click.option("-n", "--lines", "number", type=click.IntRange(0), help="Only this many of the last lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print the lines as they are in the files.")
+@report_errors
+def logs(run: str, node: str, follow: bool, number: int | None, as_json: bool) -> None:
+    """
+    Print the logs of a run's processes on this machine, merged by time, or the log of one NODE.
+
+    RUN is a run directory. Nodes that `asyncrl run` did not start log to their own service manager, on their machine.
+
+    \b
+    Example:
+      asyncrl logs -f runs/quickstart
+      asyncrl logs runs/quickstart rollout-0
+    """
+    from asyncrl.cli.operate.logs import Line, elsewhere_note, log_lines, open_logs
+
+    found, elsewhere = open_logs(run, node)
+    if elsewhere and not node:
+        click.echo(elsewhere_note(run, elsewhere), err=True)
+
+    def show(lines: list[Line]) -> None:
+        for line in log_lines(lines, as_json=as_json, names_node=not node):
+            click.echo(line)
+
+    async def show_further() -> None:
+        async for lines in found.follow():
+            show(lines)
+
+    first = found.read()
+    show(first if number is None else first[len(first) - min(number, len(first)) :])
+    if follow:
+        with suppress(KeyboardInterrupt):
+            asyncio.run(show_further())
+
+
+@click.command()
+@on_run
+@click.option("--wait", "wait_s", type=click.FloatRange(0), default=170.0, help="Seconds to wait for the end.")
+@report_errors
+def stop(run: str, key: Path | None, wait_s: float) -> None:
+    """
+    End a run early, so that it can be resumed.
+
+    The trainer saves a checkpoint, and rollouts store what they have sampled, as after Ctrl-C under `asyncrl run`.
+    `asyncrl status` explains RUN|ADDRESS. A run that is over already stays as it is.
+
+    \b
+    Example:
+      asyncrl stop runs/quickstart
+      asyncrl resume runs/quickstart
+    """
+    from asyncrl.cli.operate.stop import stop as stop_run
+
+    click.echo("\n".join(asyncio.run(stop_run(run, key, wait_s))))
+
+
+@click.command()
+@on_run
+@report_errors
+def pause(run: str, key: Path | None) -> None:
+    """
+    Pause the sampling of a run.
+
+    Rollouts get no new leases, neither for training nor for an evaluation. What they have goes on, is graded and
+    trained on, and then everybody waits, also after a restart of the broker or `asyncrl resume`, until
+    `asyncrl resume-sampling RUN`. `asyncrl status` explains RUN|ADDRESS.
+    """
+    _pause(run, key, is_paused=True)
+
+
+@click.command("resume-sampling")
+@on_run
+@report_errors
+def resume_sampling(run: str, key: Path | None) -> None:
+    """
+    Let a paused run sample again.
+
+    `asyncrl resume` is another command: it starts a run that stopped. `asyncrl status` explains RUN|ADDRESS.
+    """
+    _pause(run, key, is_paused=False)
+
+
+def _pause(run: str, key: Path | None, *, is_paused: bool) -> None:
+    from asyncrl.cli.operate.pause import pause as pause_run
+    from asyncrl.cli.operate.status import live_address
+
+    click.echo(asyncio.run(pause_run(live_address(run, key), is_paused=is_paused)))
+
+
+@click.command("set")
+@on_run
+@click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
+@report_errors
+def set_(run: str, key: Path | None, assignments: tuple[str, ...]) -> None:
+    """
+    Change settings of a run while it goes on.
+
+    These can be set: trainer.lr, schedule.staleness, sampling.max_tokens and evaluation.every_versions; the reference
+    of the configuration marks them as live. All assignments count, or none. The change is in the ledger with its time
+    and operator, so that it outlasts a restart of the broker and `asyncrl resume`; config.toml stays as it was.
+    `asyncrl status` explains RUN|ADDRESS.
+
+    \b
+    Example:
+      asyncrl set runs/quickstart trainer.lr=1e-4 schedule.staleness=2
+    """
+    from asyncrl.cli.operate.settings import set_settings
+    from asyncrl.cli.operate.status import live_address
+
+    for line in asyncio.run(set_settings(live_address(run, key), assignments)):
+        click.echo(line)
+
+
+@click.command()
+@on_run
+@click.argument("node", metavar="NODE")
+@report_errors
+def stacks(run: str, key: Path | None, node: str) -> None:
+    """
+    Print where the threads and asyncio tasks of a node are.
+
+    NODE is a rollout, a reward node, the trainer, or broker. A node answers from its event loop. One whose loop hangs
+    cannot: then, if it is a process of this machine that `asyncrl run` started, a signal makes the interpreter write
+    its threads to its log, which are printed from there. `asyncrl status` explains RUN|ADDRESS.
+    """
+    from asyncrl.cli.operate.stacks import stacks as stacks_of
+
+    click.echo(stacks_of(run, key, node))
+
+
+COMMANDS = (status, list_, top, logs, stop, pause, resume_sampling, set_, stacks)

@@ -1,0 +1,38 @@
+"""`asyncrl drain`: asks the broker of a running run to drain one node."""
+
+import asyncio
+
+from asyncrl.actor.link import Link
+from asyncrl.cli.operate.session import operator
+from asyncrl.client.run_address import RunAddress
+from asyncrl.errors import LinkError, RunFailed
+from asyncrl.messages import Drain, Drained, Finished
+
+
+async def drain(run: RunAddress, node: str, wait_s: float) -> None:
+    """
+    Drain a node, and wait until it has left.
+
+    Raises `LinkError` if the broker does not answer or the connection ends, and `RunFailed` if the node cannot be
+    drained or does not leave within ``wait_s`` seconds.
+    """
+    async with operator(run) as session:
+        try:
+            async with asyncio.timeout(wait_s):
+                await session.link.send(Drain(node))
+                problem = await _answer(session.link)
+        except TimeoutError:
+            raise RunFailed(
+                f"{node} was asked to leave, but did not within {wait_s:g} s; see its log, or run `asyncrl events`"
+            ) from None
+    if problem:
+        raise RunFailed(problem)
+
+
+async def _answer(link: Link) -> str:
+    while True:
+        match await link.receive():
+            case Drained(problem=problem):
+                return problem
+            case Finished():
+                raise LinkError("the run ended before the node left")

@@ -1,0 +1,154 @@
+"""
+`asyncrl logs`: the logs of a run's processes on this machine, merged by time.
+
+    runs/NAME/logs/rollout-0.log ─┐
+    runs/NAME/logs/trainer-0.log ─┴▶ lines with a time; one without, of a traceback, follows the line before it
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from asyncrl.cli.inspect import field_text
+from asyncrl.cli.operate.status import opened
+from asyncrl.errors import ConfigError
+from asyncrl.messages import HOSTED_SPOOL
+from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.observe.run_overview import is_served, is_supervised
+
+POLL_S = 0.25
+NOT_FIELDS = ("timestamp", "event", "node", "level", "name")
+
+
+class Line(Struct, frozen=True):
+    """One line of a log."""
+
+    at: str
+    """Time, ISO 8601, of this line or the last one before it that has one; empty if none has."""
+    node: str
+    text: str
+
+
+class LogFile:
+    """One log, read from its beginning; each `read` continues where the last one ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.node = path.stem
+        self._path = path
+        self._offset = 0
+        self._at = ""
+
+    def read(self) -> list[Line]:
+        """Complete lines since the last call. A file that was cut short is read from its beginning."""
+        try:
+            with self._path.open("rb") as file:
+                if file.seek(0, 2) < self._offset:
+                    self._offset = 0
+                file.seek(self._offset)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        complete = content[: content.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [self._line(text) for text in complete.decode(errors="replace").splitlines()]
+
+    def _line(self, text: str) -> Line:
+        self._at = str(_fields(text).get("timestamp") or self._at)
+        return Line(self._at, self.node, text)
+
+
+class Logs:
+    """Logs of a run on this machine; ``node`` chooses one."""
+
+    def __init__(self, directory: RunDirectory, node: str = "") -> None:
+        self._directory = directory
+        self._node = node
+        self._files: dict[Path, LogFile] = {}
+
+    def read(self) -> list[Line]:
+        """Lines of all logs since the last call, by time."""
+        for path in sorted(self._directory.logs.glob(f"{self._node or '*'}.log")):
+            self._files.setdefault(path, LogFile(path))
+        lines = [line for file in self._files.values() for line in file.read()]
+        return sorted(lines, key=lambda line: line.at)
+
+    async def follow(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> AsyncIterator[list[Line]]:
+        """Lines as they are written, until no process serves the run."""
+        while True:
+            is_over = not (is_served(self._directory) or is_supervised(self._directory))
+            yield self.read()
+            if is_over:
+                return
+            await sleep(POLL_S)
+
+
+def open_logs(where: str, node: str) -> tuple[Logs, list[str]]:
+    """
+    Logs of a run, and the names of its nodes that have no log here.
+
+    Raises `ConfigError` if ``where`` is no run directory, or the node has no log here.
+    """
+    if "://" in where:
+        raise ConfigError(
+            f"{where} is an address, but logs are files of the machine on which a process runs: give the run directory "
+            f"there, or look at the log of its service manager (journalctl -u asyncrl-rollout)"
+        )
+    directory = opened(where)
+    here = {path.stem for path in directory.logs.glob("*.log")}
+    elsewhere = sorted(_known(directory) - here)
+    if node and node not in here:
+        if node in elsewhere:
+            raise ConfigError(f"{node} {_ELSEWHERE.format(logs=directory.logs)}")
+        names = ", ".join(sorted(here)) or "none"
+        raise ConfigError(f"{where} has no node {node}; there are logs of: {names}")
+    return Logs(directory, node), elsewhere
+
+
+_ELSEWHERE = (
+    "was not started by `asyncrl run`, so its log is not in {logs}: it is on the machine where the node runs, with its "
+    "service manager"
+)
+
+
+def elsewhere_note(where: str, nodes: list[str]) -> str:
+    """Sentence about nodes without a log here."""
+    return f"{', '.join(nodes)}: no log here; each {_ELSEWHERE.format(logs=RunDirectory(Path(where)).logs)}"
+
+
+def log_lines(lines: Iterable[Line], *, as_json: bool, names_node: bool) -> list[str]:
+    """Lines for people: time, node, event, fields. Text that is no event stays as it is."""
+    if as_json:
+        return [line.text for line in lines]
+    return [_readable(line, names_node=names_node) for line in lines]
+
+
+def _readable(line: Line, *, names_node: bool) -> str:
+    head = f"{line.node:<10} " if names_node else ""
+    fields = _fields(line.text)
+    if "event" not in fields:
+        return f"{head}{line.text}"
+    level = str(fields.get("level", "info"))
+    rest = " ".join(f"{key}={field_text(value)}" for key, value in fields.items() if key not in NOT_FIELDS)
+    about = f" about={field_text(fields['node'])}" if fields.get("node", line.node) != line.node else ""
+    time = line.at[11:23]
+    return f"{time} {head}{'' if level == 'info' else f'{level}: '}{fields['event']}{about} {rest}".rstrip()
+
+
+def _fields(text: str) -> dict[str, Any]:
+    """Fields of a structured line; empty for any other text."""
+    if not text.startswith("{"):
+        return {}
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+
+
+def _known(directory: RunDirectory) -> set[str]:
+    """Nodes that ever joined the run, without operators and the spool in the broker's process."""
+    joined = [event for event in directory.read_events() if event.get("event") == "node.joined"]
+    return {str(event["node"]) for event in joined if event.get("role") != "supervisor"} - {HOSTED_SPOOL}

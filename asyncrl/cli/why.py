@@ -1,0 +1,95 @@
+"""`asyncrl why`: where the time of a run went, as text."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from asyncrl.cli.terminal import aligned
+from asyncrl.config.run_file import load_config
+from asyncrl.messages import Role
+from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.observe.run_record import read_run
+from asyncrl.observe.why.explanation import Explanation, explain
+from asyncrl.plan.fit import Forecast, forecast
+
+LEAST = 0.01
+"""Shares below are summed up."""
+FEW = 8
+"""Nodes of a role that are listed one by one."""
+WIDTH = 20
+"""Characters of a bar of all of the time."""
+PLURAL: dict[Role, str] = {"trainer": "trainer", "rollout": "rollouts", "reward": "reward nodes"}
+
+
+class Why(Struct, frozen=True):
+    explanation: Explanation
+    forecast: Forecast | None
+    """None if it was not asked for, or no plan describes such a run."""
+
+
+def why_of(path: Path, *, is_predicted: bool) -> Why:
+    """
+    Raises:
+        ConfigError: There is no run in ``path``.
+        LedgerError: It recorded no times.
+        DataError: It has no samples to predict from.
+    """
+    record, directory = read_run(path), RunDirectory(path)
+    explanation = explain(record)
+    if not is_predicted or not directory.config.is_file():
+        return Why(explanation, None)
+    return Why(explanation, forecast(record, load_config(directory.config), directory.samples))
+
+
+def why_text(name: str, found: Why) -> str:
+    return "\n".join([*_lines(name, found.explanation), *_forecast(found.forecast)])
+
+
+def _lines(name: str, found: Explanation) -> Iterator[str]:
+    yield f"{name}: {found.steady_s:.1f} s of {found.steps} steps, without loading and the end of the run"
+    for role, shares in found.roles.items():
+        yield ""
+        yield PLURAL[role]
+        yield from _table(shares)
+    yield from _nodes(found)
+    yield ""
+    if found.diagnosis is None:
+        yield "No trainer has told what it does: nothing to conclude."
+        return
+    yield f"Bottleneck: {found.diagnosis.bottleneck}. {found.diagnosis.sentence}"
+    if found.diagnosis.setting:
+        yield f"To change it: {found.diagnosis.setting}."
+
+
+def _forecast(found: Forecast | None) -> Iterator[str]:
+    if found is None:
+        return
+    yield ""
+    if not found.is_close:
+        off = found.fitted_s / found.measured_s - 1
+        yield f"No prediction: a plan fitted to this run has steps of {found.fitted_s:.3g} s, {off:+.0%} against it."
+        return
+    steps = f"steps of {found.fitted_s:.3g} s, measured {found.measured_s:.3g} s"
+    yield f"What a change would bring, by a plan fitted to this run ({steps}):"
+    yield from (f"  {gain.speedup:.2f}x  {gain.change}" for gain in found.gains)
+
+
+def _table(shares: Mapping[str, float]) -> Iterator[str]:
+    large = {activity: share for activity, share in shares.items() if share >= LEAST}
+    if (rest := 1 - sum(large.values())) >= LEAST / 2:
+        large["other"] = rest
+    rows = [[f"{share:.0%}", "█" * max(round(share * WIDTH), 1), activity] for activity, share in large.items()]
+    yield from (f"  {line}" for line in aligned(rows, right=(0,)))
+
+
+def _nodes(found: Explanation) -> Iterator[str]:
+    if not 1 < len(found.nodes) <= FEW:
+        return
+    yield ""
+    yield "nodes"
+    rows = [
+        [name, ", ".join(f"{activity} {share:.0%}" for activity, share in list(shares.items())[:3])]
+        for name, shares in sorted(found.nodes.items())
+    ]
+    yield from (f"  {line}" for line in aligned(rows))

@@ -1,0 +1,99 @@
+"""
+Settings that `asyncrl set` changes while a run goes on: those that are marked `LIVE` in `sections`.
+
+    "trainer.lr=1e-4" ─assigned─▶ {"trainer.lr": 0.0001}, checked with all other settings ─with_values─▶ Config
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import get_args, get_type_hints
+
+import msgspec
+from msgspec import Struct, structs
+
+from asyncrl.config.run_file import SHORTHANDS, decode
+from asyncrl.config.sections import LIVE, Config, Schedule
+from asyncrl.config.toml import put, split_override
+from asyncrl.errors import ConfigError
+
+Value = bool | int | float | str
+
+
+@cache
+def live_keys() -> tuple[str, ...]:
+    """Full keys of all live settings, in the order of a run file."""
+    return tuple(_live_keys(Config, ""))
+
+
+def assigned(config: Config, start: Config, assignments: Sequence[str]) -> dict[str, Value]:
+    """
+    Values of ``KEY=VALUE`` texts that differ from those of ``config``, after every check.
+
+    Args:
+        config: Current configuration of the run.
+        start: Configuration that the run was started with, by which its nodes made room.
+
+    Raises:
+        ConfigError: A key is not live, a value is not valid, or it contradicts another setting.
+    """
+    raw = msgspec.to_builtins(config)
+    raw["run"].pop("epochs" if config.run.epochs is None else "steps")
+    given: dict[str, Value] = {}
+    for text in assignments:
+        key, value = split_override(text, SHORTHANDS)
+        if key not in live_keys():
+            raise ConfigError(f"{key} cannot be set while the run goes on; these can: {', '.join(live_keys())}")
+        put(raw, key, value, where=text)
+        given[key] = value
+    changed = decode(raw)
+    _check_room(changed, start)
+    _check_reach(config, changed)
+    values = {key: _get(changed, key) for key in given}
+    return {key: value for key, value in values.items() if value != _get(config, key)}
+
+
+def with_values(config: Config, values: Mapping[str, Value]) -> Config:
+    """``config`` with other values of live settings, which were checked when they were assigned."""
+    for key, value in values.items():
+        section, name = key.split(".")
+        changed = structs.replace(getattr(config, section), **{name: value})
+        config = structs.replace(config, **{section: changed})
+    return config
+
+
+def schedule_with(schedule: Schedule, values: Mapping[str, Value]) -> Schedule:
+    """``schedule`` with those of the values that are its own."""
+    own = {key.removeprefix("schedule."): value for key, value in values.items() if key.startswith("schedule.")}
+    return structs.replace(schedule, **own)
+
+
+def _get(config: Config, key: str) -> Value:
+    section, name = key.split(".")
+    value: Value = getattr(getattr(config, section), name)
+    return value
+
+
+def _check_room(changed: Config, start: Config) -> None:
+    most = start.sampling.max_tokens
+    if changed.sampling.max_tokens > most:
+        raise ConfigError(
+            f"sampling.max_tokens is {changed.sampling.max_tokens}, but engines made room for {most}, with which the "
+            f"run was started: give at most {most}"
+        )
+
+
+def _check_reach(config: Config, changed: Config) -> None:
+    """Keep the reach of ``windowed``: the bound on staleness of groups that are open already depends on it."""
+    if changed.schedule.reach != config.schedule.reach:
+        raise ConfigError(
+            "schedule.staleness cannot be set while the run goes on with schedule.order = 'windowed' and no "
+            "order_window, because the reach follows it: start a run with order_window to change it later"
+        )
+
+
+def _live_keys(section: type[Struct], where: str) -> Iterator[str]:
+    for name, kind in get_type_hints(section, include_extras=True).items():
+        if isinstance(kind, type) and issubclass(kind, Struct):
+            yield from _live_keys(kind, f"{where}{name}.")
+        elif LIVE in get_args(kind):
+            yield f"{where}{name}"

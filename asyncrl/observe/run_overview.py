@@ -1,0 +1,154 @@
+"""
+Outcome or progress of a run in a few numbers, from the small files of its directory. A long run costs no more to read.
+
+    broker.lock held                    running
+    summary.json                        finished | failed | interrupted
+    neither                             stopped: its broker was told to stop, was killed, or its machine went down
+"""
+
+import os
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from msgspec import Struct
+
+from asyncrl.errors import LedgerError
+from asyncrl.files.json_lines import JsonLines
+from asyncrl.files.lock import is_locked
+from asyncrl.observe.run_directory import RunDirectory, RunSummary
+
+T = TypeVar("T")
+RunStatus = Literal["running", "finished", "failed", "interrupted", "stopped"]
+
+
+class RunOverview(Struct, frozen=True, kw_only=True):
+    """One run, as far as its files could be read."""
+
+    run: str
+    """Name of the run directory."""
+    status: RunStatus
+    cause: str = ""
+    """Reason of a failure."""
+    step: int
+    """Steps with metrics."""
+    steps: int | None
+    """Steps planned; None if the configuration cannot be read."""
+    reward: float | None
+    """Mean reward of the last step; None before the first."""
+    base_accuracy: float | None
+    accuracy: float | None
+    """Held-out accuracy of the last evaluation; None before the first."""
+    checkpoint: str = ""
+    """Path of the newest checkpoint; empty without one."""
+    began_at: str = ""
+    """Time of the first event, ISO 8601; empty before it."""
+    age_s: float | None = None
+    """Seconds since then."""
+    num_bytes: int = 0
+    """Space on disk."""
+    metrics: dict[str, Any] = {}
+    """Metrics of the last step."""
+    notes: list[str] = []
+    """One sentence for each file that could not be read."""
+
+
+def is_run(path: Path) -> bool:
+    """True if ``path`` is a run directory."""
+    return RunDirectory(path).config.is_file()
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Run directories directly below ``folder``, by name. Empty if there is no such folder."""
+    return sorted(path for path in folder.iterdir() if is_run(path)) if folder.is_dir() else []
+
+
+def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunOverview:
+    """Read a run directory. A file that is missing or damaged leaves its values unset."""
+    directory, notes = RunDirectory(path), list[str]()
+    summary = _read(directory.read_summary, notes)
+    line = _read(JsonLines(directory.metrics).last, notes) or {}
+    base_accuracy, accuracy = _accuracies(directory, summary, notes)
+    began_at = str((_read(JsonLines(directory.events).first, notes) or {}).get("at", ""))
+    checkpoints = sorted(directory.checkpoints.glob("step_*/manifest.json"))
+    return RunOverview(
+        run=path.resolve().name,
+        status=_status(directory, summary),
+        cause=summary.cause if summary else "",
+        step=summary.steps if summary else int(line.get("step", -1)) + 1,
+        steps=summary.steps_planned if summary else _planned(directory.config, notes),
+        reward=line.get("reward"),
+        base_accuracy=base_accuracy,
+        accuracy=accuracy,
+        checkpoint=str(checkpoints[-1].parent) if checkpoints else "",
+        began_at=began_at,
+        age_s=wall_clock() - datetime.fromisoformat(began_at).timestamp() if began_at else None,
+        num_bytes=sum(_sizes(path)),
+        metrics=line,
+        notes=notes,
+    )
+
+
+def _status(directory: RunDirectory, summary: RunSummary | None) -> RunStatus:
+    if is_served(directory):
+        return "running"
+    return summary.status if summary else "stopped"
+
+
+def is_served(directory: RunDirectory) -> bool:
+    """True if a broker of this user on this machine serves the run."""
+    return _is_held(directory.lock)
+
+
+def is_supervised(directory: RunDirectory) -> bool:
+    """True if `asyncrl run` or `asyncrl resume` runs the run on this machine."""
+    return _is_held(directory.supervisor_lock)
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        return is_locked(lock)
+    except PermissionError:  # The file is another user's, who alone can tell.
+        return False
+
+
+def _accuracies(
+    directory: RunDirectory, summary: RunSummary | None, notes: list[str]
+) -> tuple[float | None, float | None]:
+    """Held-out accuracy before the first step, and of the last evaluation."""
+    if summary:
+        return summary.base_accuracy, summary.held_out_accuracy
+    events = _read(directory.read_events, notes) or []
+    measured = [event for event in events if event.get("event") == "eval.finished" and event.get("num_prompts")]
+    base = next((event.get("accuracy") for event in measured if event.get("policy_version") == 0), None)
+    return base, measured[-1].get("accuracy") if measured else None
+
+
+def _planned(config: Path, notes: list[str]) -> int | None:
+    try:
+        steps = tomllib.loads(config.read_text(encoding="utf-8")).get("run", {}).get("steps")
+    except (OSError, ValueError) as error:
+        notes.append(f"{config.name} cannot be read: {error}")
+        return None
+    return steps if isinstance(steps, int) else None
+
+
+def _sizes(path: Path) -> Iterator[int]:
+    """Space that each file takes on disk, in bytes. Files that vanish meanwhile take none."""
+    for folder, _, files in os.walk(path):
+        for name in files:
+            try:
+                yield Path(folder, name).lstat().st_blocks * 512
+            except FileNotFoundError:
+                continue
+
+
+def _read(read: Callable[[], T], notes: list[str]) -> T | None:
+    try:
+        return read()
+    except LedgerError as error:
+        notes.append(str(error))
+        return None

@@ -1,0 +1,277 @@
+"""
+The bottleneck of a run, in a sentence with the setting to change.
+
+    trainer     trains most of the time ────────────────────────────────▶ it is the bottleneck
+                publishes, checkpoints, waits for grading, ... ─────────▶ that is
+                waits for sampling ─▶ rollouts: away, stalled, storing, waiting themselves, one slow, all busy
+
+Thresholds are shares of the steady part of a run, where the trainer's time is the run's.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from asyncrl.observe.why.attribution import Attribution
+
+Bottleneck = Literal[
+    "trainer", "sampling", "long completions", "window", "slow rollout", "flapping node", "memory", "disk",
+    "publishing", "checkpoints", "grading", "hanging verifier", "evaluation", "refused data", "rollouts",
+    "shared devices",
+]  # fmt: skip
+
+MUCH = 0.2
+"""Share of a role's time that counts as much of it."""
+SLOW = 0.6
+"""Speed of a slow rollout, of the median of the others."""
+FLAPS = 3
+"""Losses of one node that are no accident."""
+STALL = 0.1
+"""Share of ten seconds in which a machine waits for memory."""
+HANGS = ("the function hung", "no verdict within", "no answer within")
+"""Words in the causes of verdicts that never came."""
+
+
+class Diagnosis(Struct, frozen=True):
+    bottleneck: Bottleneck
+    share: float
+    """Share of the trainer's time that it costs; of a trainer that is itself the bottleneck, the share it trains."""
+    sentence: str
+    setting: str
+    """What to change."""
+
+
+class Evidence(Struct, frozen=True):
+    """What a run recorded, besides the times."""
+
+    events: Sequence[Mapping[str, Any]]
+    num_groups: int
+    """Groups that were trained on."""
+    staleness: float
+    """``schedule.staleness``."""
+
+    def losses(self) -> Counter[str]:
+        """Losses of each node."""
+        return Counter(str(event.get("node")) for event in self.events if event.get("event") == "node.lost")
+
+    @property
+    def num_dropped(self) -> int:
+        return sum(event.get("event") == "group.dropped" for event in self.events)
+
+    def dropped_for(self) -> str:
+        """Most frequent reason for which groups were dropped."""
+        reasons = Counter(str(event.get("reason")) for event in self.events if event.get("event") == "group.dropped")
+        return reasons.most_common(1)[0][0] if reasons else ""
+
+    def num_failed(self, stage: str, words: Sequence[str]) -> int:
+        """Failed units of a stage whose cause has one of the words."""
+        found: dict[str, int] = {}
+        for event in self.events:
+            cause = str(event.get("cause"))
+            if event.get("event") == "units.failed" and event.get("stage") == stage and any(w in cause for w in words):
+                found[cause] = int(event.get("count", 0))
+        return sum(found.values())
+
+
+def diagnose(steady: Attribution, evidence: Evidence) -> Diagnosis | None:
+    """The bottleneck; None if the trainer's time is unknown."""
+    trainer = steady.shares("trainer")
+    if not trainer:
+        return None
+    by_cause = dict[str, float]()
+    for activity, share in trainer.items():
+        cause = CAUSES.get(activity, activity)
+        by_cause[cause] = by_cause.get(cause, 0.0) + share
+    if by_cause.get("training", 0.0) < 0.5:  # It waits most of the time, so what it waits for most counts.
+        by_cause.pop("training", None)
+    cause, share = max(by_cause.items(), key=lambda item: item[1], default=("training", 1.0))
+    rule = RULES.get(cause)
+    return rule(steady, evidence, share) if rule else Diagnosis("rollouts", share, f"The trainer is {cause}.", "")
+
+
+CAUSES = {
+    "waiting for sampling": "sampling",
+    "waiting for the last completions": "sampling",
+    "waiting for free slots": "sampling",
+    "waiting for prompts": "sampling",
+    "waiting for the ledger": "disk",
+    "waiting for the spool": "disk",
+    "waiting for spools": "disk",
+    "fetching": "disk",
+    "waiting for grading": "grading",
+    "waiting for evaluation": "evaluation",
+    "waiting for rollouts": "rollouts",
+    "waiting for weights to arrive": "publishing",
+    "publishing": "publishing",
+    "waiting for the devices": "shared devices",
+}
+"""Groups of a trainer's activities that have one remedy."""
+
+
+def _training(steady: Attribution, _evidence: Evidence, share: float) -> Diagnosis:
+    idle = _waits(steady.shares("rollout"), "the trainer", "weights to arrive")
+    return Diagnosis(
+        "trainer",
+        share,
+        f"The trainer trains {share:.0%} of the time, and rollouts wait for it {idle:.0%} of theirs.",
+        "give it more devices (trainer.ranks, trainer.nodes), or fewer tokens (sampling.max_tokens)",
+    )
+
+
+def _publishing(_steady: Attribution, _evidence: Evidence, share: float) -> Diagnosis:
+    return Diagnosis(
+        "publishing",
+        share,
+        f"The trainer waits {share:.0%} of the time for new weights to reach the rollouts.",
+        "raise schedule.steps_per_publish, set weights.delta, or use a faster network (weights.interface)",
+    )
+
+
+def _checkpointing(_steady: Attribution, _evidence: Evidence, share: float) -> Diagnosis:
+    return Diagnosis(
+        "checkpoints",
+        share,
+        f"The trainer copies checkpoints {share:.0%} of the time.",
+        "raise checkpoint.every_steps",
+    )
+
+
+def _disk(_steady: Attribution, _evidence: Evidence, share: float) -> Diagnosis:
+    return Diagnosis(
+        "disk",
+        share,
+        f"The trainer waits {share:.0%} of the time for records and trajectories to be written and read.",
+        "put run.dir and the spools on a faster disk",
+    )
+
+
+def _grading(steady: Attribution, evidence: Evidence, share: float) -> Diagnosis:
+    hangs = evidence.num_failed("reward", HANGS)
+    if hangs:
+        return Diagnosis(
+            "hanging verifier",
+            share,
+            f"The trainer waits {share:.0%} of the time for rewards, and {hangs} verdicts never came.",
+            "mend the verifier, or lower reward.timeout_s",
+        )
+    busy = steady.shares("reward").get("grading", 0.0)
+    return Diagnosis(
+        "grading",
+        share,
+        f"The trainer waits {share:.0%} of the time for rewards; reward nodes grade {busy:.0%} of theirs.",
+        "raise reward.workers, or start further reward nodes",
+    )
+
+
+def _evaluation(_steady: Attribution, _evidence: Evidence, share: float) -> Diagnosis:
+    return Diagnosis(
+        "evaluation",
+        share,
+        f"The trainer waits {share:.0%} of the time while a rollout evaluates.",
+        "raise evaluation.every_versions, or lower evaluation.max_prompts",
+    )
+
+
+def _no_rollouts(_steady: Attribution, _evidence: Evidence, share: float) -> Diagnosis:
+    return Diagnosis(
+        "rollouts", share, f"No rollout was connected {share:.0%} of the time.", "start rollouts, or read their logs"
+    )
+
+
+def _devices(_steady: Attribution, _evidence: Evidence, share: float) -> Diagnosis:
+    return Diagnosis(
+        "shared devices",
+        share,
+        f"The trainer waits {share:.0%} of the time for its turn at the devices that it shares with rollouts.",
+        "set rollout.colocated = false if there are more devices",
+    )
+
+
+def _sampling(steady: Attribution, evidence: Evidence, share: float) -> Diagnosis:
+    """The trainer waits for sampling: why do the rollouts not sample more?"""
+    rollout, trainer = steady.shares("rollout"), steady.shares("trainer")
+    waits = f"The trainer waits {share:.0%} of the time for sampling"
+    node, losses = next(iter(evidence.losses().most_common(1)), ("", 0))
+    if losses >= FLAPS:
+        return Diagnosis(
+            "flapping node", share, f"{waits}, and {node} was lost {losses} times.", f"read the log of {node}"
+        )
+    stalled = max(steady.nodes, key=lambda name: steady.nodes[name].memory_stall)
+    if (stall := steady.nodes[stalled].memory_stall) > STALL:
+        return Diagnosis(
+            "memory",
+            share,
+            f"{waits}, and the machine of {stalled} waits for memory up to {stall:.0%} of the time.",
+            "lower rollout.slots or sampling.max_tokens, or use a machine with more memory",
+        )
+    if evidence.num_dropped > MUCH * max(evidence.num_groups, 1):
+        return Diagnosis(
+            "refused data",
+            share,
+            f"{waits}, and {evidence.num_dropped} groups were dropped for {evidence.num_groups} trained: "
+            f"{evidence.dropped_for()}.",
+            "mend the data or the reward that this names",
+        )
+    if (storing := rollout.get("storing", 0.0)) > MUCH:
+        return Diagnosis(
+            "disk",
+            share,
+            f"{waits}, and rollouts wait {storing:.0%} of theirs for trajectories to be on disk.",
+            "put the spools on a faster disk",
+        )
+    slow, others = steady.slow_rollout(SLOW)
+    if slow:
+        return Diagnosis(
+            "slow rollout",
+            share,
+            f"{waits}, and {slow} samples {steady.speed(slow):.0f} tokens per second where others sample {others:.0f}.",
+            f"look for what slows the machine of {slow}, or drain it",
+        )
+    if (arriving := _waits(rollout, "weights to arrive", "newer weights")) > MUCH:
+        return Diagnosis(
+            "publishing",
+            share,
+            f"{waits}, and rollouts wait {arriving:.0%} of theirs for new weights.",
+            "raise schedule.steps_per_publish, set weights.delta, or use a faster network (weights.interface)",
+        )
+    tail = trainer.get("waiting for the last completions", 0.0)
+    idle = sum(part for activity, part in rollout.items() if activity.startswith("waiting for"))
+    if tail > share / 2 and idle > MUCH:
+        return Diagnosis(
+            "long completions",
+            share,
+            f"{waits}, mostly for the last few completions of a step, while rollouts are idle {idle:.0%} of theirs.",
+            'set schedule.order = "windowed", raise schedule.staleness, or lower sampling.max_tokens',
+        )
+    if idle > MUCH:
+        return Diagnosis(
+            "window",
+            share,
+            f"{waits}, and rollouts are idle {idle:.0%} of theirs, because no more groups may be open.",
+            f"raise schedule.staleness, which is {evidence.staleness:g}",
+        )
+    return Diagnosis(
+        "sampling",
+        share,
+        f"{waits}, and rollouts sample {rollout.get('sampling', 0.0):.0%} of theirs.",
+        "start further rollouts, or raise rollout.slots",
+    )
+
+
+def _waits(shares: Mapping[str, float], *causes: str) -> float:
+    return sum(shares.get(f"waiting for {cause}", 0.0) for cause in causes)
+
+
+RULES: dict[str, Callable[[Attribution, Evidence, float], Diagnosis]] = {
+    "training": _training,
+    "publishing": _publishing,
+    "checkpointing": _checkpointing,
+    "disk": _disk,
+    "grading": _grading,
+    "evaluation": _evaluation,
+    "rollouts": _no_rollouts,
+    "sampling": _sampling,
+    "shared devices": _devices,
+}

@@ -1,0 +1,47 @@
+"""Why a run is as fast as it is: where the time of each role went, and the bottleneck."""
+
+from msgspec import Struct
+
+from asyncrl.config.sections import Schedule
+from asyncrl.errors import LedgerError
+from asyncrl.messages import Role
+from asyncrl.observe.run_record import RunRecord
+from asyncrl.observe.why.attribution import attribute
+from asyncrl.observe.why.diagnosis import Diagnosis, Evidence, diagnose
+
+ROLES: tuple[Role, ...] = ("trainer", "rollout", "reward")
+
+
+class Explanation(Struct, frozen=True):
+    """Shares of time by activity, largest first, in the steady part of the run; those of a role or node add up to 1."""
+
+    steps: int
+    steady_s: float
+    """Seconds from the first step's end on, without loading and the end of the run."""
+    roles: dict[Role, dict[str, float]]
+    nodes: dict[str, dict[str, float]]
+    diagnosis: Diagnosis | None
+
+
+def explain(record: RunRecord) -> Explanation:
+    """Raises `LedgerError` if the run recorded no times."""
+    if not record.times:
+        raise LedgerError(
+            f"the run {record.name} has no times.jsonl: it has not trained a step yet, or an earlier version of "
+            f"asyncrl trained it; metrics.jsonl has wait_trainer and wait_rollout for each step"
+        )
+    steady = attribute(record.times, is_steady=True)
+    return Explanation(
+        len(record.metrics),
+        steady.span_s,
+        {role: shares for role in ROLES if (shares := steady.shares(role))},
+        {name: steady.node_shares(name) for name in steady.nodes},
+        diagnose(steady, _evidence(record)),
+    )
+
+
+def _evidence(record: RunRecord) -> Evidence:
+    default = Schedule()
+    groups = int(record.config.get("schedule.groups_per_step", default.groups_per_step))
+    staleness = float(record.config.get("schedule.staleness", default.staleness))
+    return Evidence(record.events, len(record.metrics) * groups, staleness)

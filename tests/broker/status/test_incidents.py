@@ -1,0 +1,45 @@
+from asyncrl.broker.status.incidents import KEPT, IncidentBook
+from asyncrl.messages import Incident
+
+
+def test_a_death_is_told_with_its_cause_and_its_age() -> None:
+    book = IncidentBook()
+    book.add("node.lost", {"node": "rollout-1", "role": "rollout", "cause": "silent for 10 s"}, 20.0)
+    assert book.told(32.0) == [Incident("rollout-1 was lost: silent for 10 s", 12.0)]
+
+
+def test_the_same_sentence_is_counted_and_the_newest_comes_first() -> None:
+    book = IncidentBook()
+    for time_s, reason in ((1.0, "zero_variance"), (2.0, "dead_letter"), (3.0, "zero_variance")):
+        book.add("group.dropped", {"reason": reason}, time_s)
+    assert book.told(3.0) == [
+        Incident("group dropped: zero_variance", 0.0, 2),
+        Incident("group dropped: dead_letter", 1.0),
+    ]
+
+
+def test_an_event_that_carries_its_whole_count_replaces_the_one_before() -> None:
+    book = IncidentBook()
+    for count in (1, 9):
+        book.add("units.failed", {"stage": "reward", "cause": "KeyError", "count": count}, 5.0)
+    assert book.told(5.0) == [Incident("failed reward: KeyError", 0.0, 9)]
+
+
+def test_what_is_no_incident_and_what_an_operator_does_are_left_out() -> None:
+    book = IncidentBook()
+    book.add("version.live", {"policy_version": 3}, 1.0)
+    book.add("node.lost", {"node": "operator-7", "role": "supervisor", "cause": "silent"}, 1.0)
+    assert book.told(2.0) == []
+
+
+def test_the_oldest_are_forgotten() -> None:
+    book = IncidentBook()
+    for number in range(KEPT + 3):
+        book.add("node.quiet", {"node": f"rollout-{number}"}, float(number))
+    told = book.told(100.0)
+    assert (len(told), told[-1].sentence) == (KEPT, "rollout-3 fell silent")
+
+
+def test_incidents_of_an_earlier_life_of_the_broker_are_told_and_a_missing_field_is_a_question_mark() -> None:
+    book = IncidentBook([{"event": "node.exited", "node": "trainer-0", "time_s": 4.0}, {"event": "run.started"}])
+    assert book.told(6.0) == [Incident("trainer-0 ?", 2.0)]

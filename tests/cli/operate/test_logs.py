@@ -1,0 +1,87 @@
+import asyncio
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from asyncrl.cli.operate.logs import LogFile, Logs, elsewhere_note, log_lines, open_logs
+from asyncrl.errors import ConfigError
+from asyncrl.files.lock import locked
+from asyncrl.observe.run_directory import RunDirectory
+
+
+def entry(second: int, event: str, **fields: object) -> str:
+    return json.dumps({**fields, "event": event, "timestamp": f"2026-01-31T12:00:{second:02}.250000Z"}) + "\n"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    directory = RunDirectory.create(tmp_path, "tiny")
+    directory.config.write_text("[run]\nsteps = 4\n")
+    write(directory, "broker-0", entry(1, "node.joined", node="trainer-0") + entry(4, "version.live"))
+    write(directory, "trainer-0", entry(2, "step.failed", level="error", cause="no memory") + "Traceback:\n  line 3\n")
+    return directory
+
+
+def write(directory: RunDirectory, node: str, text: str) -> None:
+    with (directory.logs / f"{node}.log").open("a") as file:
+        file.write(text)
+
+
+def test_logs_are_merged_by_time_and_a_traceback_stays_with_its_event(directory: RunDirectory) -> None:
+    assert log_lines(Logs(directory).read(), as_json=False, names_node=True) == [
+        "12:00:01.250 broker-0   node.joined about=trainer-0",
+        '12:00:02.250 trainer-0  error: step.failed cause="no memory"',
+        "trainer-0  Traceback:",
+        "trainer-0    line 3",
+        "12:00:04.250 broker-0   version.live",
+    ]
+
+
+def test_the_log_of_one_node_can_be_read_as_it_is_in_the_file(directory: RunDirectory) -> None:
+    lines = Logs(directory, "broker-0").read()
+    text = (directory.logs / "broker-0.log").read_text()
+    assert log_lines(lines, as_json=True, names_node=False) == text.splitlines()
+
+
+def test_a_line_is_read_once_it_is_complete_and_only_once(directory: RunDirectory) -> None:
+    file = LogFile(directory.logs / "reward-0.log")
+    assert file.read() == []
+    write(directory, "reward-0", "half")
+    assert file.read() == []
+    write(directory, "reward-0", " a line\n")
+    assert [line.text for line in file.read()] == ["half a line"]
+    assert file.read() == []
+
+
+def test_following_ends_with_the_run_and_finds_the_logs_of_new_nodes(directory: RunDirectory) -> None:
+    held = ExitStack()
+    held.enter_context(locked(directory.lock, "held"))
+
+    async def sleep(_seconds: float) -> None:
+        write(directory, "rollout-7", entry(9, "engine.loaded"))
+        held.close()
+
+    async def followed() -> list[int]:
+        return [len(lines) async for lines in Logs(directory).follow(sleep)]
+
+    assert asyncio.run(followed()) == [5, 1]
+
+
+def test_a_node_without_a_log_here_is_told_from_one_that_does_not_exist(directory: RunDirectory) -> None:
+    directory.append_event("node.joined", node="gpu2-rollout", role="rollout")
+    directory.append_event("node.joined", node="operator-7", role="supervisor")
+    directory.append_event("node.joined", node="spool", role="spool")
+    _, elsewhere = open_logs(str(directory.path), "")
+    assert elsewhere == ["gpu2-rollout"]
+    assert elsewhere_note(str(directory.path), elsewhere).startswith("gpu2-rollout: no log here; each was not started")
+    with pytest.raises(ConfigError, match=r"gpu2-rollout was not started by `asyncrl run`.*on the machine where"):
+        open_logs(str(directory.path), "gpu2-rollout")
+    with pytest.raises(ConfigError, match="has no node rollout-9; there are logs of: broker-0, trainer-0"):
+        open_logs(str(directory.path), "rollout-9")
+
+
+def test_logs_are_not_read_through_an_address() -> None:
+    with pytest.raises(ConfigError, match="logs are files of the machine"):
+        open_logs("tcp://broker:5570", "")
