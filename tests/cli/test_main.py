@@ -51,7 +51,19 @@ def _commands(group: str) -> set[str]:
 
 
 def test_the_commands_are_these():
-    looking = {"dashboard", "report", "audit", "events", "dead-letters", "config", "doctor", "eval", "export", "track"}
+    looking = {
+        "dashboard",
+        "why",
+        "report",
+        "audit",
+        "events",
+        "dead-letters",
+        "config",
+        "doctor",
+        "eval",
+        "export",
+        "track",
+    }
     operating = {"drain", "status", "ls", "top", "logs", "stop", "pause", "resume-sampling", "set", "stacks"}
     assert set(main.commands) == {
         "run",

@@ -11,6 +11,8 @@ from asyncrl.observe.run_record import NO_SUMMARY, RunRecord
 
 RECENT = 5
 """Steps over which a number of now is taken."""
+COSTLY = ("trainer", "rollout")
+"""Roles on devices, whose waiting is worth a sentence."""
 SILENT_S = 60.0
 """Seconds without a record after which a run without an end may be over; longer if its steps are longer."""
 
@@ -126,8 +128,8 @@ def _bottleneck(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> 
     if waits:
         longest = [
             (share, role, activity)
-            for role, parts in waits.items()
-            for activity, share in parts.items()
+            for role in COSTLY
+            for activity, share in waits.get(role, {}).items()
             if activity.startswith("waiting")
         ]
         if longest and max(longest)[0] >= 0.1:

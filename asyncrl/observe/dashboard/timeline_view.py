@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from asyncrl.observe.dashboard.cluster_view import role_order
 from asyncrl.observe.dashboard.query import Query
@@ -13,6 +14,8 @@ from asyncrl.observe.dashboard.time_bands import TimeBands
 MAX_COLUMNS = 400
 MAX_NODES = 60
 """Nodes of one answer; a long list is asked for in parts."""
+MIN_COLUMN_S = 1.5
+"""Shortest column: nodes tell their seconds with each heartbeat, so shorter ones have gaps."""
 MAX_MARKS = 400
 MARKED = {
     "version.live": "publish",
@@ -64,7 +67,7 @@ def timeline(bands: TimeBands, events: Sequence[dict[str, Any]], query: Timeline
     low = whole[0] if query.start_s is None else query.start_s
     high = whole[1] if query.end_s is None else query.end_s
     chosen = np.flatnonzero((ends > low) & (starts < high))
-    firsts = chosen[:: max(1, -(-len(chosen) // query.columns))]
+    firsts = _firsts(starts, ends, chosen, max((high - low) / query.columns, MIN_COLUMN_S))
     lasts = np.append(firsts[1:] - 1, chosen[-1:]) if len(chosen) else firsts
     places = [place for place, role in enumerate(bands.roles) if not query.role or role == query.role]
     places.sort(key=lambda place: (*role_order(bands.roles[place]), len(bands.nodes[place]), bands.nodes[place]))
@@ -81,13 +84,23 @@ def timeline(bands: TimeBands, events: Sequence[dict[str, Any]], query: Timeline
     }
 
 
+def _firsts(starts: Any, ends: Any, chosen: Any, width_s: float) -> NDArray[np.intp]:
+    """The first span of each column; a column is at least ``width_s`` long, but for the last."""
+    firsts: list[int] = []
+    for span in chosen.tolist():
+        if not firsts or ends[span - 1] - starts[firsts[-1]] >= width_s * (1 - 1e-9):
+            firsts.append(span)
+    return np.array(firsts, np.intp)
+
+
 def _nodes(bands: TimeBands, places: Sequence[int], firsts: Any, lasts: Any) -> list[dict[str, Any]]:
     if not len(firsts):
         return [{"node": bands.nodes[p], "role": bands.roles[p], "shares": {}} for p in places]
     seconds = bands.seconds[firsts[0] : lasts[-1] + 1]
     summed = np.add.reduceat(seconds[:, list(places)], firsts - firsts[0], axis=0)
     widths = np.maximum(bands.ends_s[lasts] - bands.starts_s[firsts], 1e-9)
-    shares = np.minimum(summed / widths[:, None, None], 1.0).round(4)
+    # A heartbeat may bring seconds of the span before: a node's parts never fill more than its column.
+    shares = summed / np.maximum(widths[:, None], summed.sum(axis=2))[:, :, None]
     return [
         {
             "node": bands.nodes[place],

@@ -28,7 +28,11 @@ def test_a_running_run_says_where_it_is_how_long_it_takes_and_who_waits() -> Non
     assert (
         said == "Training, step 20 of 100, about 13 min 20 s left. The trainer waits for trajectories 40% of the time."
     )
-    waits = {"rollout": {"sampling": 0.3, "waiting for the trainer": 0.7}, "trainer": {"training": 1.0}}
+    waits = {
+        "reward": {"waiting for sampling": 1.0},
+        "rollout": {"sampling": 0.3, "waiting for the trainer": 0.7},
+        "trainer": {"training": 1.0},
+    }
     assert "The rollout spends 70% of its time waiting for the trainer." in sentence(record(metrics=STEPS), waits, 3.0)
 
 

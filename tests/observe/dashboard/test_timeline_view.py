@@ -50,6 +50,16 @@ def test_a_part_of_the_time_and_of_the_nodes_can_be_asked_for(bands: TimeBands) 
     assert asked(bands, "start=500&end=600")["nodes"][0]["shares"] == {}
 
 
+def test_short_spans_share_a_column_and_late_seconds_do_not_overflow_it() -> None:
+    bands = TimeBands()
+    for step in range(10):
+        late = {"sampling": 1.2} if step % 4 == 3 else {}
+        bands.add(TimesLine(step, 0.25 * (step + 1), 0.25, {"rollout-0": NodeTimes("rollout", late)}))
+    found = asked(bands)
+    assert (found["starts"], found["ends"]) == ([0, 1.5], [1.5, 2.5])
+    assert found["nodes"][0]["shares"]["sampling"] == [0.8, 1.0]
+
+
 def test_marks_are_the_events_of_that_part(bands: TimeBands) -> None:
     events = [
         LIVE | {"time_s": 5.0},

@@ -1,7 +1,7 @@
 // Colours by meaning. All come from the style sheet, so that light and dark are decided there.
 
 const ACTIVITIES = {
-  sampling: "blue", environment: "teal", swapping: "violet", asleep: "faint", users: "cyan", grading: "amber",
+  sampling: "blue", environment: "teal", swapping: "violet", asleep: "faint", "serving users": "cyan", users: "cyan", storing: "slate", fetching: "cyan", grading: "amber",
   training: "green", publishing: "violet", checkpointing: "brown", loading: "slate", away: "red", working: "green",
   other: "faint", idle: "faint", unknown: "faint",
 };
