@@ -6,7 +6,7 @@ const ACTIVITIES = {
   other: "faint", idle: "faint", unknown: "faint",
 };
 const REST = ["cyan", "brown", "slate", "teal"];
-const WAITS = ["wait0", "wait1", "wait2", "wait3"];
+const WAITS = ["wait0", "wait1", "wait2", "wait3", "wait4", "wait5", "wait6"];
 const cache = new Map();
 
 /** The value of a colour of the style sheet. */
