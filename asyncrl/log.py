@@ -34,6 +34,11 @@ class Log:
         _write(logging.ERROR, event, fields)
 
 
+def about(**fields: Any) -> None:
+    """Give all further events of this task, and of the tasks that it starts, these fields, if structlog writes them."""
+    structlog.contextvars.bind_contextvars(**fields)
+
+
 def get_logger() -> Log:
     return Log()
 

@@ -31,6 +31,15 @@ Activity = Literal[
     "idle",
 ]  # fmt: skip
 """What a rollout, a reward node or a trainer does at a moment."""
+ROLLOUT_ACTIVITIES: tuple[Activity, ...] = (
+    "asleep", "swapping", "serving users", "sampling", "environment", "storing",
+)  # fmt: skip
+"""Of two at the same time, the first counts."""
+REWARD_ACTIVITIES: tuple[Activity, ...] = ("grading",)
+TRAINER_ACTIVITIES: tuple[Activity, ...] = (
+    "training", "publishing", "checkpointing", "waiting for the devices", "fetching",
+)  # fmt: skip
+"""Of two at the same time, the first counts."""
 """
 ``machine``: in a trainer of several machines, one that waits for the others, or follows the first, which is the
 ``trainer``. Each says Hello as a ``trainer``; the broker decides.
@@ -933,6 +942,8 @@ class Batch(Message, frozen=True):
 
     step: int
     trajectories: list[ScoredTrajectory]
+    lr: float | None = None
+    """``trainer.lr`` of the step, the same however often it is asked for; None takes that of the configuration."""
 
 
 class Published(Message, frozen=True):
@@ -1216,9 +1227,7 @@ class Stacks(Message, frozen=True):
 
 
 class SettingsChanged(Message, frozen=True):
-    """
-    To the trainer: live settings, which count from its next step on. To every supervisor: the answer to `SetSettings`.
-    """
+    """Answer to `SetSettings`, to every supervisor: live settings have changed, and that is on disk."""
 
     values: dict[str, bool | int | float | str]
     """New values by full key; without those that were so already."""
@@ -1292,7 +1301,7 @@ ToTrainer = (
     Welcome | Reject | StoreValue | Transfer | Stop | Drain | Wake
     | Batch | Published | Evaluating | Evaluated | Fetched | Abort | Assembled | Disbanded
     | Upload | PutWeightsDone | Spools | FileList | FilePart | CheckpointWanted | PutCheckpointPartDone
-    | SettingsChanged | StacksWanted
+    | StacksWanted
 )  # fmt: skip
 ToMachine = Welcome | Reject | StoreValue | Stop | Assembled | Disbanded
 ToFirstRank = Hello | Beat | Checked | PartWritten | StoreSet | StoreGet

@@ -97,24 +97,34 @@ def _is_below(where: str, entry: str) -> bool:
 
 
 def settings_of(
-    function: Callable[..., Any], *, takes: str, known: Collection[str], path: str, setting: str
+    function: Callable[..., Any],
+    *,
+    takes: str,
+    known: Collection[str],
+    path: str,
+    setting: str,
+    options: Collection[str] = (),
 ) -> Mapping[str, Any]:
     """
-    Settings that a function of one positional argument reads: its keyword-only arguments.
+    Settings that a function of one positional argument reads: keyword-only arguments with the name of a setting.
+
+    Its other keyword-only arguments are options of its own. The caller binds those that are given.
 
     Args:
         takes: Name of the positional argument, for error messages.
         known: Names of all existing settings.
         path: Name of the function in the configuration, for error messages.
-        setting: Full key of the setting, for error messages.
+        setting: Full key of the setting, for error messages; its options are the table ``<setting>_options``.
+        options: Names of the options that are given.
 
     Returns:
-        Default of each argument by its name; `REQUIRED` without a default.
+        Default of each setting by its name; `REQUIRED` without a default.
 
     Raises:
-        ConfigError: The function does not have exactly one positional argument, or reads an unknown setting.
+        ConfigError: The function does not have exactly one positional argument, an option is not an argument of it or
+            is the name of a setting, or an argument without a default is neither a setting nor a given option.
     """
-    shape = f"{setting} {path!r} must be def {path.rpartition(':')[2]}({takes}, *, <settings>)"
+    shape = f"{setting} {path!r} must be def {path.rpartition(':')[2]}({takes}, *, <settings and options>)"
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError as error:  # written in C
@@ -127,9 +137,26 @@ def settings_of(
     for parameter in others:
         if parameter.kind is not parameter.KEYWORD_ONLY:
             raise ConfigError(f"{shape}, but {str(parameter)!r} is not keyword-only")
-        if parameter.name not in known:
-            raise ConfigError(f"{shape}, but there is no setting {parameter.name!r}: {hint(parameter.name, known)}")
-    return {parameter.name: parameter.default for parameter in others}
+        if parameter.default is REQUIRED and parameter.name not in {*known, *options}:
+            raise ConfigError(
+                f"{setting} {path!r} needs {parameter.name!r}, which is neither a setting nor given in "
+                f"{setting}_options; set {setting}_options.{parameter.name}, or give it a default"
+            )
+    _check_options(
+        options, [parameter.name for parameter in others if parameter.name not in known], known, path, setting
+    )
+    return {parameter.name: parameter.default for parameter in others if parameter.name in known}
+
+
+def _check_options(
+    given: Collection[str], options: Collection[str], known: Collection[str], path: str, setting: str
+) -> None:
+    for name in given:
+        if name in known:
+            section = setting.rpartition(".")[0]
+            raise ConfigError(f"{setting}_options.{name} is the name of a setting; set {section}.{name} instead")
+        if name not in options:
+            raise ConfigError(f"{setting}_options.{name} is not a keyword argument of {path!r}: {hint(name, options)}")
 
 
 @contextmanager

@@ -13,6 +13,8 @@ nothing else. ``--runs`` keeps the runs, and completed ones are not repeated, so
                      their geometric mean ratio (preset decoupled_geo_rs_seq_tis)
     wide ...         gspo and tis + geo-rs with bounds a hundred times as wide; not run by default
 
+`lagged.py` takes one process and an exact staleness instead, for sweeps to high staleness.
+
 The bench prints one line for each staleness and method, over its seeds: ``accuracy`` at the end, and ``mean_accuracy``
 over the evaluations after the start, which reflects the learning speed. Trajectories reach the allowed staleness S only
 if rollouts are ahead of the trainer: ``staleness_mean`` is the measured staleness, and ``staleness_full`` its value if

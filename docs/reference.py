@@ -1,8 +1,9 @@
 """
-Generates two pages of the documentation from the installed package, while MkDocs builds the site.
+Generates three pages of the documentation from the installed package, while MkDocs builds the site.
 
     asyncrl/config/sections.py ─▶ configuration.md      each setting: type, default, meaning
     raise XError(f"...")       ─▶ errors.md             each message: the error, its exit code, the module
+    observe/metrics/table.py   ─▶ metrics-table.md      each metric: its type, labels and meaning
 """
 
 import ast
@@ -15,6 +16,7 @@ from typing import Any
 
 import asyncrl
 from asyncrl import errors
+from asyncrl.observe.metrics.table import METRICS, Metric
 
 PACKAGE = Path(asyncrl.__file__).parent
 SECTIONS = PACKAGE / "config" / "sections.py"
@@ -235,13 +237,46 @@ def _escaped(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("[", "\\[")
 
 
+# ── metrics ─────────────────────────────────────────────────────────────────────────────────
+
+OWNERS = {
+    "process": "Every process",
+    "broker": "Broker",
+    "rollout": "Rollout",
+    "reward": "Reward",
+    "trainer": "Trainer",
+    "spool": "Spool, in the broker's process or its own",
+}
+"""Heading of the metrics of each owner."""
+
+
+def metrics_page() -> str:
+    """The page about every metric that a process exposes to Prometheus."""
+    lines = [
+        "# Metrics by name",
+        "",
+        "[Metrics and health](metrics.md) says how to turn them on. Each sample has the labels `role`, `node` of its",
+        "process too. Label values come from the vocabularies given here, never from texts of errors.",
+    ]
+    for owner, heading in OWNERS.items():
+        lines += ["", f"## {heading}", "", "| metric | type | labels | meaning |", "|---|---|---|---|"]
+        lines += [_metric(metric) for metric in METRICS.values() if metric.owner == owner]
+    return "\n".join(lines) + "\n"
+
+
+def _metric(metric: Metric) -> str:
+    labels = "; ".join(f"`{label}`: {', '.join(values) or 'any'}" for label, values in metric.labels.items())
+    return f"| `{metric.name}` | {metric.kind} | {labels} | {_cell(metric.meaning)} |"
+
+
 # ── MkDocs ──────────────────────────────────────────────────────────────────────────────────
 
 
 def on_files(files: Any, *, config: Any) -> Any:
     """Add the generated pages to the site."""
     File = importlib.import_module("mkdocs.structure.files").File  # noqa: N806  a class
-    for name, text in (("configuration.md", configuration()), ("errors.md", error_page())):
+    pages = {"configuration.md": configuration(), "errors.md": error_page(), "metrics-table.md": metrics_page()}
+    for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
 

@@ -46,3 +46,22 @@ def test_no_other_module_logs_past_it() -> None:
     package = Path(asyncrl.__file__).parent
     users = {str(path.relative_to(package)) for path in package.rglob("*.py") if "import structlog" in path.read_text()}
     assert users == {"log.py", "node/process.py"}
+
+
+def test_fields_of_a_task_are_in_its_events_and_in_those_of_its_own_tasks() -> None:
+    source = """
+import asyncio, structlog
+from asyncrl.log import about, get_logger
+structlog.configure(processors=[structlog.contextvars.merge_contextvars, structlog.processors.KeyValueRenderer()])
+async def child():
+    get_logger().info("child")
+async def attached():
+    about(run="try-7")
+    await asyncio.create_task(child())
+async def main():
+    await asyncio.create_task(attached())
+    get_logger().info("host")
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["event='child' run='try-7'", "event='host'"]

@@ -98,8 +98,10 @@ def test_a_file_that_cannot_be_imported_is_reported_with_its_line(tmp_path: Path
         load_function(f"{tmp_path}/mine.py:score", setting="reward.function")
 
 
-def settings(function: Any) -> Mapping[str, Any]:
-    return settings_of(function, takes="outcomes", known=("gamma", "lam"), path="mine.py:f", setting="algorithm.x")
+def settings(function: Any, *options: str) -> Mapping[str, Any]:
+    return settings_of(
+        function, takes="outcomes", known=("gamma", "lam"), path="mine.py:f", setting="algorithm.x", options=options
+    )
 
 
 def test_settings_are_keyword_only_arguments_with_their_defaults() -> None:
@@ -107,15 +109,39 @@ def test_settings_are_keyword_only_arguments_with_their_defaults() -> None:
     assert settings(lambda outcomes, /: 0) == {}
 
 
+def test_other_keyword_arguments_are_options() -> None:
+    assert settings(lambda outcomes, *, gamma=0.5, power=1.0: 0) == {"gamma": 0.5}
+    assert settings((lambda outcomes, *, power: 0), "power") == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "algorithm.x 'mine.py:f' needs 'power', which is neither a setting nor given in algorithm.x_options; set"),
+        (
+            ("power", "widht"),
+            "algorithm.x_options.widht is not a keyword argument of 'mine.py:f': did you mean 'width'?",
+        ),
+        (("power", "gamma"), "algorithm.x_options.gamma is the name of a setting; set algorithm.gamma instead"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_in_one_sentence(options: tuple[str, ...], message: str) -> None:
+    def function(outcomes: Any, *, power: float, width: float = 1.0, gamma: float = 1.0) -> None: ...
+
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        settings(function, *options)
+
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda: 0, "must be def f(outcomes, *, <settings>), but it takes no argument"),
+        (lambda: 0, "must be def f(outcomes, *, <settings and options>), but it takes no argument"),
         (lambda *outcomes: 0, "but its first argument is '*outcomes'"),
         (lambda *, gamma: 0, "but its first argument is 'gamma'"),
         (lambda outcomes, gamma: 0, "but 'gamma' is not keyword-only"),
         (lambda outcomes, **settings: 0, "but '**settings' is not keyword-only"),
-        (lambda outcomes, *, gama=1.0: 0, "but there is no setting 'gama': did you mean 'gamma'?"),
         (dict.fromkeys, "but "),
     ],
 )

@@ -3,10 +3,11 @@ Aggregation of token losses into one number: the weight of each token's loss in 
 
     loss = Σ_i  w_i  Σ_t  loss_it          i: trajectories of the *whole* step, t: completion tokens of i
 
-Each of the five aggregations is such a sum, and differs only in w_i, a function of the trajectory's length and of
-totals over the whole step. The totals are counted once, before the step is split, so the sum over micro-batches and
-over ranks is the loss of one large batch, however it is split. Trajectories that are skipped because their loss is
-exactly zero still count in the totals; one whose every token is rejected counts as a trajectory and adds nothing.
+Each of the six aggregations is such a sum, and differs only in w_i, a function of the trajectory's length and of
+totals over the whole step and over its group. The totals are counted once, before the step is split, so the sum over
+micro-batches and over ranks is the loss of one large batch, however it is split. Trajectories that are skipped because
+their loss is exactly zero still count in the totals; one whose every token is rejected counts as a trajectory and adds
+nothing.
 """
 
 from collections.abc import Callable
@@ -18,13 +19,17 @@ from asyncrl.plug_in import load_function
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Divisors of the loss of a step: sums over every micro-batch and rank of the step."""
+    """Divisors of the loss of a step for one group of it: sums over every micro-batch and rank of the step."""
 
     num_tokens: int
     """Completion tokens that are trained on."""
     num_trajectories: int
     norm: float = 1.0
     """Constant divisor of ``seq-mean-token-sum-norm``; the others do not read it."""
+    num_groups: int = 1
+    """Prompts of the step."""
+    group_tokens: int = 0
+    """Completion tokens of the group that are trained on; only ``prompt-mean`` reads the last two."""
 
 
 Weigh = Callable[[int, Totals], float]
@@ -54,6 +59,11 @@ def seq_mean_token_sum_norm(length: int, totals: Totals) -> float:
 def seq_mean_token_mean(length: int, totals: Totals) -> float:
     """Averaged within, then over trajectories: every trajectory weighs the same (GRPO, arXiv:2402.03300)."""
     return 1 / (max(totals.num_trajectories, 1) * max(length, 1))
+
+
+def prompt_mean(length: int, totals: Totals) -> float:
+    """Averaged over the tokens of a group, then over prompts: all prompts weigh alike (ScaleRL, arXiv:2510.13786)."""
+    return 1 / (max(totals.num_groups, 1) * max(totals.group_tokens, 1))
 
 
 def resolve_aggregation(name: str) -> Weigh:

@@ -11,7 +11,7 @@ cancelled.
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Literal, cast
 
 from asyncrl.actor.allowance import Allowance
@@ -21,6 +21,7 @@ from asyncrl.broker.ending import Ending
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.records import AnyRecord, NodeEvent, Rewarded
+from asyncrl.broker.metrics.readings import Readings
 from asyncrl.broker.metrics.run_files import RunFiles
 from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.broker.operators import Operators
@@ -59,6 +60,7 @@ from asyncrl.messages import (
     ToBroker,
     Welcome,
 )
+from asyncrl.observe.metrics.table import Sample
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.samples import SamplesWriter
 from asyncrl.weights.groups.rendezvous import Rendezvous
@@ -116,6 +118,7 @@ class BrokerActor:
         self._clock = clock
         self._sleep = sleep
         self._files = RunFiles(config, scheduler, directory, clock, lambda: ledger.num_records)
+        self._readings = Readings(config, scheduler, ledger, self._files.totals)
         self._rendezvous = Rendezvous()
         self._operators = Operators(scheduler, hub, self._files, run=directory.path.name, clock=clock)
         self._rejections = Allowance(REJECTIONS_PER_S, BURST_REJECTIONS)
@@ -161,6 +164,10 @@ class BrokerActor:
     def is_suspended(self) -> bool:
         """True once the broker was told to leave the run as it is."""
         return self._ending.is_suspended
+
+    def metrics(self) -> Iterable[Sample]:
+        """Values of its metrics now, for a scrape."""
+        return self._readings
 
     def stop(self, cause: str = "", *, is_interrupted: bool = False) -> None:
         """End the run; with a cause it has failed."""
@@ -355,6 +362,7 @@ class BrokerActor:
         groups = self._scheduler.training.trained(stepped.step)
         if (line := self._files.step(stepped, groups)) is not None:
             reach("broker.step_recorded")
+            self._readings.stepped(line)
             for supervisor in self._scheduler.nodes.of("supervisor"):
                 self._hub.send(supervisor.peer, Progress(stepped.step, self._config.run.steps, line))
         self._sample(stepped, groups)

@@ -265,7 +265,7 @@ class Scheduler:
 
     def set_settings(self, values: Mapping[str, Value], *, by: str, at_s: float, now_s: float) -> None:
         """
-        Change live settings, whose values were checked; tell supervisors and the trainer once that is durable.
+        Change live settings, whose values were checked; tell supervisors once that is durable.
 
         ``by`` is the name of the operator, ``at_s`` Unix time, for people.
         """
@@ -275,9 +275,8 @@ class Scheduler:
             self.out.record(SettingsSet(dict(values), by, at_s))
         for key, value in values.items():
             self.out.event("setting.changed", key=key, value=value, before=before[key], by=by)
-        told: tuple[Role, ...] = ("supervisor", "trainer")
-        for node in (node for role in told for node in self.nodes.of(role)):
-            self.out.send(node.peer, SettingsChanged(dict(values), by), once_durable=True)
+        for supervisor in self.nodes.of("supervisor"):
+            self.out.send(supervisor.peer, SettingsChanged(dict(values), by), once_durable=True)
         self._advance(now_s)
 
     def settings_set(self, values: Mapping[str, Value]) -> None:
@@ -285,6 +284,7 @@ class Scheduler:
         self.settings |= values
         self.config = with_values(self.config, values)
         self.window.resize(self.config.schedule.window)
+        self.training.batches.lr = self.config.trainer.lr
         self.evaluation.every_versions = self.config.evaluation.every_versions
         if (max_tokens := self.config.sampling.max_tokens) != self._start.sampling.max_tokens:
             self.training.admission.max_tokens = max_tokens

@@ -17,6 +17,7 @@ from asyncrl.broker.groups.drop_limit import DropLimit
 from asyncrl.broker.groups.filtering import ZERO_VARIANCE, GroupFilter
 from asyncrl.broker.groups.group import Group, Slot, State
 from asyncrl.broker.groups.max_staleness import StalenessBound, Stragglers
+from asyncrl.broker.groups.retirement import Retirement
 from asyncrl.broker.groups.trimming import first_needed
 from asyncrl.broker.groups.window import Window
 from asyncrl.broker.leases.dispatcher import Dispatcher
@@ -59,8 +60,11 @@ class TrainingGroups:
         self._spools = spools
         self._out = out
         self._failures = failures
-        self.admission = AdmissionBook(prompts, schedule.group_size, num_needed, config.greedy_per_group)
-        self.batches = BatchBook(schedule.groups_per_step, schedule.reach, bound)
+        self._retirement = Retirement(config.data.retire_at, prompts.num_rows) if config.data.retire_at else None
+        self.admission = AdmissionBook(
+            prompts, schedule.group_size, num_needed, config.greedy_per_group, retirement=self._retirement
+        )
+        self.batches = BatchBook(schedule.groups_per_step, schedule.reach, bound, lr=config.trainer.lr)
         self.filtering = GroupFilter(schedule)
         self._drops = DropLimit(schedule.window)
         self._wanted_step: tuple[int, str] | None = None
@@ -80,6 +84,8 @@ class TrainingGroups:
         if group.is_complete:
             self.batches.completed(group)
             self._drops.completed()
+            if self._retirement:
+                self._retirement.completed(group)
             return True
         return False
 
@@ -164,7 +170,7 @@ class TrainingGroups:
     # ── rules that follow from any change ───────────────────────────────────────────────────
 
     def advance(self, live_version: int) -> None:
-        """Filter, restart and admit groups; raises `RunFailed` as `GroupFilter` does."""
+        """Filter, restart and admit groups; raises `RunFailed` as `GroupFilter` and `Retirement` do."""
         if self.filtering.untested:
             for group in self.filtering.filtered():
                 self._drop(group, ZERO_VARIANCE)
@@ -190,7 +196,7 @@ class TrainingGroups:
             return
         self._wanted_step = None
         trajectories = [slot.scored_trajectory(_refusal(group, slot)) for group in groups for slot in group.slots]
-        self._out.send(peer, Batch(step, trajectories), once_durable=True)
+        self._out.send(peer, Batch(step, trajectories, self.batches.lr_of(step)), once_durable=True)
 
     def _form(self, step: int, live_version: int) -> list[Group] | None:
         if step < self.batches.next_step:
@@ -208,6 +214,8 @@ class TrainingGroups:
         group_ids = [group.group_id for group in groups]
         self._window.consume(step, group_ids)
         self._out.record(Taken(step, group_ids))
+        if self._retirement and (news := self._retirement.news()):
+            self._out.event("prompts.retired", step=step, **news)
         return groups
 
     def _are_here(self, groups: Iterable[Group]) -> bool:

@@ -136,6 +136,8 @@ def _groups(audit: Audit) -> Iterator[Row]:
     if audit.restarted:
         yield ["  restarted", _number(audit.restarted), "too old to be trained on, or lost with a spool"]
     yield ["  skipped", _number(audit.skipped), ""]
+    if audit.retired:
+        yield ["  passed over", _number(audit.retired), "their prompts were retired (data.retire_at)"]
     yield ["  double-trained", _number(audit.double_trained), ""]
     yield ["  most open at once", _number(audit.peak_open), f"of at most {audit.window:,}"]
 

@@ -34,6 +34,15 @@ host_memory_option = click.option(
     metavar="SIZE",
     help="Memory of the machine, such as 1TB.",
 )
+metrics_option = click.option(
+    "--metrics",
+    envvar="ASYNCRL_METRICS",
+    metavar="[HOST:]PORT",
+    help="Serve metrics and health from this port on, one for each process; 0 takes free ports.",
+)
+metrics_open_option = click.option(
+    "--metrics-open", is_flag=True, help="Let other machines read --metrics, without a key."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
@@ -60,6 +69,8 @@ def main() -> None:
     "--scale", type=click.Choice(["tiny"]), help="Run the same options with a tiny random model and few rows, on a CPU."
 )
 @click.option("--dashboard", "is_shown", is_flag=True, help="Show the run in a browser while it lasts.")
+@metrics_option
+@metrics_open_option
 @report_errors
 def run(
     config_path: Path,
@@ -70,6 +81,8 @@ def run(
     device_memory: str,
     host_memory: str,
     scale: str | None,
+    metrics: str | None,
+    metrics_open: bool,
 ) -> None:
     """
     Train a model as the run file CONFIG says, on this machine.
@@ -80,24 +93,29 @@ def run(
     \b
     Example:
       asyncrl run conf/quickstart.toml --set run.steps=20
+      asyncrl run conf/quickstart.toml --metrics 9400
       asyncrl run conf/recipes/gsm8k-qwen3-8b-grpo.toml --scale tiny --set run.steps=3
     """
     from asyncrl.cli.launch import run as launch
+    from asyncrl.node.metrics_server import metrics_options
 
+    serving = metrics_options(metrics, is_open=metrics_open)
     if (device_memory or host_memory) and not dry_run:
         raise ConfigError(f"{_first(device_memory)} is for --dry-run, which checks that the run fits into it")
     config = tiny(config_path, overrides) if scale else load_config(config_path, overrides)
     if dry_run:
         launch.dry_run(config, device_memory, host_memory)
     else:
-        launch.run(config, name=config_path.stem, is_shown=is_shown)
+        launch.run(config, name=config_path.stem, is_shown=is_shown, metrics=serving)
 
 
 @main.command()
 @click.argument("run_directory", metavar="RUN", type=PATH)
 @click.option("--steps", type=click.IntRange(1), help="New total number of steps; must exceed the old one.")
+@metrics_option
+@metrics_open_option
 @report_errors
-def resume(run_directory: Path, steps: int | None) -> None:
+def resume(run_directory: Path, *, steps: int | None, metrics: str | None, metrics_open: bool) -> None:
     """
     Continue a run that stopped, or extend a finished one.
 
@@ -108,8 +126,9 @@ def resume(run_directory: Path, steps: int | None) -> None:
       asyncrl resume runs/quickstart --steps 200
     """
     from asyncrl.cli.launch.run import resume as resume_run
+    from asyncrl.node.metrics_server import metrics_options
 
-    resume_run(run_directory, steps)
+    resume_run(run_directory, steps, metrics_options(metrics, is_open=metrics_open))
 
 
 @main.command()
@@ -495,7 +514,10 @@ def show(config_path: Path, overrides: tuple[str, ...]) -> None:
     Print every setting of the run file CONFIG, and its origin.
 
     The origin is the file, --set, a preset, or the default. With run.epochs, run.steps is counted from data.train.
+    Notes on settings that hardly anybody wants follow on stderr.
     """
+    from asyncrl.config.check import advice
+    from asyncrl.config.run_file import load_config
     from asyncrl.data.run_length import resolve_steps
 
     origins = explain(config_path, overrides, resolve_steps)
@@ -503,6 +525,8 @@ def show(config_path: Path, overrides: tuple[str, ...]) -> None:
     for origin in origins:
         value = "unset" if origin.value is None else repr(origin.value)
         click.echo(f"{origin.key:<{width}}  {value:<24} {origin.source}")
+    for sentence in advice(load_config(config_path, overrides)):
+        click.echo(f"note: {sentence}", err=True)
 
 
 @main.command("import-verl", context_settings={"ignore_unknown_options": True})

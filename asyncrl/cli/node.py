@@ -16,7 +16,8 @@ from asyncrl.config.check_addresses import check_interface
 from asyncrl.errors import ConfigError
 from asyncrl.messages import Role, WeightsVia
 from asyncrl.node.machine.local_address import INTERFACE_VARIABLE
-from asyncrl.node.process import run_process
+from asyncrl.node.metrics_server import METRICS_VARIABLE, TARGETS_VARIABLE, metrics_options
+from asyncrl.node.process import LOG_FORMAT_VARIABLE, LogFormat, run_process
 from asyncrl.plug_in import ALLOW_VARIABLE
 
 PATH = click.Path(path_type=Path)
@@ -51,6 +52,28 @@ ROLES = ("broker", "rollout", "reward", "trainer", "spool")
 @click.option("--fetch", type=click.Choice(["auto", "never"]), help="Fetch a missing model from the broker's machine.")
 @click.option("--allow-code", multiple=True, metavar="DIR|MODULE", help="Import functions from here only; repeatable.")
 @click.option("--interface", metavar="NAME|ADDRESS|CIDR", help="Network interface for weights.")
+@click.option(
+    "--metrics",
+    envvar=METRICS_VARIABLE,
+    metavar="[HOST:]PORT",
+    help="Serve metrics and health here; port 0 takes a free one. See below.",
+)
+@click.option("--metrics-open", is_flag=True, help="Let other machines read --metrics, without a key.")
+@click.option(
+    "--metrics-targets",
+    type=PATH,
+    envvar=TARGETS_VARIABLE,
+    metavar="DIR",
+    show_default="RUN/metrics",
+    help="Leave the address of the metrics here, for Prometheus' file_sd_configs.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "json", "text"]),
+    envvar=LOG_FORMAT_VARIABLE,
+    default="auto",
+    help="Format of the log; auto is text on a terminal, and JSON elsewhere.",
+)
 @click.option("--wait", "wait_s", type=float, default=30.0, help="Seconds to wait for the broker's answer.")
 @click.version_option(package_name="asyncrl")
 @report_errors
@@ -73,6 +96,10 @@ def main(
     fetch: str | None,
     allow_code: tuple[str, ...],
     interface: str | None,
+    metrics: str | None,
+    metrics_open: bool,
+    metrics_targets: Path | None,
+    log_format: LogFormat,
     wait_s: float,
 ) -> None:
     """
@@ -112,6 +139,10 @@ def main(
     Nodes of another user need --secret RUN/secret, or the variable ASYNCRL_SECRET_FILE. If the broker has --keys, they
     need --key FILE or ASYNCRL_KEY_FILE instead, and their names begin with the name of the key.
 
+    --metrics serves /metrics for Prometheus, /healthz and /readyz over HTTP, on the loopback interface unless a HOST is
+    given, and then only with --metrics-open. A file in RUN/metrics, or in --metrics-targets (ASYNCRL_METRICS_TARGETS),
+    tells Prometheus the address. With --replicas, this process takes the port, and the rollouts those after it.
+
     SIGTERM drains the node, which then exits with 0; a second SIGTERM exits at once. Exit codes 78 (mistake in the
     configuration) and 74 (damaged files): do not restart. Exit code 69 (broker not reachable): restart later.
     """
@@ -137,7 +168,8 @@ def main(
     _require_role(
         role, fetch is not None, "--fetch is for rollouts and trainers, which load a model", "rollout", "trainer"
     )
-    options = NodeOptions(weights, may_fetch=fetch != "never", wait_s=wait_s)
+    serving = metrics_options(metrics, is_open=metrics_open, run=run_dir, targets=metrics_targets)
+    options = NodeOptions(weights, may_fetch=fetch != "never", wait_s=wait_s, metrics=serving)
     if role == "broker":
         if key_file:
             raise ConfigError("--key is for nodes: a broker has --keys DIR, the folder that `asyncrl keys init` made")
@@ -161,7 +193,7 @@ def main(
             else replicas_job(find, name, replicas, devices, options) or node_job(role, find, name, options)
         )
         job = until_run_is_over(work, run_dir)
-    sys.exit(run_process(job, name=name))
+    sys.exit(run_process(job, name=name, role=role, metrics=serving, log_format=log_format))
 
 
 def _require_role(role: Role, is_given: bool, sentence: str, *roles: Role) -> None:

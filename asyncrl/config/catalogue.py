@@ -137,6 +137,7 @@ AGGREGATIONS: Mapping[str, str] = {
     "seq-mean-token-sum": "asyncrl.algo.aggregate:seq_mean_token_sum",
     "seq-mean-token-sum-norm": "asyncrl.algo.aggregate:seq_mean_token_sum_norm",
     "seq-mean-token-mean": "asyncrl.algo.aggregate:seq_mean_token_mean",
+    "prompt-mean": "asyncrl.algo.aggregate:prompt_mean",
 }
 KL_ESTIMATORS: Mapping[str, str] = {
     "k1": "asyncrl.algo.kl:k1",

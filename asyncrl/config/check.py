@@ -6,7 +6,7 @@ import msgspec
 
 from asyncrl.config.catalogue import ADVANTAGES, estimator_entry
 from asyncrl.config.check_addresses import check_broker_addresses, check_gateway_address, check_interface
-from asyncrl.config.check_algorithm import check_algorithm
+from asyncrl.config.check_algorithm import algorithm_advice, check_algorithm
 from asyncrl.config.check_environment import check_environment, environment_advice
 from asyncrl.config.check_replay import check_replay, replay_advice
 from asyncrl.config.model.overrides import check_overrides
@@ -71,7 +71,7 @@ def advice(config: Config) -> list[str]:
             f"model.dtype is 'float32' with {' and '.join(on_cuda)} = 'cuda': products run without TensorFloat-32, and "
             f"attention with memory that grows with the square of a sequence; 'bfloat16' is several times faster"
         )
-    return sentences + replay_advice(config) + environment_advice(config)
+    return sentences + algorithm_advice(config) + replay_advice(config) + environment_advice(config)
 
 
 def _devices(config: Config) -> dict[str, str]:

@@ -5,6 +5,8 @@ A setting that the chosen estimator and loss do not read is refused rather than 
 are checked when the functions are loaded.
 """
 
+from math import inf
+
 from asyncrl.config.catalogue import (
     ADVANTAGES,
     LOSSES,
@@ -19,10 +21,14 @@ from asyncrl.config.sections import Algorithm, Config, Correction
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import is_path
 
+MAX_WEIGHT = 10.0
+"""Importance weights with a larger bound count as unbounded."""
+
 
 def check_algorithm(config: Config) -> None:
     """Raise `ConfigError` for the first setting found that contradicts another or would be ignored."""
     algorithm = config.algorithm
+    _check_options(algorithm)
     _check_settings(algorithm)
     _check_group(config)
     _check_aggregation(algorithm)
@@ -35,6 +41,40 @@ def check_algorithm(config: Config) -> None:
             f"algorithm.dual_clip is {algorithm.dual_clip:g}: at or below 1 it would cut the loss of an unchanged "
             f"policy; use a value above 1, or 0 to switch it off"
         )
+
+
+def algorithm_advice(config: Config) -> list[str]:
+    """Sentences of advice on importance weights that nothing bounds, in an asynchronous run."""
+    algorithm, staleness = config.algorithm, config.schedule.staleness
+    if staleness < 1 or is_path(algorithm.loss) or resolved(algorithm.correction).rejection:
+        return []
+    if (bound := _weight_bound(algorithm)) <= MAX_WEIGHT:
+        return []
+    weights = "no importance weights" if bound == inf else f"importance weights up to {bound:g}"
+    return [
+        f"algorithm.loss is {algorithm.loss!r} with {weights} and schedule.staleness is {staleness:g}: nothing keeps "
+        f"old trajectories from dominating the loss, and such runs may collapse; use loss = 'clipped', or bound the "
+        f"weights"
+    ]
+
+
+def _weight_bound(algorithm: Algorithm) -> float:
+    """Largest weight of a token's gradient; infinite if old tokens are trained on as if they were new."""
+    if algorithm.loss == "cispo":
+        return 1 + (algorithm.clip_high or 0.0)
+    if loss_entry(algorithm.loss).function != LOSSES["reinforce"].function:
+        return 0.0
+    importance = thresholds(resolved(algorithm.correction)).importance
+    return inf if importance is None else importance.high
+
+
+def _check_options(algorithm: Algorithm) -> None:
+    for key, name in (("advantage", algorithm.advantage), ("loss", algorithm.loss)):
+        if (options := getattr(algorithm, f"{key}_options")) and not is_path(name):
+            raise ConfigError(
+                f"algorithm.{key}_options.{min(options)} is an argument of a custom function, but algorithm.{key} is "
+                f"{name!r}, which reads settings of [algorithm]; remove it"
+            )
 
 
 def _check_settings(algorithm: Algorithm) -> None:

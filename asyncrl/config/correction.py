@@ -79,6 +79,10 @@ PRESETS = {
 PRESETS["sequence_tis_geometric_rs"] = PRESETS["decoupled_geo_rs_seq_tis"]
 
 
+BESIDE = ("anchor", "mask_divergent")
+"""Settings that no preset sets."""
+
+
 def preset(name: str) -> Preset:
     """Preset of that name; raises `ConfigError` if the name is unknown."""
     if name not in PRESETS:
@@ -96,16 +100,17 @@ def resolved(correction: Correction) -> Correction:
     if not correction.preset:
         return correction
     chosen = preset(correction.preset)
-    if correction != Correction(preset=correction.preset, anchor=correction.anchor):
+    beside = {key: getattr(correction, key) for key in BESIDE}
+    if correction != Correction(preset=correction.preset, **beside):
         plain, given = Correction(), structs.asdict(correction)
         others = [
-            key for key, value in given.items() if key not in ("preset", "anchor") and value != getattr(plain, key)
+            key for key, value in given.items() if key not in ("preset", *BESIDE) and value != getattr(plain, key)
         ]
         raise ConfigError(
             f"{SECTION}.preset={correction.preset!r} sets the whole section, but {', '.join(others)} "
             f"{'is' if len(others) == 1 else 'are'} set beside it; remove one or the other"
         )
-    return structs.replace(chosen.correction, anchor=correction.anchor)
+    return structs.replace(chosen.correction, **beside)
 
 
 SIGNED, UNSIGNED = ("k1", "k2", "k3"), ("k2", "k3")

@@ -125,6 +125,11 @@ class Data(Section, frozen=True, kw_only=True):
     """
     filter_overlong_prompts: bool = False
     """With ``truncation = "error"``: drop longer prompts with the reason ``overlong_prompt``, without a dead letter."""
+    retire_at: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """
+    Do not sample a prompt again in later epochs once this share of its group was correct; 0 samples all prompts in
+    every epoch. The event ``prompts.retired`` counts them; a run whose prompts are all retired fails.
+    """
 
     @property
     def train_files(self) -> list[str]:
@@ -414,11 +419,10 @@ class Reward(Section, frozen=True, kw_only=True):
     function: str = "auto"
     """
     ``auto`` chooses by the row's data source, and refuses data sources that it does not know; ``gsm8k``, ``math``,
-    ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``overlong``, ``reasoning_gym``, ``remote``,
-    ``reward_model`` (asyncrl/reward/verifiers) are for all rows; ``episode`` takes the word of the ``[environment]``;
-    ``file.py:name`` is a custom function of one `VerifierInput`, sync or async, that returns a float or a dict with
-    ``score``
-    [reward.custom_reward_function].
+    ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``length``, ``overlong``, ``reasoning_gym``,
+    ``remote``, ``reward_model`` (asyncrl/reward/verifiers) are for all rows; ``episode`` takes the word of the
+    ``[environment]``; ``file.py:name`` is a custom function of one `VerifierInput`, sync or async, that returns a float
+    or a dict with ``score`` [reward.custom_reward_function].
     """
     options: dict[str, str | int | float | bool] = {}
     """Keyword arguments of the function, checked against its signature at the start."""
@@ -444,7 +448,10 @@ class Correction(Section, frozen=True, kw_only=True):
     """
 
     preset: str = ""
-    """Name for all settings below but ``anchor``, such as ``decoupled_geo_rs_seq_tis``; they may not be set with it."""
+    """
+    Name for all settings below but ``anchor`` and ``mask_divergent``, such as ``decoupled_geo_rs_seq_tis``; they may
+    not be set with it.
+    """
     mode: Literal["bypass", "decoupled"] = "bypass"
     """
     Denominator of the ratio in the loss. ``bypass``: the policy that sampled. ``decoupled``: the policy the step begins
@@ -465,6 +472,11 @@ class Correction(Section, frozen=True, kw_only=True):
     """Criteria that drop tokens or sequences, such as ``token_k1`` or ``seq_mean_k1``, comma-separated [rollout_rs]."""
     rejection_threshold: str | Positive = ""
     """One per criterion, or one for all: ``0.999_1.001`` for k1, an upper bound otherwise [rollout_rs_threshold]."""
+    mask_divergent: NonNegative = 0.0
+    """
+    Leave trajectories of negative advantage out of the loss if the policy in training finds their tokens less likely
+    than the sampler did by more than this many nats in the mean; 0 leaves none out.
+    """
 
 
 class Algorithm(Section, frozen=True, kw_only=True):
@@ -477,6 +489,8 @@ class Algorithm(Section, frozen=True, kw_only=True):
 
     advantage: str = "grpo"
     """Advantage estimator: ``grpo``, ``dr_grpo``, ``rloo``, ... or a custom ``file.py:name`` [adv_estimator]."""
+    advantage_options: dict[str, str | int | float | bool] = {}
+    """Keyword arguments of a custom ``advantage``, checked against its signature at the start."""
     gamma: Fraction | None = None
     """``gae``, ``reinforce_plus_plus``: discount of later rewards, per token."""
     lam: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -485,6 +499,8 @@ class Algorithm(Section, frozen=True, kw_only=True):
     """``gdpo``: metrics of the verdict and their weights; ``reward`` is the reward itself [gdpo_reward_keys]."""
     loss: str = "clipped"
     """Policy loss: ``clipped``, ``gspo``, ``cispo``, ... or a custom ``file.py:name`` [policy_loss.loss_mode]."""
+    loss_options: dict[str, str | int | float | bool] = {}
+    """Keyword arguments of a custom ``loss``, checked against its signature at the start."""
     clip_low: Positive | None = None
     """Lower bound of the ratio is ``1 - clip_low``; some losses bound another quantity [clip_ratio_low]."""
     clip_high: Positive | None = None
@@ -509,8 +525,8 @@ class Algorithm(Section, frozen=True, kw_only=True):
     """``dro``: weight of the squared log-ratio; required, there is no default."""
     aggregation: str = ""
     """
-    Weighting of token losses: ``token-mean``, ``token-sum``, ``seq-mean-token-sum``, ``seq-mean-token-sum-norm`` or
-    ``seq-mean-token-mean``; empty takes that of the loss, for most ``token-mean`` [loss_agg_mode].
+    Weighting of token losses: ``token-mean``, ``token-sum``, ``seq-mean-token-sum``, ``seq-mean-token-sum-norm``,
+    ``seq-mean-token-mean`` or ``prompt-mean``; empty takes that of the loss, for most ``token-mean`` [loss_agg_mode].
     """
     aggregation_norm: NonNegative = 0.0
     """
@@ -536,6 +552,11 @@ class Algorithm(Section, frozen=True, kw_only=True):
     """Trajectories over which that weight changes by at most a fifth, with ``kl_target`` [kl_ctrl.horizon]."""
     entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus [entropy_coeff]."""
+    ess_warn: Annotated[float, Meta(ge=0, le=1)] = 0.7
+    """
+    Warn (event ``ess.low``) when the effective sample size of the ratios of tokens, the metric ``ess``, falls below
+    this share in the mean of ten steps; 0 never warns.
+    """
     correction: Correction = Correction()
 
 
@@ -554,7 +575,7 @@ class Trainer(Section, frozen=True, kw_only=True):
     """The optimizer (AdamW) and its processes."""
 
     lr: Annotated[Positive, LIVE] = 1e-6
-    """Learning rate after the warm-up. Set live, it counts from the next step on, with the same schedule."""
+    """Learning rate after the warm-up. Set live, it is for the steps whose batch is formed from then on."""
     warmup_steps: Natural = 0
     """Optimizer steps of linear warm-up [lr_warmup_steps]."""
     lr_schedule: Literal["constant", "cosine"] = "constant"

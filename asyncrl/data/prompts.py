@@ -85,11 +85,15 @@ class PromptStream:
             IndexError: ``group_id`` is negative, or not below ``limit``.
             DataError: The row is unusable.
         """
+        epoch, row = self.place(group_id)
+        return Draw(group_id, epoch, row, self._dataset.prompt(row))
+
+    def place(self, group_id: int) -> tuple[int, int]:
+        """Epoch and row of ``group_id``, without reading the row; raises `IndexError` as `at` does."""
         if group_id < 0 or (self.limit is not None and group_id >= self.limit):
             raise IndexError(f"group {group_id} is outside the {self.limit} prompts of this stream")
         part, position = self._interleave.at(group_id)
-        epoch, row = self._parts[part].at(position)
-        return Draw(group_id, epoch, row, self._dataset.prompt(row))
+        return self._parts[part].at(position)
 
     def since(self, group_id: int) -> Iterator[Draw]:
         while self.limit is None or group_id < self.limit:

@@ -29,12 +29,13 @@ from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
 from asyncrl.errors import ConfigError, LinkReset
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.private_socket import private_address
-from asyncrl.log import get_logger
+from asyncrl.log import about, get_logger
 from asyncrl.messages import CODEC, HOSTED_SPOOL, Beat, Hello, SpoolAddress
 from asyncrl.node.broker_keys import BrokerKeys, cut_revoked, tell_spools
 from asyncrl.node.consistency import require_consistent_files
 from asyncrl.node.model_files import model_files
 from asyncrl.node.service_manager import service_manager
+from asyncrl.observe.metrics.sources import read_from
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.reward.routing import check_routes
 from asyncrl.spool.actor import SpoolActor
@@ -90,6 +91,7 @@ async def run_broker(
         ConfigError: A data source of the prompts has no reward.
         DataError, LinkError, LedgerError: The broker could not start, or the files of the run are damaged.
     """
+    about(run=directory.path.name)
     with contextlib.ExitStack() as files:
         images = ImageStore(directory.spool)
         files.callback(images.close)
@@ -103,6 +105,7 @@ async def run_broker(
         _record_config(directory, ledger, config)
         for sentence in advice(config):
             log.warning("config.advice", advice=sentence)
+            directory.append_event("config.advice", advice=sentence)
         _require_same_data(config.data, ledger, {"train": prompts, "held_out": held_out})
         for stream in filter(None, (prompts, held_out)):
             check_routes(config.reward, stream.summary.data_sources)
@@ -191,7 +194,8 @@ async def _serve(
         if not scheduler.is_finished:  # Otherwise no node is needed: the broker writes what is missing, and ends.
             listening(hub.addresses)
             service_manager().ready(lambda: _status(config, scheduler))
-        await broker.run()
+        with read_from(broker.metrics):
+            await broker.run()
     finally:
         if images.num_sent:
             directory.append_event("images.sent", num_images=len(images), by_node=dict(images.num_sent))
@@ -274,7 +278,9 @@ async def _run_spool(
         await shake_hands(link, who, say)
         beats = asyncio.create_task(send_beats(link, beat_s, Beat))
         try:
-            await make_actor(link).run()
+            actor = make_actor(link)
+            with read_from(actor.metrics):
+                await actor.run()
             return
         except LinkReset as reset:
             log.warning("spool.lost", cause=str(reset))

@@ -13,17 +13,23 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
-from typing import Any, TextIO, cast
+from contextlib import AsyncExitStack
+from typing import Any, Literal, TextIO, cast
 
 import structlog
 import uvloop
 
 from asyncrl.actor import failpoints
 from asyncrl.errors import AsyncrlError
+from asyncrl.log import about
 from asyncrl.node.failpoints import PLACES, SHARD_PLACES, TURN_PLACES
+from asyncrl.node.metrics_server import MetricsOptions, metrics_served
 from asyncrl.node.service_manager import ServiceManager, report_to, show_stacks_on_abort
 
 Job = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+LogFormat = Literal["auto", "json", "text"]
+"""``auto``: JSON, or coloured text if standard error is a terminal."""
+LOG_FORMAT_VARIABLE = "ASYNCRL_LOG_FORMAT"
 SECOND_SIGNAL_EXIT = 143
 
 SWITCH_INTERVAL_S = 0.0005
@@ -31,25 +37,30 @@ SWITCH_INTERVAL_S = 0.0005
 trainer by up to 5 ms, several times per step; the shorter interval costs no measurable throughput."""
 
 
-def run_process(job: Job, *, name: str) -> int:
+def run_process(
+    job: Job, *, name: str, role: str = "", metrics: MetricsOptions | None = None, log_format: LogFormat = "auto"
+) -> int:
     """
     Run ``job`` to its end.
 
     Args:
         job: Called with an event that is set by the first SIGTERM or SIGINT.
-        name: Node name, in every log line.
+        name: Node name, in every log line and with every metric.
+        role: What the process does; likewise.
+        metrics: Where to serve metrics and health; None serves none.
 
     Returns:
         The exit code: 0, or that of the `AsyncrlError`, whose message is printed to standard error. Any other exception
         is a bug: its traceback is printed, and the exit code is that of `AsyncrlError`.
     """
-    configure_logging(name)
+    configure_logging(name, role, log_format)
     show_stacks_on_abort()
     if plan := os.environ.get(failpoints.VARIABLE):
         failpoints.arm(plan, PLACES + SHARD_PLACES + TURN_PLACES)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        uvloop.run(_as_service(job, ServiceManager.from_environment(os.environ, os.getpid())))
+        manager = ServiceManager.from_environment(os.environ, os.getpid())
+        uvloop.run(_as_service(job, manager, metrics, {"role": role, "node": name}))
     except AsyncrlError as error:
         structlog.get_logger().error("node.failed", cause=str(error))
         _LossyStream(sys.stderr).write(f"asyncrl: {error}\n")
@@ -60,13 +71,18 @@ def run_process(job: Job, *, name: str) -> int:
     return 0
 
 
-async def _as_service(job: Job, manager: ServiceManager) -> None:
+async def _as_service(
+    job: Job, manager: ServiceManager, metrics: MetricsOptions | None, labels: dict[str, str]
+) -> None:
     report_to(manager)
     reports = asyncio.create_task(manager.keep_informed(), name="service manager")
     manager.report()  # at once: a job may block the loop before its first await
     try:
-        await _with_signals(job, manager)
-        manager.done()
+        async with AsyncExitStack() as stack:
+            if metrics:
+                await stack.enter_async_context(metrics_served(metrics, labels, manager))
+            await _with_signals(job, manager)
+            manager.done()
     finally:
         reports.cancel()
         manager.stopping("ending")
@@ -102,18 +118,19 @@ class _LossyStream:
             self._stream.flush()
 
 
-def configure_logging(name: str) -> None:
-    """Log JSON lines to standard error, or coloured text if it is a terminal."""
+def configure_logging(name: str, role: str = "", log_format: LogFormat = "auto") -> None:
+    """Log to standard error, with the node's name, and its ``role`` if it has one, in every line."""
     is_terminal = sys.stderr.isatty()
+    as_text = is_terminal if log_format == "auto" else log_format == "text"
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer() if is_terminal else structlog.processors.JSONRenderer(),
+            structlog.dev.ConsoleRenderer(colors=is_terminal) if as_text else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyStream(sys.stderr))),
     )
-    structlog.contextvars.bind_contextvars(node=name)
+    about(node=name, **({"role": role} if role else {}))

@@ -70,7 +70,7 @@ def is_complete(path: Path, config: Config) -> bool:
 
 
 def _require_no_files(path: Path) -> None:
-    if others := sorted({item.name for item in path.iterdir()} - {"broker.lock", "secret", "key", "logs"}):
+    if others := sorted({item.name for item in path.iterdir()} - {"broker.lock", "secret", "key", "logs", "metrics"}):
         raise ConfigError(
             f"{path} has files ({', '.join(others[:3])}), but no config.toml of a run: give another --run-dir"
         )

@@ -3,8 +3,9 @@
 import asyncio
 import gc
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -26,10 +27,12 @@ from asyncrl.errors import (
     UnknownKey,
     WrongHub,
 )
-from asyncrl.log import get_logger
+from asyncrl.log import about, get_logger
 from asyncrl.messages import Beat, Hello, Welcome
 from asyncrl.node.machine.pressure import memory_stall
 from asyncrl.node.service_manager import service_manager
+from asyncrl.observe.metrics.sources import read_from
+from asyncrl.observe.metrics.table import Sample
 
 log = get_logger()
 
@@ -63,6 +66,9 @@ class Actor(Protocol):
     def status(self) -> str:
         """Progress in a few words, for the service manager."""
 
+    def metrics(self) -> Iterable[Sample]:
+        """Values of its metrics now, for a scrape."""
+
 
 async def serve(
     actor: Actor,
@@ -86,15 +92,19 @@ async def serve(
     running = asyncio.create_task(actor.run(), name="actor")
     draining = asyncio.create_task(_drain_on_stop(stopping, drain, drain_s), name="stopping")
     service_manager().ready(actor.status, stop_s=drain_s)
+    log.info("node.ready", status=actor.status())
     try:
-        await asyncio.wait([running, draining], return_when=asyncio.FIRST_COMPLETED)
+        with read_from(actor.metrics):
+            await asyncio.wait([running, draining], return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
     finally:
         for task in (beats, running, draining):
             task.cancel()
         await asyncio.gather(beats, running, draining, return_exceptions=True)
-        await leave(link, _bye_reason(running, stopping))
+        reason = _bye_reason(running, stopping)
+        log.info("node.left", reason=reason, status=actor.status())
+        await leave(link, reason)
 
 
 async def run_sessions(
@@ -126,6 +136,7 @@ async def run_sessions(
         ToldToStop: ``stopping`` was set before the broker was back.
     """
     run_id = welcome.run_id
+    about(run=Path(welcome.run_dir).name)
 
     def hello_again(who: Identity) -> Hello:
         return replace(make_hello(who), run_id=run_id)
@@ -184,6 +195,8 @@ async def join_steadily(
         except tolerated as lost:
             log.warning("broker.lost", node=who.node, cause=str(lost))
         else:
+            run_name = Path(welcome.run_dir).name
+            log.info("node.joined", run=run_name, incarnation=who.incarnation, broker=run.broker)
             return who, link, welcome
         await sleep(next(pauses_s))
         who = identity(who.role, who.node)

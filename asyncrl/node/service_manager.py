@@ -33,6 +33,7 @@ STOP_MARGIN_S = 30.0
 """Time to leave beyond that of draining."""
 
 Phase = Literal["starting", "running", "stopping"]
+State = Literal["starting", "waiting", "ready", "stopping"]
 
 
 class Alarm(Protocol):
@@ -65,6 +66,8 @@ class ServiceManager:
         self._alarm_s = alarm_s
         self._set_alarm = set_alarm or _set_alarm
         self._phase: Phase = "starting"
+        self._is_waiting = True
+        """False while the process does its work."""
         self._describe: Callable[[], str] = lambda: "starting"
         self._stop_s = 0.0
 
@@ -87,6 +90,13 @@ class ServiceManager:
         )
 
     @property
+    def state(self) -> State:
+        """The phase for those that watch: ``ready`` while it does its work, ``waiting`` when it cannot any more."""
+        if self._phase != "running":
+            return self._phase
+        return "waiting" if self._is_waiting else "ready"
+
+    @property
     def status(self) -> str:
         """Work or wait of the process, in one line."""
         return " ".join(self._describe().split())
@@ -95,7 +105,7 @@ class ServiceManager:
 
     def waiting(self, status: str) -> None:
         """Report what the process waits for, such as the broker; it is as ready as before."""
-        self._describe = lambda: status
+        self._describe, self._is_waiting = lambda: status, True
         self.report()
 
     def ready(self, describe: Callable[[], str], *, stop_s: float = 0.0) -> None:
@@ -106,7 +116,7 @@ class ServiceManager:
             describe: Returns its status in one line; called for every report.
             stop_s: Time that it needs to drain.
         """
-        self._describe, self._stop_s = describe, stop_s
+        self._describe, self._stop_s, self._is_waiting = describe, stop_s, False
         if self._phase == "starting":
             self._phase = "running"
         self.report()

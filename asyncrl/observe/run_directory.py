@@ -11,6 +11,7 @@ The files of a run.
       checkpoints/     step_000200/ ...
       spool/           payloads not yet trained on
       logs/            one file per process
+      metrics/         addresses of the processes' metrics, for Prometheus, while they run
       trackers/        each tracker's position in the files above, and its own files
       report.html      curves and headline numbers
       summary.json     outcome of the run; written last

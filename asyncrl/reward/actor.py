@@ -16,7 +16,8 @@ policy, starts no thread, and stops when its task is cancelled. Pool and connect
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.occupancy import Occupancy
@@ -28,6 +29,7 @@ from asyncrl.client.connection import Connection
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import DecodeError, LinkClosed, SpoolAway, VerifierError
 from asyncrl.messages import (
+    REWARD_ACTIVITIES,
     Activity,
     Beat,
     Drain,
@@ -44,6 +46,7 @@ from asyncrl.messages import (
     Stop,
     Trajectory,
 )
+from asyncrl.observe.metrics.table import Sample
 from asyncrl.reward.verifier import Verdict, VerifierInput, verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
 
@@ -81,9 +84,11 @@ class RewardActor:
         self._spools = connection.spools
         self._payloads = PayloadClient(connection.spools)
         self._max_open = max_open
-        self._occupancy = Occupancy[Activity](("grading",), clock)
+        self._occupancy = Occupancy[Activity](REWARD_ACTIVITIES, clock)
         self._offered = 0
         self._settled = 0
+        self._failed: Counter[str] = Counter({"reward": 0, "payload": 0})
+        """Failures by stage."""
         self._scored: list[ScoredItem] = []
         self._has_scored = asyncio.Event()
 
@@ -94,6 +99,17 @@ class RewardActor:
         """Trajectories graded and in hand."""
         in_hand = self._occupancy.num_active("grading")
         return f"{self._settled} trajectories graded, {in_hand} in hand"
+
+    def metrics(self) -> Iterator[Sample]:
+        """Values of its metrics now, for a scrape."""
+        yield Sample("asyncrl_reward_workers", len(self._pool))
+        yield Sample("asyncrl_reward_workers_replaced_total", self._pool.replaced)
+        yield Sample("asyncrl_reward_trajectories_in_hand", self._occupancy.num_active("grading"))
+        yield Sample("asyncrl_reward_graded_total", self._settled)
+        for stage, number in self._failed.items():
+            yield Sample("asyncrl_reward_failures_total", number, {"stage": stage})
+        for activity, seconds in self._occupancy.seconds.items():
+            yield Sample("asyncrl_reward_seconds_total", seconds, {"activity": activity})
 
     async def run(self) -> None:
         """
@@ -141,6 +157,7 @@ class RewardActor:
             self._has_scored.set()
             return
         await self._broker.send(answer)
+        self._failed[answer.stage] += 1
         self._settled += 1
         await self._offer()
 

@@ -30,6 +30,7 @@ BUILT_IN = {
     "exact": "asyncrl.reward.verifiers.exact:Exact",
     "numeric": "asyncrl.reward.verifiers.numeric:Numeric",
     "format": "asyncrl.reward.verifiers.format:Format",
+    "length": "asyncrl.reward.verifiers.length:Length",
     "overlong": "asyncrl.reward.verifiers.overlong:Overlong",
     "episode": "asyncrl.reward.verifiers.episode:Episode",
     "reasoning_gym": "asyncrl.reward.verifiers.reasoning_gym:ReasoningGym",

@@ -12,7 +12,7 @@ its own, and stops when its task is cancelled. Engine, connection and receiver a
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Literal
 
@@ -61,6 +61,7 @@ from asyncrl.messages import (
     Wake,
     WeightsVia,
 )
+from asyncrl.observe.metrics.table import Sample
 from asyncrl.rollout.engine import Engine, WeightReceiver
 from asyncrl.rollout.generations import Generations
 from asyncrl.rollout.results import COLLECT_S, RESEND_S, Sampled, to_sampled
@@ -91,6 +92,20 @@ class RolloutOptions(Struct, frozen=True, kw_only=True):
     """Way by which ``receiver`` gets weights."""
     is_in_place: bool = False
     """Weights overwrite the engine's own as they arrive: it pauses for all of a transfer, and a failure ends it."""
+
+
+class Swaps(Struct):
+    """Changes to new weights, in one session."""
+
+    number: int = 0
+    pause_s: float = 0.0
+    """Seconds that the engine was paused for them."""
+    receive_s: float = 0.0
+
+    def add(self, pause_s: float, receive_s: float) -> None:
+        self.number += 1
+        self.pause_s += pause_s
+        self.receive_s += receive_s
 
 
 class RolloutActor:
@@ -145,6 +160,7 @@ class RolloutActor:
         self._is_draining = False
         self._staged_version = -1
         self._receive_s = 0.0
+        self._swaps = Swaps()
         self._paused_s: float | None = None
         """Clock time at which the engine was paused; None while it runs."""
         self._tasks: asyncio.TaskGroup | None = None
@@ -197,7 +213,25 @@ class RolloutActor:
     def status(self) -> str:
         """Version of the weights, and completions in hand."""
         in_hand = f"{self._generations.num_in_hand} completions in hand, {self._options.slots} slots"
-        return f"v{self._generations.policy_version}, {in_hand}"
+        version = self._generations.policy_version
+        return f"v{version}, {in_hand}" if version >= 0 else f"waiting for weights, {in_hand}"
+
+    def metrics(self) -> Iterator[Sample]:
+        """Values of its metrics now, for a scrape."""
+        generations, swaps = self._generations, self._swaps
+        yield Sample("asyncrl_rollout_policy_version", generations.policy_version)
+        yield Sample("asyncrl_rollout_slots", self._options.slots)
+        yield Sample("asyncrl_rollout_requests", generations.occupancy.num_active("sampling"))
+        yield Sample("asyncrl_rollout_trajectories_in_hand", generations.num_in_hand)
+        yield Sample("asyncrl_rollout_trajectories_returned_total", self._returned_credits)
+        yield Sample("asyncrl_rollout_tokens_total", generations.num_tokens)
+        for activity, seconds in generations.occupancy.seconds.items():
+            yield Sample("asyncrl_rollout_seconds_total", seconds, {"activity": activity})
+        yield Sample("asyncrl_rollout_swaps_total", swaps.number)
+        yield Sample("asyncrl_rollout_pause_seconds_total", swaps.pause_s)
+        yield Sample("asyncrl_rollout_receive_seconds_total", swaps.receive_s)
+        for stage, number in generations.num_failed.items():
+            yield Sample("asyncrl_rollout_failures_total", number, {"stage": stage})
 
     # ── messages ────────────────────────────────────────────────────────────────────────────
 
@@ -380,7 +414,9 @@ class RolloutActor:
             log.debug("policy.live", policy_version=generations.policy_version)
             if self._on_live:
                 self._on_live()
-            await self._broker.send(Live(generations.policy_version, self._clock() - started_s, self._receive_s))
+            live = Live(generations.policy_version, self._clock() - started_s, self._receive_s)
+            self._swaps.add(live.pause_s, live.receive_s)
+            await self._broker.send(live)
 
     async def _pause(self) -> float:
         """Pause the engine unless it is paused already, and return the clock time of the pause."""

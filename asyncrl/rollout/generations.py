@@ -13,6 +13,7 @@ session all that is still running or unsettled.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from functools import partial
@@ -27,6 +28,7 @@ from asyncrl.client.images import ImageCache
 from asyncrl.errors import DecodeError, EngineError, EnvironmentFailed, PromptTooLong
 from asyncrl.log import get_logger
 from asyncrl.messages import (
+    ROLLOUT_ACTIVITIES,
     Activity,
     Failed,
     Held,
@@ -50,7 +52,6 @@ from asyncrl.rollout.user_requests import UserRequests
 
 log = get_logger()
 
-ACTIVITIES: tuple[Activity, ...] = ("asleep", "swapping", "serving users", "sampling", "environment", "storing")
 FETCH_IMAGES_S = 60.0
 """Seconds to wait for the pictures of a prompt."""
 PRIORITY = 1
@@ -106,9 +107,11 @@ class Generations:
         self._episodes = episodes
         self._hold = hold
         self.vocab_size = vocab_size_of(engine)
-        self.occupancy = Occupancy[Activity](ACTIVITIES, clock)
+        self.occupancy = Occupancy[Activity](ROLLOUT_ACTIVITIES, clock)
         self.unsettled = UnsettledResults()
         self.reports: list[Failed | StartedOver] = []
+        self.num_failed: Counter[Stage] = Counter({"rollout": 0, "environment": 0})
+        """Failed trajectories by stage."""
         self.has_news = asyncio.Event()
         """Set when ``unsettled``, ``reports``, a turn or ``fatal_error`` is new; the reader clears it."""
         self.policy_version = -1
@@ -250,9 +253,11 @@ class Generations:
         except EngineError as error:
             if self._on_failure:
                 self._on_failure(error)
-            log.warning("generation.failed", group_id=unit.group_id, index=unit.index, reason=str(error))
+            at = {"group_id": unit.group_id, "index": unit.index, "lease_id": lease.lease_id}
+            log.warning("generation.failed", **at, policy_version=self.policy_version, reason=str(error))
             is_overlong = isinstance(error, PromptTooLong)
             stage: Stage = "environment" if isinstance(error, EnvironmentFailed) else "rollout"
+            self.num_failed[stage] += 1
             self.reports.append(Failed(unit, lease.lease_id, stage, str(error), error.retryable, is_overlong))
         else:
             reach("rollout.generated")

@@ -16,7 +16,9 @@ it stops when its task is cancelled.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import shutil
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -52,6 +54,7 @@ from asyncrl.messages import (
     StoredItem,
     Trim,
 )
+from asyncrl.observe.metrics.table import Sample
 from asyncrl.spool.checkpoints import CheckpointStore
 from asyncrl.spool.files import FileServer
 from asyncrl.spool.images import ImageStore
@@ -105,6 +108,8 @@ class SpoolActor:
         self._link = link
         self._puts: list[Put] = []
         self._put_arrived = asyncio.Event()
+        self._write_s = 0.0
+        """Seconds of writing and syncing."""
         self._files = files
         self._checkpoints = checkpoints
         self._images = images
@@ -146,6 +151,18 @@ class SpoolActor:
 
     def status(self) -> str:
         return f"{len(self._segments)} payloads"
+
+    def metrics(self) -> Iterator[Sample]:
+        """Values of its metrics now, for a scrape."""
+        segments = self._segments
+        yield Sample("asyncrl_spool_payloads", len(segments))
+        yield Sample("asyncrl_spool_segments", segments.num_segments)
+        yield Sample("asyncrl_spool_written_bytes_total", segments.written_bytes)
+        yield Sample("asyncrl_spool_syncs_total", segments.num_syncs)
+        yield Sample("asyncrl_spool_sync_seconds_total", self._write_s)
+        disk = shutil.disk_usage(segments.directory)
+        yield Sample("asyncrl_spool_disk_free_bytes", disk.free)
+        yield Sample("asyncrl_spool_disk_size_bytes", disk.total)
 
     async def _serve(self) -> None:
         """Handle messages of the peers, without waiting for the disk."""
@@ -199,6 +216,7 @@ class SpoolActor:
 
     def _write(self, puts: list[Put]) -> list[Stored]:
         """Make puts durable, in the writer thread. Returns one `Stored` for each sender."""
+        began_s = time.perf_counter()
         items_by_sender: dict[tuple[str, str], list[PutItem]] = {}
         for put in puts:
             items_by_sender.setdefault((put.node, put.incarnation), []).extend(put.items)
@@ -206,6 +224,7 @@ class SpoolActor:
         reach("spool.appended")
         self._segments.sync()
         reach("spool.synced")
+        self._write_s += time.perf_counter() - began_s
         return stored
 
     def _append(self, sender: tuple[str, str], items: list[PutItem]) -> list[StoredItem]:

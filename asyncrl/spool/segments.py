@@ -46,9 +46,11 @@ class Segments:
 
     def __init__(self, directory: Path, *, segment_bytes: int = 256 << 20, cache_bytes: int = 64 << 20) -> None:
         self.num_syncs = 0
+        self.written_bytes = 0
+        """Bytes of payloads appended since opening."""
         self.torn: TornTail | None = None
         """The torn tail truncated on opening, if there was one."""
-        self._directory = directory
+        self.directory = directory
         self.segment_bytes = segment_bytes
         """Size at which the newest segment is sealed, from the next append on."""
         self._cache = PayloadCache(cache_bytes)
@@ -67,6 +69,10 @@ class Segments:
 
     def __len__(self) -> int:
         return len(self._index)
+
+    @property
+    def num_segments(self) -> int:
+        return len(self._keys)
 
     def append(self, items: Sequence[tuple[Entry, memoryview]]) -> list[Place]:
         """
@@ -105,7 +111,7 @@ class Segments:
         recent = self.recent(ref)
         if recent is not None:
             return recent
-        path = segment_path(self._directory, ref.segment)
+        path = segment_path(self.directory, ref.segment)
         try:
             payload = _pread(path, ref)
         except OSError as error:
@@ -134,7 +140,7 @@ class Segments:
                 if self._index[key].segment == number:
                     del self._index[key]
         self._cache.drop_below(keep_from)
-        return [segment_path(self._directory, number) for number in doomed]
+        return [segment_path(self.directory, number) for number in doomed]
 
     def close(self) -> None:
         """Sync, close and unlock the directory. Idempotent."""
@@ -148,13 +154,14 @@ class Segments:
             if self._lock_fd >= 0:
                 os.close(self._lock_fd)
                 self._lock_fd = -1
-            self._broken = self._broken or f"{self._directory} was closed"
+            self._broken = self._broken or f"{self.directory} was closed"
 
     def _place(self, entry: Entry, payload: memoryview) -> Place:
         key = entry.key
         place = self._index.get(key)
         if place is None:
             place = self._open_writer().add(entry, payload)
+            self.written_bytes += payload.nbytes
             self._remember(key, place)
             self._cache.add(place.segment, place.offset, payload)
         return place
@@ -172,7 +179,7 @@ class Segments:
             writer.close()
             writer = None
         if writer is None:
-            writer = self._writer = SegmentWriter(self._directory, self._newest + 1)
+            writer = self._writer = SegmentWriter(self.directory, self._newest + 1)
             self._newest = writer.segment
             self._keys[writer.segment] = []
         return writer
@@ -187,14 +194,14 @@ class Segments:
         except OSError as error:
             # After a failed fsync the kernel forgets which pages were lost, so a second fsync would wrongly succeed.
             self._broken = (
-                f"the spool cannot write to {self._directory}: {error.strerror}; nothing acknowledged is lost: {REMEDY}"
+                f"the spool cannot write to {self.directory}: {error.strerror}; nothing acknowledged is lost: {REMEDY}"
             )
             raise RunFailed(self._broken) from error
 
     def _recover(self) -> None:
-        for unnamed in self._directory.glob("segment_*.new"):
+        for unnamed in self.directory.glob("segment_*.new"):
             unnamed.unlink()
-        found = _segment_paths(self._directory)
+        found = _segment_paths(self.directory)
         for number, path in found:
             is_newest = number == found[-1][0]
             scanned = scan(path, sealed=not is_newest)

@@ -22,7 +22,7 @@ Safe to run inside another process: no signal handler, no logging configuration;
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -40,11 +40,11 @@ from asyncrl.client.checkpoints import CheckpointSender
 from asyncrl.client.connection import Connection
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
-from asyncrl.config.live import with_values
 from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant, LinkRefused, TransferError
 from asyncrl.log import get_logger
 from asyncrl.messages import (
+    TRAINER_ACTIVITIES,
     Abort,
     Activity,
     Batch,
@@ -60,7 +60,6 @@ from asyncrl.messages import (
     Refusal,
     Reject,
     RouteShape,
-    SettingsChanged,
     Spools,
     Stacks,
     StacksWanted,
@@ -75,10 +74,12 @@ from asyncrl.messages import (
     Wake,
     Work,
 )
+from asyncrl.observe.metrics.table import Sample
 from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
 from asyncrl.trainer.checkpoints.writer import CheckpointWriter
 from asyncrl.trainer.compute import compute_thread
 from asyncrl.trainer.fetching import FetchedStep, fetch_step, limits_of
+from asyncrl.trainer.progress import Progress
 from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, OtherRanks
 from asyncrl.trainer.trainable import Sleepable, Trainable, WeightPublisher, WeightUploader
 from asyncrl.trainer.turn import SharedDevices, Turns
@@ -87,13 +88,6 @@ from asyncrl.weights.groups.group import CPU
 log = get_logger()
 Result = TypeVar("Result")
 
-ACTIVITIES: tuple[Activity, ...] = (
-    "training",
-    "publishing",
-    "checkpointing",
-    "waiting for the devices",
-    "fetching",
-)
 BATCHES_AHEAD = 2
 """Batches held at once, in training and next: the number of steps that can be trained without a broker."""
 
@@ -170,7 +164,7 @@ class TrainerActor:
             sender=sender,
             clock=clock,
         )
-        self._occupancy = Occupancy[Activity](ACTIVITIES, clock)
+        self._occupancy = Occupancy[Activity](TRAINER_ACTIVITIES, clock)
         devices = None if shared is None else SharedDevices(shared, others, self._in_thread)
         self._turns = Turns(self._link, devices, self._occupancy, clock)
         self._start = start
@@ -181,6 +175,8 @@ class TrainerActor:
         self._routes: RouteShape | None = getattr(learner, "route_shape", None)
         self._clock = clock
         self._batches: dict[int, asyncio.Future[Batch]] = {}
+        self._rates: dict[int, float] = {}
+        """Learning rates of steps whose batches have come."""
         self._transfers: asyncio.Queue[Transfer] = asyncio.Queue()
         self._uploads: asyncio.Queue[Upload] = asyncio.Queue()
         self._upcoming: asyncio.Task[FetchedStep] | None = None
@@ -195,9 +191,7 @@ class TrainerActor:
         self._is_drained = asyncio.Event()
         self._num_saved = start.step
         """Steps in the newest checkpoint, which may still be being written."""
-        self._num_tokens = 0
-        self._publish_s = 0.0
-        self._publish_bytes = 0
+        self._progress = Progress()
         self._draining: asyncio.Task[Literal[True]]
         self._compute: ThreadPoolExecutor
         self._tasks: asyncio.TaskGroup
@@ -259,12 +253,19 @@ class TrainerActor:
         await self._link.send(Draining())
 
     def beat(self, lag_s: float) -> Beat:
-        return Beat(lag_s, self._occupancy.seconds, self._num_tokens, buckets=self._publisher.num_buckets)
+        return Beat(lag_s, self._occupancy.seconds, self._progress.num_tokens, buckets=self._publisher.num_buckets)
 
     def status(self) -> str:
         """Steps done, and the newest published version."""
         done = self._stepped[-1].step + 1 if self._stepped else self._start.step
         return f"step {done} of {self._config.run.steps}, v{self._live_version}"
+
+    def metrics(self) -> Iterator[Sample]:
+        """Values of its metrics now, for a scrape."""
+        yield Sample("asyncrl_trainer_policy_version", self._live_version)
+        yield from self._progress
+        for activity, seconds in self._occupancy.seconds.items():
+            yield Sample("asyncrl_trainer_seconds_total", seconds, {"activity": activity})
 
     # ── messages ────────────────────────────────────────────────────────────────────────────
 
@@ -295,24 +296,15 @@ class TrainerActor:
                 self._tasks.create_task(self._checkpoints.handle_evaluation(message))
             case Wake():
                 self._turns.granted()
-            case Spools() | SettingsChanged():
-                self._follow(message)
+            case Spools(spools=spools):
+                self._spools.update(spools)
+                self._others.broadcast(message)
             case Drain():
                 self._asked_to_drain(message)
             case Reject(reason=reason):
                 raise LinkRefused(reason)
             case _:
                 log.warning("message.unexpected", type=type(message).__name__)
-
-    def _follow(self, message: Spools | SettingsChanged) -> None:
-        """Apply a change of the run."""
-        if isinstance(message, SettingsChanged):
-            # Others are the broker's: a trainer keeps the limits with which the run was started.
-            own = {key: value for key, value in message.values.items() if key.startswith("trainer.")}
-            self._config = with_values(self._config, own)
-        else:
-            self._spools.update(message.spools)
-            self._others.broadcast(message)
 
     def _hand_over(self, message: StoreValue | Abort) -> None:
         """Pass on what concerns a transfer."""
@@ -372,7 +364,7 @@ class TrainerActor:
         reach("trainer.batch_came")
         taken_s = self._clock()
         version_before = self._version_before(step)
-        lr = self._config.trainer.lr
+        lr = self._rates.pop(step, None) or self._config.trainer.lr
         self._others.broadcast(Work("train", step, version_before, left_out, lr))
         self._learner.lr = lr
         metrics = await self._in_thread("training", self._learner.train, fetched.step.without(left_out), version_before)
@@ -382,9 +374,9 @@ class TrainerActor:
         if is_last or _every(self._config.schedule.steps_per_publish, step):
             await self._publish(next_step=step + 1)
         wait_s, train_s, stage_s = taken_s - started_s, trained_s - taken_s, self._clock() - trained_s
-        timing = self._timing(metrics["num_tokens"], wait_s, train_s, stage_s)
-        self._num_tokens += int(metrics["num_tokens"])
-        self._stepped.append(Stepped(step, version, metrics | timing, fetched.refused))
+        metrics = metrics | self._timing(metrics["num_tokens"], wait_s, train_s, stage_s)
+        self._progress.stepped(metrics)
+        self._stepped.append(Stepped(step, version, metrics, fetched.refused))
         await self._link.send(self._stepped[-1])
         if is_last or _every(self._config.checkpoint.every_steps, step):
             await self._checkpoint(step)
@@ -409,6 +401,8 @@ class TrainerActor:
         await self._link.send(Take(step))
         batch = await future
         del self._batches[step]
+        if batch.lr is not None:
+            self._rates[step] = batch.lr
         self._others.broadcast(batch)
         with self._occupancy.doing("fetching"):
             own = await fetch_step(
@@ -424,7 +418,8 @@ class TrainerActor:
         refused = list({refusal.unit: refusal for refusal in found}.values())  # ranks that share a row say the same
         for refusal in refused:
             unit = refusal.unit
-            log.warning("trajectory.refused", group_id=unit.group_id, index=unit.index, reason=refusal.reason)
+            at = {"step": step, "group_id": unit.group_id, "index": unit.index}
+            log.warning("trajectory.refused", **at, reason=refusal.reason)
         return FetchedStep(own.step, refused)
 
     def _timing(self, num_tokens: float, wait_s: float, train_s: float, stage_s: float) -> dict[str, float]:
@@ -435,8 +430,8 @@ class TrainerActor:
             "train_s": train_s,
             "wait_s": wait_s,
             "stage_s": stage_s,
-            "publish_s": self._publish_s,
-            "publish_bytes": float(self._publish_bytes),
+            "publish_s": self._progress.last_publish.seconds,
+            "publish_bytes": float(self._progress.last_publish.num_bytes),
             "wait_trainer": wait_s / step_s if step_s else 0.0,
             "tokens_per_s": num_tokens / step_s if step_s else 0.0,
             **self._turns.metrics,
@@ -475,7 +470,7 @@ class TrainerActor:
                 log.warning("transfer.failed", policy_version=transfer.policy_version, reason=str(error))
                 await self._link.send(TransferFailed(transfer.transfer_group, transfer.policy_version, str(error)))
             else:
-                self._publish_s, self._publish_bytes = done.seconds, done.num_bytes
+                self._progress.published(done)
                 await self._link.send(done)
 
     async def _upload(self) -> None:

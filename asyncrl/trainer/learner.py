@@ -270,12 +270,13 @@ class Learner:
     def _mini_batch(
         self, step: Step, places: Sequence[int], per_token: Mapping[str, PerToken], estimates: Estimates
     ) -> MiniBatch:
-        recipe = self._recipe
+        recipe, group_ids = self._recipe, [step.infos[place].outcome.group_id for place in places]
+        weights = recipe.token_weights([estimates.num_kept(place) for place in places], group_ids)
         return MiniBatch(
             step=step,
             places=places,
             estimates=estimates,
-            token_weight=recipe.token_weights([estimates.num_kept(place) for place in places]),
+            token_weights=dict(zip(places, weights, strict=True)),
             old_logprobs=per_token[LOGPROBS] if recipe.is_decoupled else None,
             ref_logprobs=per_token[REFERENCE] if recipe.penalises_loss else None,
             old_values=per_token.get(VALUES),

@@ -32,6 +32,7 @@ from asyncrl.config.sections import Config
 from asyncrl.errors import LinkClosed
 from asyncrl.files.checkpoints import FileEntry
 from asyncrl.messages import Activity, Batch, Beat, Checked, PartWritten, RouteShape, Spools, Stop, Work
+from asyncrl.observe.metrics.table import Sample
 from asyncrl.trainer.checkpoints.checkpoint import take, write_part
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
 from asyncrl.trainer.compute import compute_thread
@@ -108,6 +109,10 @@ class ShardActor:
 
     def status(self) -> str:
         return f"rank {self._rank}"
+
+    def metrics(self) -> tuple[Sample, ...]:
+        """None: the first rank has those of the trainer."""
+        return ()
 
     async def _receive(self, tasks: asyncio.TaskGroup) -> None:
         while True:

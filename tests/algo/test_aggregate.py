@@ -14,11 +14,18 @@ from asyncrl.config.catalogue import AGGREGATIONS
         pytest.param("seq-mean-token-sum", 7.5, id="seq-mean-token-sum: (3 + 12) / 2"),
         pytest.param("seq-mean-token-sum-norm", 0.75, id="seq-mean-token-sum-norm: the same / 10"),
         pytest.param("seq-mean-token-mean", 2.75, id="seq-mean-token-mean: (1.5 + 4) / 2"),
+        pytest.param("prompt-mean", 3.0, id="prompt-mean of one prompt: 15 / 5"),
     ],
 )
 def test_two_trajectories_by_hand(name: str, loss: float) -> None:
-    weigh, totals = resolve_aggregation(name), Totals(num_tokens=5, num_trajectories=2, norm=10.0)
+    weigh, totals = resolve_aggregation(name), Totals(num_tokens=5, num_trajectories=2, norm=10.0, group_tokens=5)
     assert 3 * weigh(2, totals) + 12 * weigh(3, totals) == pytest.approx(loss)
+
+
+def test_two_prompts_of_one_trajectory_each_by_hand() -> None:
+    weigh = resolve_aggregation("prompt-mean")
+    first, second = (Totals(5, 2, num_groups=2, group_tokens=tokens) for tokens in (2, 3))
+    assert 3 * weigh(2, first) + 12 * weigh(3, second) == pytest.approx((1.5 + 4) / 2)
 
 
 @pytest.mark.parametrize(

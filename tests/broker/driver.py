@@ -83,8 +83,13 @@ def a_config(**sections: dict[str, object]) -> Config:
 
 
 class Prompts:
+    num_rows = ROWS
+
+    def place(self, group_id: int) -> tuple[int, int]:
+        return divmod(group_id, ROWS)
+
     def at(self, group_id: int) -> Draw:
-        epoch, row = divmod(group_id, ROWS)
+        epoch, row = self.place(group_id)
         return Draw(group_id, epoch, row, Prompt(text=f"question {row}", answer=str(row)))
 
 

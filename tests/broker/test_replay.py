@@ -9,6 +9,7 @@ from hypothesis import event, example, given, settings
 
 from asyncrl.actor.message import Message
 from asyncrl.broker.groups.group import Group, State
+from asyncrl.broker.ledger.audit import audit
 from asyncrl.broker.ledger.records import (
     Admitted,
     AnyRecord,
@@ -502,3 +503,46 @@ def test_a_restarted_broker_allows_for_versions_offered_before() -> None:
     assert replayed([VersionLive(3, 3)]).transfers.newest_version == 5
     assert replayed([]).transfers.newest_version == 1, "the record of the first version may be lost"
     assert a_scheduler(PLAIN, broker_term=1).transfers.newest_version == -1
+
+
+# ── retired prompts ─────────────────────────────────────────────────────────────────────────
+
+
+def retiring(steps: int) -> Cluster:
+    """A run to its end, in which every third group is all correct, and its prompt is retired."""
+    data = {"train": "train.jsonl", "retire_at": 0.9}
+    cluster = Cluster(a_config(run={"steps": steps}, data=data, schedule={"filter": "zero_variance"}))
+    start_all(cluster)
+    run_to_the_end(cluster, Random(0))
+    return cluster
+
+
+def test_a_restarted_broker_admits_the_prompts_that_the_first_one_would_have_admitted() -> None:
+    cluster = retiring(steps=4)
+    admissions = [(place, one) for place, one in enumerate(cluster.records) if isinstance(one, Admitted)]
+    late = [(place, one) for place, one in admissions if one.epoch]
+
+    assert not cluster.cause
+    assert late
+    assert not {one.row for _, one in late} & {0, 3, 6, 9}, "retired in the first epoch"
+    for place, record in late:
+        _, again = replayed(cluster.records[:place], cluster.config).training.admission.admit(record.policy_version)
+        assert again == record
+    assert cluster.scheduler.training.admission.next_group_id > len(admissions), "ids of retired prompts are left out"
+
+
+def test_retired_prompts_are_told_in_an_event_of_the_step_and_audited() -> None:
+    cluster = retiring(steps=4)
+    told = [event.fields for event in cluster.events if event.kind == "prompts.retired"]
+
+    assert [fields["prompts"] for fields in told] == [10] * len(told)
+    numbers = [fields["retired"] for fields in told]
+    assert numbers == sorted(set(numbers))
+    found = audit(cluster.records, cluster.config.schedule, retires=True)
+    assert (found.problems, found.skipped) == ([], 0)
+    assert found.retired
+
+
+def test_a_run_whose_prompts_are_all_retired_fails_in_one_sentence() -> None:
+    """Nine groups of these ten prompts have something to learn from: not enough for six steps of two."""
+    assert retiring(steps=6).cause.startswith("all 10 prompts of data.train are retired")

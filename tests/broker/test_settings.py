@@ -6,8 +6,8 @@ from asyncrl.broker.ledger.audit import audit
 from asyncrl.broker.ledger.records import Admitted, Record, SettingsSet
 from asyncrl.broker.status.status import run_status
 from asyncrl.config.sections import Config
-from asyncrl.messages import Lease, SettingsChanged
-from tests.broker.driver import Cluster, Rollout, Trainer, a_config
+from asyncrl.messages import Lease
+from tests.broker.driver import Cluster, Rollout, a_config
 from tests.broker.test_scheduler import HELD_OUT, a_published, events, finish_all, heard, of, publish
 
 
@@ -144,7 +144,7 @@ def with_no_length(config: Config) -> Config:
     return replace(config, evaluation=replace(config.evaluation, max_tokens=0))
 
 
-# ── evaluation.every_versions and trainer.lr ────────────────────────────────────────────────
+# ── evaluation.every_versions, trainer.lr ────────────────────────────────────────────────
 
 
 def test_evaluations_follow_the_new_interval() -> None:
@@ -158,13 +158,26 @@ def test_evaluations_follow_the_new_interval() -> None:
     assert [result.policy_version for result in cluster.scheduler.evaluation.results] == [0, 2, 4, 6, 8]
 
 
-def test_the_trainer_is_told_once_the_change_is_on_disk() -> None:
-    cluster = a_published()
-    trainer = next(node for node in cluster.nodes.values() if isinstance(node, Trainer))
-    change(cluster, "trainer.lr=0.5")
-    assert heard(trainer, SettingsChanged) == []
-    cluster.commit()
-    assert heard(trainer, SettingsChanged) == [SettingsChanged({"trainer.lr": 0.5}, "alice")]
+def test_a_step_that_is_asked_for_again_keeps_the_learning_rate_with_which_it_was_first_trained() -> None:
+    """A trainer that repeats steps must make the weights that rollouts have already."""
+    before = a_published(a_config(trainer={"lr": 0.25}), capacity=64)
+    finish_all(before, rollout(before))
+    change(before, "trainer.lr=0.5")
+    before.settle()
+    assert {step: batch.lr for step, batch in before.disk.batches.items()} == {0: 0.25, 1: 0.5, 2: 0.5, 3: 0.5}
+
+    half = a_published(a_config(trainer={"lr": 0.25}), capacity=64)
+    finish_all(half, rollout(half))
+    change(half, "trainer.lr=0.5")
+    finish_all(half, rollout(half))
+    half.commit()
+    after = Cluster(half.config, before=half)
+    after.start_rollout("a", 64)
+    after.start_reward("r")
+    after.start_trainer()
+    after.settle()
+    assert after.scheduler.is_finished
+    assert [after.disk.batches[step].lr for step in range(4)] == [0.25, 0.5, 0.5, 0.5]
 
 
 # ── every setting ───────────────────────────────────────────────────────────────────────────

@@ -92,6 +92,8 @@ def test_the_commands_are_these():
         "--host-memory",
         "--scale",
         "--dashboard",
+        "--metrics",
+        "--metrics-open",
     ]
 
 
@@ -113,6 +115,13 @@ def test_epochs_are_shown_as_steps(config):
     dry = asyncrl("run", config, "--dry-run", *settings).output
     assert "run.epochs = 5 is 10 steps with the rows of data.train" in dry
     assert "10 steps of 2 groups of 4 trajectories" in dry
+
+
+def test_config_show_notes_settings_that_hardly_anybody_wants(config):
+    assert "note:" not in asyncrl("config", "show", config).output
+    result = asyncrl("config", "show", config, "--set", "algorithm.loss=reinforce", "--set", "schedule.staleness=2")
+    assert result.exit_code == 0
+    assert "note: algorithm.loss is 'reinforce' with no importance weights" in result.stderr
 
 
 def test_config_show_refuses_a_misspelt_key(config):
@@ -163,7 +172,7 @@ def _with_a_critic_without_weights(folder):
         (
             lambda folder: (folder / "mine.py").write_text("def loss(logprobs, advantages):\n    return 0\n"),
             ["--set", "algorithm.loss=DIR/mine.py:loss"],
-            "algorithm.loss 'DIR/mine.py:loss' must be def loss(tokens, *, <settings>), but 'advantages' is not",
+            "algorithm.loss 'DIR/mine.py:loss' must be def loss(tokens, *, <settings and options>), but 'advantages'",
         ),
     ],
     ids=["no dataset", "no tokenizer", "no weights", "another tokenizer", "no critic", "another signature"],

@@ -35,6 +35,10 @@ def test_the_options_are_these():
         "--dir": (False, options["--dir"][1]),
         "--bind": (False, options["--bind"][1]),
         "--fetch": (False, options["--fetch"][1]),
+        "--metrics": (False, options["--metrics"][1]),
+        "--metrics-open": (False, options["--metrics-open"][1]),
+        "--metrics-targets": (False, options["--metrics-targets"][1]),
+        "--log-format": (False, "auto"),
         "--wait": (False, 30.0),
     }
 
@@ -74,7 +78,7 @@ def started(monkeypatch):
     """Names of the nodes that would run, in place of `run_process`."""
     runs: list[str] = []
 
-    def run_process(job: Job, *, name: str) -> int:
+    def run_process(job: Job, *, name: str, **_: object) -> int:
         runs.append(name)
         return 0
 
@@ -161,3 +165,11 @@ def test_a_malformed_interface_is_refused(started):
     result = CliRunner().invoke(main, [*ROLLOUT, "--interface", "10.1.0.0/99"])
     assert (result.exit_code, started) == (78, [])
     assert "--interface is '10.1.0.0/99': expected a network interface such as eth0" in result.stderr
+
+
+def test_metrics_are_for_this_machine_unless_others_are_let_in(started):
+    open_to_all = [*ROLLOUT, "--metrics", "0.0.0.0:9400"]
+    result = CliRunner().invoke(main, open_to_all)
+    assert (result.exit_code, "add --metrics-open" in result.stderr, started) == (78, True, [])
+    assert CliRunner().invoke(main, [*open_to_all, "--metrics-open"]).exit_code == 0
+    assert CliRunner().invoke(main, ROLLOUT, env={"ASYNCRL_METRICS": "nine"}).exit_code == 78

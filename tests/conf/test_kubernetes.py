@@ -11,6 +11,7 @@ import pytest
 from asyncrl.cli.node import main
 from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Rollout
+from asyncrl.node.metrics_server import metrics_options
 
 yaml = pytest.importorskip("yaml")
 
@@ -106,7 +107,7 @@ def test_a_command_is_one_of_asyncrl_node(role: str) -> None:
         assert options["config_path"].name in KUSTOMIZATION["configMapGenerator"][0]["files"]
         assert options["address"] == f"tcp://*:{here['ports'][0]['containerPort']}"
     else:
-        (port,) = container("broker")["ports"]
+        port, _ = container("broker")["ports"]
         assert options["address"] == f"tcp://broker:{port['containerPort']}"
         assert options["name"] == "$(POD_NAME)", "the name of its key is that of the role, with which pods' names begin"
         assert "POD_NAME" in {variable["name"] for variable in here["env"]}
@@ -167,9 +168,29 @@ def test_no_secret_is_in_the_folder() -> None:
 
 
 def test_only_pods_of_the_run_connect_to_its_pods() -> None:
-    (policy,) = (each["spec"] for each in objects() if each["kind"] == "NetworkPolicy")
+    policy, metrics = (each["spec"] for each in objects() if each["kind"] == "NetworkPolicy")
     of_the_run = {"podSelector": {"matchLabels": {"app": "asyncrl"}}}
     assert policy == {**of_the_run, "policyTypes": ["Ingress"], "ingress": [{"from": [of_the_run]}]}
+    (ingress,) = metrics["ingress"]
+    assert ingress["ports"] == [{"port": 9400}], "others reach the metrics alone"
+    assert all("namespaceSelector" in each for each in ingress["from"])
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_pod_is_probed_at_the_pages_that_its_process_serves(role: str) -> None:
+    here = container(role)
+    options = parsed(here["args"])
+    serving = metrics_options(options["metrics"], is_open=options["metrics_open"])
+    assert serving is not None
+    assert {"name": "metrics", "containerPort": serving.port} in here["ports"]
+    probes = {name: here[name]["httpGet"] for name in ("readinessProbe", "livenessProbe")}
+    assert probes == {
+        "readinessProbe": {"path": "/readyz", "port": "metrics"},
+        "livenessProbe": {"path": "/healthz", "port": "metrics"},
+    }
+    patience_s = here["livenessProbe"]["periodSeconds"] * here["livenessProbe"]["failureThreshold"]
+    watchdog = next(each["value"] for each in here["env"] if each["name"] == "ASYNCRL_WATCHDOG_S")
+    assert patience_s > float(watchdog), "imports and loading may block the loop for longer than work may"
 
 
 def test_the_run_file_is_accepted_and_its_models_are_mounted() -> None:

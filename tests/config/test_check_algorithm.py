@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.config.check_algorithm import algorithm_advice
 from tests.config.configs import made, refused
 
 
@@ -13,7 +14,7 @@ from tests.config.configs import made, refused
         {"advantage": "rloo", "loss": "gspo", "clip_low": 1e-3},
         {"advantage": "gdpo", "reward_weights": {"correct": 1.0}},
         {"loss": "dro", "dro_beta": 0.1},
-        {"loss": "my.py:loss", "tau_pos": 2.0},
+        {"loss": "my.py:loss", "tau_pos": 2.0, "loss_options": {"power": 2.0}},
         {"kl_coef": 0.1, "kl": "k3+"},
         {"kl_coef": 0.1, "kl": "k1", "kl_in": "reward", "kl_target": 0.05, "kl_horizon": 500},
         {"kl_coef": 0.1, "kl": "k3+", "kl_in": "both", "kl_reward_coef": 0.2, "kl_reward": "k1", "kl_target": 0.05},
@@ -30,6 +31,14 @@ def test_settings_that_go_together_are_accepted(algorithm: dict[str, Any]) -> No
     [
         ({"advantage": "grpo2"}, "algorithm.advantage is 'grpo2': did you mean 'grpo'?"),
         ({"loss": "gsop"}, "algorithm.loss is 'gsop': did you mean 'gspo'?"),
+        (
+            {"loss_options": {"power": 2.0}},
+            "algorithm.loss_options.power is an argument of a custom function, but algorithm.loss is 'clipped', which",
+        ),
+        (
+            {"advantage_options": {"a": 1}, "loss": "my.py:f"},
+            "algorithm.advantage_options.a is an argument of a custom",
+        ),
         ({"kl": "k4", "kl_coef": 0.1}, "algorithm.kl is 'k4': "),
         ({"aggregation": "token_mean"}, "algorithm.aggregation is 'token_mean': did you mean 'token-mean'?"),
         ({"tau_pos": 2.0}, "algorithm.tau_pos is not read with advantage='grpo' and loss='clipped', only with sapo"),
@@ -64,6 +73,41 @@ def test_settings_that_would_be_ignored_are_refused(algorithm: dict[str, Any], s
     message = refused(algorithm=algorithm)
     assert sentence in message
     assert "\n" not in message
+
+
+PLAIN = {"importance": "token", "importance_threshold": 1e6}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "staleness", "said"),
+    [
+        (
+            {"loss": "reinforce"},
+            1,
+            "'reinforce' with no importance weights and schedule.staleness is 1",
+        ),
+        (
+            {"loss": "gpg", "correction": PLAIN},
+            4,
+            "'gpg' with importance weights up to 1e+06 and sched",
+        ),
+        ({"loss": "cispo", "clip_high": 100}, 1, "'cispo' with importance weights up to 101"),
+        ({"loss": "reinforce"}, 0, ""),
+        ({"loss": "reinforce", "correction": {"preset": "bypass_pg_is"}}, 8, ""),
+        ({"loss": "reinforce", "correction": {"preset": "bypass_pg_geo_rs"}}, 8, ""),
+        ({"loss": "cispo", "clip_high": 4}, 8, ""),
+        ({"loss": "dro", "dro_beta": 0.1}, 8, ""),
+        ({"loss": "my.py:loss"}, 8, ""),
+        ({}, 64, ""),
+    ],
+    ids=str,
+)
+def test_importance_weights_without_a_bound_are_advised_against_in_asynchronous_runs(
+    algorithm: dict[str, Any], staleness: float, said: str
+) -> None:
+    sentences = algorithm_advice(made(algorithm=algorithm, schedule={"staleness": staleness}))
+    assert len(sentences) == bool(said)
+    assert all(said in sentence and "\n" not in sentence for sentence in sentences)
 
 
 def corrected(loss: str = "clipped", **correction: Any) -> dict[str, Any]:

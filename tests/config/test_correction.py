@@ -74,6 +74,10 @@ def test_a_misspelt_preset_is_one_sentence() -> None:
         resolved(Correction(preset="x"))
 
 
+def test_a_mask_of_divergent_sequences_may_be_set_beside_a_preset() -> None:
+    assert resolved(Correction(preset="bypass_ppo_clip", mask_divergent=0.1)) == Correction(mask_divergent=0.1)
+
+
 def test_an_anchor_may_be_set_beside_a_preset() -> None:
     chosen = resolved(Correction(preset="decoupled_seq_is", anchor="publish"))
     assert chosen == Correction(mode="decoupled", importance="sequence", importance_threshold="2.0", anchor="publish")

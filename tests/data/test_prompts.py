@@ -42,6 +42,16 @@ def test_the_order_of_a_file_never_changes(data: Data) -> None:
     assert [draw.row for draw in islice(train_stream(data, seed=0).since(0), 10)] == [4, 0, 3, 2, 1, 2, 0, 4, 1, 3]
 
 
+def test_a_place_is_that_of_the_draw_without_its_prompt(data: Data) -> None:
+    stream = train_stream(data, seed=0)
+
+    assert [stream.place(draw.group_id) for draw in islice(stream.since(0), 12)] == [
+        (draw.epoch, draw.row) for draw in islice(stream.since(0), 12)
+    ]
+    with pytest.raises(IndexError, match="outside"):
+        stream.place(-1)
+
+
 def test_epochs_differ_and_cover_the_dataset(data: Data) -> None:
     draws = list(islice(train_stream(data, seed=3).since(0), 15))
 

@@ -1,4 +1,4 @@
-"""docs/reference.py: two pages of the documentation are made from the code, and all of them build without a network."""
+"""docs/reference.py: three pages of the documentation are made from the code, and all build without a network."""
 
 import subprocess
 import sys
@@ -78,3 +78,10 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
     for page in (tmp_path / "site").glob("*.html"):
         assert 'src="http' not in page.read_text(encoding="utf-8"), page.name
         assert "fonts.googleapis" not in page.read_text(encoding="utf-8"), page.name
+
+
+def test_every_metric_has_a_row_under_its_owner(reference: ModuleType) -> None:
+    page = reference.metrics_page()
+    assert {metric.owner for metric in reference.METRICS.values()} == set(reference.OWNERS)
+    assert all(page.count(f"| `{name}` | {metric.kind} |") == 1 for name, metric in reference.METRICS.items())
+    assert "`stage`: reward, payload | Of these, failures by stage. |" in page

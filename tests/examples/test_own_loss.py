@@ -1,16 +1,31 @@
 """examples/own_loss.py: both functions are accepted by the code that loads them, and compute what they say."""
 
 import pytest
+import torch
 
 from asyncrl.algo.advantages.resolve import resolve_advantage
 from asyncrl.algo.losses.resolve import resolve_loss
+from asyncrl.algo.losses.tokens import Tokens
 from asyncrl.algo.outcomes import Outcome
+from asyncrl.algo.ragged import Ragged
 from tests.examples.conftest import ROOT
 
 
 def test_the_loss_is_accepted_with_its_setting() -> None:
     loss = resolve_loss(f"{ROOT}/examples/own_loss.py:one_sided")
     assert dict(loss.settings) == {"clip_high": 0.2}
+
+
+def test_its_option_weights_tokens_with_a_negative_advantage() -> None:
+    loss = resolve_loss(f"{ROOT}/examples/own_loss.py:one_sided", {"negative_weight": 0.5})
+    logprobs = torch.tensor([-1.0, -1.0], requires_grad=True)
+    tokens = Tokens(
+        logprobs=logprobs,
+        old_logprobs=logprobs.detach(),
+        advantages=torch.tensor([1.0, -1.0]),
+        sequences=Ragged([1, 1]),
+    )
+    assert loss.function(tokens).losses.tolist() == [-1.0, 0.5]
 
 
 def test_advantages_are_the_distance_to_the_median_of_the_group() -> None:

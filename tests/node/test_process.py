@@ -1,5 +1,6 @@
 """One role as a process: exit codes, signals, and one sentence on standard error."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -93,3 +94,33 @@ def test_a_log_that_cannot_be_written_changes_neither_the_work_nor_the_exit_code
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", source], stderr=full, timeout=30, check=False)
     assert done.returncode == 1, "of RunFailed, and not of the log"
+
+
+def test_every_line_of_the_log_names_the_node_its_role_and_its_run():
+    job = "about(run='try-7'); get_logger().info('lease.granted', lease_id=7)"
+    source = f"""
+import asyncio, sys
+from asyncrl.log import about, get_logger
+from asyncrl.node.process import run_process
+async def job(stopping):
+    {job}
+sys.exit(run_process(job, name='rollout-7', role='rollout', log_format=sys.argv[1]))
+"""
+    as_json, as_text = (
+        subprocess.run([sys.executable, "-c", source, form], capture_output=True, text=True, check=True).stderr
+        for form in ("json", "text")
+    )
+    (line,) = as_json.splitlines()
+    fields = json.loads(line)
+    del fields["timestamp"]
+    assert fields == {
+        "event": "lease.granted",
+        "level": "info",
+        "lease_id": 7,
+        "node": "rollout-7",
+        "role": "rollout",
+        "run": "try-7",
+    }
+    assert "lease.granted" in as_text
+    assert "node=rollout-7" in as_text
+    assert "\x1b" not in as_text, "colours are for terminals"

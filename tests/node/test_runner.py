@@ -23,6 +23,8 @@ from asyncrl.node.runner import (
     unless_told,
 )
 from asyncrl.node.service_manager import ServiceManager, report_to
+from asyncrl.observe.metrics.sources import Sources, collect_in
+from asyncrl.observe.metrics.table import Sample
 
 PEER = "r-0.1"
 
@@ -44,6 +46,9 @@ class FakeActor:
 
     def status(self) -> str:
         return "2 of 5"
+
+    def metrics(self) -> tuple[Sample, ...]:
+        return (Sample("asyncrl_rollout_slots", 5),)
 
 
 async def last(hub: MemoryHub) -> object:
@@ -268,10 +273,12 @@ def test_without_a_limit_every_loss_of_the_broker_is_waited_out_with_growing_pau
     assert broker.paused_s == [0.1, 0.5, 2.0, 10.0, 10.0]
     assert len({who.incarnation for who in broker.joined}) == 6, "each is a start of its own"
     assert who == broker.joined[-1]
-    assert [(entry["event"], entry["log_level"], entry["cause"]) for entry in logs][:2] == [
+    assert [(entry["event"], entry["log_level"], entry["cause"]) for entry in logs[:2]] == [
         ("broker.lost", "warning", "silent"),
         ("broker.lost", "warning", "it restarted"),
     ]
+    joined = logs[-1]
+    assert (joined["event"], joined["run"], joined["incarnation"]) == ("node.joined", "run", who.incarnation)
 
 
 @pytest.mark.parametrize(("wait_s", "error"), [(30.0, LinkError("no broker answered")), (None, LinkRefused("over"))])
@@ -338,3 +345,20 @@ def test_a_broker_that_is_away_for_a_day_is_joined_when_it_returns(monkeypatch):
         who, _, _ = asyncio.run(join_steadily(RunAddress("tcp://a:1"), WHO, None, is_member=True, sleep=broker.sleep))
     assert who == broker.joined[-1]
     assert len(broker.joined) == 8_644, "each ten seconds"
+
+
+def test_an_actor_is_scraped_while_it_serves_and_its_log_says_when_it_came_and_went():
+    async def main():
+        hub, actor, sources = MemoryHub(), FakeActor(), Sources()
+        collect_in(sources)
+        serving = asyncio.create_task(serve(actor, hub.connect(PEER), beat_s=0.001, stopping=asyncio.Event()))
+        await hub.receive()
+        during = [sample.name for sample in sources]
+        actor.may_end.set()
+        await serving
+        return during, list(sources)
+
+    with capture_logs() as logs:
+        assert asyncio.run(main()) == (["asyncrl_rollout_slots"], [])
+    said = [(line["event"], line.get("reason"), line["status"]) for line in logs]
+    assert said == [("node.ready", None, "2 of 5"), ("node.left", "done", "2 of 5")]

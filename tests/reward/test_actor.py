@@ -33,6 +33,8 @@ from asyncrl.messages import (
     SpoolRef,
     Spools,
     SpoolSet,
+    Stacks,
+    StacksWanted,
     Stop,
     Trajectory,
     TrajectoryLimits,
@@ -40,6 +42,7 @@ from asyncrl.messages import (
     Turn,
     Unit,
 )
+from asyncrl.observe.metrics.table import METRICS
 from asyncrl.reward.actor import RewardActor, input_of
 from asyncrl.reward.workers.pool import WorkerPool
 from tests.client.only_spool import over
@@ -142,6 +145,18 @@ def test_each_grade_is_answered_with_its_reward() -> None:
     ]
 
 
+def test_its_stacks_are_an_answer_of_its_own_event_loop() -> None:
+    async def play(world: World) -> list[Message]:
+        world.broker.say(StacksWanted("reward-0"))
+        return [await world.broker.hear(), await world.broker.hear()]
+
+    _, told = played(play)
+
+    assert isinstance(told, Stacks)
+    assert told.node == "reward-0"
+    assert "in serve_spool\n" in told.text
+
+
 def test_each_trajectory_of_a_grade_is_judged_by_itself() -> None:
     async def play(world: World) -> list[Message]:
         good, bad = world.completion(0, "#### 4"), world.grade(1, b"")
@@ -201,6 +216,27 @@ def test_a_payload_that_cannot_be_read_is_a_failure_of_the_payload_and_never_a_r
     assert isinstance(failed, Failed)
     assert (failed.unit, failed.lease_id, failed.stage, failed.retryable) == (Unit(0, 0), 70, "payload", True)
     assert said in failed.reason
+
+
+def test_its_metrics_count_rewards_and_failures_by_stage() -> None:
+    found: dict[tuple[str, ...], float] = {}
+
+    async def play(world: World) -> list[Message]:
+        world.broker.say(world.completion(0, "#### 4"), world.grade(1, b""))
+        heard = [await world.broker.hear() for _ in range(3)]
+        while world.actor.status() != "2 trajectories graded, 0 in hand":
+            await asyncio.sleep(0)
+        found.update(
+            {(s.name.removeprefix("asyncrl_reward_"), *s.labels.values()): s.value for s in world.actor.metrics()}
+        )
+        return heard
+
+    played(play)
+    assert {name for name, *_ in found} == {
+        name.removeprefix("asyncrl_reward_") for name, metric in METRICS.items() if metric.owner == "reward"
+    }
+    assert (found["graded_total",], found["workers",], found["trajectories_in_hand",]) == (2, 1, 0)
+    assert (found["failures_total", "payload"], found["failures_total", "reward"]) == (1, 0)
 
 
 def test_a_payload_whose_spool_is_away_is_no_failure_of_its_trajectory() -> None:

@@ -30,6 +30,7 @@ PLAIN = {
     "math_dapo": Reward(function="math_dapo"),
     "math_dapo, boxed": Reward(function="math_dapo", options={"boxed": True}),
     "format": Reward(function="format", options={"template": "<a>...<think>...</think>...\\boxed{...}"}),
+    "length": Reward(function="length", options={"max_tokens": 100}),
     "overlong": Reward(function="overlong", options={"max_tokens": 100, "buffer": 50}),
 }
 

@@ -46,6 +46,8 @@ from asyncrl.messages import (
     SpoolRef,
     Spools,
     SpoolSet,
+    Stacks,
+    StacksWanted,
     Stop,
     StoreValue,
     Trajectory,
@@ -54,6 +56,7 @@ from asyncrl.messages import (
     Transferred,
     Unit,
 )
+from asyncrl.observe.metrics.table import METRICS
 from asyncrl.rollout import actor as rollout
 from asyncrl.rollout import results
 from asyncrl.rollout.actor import RolloutActor, RolloutOptions
@@ -522,6 +525,35 @@ def test_a_transfer_is_received_then_swapped_in_while_the_engine_is_paused():
     scene(play, engine=engine, clock=lambda: float(len(engine.calls)))
 
 
+def test_its_metrics_count_tokens_swaps_and_failures():
+    async def play(stage):
+        stage.say(lease(indices=(0, 1)))
+        await stage.engine.started(2)
+        before = samples(stage.actor)
+        assert (before["requests",], before["trajectories_in_hand",], before["policy_version",]) == (2, 2, -1)
+        stage.engine.write(3)
+        stage.engine.finish()
+        stage.engine.fail(EngineError("out of memory"))
+        await stage.hear(Failed)
+        stage.say(transfer(policy_version=3))
+        await stage.hear(Live)
+        after = samples(stage.actor)
+        assert (after["tokens_total",], after["policy_version",], after["requests",]) == (3, 3, 0)
+        assert (after["failures_total", "rollout"], after["failures_total", "environment"]) == (1, 0)
+        swaps = after["swaps_total",], after["pause_seconds_total",], after["receive_seconds_total",]
+        assert (swaps[0], swaps[1] > 0, swaps[2]) == (1, True, 0.25)
+        owned = {name for name, metric in METRICS.items() if metric.owner == "rollout"}
+        assert {f"asyncrl_rollout_{name}" for name, *_ in after} == owned
+
+    ticks = iter(range(1000))
+    scene(play, clock=lambda: float(next(ticks)))
+
+
+def samples(actor: RolloutActor) -> dict[tuple[str, ...], float]:
+    """Values of its metrics, by the end of their names and their labels."""
+    return {(s.name.removeprefix("asyncrl_rollout_"), *s.labels.values()): s.value for s in actor.metrics()}
+
+
 def test_decoding_goes_on_while_weights_arrive():
     async def play(stage):
         stage.receiver.may_arrive.clear()
@@ -978,6 +1010,17 @@ def test_the_broker_may_ask_it_to_leave():
         assert asked == ["now"]
 
     scene(play, on_drain=lambda: asked.append("now"))
+
+
+def test_its_stacks_are_an_answer_of_its_own_event_loop():
+    async def play(stage):
+        stage.say(StacksWanted("r-0"))
+        told = await stage.hear(Stacks)
+        assert told.node == "r-0"
+        assert "thread MainThread" in told.text
+        assert "task " in told.text
+
+    scene(play)
 
 
 def test_draining_without_tokens_has_nothing_to_hand_over():

@@ -39,6 +39,7 @@ from asyncrl.messages import (
     WeightsFile,
     WeightsList,
 )
+from asyncrl.observe.metrics.table import METRICS
 from asyncrl.spool.actor import MAX_REFS, SpoolActor
 from asyncrl.spool.images import ImageStore
 from asyncrl.spool.segment_format import segment_path
@@ -213,6 +214,24 @@ def test_puts_that_arrive_together_share_one_fsync(tmp_path: Path) -> None:
 
     play(segments, script)
     assert segments.num_syncs <= 3  # the first put may go alone; the rest gathers behind it
+
+
+def test_its_metrics_count_what_was_written_once(tmp_path: Path) -> None:
+    found: dict[str, float] = {}
+
+    async def script(scene: Scene) -> None:
+        for _ in range(2):
+            scene.hear(put(b"alpha", b"beta"))
+            await scene.stored(2)
+        actor = SpoolActor("s0", segments, scene.hub, scene.link)
+        found.update({sample.name: sample.value for sample in actor.metrics()})
+
+    segments = Segments(tmp_path)
+    play(segments, script)
+    assert set(found) == {name for name, metric in METRICS.items() if metric.owner == "spool"}
+    names = ("payloads", "segments", "written_bytes_total", "syncs_total")
+    assert [found[f"asyncrl_spool_{name}"] for name in names] == [2, 1, 9, 1]
+    assert 0 < found["asyncrl_spool_disk_free_bytes"] < found["asyncrl_spool_disk_size_bytes"]
 
 
 def test_a_repeated_put_is_reported_stored_again_and_not_stored_twice(tmp_path: Path) -> None:

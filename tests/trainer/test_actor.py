@@ -34,9 +34,10 @@ from asyncrl.messages import (
     Refusal,
     Reject,
     ScoredTrajectory,
-    SettingsChanged,
     Span,
     SpoolRef,
+    Stacks,
+    StacksWanted,
     Stepped,
     Stop,
     StoreValue,
@@ -51,6 +52,7 @@ from asyncrl.messages import (
     Uploaded,
     Work,
 )
+from asyncrl.observe.metrics.table import METRICS
 from asyncrl.trainer import fetching
 from asyncrl.trainer.actor import Start, TrainerActor
 from asyncrl.trainer.checkpoints import retention
@@ -346,6 +348,21 @@ def damaged_payload(step: int) -> memoryview:
     return memoryview(msgspec.msgpack.encode(replace(trajectory, behavior_logprobs=nan)))
 
 
+def test_its_metrics_are_those_of_its_steps(scene):
+    async def play(stage):
+        await stage.begin()
+        await stage.give(0)
+        assert await stage.hear(Take) == Take(1)
+        assert await stage.hear(Publishing) == Publishing(1, 1)
+        stepped = await stage.hear(Stepped)
+        found = {(s.name.removeprefix("asyncrl_trainer_"), *s.labels.values()): s.value for s in stage.actor.metrics()}
+        assert (found["steps_total",], found["loss",], found["policy_version",]) == (1, 0.5, 0)
+        assert found["seconds_total", "training"] == stepped.metrics["train_s"]
+        assert all(sample.name in METRICS for sample in stage.actor.metrics())
+
+    scene(play)
+
+
 def test_a_damaged_trajectory_is_left_out_with_its_group_and_named(scene):
     async def play(stage):
         await stage.begin()
@@ -420,19 +437,15 @@ def test_the_next_batch_is_asked_and_fetched_while_this_one_trains(scene):
     scene(play)
 
 
-def test_a_learning_rate_that_is_set_counts_from_the_next_step_on_for_every_rank(scene):
+def test_a_step_is_trained_with_the_learning_rate_of_its_batch(scene):
     async def play(stage: Stage) -> None:
         await stage.begin()
-        stage.learner.may_train.clear()
-        await stage.give(0)
-        await stage.until(lambda: bool(stage.learner.rates))
-        stage.say(SettingsChanged({"trainer.lr": 0.5, "sampling.max_tokens": 2}, "alice"))
-        await stage.give(1)
-        await stage.until(lambda: stage.actor._config.trainer.lr == 0.5)
-        stage.learner.may_train.set()
+        for step, lr in ((0, None), (1, 0.5)):
+            assert await stage.hear_at_last(Take) == Take(step)
+            stage.say(Batch(step, [scored(step)], lr))
+            stage.answer(await stage.fetch())
         await stage.until(lambda: len(stage.learner.rates) == 2)
         assert stage.learner.rates == [0.25, 0.5]
-        assert stage.actor._config.sampling.max_tokens == 128, "longer ones of earlier groups are sound"
 
     scene(play, run={"steps": 9}, trainer={"lr": 0.25})
 
@@ -658,6 +671,20 @@ def test_a_trainer_that_stores_no_weights_says_so(scene):
         await stage.hear(Take)
         stage.say(Upload(0))
         assert (await stage.hear(Uploaded)).problem == "this trainer stores no weights"
+
+    scene(play)
+
+
+def test_its_stacks_are_told_also_while_it_trains(scene):
+    async def play(stage):
+        stage.learner.may_train.clear()
+        await stage.begin()
+        await stage.give(0)
+        await stage.until(lambda: bool(stage.learner.versions))
+        stage.say(StacksWanted("trainer-0"))
+        told = await stage.hear_at_last(Stacks)
+        assert "in train\n    self.may_train.wait(10)" in told.text
+        stage.learner.may_train.set()
 
     scene(play)
 

@@ -79,6 +79,11 @@ def step_loss_in_float64(
             total = torch.stack([loss.sum() for loss in losses]).mean() / norm
         case "seq-mean-token-mean":
             total = torch.stack([loss.mean() for loss in losses]).mean()
+        case "prompt-mean":
+            groups: dict[int, list[torch.Tensor]] = {}
+            for trajectory, loss in zip(trajectories, losses, strict=True):
+                groups.setdefault(trajectory.group_id, []).append(loss)
+            total = torch.stack([torch.cat(group).mean() for group in groups.values()]).mean()
     total.backward()
     return total.item(), {name: weight.grad for name, weight in model.named_parameters()}
 
@@ -181,6 +186,14 @@ def test_the_learning_rate_follows_the_schedule(model_path, config, make_traject
     learner = Learner(config(trainer={"lr": 3e-4, "warmup_steps": 3}), model_path)
     rates = [learner.train(make_trajectories())["lr"] for _ in range(4)]
     assert rates == pytest.approx([1e-4, 2e-4, 3e-4, 3e-4])
+
+
+def test_a_learning_rate_that_is_set_between_steps_follows_the_same_schedule(model_path, config, make_trajectories):
+    learner = Learner(config(trainer={"lr": 3e-4, "warmup_steps": 3}), model_path)
+    rates = [learner.train(make_trajectories())["lr"]]
+    learner.lr = 6e-4
+    rates += [learner.train(make_trajectories())["lr"] for _ in range(3)]
+    assert rates == pytest.approx([1e-4, 4e-4, 6e-4, 6e-4])
 
 
 def test_training_raises_the_probability_of_what_was_rewarded(model_path, config, make_trajectories):

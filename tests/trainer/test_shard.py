@@ -127,6 +127,12 @@ def test_a_rank_fetches_its_own_trajectories_and_works_in_order() -> None:
     assert learner.checked == [Checked(0, []), Checked(1, [])]
 
 
+def test_a_rank_trains_with_the_learning_rate_that_the_first_names() -> None:
+    learner = FakeLearner()
+    asyncio.run(scene(learner, batch(0), batch(1), Work("train", 0, 5, lr=0.5), Work("train", 1)))
+    assert learner.lr == 0.5
+
+
 def test_a_rank_tells_the_first_what_is_damaged_and_leaves_out_what_that_says() -> None:
     learner = FakeLearner()
     whole = batch(0)

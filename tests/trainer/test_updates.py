@@ -95,7 +95,8 @@ class Scene:
         )
         nothing = dict.fromkeys(("old_logprobs", "ref_logprobs", "selected"))
         settings = nothing | {"old_values": [np.zeros(length) for length in LENGTHS]} | known
-        return MiniBatch(step=step, places=[0, 1, 2], estimates=estimates, token_weight=lambda _: 1 / 6, **settings)
+        weights = dict.fromkeys(range(3), 1 / 6)
+        return MiniBatch(step=step, places=[0, 1, 2], estimates=estimates, token_weights=weights, **settings)
 
 
 def trajectory(length: int) -> TrainingTrajectory:

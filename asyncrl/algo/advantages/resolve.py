@@ -6,12 +6,13 @@ Advantage estimators by the name in ``algorithm.advantage``: built-in ones and c
     "module:name" ──┘
 
 An estimator is ``def name(outcomes, *, <settings>)``: it returns [T] advantages for each trajectory of a step, in the
-order of the outcomes. Its keyword arguments are named like settings of ``[algorithm]``. Built-in estimators are listed
-in `asyncrl.config.catalogue`.
+order of the outcomes. Its keyword arguments are settings of ``[algorithm]``, and options of its own. Built-in ones are
+listed in `asyncrl.config.catalogue`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -38,24 +39,32 @@ class Estimator:
     """Fields of an `Outcome` that must be computed for it."""
 
 
-def resolve_advantage(name: str) -> Estimator:
+def resolve_advantage(name: str, options: Mapping[str, Any] | None = None) -> Estimator:
     """
     Load the estimator that ``algorithm.advantage`` names.
 
     Args:
         name: A built-in name, ``file.py:name`` (from the working directory), or ``package.module:name``. A custom
             function that needs more than rewards lists the fields in an attribute: ``name.needs = {"values"}``.
+        options: Keyword arguments of a custom function: ``algorithm.advantage_options``.
 
     Raises:
-        ConfigError: The name, file or function does not exist, or it is not an estimator.
+        ConfigError: The name, file or function does not exist, it is not an estimator, or an option is not an argument
+            of it.
     """
-    entry = estimator_entry(name)
+    entry, options = estimator_entry(name), options or {}
     function = load_function(entry.function, setting=SETTING)
     settings = settings_of(
-        function, takes="outcomes", known=Algorithm.__struct_fields__, path=entry.function, setting=SETTING
+        function,
+        takes="outcomes",
+        known=Algorithm.__struct_fields__,
+        path=entry.function,
+        setting=SETTING,
+        options=options,
     )
     if is_path(name):
-        return Estimator(function=_checked(function, name), settings=settings, needs=_needs(function, name))
+        bound = _checked(partial(function, **options), name)
+        return Estimator(function=bound, settings=settings, needs=_needs(function, name))
     return Estimator(function=function, settings=settings, needs=frozenset(entry.needs))
 
 

@@ -1,16 +1,16 @@
 """
 Losses by the name in ``algorithm.loss``: built-in ones (`asyncrl.config.catalogue`) and custom functions.
 
-A custom loss is a function in a file. Its keyword arguments name the settings it reads:
+A custom loss is a function in a file. Its keyword arguments are settings that it reads, and options of its own:
 
-    # my.py, with algorithm.loss = "my.py:tempered"
-    def tempered(tokens, *, clip_high=0.3):
-        ratio = (tokens.logprobs - tokens.old_logprobs).exp()
+    # my.py, with algorithm.loss = "my.py:tempered" and algorithm.loss_options.power = 0.8
+    def tempered(tokens, *, clip_high=0.3, power=1.0):
+        ratio = (power * (tokens.logprobs - tokens.old_logprobs)).exp()
         return -tokens.advantages * ratio.clamp(max=1 + clip_high)
 """
 
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from torch import Tensor
@@ -25,18 +25,20 @@ from asyncrl.plug_in import blamed, is_path, load_function, settings_of
 SETTING = "algorithm.loss"
 
 
-def resolve_loss(name: str) -> Loss:
+def resolve_loss(name: str, options: Mapping[str, Any] | None = None) -> Loss:
     """
     Load the loss that a configuration names.
 
     Args:
         name: A built-in name, ``file.py:name`` (from the working directory), or ``package.module:name``.
+        options: Keyword arguments of a custom function: ``algorithm.loss_options``.
 
     Raises:
-        ConfigError: The name, file or function does not exist, or it is not a function of tokens and settings.
+        ConfigError: The name, file or function does not exist, it is not a function of tokens and settings, or an
+            option is not an argument of it.
     """
     entry = loss_entry(name)
-    function, settings = _load(entry.function, "tokens")
+    function, settings = _load(entry.function, "tokens", options)
     return Loss(
         function=_checked(function, name) if is_path(name) else function,
         settings=settings,
@@ -45,10 +47,13 @@ def resolve_loss(name: str) -> Loss:
     )
 
 
-def _load(path: str, takes: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
-    function = load_function(path, setting=SETTING)
+def _load(
+    path: str, takes: str, options: Mapping[str, Any] | None = None
+) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+    function, options = load_function(path, setting=SETTING), options or {}
     known = Algorithm.__struct_fields__
-    return function, settings_of(function, takes=takes, known=known, path=path, setting=SETTING)
+    settings = settings_of(function, takes=takes, known=known, path=path, setting=SETTING, options=options)
+    return partial(function, **options) if options else function, settings
 
 
 def _checked(function: Callable[..., Any], path: str) -> LossFunction:

@@ -85,7 +85,12 @@ class RunAudit:
         directory, config = self._directory, self._config
         claims = self._claims()
         meta = read_ledger_meta(directory.ledger)
-        accounts, book = examine(read_records(directory.ledger), config.schedule, config.greedy_per_group)
+        accounts, book = examine(
+            read_records(directory.ledger),
+            config.schedule,
+            config.greedy_per_group,
+            retires=config.data.retire_at > 0,
+        )
         problems = [
             *(f"{LEDGER}: {problem}" for problem in accounts.problems),
             *lost_records(book, meta.broker_term, claims.lines, claims.events, claims.summary),
@@ -209,9 +214,25 @@ class RunAudit:
                 yield str(error)
                 return
         yield from _order_problems(book, prompts)
+        if data.retire_at:
+            yield from _retirement_problems(book, prompts, data.retire_at)
         self._checked["data"] = f"{len(book.admitted):,} prompts in the order of the data"
         if not meta.train_digest:
             self._unchecked["data"] = "the ledger has no digest of the rows"
+
+
+def _retirement_problems(book: RecordBook, prompts: PromptStream, retire_at: float) -> Iterator[str]:
+    """A place in the order that was passed over is one of a prompt that an earlier group had retired."""
+    retired: set[int] = set()
+    for group_id in range(max(book.admitted, default=-1)):
+        _, row = prompts.place(group_id)
+        if group_id not in book.admitted and row not in retired:
+            yield (
+                f"{LEDGER}: group {group_id} was skipped, but no earlier group of its row {row} reached data.retire_at "
+                f"= {retire_at:g}"
+            )
+        if book.correct.get(group_id, 0.0) >= retire_at:
+            retired.add(row)
 
 
 def _order_problems(book: RecordBook, prompts: PromptStream) -> Iterator[str]:

@@ -1,16 +1,30 @@
 """Admission of groups: the next prompt, and how many groups the remaining steps still need."""
 
 from asyncrl.broker.groups.group import Group
+from asyncrl.broker.groups.retirement import Retirement
 from asyncrl.broker.ledger.records import Admitted
 from asyncrl.data.prompts import Draw, PromptStream
 from asyncrl.errors import LedgerError
 
 
 class AdmissionBook:
-    """Makes groups in data order, with dense ids, of ``group_size`` sampled and ``num_greedy`` greedy trajectories."""
+    """
+    Makes groups in data order, of ``group_size`` sampled and ``num_greedy`` greedy trajectories.
 
-    def __init__(self, prompts: PromptStream, group_size: int, num_needed: int, num_greedy: int = 0) -> None:
+    Their ids are dense, but for the places of prompts that are retired.
+    """
+
+    def __init__(
+        self,
+        prompts: PromptStream,
+        group_size: int,
+        num_needed: int,
+        num_greedy: int = 0,
+        *,
+        retirement: Retirement | None = None,
+    ) -> None:
         self._prompts = prompts
+        self._retirement = retirement
         self._group_size = group_size
         self._num_greedy = num_greedy
         self.next_group_id = 0
@@ -20,7 +34,11 @@ class AdmissionBook:
         """Groups still to be admitted, at first all that the steps consume."""
 
     def admit(self, policy_version: int) -> tuple[Group, Admitted]:
-        """Make the next group and its record. ``policy_version`` is the live version."""
+        """Make the next group and its record, at the live version; `RunFailed` if every prompt is retired."""
+        if self._retirement:
+            self._retirement.require_any()
+            while self._prompts.place(self.next_group_id)[1] in self._retirement:
+                self.next_group_id += 1
         draw = self._prompts.at(self.next_group_id)
         return self._group(draw, policy_version), Admitted(draw.group_id, draw.epoch, draw.row, policy_version)
 
@@ -49,4 +67,5 @@ class AdmissionBook:
             min_version=policy_version,
             num_greedy=self._num_greedy,
             max_tokens=self.max_tokens,
+            row=draw.row,
         )

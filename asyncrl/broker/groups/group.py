@@ -111,6 +111,8 @@ class Group(Struct, eq=False, gc=False):
     """The last ``num_greedy`` trajectories are decoded greedily, as a baseline for the others; none is trained on."""
     max_tokens: int = 0
     """Longest completion, if it was set while the run went on; 0 takes the one of the configuration."""
+    row: int = -1
+    """Row of the dataset; -1 in a held-out group."""
     slots: tuple[Slot, ...] = ()
     """[size] By index. A tuple, because the garbage collector stops tracking tuples of untracked objects."""
 

@@ -47,6 +47,11 @@ class Window:
         self.room += size - self.size
         self.size = size
 
+    @property
+    def num_consumed(self) -> int:
+        """Open groups that a step trains on, or has trained on; its weights are not live yet."""
+        return sum(map(len, self._consumed.values()))
+
     def admit(self, group_id: int) -> None:
         if self.room <= 0 or group_id in self._open:
             raise BrokenInvariant(

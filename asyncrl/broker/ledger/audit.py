@@ -3,10 +3,11 @@ Audit of a run's data from its ledger alone. The run may still be going on, or m
 
     issued = trained + untrained (by cause) + dropped (by reason) + open        skipped 0        double-trained 0
 
-Checked: every admitted group is in exactly one of these four places; group ids are consecutive; a step takes whole
-groups, each trajectory of which has one result and one reward; the window never held more groups than it may; and each
-record was possible after those before it (`record_rules`): versions, staleness, rewards, commits. `Audit.problems` has
-one sentence for each violation. `asyncrl.broker.audit` compares the ledger with the run's other files.
+Checked: every admitted group is in exactly one of these four places; group ids are consecutive, but for retired
+prompts; a step takes whole groups, each trajectory of which has one result and one reward; the window never held more
+groups than it may; and each record was possible after those before it (`record_rules`): versions, staleness, rewards,
+commits. `Audit.problems` has one sentence for each violation. `asyncrl.broker.audit` compares the ledger with the run's
+other files.
 """
 
 from collections import Counter
@@ -100,19 +101,25 @@ class Audit(Struct, frozen=True, kw_only=True):
     """Extent of the checks by file."""
     unchecked: dict[str, str] = {}
     """Things that could not be checked by file, with the reason."""
+    retired: int = 0
+    """Places in the order of the data that were passed over because their prompt was retired."""
 
 
-def audit(records: Iterable[AnyRecord], schedule: Schedule, num_greedy: int = 0) -> Audit:
+def audit(records: Iterable[AnyRecord], schedule: Schedule, num_greedy: int = 0, *, retires: bool = False) -> Audit:
     """Count and check all records of a ledger, given in order; see `examine`."""
-    return examine(records, schedule, num_greedy)[0]
+    return examine(records, schedule, num_greedy, retires=retires)[0]
 
 
-def examine(records: Iterable[AnyRecord], schedule: Schedule, num_greedy: int = 0) -> tuple[Audit, RecordBook]:
+def examine(
+    records: Iterable[AnyRecord], schedule: Schedule, num_greedy: int = 0, *, retires: bool = False
+) -> tuple[Audit, RecordBook]:
     """
     Count and check all records of a ledger, given in order. Returns the audit, and the state after the last record.
 
     Args:
         num_greedy: Trajectories of each group that are graded, but not trained on.
+        retires: Prompts are retired (``data.retire_at``), which leaves out ids; whether they were the right ones can
+            be told only with the data.
     """
     group_size, max_staleness = schedule.group_size, schedule.max_staleness
     counts, rules = RecordCounts(schedule), RecordRules(schedule, num_greedy)
@@ -138,7 +145,8 @@ def examine(records: Iterable[AnyRecord], schedule: Schedule, num_greedy: int = 
         open=len(counts.admitted.keys() - taken.keys() - dropped.keys()),
         restarted=counts.restarts.total(),
         void_rewards=counts.num_void_rewards,
-        skipped=len(_skipped(counts)),
+        skipped=0 if retires else len(_skipped(counts)),
+        retired=len(_skipped(counts)) if retires else 0,
         double_trained=sum(len(steps) > 1 for steps in taken.values()),
         peak_open=counts.peak_open,
         window=counts.window,
@@ -154,6 +162,7 @@ def examine(records: Iterable[AnyRecord], schedule: Schedule, num_greedy: int = 
         lengths=_buckets(trained_lengths, unused_lengths, counts.restarted_lengths),
         dropped_unfinished=group_size * len(unused) - len(unused_lengths),
         problems=[
+            *([] if retires else _skip_problems(counts)),
             *_group_problems(counts),
             *_unit_problems(counts, group_size),
             *_schedule_problems(counts, schedule),
@@ -167,10 +176,13 @@ def examine(records: Iterable[AnyRecord], schedule: Schedule, num_greedy: int = 
 # ── problems ─────────────────────────────────────────────────────────────────────────────────
 
 
+def _skip_problems(counts: RecordCounts) -> Iterator[str]:
+    for group_id in _skipped(counts):
+        yield f"group {group_id} was skipped: it was never admitted, but group {max(counts.admitted)} was"
+
+
 def _group_problems(counts: RecordCounts) -> Iterator[str]:
     admitted, trained, dropped = counts.admitted, counts.trained_steps, counts.drop_reasons
-    for group_id in _skipped(counts):
-        yield f"group {group_id} was skipped: it was never admitted, but group {max(admitted)} was"
     for group_id, times in admitted.items():
         if times > 1:
             yield f"group {group_id} was admitted {times} times"

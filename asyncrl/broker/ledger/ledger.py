@@ -16,6 +16,7 @@ Invariants:
 
 import asyncio
 import sqlite3
+import time
 import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -61,6 +62,8 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.num_transactions = 0
         """Each is one fsync."""
+        self.transactions_s = 0.0
+        """Seconds that they took."""
         self.torn = check_wal(path)
         """The incomplete transaction that SQLite discards on opening, if the last broker left one."""
         self._path = path
@@ -175,6 +178,7 @@ class Ledger:
 
     def _transact(self, calls: Sequence[_Call]) -> None:
         execute = self._connection.execute
+        began_s = time.perf_counter()
         try:
             execute("BEGIN IMMEDIATE")
             self._require_own_term()
@@ -183,6 +187,7 @@ class Ledger:
                 self._insert(RETIRED, call.ended)
             execute("COMMIT")
             self.num_transactions += 1
+            self.transactions_s += time.perf_counter() - began_s
             self.num_records += sum(len(call.records) for call in calls)
         except sqlite3.IntegrityError as error:
             execute("ROLLBACK")

@@ -49,6 +49,8 @@ class RecordBook:
     """Apply every record in order with `add`. ``num_greedy`` trajectories of each group are graded, not trained on."""
 
     def __init__(self, schedule: Schedule, num_greedy: int = 0) -> None:
+        self._num_rewarded: Counter[int] = Counter()
+        """Rewards of each training group in `rewards`."""
         self._group_size = schedule.group_size
         self._num_greedy = num_greedy
         self.num_records = 0
@@ -59,6 +61,8 @@ class RecordBook:
         self.results: dict[Unit, Result] = {}
         """Result of each unit since its group was admitted or restarted; none once it was refused or left out."""
         self.rewards: dict[Unit, Rewarded] = {}
+        self.correct: dict[int, float] = {}
+        """Mean ``correct`` of each training group that was complete once, the highest if it was complete again."""
         self.progress: dict[Unit, Progressed] = {}
         """Last stored prefix of each unit without a result."""
         self.steps: dict[int, list[int]] = {}
@@ -153,11 +157,24 @@ class RecordBook:
                 self.results.setdefault(unit, record)
                 self.progress.pop(unit, None)
             case Rewarded():
-                self.rewards.setdefault(unit, record)
+                self._reward(record)
             case Refused() | FailedAttempt(stage="payload"):
                 self._forget([unit])
             case FailedAttempt(stage="rollout" | "environment") | Reissued(loses_progress=True):
                 self.progress.pop(unit, None)
+
+    def _reward(self, record: Rewarded) -> None:
+        unit = record.unit
+        if unit in self.rewards:
+            return
+        self.rewards[unit] = record
+        if unit.split == "held_out":
+            return
+        self._num_rewarded[unit.group_id] += 1
+        if self._num_rewarded[unit.group_id] == self._group_size + self._num_greedy:
+            sampled = [self.rewards[one] for one in self.units(unit.group_id)[: self._group_size]]
+            mean = sum(one.metrics.get("correct", one.reward) for one in sampled) / self._group_size
+            self.correct[unit.group_id] = max(mean, self.correct.get(unit.group_id, mean))
 
     def _restart(self, record: Restarted) -> None:
         """Void everything sampled for the group."""
@@ -169,5 +186,7 @@ class RecordBook:
     def _forget(self, units: Iterable[Unit]) -> None:
         """Void what was stored of these units: it was damaged, too old, or left out of its step."""
         for unit in units:
-            for found in (self.results, self.rewards, self.progress):
-                found.pop(unit, None)
+            if self.rewards.pop(unit, None) and unit.split == "train":
+                self._num_rewarded[unit.group_id] -= 1
+            self.results.pop(unit, None)
+            self.progress.pop(unit, None)

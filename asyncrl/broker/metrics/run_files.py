@@ -12,6 +12,8 @@ from asyncrl.broker.failures import EVENT as FAILED_EVENT
 from asyncrl.broker.failures import recorded
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics import batch_metrics
+from asyncrl.broker.metrics.ess_alarm import EVENT as ESS_EVENT
+from asyncrl.broker.metrics.ess_alarm import EssAlarm
 from asyncrl.broker.metrics.gap_alarm import GapAlarm
 from asyncrl.broker.metrics.idle_causes import idle_causes
 from asyncrl.broker.metrics.time_book import TimeBook
@@ -64,8 +66,14 @@ class RunFiles:
         self._totals = batch_metrics.RunTotals(metrics)
         self._times = TimeBook(clock())
         self._gap_alarm = GapAlarm(config, metrics)
+        self._ess_alarm = EssAlarm(config, metrics)
         self._is_concluded = False
         scheduler.failures.restore(recorded(events))
+
+    @property
+    def totals(self) -> batch_metrics.RunTotals:
+        """Sums over the steps, of earlier brokers too."""
+        return self._totals
 
     def event(self, kind: str, /, **fields: Any) -> None:
         log.info(kind, **fields)
@@ -109,6 +117,8 @@ class RunFiles:
             self.event("step.skipped", step=stepped.step, updates=int(updates), cause=cause)
         if alarm := self._gap_alarm.check(line):
             self.event("logprob_gap.exceeded", **alarm)
+        if alarm := self._ess_alarm.check(line):
+            self.event(ESS_EVENT, **alarm)
         return line
 
     def conclude(self, cause: str, *, is_interrupted: bool = False) -> str:

@@ -26,14 +26,16 @@ def check_functions(config: Config) -> None:
 
 
 def _check(config: Config) -> None:
-    loss, setting = config.algorithm.loss, "algorithm.loss"
+    algorithm, setting = config.algorithm, "algorithm.loss"
+    loss, options = algorithm.loss, algorithm.loss_options
     if not missing_packages(TRAIN):
         from asyncrl.algo.advantages.resolve import resolve_advantage
 
-        resolve_advantage(config.algorithm.advantage)
+        resolve_advantage(algorithm.advantage, algorithm.advantage_options)
     if is_path(loss):
         function = load_function(loss, setting=setting)
-        settings_of(function, takes="tokens", known=Algorithm.__struct_fields__, path=loss, setting=setting)
+        known = Algorithm.__struct_fields__
+        settings_of(function, takes="tokens", known=known, path=loss, setting=setting, options=options)
     make_verifier(config.reward)
 
 

@@ -14,6 +14,7 @@ from asyncrl.config.addresses import check_address
 from asyncrl.errors import ConfigError
 from asyncrl.messages import Role, WeightsVia
 from asyncrl.node.machine.machine import require_train
+from asyncrl.node.metrics_server import MetricsOptions
 from asyncrl.node.process import Job
 from asyncrl.node.runner import ToldToStop, unless_told
 
@@ -28,6 +29,8 @@ class NodeOptions(Struct, frozen=True):
     """Fetch a model that this machine lacks."""
     wait_s: float
     """Seconds to wait for the broker's answer."""
+    metrics: MetricsOptions | None = None
+    """Address of this process's metrics; those of child processes follow."""
 
 
 def finder(role: Role, address: str | None, run_dir: Path | None, credentials: Path | None, wait_s: float) -> Find:
@@ -77,6 +80,7 @@ def replicas_job(find: Find, name: str, replicas: str | None, devices: str | Non
             may_fetch=options.may_fetch,
             wait_s=options.wait_s,
             stopping=stopping,
+            metrics=options.metrics,
         )
 
     return job

@@ -20,6 +20,7 @@ from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, LinkError, Ru
 from asyncrl.log import get_logger
 from asyncrl.messages import WeightsVia
 from asyncrl.node.machine.devices import Devices, chosen, find, needed, share
+from asyncrl.node.metrics_server import MetricsOptions
 from asyncrl.node.runner import join_steadily, unless_told
 from asyncrl.node.service_manager import service_manager
 
@@ -39,6 +40,7 @@ async def run_replicas(
     stopping: asyncio.Event,
     weights: WeightsVia = "collective",
     may_fetch: bool = True,
+    metrics: MetricsOptions | None = None,
 ) -> None:
     """
     Run rollouts until all have left: the run is over, or ``stopping`` was set and they are drained.
@@ -57,12 +59,12 @@ async def run_replicas(
     log.info("replicas.starting", **_plan(found, shares, config))
     fetch = "auto" if may_fetch else "never"
     options = ("--broker", run.broker, "--wait", f"{wait_s:g}", "--weights", weights, "--fetch", fetch)
-    children = [
-        role_process(
-            "rollout", f"{name}-{i}", config, None, *options, environment=devices.environment() | run.environment()
-        )
-        for i, devices in enumerate(shares)
-    ]
+    children = []
+    for i, devices in enumerate(shares):
+        environment = devices.environment() | run.environment()
+        own = metrics.of_child(i + 1).as_options() if metrics else []
+        child = role_process("rollout", f"{name}-{i}", config, None, *options, *own, environment=environment)
+        children.append(child)
     await Replicas(children, config, stopping).run()
 
 

@@ -33,6 +33,7 @@ from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
 from asyncrl.files.lock import locked
 from asyncrl.node.machine.devices import Devices
 from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, require_train
+from asyncrl.node.metrics_server import MetricsOptions
 from asyncrl.node.run_folder import LOCK_WAIT_S
 from asyncrl.observe.report.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
@@ -40,7 +41,9 @@ from asyncrl.observe.trackers.catalogue import check_trackers
 from asyncrl.web.server import check_installed
 
 
-def run(config: Config, *, name: str = "run", is_shown: bool = False) -> RunSummary:
+def run(
+    config: Config, *, name: str = "run", is_shown: bool = False, metrics: MetricsOptions | None = None
+) -> RunSummary:
     """
     Run every role as a child process, to the end; then write the report and print where the results are.
 
@@ -50,6 +53,7 @@ def run(config: Config, *, name: str = "run", is_shown: bool = False) -> RunSumm
         config: Checked already; see `asyncrl.load_config`.
         name: Name of the run directory, unless ``run.name`` is set.
         is_shown: Start a dashboard of the run, and print its address.
+        metrics: Where the processes serve their metrics; None serves none.
 
     Raises:
         ConfigError: The configuration cannot work; found before the start, or by a node.
@@ -65,7 +69,7 @@ def run(config: Config, *, name: str = "run", is_shown: bool = False) -> RunSumm
     directory = RunDirectory.create(Path(config.run.dir), config.run.name or name)
     directory.write_config(to_toml(with_absolute_paths(config, Path.cwd())))
     with _held(directory), dashboard_beside(directory, partial(_print, console)) if is_shown else nullcontext():
-        return _execute(config, directory, trainer, shares, console)
+        return _execute(config, directory, trainer, shares, console, metrics)
 
 
 def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> None:
@@ -93,7 +97,7 @@ def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> N
     _print(console, _plan(config, trainer, shares))
 
 
-def resume(path: Path, steps: int | None = None) -> None:
+def resume(path: Path, steps: int | None = None, metrics: MetricsOptions | None = None) -> None:
     """
     Continue a run that stopped, unless it is complete; or extend one to a new total of ``steps``.
 
@@ -119,7 +123,7 @@ def resume(path: Path, steps: int | None = None) -> None:
         config = load_config(directory.config)
         check_trackers(config.trackers)
         trainer, shares = devices_of(config)
-        _execute(resolved(config, shares), directory, trainer, shares, Console())
+        _execute(resolved(config, shares), directory, trainer, shares, Console(), metrics)
 
 
 @contextmanager
@@ -153,14 +157,22 @@ def _extended(config: Config, steps: int) -> Config:
     return replace(config, run=replace(config.run, steps=steps))
 
 
-def _execute(
-    config: Config, directory: RunDirectory, trainer: Devices | None, shares: list[Devices], console: Console
+def _execute(  # noqa: PLR0917  private, and all of different types
+    config: Config,
+    directory: RunDirectory,
+    trainer: Devices | None,
+    shares: list[Devices],
+    console: Console,
+    metrics: MetricsOptions | None,
 ) -> RunSummary:
     _print(console, f"run directory {directory.path}  (logs in {directory.logs})")
+    if metrics:
+        where = f"from {metrics.host}:{metrics.port} on" if metrics.port else f"on free ports of {metrics.host}"
+        _print(console, f"metrics {where}  (addresses for Prometheus in {directory.path / 'metrics'})")
     failure: AsyncrlError | None = RunFailed("asyncrl run itself crashed")
     try:
         with Screen(console, config.run.steps) as screen:
-            _supervise(Supervisor(config, directory, screen, trainer, shares))
+            _supervise(Supervisor(config, directory, screen, trainer, shares, metrics=metrics))
         failure = None
     except AsyncrlError as error:
         failure = error

@@ -37,6 +37,7 @@ from asyncrl.messages import (
     SettingsChanged,
 )
 from asyncrl.node.machine.devices import Devices
+from asyncrl.node.metrics_server import MetricsOptions
 from asyncrl.node.runner import join_steadily
 from asyncrl.observe.run_directory import RunDirectory
 
@@ -57,7 +58,11 @@ CAN_BE_DRAINED = ("rollout", "reward")
 
 
 class Supervisor:
-    """One run on one machine, with the devices of the trainer (None: the CPU) and the ``shares`` of the rollouts."""
+    """
+    One run on one machine, with the devices of the trainer (None: the CPU) and the ``shares`` of the rollouts.
+
+    The broker serves its metrics as ``metrics`` says, and every further process at the next port.
+    """
 
     def __init__(
         self,
@@ -67,6 +72,7 @@ class Supervisor:
         trainer: Devices | None,
         shares: list[Devices],
         *,
+        metrics: MetricsOptions | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._config = config
@@ -74,6 +80,7 @@ class Supervisor:
         self._screen = screen
         self._trainer = trainer
         self._shares = shares
+        self._metrics = metrics
         self._sleep = sleep
         self._children: list[Child] = []
         self._trackers: list[Child] = []
@@ -154,7 +161,8 @@ class Supervisor:
 
     async def _start(self, role: Role, name: str, *options: str, environment: dict[str, str] | None = None) -> Child:
         log = self._directory.logs / f"{name}.log"
-        child = role_process(role, name, self._config, log, *options, environment=environment)
+        metrics = self._metrics.of_child(len(self._children)).as_options() if self._metrics else []
+        child = role_process(role, name, self._config, log, *options, *metrics, environment=environment)
         self._children.append(child)
         await child.start()
         self._spawn(self._watch(role, child))

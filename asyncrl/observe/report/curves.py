@@ -60,6 +60,12 @@ CURVES = (
         keys={"mean": "log_ratio_abs_mean", "max": "log_ratio_abs_max"},
     ),
     Curve(title="Tokens clipped, completions cut", keys={"clipped": "clip_fraction", "cut": "truncated"}, percent=True),
+    Curve(
+        title="Effective sample size of the ratios",
+        keys={"of tokens": "ess", "of trajectories": "ess_sequence"},
+        percent=True,
+        is_expected=False,
+    ),
     Curve(title="Loss", keys={"": "loss"}, is_expected=False),
     Curve(title="Learning rate", keys={"": "lr"}, is_expected=False),
     Curve(

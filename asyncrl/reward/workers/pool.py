@@ -40,6 +40,10 @@ class WorkerPool:
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
 
+    def __len__(self) -> int:
+        """Number of workers."""
+        return len(self._slots)
+
     @property
     def replaced(self) -> int:
         """Number of workers so far that hung or died."""

@@ -1,6 +1,6 @@
 """Inputs of the losses of one update, cut into tensors one micro-batch at a time."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -61,8 +61,8 @@ class MiniBatch:
     places: Sequence[int]
     """Places of its trajectories in the step."""
     estimates: Estimates
-    token_weight: Callable[[int], float]
-    """Weight of a token in the loss, given the number of kept tokens of its trajectory."""
+    token_weights: Mapping[int, float]
+    """Weight in the loss of a token of the trajectory at each place."""
     old_logprobs: PerToken | None
     """Denominator of the ratio; None for the behavior log-probs."""
     ref_logprobs: PerToken | None
@@ -92,9 +92,7 @@ class MiniBatch:
             return None if values is None else _joined([values[place] for place in places], dtype, device)
 
         behavior = _joined([one.behavior_logprobs for one in trajectories], F32, device)
-        weights = [
-            np.full(estimates.num_tokens(place), self.token_weight(estimates.num_kept(place))) for place in places
-        ]
+        weights = [np.full(estimates.num_tokens(place), self.token_weights[place]) for place in places]
         keep = None if estimates.keep is None else self._keep(places, device)
         token_weights, old = _joined(weights, F32, device), tensor(self.old_logprobs)
         return LossInputs(

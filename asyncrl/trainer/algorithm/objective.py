@@ -4,8 +4,9 @@ Loss of one micro-batch, as its share of the loss of a step.
     loss = Σ_t  w_t (  importance_t · policy_loss_t  +  kl_coef · KL_t  -  entropy_coef · H_t  )
 
 w_t is the token's weight by the aggregation, and zero where decoupled correction rejects it. In bypass mode the
-correction compares the policy in training with the sampler, changes with every update, and is computed here. In both
-modes rejected tokens are excluded from the policy loss, and from the means that sequence losses take.
+correction compares the policy in training with the sampler, changes with every update, and is computed here; so is the
+mask of divergent sequences in both modes. Rejected and masked tokens are excluded from the policy loss, and from the
+means that sequence losses take.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from asyncrl.algo.correction.divergent import divergent
 from asyncrl.algo.logprobs import Scores
 from asyncrl.algo.losses.tokens import Tokens
 from asyncrl.algo.ragged import Ragged
@@ -23,6 +25,7 @@ from asyncrl.trainer.algorithm.recipe import Recipe
 
 REJECTED = "rollout_corr/rollout_rs_masked_fraction"
 """Metric name shared with decoupled correction, which reports it for the whole step."""
+DIVERGENT = "divergent_masked_fraction"
 LOG_FLOOR = 1e-10
 """Added to importance before its logarithm, so that one dropped token does not zero a long trajectory; as in verl."""
 
@@ -51,16 +54,21 @@ def objective(recipe: Recipe, algorithm: Algorithm, scores: Scores, inputs: Loss
 
 
 def _policy_loss(recipe: Recipe, logprobs: Tensor, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-    importance, keep, sequences = inputs.importance, inputs.keep, inputs.sequences
-    rejected: dict[str, Tensor] = {}
+    importance, keep, weights, sequences = inputs.importance, inputs.keep, inputs.weights, inputs.sequences
+    masked: dict[str, Tensor] = {}
     if not recipe.is_decoupled:
         importance, keep = recipe.correct(logprobs.detach(), inputs.behavior_logprobs, sequences)
-        rejected = {} if keep is None else {REJECTED: ~keep}
-    weights = _kept(inputs.weights, keep)
+        if keep is not None:
+            masked[REJECTED] = ~keep
+            if recipe.averages_trajectories:  # These weights divide by the number of all tokens, not of kept.
+                weights = weights * sequences.spread(sequences.lengths / sequences.sum(keep.long()).clamp(min=1))
+    if recipe.mask_divergent:
+        log_ratio = logprobs.detach() - inputs.behavior_logprobs
+        is_divergent = divergent(log_ratio, inputs.advantages, sequences, recipe.mask_divergent)
+        masked[DIVERGENT] = is_divergent
+        keep = ~is_divergent if keep is None else keep & ~is_divergent
     if keep is not None:
-        uncut, sequences = sequences, Ragged(sequences.sum(keep.long()).tolist(), device=logprobs.device)
-        if rejected and recipe.averages_trajectories:  # These weights divide by the number of all tokens, not of kept.
-            weights = weights * sequences.spread(uncut.lengths / sequences.lengths.clamp(min=1))
+        sequences = Ragged(sequences.sum(keep.long()).tolist(), device=logprobs.device)
     policy = recipe.losses(
         Tokens(
             logprobs=_kept(logprobs, keep),
@@ -76,7 +84,7 @@ def _policy_loss(recipe: Recipe, logprobs: Tensor, inputs: LossInputs) -> tuple[
         if recipe.loss.entry.is_of_sequences:
             importance = sequences.spread(sequences.mean((importance + LOG_FLOOR).log()).exp())
         losses = losses * importance
-    return torch.dot(losses, weights), {**policy.metrics, **rejected}
+    return torch.dot(losses, _kept(weights, keep)), {**policy.metrics, **masked}
 
 
 def _kept(values: Tensor, keep: Tensor | None) -> Tensor:

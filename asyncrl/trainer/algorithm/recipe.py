@@ -8,7 +8,9 @@ Configured algorithm as functions, each bound to the settings it reads.
     algorithm.kl ─▶ kl, reward_kl             in the loss, in the reward, or in both
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,11 +44,13 @@ class Recipe:
     def __init__(self, config: Config) -> None:
         algorithm = config.algorithm
         self._algorithm = algorithm
-        self.estimator = resolve_advantage(algorithm.advantage)
-        self.loss = resolve_loss(algorithm.loss)
+        self.estimator = resolve_advantage(algorithm.advantage, algorithm.advantage_options)
+        self.loss = resolve_loss(algorithm.loss, algorithm.loss_options)
         self.kl = resolve_kl(algorithm.kl)
         self.reward_kl = resolve_kl(algorithm.kl_reward) if algorithm.kl_in == "both" else self.kl
         self.correct = Correct(algorithm.correction)
+        self.mask_divergent = algorithm.correction.mask_divergent
+        """Threshold of `asyncrl.algo.correction.divergent`, nats per token; 0 masks nothing."""
         self.is_decoupled = resolved(algorithm.correction).mode == "decoupled"
         """Ratios compare with the policy before the step, not with the one that sampled."""
         self.keeps_anchor = resolved(algorithm.correction).anchor == "publish"
@@ -108,11 +112,17 @@ class Recipe:
         """True if a token's weight depends on the number of kept tokens of its trajectory."""
         return self._aggregation == "seq-mean-token-mean"
 
-    def token_weights(self, lengths: Collection[int]) -> Callable[[int], float]:
-        """Weight of a token by the length of its trajectory, given the ``lengths`` of the mini-batch in kept tokens."""
-        totals = Totals(sum(lengths), len(lengths), self._norm)
-        weight = resolve_aggregation(self._aggregation)
-        return lambda length: weight(length, totals)
+    def token_weights(self, lengths: Sequence[int], group_ids: Sequence[int]) -> list[float]:
+        """Weight of a token of each trajectory of a mini-batch, given their ``lengths`` in kept tokens and groups."""
+        group_tokens: Counter[int] = Counter()
+        for length, group_id in zip(lengths, group_ids, strict=True):
+            group_tokens[group_id] += length
+        whole = Totals(sum(lengths), len(lengths), self._norm, len(group_tokens))
+        weigh = resolve_aggregation(self._aggregation)
+        return [
+            weigh(length, replace(whole, group_tokens=group_tokens[group_id]))
+            for length, group_id in zip(lengths, group_ids, strict=True)
+        ]
 
     def _refuse_unread(self, config: Config) -> None:
         """Refuse settings that nothing reads; those of plug-in functions are known only once they are loaded."""

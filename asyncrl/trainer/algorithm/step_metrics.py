@@ -12,6 +12,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from asyncrl.algo.effective_sample_size import combined, effective_sample_size, log_sums
 from asyncrl.trainer.algorithm.logprob_gap import LogprobGap
 from asyncrl.trainer.algorithm.mini_batch import LossInputs
 from asyncrl.trainer.algorithm.objective import MicroBatchLoss
@@ -19,6 +20,8 @@ from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.ranks.ranks import Ranks
 
 COUNTS = ("trained_tokens", "micro_batches", "packed_tokens")
+ESS = ("ess", "ess_sequence")
+"""Effective sample sizes of the ratios, trainer to sampler, of tokens and of trajectories, before any correction."""
 
 
 class _RankSums(Struct, frozen=True):
@@ -28,6 +31,8 @@ class _RankSums(Struct, frozen=True):
     num_tokens: dict[str, float]
     """Divisor of each sum that becomes a mean."""
     highest: dict[str, float]
+    ratios: list[list[float]]
+    """[2, 3] `log_sums` of the ratios of tokens and of trajectories; empty without any."""
 
 
 class StepMetrics:
@@ -36,6 +41,8 @@ class StepMetrics:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._shift_max: list[Tensor] = []
+        self._ratios: list[Tensor] = []
+        """[2, 3] of each micro-batch."""
         self._gap = LogprobGap()
         self._counts: Counter[str] = Counter()
         self._num_tokens: Counter[str] = Counter()
@@ -45,7 +52,10 @@ class StepMetrics:
         if not logprobs.numel():
             return
         logprobs = logprobs.detach()
-        shift = (logprobs - inputs.behavior_logprobs).abs()
+        log_ratio = logprobs - inputs.behavior_logprobs
+        shift = log_ratio.abs()
+        of_sequences = inputs.sequences.sum(log_ratio)[inputs.sequences.lengths > 0]
+        self._ratios.append(torch.stack((log_sums(log_ratio), log_sums(of_sequences))))
         self._shift_max.append(shift.max())
         if inputs.is_compared is not None:
             self._gap.add(shift, inputs.is_compared)
@@ -72,7 +82,7 @@ class StepMetrics:
         counts = dict.fromkeys(COUNTS, 0.0) | {name: sums.pop(name) for name in COUNTS if name in sums}
         means = {name: total / num_tokens[name] if name in num_tokens else total for name, total in sums.items()}
         gap = {"logprob_gap_tokens": num_tokens["logprob_gap_mean"]} if "logprob_gap_mean" in num_tokens else {}
-        return {"loss": 0.0, **means, **highest, **gap, **counts}
+        return {"loss": 0.0, **means, **highest, **gap, **counts, **_ess([part.ratios for part in parts])}
 
     def _rank_sums(self) -> _RankSums:
         sums = {name: float(total) for name, total in self._sums.items()}
@@ -82,7 +92,8 @@ class StepMetrics:
         if total := self._gap.total():
             sums["logprob_gap_mean"], num_tokens["logprob_gap_mean"] = total.sum, total.num_tokens
             highest["logprob_gap_max"] = total.highest
-        return _RankSums(sums, num_tokens, highest)
+        ratios = combined(torch.stack(self._ratios).double()).tolist() if self._ratios else []
+        return _RankSums(sums, num_tokens, highest, ratios)
 
     def _mean(self, name: str, values: Tensor) -> None:
         self._sum(name, values)
@@ -91,6 +102,14 @@ class StepMetrics:
     def _sum(self, name: str, values: Tensor) -> None:
         total = values.detach().sum(dtype=torch.float32)
         self._sums[name] = self._sums[name] + total if name in self._sums else total
+
+
+def _ess(parts: Sequence[list[list[float]]]) -> dict[str, float]:
+    """Effective sample sizes over all ranks that trained tokens; empty if none did."""
+    if not (trained := [part for part in parts if part]):
+        return {}
+    sizes = effective_sample_size(combined(torch.tensor(trained, dtype=torch.float64)))
+    return dict(zip(ESS, sizes.tolist(), strict=True))
 
 
 def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

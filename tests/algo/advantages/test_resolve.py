@@ -116,7 +116,7 @@ def file(tmp_path: Path) -> Path:
         "critic.needs = {'values'}\n"
         "def nosy(outcomes): ...\n"
         "nosy.needs = {'entropy'}\n"
-        "def misspelt(outcomes, *, gama=1.0): ...\n"
+        "def powered(outcomes, *, gamma=0.5, power): return [np.full(o.length, o.reward**power) for o in outcomes]\n"
         "def positional(outcomes, gamma): ...\n"
         "def nothing(outcomes): ...\n"
         "def scores(outcomes): return [o.reward for o in outcomes]\n"
@@ -140,6 +140,13 @@ def test_a_persons_function_is_an_estimator_like_any_other(file: Path) -> None:
     assert critic.needs == {"values"}
 
 
+def test_options_are_bound_and_are_no_settings(file: Path) -> None:
+    powered = resolve_advantage(f"{file}:powered", {"power": 2.0})
+
+    assert powered.settings == {"gamma": 0.5}
+    assert [part.tolist() for part in powered.function(OUTCOMES)] == [[16.0, 16.0], []]
+
+
 def test_what_it_returns_becomes_float64(file: Path) -> None:
     advantages = resolve_advantage(f"{file}:lists").function(OUTCOMES)
 
@@ -153,10 +160,10 @@ def test_what_it_returns_becomes_float64(file: Path) -> None:
         ("zebra", "expected one of: grpo, dr_grpo,"),
         ("{dir}/mime.py:halved", "there is no file"),
         ("{dir}/mine.py:halve", "did you mean 'halved'?"),
-        ("{dir}/mine.py:misspelt", "there is no setting 'gama': did you mean 'gamma'?"),
+        ("{dir}/mine.py:powered", "needs 'power', which is neither a setting nor given in algorithm.advantage_options"),
         (
             "{dir}/mine.py:positional",
-            "def positional(outcomes, *, <settings>), but 'gamma' is not keyword-only",
+            "def positional(outcomes, *, <settings and options>), but 'gamma' is not keyword-only",
         ),
         ("{dir}/mine.py:nosy", "needs entropy, but there is only values, logprobs, sum_pi_squared, baseline"),
     ],

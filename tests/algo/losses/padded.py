@@ -85,16 +85,24 @@ def mean_of_rows(values: Rectangle, mask: NDArray[np.bool_]) -> Rectangle:
 
 
 def aggregated(name: str, losses: Rectangle, mask: NDArray[np.bool_], norm: float = 1.0) -> Rectangle:
-    """[S, W] each token's part in the loss of the step, by the five ways to average."""
+    """[S, W] each token's part in the loss of the step, by the six ways to average."""
     lengths, number = mask.sum(1, keepdims=True), len(mask)
     shown = losses * mask
+    groups = group_of_rows(number)
+    group_tokens = np.bincount(groups, lengths[:, 0])[groups][:, None]
     return {
         "token-mean": lambda: shown / mask.sum(),
         "token-sum": lambda: shown,
         "seq-mean-token-sum": lambda: shown * (lengths > 0) / number,
         "seq-mean-token-sum-norm": lambda: shown * (lengths > 0) / number / norm,
         "seq-mean-token-mean": lambda: shown / (lengths + 1e-8) * (lengths > 0) / number,
+        "prompt-mean": lambda: shown / np.maximum(group_tokens, 1) / (groups.max() + 1),
     }[name]()
+
+
+def group_of_rows(number: int) -> NDArray[np.intp]:
+    """[S] group of each row: three trajectories of a prompt, the last group may have fewer."""
+    return np.arange(number) // 3
 
 
 def slope(function: Callable[[Rectangle], Rectangle], at: Rectangle) -> Rectangle:

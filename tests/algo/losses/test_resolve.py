@@ -214,8 +214,12 @@ def test_what_a_function_returns_is_looked_at(tmp_path: Path, body: str, complai
         loss.function(random_padded(1).tokens())
 
 
-def test_a_function_may_only_ask_for_settings_there_are(tmp_path: Path) -> None:
+def test_options_of_a_function_are_its_arguments_that_are_no_settings(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
-    path.write_text("def bad(tokens, *, clip_hihg=0.2):\n    return tokens.logprobs\n")
-    with pytest.raises(ConfigError, match=r"there is no setting 'clip_hihg': did you mean 'clip_high'\?"):
-        resolve_loss(f"{path}:bad")
+    path.write_text("def mine(tokens, *, clip_high=0.2, power=1.0):\n    return power * tokens.logprobs\n")
+    tokens = random_padded(1).tokens()
+    loss = resolve_loss(f"{path}:mine", {"power": 3.0})
+    assert loss.settings == {"clip_high": 0.2}
+    torch.testing.assert_close(loss.function(tokens).losses, 3.0 * tokens.logprobs)
+    with pytest.raises(ConfigError, match=r"loss_options.pwer is not a keyword argument of .* mean 'power'\?"):
+        resolve_loss(f"{path}:mine", {"pwer": 3.0})

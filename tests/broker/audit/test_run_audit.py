@@ -12,13 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
+from asyncrl.broker.audit.run_audit import _retirement_problems
 from asyncrl.broker.ledger.ledger import Ledger
+from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.records import Admitted, AnyRecord, Committed, Measured, Result, Rewarded, Taken, VersionLive
 from asyncrl.config.run_file import to_toml
+from asyncrl.config.sections import Schedule
 from asyncrl.messages import Trajectory, Unit
 from asyncrl.spool.contents import read_contents, segment_numbers
 from asyncrl.spool.segments import Segments
 from tests.broker.audit.conftest import STEPS, RunCopy
+from tests.broker.driver import Prompts
 
 LAST = STEPS - 1
 
@@ -398,3 +402,20 @@ def test_12_a_commit_of_a_step_that_nobody_reported(run: RunCopy, step: int) -> 
     for line in lines:
         run.directory.append_metrics(line)
     assert named(run, f"metrics.jsonl: step {step} is missing, though the ledger says that a checkpoint contains it")
+
+
+# ── retired prompts ─────────────────────────────────────────────────────────────────────────
+
+
+def test_a_place_may_be_passed_over_only_after_its_prompt_was_retired() -> None:
+    """Of ten rows, the group of row 0 was all correct and that of row 1 was not; both are passed over in epoch 1."""
+    book = RecordBook(Schedule(group_size=1))
+    for group_id in (*range(10), 12):
+        book.add(Admitted(group_id, group_id // 10, group_id % 10, policy_version=0))
+        book.add(Rewarded(Unit(group_id, 0), float(group_id == 0)))
+
+    problems = list(_retirement_problems(book, Prompts(), 0.9))  # type: ignore[arg-type]
+
+    assert problems == [
+        "ledger.sqlite: group 11 was skipped, but no earlier group of its row 1 reached data.retire_at = 0.9"
+    ]

@@ -3,9 +3,10 @@
 import pytest
 
 from asyncrl.broker.groups.admission import AdmissionBook
+from asyncrl.broker.groups.retirement import Retirement
 from asyncrl.broker.ledger.records import Admitted
 from asyncrl.errors import LedgerError
-from tests.broker.driver import Prompts
+from tests.broker.driver import ROWS, Prompts
 
 
 @pytest.fixture
@@ -34,6 +35,22 @@ def test_a_group_admitted_earlier_is_the_same_again_and_the_next_one_follows_it(
 
     assert (group.group_id, group.prompt.text, group.min_version) == (11, "question 1", 4)
     assert (book.next_group_id, book.num_needed) == (12, 2)
+
+
+def test_the_places_of_retired_prompts_are_passed_over_in_later_epochs() -> None:
+    retirement = Retirement(0.5, ROWS)
+    book = AdmissionBook(Prompts(), group_size=1, num_needed=99, retirement=retirement)  # type: ignore[arg-type]
+    for _ in range(ROWS):
+        group, _ = book.admit(0)
+        if group.row in (0, 1, 5):
+            group.slots[0].score(1.0, {})
+            retirement.completed(group)
+
+    later = [book.admit(1)[1] for _ in range(ROWS - 3)]
+
+    assert [(record.epoch, record.row) for record in later] == [(1, row) for row in (2, 3, 4, 6, 7, 8, 9)]
+    assert [record.group_id for record in later] == [12, 13, 14, 16, 17, 18, 19], "ids are places in the order"
+    assert book.num_needed == 99 - ROWS - (ROWS - 3)
 
 
 def test_a_row_that_moved_is_refused(book: AdmissionBook) -> None:

@@ -302,6 +302,11 @@ def test_each_inconsistency_is_named(records, problems):
     assert [problem for problem in audited(records).problems if problem in problems] == problems
 
 
+def test_ids_left_out_by_retirement_are_no_problem_of_the_ledger_and_are_counted() -> None:
+    found = audit([*GOOD, admitted(7, version=2)], SCHEDULE, retires=True)
+    assert (found.skipped, found.retired, found.problems) == (0, 1, [])
+
+
 def test_skipped_and_double_trained_are_counted():
     bad = audited([*GOOD, admitted(8), Taken(2, [0, 1])])
     assert (bad.skipped, bad.double_trained) == (2, 2)

@@ -71,3 +71,21 @@ def test_payloads_are_needed_until_two_checkpoints_contain_their_step() -> None:
     twice = of(*records, Committed(0, "step_000001"), Committed(1, "step_000002"))
     assert {record.unit.group_id for record in twice.needed()} == {1, 2, 4}
     assert (twice.committed_step, twice.first_needed_step, twice.next_step) == (1, 1, 3)
+
+
+def test_the_mean_correct_of_a_complete_group_outlasts_what_voids_its_rewards() -> None:
+    wrong = Rewarded(Unit(0, 1), 1.0, {"correct": 0.0})
+    book = RecordBook(Schedule(groups_per_step=1, group_size=2))
+    for record in (Admitted(0, 0, 0, 0), Rewarded(Unit(0, 0), 1.0), wrong, wrong):
+        book.add(record)
+    assert book.correct == {0: 0.5}
+    book.add(Restarted(0, 1, [3, 3]))
+    book.add(Rewarded(Unit(0, 0), 0.0))
+    assert book.correct == {0: 0.5}, "incomplete again"
+    book.add(Rewarded(Unit(0, 1), 0.0))
+    assert book.correct == {0: 0.5}, "a prompt that is retired stays so"
+
+
+def test_held_out_prompts_are_never_retired() -> None:
+    book = of(Rewarded(Unit(0, 0, "held_out"), 1.0))
+    assert book.correct == {}

@@ -16,13 +16,13 @@ import sys
 def loss(tokens):
     return -tokens.advantages * tokens.logprobs
 
-def advantage(outcomes, *, gama=1.0):
+def advantage(outcomes, *, gama):
     return []
 
 def old_loss(logprobs, advantages, mask):
     return 0
 
-def odd_loss(tokens, *, clip_hihg=0.2):
+def odd_loss(tokens, *, power=0.2):
     return 0
 
 def score(sample):
@@ -45,6 +45,7 @@ def a_run(**sections):
 
 def test_valid_functions_are_accepted_and_not_imported_here(mine: Path) -> None:
     check_functions(a_run(algorithm={"loss": f"{mine}:loss"}, reward={"function": f"{mine}:score"}))
+    check_functions(a_run(algorithm={"loss": f"{mine}:odd_loss", "loss_options": {"power": 2.0}}))
     assert "seen" not in sys.modules
 
 
@@ -56,10 +57,16 @@ def test_built_in_names_need_no_process(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("sections", "sentence"),
     [
-        ({"algorithm": {"advantage": "MINE:advantage"}}, "there is no setting 'gama': did you mean 'gamma'?"),
+        ({"algorithm": {"advantage": "MINE:advantage"}}, "needs 'gama', which is neither a setting nor"),
         ({"algorithm": {"loss": "MINE:los"}}, "has no function 'los': did you mean 'loss'?"),
-        ({"algorithm": {"loss": "MINE:old_loss"}}, "must be def old_loss(tokens, *, <settings>), but 'advantages'"),
-        ({"algorithm": {"loss": "MINE:odd_loss"}}, "there is no setting 'clip_hihg': did you mean 'clip_high'?"),
+        (
+            {"algorithm": {"loss": "MINE:old_loss"}},
+            "must be def old_loss(tokens, *, <settings and options>), but 'advantages'",
+        ),
+        (
+            {"algorithm": {"loss": "MINE:odd_loss", "loss_options": {"pover": 1.0}}},
+            "algorithm.loss_options.pover is not a keyword argument of",
+        ),
         ({"reward": {"function": "MINE:score", "options": {"form": 1.0}}}, "form"),
         ({"reward": {"function": "gsm8"}}, "unknown reward function 'gsm8': did you mean 'gsm8k'?"),
     ],

@@ -54,7 +54,7 @@ def test_each_role_has_its_own_work(role: Role, monkeypatch: pytest.MonkeyPatch)
     async def work(run: RunAddress, who: object, **_: object) -> None:
         began.append((run, role))
 
-    module = "asyncrl.node.trainer.trainer" if role == "trainer" else f"asyncrl.node.{role}"
+    module = "asyncrl.node.reward" if role == "reward" else f"asyncrl.node.{role}.{role}"
     monkeypatch.setattr(f"{module}.run_{role}", work)
     asyncio.run(_run(role))
     assert began == [(FOUND, role)]

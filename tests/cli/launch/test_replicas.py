@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import Config, Data, Model, Rollout, Supervisor, Vllm, to_json
 from asyncrl.errors import AsyncrlError, ConfigError, LinkError, RunFailed
 from asyncrl.messages import CODEC, Hello, SpoolSet, Welcome
+from asyncrl.node.metrics_server import MetricsOptions
 
 CONFIG = Config(model=Model(path="m"), data=Data(train="t"), supervisor=Supervisor(max_restarts=1))
 WAIT = 'trap "exit 0" TERM; echo up; while :; do sleep 0.02; done'
@@ -79,7 +81,7 @@ def test_a_failure_while_draining_is_reported():
 # ── the whole way ───────────────────────────────────────────────────────────────────────────
 
 
-def ask(config: Config, *, count: int | None = None, only: list[str] | None = None) -> None:
+def ask(config: Config, *, count: int | None = None, only: list[str] | None = None, **options: Any) -> None:
     """Start replicas with the configuration that a fake broker sends."""
 
     async def scene() -> None:
@@ -87,7 +89,8 @@ def ask(config: Config, *, count: int | None = None, only: list[str] | None = No
         answering = asyncio.create_task(answer(hub, config))
         try:
             stopping = asyncio.Event()
-            await run_replicas(RunAddress(hub.address), "gpu", count=count, only=only, wait_s=5.0, stopping=stopping)
+            run = RunAddress(hub.address)
+            await run_replicas(run, "gpu", count=count, only=only, wait_s=5.0, stopping=stopping, **options)
         finally:
             answering.cancel()
             await hub.aclose()
@@ -137,3 +140,16 @@ def test_each_replica_has_a_name_and_devices_of_its_own(monkeypatch):
         ("rollout", "gpu-0", None, {"CUDA_VISIBLE_DEVICES": "4,5"}),
         ("rollout", "gpu-1", None, {"CUDA_VISIBLE_DEVICES": "6,7"}),
     ]
+
+
+def test_each_replica_serves_its_metrics_behind_the_port_of_their_parent(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    asked = []
+
+    def role_process(role, name, config, log, *options, environment):
+        asked.append(options[options.index("--metrics") :])
+        return Child(name, ["true"], log, environment)
+
+    monkeypatch.setattr("asyncrl.cli.launch.replicas.role_process", role_process)
+    ask(vllm(1), metrics=MetricsOptions("0.0.0.0", 9400))
+    assert asked == [("--metrics", f"0.0.0.0:{port}", "--metrics-open") for port in (9401, 9402)]

@@ -72,7 +72,7 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> Install:
 
     def install(action: Callable[[RunDirectory], None]) -> None:
         class FakeSupervisor:
-            def __init__(self, _config: Config, directory: RunDirectory, *_: Any) -> None:
+            def __init__(self, _config: Config, directory: RunDirectory, *_: Any, **__: Any) -> None:
                 self._directory = directory
 
             async def run(self, _stopping: asyncio.Event) -> None:

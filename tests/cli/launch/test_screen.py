@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from asyncrl.cli.launch.screen import LEGEND, LEGEND_OF_TURNS, Screen, failure_list, step_line
-from asyncrl.messages import Evaluated, Paused, Progress
+from asyncrl.messages import Evaluated, Paused, Progress, SettingsChanged
 
 METRICS = {
     "version": 40,
@@ -143,6 +143,12 @@ def test_the_time_left_is_estimated_from_the_pace_after_the_first_step():
     for step, time_s in enumerate((10.0, 12.0, 14.0)):
         screen.step(progress(step, time_s=time_s))
     assert [line.rpartition(" ")[2] for line in written.getvalue().splitlines()[2:]] == ["0:00", "1:56", "1:54"]
+
+
+def test_a_setting_that_is_changed_is_told_with_its_operator():
+    screen, written = screen_on(is_terminal=False)
+    screen.changed(SettingsChanged({"trainer.lr": 0.5}, "alice-7"))
+    assert written.getvalue() == "trainer.lr = 0.5 from now on, set by alice-7\n"
 
 
 def test_a_pause_is_told_and_marks_the_steps_that_what_is_in_hand_completes():

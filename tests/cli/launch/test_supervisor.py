@@ -14,6 +14,8 @@ from asyncrl.cli.launch.supervisor import Supervisor
 from asyncrl.config.sections import Config, Data, Model
 from asyncrl.errors import RunFailed
 from asyncrl.messages import Exited, Failures, Finished
+from asyncrl.node.machine.devices import Devices
+from asyncrl.node.metrics_server import MetricsOptions
 from asyncrl.observe.run_directory import RunDirectory
 
 SUMMARY = (
@@ -37,6 +39,9 @@ class FakeChild:
         await self._gone.wait()
         self.pid = None
         return 0
+
+    async def start(self) -> None:
+        """Run already."""
 
     async def end(self, drain_s: float) -> None:
         self.is_ended = self.pid is not None
@@ -182,3 +187,24 @@ def test_a_broker_that_finds_its_run_complete_ends_it_at_once(
         with pytest.raises(RunFailed, match="broker-0 exited with 0"):
             asyncio.run(made.run(asyncio.Event()))
     assert started == ["broker-0"], "no other node"
+
+
+def test_each_process_serves_its_metrics_at_a_port_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, tuple[str, ...]] = {}
+
+    def role_process(_role: str, name: str, _config: object, _log: object, *options: str, **_: object) -> FakeChild:
+        asked[name] = options[options.index("--metrics") :]
+        return FakeChild(name)
+
+    async def start_all(metrics: MetricsOptions) -> None:
+        made = Supervisor(nothing, RunDirectory(tmp_path), nothing, None, [Devices("cpu")] * 2, metrics=metrics)
+        monkeypatch.setattr(made, "_watch", lambda *_: asyncio.sleep(0))
+        async with asyncio.TaskGroup() as made._tasks:
+            await made._start("broker", supervisor.BROKER)
+            await made._start_nodes()
+
+    nothing: Any = None
+    monkeypatch.setattr(supervisor, "role_process", role_process)
+    asyncio.run(start_all(MetricsOptions("127.0.0.1", 9400)))
+    ports = {"broker-0": 9400, "trainer-0": 9401, "reward-0": 9402, "rollout-0": 9403, "rollout-1": 9404}
+    assert asked == {name: ("--metrics", f"127.0.0.1:{port}") for name, port in ports.items()}

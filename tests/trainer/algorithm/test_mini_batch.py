@@ -31,7 +31,8 @@ def mini_batch(keep: list[np.ndarray] | None = None, **known: Any) -> MiniBatch:
     """A token weighs as many hundredths as its trajectory has tokens that count."""
     nothing = dict.fromkeys(("old_logprobs", "ref_logprobs", "old_values", "selected"))
     estimates = known.pop("estimates", None) or Estimates(per_token(*ADVANTAGES), keep=keep)
-    settings: dict[str, Any] = {"places": [0, 1, 2], "token_weight": lambda length: length / 100} | nothing | known
+    weights = {place: estimates.num_kept(place) / 100 for place in range(3)}
+    settings: dict[str, Any] = {"places": [0, 1, 2], "token_weights": weights} | nothing | known
     return MiniBatch(
         step=local_step(trajectory(place, n) for place, n in enumerate((2, 3, 1))), estimates=estimates, **settings
     )

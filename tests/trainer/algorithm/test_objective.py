@@ -91,3 +91,40 @@ def test_losses_of_sequences_take_the_geometric_mean_of_importance(config):
         importance=torch.tensor([0.5, 2.0, 1.0]),
     )
     assert weighed.loss.item() == pytest.approx(plain.loss.item(), abs=1e-6), "the square root of .5 times 2"
+
+
+DIVERGED = Scores(torch.tensor([-1.1, -0.9, -1.6]))
+"""The last trajectory, of advantage -1, is less likely than the sampler found it by .6 nats."""
+
+
+@pytest.mark.parametrize("mode", ["bypass", "decoupled"])
+def test_a_divergent_sequence_is_in_the_policys_loss_no_more_and_divides_it_as_before(config, mode):
+    algorithm = {"loss": "reinforce", "correction": {"mode": mode, "mask_divergent": 0.5}}
+    masked = loss_of(config, algorithm, DIVERGED)
+    spared = loss_of(config, {**algorithm, "correction": {"mode": mode, "mask_divergent": 0.7}}, DIVERGED)
+
+    assert masked.loss.item() == pytest.approx(0.5 * 1.1 + 0.25 * 0.9, abs=1e-6)
+    assert spared.loss.item() == pytest.approx(0.5 * 1.1 + 0.25 * 0.9 - 0.25 * 1.6, abs=1e-6)
+    assert masked.metrics["divergent_masked_fraction"].tolist() == [False, False, True]
+
+
+def test_a_divergent_sequence_stays_in_the_kl_to_the_reference(config):
+    algorithm = {"loss": "reinforce", "kl_coef": 1.0, "kl": "k1", "correction": {"mask_divergent": 0.5}}
+    parts = loss_of(config, algorithm, DIVERGED, ref_logprobs=torch.tensor([-1.1, -0.9, -1.0]))
+    assert parts.loss.item() == pytest.approx(0.5 * 1.1 + 0.25 * 0.9 - 0.25 * 0.6, abs=1e-6)
+
+
+def test_rejected_tokens_and_divergent_sequences_are_left_out_together(config):
+    correction = {"rejection": "token_k1", "rejection_threshold": "0.95_2.0", "mask_divergent": 0.5}
+    algorithm = {"loss": "reinforce", "aggregation": "seq-mean-token-mean", "correction": correction}
+    parts = loss_of(config, algorithm, DIVERGED, weights=torch.tensor([0.25, 0.25, 0.5]))
+    assert parts.loss.item() == pytest.approx(0.5 * 1.1, abs=1e-6)
+
+
+def test_the_gradient_of_a_step_of_divergent_sequences_alone_is_zero(config):
+    logprobs = torch.tensor([-2.0, -2.0, -2.0], requires_grad=True)
+    algorithm = {"loss": "gspo", "correction": {"mask_divergent": 0.5}}
+    parts = loss_of(config, algorithm, Scores(logprobs), advantages=torch.tensor([-1.0, -1.0, -1.0]))
+    torch.autograd.backward(parts.loss)
+    assert logprobs.grad is not None
+    assert not logprobs.grad.any()

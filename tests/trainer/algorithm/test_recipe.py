@@ -56,8 +56,19 @@ def test_settings_that_nothing_reads_are_refused(own, setting, said):
 def test_the_divisor_of_dr_grpo_is_the_longest_trajectory(config):
     algorithm = {"aggregation": "seq-mean-token-sum-norm"}
     environment = {"function": "unused.py:Unused", "max_tokens": 90}
-    assert Recipe(config(algorithm=algorithm)).token_weights([5, 7])(5) == 1 / (2 * 20)
-    assert Recipe(config(algorithm=algorithm, environment=environment)).token_weights([5, 7])(5) == 1 / (2 * 90)
+    assert Recipe(config(algorithm=algorithm)).token_weights([5, 7], [0, 1]) == [1 / (2 * 20)] * 2
+    assert Recipe(config(algorithm=algorithm, environment=environment)).token_weights([5], [0]) == [1 / 90]
+
+
+def test_a_mean_over_prompts_weighs_groups_alike_and_their_tokens_alike(config):
+    recipe = Recipe(config(algorithm={"aggregation": "prompt-mean"}))
+    weights = recipe.token_weights([5, 0, 15, 4], [7, 7, 7, 9])
+    assert weights == [1 / (2 * 20)] * 3 + [1 / (2 * 4)]
+
+
+def test_a_prompt_of_which_every_token_is_rejected_counts_among_prompts(config):
+    recipe = Recipe(config(algorithm={"aggregation": "prompt-mean"}))
+    assert recipe.token_weights([0, 0, 4], [7, 7, 9])[2] == 1 / (2 * 4)
 
 
 def test_a_custom_function_may_read_where_rewards_were_given(config, tmp_path):

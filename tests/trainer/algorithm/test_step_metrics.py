@@ -59,6 +59,17 @@ def test_a_step_that_trained_on_nothing_has_finite_metrics() -> None:
     }
 
 
+def test_the_effective_sample_size_is_over_all_tokens_and_over_all_trajectories() -> None:
+    step_metrics = StepMetrics()
+    add(step_metrics, [0.5, -0.5, 0.0])
+    add(step_metrics, [0.2])
+    metrics = step_metrics.metrics(SingleRank())
+
+    of_tokens, of_sequences = np.exp([0.5, -0.5, 0.0, 0.2]), np.exp([0.0, 0.2])
+    for name, weights in (("ess", of_tokens), ("ess_sequence", of_sequences)):
+        assert metrics[name] == pytest.approx(weights.sum() ** 2 / (len(weights) * (weights**2).sum()), rel=1e-5)
+
+
 class Two(SingleRank):
     """Two ranks, of which the other one has said ``other``."""
 
@@ -84,6 +95,16 @@ def test_means_are_over_the_tokens_of_all_ranks() -> None:
     assert metrics["kl"] == pytest.approx((0.5 - 0.9) / 4)
     assert metrics["log_ratio_abs_max"] == pytest.approx(0.5)
     assert metrics["trained_tokens"] == 4
+    weights = np.exp([-0.5, 0.3, 0.3, 0.3])
+    assert metrics["ess"] == pytest.approx(weights.sum() ** 2 / (4 * (weights**2).sum()), rel=1e-5)
+
+
+def test_a_rank_that_trained_on_nothing_takes_no_part_in_the_effective_sample_size() -> None:
+    ranks, second = Two(), StepMetrics()
+    add(second, [0.3, 0.3])
+    second.metrics(ranks)
+
+    assert StepMetrics().metrics(ranks)["ess"] == pytest.approx(1.0)
 
 
 def test_a_step_of_several_updates_adds_counts_and_averages_the_rest() -> None:

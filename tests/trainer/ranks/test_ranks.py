@@ -37,7 +37,12 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
             "importance_threshold": "2.0",
             "rejection": "token_k1",
             "rejection_threshold": "0.4_2.0",
+            "mask_divergent": 0.05,
         },
+    },
+    "prompts": {
+        "aggregation": "prompt-mean",
+        "correction": {"mode": "decoupled", "rejection": "token_k1", "rejection_threshold": "0.4_2.0"},
     },
     "selecting": {"loss": "clip_cov", "advantage": "reinforce_plus_plus", "cov_ratio": 0.2, "cov_low": 0.01},
     "criticised": {"advantage": "gae", "lam": 0.9},
@@ -52,6 +57,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 UPDATES: dict[str, dict[str, Any]] = {
     "plain": {},
     "decoupled": {"mini_batches": 2, "epochs": 2, "gradient_checkpointing": True},
+    "prompts": {"mini_batches": 2},
     "selecting": {"mini_batches": 4},
     "criticised": {"lora": {"rank": 2}, "mini_batches": 2},
     "episodes": {"mini_batches": 2},
@@ -82,6 +88,7 @@ EPISODE = 6
 CASES = [
     *itertools.product(("plain", "experts"), SIZES, (1,)),
     *itertools.product(("decoupled", "selecting", "criticised"), (2, 3), (1,)),
+    ("prompts", 2, 1),
     *itertools.product(("rounded",), (2, 4), (1,)),
     *itertools.product(("plain", "experts", "criticised", "rounded"), (2,), (2,)),
     *itertools.product(("decoupled", "experts"), (4,), (2,)),

@@ -1,0 +1,293 @@
+"""
+Learning at an exact staleness, for several losses and learning rates: one process, one thread, no broker.
+
+    python bench/lagged.py [CONFIG] [--set a.b=value] [--methods default,cispo4] [--staleness 0,4,16,64]
+                           [--lr 2e-4,5e-4] [--steps 96] [--seeds 1] [--out runs/lagged.jsonl] [--table]
+
+The trajectories of step k are sampled by the weights of version max(0, k - S), whole trajectories by one version, so a
+run of S = 64 takes no longer than one of S = 0 and does not depend on the speed of the machine. Engine, verifier and
+trainer are those of `asyncrl run`. Every run is a JSON line of ``--out`` with its curves; runs that are in the file are
+not repeated, so the sweep can be stopped and restarted. ``--table`` prints the runs of the file and runs nothing.
+
+    accuracy     of the last weights on held-out problems, greedy
+    best         the best of the evaluations on the way, the last included
+    ess_min      least effective sample size of the ratios, of tokens and of trajectories
+    alarms       steps at which the broker would have made the event `ess.low`
+    collapse     first step whose reward has fallen below half of the best mean of ten steps before it, and stays there
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from itertools import islice, product
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncrl.broker.metrics.ess_alarm import EssAlarm
+from asyncrl.config.run_file import load_config
+from asyncrl.config.sections import Config
+from asyncrl.data.prompts import Draw, held_out_stream, train_stream
+from asyncrl.messages import Sampling, Span
+from asyncrl.reward.catalogue import resolve
+from asyncrl.reward.verifier import verdict_of, verifier_input
+from asyncrl.rollout.engine import Request
+from asyncrl.rollout.engines.transformers.engine import TransformersEngine
+from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+
+QUICKSTART = Path(__file__).parent.parent / "conf" / "quickstart.toml"
+
+CISPO = ["algorithm.loss=cispo", "algorithm.clip_high=4"]
+DR_GRPO = ["algorithm.advantage=dr_grpo"]
+FILTER = ["schedule.filter=zero_variance"]
+MASK = ["algorithm.correction.mask_divergent=0.1"]
+METHODS = {
+    "default": [],
+    "decoupled": ["algorithm.correction.mode=decoupled"],
+    "cispo": ["algorithm.loss=cispo"],
+    "cispo4": CISPO,
+    "dr_grpo": DR_GRPO,
+    "filter": FILTER,
+    "mask": MASK,
+    "cispo4+mask": [*CISPO, *MASK],
+    "cispo4+dr_grpo+filter+mask": [*CISPO, *DR_GRPO, *FILTER, *MASK],
+    "plain": ["algorithm.loss=reinforce", "algorithm.correction={importance='token', importance_threshold=1e6}"],
+}
+"""``plain`` is importance sampling without a bound that matters."""
+CURVES = ("reward", "ess", "ess_sequence", "kl", "log_ratio_abs_mean", "grad_norm", "clip_fraction", "length_mean")
+SMOOTH = 10
+"""Steps over which the reward is averaged before a collapse is looked for."""
+MAX_REFILLS = 4
+"""With the filter: groups sampled for a step, in units of ``groups_per_step``, before it goes on with fewer."""
+
+
+class Cell(NamedTuple):
+    """Settings of one run."""
+
+    method: str
+    staleness: int
+    lr: float
+    steps: int
+    seed: int
+
+    def overrides(self) -> list[str]:
+        return [*METHODS[self.method], f"trainer.lr={self.lr}", f"run.steps={self.steps}", f"run.seed={self.seed}"]
+
+
+class Loop:
+    """Sampling, grading and training of one run."""
+
+    def __init__(self, config: Config, staleness: int) -> None:
+        self._config = config
+        path = Path(config.model.path)
+        self._learner = Learner(config, path)
+        slots, length = config.rollout.slots, config.longest_request
+        self._engine = TransformersEngine.load(config.model.path, slots=slots, max_tokens_per_slot=length)
+        self._verifier = resolve(config.reward.function, config.reward.options)
+        self._prompts = train_stream(config.data, config.run.seed).since(0)
+        self._held_out = list(held_out_stream(config.data, config.evaluation.max_prompts).since(0))
+        self._versions: deque[dict[str, Tensor]] = deque([self._weights()], maxlen=staleness + 1)
+        """Weights of the last S + 1 versions, the oldest of which samples."""
+        self._num_versions = 1
+
+    async def step(self, number: int) -> dict[str, float]:
+        """Sample, grade and train one step. Returns its metrics."""
+        version = self._num_versions - len(self._versions)
+        await self._swap(version, self._versions[0])
+        trajectories = [one async for group in self._groups(number, version) for one in group]
+        reward = fmean(one.reward for one in trajectories)
+        metrics = self._learner.train(trajectories, version if version == number else None)
+        self._versions.append(self._weights())
+        self._num_versions += 1
+        length = fmean(len(one.completion_ids) for one in trajectories)
+        return {**metrics, "reward": reward, "length_mean": length}
+
+    async def accuracy(self) -> float:
+        """Share of held-out problems that the newest weights solve, greedy."""
+        await self._swap(self._num_versions - 1, self._versions[-1])
+        sampling = Sampling(max_tokens=self._config.sampling.max_tokens, temperature=0.0)
+        found = await asyncio.gather(*(self._trajectory(draw, 0, sampling, 0, 0) for draw in self._held_out))
+        return fmean(one.metrics["correct"] for one in found)
+
+    async def aclose(self) -> None:
+        await self._engine.aclose()
+
+    async def _groups(self, step: int, version: int) -> AsyncIterator[list[TrainingTrajectory]]:
+        """Groups of a step; with the filter those of unequal rewards, refilled as the broker does."""
+        wanted, is_filtered = self._config.schedule.groups_per_step, self._config.schedule.filter != "none"
+        missing, left = wanted, MAX_REFILLS * wanted if is_filtered else wanted
+        last: list[TrainingTrajectory] = []
+        while missing and left > 0:
+            draws = list(islice(self._prompts, missing))
+            left -= len(draws)
+            for group in await asyncio.gather(*(self._group(draw, step, version) for draw in draws)):
+                last = group
+                if not is_filtered or len({one.reward for one in group}) > 1:
+                    missing -= 1
+                    yield group
+        if missing == wanted:
+            yield last
+
+    async def _group(self, draw: Draw, step: int, version: int) -> list[TrainingTrajectory]:
+        sampling = self._config.sampling.sampling()
+        indices = range(self._config.schedule.group_size)
+        return await asyncio.gather(*(self._trajectory(draw, index, sampling, step, version) for index in indices))
+
+    async def _trajectory(
+        self, draw: Draw, index: int, sampling: Sampling, step: int, version: int
+    ) -> TrainingTrajectory:
+        prompt_ids = self._engine.encode(draw.prompt)
+        seed = hash((self._config.run.seed, step, draw.group_id, index)) % 2**31
+        done = await self._engine.generate(Request(prompt_ids=prompt_ids, sampling=sampling, seed=seed))
+        text = self._engine.decode(done.completion_ids)
+        judged = verifier_input(
+            draw.prompt, text, finish_reason=done.finish_reason, num_tokens=len(done.completion_ids)
+        )
+        verdict = verdict_of(self._verifier(judged))
+        return TrainingTrajectory(
+            draw.group_id,
+            np.array(prompt_ids, np.int32),
+            np.array(done.completion_ids, np.int32),
+            np.array(done.behavior_logprobs, np.float32),
+            verdict.reward,
+            [Span(version, 0, len(done.completion_ids))],
+            index,
+            verdict.metrics,
+        )
+
+    async def _swap(self, version: int, weights: dict[str, Tensor]) -> None:
+        await self._engine.pause()
+        await self._engine.swap(version, weights)
+        await self._engine.resume()
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().clone() for name, tensor in self._learner.named_weights()}
+
+
+async def run(config: Config, cell: Cell) -> dict[str, Any]:
+    """One run. Returns its record."""
+    started_s, loop = time.monotonic(), Loop(config, cell.staleness)
+    curves: dict[str, list[float]] = {name: [] for name in CURVES}
+    accuracy = {0: await loop.accuracy()}
+    for step in range(cell.steps):
+        metrics = await loop.step(step)
+        for name, curve in curves.items():
+            curve.append(float(f"{metrics.get(name, float('nan')):.5g}"))
+        if (step + 1) % max(cell.steps // 6, 1) == 0 or step + 1 == cell.steps:
+            accuracy[step + 1] = await loop.accuracy()
+    await loop.aclose()
+    return {**cell._asdict(), "wall_s": round(time.monotonic() - started_s, 1), "accuracy": accuracy, **curves}
+
+
+# ── results ───────────────────────────────────────────────────────────────────────────────
+
+
+def summary(record: dict[str, Any]) -> dict[str, Any]:
+    """Fields of the output line of a run."""
+    accuracy = list(record["accuracy"].values())
+    return {
+        **{name: record[name] for name in Cell._fields},
+        "accuracy": round(accuracy[-1], 4),
+        "best": round(max(accuracy), 4),
+        "reward_last": round(fmean(record["reward"][-SMOOTH:]), 4),
+        "ess_min": lowest(record["ess"]),
+        "ess_sequence_min": lowest(record["ess_sequence"]),
+        "alarms": alarms(record["ess"]),
+        "collapse": collapse(record["reward"]),
+        "wall_s": record["wall_s"],
+    }
+
+
+def lowest(curve: Sequence[float]) -> float | None:
+    """Least value that is a number; None if there is none."""
+    return min((value for value in curve if not math.isnan(value)), default=None)
+
+
+def alarms(ess: Sequence[float]) -> list[int]:
+    alarm = EssAlarm(load_config(QUICKSTART))
+    return [step for step, size in enumerate(ess) if alarm.check({"step": step, "ess": size})]
+
+
+def collapse(reward: Sequence[float]) -> int | None:
+    """First step from which the mean of `SMOOTH` steps stays below half of the best such mean before; None without."""
+    means = [fmean(reward[max(0, end - SMOOTH) : end]) for end in range(1, len(reward) + 1)]
+    fallen = None
+    for step in range(SMOOTH, len(means)):
+        if means[step] >= max(means[SMOOTH - 1 : step]) / 2:
+            fallen = None
+        elif fallen is None:
+            fallen = step
+    return fallen
+
+
+def read(path: Path) -> dict[Cell, dict[str, Any]]:
+    """Records of the finished runs by cell."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    records = map(json.loads, lines)
+    return {Cell(*(record[name] for name in Cell._fields)): record for record in records}
+
+
+def cells(options: argparse.Namespace) -> Iterator[Cell]:
+    for of in product(range(options.seeds), options.staleness, options.lr, options.methods):
+        seed, staleness, lr, method = of
+        yield Cell(method, staleness, lr, options.steps, seed)
+
+
+def show(records: Iterable[dict[str, Any]]) -> None:
+    for record in records:
+        print(json.dumps({"bench": "lagged", **summary(record)}), flush=True)
+
+
+def main(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    if options.table:
+        show(read(options.out).values())
+        return
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    for cell in cells(options):
+        if cell in read(options.out):
+            continue
+        print(f"{cell}", file=sys.stderr, flush=True)
+        record = asyncio.run(run(load_config(options.config, [*options.overrides, *cell.overrides()]), cell))
+        with options.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        show([record])
+
+
+def listed(kind: type) -> Any:
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def methods(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in METHODS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(METHODS)}")
+    return names
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
+    parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=value")
+    parser.add_argument("--methods", type=methods, default=list(METHODS), help=f"of {','.join(METHODS)}")
+    parser.add_argument("--staleness", type=listed(int), default=[0, 1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--lr", type=listed(float), default=[1e-4, 2e-4, 5e-4, 1e-3])
+    parser.add_argument("--steps", type=int, default=96)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs") / "lagged.jsonl", help="JSON lines of all runs")
+    parser.add_argument("--table", action="store_true", help="print the runs in --out, and run nothing")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main(parsed())

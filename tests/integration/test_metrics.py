@@ -1,0 +1,68 @@
+"""Processes of a real run are found by their files, and together they have every metric of the board."""
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from asyncrl.observe.metrics.table import METRICS
+from tests.conf.test_grafana import NAMES
+
+parser = pytest.importorskip("prometheus_client.parser")
+pytestmark = pytest.mark.slow
+
+NODES = {
+    "broker-0": "broker",
+    "trainer-0": "trainer",
+    "reward-0": "reward",
+    "rollout-0": "rollout",
+    "rollout-1": "rollout",
+}
+
+
+def read(address: str, page: str) -> tuple[int, str]:
+    """Status and body; 0 for a process that does not answer yet."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{page}", timeout=5) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def test_a_run_is_seen_by_prometheus_as_a_whole(start_run):
+    run = start_run("evaluation.every_versions=2", steps=300, environment={"ASYNCRL_METRICS": "0"})
+    folder = run.directory.path / "metrics"
+
+    def addresses() -> dict[str, str]:
+        files = {path.name.split(".")[1]: json.loads(path.read_text()) for path in folder.glob("*.json")}
+        assert all(target["labels"] == {"run": "toy"} for (target,) in files.values())
+        return {node: target["targets"][0] for node, (target,) in files.items()}
+
+    found: dict[str, set[str]] = {}
+
+    def scraped() -> set[str]:
+        """Names of all metrics so far; the labels are those of the process."""
+        for node, address in addresses().items():
+            status, text = read(address, "/metrics")
+            for family in parser.text_string_to_metric_families(text if status == 200 else ""):
+                for sample in family.samples:
+                    assert (sample.labels["node"], sample.labels["role"]) == (node, NODES[node])
+                    found.setdefault(node, set()).add(sample.name)
+        return set().union(*found.values())
+
+    run.until(lambda: addresses().keys() == NODES.keys() and scraped() >= NAMES)
+    assert scraped() == METRICS.keys(), "and what the board leaves out is there too"
+
+    ready: dict[str, Any] = {node: read(address, "/readyz") for node, address in addresses().items()}
+    assert {node: status for node, (status, _) in ready.items()} == dict.fromkeys(NODES, 200), ready
+    assert {json.loads(body)["role"] for _, body in ready.values()} == set(NODES.values())
+    assert all(read(address, "/healthz")[0] in (200, 503) for address in addresses().values())
+    for node in NODES:
+        said = [json.loads(line)["event"] for line in (run.directory.logs / f"{node}.log").read_text().splitlines()]
+        assert "metrics.served" in said
+        assert node == "broker-0" or {"node.joined", "node.ready"} <= set(said)
