@@ -1207,6 +1207,8 @@ class Failures(Message, frozen=True):
 
     counts: dict[str, int]
     """Number of each cause, ``stage: reason``, most frequent first."""
+    attempts: dict[str, int] = {}
+    """Attempts by stage, the failed ones included."""
 
 
 class Drained(Message, frozen=True):

@@ -16,6 +16,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from asyncrl.observe.failure_sentences import sentences
+
 MAX_CAUSES = 32
 """Causes that are told apart; any further one is counted as one of `OTHERS`."""
 OTHERS = "other: causes beyond the first ones"
@@ -45,6 +47,7 @@ class FailureBook:
 
     def __init__(self) -> None:
         self._causes: dict[str, _Cause] = {}
+        self._attempts: dict[str, int] = {}
         self._shown = 0
         self._show_due_s = 0.0
         self._at_last_step = 0
@@ -56,12 +59,26 @@ class FailureBook:
         if key not in self._causes and len(self._causes) >= MAX_CAUSES:
             key = name = OTHERS
         self._causes.setdefault(key, _Cause(name)).count += number
+        self.succeeded(stage, number)
+
+    def succeeded(self, stage: str, number: int = 1) -> None:
+        """Count attempts that did not fail, so that failures are told as a part of all."""
+        self._attempts[stage] = self._attempts.get(stage, 0) + number
 
     @property
     def counts(self) -> dict[str, int]:
         """Failures by cause, ``stage: reason``, most frequent first."""
         found = {cause.name: cause.count for cause in self._causes.values()}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    @property
+    def attempts(self) -> dict[str, int]:
+        """Attempts by stage, the failed ones included."""
+        return dict(self._attempts)
+
+    def sentences(self) -> list[str]:
+        """The most frequent causes in words; see `asyncrl.observe.failure_sentences`."""
+        return sentences(self.counts, self._attempts)
 
     @property
     def total(self) -> int:
@@ -78,7 +95,7 @@ class FailureBook:
         for cause in due:
             cause.told, cause.due_s = cause.count, now_s + cause.pause_s
             cause.pause_s = min(2 * cause.pause_s, LONGEST_S)
-        return [{**_split(cause.name), "count": cause.count} for cause in due]
+        return [self._event(cause) for cause in due]
 
     def news(self, now_s: float) -> dict[str, int]:
         """The counts, if they have changed since they were last shown, at most once in `SHOWN_S`; else nothing."""
@@ -87,11 +104,16 @@ class FailureBook:
         self._shown, self._show_due_s = self.total, now_s + SHOWN_S
         return self.counts
 
-    def restore(self, counts: Mapping[str, int]) -> None:
-        """Continue with counts of an earlier life of the broker, which `recorded` reads."""
+    def restore(self, counts: Mapping[str, int], attempts: Mapping[str, int]) -> None:
+        """Continue with counts of an earlier life of the broker, which `recorded` and `recorded_attempts` read."""
+        self._attempts = dict(attempts)
         for name, count in counts.items():
             self._causes[_VARYING.sub("#", name)] = _Cause(name, count, told=count)
         self._at_last_step = self.total
+
+    def _event(self, cause: _Cause) -> dict[str, Any]:
+        fields = _split(cause.name)
+        return {**fields, "count": cause.count, "of": self._attempts.get(fields["stage"], 0)}
 
 
 def recorded(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -99,6 +121,15 @@ def recorded(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     told = [event for event in events if event.get("event") == EVENT]
     counts = {f"{event['stage']}: {event['cause']}": int(event["count"]) for event in told}
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def recorded_attempts(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Attempts by stage in a run's events, as of the last event about each stage."""
+    attempts: dict[str, int] = {}
+    for event in events:
+        if event.get("event") == EVENT and "of" in event:
+            attempts[event["stage"]] = max(attempts.get(event["stage"], 0), int(event["of"]))
+    return attempts
 
 
 def _split(name: str) -> dict[str, str]:

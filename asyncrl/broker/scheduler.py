@@ -482,7 +482,7 @@ class Scheduler:
     def _brief(self, supervisor: Node) -> None:
         """Tell a supervisor that has just joined what the others were told before."""
         if self.failures.total:
-            self.out.send(supervisor.peer, Failures(self.failures.counts))
+            self.out.send(supervisor.peer, Failures(self.failures.counts, self.failures.attempts))
         if self.pause.is_set:
             self.out.send(supervisor.peer, Paused(True, self.pause.by))
 
@@ -491,7 +491,7 @@ class Scheduler:
             self.out.event(FAILED_EVENT, **fields)
         if news := self.failures.news(now_s):
             for supervisor in self.nodes.of("supervisor"):
-                self.out.send(supervisor.peer, Failures(news))
+                self.out.send(supervisor.peer, Failures(news, self.failures.attempts))
 
     # ── loss ────────────────────────────────────────────────────────────────────────────────
 

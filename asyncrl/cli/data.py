@@ -57,10 +57,8 @@ def _add_published(name: str, metavar: str, dataset: str, text: str) -> None:
 
 
 _add_published("gsm8k", "FILE", "gsm8k:GSM8K", "Convert GSM8K from its JSONL.")
-_add_published(
-    "geo3k", "FOLDER|FILE", "geo3k:GEO3K", "Convert Geometry3K from the folder of one split, or from parquet."
-)
-_add_published("math", "FILE", "competition_math:MATH", "Convert MATH from JSONL or parquet with problem and solution.")
+_add_published("geo3k", "FOLDER|FILE", "geo3k:GEO3K", "Convert Geometry3K from a folder, or from parquet.")
+_add_published("math", "FILE", "competition_math:MATH", "Convert MATH from JSONL or parquet.")
 _add_published("dapo-math", "FILE", "dapo_math:DAPO_MATH", "Convert DAPO-Math from its parquet; keep each prompt once.")
 
 
@@ -73,7 +71,7 @@ _add_published("dapo-math", "FILE", "dapo_math:DAPO_MATH", "Convert DAPO-Math fr
 @_options
 @report_errors
 def jsonl(source: Path, prompt_key: str, answer_key: str, data_source: str, unique: bool, **choices: Any) -> None:
-    """Convert prompts and answers of your own from JSONL or parquet."""
+    """Convert prompts and answers of your own."""
     from asyncrl.data.prepare.own_rows import own_rows
 
     _prepare(own_rows(data_source, prompt_key, answer_key, repeats=unique), source, choices)
@@ -86,7 +84,11 @@ def jsonl(source: Path, prompt_key: str, answer_key: str, data_source: str, uniq
 @_options
 @report_errors
 def reasoning_gym(name: str, size: int, seed: int, **choices: Any) -> None:
-    """Generate tasks of the package reasoning-gym; NAME is one of its datasets, such as countdown."""
+    """
+    Generate tasks of the package reasoning-gym.
+
+    NAME is one of its datasets, such as countdown.
+    """
     from asyncrl.data.prepare.reasoning_gym import reasoning_gym_rows
 
     _prepare(reasoning_gym_rows(name, size, seed), Path(name), choices)
@@ -144,7 +146,7 @@ def check(paths: tuple[Path, ...], model: Path | None, max_prompt_tokens: int | 
 def _check_file(path: Path, model: Path | None, max_tokens: int | None) -> "Checked":
     from asyncrl.data.check import inspect
 
-    count_tokens = _token_counter(model, {}) if model else None
+    count_tokens = token_counter(model, {}) if model else None
     return inspect(path, count_tokens=count_tokens, max_tokens=max_tokens), None
 
 
@@ -155,14 +157,14 @@ def _check_run(path: Path) -> "list[Checked]":
     config = load_config(path)
     settings: Data = config.data
     model = Path(config.model.path)
-    count_tokens = _token_counter(model, settings.chat_template_kwargs) if model.is_dir() else None
+    count_tokens = token_counter(model, settings.chat_template_kwargs) if model.is_dir() else None
     max_tokens = settings.max_prompt_tokens if settings.truncation == "error" else None
     files = settings.train_files + settings.held_out_files
     inspections = [inspect(Path(file), settings, count_tokens=count_tokens, max_tokens=max_tokens) for file in files]
     return [(inspection, config.reward) for inspection in inspections]
 
 
-def _token_counter(model: Path, template_kwargs: dict[str, str | int | float | bool]) -> "CountTokens":
+def token_counter(model: Path, template_kwargs: dict[str, str | int | float | bool]) -> "CountTokens":
     from asyncrl.node.machine.machine import require_train
 
     require_train()

@@ -1,6 +1,7 @@
 """The command `asyncrl`: parses options, then imports what the subcommand needs, so that `--help` stays fast."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from asyncrl.cli.data import data
 from asyncrl.cli.episodes.command import episode
 from asyncrl.cli.keys.command import keys
 from asyncrl.cli.operate.commands import COMMANDS as OPERATE
+from asyncrl.cli.plug_ins.command import loss, reward
 from asyncrl.cli.services.command import services
+from asyncrl.cli.start.command import example, init
 from asyncrl.cli.terminal import report_errors, to_json
 from asyncrl.cli.toy import tiny, toy
 from asyncrl.config.run_file import explain, load_config
@@ -54,8 +57,8 @@ def main() -> None:
 
     \b
     Start here:
-      asyncrl toy step-sums cache/step-sums
-      asyncrl run conf/quickstart.toml
+      asyncrl example quickstart      # a run file, and the commands to try it
+      asyncrl init --data FILE        # a run of your own
     """
 
 
@@ -193,6 +196,9 @@ def dashboard(runs: tuple[Path, ...], host: str, port: int | None) -> None:
       asyncrl dashboard runs/quickstart
       asyncrl dashboard runs/a runs/b --port 0
     """
+    from asyncrl.node.machine.machine import require_dashboard
+
+    require_dashboard()
     from asyncrl.cli.dashboard import show
 
     show(runs, host, port)
@@ -231,8 +237,10 @@ def evaluate(out: Path | None, as_json: bool, **choices: Any) -> None:
     require_train()
     from asyncrl.cli.eval import eval_config
     from asyncrl.cli.eval import evaluate as evaluate_model
+    from asyncrl.node.hub import with_local_copies
 
-    evaluate_model(eval_config(**choices), out=out, as_json=as_json)
+    config = with_local_copies(eval_config(**choices), partial(click.echo, err=True))
+    evaluate_model(config, out=out, as_json=as_json)
 
 
 @main.command()
@@ -305,10 +313,11 @@ def plan(
     host_memory: str,
 ) -> None:
     """
-    Predict step time, idle shares and staleness on a cluster, or the memory of a run.
+    Predict the speed of a cluster, or the memory of a run.
 
     PLAN is a TOML file with measured speeds, completion lengths and a schedule; conf/plan/ has one that explains every
-    number. The broker's own rules run against simulated nodes in simulated time. Speed-ups are relative to synchronous
+    number. The broker's own rules run against simulated nodes in simulated time, and tell step time, idle
+    shares and staleness. Speed-ups are relative to synchronous
     training that uses all devices for sampling and for training in turn.
 
     With --memory, PLAN is a run file, and the answer is the bytes on a device and on a host at every phase. Only the
@@ -333,8 +342,11 @@ def plan(
     from asyncrl.plan.plan_file import load as load_plan
     from asyncrl.plan.report import make_report
 
-    with Console(stderr=True).status("simulating"):  # rich shows this on a terminal only.
-        answer = make_report(load_plan(plan_path, overrides), searched=searched)
+    console, loaded = Console(stderr=True), load_plan(plan_path, overrides)
+    if not console.is_terminal:
+        click.echo(f"simulating{', and searching splits; --no-search is quicker' if searched else ''}", err=True)
+    with console.status("simulating"):  # rich shows this on a terminal only.
+        answer = make_report(loaded, searched=searched)
     click.echo(to_json(answer) if as_json else report_table(answer, plan_path.stem))
     if picture:
         write_page(answer, plan_path.stem, picture)
@@ -455,8 +467,7 @@ def doctor(
     as_json: bool,
 ) -> None:
     """
-    Check which roles this machine can run, if it can run CONFIG, or, with --cluster, if several machines can run
-    together.
+    Check which roles this machine or a cluster can run.
 
     Checks installed packages, devices, and collectives between two processes. Prints one sentence for each problem.
     Exits with 1 if the machine can run no role, or not the one given by --role.
@@ -561,8 +572,12 @@ def import_verl_command(
 for command in OPERATE:
     main.add_command(command)
 main.add_command(data)
+main.add_command(example)
+main.add_command(init)
 main.add_command(episode)
 main.add_command(keys)
+main.add_command(loss)
+main.add_command(reward)
 main.add_command(services)
 main.add_command(toy)
 

@@ -16,6 +16,7 @@ from asyncrl.config.check_addresses import check_interface
 from asyncrl.errors import ConfigError
 from asyncrl.messages import Role, WeightsVia
 from asyncrl.node.machine.local_address import INTERFACE_VARIABLE
+from asyncrl.node.machine.machine import require_node
 from asyncrl.node.metrics_server import METRICS_VARIABLE, TARGETS_VARIABLE, metrics_options
 from asyncrl.node.process import LOG_FORMAT_VARIABLE, LogFormat, run_process
 from asyncrl.plug_in import ALLOW_VARIABLE
@@ -146,6 +147,7 @@ def main(
     SIGTERM drains the node, which then exits with 0; a second SIGTERM exits at once. Exit codes 78 (mistake in the
     configuration) and 74 (damaged files): do not restart. Exit code 69 (broker not reachable): restart later.
     """
+    require_node()
     if allow_code:
         os.environ[ALLOW_VARIABLE] = os.pathsep.join(allow_code)
     if key_file and secret_file:

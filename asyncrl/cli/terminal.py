@@ -8,25 +8,42 @@ from typing import Any, ParamSpec
 import click
 import msgspec
 
-from asyncrl.errors import AsyncrlError
+from asyncrl.errors import AsyncrlError, ConfigError
 
 P = ParamSpec("P")
 
 Row = list[str]
 
+EXTRAS = {"numpy": "node", "pyarrow": "node", "torch": "train", "transformers": "train", "safetensors": "train"}
+"""Extra of asyncrl that brings a package, for commands that find only in their course that they need it."""
+
 
 def report_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Print an `AsyncrlError` as one line and exit with its code; any other exception is a bug and keeps its trace."""
+    """
+    Print an `AsyncrlError` as one line and exit with its code; any other exception is a bug and keeps its trace.
+
+    An optional package that is not installed is a mistake in the configuration of the machine.
+    """
 
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
         except AsyncrlError as error:
-            click.echo(f"asyncrl: {error}", err=True)
-            sys.exit(error.exit_code)
+            _end(str(error), error.exit_code)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRAS:
+                raise
+            install = f"pip install 'asyncrl[{EXTRAS[package]}]'"
+            _end(f"this command needs {package}, which is not installed; run: {install}", ConfigError.exit_code)
 
     return wrapped
+
+
+def _end(sentence: str, exit_code: int) -> None:
+    click.echo(f"asyncrl: {sentence}", err=True)
+    sys.exit(exit_code)
 
 
 def aligned(rows: Sequence[Row], right: Collection[int] = ()) -> list[str]:

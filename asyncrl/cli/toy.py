@@ -69,7 +69,9 @@ def step_sums(directory: Path, seed: int, threads: int, **sizes: int) -> None:
 @report_errors
 def hidden_sums(directory: Path, seed: int, threads: int) -> None:
     """
-    Make a model of sums whose numbers only an environment knows, with its data.
+    Make a model of sums in episodes, with its data.
+
+    Only an environment knows their numbers.
 
     Writes DIR/model, DIR/train.parquet and DIR/held_out.parquet; existing ones are kept. The model is a small Qwen3,
     trained on the CPU in about one minute. It can look into boxes and add up what is in them, over up to 13 turns, and
@@ -92,7 +94,7 @@ def hidden_sums(directory: Path, seed: int, threads: int) -> None:
 @report_errors
 def drawn_squares(directory: Path, seed: int, threads: int) -> None:
     """
-    Make a model that counts squares in pictures, with its data.
+    Make a model that counts squares, with its data.
 
     Writes DIR/model, DIR/train.parquet and DIR/held_out.parquet; existing ones are kept. The model is a small Qwen3-VL,
     trained on the CPU in about one minute. It can name the squares one by one and rarely does, so that reinforcement

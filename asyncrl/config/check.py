@@ -250,7 +250,8 @@ def _check_trainer(config: Config) -> None:
         raise ConfigError(f"[critic] is only read with algorithm.advantage={readers}, not {advantage!r}; remove it")
     if config.run.epochs is None and trainer.warmup_steps > config.run.steps:
         raise ConfigError(
-            f"trainer.warmup_steps is {trainer.warmup_steps}, longer than the run ({config.run.steps} steps)"
+            f"trainer.warmup_steps is {trainer.warmup_steps}, longer than the run ({config.run.steps} steps); add "
+            f"--set trainer.warmup_steps={config.run.steps // 4}, or make the run longer"
         )
     every, publish = config.checkpoint.every_steps, config.schedule.steps_per_publish
     if every % publish:

@@ -71,7 +71,10 @@ class Model(Section, frozen=True, kw_only=True):
     """The policy."""
 
     path: str
-    """Hugging Face model directory: config, safetensors, tokenizer."""
+    """
+    Hugging Face model directory: config, safetensors, tokenizer. ``org/name`` or ``hf://org/name@revision`` is a model
+    of the Hub, from this machine's cache or the network; the run's own configuration then has its folder and commit.
+    """
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the weights."""
     overrides: dict[str, Any] = {}
@@ -85,7 +88,10 @@ class Data(Section, frozen=True, kw_only=True):
     """Prompts, as parquet or JSONL files. Their order depends only on the seed and the epoch."""
 
     train: str | list[str]
-    """File with the columns below, or several: one dataset, unless ``ratios`` is set [train_files]."""
+    """
+    File with the columns below, or several: one dataset, unless ``ratios`` is set. ``org/name:split`` or
+    ``hf://datasets/org/name:split`` is a dataset of the Hugging Face Hub [train_files].
+    """
     ratios: list[Ratio] = []
     """
     Prompts taken from each file of ``train`` in turn, such as ``[3, 1]``. Each file then has its own epochs, so a
@@ -421,8 +427,8 @@ class Reward(Section, frozen=True, kw_only=True):
     ``auto`` chooses by the row's data source, and refuses data sources that it does not know; ``gsm8k``, ``math``,
     ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``length``, ``overlong``, ``reasoning_gym``,
     ``remote``, ``reward_model`` (asyncrl/reward/verifiers) are for all rows; ``episode`` takes the word of the
-    ``[environment]``; ``file.py:name`` is a custom function of one `VerifierInput`, sync or async, that returns a float
-    or a dict with ``score`` [reward.custom_reward_function].
+    ``[environment]``; ``file.py:name`` is a custom function of one `VerifierInput`, or with the arguments of verl's
+    ``compute_score``, sync or async, that returns a float or a dict with ``score`` [reward.custom_reward_function].
     """
     options: dict[str, str | int | float | bool] = {}
     """Keyword arguments of the function, checked against its signature at the start."""

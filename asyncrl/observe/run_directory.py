@@ -68,6 +68,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Records that the ledger had on disk; 0 if the broker did not write this summary."""
     failed: dict[str, int] = {}
     """Failed attempts to sample or grade a trajectory by cause, ``stage: reason``, most frequent first."""
+    failures: list[str] = []
+    """The same in words, such as ``KeyError in 41 of 88 verdicts: 'answer'``."""
 
 
 class RunDirectory:

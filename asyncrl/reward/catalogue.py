@@ -3,7 +3,7 @@ Verifiers by name.
 
     "gsm8k" ────────┐
     "file.py:name" ─┼─ resolve ─▶ verifier with its options bound
-    "module:name" ──┘
+    "module:name" ──┘        (of a `VerifierInput`, or with the arguments of verl's compute_score)
 
 A built-in verifier is a callable Struct whose fields are its options, so misspelt options are refused.
 """
@@ -18,6 +18,7 @@ import msgspec
 
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import hint, is_path, load_function
+from asyncrl.reward.compute_score import adapt, is_compute_score
 from asyncrl.reward.verifier import Verifier
 
 BUILT_IN = {
@@ -97,7 +98,9 @@ def _class(name: str, setting: str) -> type[Any]:
 
 
 def _bound(found: Callable[..., Any], options: Options, function: str, setting: str) -> Verifier:
-    """Bind the options, after checking that the signature accepts them."""
+    """Bind the options, after checking that the signature accepts them; a function of verl's is called as there."""
+    if is_compute_score(found):
+        return adapt(found, options, path=function, setting=setting)
     try:
         inspect.signature(found).bind(None, **options)
     except TypeError as error:

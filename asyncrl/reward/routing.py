@@ -33,13 +33,16 @@ ROUTES = {
     "apps": "code",
     "codeforces": "code",
     "taco": "code",
+    "step_sums": "gsm8k",
+    "drawn_squares": "gsm8k",
 }
 """
 Pattern of a data source to verifier; no two patterns match the same source.
 
 Source:
     verl's ``default_compute_score``: rows prepared for verl are judged by the same rules here.
-    ``reasoning_gym/*`` is that of ``asyncrl data prepare reasoning-gym``.
+    ``reasoning_gym/*`` is that of ``asyncrl data prepare reasoning-gym``; ``step_sums`` and ``drawn_squares`` are
+    those of ``asyncrl toy``.
 """
 
 

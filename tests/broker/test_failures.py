@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.broker.failures import EVENT, MAX_CAUSES, OTHERS, FailureBook, recorded
+from asyncrl.broker.failures import EVENT, MAX_CAUSES, OTHERS, FailureBook, recorded, recorded_attempts
 
 
 def test_reasons_that_differ_in_numbers_ids_and_values_are_one_cause() -> None:
@@ -15,6 +15,14 @@ def test_reasons_that_differ_in_numbers_ids_and_values_are_one_cause() -> None:
     assert list(book.counts.values()) == [5, 5, 1]
     assert next(iter(book.counts)) == "reward: ValueError: no number in 'line 0' at 0.0 of 0x7f0a (score.py:12)"
     assert book.total == 11
+
+
+def test_failures_are_told_as_a_part_of_all_attempts() -> None:
+    book = FailureBook()
+    book.succeeded("reward", 47)
+    book.count("reward", "the function raised KeyError: 'answer' (score.py:3)", 41)
+    assert book.sentences() == ["KeyError in 41 of 88 verdicts: 'answer' (score.py:3)"]
+    assert [event["of"] for event in book.events(0.0)] == [88]
 
 
 def test_the_same_reason_in_two_stages_is_two_causes() -> None:
@@ -45,7 +53,7 @@ def test_a_new_cause_is_an_event_at_once_and_a_known_one_ever_more_rarely() -> N
 
     assert [now_s for now_s, _ in told] == [0, 10, 30, 70, 150, 310, 630, 1230, 1830]
     assert all(count == now_s + 1 for now_s, count in told)
-    assert book.events(2000.0, is_over=True) == [{"stage": "reward", "cause": "boom", "count": 2000}]
+    assert book.events(2000.0, is_over=True) == [{"stage": "reward", "cause": "boom", "count": 2000, "of": 2000}]
     assert book.events(2000.0, is_over=True) == []
 
 
@@ -82,7 +90,8 @@ def test_counts_continue_from_the_events_of_an_earlier_broker() -> None:
 
     assert recorded([{"event": "run.started"}, *events]) == {"reward: no number in 17": 7}
     later = FailureBook()
-    later.restore(recorded(events))
+    later.restore(recorded(events), recorded_attempts(events))
+    assert later.attempts == {"reward": 7}
     assert (later.total, later.since_last_step(), later.events(0.0)) == (7, 0, [])
     later.count("reward", "no number in 19")
     assert later.counts == {"reward: no number in 17": 8}

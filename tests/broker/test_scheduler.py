@@ -783,7 +783,7 @@ def test_failures_are_told_to_supervisors_by_cause_though_no_step_is_made() -> N
     cause = "rollout: out of memory"
     assert told == [("early.0", {cause: 2}), ("early.0", {cause: 4}), ("late.0", {cause: 4})]
     assert [event.fields for event in events(cluster, "units.failed")] == [
-        {"stage": "rollout", "cause": "out of memory", "count": 2}
+        {"stage": "rollout", "cause": "out of memory", "count": 2, "of": 2}
     ]
 
 

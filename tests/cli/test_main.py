@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,6 +39,11 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         '[reward]\nfunction = "gsm8k"\n'
     )
     return path
+
+
+def test_h_is_help_everywhere():
+    for command in (("-h",), ("run", "-h"), ("keys", "new", "-h")):
+        assert asyncrl(*command).output.startswith("Usage: ")
 
 
 def test_version():
@@ -75,6 +81,10 @@ def test_the_commands_are_these():
         "services",
         "keys",
         "import-verl",
+        "example",
+        "init",
+        "reward",
+        "loss",
         *looking,
         *operating,
     }
@@ -83,6 +93,8 @@ def test_the_commands_are_these():
     assert (_commands("data")) == {"prepare", "check"}
     assert (_commands("keys")) == {"init", "add", "new", "list", "revoke", "rotate"}
     assert (_commands("services")) == {"install"}
+    assert (_commands("reward")) == {"try"}
+    assert (_commands("loss")) == {"try"}
     assert (_commands("toy")) == {"step-sums", "hidden-sums", "drawn-squares", "random"}
     assert [param.opts[0] for param in main.commands["run"].params] == [
         "config_path",
@@ -95,6 +107,18 @@ def test_the_commands_are_these():
         "--metrics",
         "--metrics-open",
     ]
+
+
+def _groups(command: click.Group) -> Iterator[click.Group]:
+    yield command
+    for each in command.commands.values():
+        if isinstance(each, click.Group):
+            yield from _groups(each)
+
+
+@pytest.mark.parametrize("group", list(_groups(main)), ids=lambda group: group.name)
+def test_no_summary_of_a_command_is_cut_in_80_columns(group: click.Group):
+    assert "..." not in group.get_help(click.Context(group, terminal_width=80)).rpartition("Commands:")[2]
 
 
 def test_config_show_names_the_origin_of_each_value(config):
@@ -142,7 +166,8 @@ def test_a_dry_run_prints_what_would_run_and_starts_nothing(config, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_name_on_the_hub_is_refused_with_the_command_that_downloads_it(config):
+def test_a_name_on_the_hub_is_refused_with_the_command_that_downloads_it(config, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     result = asyncrl("run", config, "--set", "model.path=Qwen/Qwen3-0.6B", "--dry-run")
     assert result.exit_code == 78
     assert "hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B" in result.stderr

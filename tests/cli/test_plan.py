@@ -46,7 +46,7 @@ def plan(*arguments: object) -> Result:
 def test_the_table_has_step_time_speed_up_idle_shares_staleness_and_the_best_split(toy):
     result = plan(toy)
     assert result.exit_code == 0, result.output
-    lines = [line.split() for line in result.output.splitlines()]
+    lines = [line.split() for line in result.stdout.splitlines()]
     assert ["colocated", "synchronous", "2", "0", "12", "1.00x", "16.7", "%", "83.3", "%", "2", "0.00/0"] in lines
     assert ["as", "planned", "1", "+", "1", "1", "10", "1.20x", "0.0", "%", "60.0", "%", "4", "1.00/1"] in lines
     assert any(line[:2] == ["best", "found"] for line in lines)
@@ -57,7 +57,7 @@ def test_the_table_has_step_time_speed_up_idle_shares_staleness_and_the_best_spl
 
 
 def test_json_has_the_same_numbers(toy):
-    answer = json.loads(plan(toy, "--json", "--no-search", "--set", "staleness=0").output)
+    answer = json.loads(plan(toy, "--json", "--no-search", "--set", "staleness=0").stdout)
     assert answer["planned"]["step_s"] == pytest.approx(14)
     assert answer["found"] is None
 
@@ -66,7 +66,7 @@ def test_the_page_is_written_to_the_given_file(toy, tmp_path):
     result = plan(toy, "--no-search", "--picture", tmp_path / "toy.html")
     assert result.exit_code == 0
     assert "<svg" in (tmp_path / "toy.html").read_text()
-    assert result.stderr == f"{tmp_path / 'toy.html'}\n"
+    assert result.stderr == f"simulating\n{tmp_path / 'toy.html'}\n"
 
 
 def test_a_contradictory_plan_is_refused_in_one_sentence(toy):

@@ -21,6 +21,15 @@ def test_an_expected_error_is_one_line_with_its_exit_code(error, code):
     assert ended(error) == (code, f"asyncrl: {error}\n")
 
 
+@pytest.mark.parametrize(("module", "extra"), [("pyarrow.parquet", "node"), ("torch", "train")])
+def test_a_missing_optional_package_is_one_sentence_with_the_extra_that_has_it(module, extra):
+    package = module.partition(".")[0]
+    assert ended(ModuleNotFoundError("not found", name=module)) == (
+        78,
+        f"asyncrl: this command needs {package}, which is not installed; run: pip install 'asyncrl[{extra}]'\n",
+    )
+
+
 def test_any_other_exception_is_a_bug_and_keeps_its_trace():
     @click.command()
     @report_errors

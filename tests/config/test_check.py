@@ -245,7 +245,8 @@ from tests.config.configs import made, refused
         ),
         (
             {"trainer": {"warmup_steps": 9}, "run": {"steps": 8}},
-            "trainer.warmup_steps is 9, longer than the run (8 steps)",
+            "trainer.warmup_steps is 9, longer than the run (8 steps); add "
+            "--set trainer.warmup_steps=2, or make the run longer",
         ),
         (
             {"checkpoint": {"every_steps": 3}, "schedule": {"steps_per_publish": 2}},

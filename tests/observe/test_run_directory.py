@@ -65,7 +65,7 @@ def test_a_summary_reads_back_equal_and_has_exactly_the_promised_fields(
     assert set(msgspec.json.decode(directory.summary.read_bytes())) == {
         "name", "status", "cause", "seed", "steps", "steps_planned", "versions", "wall_s", "base_accuracy",
         "held_out_accuracy", "trained_tokens", "staleness_mean", "staleness_max", "logprob_gap_mean", "logprob_gap_max",
-        "ledger_records", "failed",
+        "ledger_records", "failed", "failures",
     }  # fmt: skip
 
 

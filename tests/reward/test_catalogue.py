@@ -18,7 +18,8 @@ def score_file(tmp_path: Path) -> Path:
         "class Judge: ...\n"
         "def score(sample): return len(sample.completion)\n"
         "def weighted(sample, *, weight=1.0): return weight\n"
-        "def verl_style(data_source, solution, truth): return 0\n"
+        "def two(solution, truth): return 0\n"
+        "def compute_score(solution_str, ground_truth): return 0.5\n"
     )
     return path
 
@@ -33,6 +34,10 @@ def test_a_built_in_is_resolved_with_its_options() -> None:
 def test_a_function_is_loaded_from_its_file(score_file: Path) -> None:
     assert resolve(f"{score_file}:score")(VerifierInput(completion="four")) == 4
     assert resolve(f"{score_file}:weighted", {"weight": 2.5})(VerifierInput(completion="")) == 2.5
+
+
+def test_a_function_with_verls_arguments_is_called_as_verl_calls_it(score_file: Path) -> None:
+    assert resolve(f"{score_file}:compute_score")(VerifierInput(completion="four", answer="4")) == 0.5
 
 
 def test_a_function_is_loaded_from_a_module() -> None:
@@ -51,7 +56,7 @@ def test_a_function_is_loaded_from_a_module() -> None:
         ("{dir}/score.py:scores", {}, "did you mean 'score'?"),
         ("{dir}/score.py:LIMIT", {}, "is 3, expected a function"),
         ("{dir}/score.py:Judge", {}, "expected a function"),
-        ("{dir}/score.py:verl_style", {}, "called with one argument, the input: missing a required argument"),
+        ("{dir}/score.py:two", {}, "called with one argument, the input: missing a required argument"),
         ("{dir}/score.py:score", {"weight": 1.0}, "unexpected keyword argument 'weight'"),
         ("no.such.module:score", {}, "No module named 'no'"),
     ],

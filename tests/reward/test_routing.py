@@ -79,7 +79,7 @@ def test_a_dataset_with_such_rows_is_refused_with_advice() -> None:
 
     check_routes(Reward(function="gsm8k"), SOURCES)
     with pytest.raises(
-        ConfigError, match=r"'opena/gsm8k': .*did you mean 'openai/gsm8k'\? it knows openai/gsm8k, .*taco; set"
+        ConfigError, match=r"'opena/gsm8k': .*did you mean 'openai/gsm8k'\? it knows openai/gsm8k, .*taco, .*; set"
     ):
         check_routes(Reward(function="auto"), ["opena/gsm8k"])
     with pytest.raises(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from asyncrl.broker.failures import EVENT as FAILED_EVENT
-from asyncrl.broker.failures import recorded
+from asyncrl.broker.failures import recorded, recorded_attempts
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics import batch_metrics
 from asyncrl.broker.metrics.ess_alarm import EVENT as ESS_EVENT
@@ -68,7 +68,7 @@ class RunFiles:
         self._gap_alarm = GapAlarm(config, metrics)
         self._ess_alarm = EssAlarm(config, metrics)
         self._is_concluded = False
-        scheduler.failures.restore(recorded(events))
+        scheduler.failures.restore(recorded(events), recorded_attempts(events))
 
     @property
     def totals(self) -> batch_metrics.RunTotals:
@@ -169,6 +169,7 @@ class RunFiles:
                 logprob_gap_max=totals.logprob_gap_max,
                 ledger_records=self._num_records(),
                 failed=failures.counts,
+                failures=failures.sentences(),
             )
         )
 

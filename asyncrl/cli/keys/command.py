@@ -34,7 +34,7 @@ def _public_option(text: str) -> Callable[[Any], Any]:
 @click.group()
 def keys() -> None:
     """
-    Make and manage the keys with which nodes join a broker on another machine.
+    Make and manage the keys of nodes on other machines.
 
     \b
     Start on the broker's machine:
@@ -82,7 +82,9 @@ def add(name: str, roles: tuple[str, ...], public: str | None, path: Path | None
 @report_errors
 def new(file: Path, name: str, broker_public: str, roles: tuple[str, ...]) -> None:
     """
-    Make a key pair on the machine of a node, so that its private key is never anywhere else.
+    Make a key pair on the machine of a node.
+
+    Its private key is never anywhere else.
 
     Writes FILE and prints the command that allows the key, for the broker's machine.
 

@@ -1,6 +1,7 @@
 """The broker's process holds the run directory, listens, and leaves its address and credentials for local nodes."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import click
@@ -33,6 +34,7 @@ def broker_job(
     from asyncrl.files.disk import needed
     from asyncrl.node.broker import raise_file_limit, raise_gc_threshold, run_broker
     from asyncrl.node.broker_keys import broker_keys
+    from asyncrl.node.hub import with_local_copies
     from asyncrl.node.run_folder import held_run, is_complete
 
     if config_path is None:
@@ -40,7 +42,7 @@ def broker_job(
     if address:
         check_address(address, "--broker", binds=True)
         overrides = (*overrides, f'broker.bind="{address}"')
-    config = resolve_steps(load_config(config_path, overrides))
+    config = resolve_steps(with_local_copies(load_config(config_path, overrides), partial(click.echo, err=True)))
     path = run_dir or Path(config.run.dir) / (config.run.name or config_path.stem)
 
     async def job(stopping: asyncio.Event) -> None:

@@ -16,12 +16,12 @@ import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
-from asyncrl.broker.failures import recorded
+from asyncrl.broker.failures import recorded, recorded_attempts
 from asyncrl.broker.metrics.batch_metrics import RunTotals
 from asyncrl.cli.launch.architecture import check_architecture
 from asyncrl.cli.launch.beside import dashboard_beside
 from asyncrl.cli.launch.checks import CHECKS, devices_of, resolved, where
-from asyncrl.cli.launch.screen import Screen, failure_list
+from asyncrl.cli.launch.screen import Screen
 from asyncrl.cli.launch.supervisor import Supervisor
 from asyncrl.config.check import advice
 from asyncrl.config.check_addresses import check_one_machine
@@ -31,14 +31,15 @@ from asyncrl.config.sections import Config
 from asyncrl.data.run_length import resolve_steps
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
 from asyncrl.files.lock import locked
+from asyncrl.node.hub import with_local_copies
 from asyncrl.node.machine.devices import Devices
-from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, require_train
+from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, require_dashboard, require_train
 from asyncrl.node.metrics_server import MetricsOptions
 from asyncrl.node.run_folder import LOCK_WAIT_S
+from asyncrl.observe.failure_sentences import sentences
 from asyncrl.observe.report.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from asyncrl.observe.trackers.catalogue import check_trackers
-from asyncrl.web.server import check_installed
 
 
 def run(
@@ -61,9 +62,9 @@ def run(
     """
     require_train()
     if is_shown:
-        check_installed("the dashboard", "dashboard")
+        require_dashboard()
     console = Console()
-    config = resolve_steps(config)
+    config = resolve_steps(with_local_copies(config, partial(_print, console)))
     trainer, shares = _check(config, console)
     config = resolved(config, shares)
     directory = RunDirectory.create(Path(config.run.dir), config.run.name or name)
@@ -82,6 +83,7 @@ def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> N
     Raises `ConfigError` as `run` does. Without the trainer's packages, what needs them is named and not checked.
     """
     console = Console()
+    config = with_local_copies(config, partial(_print, console))
     epochs, config = config.run.epochs, resolve_steps(config)
     trainer, shares = _check(config, console)
     config = resolved(config, shares)
@@ -250,6 +252,7 @@ def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console
         logprob_gap_mean=totals.logprob_gap_mean,
         logprob_gap_max=totals.logprob_gap_max,
         failed=recorded(events),
+        failures=sentences(recorded(events), recorded_attempts(events)),
     )
     try:
         directory.write_summary(summary)
@@ -271,8 +274,7 @@ def _outcome(directory: RunDirectory, summary: RunSummary, *, can_resume: bool) 
         f"samples     {directory.samples}",
         f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}",
     ]
-    if summary.failed:
-        lines.insert(1, f"failed      {failure_list(summary.failed)}")
+    lines[1:1] = [f"failed      {sentence}" for sentence in summary.failures]
     if summary.status != "finished" and can_resume:
         lines.append(f"resume      asyncrl resume {directory.path}")
     return "\n".join(lines)

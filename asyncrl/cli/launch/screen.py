@@ -8,17 +8,16 @@ from rich.text import Text
 
 from asyncrl.messages import Evaluated, Paused, SettingsChanged
 from asyncrl.messages import Progress as Step
+from asyncrl.observe.failure_sentences import sentences
 from asyncrl.observe.report.evaluation_charts import multi_sample_metrics
 
 LEGEND = """\
-columns: v policy version, acc accuracy, len mean tokens of a completion, stale mean/max staleness in versions,
-         tok/s trained tokens per second, wait t/r share of time that trainer/rollouts waited, eta time left"""
+columns: v policy version, acc accuracy, grad norm of the gradient, len mean tokens of a
+         completion, stale mean/max staleness in versions, tok/s trained tokens per
+         second, wait t/r share of time that trainer/rollouts waited, eta time left"""
 """Explains the abbreviations of `step_line`; printed before the first step."""
 LEGEND_OF_TURNS = "         turns mean turns of an episode"
 """Further line for episodes."""
-
-SHOWN = 3
-"""Causes of failures that are listed; the others are summed."""
 
 
 class Bar(Progress):
@@ -73,15 +72,16 @@ class Screen:
             self.say(LEGEND)
             if "turns_mean" in step.metrics:
                 self.say(LEGEND_OF_TURNS)
-        self.say(step_line(step, self._eta_s(step)) + (" (paused)" if self._is_paused else ""))
+        width = self._console.width if self._console.is_terminal else None
+        self.say(step_line(step, self._eta_s(step), width) + (" (paused)" if self._is_paused else ""))
         self._bar.update(self._task, completed=step.step + 1)
 
     def evaluated(self, evaluated: Evaluated) -> None:
         self.say(eval_line(evaluated))
 
-    def failures(self, counts: Mapping[str, int]) -> None:
+    def failures(self, counts: Mapping[str, int], attempts: Mapping[str, int]) -> None:
         """Show failures under the bar; without one, in lines, at the first failure and whenever they have doubled."""
-        self._bar.failed = f"failed: {failure_list(counts)}"
+        self._bar.failed = f"failed: {'; '.join(sentences(counts, attempts))}"
         total = sum(counts.values())
         if not self._console.is_terminal and total >= 2 * self._printed:
             self._printed = total
@@ -115,23 +115,6 @@ class Screen:
         return (now_s - first_s) / max(step.step - first_step, 1) * (self._steps - 1 - step.step)
 
 
-def failure_list(counts: Mapping[str, int]) -> str:
-    """
-    Failed attempts by cause, the most frequent first.
-
-    Example:
-        12 reward (ValueError: no number), 3 rollout (the engine was closed)
-    """
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
-    parts = []
-    for name, count in ordered[:SHOWN]:
-        stage, _, cause = name.partition(": ")
-        parts.append(f"{count:,} {stage} ({cause})")
-    if rest := ordered[SHOWN:]:
-        parts.append(f"{sum(count for _, count in rest):,} for other causes")
-    return ", ".join(parts)
-
-
 def eval_line(evaluated: Evaluated) -> str:
     """
     Line of an evaluation; with several completions per prompt it has pass@k and maj@k too.
@@ -147,23 +130,32 @@ def eval_line(evaluated: Evaluated) -> str:
     )
 
 
-def step_line(step: Step, eta_s: float) -> str:
+def step_line(step: Step, eta_s: float, width: int | None = None) -> str:
     """
-    The main metrics of a step in about a hundred columns, more with turns; `LEGEND` explains them.
+    The main metrics of a step, explained by `LEGEND`; with a ``width``, as many as fit, the most important ones.
 
     Example:
-        step  41/60 v40 reward .512 acc .510 len 38 stale 0.8/1 kl 0.0031 tok/s 21.4k wait t/r 3%/11% eta 0:04
-        step  41/60 v40 reward .512 acc .510 len 38 turns 4.2 stale 0.8/1 kl 0.0031 tok/s 21.4k wait t/r 3%/11% ...
+        step  41/60 v40 reward .512 acc .510 loss -0.0123 grad 0.41 len 38 stale 0.8/1 kl 0.0031 tok/s 21.4k wait ...
+        step  41/60 reward .512 acc .510 loss -0.0123 grad 0.41 len 38 stale 0.8/1
     """
     m = step.metrics
-    turns = f"turns {m['turns_mean']:.1f} " if "turns_mean" in m else ""
-    return (
-        f"step {step.step + 1:>3}/{step.steps} v{m['version']:.0f} reward {_short(m['reward'])} "
-        f"acc {_short(m['accuracy'])} len {m['length_mean']:.0f} {turns}"
-        f"stale {m['staleness_mean']:.1f}/{m['staleness_max']:.0f} kl {m.get('kl', 0.0):.4f} "
-        f"tok/s {_thousands(m['tokens_per_s'])} wait t/r {m['wait_trainer']:.0%}/{m['wait_rollout']:.0%} "
-        f"eta {_clock(eta_s)}"
-    )
+    parts = [  # in the order of the line, each with its importance: 0 is always there
+        (0, f"step {step.step + 1:>3}/{step.steps}"),
+        (8, f"v{m['version']:.0f}"),
+        (0, f"reward {_short(m['reward'])}"),
+        (1, f"acc {_short(m['accuracy'])}"),
+        (1, f"loss {m['loss']:.4f}" if "loss" in m else ""),
+        (1, f"grad {m['grad_norm']:.2f}" if "grad_norm" in m else ""),
+        (2, f"len {m['length_mean']:.0f}"),
+        (2, f"turns {m['turns_mean']:.1f}" if "turns_mean" in m else ""),
+        (3, f"stale {m['staleness_mean']:.1f}/{m['staleness_max']:.0f}"),
+        (6, f"kl {m.get('kl', 0.0):.4f}"),
+        (5, f"tok/s {_thousands(m['tokens_per_s'])}"),
+        (7, f"wait t/r {m['wait_trainer']:.0%}/{m['wait_rollout']:.0%}"),
+        (4, f"eta {_clock(eta_s)}"),
+    ]
+    lines = (" ".join(text for rank, text in parts if text and rank <= least) for least in range(8, -1, -1))
+    return next((line for line in lines if width is None or len(line) <= width), f"{parts[0][1]} {parts[2][1]}")
 
 
 def _short(value: float) -> str:

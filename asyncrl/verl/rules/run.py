@@ -1,6 +1,7 @@
 """Run: model, optimizer, rewards, checkpoints, trackers and names."""
 
 from pathlib import Path
+from typing import Any
 
 from asyncrl.files.toml_text import toml_value
 from asyncrl.verl.recipe import Recipe
@@ -78,20 +79,34 @@ def rewards(recipe: Recipe) -> None:
         what = "write your rewards as reward.function = 'file.py:name', or as [[reward.parts]]"
         recipe.say("reward.reward_manager.name", "not supported", what)
         return
+    function, options = _custom(recipe)
+    why = "called with the arguments of verl's compute_score" if function else "by each row's data source, as in verl"
     overlong = f"{kwargs}.overlong_buffer_cfg"
     if manager != "dapo" or not recipe.get(f"{overlong}.enable", False):
-        recipe.put("reward.function", "auto", "by each row's data source, as in verl")
+        recipe.put("reward.function", function or "auto", why)
+        if options:
+            recipe.put("reward.options", options)
         for key in (f"{overlong}.enable", f"{overlong}.len", f"{overlong}.penalty_factor", f"{kwargs}.max_resp_len"):
             recipe.say(key, "not needed", "verl applies it only with reward_manager dapo and enable")
         return
     recipe.put(
         "reward.parts",
         [
-            {"name": "answer_reward", "function": "auto", "correct": True},
+            {"name": "answer_reward", "function": function or "auto", "options": options, "correct": True},
             {"name": "overlong", "function": "overlong", "options": _penalty(recipe)},
         ],
-        "by each row's data source, as in verl, plus reward_manager dapo's penalty",
+        f"{why}, plus reward_manager dapo's penalty",
     )
+
+
+def _custom(recipe: Recipe) -> tuple[str, dict[str, Any]]:
+    """A custom reward function as ``file.py:name`` or ``module:name``, and its options; empty without one."""
+    section = "reward.custom_reward_function"
+    path = recipe.get(f"{section}.path", "")
+    if not path:
+        return "", {}
+    options = recipe.get(f"{section}.reward_kwargs", {}) | recipe.below(f"{section}.reward_kwargs")
+    return f"{path.removeprefix('pkg://')}:{recipe.get(f'{section}.name', 'compute_score')}", options
 
 
 def _penalty(recipe: Recipe) -> dict[str, float]:

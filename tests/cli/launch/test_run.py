@@ -107,10 +107,10 @@ def test_a_finished_run_ends_with_a_report_and_the_paths_of_its_results(
 
 
 def test_failures_are_in_the_last_lines(config: Config, supervised: Install, printed: StringIO) -> None:
-    summary = structs.replace(SUMMARY, failed={"reward: ValueError: no number": 12})
+    summary = structs.replace(SUMMARY, failures=["ValueError in 12 of 30 verdicts: no number"])
     supervised(lambda directory: directory.write_summary(summary))
     run(config)
-    assert "failed      12 reward (ValueError: no number)" in printed.getvalue().splitlines()
+    assert "failed      ValueError in 12 of 30 verdicts: no number" in printed.getvalue().splitlines()
 
 
 def test_a_run_is_possible_inside_a_running_event_loop(config: Config, supervised: Install, printed: StringIO) -> None:

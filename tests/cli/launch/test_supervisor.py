@@ -105,12 +105,12 @@ def test_failures_are_shown_before_any_step(tmp_path: Path) -> None:
     shown: list[dict[str, int]] = []
 
     class FakeScreen:
-        def failures(self, counts: dict[str, int]) -> None:
-            shown.append(counts)
+        def failures(self, counts: dict[str, int], attempts: dict[str, int]) -> None:
+            shown.extend((counts, attempts))
 
     class FakeLink:
         async def __aiter__(self) -> AsyncIterator[Message]:
-            yield Failures({"reward: boom": 2})
+            yield Failures({"reward: boom": 2}, {"reward": 3})
             yield Finished("failed", "boom")
 
     nothing: Any = None
@@ -124,7 +124,7 @@ def test_failures_are_shown_before_any_step(tmp_path: Path) -> None:
         assert made._ended.result() == "boom"
 
     asyncio.run(main())
-    assert shown == [{"reward: boom": 2}]
+    assert shown == [{"reward: boom": 2}, {"reward": 3}]
 
 
 def test_messages_about_waiting_come_at_doubling_intervals_until_the_first_step(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from asyncrl.errors import ConfigError
 from asyncrl.node.machine import machine
 from asyncrl.node.machine.diagnosis import Line
 
@@ -40,6 +41,24 @@ def test_two_builds_of_vllm_in_one_environment_are_a_problem(monkeypatch: pytest
 
 
 def test_a_missing_package_that_every_role_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "installed_version", lambda name: None if name == "msgspec" else "1.0")
+    torch = Line("installed", "torch", "good", "2.13")
+    assert next(iter(machine.software_lines(torch))).problem == "asyncrl lacks msgspec: pip install asyncrl"
+
+
+def test_the_packages_of_every_role_are_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "installed_version", lambda name: None if name == "pyarrow" else "1.0")
     torch = Line("installed", "torch", "good", "2.13")
-    assert next(iter(machine.software_lines(torch))).problem == "asyncrl lacks pyarrow: pip install asyncrl"
+    assert next(iter(machine.software_lines(torch))).state == "good", "the commands work without"
+    with pytest.raises(ConfigError, match=r"^pyarrow is not installed, and all roles need it; run: .*asyncrl\[node\]"):
+        machine.require_node()
+
+
+def test_a_dashboard_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.require_dashboard()
+    lacking = {"uvicorn", "numpy"}
+    monkeypatch.setattr(machine, "installed_version", lambda name: None if name in lacking else "1.0")
+    with pytest.raises(
+        ConfigError, match=r"numpy, uvicorn are not installed, and dashboards need them; run: .*dashboard"
+    ):
+        machine.require_dashboard()

@@ -69,8 +69,15 @@ def test_a_penalty_that_verl_does_not_apply_is_left_out_and_said() -> None:
     assert fate("fully_async", f"+{OVERLONG}.len=50")[0] == "not needed"
 
 
-def test_a_custom_reward_must_be_adapted() -> None:
-    assert fate("fully_async", "custom_reward_function.path=a.py")[0] == "not supported"
+def test_a_custom_reward_is_taken_as_it_is() -> None:
+    assert settings("fully_async", "custom_reward_function.path=a.py")["reward.function"] == "a.py:compute_score"
+    custom = "reward.custom_reward_function"
+    options = (f"{custom}.path=pkg://my.rewards", f"{custom}.name=score", f"+{custom}.reward_kwargs.strict=True")
+    found = settings("fully_async", *options)
+    assert (found["reward.function"], found["reward.options"]) == ("my.rewards:score", {"strict": True})
+
+
+def test_a_reward_manager_of_ones_own_must_be_written_anew() -> None:
     assert fate("fully_async", "reward.reward_manager.name=mine")[0] == "not supported"
 
 

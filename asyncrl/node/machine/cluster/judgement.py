@@ -13,7 +13,7 @@ from asyncrl.node.machine.cluster.key_state import KeyState
 from asyncrl.node.machine.cluster.pairs import Pair
 from asyncrl.node.machine.cluster.probe_messages import UNLIMITED, Facts, Sent
 from asyncrl.node.machine.diagnosis import Diagnosis, Line
-from asyncrl.node.machine.machine import CORE, INSTALL, format_bytes
+from asyncrl.node.machine.machine import CORE, INSTALL, INSTALL_NODE, NODE, format_bytes
 
 CLOCK_S = 2.0
 """An offset that is said to be one; starting an interpreter over ssh takes about as long."""
@@ -118,8 +118,9 @@ def _version_lines(machine: Machine, facts: Mapping[str, Facts], other: str) -> 
     what = f"{shown}; differs: {', '.join(sorted(differing))}" if differing else shown
     yield Line(machine.name, "versions", "absent" if differing else "good", what)
     computes = {"trainer", "rollout"} & set(machine.roles)
-    if missing := [name for name in here.missing if computes or name in CORE]:
-        problem = f"{machine.name} lacks {', '.join(missing)} for {', '.join(machine.roles)}: {INSTALL}"
+    if missing := [name for name in here.missing if computes or name in (*CORE, *NODE)]:
+        install = INSTALL if computes else INSTALL_NODE
+        problem = f"{machine.name} lacks {', '.join(missing)} for {', '.join(machine.roles)}: {install}"
         yield Line(machine.name, "packages", "bad", f"lacks {', '.join(missing)}", problem)
 
 

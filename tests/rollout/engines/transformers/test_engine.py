@@ -18,6 +18,7 @@ from asyncrl.messages import Prompt, Sampling, Span
 from asyncrl.rollout.engine import Completion, Engine, EngineLoad, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.rollout.engines.transformers.turns import MOST
+from asyncrl.testing.engine import CHECKS, Check, Subject
 from asyncrl.weights.contents.names import checkpoint_tensors
 from tests.rollout.engines.reference import reference_logprobs
 from tests.weights.groups.fake_npu import installed_at
@@ -58,6 +59,25 @@ async def after_tokens(engine: TransformersEngine, num_tokens: int) -> None:
     for _ in range(MOST * num_tokens):
         if engine._table._steps < steps:
             await asyncio.sleep(0)
+
+
+@FAMILIES
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_it_keeps_the_contract_that_hosts_test_their_engines_by(make_engine, make_model, family: str, check: Check):
+    model = make_model(family)
+
+    def score(prompt_ids, ids):
+        asked = Request(prompt_ids=list(prompt_ids), sampling=Sampling(max_tokens=24), seed=0)
+        return reference_logprobs(model, asked, list(ids))
+
+    subject = Subject(
+        make=lambda: make_engine(family, slots=3),
+        prompt=Prompt(text="w5 w9 w7"),
+        weights=lambda: dict(checkpoint_tensors(model)),
+        score=score,
+        quiet_s=0.001,
+    )
+    asyncio.run(check(subject))
 
 
 # ── what is sampled ─────────────────────────────────────────────────────────────────────────

@@ -55,7 +55,7 @@ class RunningRequest:
             behavior_logprobs=[LOGPROB] * self.num_tokens,
             spans=list(self._spans),
             finish_reason=finish_reason,
-            generate_s=0.0,
+            generate_s=self.request.resume_from.generate_s if self.request.resume_from else 0.0,
             mask_counts=[1] * self.num_tokens if self.request.sampling.replay_mask else [],
             mask_ids=list(range(self.num_tokens)) if self.request.sampling.replay_mask else [],
             grids=[IMAGE_GRID] * len(self.request.images),

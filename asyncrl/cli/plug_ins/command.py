@@ -1,0 +1,81 @@
+"""`asyncrl reward try` and `asyncrl loss try`: functions of one's own, before a run."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from asyncrl.cli.terminal import aligned, report_errors
+from asyncrl.errors import RunFailed
+
+PATH = click.Path(path_type=Path)
+
+
+@click.group()
+def reward() -> None:
+    """Try a reward function before a run."""
+
+
+@reward.command("try")
+@click.argument("function", metavar="FUNCTION")
+@click.argument("data", metavar="DATA", type=PATH)
+@click.option("--num", type=click.IntRange(1), default=5, show_default=True, help="Rows to try, from the first.")
+@click.option("--completion", "given", multiple=True, metavar="TEXT", help="Completion to grade; repeatable.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A setting of [reward] or [data].")
+@report_errors
+def try_reward(function: str, data: Path, num: int, given: tuple[str, ...], overrides: tuple[str, ...]) -> None:
+    """
+    Grade some rows of a dataset, in the killable workers of a run.
+
+    FUNCTION is file.py, file.py:name, module:name or a built-in name; DATA is parquet or JSONL. Without --completion
+    each row is graded with its reference answer in three forms, with nothing, and with nonsense as the completion.
+    Exits with 1 if a verdict fails.
+
+    \b
+    Example:
+      asyncrl reward try score.py:score train.parquet
+      asyncrl reward try gsm8k train.parquet --completion "#### 18" --set reward.options.method=flexible
+    """
+    from asyncrl.cli.plug_ins import reward as module
+    from asyncrl.cli.plug_ins.naming import full_name
+
+    config = module.trial_config(full_name(function, ("compute_score", "score", "reward")), data, overrides)
+    if not module.try_reward(config, num, given, click.echo):
+        sys.exit(RunFailed.exit_code)
+
+
+@click.group()
+def loss() -> None:
+    """Try a policy loss before a run."""
+
+
+@loss.command("try")
+@click.argument("function", metavar="FUNCTION")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A setting of [algorithm]; repeatable.")
+@report_errors
+def try_loss(function: str, overrides: tuple[str, ...]) -> None:
+    """
+    Compute a policy loss on a small synthetic batch.
+
+    FUNCTION is file.py, file.py:name, module:name or a built-in name. Loss and gradient are shown beside those of
+    `clipped`. Checks the shape, that both are finite, and that good tokens become likelier. "direction" is the cosine
+    between the gradients: 1 is that of `clipped`. Exits with 1 if the loss cannot be trained with.
+
+    \b
+    Example:
+      asyncrl loss try my.py:tempered --set algorithm.clip_high=0.3
+    """
+    from asyncrl.node.machine.machine import require_train
+
+    require_train()
+    from asyncrl.cli.plug_ins import loss as module
+    from asyncrl.cli.plug_ins.naming import full_name
+
+    results = module.examine(module.trial_config(full_name(function, ("loss",)), overrides))
+    for line in aligned(module.table(results), right=range(1, 5)):
+        click.echo(line)
+    problems = [f"problem  {one.case}: {one.problem}" for one in results if one.problem]
+    for problem in problems:
+        click.echo(problem)
+    if problems:
+        sys.exit(RunFailed.exit_code)

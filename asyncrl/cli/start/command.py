@@ -1,0 +1,68 @@
+"""`asyncrl example` and `asyncrl init`: the files that a first run needs."""
+
+from pathlib import Path
+
+import click
+
+from asyncrl.cli.terminal import report_errors
+
+PATH = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("folder", metavar="[FOLDER]", type=PATH, default=".")
+@click.option("--model", metavar="DIR", help="Model directory.  [default: the only one here]")
+@click.option("--data", metavar="FILE", help="Parquet or JSONL to train on.  [default: the only one here]")
+@click.option("--prompt-column", metavar="NAME", help="Column of the prompt.  [default: guessed]")
+@click.option("--answer-column", metavar="NAME", help="Column of the reference answer.  [default: guessed]")
+@report_errors
+def init(
+    folder: Path, model: str | None, data: str | None, prompt_column: str | None, answer_column: str | None
+) -> None:
+    """
+    Write a run file for this machine, a model and a dataset.
+
+    Looks for the model, the data, its columns, a held-out file beside it and the devices, and says what it found. The
+    reward function is a stub, unless the data source has a built-in one; it is tried on a few rows. FOLDER gets
+    run.toml and reward.py; files that exist are left alone.
+
+    \b
+    Example:
+      asyncrl init --model models/base --data train.parquet
+    """
+    from asyncrl.cli.start.init import init as write_files
+
+    columns = {"prompt": prompt_column, "answer": answer_column}
+    write_files(folder, model, data, {kind: name for kind, name in columns.items() if name}, click.echo)
+
+
+@click.command()
+@click.argument("name", metavar="[NAME]", required=False)
+@click.option("--to", "folder", type=PATH, metavar="DIR", default=".", help="Folder to copy into.")
+@report_errors
+def example(name: str | None, folder: Path) -> None:
+    """
+    List the examples that come with asyncrl, or copy one.
+
+    NAME is a run file, the folder of a service manager or a scheduler, or a program. The files that it uses come with
+    it. A file that is there already is left alone.
+
+    \b
+    Example:
+      asyncrl example quickstart
+      asyncrl example kubernetes --to deploy
+    """
+    from asyncrl.cli.start import examples
+
+    if name is None:
+        table = click.HelpFormatter(width=100)
+        table.write_dl([(each, examples.describe(each)) for each in examples.names()])
+        click.echo(table.getvalue(), nl=False)
+        return
+    found = examples.find(name)
+    for path in examples.copy(found, folder):
+        click.echo(path)
+    if commands := examples.commands(found):
+        click.echo("next:")
+        for command in commands:
+            click.echo(f"  {command}")

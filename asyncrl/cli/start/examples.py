@@ -1,0 +1,103 @@
+"""
+`asyncrl example`: copies the run files, service files and programs that come with asyncrl.
+
+    asyncrl/shipped/conf/hidden-sums.toml      ─▶ conf/hidden-sums.toml
+      function = "examples/hidden_sums.py:Boxes" ─▶ examples/hidden_sums.py
+
+They keep the paths of asyncrl's repository, so that the commands in their comments, and the paths in them, are right.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from pathlib import Path
+
+from asyncrl.errors import ConfigError
+from asyncrl.plug_in import hint
+
+SHIPPED = Path(__file__).parents[2] / "shipped"
+"""Package data: links to conf/ and examples/ in the repository, copies of them in a wheel."""
+FOLDERS = ("conf/container", "conf/kubernetes", "conf/slurm", "conf/supervisord", "conf/systemd", "examples/agents")
+"""Folders that are copied as a whole."""
+MENTIONED = re.compile(r"\b(?:conf|examples)/[\w./-]+\.\w+")
+COMMAND = re.compile(r"^# {3,5}((?:\.venv/bin/)?asyncrl .*)$", re.MULTILINE)
+
+
+def names() -> list[str]:
+    """Paths of all examples, relative to the folder they are copied into; folders end in ``/``."""
+    files = (path.relative_to(SHIPPED).as_posix() for path in _files(SHIPPED))
+    return sorted({_folder_of(file) or file for file in files})
+
+
+def describe(name: str) -> str:
+    """First sentence of an example's opening comment or docstring; of a folder, its files."""
+    if name.endswith("/"):
+        paths = (path.relative_to(SHIPPED / name) for path in _files(SHIPPED / name))
+        return ", ".join(path.as_posix() for path in paths if not path.name.startswith("."))
+    lines = [line.strip('#" ') for line in (SHIPPED / name).read_text(encoding="utf-8").strip('"\n').splitlines()]
+    opening = " ".join(takewhile(bool, lines))
+    return re.split(r"(?<=\w)(?:[.] |[.:]$)", opening, maxsplit=1)[0]
+
+
+def find(wanted: str) -> str:
+    """The example called ``wanted``: a path, or its last part, with or without suffix; raises `ConfigError`."""
+    known = names()
+    found = [name for name in known if wanted.strip("/") in (name.strip("/"), Path(name).name, Path(name).stem)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"the example {wanted!r} may be {' or '.join(found)}: give the whole path")
+    short = [Path(name).stem for name in known]
+    raise ConfigError(f"there is no example {wanted!r}: {hint(wanted, short)}")
+
+
+def copy(name: str, folder: Path) -> list[Path]:
+    """
+    Copy an example, with the files it uses, to the same paths below ``folder``.
+
+    Raises:
+        ConfigError: A file that differs from the example is in its place; then nothing is copied.
+    """
+    pairs = {SHIPPED / file: folder / file for file in _with_uses(name)}
+    taken = [target for source, target in pairs.items() if target.exists() and _differ(source, target)]
+    if taken:
+        raise ConfigError(f"{taken[0]} exists and is different: move it away, or give another folder with --to")
+    for source, target in pairs.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+        shutil.copymode(source, target)
+    return list(pairs.values())
+
+
+def commands(name: str) -> Sequence[str]:
+    """Commands in the opening comment of a run file, as they are typed where asyncrl is on the PATH."""
+    if not name.endswith(".toml"):
+        return []
+    head, _, _ = (SHIPPED / name).read_text(encoding="utf-8").partition("\n[")
+    return [command.removeprefix(".venv/bin/").partition("  #")[0].rstrip() for command in COMMAND.findall(head)]
+
+
+def _with_uses(name: str) -> list[str]:
+    """The files of an example, and those that its settings name."""
+    if name.endswith("/"):
+        return [path.relative_to(SHIPPED).as_posix() for path in _files(SHIPPED / name)]
+    settings = re.sub(r"^#.*$", "", (SHIPPED / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    used = MENTIONED.findall(settings) if name.endswith(".toml") else []
+    return [name, *(file for file in dict.fromkeys(used) if (SHIPPED / file).is_file())]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and path.name != "__pycache__":
+            yield from _files(path)
+        elif path.is_file():
+            yield path
+
+
+def _folder_of(file: str) -> str:
+    return next((f"{folder}/" for folder in FOLDERS if file.startswith(f"{folder}/")), "")
+
+
+def _differ(source: Path, target: Path) -> bool:
+    return not target.is_file() or source.read_bytes() != target.read_bytes()

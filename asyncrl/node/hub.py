@@ -1,0 +1,174 @@
+"""
+Models and datasets of the Hugging Face Hub, by name: from the cache of this machine, else from the network.
+
+    model.path = "org/name"                      ─▶ ~/.cache/huggingface/…/snapshots/COMMIT
+    model.path = "hf://org/name@REVISION"        ─▶ the same, at a branch, tag or commit
+    data.train = "hf://datasets/org/name:train"  ─▶ the parquet or JSONL files of a split, in …/snapshots/COMMIT
+
+The configuration of a run, in its run directory and its ledger, has the path with the commit, so that a resumed run
+reads the same files. Only safetensors, JSON, tokenizers and templates of a model are downloaded: never code, never a
+pickle. An existing local path is never taken for a name.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncrl.config.sections import Config
+from asyncrl.errors import ConfigError
+from asyncrl.node.machine.machine import INSTALL
+
+MODEL_FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+    "*.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+DATA_FILES = ("*.parquet", "*.jsonl")
+PREFIX, DATASETS = "hf://", "hf://datasets/"
+
+_PART = r"[A-Za-z0-9][\w.-]*"
+_NAME = re.compile(rf"(?P<repo>{_PART}/{_PART})(?::(?P<split>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?")
+
+Say = Callable[[str], None]
+Download = Callable[..., str]
+"""`huggingface_hub.snapshot_download`: returns the folder of a snapshot."""
+
+
+class HubName(Struct, frozen=True):
+    repo: str
+    revision: str | None = None
+    split: str = ""
+    """Split of a dataset; empty: all files."""
+
+
+def model_name(path: str) -> HubName | None:
+    """The name of a model on the Hub; None for a local path, also one that does not exist."""
+    if path.startswith(PREFIX):
+        return _parsed(path.removeprefix(PREFIX), path)
+    owner = path.partition("/")[0]
+    if Path(path).exists() or Path(owner).is_dir() or owner == "models" or not _NAME.fullmatch(path):
+        return None
+    return _parsed(path, path)
+
+
+def dataset_name(path: str) -> HubName | None:
+    """The name of a dataset, ``hf://datasets/org/name`` or ``org/name:split``; None for a local path."""
+    if path.startswith(DATASETS):
+        return _parsed(path.removeprefix(DATASETS), path)
+    found = _NAME.fullmatch(path)
+    return _parsed(path, path) if found and found["split"] and not Path(path).exists() else None
+
+
+def with_local_copies(config: Config, say: Say, download: Download | None = None) -> Config:
+    """
+    The configuration with the folder of a snapshot in place of each name.
+
+    Args:
+        say: Told which commit a name is.
+        download: In place of `huggingface_hub.snapshot_download`, in tests.
+
+    Raises:
+        ConfigError: A name is neither in the cache nor can be downloaded, or a dataset has no files of that split.
+    """
+    model, critic, data = config.model, config.critic, config.data
+    if name := model_name(model.path):
+        model = replace(model, path=model_folder(name, "model.path", say, download))
+    if critic.path and (name := model_name(critic.path)):
+        critic = replace(critic, path=model_folder(name, "critic.path", say, download))
+    train = _files(config.data.train_files, "data.train", say, download)
+    held_out = _files(config.data.held_out_files, "data.held_out", say, download)
+    if train != data.train_files or held_out != data.held_out_files:
+        data = replace(data, train=train, held_out=held_out)
+    return replace(config, model=model, critic=critic, data=data)
+
+
+def model_folder(name: HubName, setting: str, say: Say, download: Download | None = None) -> str:
+    """Folder of a model's snapshot; see `with_local_copies`."""
+    folder = _snapshot(name, MODEL_FILES, setting, download, repo_type="model", needed="*.safetensors")
+    say(f"{setting} {name.repo} is commit {folder.name}")
+    return str(folder)
+
+
+def _files(paths: Sequence[str], setting: str, say: Say, download: Download | None) -> list[str]:
+    found: list[str] = []
+    for path in paths:
+        name = dataset_name(path)
+        if name is None:
+            found.append(path)
+            continue
+        patterns = [f"*{name.split}*{suffix}" if name.split else suffix for suffix in _suffixes(name)]
+        folder = _snapshot(name, patterns, setting, download, repo_type="dataset", needed=patterns[0])
+        files = [file for pattern in patterns for file in sorted(folder.rglob(pattern)) if _is_of(file, name, folder)]
+        if not files:
+            raise ConfigError(f"{setting} {path!r}: the dataset has no parquet or JSONL file of a split {name.split!r}")
+        say(f"{setting} {name.repo} is commit {folder.name}: {len(files)} files")
+        found += map(str, files)
+    return found
+
+
+def _suffixes(name: HubName) -> list[str]:
+    return [pattern.removeprefix("*") if name.split else pattern for pattern in DATA_FILES]
+
+
+def _is_of(file: Path, name: HubName, folder: Path) -> bool:
+    """True if the split is a word of the file's path, so that ``train`` is not ``untrained``."""
+    words = re.split(r"[^A-Za-z0-9]+", str(file.relative_to(folder)))
+    return not name.split or name.split in words or name.split in str(file.relative_to(folder)).split("/")
+
+
+def _snapshot(
+    name: HubName, patterns: Sequence[str], setting: str, download: Download | None, *, repo_type: str, needed: str
+) -> Path:
+    """Folder of the snapshot in the cache if it has the files ``needed``, else downloaded."""
+    try:
+        from huggingface_hub import snapshot_download  # noqa: PLC0415  an optional package, and takes 0.2 s
+        from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{setting} {name.repo!r} is on the Hugging Face Hub, which needs: {INSTALL}") from error
+    fetch = partial(
+        download or snapshot_download,
+        name.repo,
+        repo_type=repo_type,
+        revision=name.revision,
+        allow_patterns=list(patterns),
+    )
+    try:
+        cached = Path(fetch(local_files_only=True))
+        if any(cached.rglob(needed)):
+            return cached
+    except (OSError, ValueError, HfHubHTTPError):
+        pass  # not in the cache
+    try:
+        return Path(fetch())
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        why, into = " ".join(str(error).split())[:200], f"{repo_type}s/{name.repo.rpartition('/')[2]}"
+        raise ConfigError(
+            f"{setting} {name.repo!r} is neither a local path, nor in the cache of the Hugging Face Hub, nor can it be "
+            f"downloaded ({type(error).__name__}: {why}); on a machine with a network run: hf download {name.repo}"
+            f"{' --repo-type dataset' if repo_type == 'dataset' else ''} --local-dir {into}, and give that folder"
+        ) from error
+
+
+def _parsed(text: str, given: str) -> HubName:
+    found = _NAME.fullmatch(text)
+    if not found:
+        raise ConfigError(
+            f"{given!r} is no name on the Hugging Face Hub: expected hf://[datasets/]OWNER/NAME[@REVISION]"
+        )
+    return HubName(found["repo"], found["revision"], found["split"] or "")

@@ -1,0 +1,33 @@
+"""`asyncrl reward try` on the command line."""
+
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from asyncrl.cli.main import main
+
+
+def asyncrl(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_reward_try_exits_with_1_if_a_verdict_fails_and_with_78_if_there_is_no_function(tmp_path: Path) -> None:
+    data, file = tmp_path / "rows.jsonl", tmp_path / "my.py"
+    data.write_text('{"prompt": "4 + 4", "answer": "8"}\n')
+    file.write_text("def score(inputs):\n    return 1 / len(inputs.completion)\n")
+    failed = asyncrl("reward", "try", file, data)
+    assert failed.exit_code == 1
+    assert "ZeroDivisionError in 1 of 5 verdicts" in failed.output
+    assert asyncrl("reward", "try", file, data, "--completion", "8").exit_code == 0
+    assert asyncrl("reward", "try", "gsmk", data).exit_code == 78
+
+
+def test_loss_try_prints_a_table_and_exits_with_1_for_a_loss_with_the_wrong_sign(tmp_path: Path) -> None:
+    file = tmp_path / "my.py"
+    file.write_text("def loss(tokens):\n    return tokens.advantages * (tokens.logprobs - tokens.old_logprobs).exp()\n")
+    wrong = asyncrl("loss", "try", file)
+    assert wrong.exit_code == 1
+    assert "problem  on policy: it lowers the probability of good tokens" in wrong.output
+    right = asyncrl("loss", "try", "clipped")
+    assert right.exit_code == 0
+    assert right.output.split()[:3] == ["case", "loss", "clipped"]

@@ -1,0 +1,72 @@
+"""Examples are copied with what they use, to the paths that they name."""
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.cli.start import examples
+from asyncrl.config.run_file import load_config
+from asyncrl.errors import ConfigError
+
+
+def test_every_run_file_service_folder_and_program_is_an_example() -> None:
+    known = examples.names()
+    assert {"conf/quickstart.toml", "conf/plan/verl-128.toml", "examples/own_reward.py"} <= set(known)
+    assert {"conf/kubernetes/", "conf/slurm/", "conf/container/", "conf/systemd/"} <= set(known)
+    assert [name for name in known if "__pycache__" in name] == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("quickstart", "conf/quickstart.toml"),
+        ("conf/quickstart.toml", "conf/quickstart.toml"),
+        ("kubernetes", "conf/kubernetes/"),
+        ("own_reward.py", "examples/own_reward.py"),
+    ],
+)
+def test_an_example_is_found_by_its_path_or_its_last_part(wanted: str, found: str) -> None:
+    assert examples.find(wanted) == found
+
+
+def test_an_unknown_example_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="there is no example 'quickstrat': did you mean 'quickstart'"):
+        examples.find("quickstrat")
+
+
+def test_the_files_that_a_run_file_names_come_with_it(tmp_path: Path) -> None:
+    copied = examples.copy(examples.find("hidden-sums"), tmp_path)
+    assert copied == [tmp_path / "conf/hidden-sums.toml", tmp_path / "examples/hidden_sums.py"]
+    function = load_config(copied[0]).environment.function
+    assert (tmp_path / function.partition(":")[0]).is_file()
+
+
+def test_a_folder_is_copied_as_a_whole(tmp_path: Path) -> None:
+    copied = examples.copy("conf/kubernetes/", tmp_path)
+    assert {path.name for path in copied} >= {"broker.yaml", "run.toml", ".gitignore"}
+
+
+def test_a_changed_file_is_never_overwritten_and_an_equal_one_is_no_obstacle(tmp_path: Path) -> None:
+    first, reward = examples.copy(examples.find("gsm8k-tiny"), tmp_path)
+    assert examples.copy(examples.find("gsm8k-tiny"), tmp_path) == [first, reward]
+    reward.write_text("mine")
+    first.unlink()
+    with pytest.raises(ConfigError, match=r"gsm8k_tiny_reward.py exists and is different"):
+        examples.copy(examples.find("gsm8k-tiny"), tmp_path)
+    assert (reward.read_text(), first.exists()) == ("mine", False)
+
+
+def test_the_commands_of_a_run_file_are_those_of_its_opening_comment() -> None:
+    assert examples.commands("conf/quickstart.toml") == [
+        "asyncrl toy step-sums cache/step-sums",
+        "asyncrl run conf/quickstart.toml",
+    ]
+    assert examples.commands("conf/slurm/") == []
+
+
+def test_an_example_is_described_by_its_first_sentence() -> None:
+    assert examples.describe("conf/quickstart.toml") == (
+        "First run: a small model learns to solve sums step by step instead of guessing, on two CPU cores"
+    )
+    assert examples.describe("conf/slurm/") == "asyncrl.sbatch"
+    assert all(map(examples.describe, examples.names()))

@@ -1,0 +1,142 @@
+"""Names of the Hub become folders with a commit, from the cache first; a local path is never taken for a name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.config.sections import Config, Data, Model
+from asyncrl.errors import ConfigError
+from asyncrl.node.hub import HubName, dataset_name, model_name, with_local_copies
+
+pytest.importorskip("huggingface_hub")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def download(tmp_path: Path) -> Callable[..., str]:
+    """The real function, with a cache of one model and one dataset, and no network."""
+    from huggingface_hub import snapshot_download
+
+    files = {
+        "models--org--name": ("config.json", "model.safetensors"),
+        "datasets--org--sums": (
+            "data/train-0.parquet",
+            "data/train-1.parquet",
+            "data/test-0.parquet",
+            "untrained.jsonl",
+        ),
+    }
+    for repo, names in files.items():
+        for name in names:
+            path = tmp_path / "cache" / repo / "snapshots" / COMMIT / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("{}")
+        refs = tmp_path / "cache" / repo / "refs"
+        refs.mkdir()
+        (refs / "main").write_text(COMMIT)
+
+    def from_cache(*arguments: Any, **options: Any) -> str:
+        if not options.get("local_files_only"):
+            raise OSError("there is no network")
+        return str(snapshot_download(*arguments, **options, cache_dir=tmp_path / "cache"))
+
+    return from_cache
+
+
+def config(model: str, train: str = "train.parquet", held_out: str = "") -> Config:
+    return Config(model=Model(path=model), data=Data(train=train, held_out=held_out))
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("Qwen/Qwen3-0.6B", HubName("Qwen/Qwen3-0.6B")),
+        ("hf://org/name@v1.0", HubName("org/name", "v1.0")),
+        ("models/base", None),
+        ("/data/base", None),
+        ("./org/name", None),
+        ("cache/step-sums/model", None),
+    ],
+)
+def test_a_model_of_the_hub_is_told_from_a_path(path: str, name: HubName | None) -> None:
+    assert model_name(path) == name
+
+
+def test_a_local_folder_is_never_a_name(tmp_path: Path) -> None:
+    (tmp_path / "org").mkdir()
+    assert model_name("org/name") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("hf://datasets/org/sums:train@main", HubName("org/sums", "main", "train")),
+        ("org/sums:test", HubName("org/sums", None, "test")),
+        ("org/sums", None),
+        ("data/train.parquet", None),
+    ],
+)
+def test_a_dataset_of_the_hub_is_told_from_a_path(path: str, name: HubName | None) -> None:
+    assert dataset_name(path) == name
+
+
+def test_the_configuration_gets_the_folder_with_the_commit(download: Callable[..., str]) -> None:
+    said: list[str] = []
+    found = with_local_copies(
+        config("org/name", "org/sums:train", "hf://datasets/org/sums:test"), said.append, download
+    )
+    assert found.model.path.endswith(f"models--org--name/snapshots/{COMMIT}")
+    assert [Path(file).name for file in found.data.train_files] == ["train-0.parquet", "train-1.parquet"]
+    assert [Path(file).name for file in found.data.held_out_files] == ["test-0.parquet"]
+    assert said[0] == f"model.path org/name is commit {COMMIT}"
+
+
+def test_local_paths_stay_as_they_are(download: Callable[..., str]) -> None:
+    given = config("models/base")
+    assert with_local_copies(given, lambda _: None, download) == given
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            config("org/other"),
+            r"'org/other' is neither a local path.*OSError: there is no network.*hf download org/other",
+        ),
+        (config("m", "org/none:train"), "--repo-type dataset --local-dir datasets/none"),
+        (config("hf://nonsense"), "is no name on the Hugging Face Hub"),
+    ],
+)
+def test_what_cannot_be_had_is_one_sentence(given: Config, said: str, download: Callable[..., str]) -> None:
+    with pytest.raises(ConfigError, match=said):
+        with_local_copies(given, lambda _: None, download)
+
+
+def test_a_cached_model_without_weights_is_downloaded(tmp_path: Path) -> None:
+    (tmp_path / "part").mkdir()
+    (tmp_path / "whole").mkdir()
+
+    def download(*_: Any, local_files_only: bool = False, **__: Any) -> str:
+        return str(tmp_path / ("part" if local_files_only else "whole"))
+
+    assert with_local_copies(config("org/name"), lambda _: None, download).model.path == str(tmp_path / "whole")
+
+
+def test_no_code_and_no_pickle_is_asked_for(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def download(*_: Any, allow_patterns: list[str], **__: Any) -> str:
+        asked.extend(allow_patterns)
+        return str(tmp_path)
+
+    with_local_copies(config("org/name"), lambda _: None, download)
+    assert asked
+    assert [pattern for pattern in asked if pattern.endswith((".py", ".bin", ".pt", ".pth", "*"))] == []
