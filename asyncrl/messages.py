@@ -30,16 +30,16 @@ Activity = Literal[
     "training", "publishing", "checkpointing", "waiting for the devices", "fetching",
     "idle",
 ]  # fmt: skip
-"""What a rollout, a reward node or a trainer does at a moment."""
+"""Activity of a rollout, a reward node or a trainer at a moment."""
 ROLLOUT_ACTIVITIES: tuple[Activity, ...] = (
     "asleep", "swapping", "serving users", "sampling", "environment", "storing",
 )  # fmt: skip
-"""Of two at the same time, the first counts."""
+"""The first counts where two go on at the same time."""
 REWARD_ACTIVITIES: tuple[Activity, ...] = ("grading",)
 TRAINER_ACTIVITIES: tuple[Activity, ...] = (
     "training", "publishing", "checkpointing", "waiting for the devices", "fetching",
 )  # fmt: skip
-"""Of two at the same time, the first counts."""
+"""The first counts where two go on at the same time."""
 """
 ``machine``: in a trainer of several machines, one that waits for the others, or follows the first, which is the
 ``trainer``. Each says Hello as a ``trainer``; the broker decides.

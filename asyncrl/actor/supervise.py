@@ -113,7 +113,7 @@ class Child:
                 stderr=output,
                 env=self._environment,
                 start_new_session=True,
-                preexec_fn=_dies_with(os.getpid()),
+                preexec_fn=dies_with(os.getpid()),
             )
         self._session = self._process.pid
 
@@ -230,7 +230,7 @@ def describe_exit(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def _dies_with(parent: int) -> Callable[[], None] | None:
+def dies_with(parent: int) -> Callable[[], None] | None:
     """Function for the child to run before exec: an orphan would hold ports, memory and devices."""
     if sys.platform != "linux":
         return None

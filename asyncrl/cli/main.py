@@ -71,6 +71,7 @@ def main() -> None:
 @click.option(
     "--scale", type=click.Choice(["tiny"]), help="Run the same options with a tiny random model and few rows, on a CPU."
 )
+@click.option("--dashboard", "is_shown", is_flag=True, help="Show the run in a browser while it lasts.")
 @metrics_option
 @metrics_open_option
 @report_errors
@@ -78,6 +79,7 @@ def run(
     config_path: Path,
     overrides: tuple[str, ...],
     *,
+    is_shown: bool,
     dry_run: bool,
     device_memory: str,
     host_memory: str,
@@ -107,7 +109,7 @@ def run(
     if dry_run:
         launch.dry_run(config, device_memory, host_memory)
     else:
-        launch.run(config, name=config_path.stem, metrics=serving)
+        launch.run(config, name=config_path.stem, is_shown=is_shown, metrics=serving)
 
 
 @main.command()
@@ -175,6 +177,31 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
     out = out or RunDirectory(runs[0]).report
     write_report(runs, out)
     click.echo(out)
+
+
+@main.command()
+@click.argument("runs", metavar="RUN...", type=PATH, nargs=-1, required=True)
+@click.option("--host", default="127.0.0.1", help="Address to listen on; one beyond loopback needs a token.")
+@click.option("--port", type=click.IntRange(0, 65535), show_default="8460, or a free one", help="0 takes a free one.")
+@report_errors
+def dashboard(runs: tuple[Path, ...], host: str, port: int | None) -> None:
+    """
+    Show one run, or several side by side, in a browser.
+
+    Each RUN is a run directory; a running one is followed. Prints the address and serves it until interrupted. With
+    ASYNCRL_DASHBOARD_TOKEN set, every visitor needs that token.
+
+    \b
+    Example:
+      asyncrl dashboard runs/quickstart
+      asyncrl dashboard runs/a runs/b --port 0
+    """
+    from asyncrl.node.machine.machine import require_dashboard
+
+    require_dashboard()
+    from asyncrl.cli.dashboard import show
+
+    show(runs, host, port)
 
 
 @main.command("eval")

@@ -154,7 +154,7 @@ class RunDirectory:
         times.append(self.times, line)
 
     def read_times(self) -> list[TimesLine]:
-        """What each node did, in order; raises as `read_events`."""
+        """Times of all nodes, in order; raises as `read_events`."""
         return times.read(self.times)
 
     def read_events(self) -> list[dict[str, Any]]:

@@ -56,7 +56,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     pictured: list[PicturedSample]
     """Samples whose prompts have pictures, for the report."""
     times: list[TimesLine] = []
-    """What each node did, in order; empty for runs that recorded none."""
+    """Times of all nodes, in order; empty for runs that recorded none."""
     notes: list[str]
     """One sentence for each file that could not be read."""
     episodes: list[SampledEpisode] = []

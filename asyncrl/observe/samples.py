@@ -61,6 +61,8 @@ class SampleRow(Struct, frozen=True, kw_only=True):
     """Files of the pictures; only one row of a group has them."""
     turns: Sequence[Turn] = ()
     """Turns of an episode; empty for a single completion."""
+    data_source: str = ""
+    """Dataset of the prompt."""
     context_ids: bytes | memoryview = b""
     """[sum of ``num_context``] int32, tokens of the environment. Borrowed until `SamplesWriter.write` returns."""
 
@@ -155,6 +157,7 @@ def _table(rows: Sequence[SampleRow]) -> "pa.Table":
             "context_tokens": pa.array([len(_bytes(row.context_ids)) // 4 for row in rows], pa.int32()),
             "turns": pa.array([turn_cell(row.turns) for row in rows], turn_type()),
             "context_ids": _lists([row.context_ids for row in rows], pa.int32()),
+            "data_source": pa.array([row.data_source for row in rows], pa.string()),
         }
     )
 

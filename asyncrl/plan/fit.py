@@ -28,7 +28,7 @@ from asyncrl.plan.simulate import simulate
 CLOSE = 0.15
 """Largest error of the fitted plan's step time, of the measured one, with which it may predict."""
 HALVINGS = 5
-"""Of the logarithm of the share that is fitted."""
+"""Bisection steps for the share that is fitted."""
 NO_PREFILL = 1e12
 """Tokens per second: the speed of decoding was measured with prefill in it."""
 
@@ -46,7 +46,7 @@ class Forecast(Struct, frozen=True):
     fitted_s: float
     """The same in the fitted plan."""
     gains: list[Gain]
-    """What single changes bring, most first; empty if the fitted plan does not describe the run."""
+    """Gains of single changes, the largest first; empty if the fitted plan does not describe the run."""
 
     @property
     def is_close(self) -> bool:

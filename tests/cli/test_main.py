@@ -57,7 +57,19 @@ def _commands(group: str) -> set[str]:
 
 
 def test_the_commands_are_these():
-    looking = {"report", "why", "audit", "events", "dead-letters", "config", "doctor", "eval", "export", "track"}
+    looking = {
+        "dashboard",
+        "why",
+        "report",
+        "audit",
+        "events",
+        "dead-letters",
+        "config",
+        "doctor",
+        "eval",
+        "export",
+        "track",
+    }
     operating = {"drain", "status", "ls", "top", "logs", "stop", "pause", "resume-sampling", "set", "stacks"}
     assert set(main.commands) == {
         "run",
@@ -91,6 +103,7 @@ def test_the_commands_are_these():
         "--device-memory",
         "--host-memory",
         "--scale",
+        "--dashboard",
         "--metrics",
         "--metrics-open",
     ]

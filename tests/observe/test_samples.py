@@ -67,6 +67,7 @@ def test_rows_read_back_as_they_were_written(tmp_path: Path) -> None:
         "context_tokens": 0,
         "turns": [],
         "context_ids": [],
+        "data_source": "",
     }
     assert (second["completion_ids"], second["num_tokens"]) == ([4], 1)
     assert (third["completion_ids"], third["behavior_logprobs"], third["num_tokens"]) == ([], [], 0)

@@ -1,5 +1,5 @@
 """
-What an idle node waits for, in words, from the state of the groups.
+Causes of idle time in words, from the state of the groups.
 
     trainer   the groups that its next step lacks: sampling, grading, evaluation, rollouts, ...
     rollout   room in the window, which a step and its weights make; or what the trainer itself waits for

@@ -143,6 +143,7 @@ def _row(stepped: Stepped, prompt: Prompt, slot: Slot, trajectory: Trajectory, f
         prompt=prompt_text(prompt),
         completion=trajectory.text,
         answer=prompt.answer,
+        data_source=prompt.data_source,
         reward=slot.reward,
         metrics=slot.metrics,
         finish_reason=trajectory.finish_reason,

@@ -64,7 +64,7 @@ class _Account(Struct):
         return {cause: idle_s * seconds / total_s for cause, seconds in causes.items()}
 
     def take(self) -> NodeTimes:
-        """What was booked since the last call."""
+        """Times booked since the last call."""
         seconds = {name: value for name, value in self.seconds.items() if value > 0}
         taken = NodeTimes(self.role, seconds, self.tokens, self.memory_stall)
         self.seconds, self.tokens, self.memory_stall = defaultdict(float), 0, 0.0

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from rich.console import Console
 from asyncrl.broker.failures import recorded, recorded_attempts
 from asyncrl.broker.metrics.batch_metrics import RunTotals
 from asyncrl.cli.launch.architecture import check_architecture
+from asyncrl.cli.launch.beside import dashboard_beside
 from asyncrl.cli.launch.checks import CHECKS, devices_of, resolved, where
 from asyncrl.cli.launch.screen import Screen
 from asyncrl.cli.launch.supervisor import Supervisor
@@ -32,7 +33,7 @@ from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
 from asyncrl.files.lock import locked
 from asyncrl.node.hub import with_local_copies
 from asyncrl.node.machine.devices import Devices
-from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, require_train
+from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, require_dashboard, require_train
 from asyncrl.node.metrics_server import MetricsOptions
 from asyncrl.node.run_folder import LOCK_WAIT_S
 from asyncrl.observe.failure_sentences import sentences
@@ -41,7 +42,9 @@ from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from asyncrl.observe.trackers.catalogue import check_trackers
 
 
-def run(config: Config, *, name: str = "run", metrics: MetricsOptions | None = None) -> RunSummary:
+def run(
+    config: Config, *, name: str = "run", is_shown: bool = False, metrics: MetricsOptions | None = None
+) -> RunSummary:
     """
     Run every role as a child process, to the end; then write the report and print where the results are.
 
@@ -50,6 +53,7 @@ def run(config: Config, *, name: str = "run", metrics: MetricsOptions | None = N
     Args:
         config: Checked already; see `asyncrl.load_config`.
         name: Name of the run directory, unless ``run.name`` is set.
+        is_shown: Start a dashboard of the run, and print its address.
         metrics: Where the processes serve their metrics; None serves none.
 
     Raises:
@@ -57,13 +61,15 @@ def run(config: Config, *, name: str = "run", metrics: MetricsOptions | None = N
         RunFailed, LinkError: The run ended early; the message is the cause.
     """
     require_train()
+    if is_shown:
+        require_dashboard()
     console = Console()
     config = resolve_steps(with_local_copies(config, partial(_print, console)))
     trainer, shares = _check(config, console)
     config = resolved(config, shares)
     directory = RunDirectory.create(Path(config.run.dir), config.run.name or name)
     directory.write_config(to_toml(with_absolute_paths(config, Path.cwd())))
-    with _held(directory):
+    with _held(directory), dashboard_beside(directory, partial(_print, console)) if is_shown else nullcontext():
         return _execute(config, directory, trainer, shares, console, metrics)
 
 
@@ -263,6 +269,7 @@ def _outcome(directory: RunDirectory, summary: RunSummary, *, can_resume: bool) 
     lines = [
         f"{summary.status}: {summary.steps} of {summary.steps_planned} steps in {summary.wall_s:.1f} s{accuracy}, "
         f"mean staleness {summary.staleness_mean:.2f} (max {summary.staleness_max}) policy versions",
+        f"dashboard   asyncrl dashboard {directory.path}",
         f"report      {directory.report if directory.report.exists() else 'none'}",
         f"samples     {directory.samples}",
         f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}",

@@ -56,6 +56,11 @@ def require_node() -> None:
     _require(NODE, "all roles", INSTALL_NODE)
 
 
+def require_dashboard() -> None:
+    """Raise `ConfigError`, with the command that installs them, if packages of the dashboard are missing."""
+    _require((*NODE, "uvicorn"), "dashboards", "pip install 'asyncrl[dashboard]'")
+
+
 def _require(names: Iterable[str], who: str, install: str) -> None:
     if missing := missing_packages(names):
         verb, object_ = ("is", "it") if len(missing) == 1 else ("are", "them")

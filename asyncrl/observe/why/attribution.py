@@ -1,5 +1,5 @@
 """
-Where the time of a run went: seconds of every node by what it did or waited for, as shares that add up to 1.
+Attribution of a run's time: seconds of every node by activity, as shares that add up to 1.
 
     times.jsonl ─▶ all lines ─▶ whole run                      `NodeTimes` of every node, summed
                └─▶ from the first trained step to the last ─▶ steady: without loading, and without the end

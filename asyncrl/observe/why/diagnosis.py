@@ -40,11 +40,11 @@ class Diagnosis(Struct, frozen=True):
     """Share of the trainer's time that it costs; of a trainer that is itself the bottleneck, the share it trains."""
     sentence: str
     setting: str
-    """What to change."""
+    """Advice: the setting to change, or the place to look."""
 
 
 class Evidence(Struct, frozen=True):
-    """What a run recorded, besides the times."""
+    """Records of a run besides its times."""
 
     events: Sequence[Mapping[str, Any]]
     num_groups: int

@@ -1,4 +1,4 @@
-"""Why a run is as fast as it is: where the time of each role went, and the bottleneck."""
+"""Explanation of a run's speed: the time of each role by activity, and the bottleneck."""
 
 from msgspec import Struct
 

@@ -27,14 +27,11 @@ from asyncrl.rollout.gateway.exchange import (
     BodyBudget,
     Disconnected,
     Exchange,
-    Header,
-    Receive,
-    Scope,
-    Send,
 )
 from asyncrl.rollout.gateway.gateway import Gateway
 from asyncrl.rollout.gateway.refusal import Refused
 from asyncrl.rollout.gateway.reply import KEEP_ALIVE, Reply, event
+from asyncrl.web.asgi import Header, Receive, Scope, Send, lifespan
 
 log = get_logger()
 
@@ -70,7 +67,7 @@ class GatewayApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            return await _lifespan(receive, send)
+            return await lifespan(receive, send)
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close", "code": 1008})
         exchange = Exchange(scope, receive, send)
@@ -202,11 +199,3 @@ def _read_score(raw: bytes) -> Score:
     if problem := problem_of(0.0 if sent.reward is None else sent.reward, sent.metrics, None):
         raise Refused(400, "invalid_reward", problem)
     return Score(reward=sent.reward, metrics=sent.metrics)
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

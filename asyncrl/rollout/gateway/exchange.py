@@ -1,16 +1,10 @@
 """One HTTP exchange over ASGI: a bounded body with a deadline, an answer, and whether the client went away."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from asyncrl.rollout.gateway.refusal import Refused
-
-Scope = MutableMapping[str, Any]
-Event = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Event]]
-Send = Callable[[Event], Awaitable[None]]
-Header = tuple[bytes, bytes]
+from asyncrl.web.asgi import Header, Receive, Scope, Send
 
 JSON = (b"content-type", b"application/json")
 CLOSE = (b"connection", b"close")

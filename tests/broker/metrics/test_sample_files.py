@@ -58,7 +58,7 @@ TRAJECTORY = Trajectory(
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [
-        (Prompt(text="2 + 2?", answer="4"), "2 + 2?"),
+        (Prompt(text="2 + 2?", answer="4", data_source="sums"), "2 + 2?"),
         (Prompt(chat=[{"role": "user", "content": "2 + 2?"}], answer="4"), "user: 2 + 2?"),
     ],
 )
@@ -67,7 +67,7 @@ def test_staleness_is_counted_from_the_oldest_token(tmp_path: Path, prompt: Prom
 
     assert (row["step"], row["group_id"], row["oldest_version"], row["staleness"]) == (3, 7, 4, 1)
     assert (row["prompt"], row["completion"], row["answer"], row["reward"]) == (said, "four", "4", 0.5)
-    assert row["completion_ids"] == [2, 3]
+    assert (row["completion_ids"], row["data_source"]) == ([2, 3], prompt.data_source)
 
 
 def test_an_episode_is_written_with_its_turns_and_context(tmp_path: Path) -> None:

@@ -52,3 +52,13 @@ def test_the_packages_of_every_role_are_an_extra(monkeypatch: pytest.MonkeyPatch
     assert next(iter(machine.software_lines(torch))).state == "good", "the commands work without"
     with pytest.raises(ConfigError, match=r"^pyarrow is not installed, and all roles need it; run: .*asyncrl\[node\]"):
         machine.require_node()
+
+
+def test_a_dashboard_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.require_dashboard()
+    lacking = {"uvicorn", "numpy"}
+    monkeypatch.setattr(machine, "installed_version", lambda name: None if name in lacking else "1.0")
+    with pytest.raises(
+        ConfigError, match=r"numpy, uvicorn are not installed, and dashboards need them; run: .*dashboard"
+    ):
+        machine.require_dashboard()

@@ -1,0 +1,108 @@
+// The frame: which page is shown, of which run, and what happens when a run changes.
+//
+//     #/samples?run=0&reward_min=1        the address of a page says all that it shows
+
+import {follow, get} from "./api.js";
+import {runColour, onScheme} from "./colours.js";
+import {cluster} from "./cluster.js";
+import {h, put} from "./dom.js";
+import {events} from "./events.js";
+import {overview} from "./overview.js";
+import {samples} from "./samples.js";
+import {settings} from "./settings.js";
+import {timeline} from "./timeline.js";
+
+const PAGES = {
+  overview: ["Overview", overview], cluster: ["Cluster", cluster], samples: ["Samples", samples], timeline: ["Timeline", timeline],
+  events: ["Events", events], config: ["Config", settings],
+};
+const PAUSE_MS = 2000; // between two updates
+const OF_ALL_RUNS = ["overview", "config"]; // pages that show every run at once
+
+const top_ = document.getElementById("top"), main = document.getElementById("page");
+const problem = h("p", {class: "problem", role: "alert", hidden: true});
+const connection = h("span", {class: "connection", title: "following the run"});
+let runs = [], page = null, shown = "", isUpdating = false;
+const waiting = new Set(); // numbers of runs that changed
+
+function place() {
+  const [name, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const parameters = new URLSearchParams(query);
+  const run = Number(parameters.get("run") || 0);
+  return {name: name in PAGES ? name : "overview", parameters, run: run >= 0 && run < runs.length ? run : 0};
+}
+
+function link(name, run) {
+  return `#/${name}${run ? `?run=${run}` : ""}`;
+}
+
+/** Do something that may fail; a failure is told above the page until something succeeds. */
+async function attempt(action) {
+  try {
+    await action();
+    problem.hidden = true;
+  } catch (error) {
+    put(problem, error.message);
+    problem.hidden = false;
+  }
+}
+
+function show() {
+  const {name, parameters, run} = place();
+  shown = location.hash;
+  page?.close();
+  const context = {
+    runs, run, parameters, attempt,
+    title: (text) => { document.title = `${runs.length > 1 ? `${runs.length} runs` : text} · asyncrl`; },
+    /** Put parameters into the address, as a new entry of the history or in place of this one. */
+    remember: (values, isNew = false) => {
+      const query = new URLSearchParams(values);
+      if (run) query.set("run", run);
+      const text = query.toString();
+      shown = `#/${name}${text ? `?${text}` : ""}`;
+      history[isNew ? "pushState" : "replaceState"](null, "", shown);
+    },
+  };
+  page = PAGES[name][1](context);
+  const isOne = runs.length > 1 && !OF_ALL_RUNS.includes(name);
+  put(top_, h("a", {class: "brand", href: "#/overview"}, "asyncrl"), h("nav", {"aria-label": "pages"}, Object.entries(PAGES).map(([key, [title]]) =>
+    h("a", {href: link(key, run), "aria-current": key === name ? "page" : null}, title))),
+    runs.length > 1 ? h("select", {"aria-label": "run", hidden: !isOne && name !== "overview", onchange: (event) => { location.hash = link(name, Number(event.target.value)); }},
+      runs.map((one, i) => h("option", {value: String(i), selected: i === run}, one.name))) : h("span", {class: "run-name"}, runs[0].name), connection);
+  if (isOne) top_.style.setProperty("--run", runColour(run));
+  put(main, problem, page.element);
+  top_.querySelector("[aria-current]")?.scrollIntoView({block: "nearest", inline: "nearest"});
+  const own = page;
+  attempt(() => own.start());
+}
+
+function changed(found) {
+  const which = found.map((run, i) => [run, runs[i]]).flatMap(([now, before], i) => (before && before.revision === now.revision ? [] : [i]));
+  const isFirst = found.length !== runs.length;
+  runs = found;
+  connection.hidden = runs.every((run) => run.is_over);
+  if (isFirst) show();
+  else for (const run of which) waiting.add(run);
+  updateSoon();
+}
+
+/** Update the page for the runs that changed: one update at a time, and a pause after each, whatever the run's pace. */
+async function updateSoon() {
+  if (isUpdating || !waiting.size || !page) return;
+  isUpdating = true;
+  while (waiting.size) {
+    const which = [...waiting], own = page;
+    waiting.clear();
+    await attempt(() => own.update(which));
+    await new Promise((done) => setTimeout(done, PAUSE_MS));
+  }
+  isUpdating = false;
+}
+
+window.addEventListener("hashchange", () => location.hash !== shown && show());
+window.addEventListener("popstate", () => location.hash !== shown && show());
+onScheme(() => page?.redraw());
+
+put(main, problem);
+await attempt(async () => changed((await get("runs")).runs));
+follow(changed, (isConnected) => connection.classList.toggle("lost", !isConnected));

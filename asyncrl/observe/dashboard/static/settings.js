@@ -1,0 +1,55 @@
+// Every setting with its value, default and meaning; with several runs, a column for each.
+
+import {get} from "./api.js";
+import {h, put} from "./dom.js";
+import {plural} from "./format.js";
+
+export function settings(context) {
+  const many = context.runs.length > 1;
+  let rows = [], isClosed = false;
+  const search = h("input", {type: "search", placeholder: "key, value or meaning", "aria-label": "search settings", oninput: () => draw()});
+  const which = h("select", {"aria-label": "which settings", onchange: () => draw()},
+    h("option", {value: "all"}, "all settings"), h("option", {value: "changed"}, "not the default"), many ? h("option", {value: "differing"}, "different between runs") : null);
+  const count = h("span", {class: "muted"});
+  const body = h("div", {class: "settings-list"});
+  const element = h("div", {class: "settings"}, h("div", {class: "tools"}, search, which, count), body);
+
+  function draw() {
+    const wanted = search.value.toLowerCase();
+    const shown = rows.filter((row) => (which.value === "all" || (which.value === "changed" ? row.isChanged : row.differs))
+      && (!wanted || `${row.key} ${row.values.join(" ")} ${row.meaning}`.toLowerCase().includes(wanted)));
+    put(count, `${plural(shown.length, "setting")}, ${shown.filter((row) => row.isChanged).length} not the default`);
+    const sections = new Map();
+    for (const row of shown) {
+      const section = row.key.split(".")[0];
+      if (!sections.has(section)) sections.set(section, []);
+      sections.get(section).push(row);
+    }
+    put(body, [...sections].map(([section, own]) => h("section", {}, h("h2", {}, section), h("div", {class: "scroll"}, h("table", {},
+      h("thead", {}, h("tr", {}, h("th", {}, "setting"), context.runs.map((run) => h("th", {}, many ? run.name : "value")), h("th", {class: "default"}, "default"), h("th", {}, "meaning"))),
+      h("tbody", {}, own.map((row) => h("tr", {class: row.isChanged ? "changed" : ""}, h("td", {class: "key"}, row.key.slice(section.length + 1), row.isChanged ? h("span", {class: "sr"}, " (not the default)") : null),
+        row.values.map((value, run) => h("td", {class: "value", "data-run": many ? `${context.runs[run].name} ` : null}, value === "" ? h("span", {class: "muted"}, "empty") : value)),
+        h("td", {class: "default muted"}, row.default === "" ? "empty" : row.default), h("td", {class: "meaning"}, marked(row.meaning))))))))));
+  }
+
+  async function start() {
+    const found = await Promise.all(context.runs.map((_, run) => get(`runs/${run}/settings`)));
+    if (isClosed) return;
+    const byKey = new Map();
+    found.forEach(({settings: own}, run) => own.forEach((setting) => {
+      if (!byKey.has(setting.key)) byKey.set(setting.key, {...setting, isChanged: false, values: context.runs.map(() => "")});
+      const row = byKey.get(setting.key);
+      row.values[run] = setting.value;
+      row.isChanged ||= setting.is_changed;
+    }));
+    rows = [...byKey.values()].map((row) => ({...row, differs: new Set(row.values).size > 1}));
+    draw();
+  }
+
+  return {element, start, update: () => null, redraw: () => {}, close: () => { isClosed = true; }};
+}
+
+/** Text with ``code`` as elements. */
+function marked(text) {
+  return text.split("``").map((part, place) => (place % 2 ? h("code", {}, part) : part));
+}
