@@ -106,7 +106,7 @@ def test_a_take_waits_for_its_groups_and_is_forgotten_with_its_trainer() -> None
         desk.training.take(0, "t.1")
         desk.training.answer_take(0)
     outbox, records, _ = desk.out.drain()
-    batch = Batch(0, [slot.scored_trajectory() for slot in group.slots])
+    batch = Batch(0, [slot.scored_trajectory() for slot in group.slots], lr=desk.config.trainer.lr)
     assert [(o.peer, o.message, o.once_durable) for o in outbox] == [("t.1", batch, True)] * 2
     assert records == [Taken(0, [0])]
 

@@ -62,7 +62,7 @@ def test_the_name_in_the_brackets_of_a_docstring_leads_to_that_setting() -> None
         ("val_kwargs.top_p=0.7", "evaluation.top_p", ""),
         ("val_kwargs.top_k=20", "evaluation.top_k", ""),
         ("max_num_batched_tokens=8192", "rollout.vllm.engine_args", ""),
-        ("reward.custom_reward_function.path=reward.py", "reward.function", "a function of one VerifierInput"),
+        ("reward.custom_reward_function.path=reward.py", "reward.function", "called with verl's arguments"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=32", "schedule.groups_per_step", "x require_batches"),
         ("require_batches=4", "trainer.mini_batches", "ppo_mini_batch_size x it"),
         ("rollout.n_gpus_per_node=8", "rollout.replicas", "/ rollout.vllm.tensor_parallel_size"),
