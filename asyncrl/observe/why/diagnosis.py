@@ -19,7 +19,7 @@ from asyncrl.observe.why.attribution import Attribution
 Bottleneck = Literal[
     "trainer", "sampling", "long completions", "window", "slow rollout", "flapping node", "memory", "disk",
     "publishing", "checkpoints", "grading", "hanging verifier", "evaluation", "refused data", "rollouts",
-    "shared devices",
+    "shared devices", "unknown",
 ]  # fmt: skip
 
 MUCH = 0.2
@@ -87,8 +87,12 @@ def diagnose(steady: Attribution, evidence: Evidence) -> Diagnosis | None:
     if by_cause.get("training", 0.0) < 0.5:  # It waits most of the time, so what it waits for most counts.
         by_cause.pop("training", None)
     cause, share = max(by_cause.items(), key=lambda item: item[1], default=("training", 1.0))
-    rule = RULES.get(cause)
-    return rule(steady, evidence, share) if rule else Diagnosis("rollouts", share, f"The trainer is {cause}.", "")
+    if cause in RULES:
+        return RULES[cause](steady, evidence, share)
+    bottleneck, sentence, setting = REMEDIES.get(
+        cause, ("unknown", f"The trainer is {cause} {{share:.0%}} of the time.", "")
+    )
+    return Diagnosis(bottleneck, share, sentence.format(share=share), setting)
 
 
 CAUSES = {
@@ -97,17 +101,49 @@ CAUSES = {
     "waiting for free slots": "sampling",
     "waiting for prompts": "sampling",
     "waiting for the ledger": "disk",
-    "waiting for the spool": "disk",
     "waiting for spools": "disk",
     "fetching": "disk",
     "waiting for grading": "grading",
     "waiting for evaluation": "evaluation",
     "waiting for rollouts": "rollouts",
     "waiting for weights to arrive": "publishing",
-    "publishing": "publishing",
     "waiting for the devices": "shared devices",
 }
 """Groups of a trainer's activities that have one remedy."""
+
+REMEDIES: dict[str, tuple[Bottleneck, str, str]] = {
+    "publishing": (
+        "publishing",
+        "The trainer waits {share:.0%} of the time for new weights to reach the rollouts.",
+        "raise schedule.steps_per_publish, set weights.delta, or use a faster network (weights.interface)",
+    ),
+    "checkpointing": (
+        "checkpoints",
+        "The trainer copies checkpoints {share:.0%} of the time.",
+        "raise checkpoint.every_steps",
+    ),
+    "disk": (
+        "disk",
+        "The trainer waits {share:.0%} of the time for records and trajectories to be written and read.",
+        "put run.dir and the spools on a faster disk",
+    ),
+    "evaluation": (
+        "evaluation",
+        "The trainer waits {share:.0%} of the time while a rollout evaluates.",
+        "raise evaluation.every_versions, or lower evaluation.max_prompts",
+    ),
+    "rollouts": (
+        "rollouts",
+        "No rollout was connected {share:.0%} of the time.",
+        "start rollouts, or read their logs",
+    ),
+    "shared devices": (
+        "shared devices",
+        "The trainer waits {share:.0%} of the time for its turn at the devices that it shares with rollouts.",
+        "set rollout.colocated = false if there are more devices",
+    ),
+}
+"""Bottleneck, sentence and advice for causes that need no further look."""
 
 
 def _training(steady: Attribution, _evidence: Evidence, share: float) -> Diagnosis:
@@ -120,144 +156,101 @@ def _training(steady: Attribution, _evidence: Evidence, share: float) -> Diagnos
     )
 
 
-def _publishing(_steady: Attribution, _evidence: Evidence, share: float) -> Diagnosis:
-    return Diagnosis(
-        "publishing",
-        share,
-        f"The trainer waits {share:.0%} of the time for new weights to reach the rollouts.",
-        "raise schedule.steps_per_publish, set weights.delta, or use a faster network (weights.interface)",
-    )
-
-
-def _checkpointing(_steady: Attribution, _evidence: Evidence, share: float) -> Diagnosis:
-    return Diagnosis(
-        "checkpoints",
-        share,
-        f"The trainer copies checkpoints {share:.0%} of the time.",
-        "raise checkpoint.every_steps",
-    )
-
-
-def _disk(_steady: Attribution, _evidence: Evidence, share: float) -> Diagnosis:
-    return Diagnosis(
-        "disk",
-        share,
-        f"The trainer waits {share:.0%} of the time for records and trajectories to be written and read.",
-        "put run.dir and the spools on a faster disk",
-    )
-
-
 def _grading(steady: Attribution, evidence: Evidence, share: float) -> Diagnosis:
-    hangs = evidence.num_failed("reward", HANGS)
-    if hangs:
-        return Diagnosis(
-            "hanging verifier",
-            share,
-            f"The trainer waits {share:.0%} of the time for rewards, and {hangs} verdicts never came.",
-            "mend the verifier, or lower reward.timeout_s",
-        )
+    waits = f"The trainer waits {share:.0%} of the time for rewards"
+    if hangs := evidence.num_failed("reward", HANGS):
+        setting = "mend the verifier, or lower reward.timeout_s"
+        return Diagnosis("hanging verifier", share, f"{waits}, and {hangs} verdicts never came.", setting)
     busy = steady.shares("reward").get("grading", 0.0)
-    return Diagnosis(
-        "grading",
-        share,
-        f"The trainer waits {share:.0%} of the time for rewards; reward nodes grade {busy:.0%} of theirs.",
-        "raise reward.workers, or start further reward nodes",
-    )
-
-
-def _evaluation(_steady: Attribution, _evidence: Evidence, share: float) -> Diagnosis:
-    return Diagnosis(
-        "evaluation",
-        share,
-        f"The trainer waits {share:.0%} of the time while a rollout evaluates.",
-        "raise evaluation.every_versions, or lower evaluation.max_prompts",
-    )
-
-
-def _no_rollouts(_steady: Attribution, _evidence: Evidence, share: float) -> Diagnosis:
-    return Diagnosis(
-        "rollouts", share, f"No rollout was connected {share:.0%} of the time.", "start rollouts, or read their logs"
-    )
-
-
-def _devices(_steady: Attribution, _evidence: Evidence, share: float) -> Diagnosis:
-    return Diagnosis(
-        "shared devices",
-        share,
-        f"The trainer waits {share:.0%} of the time for its turn at the devices that it shares with rollouts.",
-        "set rollout.colocated = false if there are more devices",
-    )
+    setting = "raise reward.workers, or start further reward nodes"
+    return Diagnosis("grading", share, f"{waits}; reward nodes grade {busy:.0%} of theirs.", setting)
 
 
 def _sampling(steady: Attribution, evidence: Evidence, share: float) -> Diagnosis:
-    """The trainer waits for sampling: why do the rollouts not sample more?"""
-    rollout, trainer = steady.shares("rollout"), steady.shares("trainer")
-    waits = f"The trainer waits {share:.0%} of the time for sampling"
+    """The trainer waits for sampling: the first of the reasons for which rollouts do not sample more."""
+    finding = (
+        _machine_finding(steady, evidence)
+        or _data_finding(evidence)
+        or _idle_finding(steady, evidence)
+        or _busy_finding(steady)
+    )
+    return Diagnosis(
+        finding.bottleneck,
+        share,
+        f"The trainer waits {share:.0%} of the time for sampling, {finding.clause}.",
+        finding.setting,
+    )
+
+
+class _Finding(Struct, frozen=True):
+    bottleneck: Bottleneck
+    clause: str
+    setting: str
+
+
+def _machine_finding(steady: Attribution, evidence: Evidence) -> _Finding | None:
     node, losses = next(iter(evidence.losses().most_common(1)), ("", 0))
     if losses >= FLAPS:
-        return Diagnosis(
-            "flapping node", share, f"{waits}, and {node} was lost {losses} times.", f"read the log of {node}"
-        )
+        return _Finding("flapping node", f"and {node} was lost {losses} times", f"read the log of {node}")
     stalled = max(steady.nodes, key=lambda name: steady.nodes[name].memory_stall)
     if (stall := steady.nodes[stalled].memory_stall) > STALL:
-        return Diagnosis(
+        return _Finding(
             "memory",
-            share,
-            f"{waits}, and the machine of {stalled} waits for memory up to {stall:.0%} of the time.",
+            f"and the machine of {stalled} waits for memory up to {stall:.0%} of the time",
             "lower rollout.slots or sampling.max_tokens, or use a machine with more memory",
         )
-    if evidence.num_dropped > MUCH * max(evidence.num_groups, 1):
-        return Diagnosis(
-            "refused data",
-            share,
-            f"{waits}, and {evidence.num_dropped} groups were dropped for {evidence.num_groups} trained: "
-            f"{evidence.dropped_for()}.",
-            "mend the data or the reward that this names",
-        )
-    if (storing := rollout.get("storing", 0.0)) > MUCH:
-        return Diagnosis(
+    if (storing := steady.shares("rollout").get("storing", 0.0)) > MUCH:
+        return _Finding(
             "disk",
-            share,
-            f"{waits}, and rollouts wait {storing:.0%} of theirs for trajectories to be on disk.",
+            f"and rollouts wait {storing:.0%} of theirs for trajectories to be on disk",
             "put the spools on a faster disk",
         )
     slow, others = steady.slow_rollout(SLOW)
-    if slow:
-        return Diagnosis(
-            "slow rollout",
-            share,
-            f"{waits}, and {slow} samples {steady.speed(slow):.0f} tokens per second where others sample {others:.0f}.",
-            f"look for what slows the machine of {slow}, or drain it",
-        )
+    if not slow:
+        return None
+    return _Finding(
+        "slow rollout",
+        f"and {slow} samples {steady.speed(slow):.0f} tokens per second where others sample {others:.0f}",
+        f"look for what slows the machine of {slow}, or drain it",
+    )
+
+
+def _data_finding(evidence: Evidence) -> _Finding | None:
+    if evidence.num_dropped <= MUCH * max(evidence.num_groups, 1):
+        return None
+    dropped = f"{evidence.num_dropped} groups were dropped for {evidence.num_groups} trained"
+    return _Finding(
+        "refused data",
+        f"and {dropped}: {evidence.dropped_for()}",
+        "mend the data or the reward that this names",
+    )
+
+
+def _idle_finding(steady: Attribution, evidence: Evidence) -> _Finding | None:
+    rollout, trainer = steady.shares("rollout"), steady.shares("trainer")
     if (arriving := _waits(rollout, "weights to arrive", "newer weights")) > MUCH:
-        return Diagnosis(
-            "publishing",
-            share,
-            f"{waits}, and rollouts wait {arriving:.0%} of theirs for new weights.",
-            "raise schedule.steps_per_publish, set weights.delta, or use a faster network (weights.interface)",
-        )
-    tail = trainer.get("waiting for the last completions", 0.0)
-    idle = sum(part for activity, part in rollout.items() if activity.startswith("waiting for"))
-    if tail > share / 2 and idle > MUCH:
-        return Diagnosis(
+        setting = REMEDIES["publishing"][2]
+        return _Finding("publishing", f"and rollouts wait {arriving:.0%} of theirs for new weights", setting)
+    idle = sum(share for activity, share in rollout.items() if activity.startswith("waiting for"))
+    if idle <= MUCH:
+        return None
+    if trainer.get("waiting for the last completions", 0.0) > trainer.get("waiting for sampling", 0.0):
+        return _Finding(
             "long completions",
-            share,
-            f"{waits}, mostly for the last few completions of a step, while rollouts are idle {idle:.0%} of theirs.",
+            f"mostly for the last few completions of a step, while rollouts are idle {idle:.0%} of theirs",
             'set schedule.order = "windowed", raise schedule.staleness, or lower sampling.max_tokens',
         )
-    if idle > MUCH:
-        return Diagnosis(
-            "window",
-            share,
-            f"{waits}, and rollouts are idle {idle:.0%} of theirs, because no more groups may be open.",
-            f"raise schedule.staleness, which is {evidence.staleness:g}",
-        )
-    return Diagnosis(
-        "sampling",
-        share,
-        f"{waits}, and rollouts sample {rollout.get('sampling', 0.0):.0%} of theirs.",
-        "start further rollouts, or raise rollout.slots",
+    return _Finding(
+        "window",
+        f"and rollouts are idle {idle:.0%} of theirs, because no more groups may be open",
+        f"raise schedule.staleness, which is {evidence.staleness:g}",
     )
+
+
+def _busy_finding(steady: Attribution) -> _Finding:
+    sampling = steady.shares("rollout").get("sampling", 0.0)
+    setting = "start further rollouts, or raise rollout.slots"
+    return _Finding("sampling", f"and rollouts sample {sampling:.0%} of theirs", setting)
 
 
 def _waits(shares: Mapping[str, float], *causes: str) -> float:
@@ -266,12 +259,7 @@ def _waits(shares: Mapping[str, float], *causes: str) -> float:
 
 RULES: dict[str, Callable[[Attribution, Evidence, float], Diagnosis]] = {
     "training": _training,
-    "publishing": _publishing,
-    "checkpointing": _checkpointing,
-    "disk": _disk,
     "grading": _grading,
-    "evaluation": _evaluation,
-    "rollouts": _no_rollouts,
     "sampling": _sampling,
-    "shared devices": _devices,
 }
+"""Causes whose reason is looked for in the times of other nodes and in the events."""
