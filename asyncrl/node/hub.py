@@ -12,6 +12,7 @@ pickle. An existing local path is never taken for a name.
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -148,12 +149,10 @@ def _snapshot(
         revision=name.revision,
         allow_patterns=list(patterns),
     )
-    try:
+    with suppress(OSError, ValueError, HfHubHTTPError):  # It is not in the cache.
         cached = Path(fetch(local_files_only=True))
         if any(cached.rglob(needed)):
             return cached
-    except (OSError, ValueError, HfHubHTTPError):
-        pass  # not in the cache
     try:
         return Path(fetch())
     except (OSError, ValueError, HfHubHTTPError) as error:
