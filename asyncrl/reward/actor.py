@@ -146,11 +146,8 @@ class RewardActor:
                     return
 
     async def _grade(self, grade: Grade, item: GradeItem) -> None:
-        self._occupancy.begin("grading")
-        try:
+        with self._occupancy.doing("grading"):
             answer = await self._judge(grade, item)
-        finally:
-            self._occupancy.end("grading")
         if isinstance(answer, ScoredItem):
             reach("reward.judged")
             self._scored.append(answer)

@@ -174,8 +174,5 @@ class ShardActor:
         await self._link.send(PartWritten(step, files))
 
     async def _in_thread(self, function: Callable[[], Result]) -> Result:
-        self._occupancy.begin("training")
-        try:
+        with self._occupancy.doing("training"):
             return await asyncio.get_running_loop().run_in_executor(self._compute, function)
-        finally:
-            self._occupancy.end("training")

@@ -9,6 +9,7 @@ Read-only: no rule follows from it.
 """
 
 from collections import Counter
+from itertools import islice
 
 from asyncrl.broker.groups.group import Group, State
 from asyncrl.broker.scheduler import Scheduler
@@ -20,9 +21,10 @@ LAST = 1 / 8
 
 def idle_causes(scheduler: Scheduler) -> dict[Role, str]:
     """Cause by role, such as ``waiting for grading``."""
+    trainer = _trainer_waits_for(scheduler)
     return {
-        "trainer": f"waiting for {_trainer_waits_for(scheduler)}",
-        "rollout": f"waiting for {_rollouts_wait_for(scheduler)}",
+        "trainer": f"waiting for {trainer}",
+        "rollout": f"waiting for {_rollouts_wait_for(scheduler, trainer)}",
         "reward": "waiting for sampling",
     }
 
@@ -55,7 +57,7 @@ def _lacking(scheduler: Scheduler) -> list[Group]:
     """Groups that the next step waits for; the likeliest if it takes whichever completes first."""
     batches, schedule = scheduler.training.batches, scheduler.config.schedule
     num_wanted, reach = schedule.groups_per_step, schedule.reach
-    line = list(batches) if reach is None else list(batches)[: reach + num_wanted - 1]
+    line = list(batches if reach is None else islice(batches, reach + num_wanted - 1))
     incomplete = [group for group in line if not group.is_complete]
     if reach is None:
         incomplete.sort(key=lambda group: group.size - group.num_scored)
@@ -63,7 +65,8 @@ def _lacking(scheduler: Scheduler) -> list[Group]:
     return incomplete[:num_lacking]
 
 
-def _rollouts_wait_for(scheduler: Scheduler) -> str:
+def _rollouts_wait_for(scheduler: Scheduler, trainer: str) -> str:
+    """``trainer`` is what the trainer waits for."""
     transfers = scheduler.transfers
     if transfers.live_version < 0:
         return "weights to arrive"
@@ -74,7 +77,7 @@ def _rollouts_wait_for(scheduler: Scheduler) -> str:
     if not scheduler.training.admission.num_needed:
         return "the end of the run"
     if scheduler.training.awaited_step is not None:
-        return _trainer_waits_for(scheduler)
+        return trainer
     if not transfers.is_at_rest:
         return "weights to arrive"
     return "the trainer"
