@@ -50,6 +50,11 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
     answer: str | None = None
     """Answer the verifier extracted; None if it reported none."""
 
+    @property
+    def correct(self) -> float:
+        """The verdict's ``correct``, or the reward of a verdict without it."""
+        return self.metrics.get("correct", self.reward)
+
     def lease(self, lease_id: int) -> None:
         self.state, self.lease_id = State.LEASED, lease_id
 

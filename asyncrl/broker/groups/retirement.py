@@ -51,5 +51,5 @@ class Retirement:
 
 
 def mean_correct(group: Group) -> float:
-    """Mean over the group of the verdicts' ``correct``, or of the rewards of verdicts without it."""
-    return sum(slot.metrics.get("correct", slot.reward) for slot in group.sampled) / len(group.sampled)
+    """Mean ``correct`` over the trajectories of the group that are trained on."""
+    return sum(slot.correct for slot in group.sampled) / len(group.sampled)

@@ -24,7 +24,7 @@ def batch_metrics(
     count = max(len(slots), 1)
     metrics = {
         "reward": sum(slot.reward for slot in slots) / count,
-        "accuracy": sum(slot.metrics.get("correct", slot.reward) for slot in slots) / count,
+        "accuracy": sum(slot.correct for slot in slots) / count,
         "length_mean": sum(lengths) / count,
         "length_max": float(max(lengths, default=0)),
         "truncated": sum(summary.finish_reason == "length" for summary in summaries) / count,

@@ -149,7 +149,7 @@ def _evaluated_prompt(group: Group) -> EvaluatedPrompt:
     completions = [
         EvaluatedCompletion(
             reward=slot.reward,
-            correct=slot.metrics.get("correct", slot.reward),
+            correct=slot.correct,
             answer=slot.answer,
             num_tokens=slot.summary.num_tokens,
             is_cut=slot.summary.finish_reason == "length",
