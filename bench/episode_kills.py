@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from live_run import ENDLESS, ENVIRONMENT, LiveRun
 
 from asyncrl.broker.ledger.reader import read_ledger_meta
-from asyncrl.cli.inspect import read_audit
+from asyncrl.cli.recorded.inspect import read_audit
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.processes import process_tree
 

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from base_model import make_base, toy
 from live_run import ENDLESS, PATIENCE_S, QUICKSTART, LiveRun
 
-from asyncrl.cli.inspect import read_audit
+from asyncrl.cli.recorded.inspect import read_audit
 from asyncrl.config.run_file import load_config
 
 SETTINGS = ENDLESS | {

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from base_model import toy
 
-from asyncrl.cli.inspect import read_audit
+from asyncrl.cli.recorded.inspect import read_audit
 from asyncrl.config.run_file import load_config, to_toml
 from tests.conf.managed_run import MANAGERS, ManagedRun, kill_at_random
 

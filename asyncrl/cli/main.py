@@ -12,12 +12,13 @@ from asyncrl.cli.episodes.command import episode
 from asyncrl.cli.keys.command import keys
 from asyncrl.cli.operate.commands import COMMANDS as OPERATE
 from asyncrl.cli.plug_ins.command import loss, reward
+from asyncrl.cli.recorded.commands import COMMANDS as READ
 from asyncrl.cli.services.command import services
 from asyncrl.cli.start.command import example, init
-from asyncrl.cli.terminal import report_errors, to_json
+from asyncrl.cli.terminal import json_option, report_errors, to_json
 from asyncrl.cli.toy import tiny, toy
 from asyncrl.config.run_file import explain, load_config
-from asyncrl.errors import ConfigError, LedgerError
+from asyncrl.errors import ConfigError
 
 PATH = click.Path(path_type=Path)
 set_option = click.option(
@@ -46,7 +47,6 @@ metrics_option = click.option(
 metrics_open_option = click.option(
     "--metrics-open", is_flag=True, help="Let other machines read --metrics, without a key."
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
 @click.group(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
@@ -132,76 +132,6 @@ def resume(run_directory: Path, *, steps: int | None, metrics: str | None, metri
     from asyncrl.node.metrics_server import metrics_options
 
     resume_run(run_directory, steps, metrics_options(metrics, is_open=metrics_open))
-
-
-@main.command()
-@click.argument("run_or_address", metavar="RUN|ADDRESS")
-@click.argument("node", metavar="NODE")
-@click.option("--wait", "wait_s", type=float, default=60.0, help="Seconds to wait for the node to leave.")
-@report_errors
-def drain(run_or_address: str, node: str, wait_s: float) -> None:
-    """
-    Remove a rollout or reward node from a running run.
-
-    The node returns its unfinished trajectories to the broker, which gives them to other nodes. The run is named by its
-    directory on this machine, or by the broker's ADDRESS, tcp://HOST:PORT. From another machine it takes the key in
-    ASYNCRL_KEY_FILE, one with the role supervisor.
-
-    \b
-    Example:
-      asyncrl drain runs/quickstart rollout-1
-      ASYNCRL_KEY_FILE=alice.key asyncrl drain tcp://10.0.0.1:5570 gpu1-rollout
-    """
-    import asyncio
-
-    from asyncrl.cli.operate.drain import drain as drain_node
-    from asyncrl.client.run_address import locate
-
-    asyncio.run(drain_node(locate(run_or_address), node, wait_s))
-    click.echo(f"{node} has left")
-
-
-@main.command()
-@click.argument("runs", metavar="RUN...", type=PATH, nargs=-1, required=True)
-@click.option("-o", "--out", type=PATH, help="File to write.  [default: report.html in the first run directory]")
-@report_errors
-def report(runs: tuple[Path, ...], out: Path | None) -> None:
-    """
-    Write an HTML report about one run, or compare several.
-
-    Each RUN is a run directory. The page has curves, headline numbers, settings and events, and needs no network.
-    """
-    from asyncrl.observe.report.report import write_report
-    from asyncrl.observe.run_directory import RunDirectory
-
-    out = out or RunDirectory(runs[0]).report
-    write_report(runs, out)
-    click.echo(out)
-
-
-@main.command()
-@click.argument("runs", metavar="RUN...", type=PATH, nargs=-1, required=True)
-@click.option("--host", default="127.0.0.1", help="Address to listen on; one beyond loopback needs a token.")
-@click.option("--port", type=click.IntRange(0, 65535), show_default="8460, or a free one", help="0 takes a free one.")
-@report_errors
-def dashboard(runs: tuple[Path, ...], host: str, port: int | None) -> None:
-    """
-    Show one run, or several side by side, in a browser.
-
-    Each RUN is a run directory; a running one is followed. Prints the address and serves it until interrupted. With
-    ASYNCRL_DASHBOARD_TOKEN set, every visitor needs that token.
-
-    \b
-    Example:
-      asyncrl dashboard runs/quickstart
-      asyncrl dashboard runs/a runs/b --port 0
-    """
-    from asyncrl.node.machine.machine import require_dashboard
-
-    require_dashboard()
-    from asyncrl.cli.dashboard import show
-
-    show(runs, host, port)
 
 
 @main.command("eval")
@@ -374,76 +304,6 @@ def _plan_memory(
 
 
 @main.command()
-@click.argument("run_directory", metavar="RUN", type=PATH)
-@json_option
-@report_errors
-def audit(run_directory: Path, as_json: bool) -> None:
-    """
-    Count what became of every group, trajectory and token.
-
-    RUN is a run directory. Its ledger is checked record by record, and its metrics, checkpoints, samples, spool,
-    summary and data against the ledger. Exits with 74 if anything does not add up: a group was lost, skipped or trained
-    twice, a token is older than the schedule allows, or two files disagree.
-    """
-    from asyncrl.cli.inspect import audit_table, read_audit
-
-    accounts = read_audit(run_directory)
-    click.echo(to_json(accounts) if as_json else audit_table(accounts))
-    sys.exit(LedgerError.exit_code if accounts.problems else 0)
-
-
-@main.command()
-@click.argument("run_directory", metavar="RUN", type=PATH)
-@click.option("--kind", "kinds", multiple=True, help="Only this kind, such as node.lost; repeatable.")
-@report_errors
-def events(run_directory: Path, kinds: tuple[str, ...]) -> None:
-    """
-    Print the events of a run, one per line.
-
-    RUN is a run directory. Events are nodes that join, leave or fail, dropped groups, evaluations, and so on.
-    """
-    from asyncrl.cli.inspect import event_table, read_events
-
-    click.echo(event_table(read_events(run_directory, kinds)))
-
-
-@main.command()
-@click.argument("run_directory", metavar="RUN", type=PATH)
-@click.option("--predict/--no-predict", default=True, show_default=True, help="Simulate changes; takes some seconds.")
-@json_option
-@report_errors
-def why(run_directory: Path, predict: bool, as_json: bool) -> None:
-    """
-    Say where the time of a run goes, and its bottleneck.
-
-    RUN is a run directory, also of a run that goes on. The seconds of every node are divided among what it did and what
-    it waited for. Then come the bottleneck, the setting to change, and what some changes would bring: the broker's own
-    rules in a simulated cluster that is fitted to the run.
-    """
-    from asyncrl.cli.why import why_of, why_text
-
-    found = why_of(run_directory, is_predicted=predict)
-    click.echo(to_json(found) if as_json else why_text(run_directory.resolve().name, found))
-
-
-@main.command("dead-letters")
-@click.argument("run_directory", metavar="RUN", type=PATH)
-@json_option
-@report_errors
-def dead_letters(run_directory: Path, as_json: bool) -> None:
-    """
-    List the trajectories that failed too often.
-
-    RUN is a run directory. Each line names the trajectory as GROUP/INDEX, the dataset row of its prompt, and the reason
-    of its last failure.
-    """
-    from asyncrl.cli.inspect import dead_letter_table, read_dead_letters
-
-    letters = read_dead_letters(run_directory)
-    click.echo(to_json(letters) if as_json else dead_letter_table(letters))
-
-
-@main.command()
 @click.argument("config_path", metavar="[CONFIG]", type=PATH, required=False)
 @click.option("--role", type=click.Choice(["broker", "reward", "trainer", "rollout"]), help="Check for this role only.")
 @click.option("--npu", is_flag=True, help="Check only Ascend NPUs, thoroughly: send 64 MiB between two of them.")
@@ -569,7 +429,7 @@ def import_verl_command(
     import_verl(arguments, environment, out, rows)
 
 
-for command in OPERATE:
+for command in (*OPERATE, *READ):
     main.add_command(command)
 main.add_command(data)
 main.add_command(example)

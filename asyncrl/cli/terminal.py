@@ -14,6 +14,8 @@ P = ParamSpec("P")
 
 Row = list[str]
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
 EXTRAS = {"numpy": "node", "pyarrow": "node", "torch": "train", "transformers": "train", "safetensors": "train"}
 """Extra of asyncrl that brings a package, for commands that find only in their course that they need it."""
 

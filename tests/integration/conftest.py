@@ -18,7 +18,7 @@ import pytest
 from asyncrl.broker.ledger.audit import Audit
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import Admitted, AnyRecord, Dropped, Reissued, Result, Rewarded, Taken
-from asyncrl.cli.inspect import read_audit
+from asyncrl.cli.recorded.inspect import read_audit
 from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Config
 from asyncrl.observe.run_directory import RunDirectory, RunSummary

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.cli.inspect import read_audit
+from asyncrl.cli.recorded.inspect import read_audit
 from asyncrl.observe.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.cli.inspect import read_audit
+from asyncrl.cli.recorded.inspect import read_audit
 from tests.conftest import make_model
 from tests.integration.node_processes import Nodes
 

@@ -7,7 +7,7 @@ from asyncrl.broker.audit.spool_rules import SpoolRules
 from asyncrl.broker.audit.step_rules import Line, lost_records, metrics_problems, unrecorded_problems
 from asyncrl.broker.ledger.audit import examine
 from asyncrl.broker.ledger.record_book import RecordBook
-from asyncrl.cli.inspect import stored_payload
+from asyncrl.cli.recorded.inspect import stored_payload
 from asyncrl.config.sections import Config
 from tests.simulation.damage import Damage
 from tests.simulation.disk import Disk

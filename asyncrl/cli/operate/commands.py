@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from asyncrl.cli.terminal import report_errors, to_json
+from asyncrl.cli.terminal import json_option, report_errors, to_json
 from asyncrl.errors import LinkError
 
 PATH = click.Path(path_type=Path)
@@ -23,9 +23,6 @@ def on_run(command: Command) -> Command:
         "--key", type=PATH, metavar="FILE", help="Key with the role supervisor.  [default: $ASYNCRL_KEY_FILE]"
     )
     return click.argument("run", metavar="RUN|ADDRESS")(key(command))
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 @click.command()
@@ -237,4 +234,29 @@ def stacks(run: str, key: Path | None, node: str) -> None:
     click.echo(stacks_of(run, key, node))
 
 
-COMMANDS = (status, list_, top, logs, stop, pause, resume_sampling, set_, stacks)
+@click.command()
+@click.argument("run_or_address", metavar="RUN|ADDRESS")
+@click.argument("node", metavar="NODE")
+@click.option("--wait", "wait_s", type=float, default=60.0, help="Seconds to wait for the node to leave.")
+@report_errors
+def drain(run_or_address: str, node: str, wait_s: float) -> None:
+    """
+    Remove a rollout or reward node from a running run.
+
+    The node returns its unfinished trajectories to the broker, which gives them to other nodes. The run is named by its
+    directory on this machine, or by the broker's ADDRESS, tcp://HOST:PORT. From another machine it takes the key in
+    ASYNCRL_KEY_FILE, one with the role supervisor.
+
+    \b
+    Example:
+      asyncrl drain runs/quickstart rollout-1
+      ASYNCRL_KEY_FILE=alice.key asyncrl drain tcp://10.0.0.1:5570 gpu1-rollout
+    """
+    from asyncrl.cli.operate.drain import drain as drain_node
+    from asyncrl.client.run_address import locate
+
+    asyncio.run(drain_node(locate(run_or_address), node, wait_s))
+    click.echo(f"{node} has left")
+
+
+COMMANDS = (drain, status, list_, top, logs, stop, pause, resume_sampling, set_, stacks)

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from asyncrl.cli.inspect import field_text
 from asyncrl.cli.operate.status import opened
+from asyncrl.cli.recorded.inspect import field_text
 from asyncrl.errors import ConfigError
 from asyncrl.messages import HOSTED_SPOOL
 from asyncrl.observe.run_directory import RunDirectory

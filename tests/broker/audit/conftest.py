@@ -13,7 +13,7 @@ from asyncrl.broker.ledger.audit import Audit
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import AnyRecord, encode, unique_key
-from asyncrl.cli.inspect import read_audit
+from asyncrl.cli.recorded.inspect import read_audit
 from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.node.broker import _require_same_data

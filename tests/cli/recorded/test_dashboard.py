@@ -8,8 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from asyncrl.cli import dashboard
 from asyncrl.cli.main import main
+from asyncrl.cli.recorded import dashboard
 
 pytest.importorskip("uvicorn")
 

@@ -13,8 +13,8 @@ from asyncrl.broker.ledger.audit import Audit, LengthBucket
 from asyncrl.broker.ledger.dead_letters import DeadLetter
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.records import Admitted, FailedAttempt, Rewarded, Taken, VersionLive
-from asyncrl.cli.inspect import audit_table, dead_letter_table, event_table
 from asyncrl.cli.main import main
+from asyncrl.cli.recorded.inspect import audit_table, dead_letter_table, event_table
 from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
 from asyncrl.observe.run_directory import RunDirectory
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from asyncrl.cli.main import main
-from asyncrl.cli.why import Why, why_text
+from asyncrl.cli.recorded.why import Why, why_text
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.times import NodeTimes, TimesLine
 from asyncrl.observe.why.explanation import Explanation

@@ -1,0 +1,127 @@
+"""Commands that read what a run has recorded, also while it goes on."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from asyncrl.cli.terminal import json_option, report_errors, to_json
+from asyncrl.errors import LedgerError
+
+PATH = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", type=PATH, nargs=-1, required=True)
+@click.option("-o", "--out", type=PATH, help="File to write.  [default: report.html in the first run directory]")
+@report_errors
+def report(runs: tuple[Path, ...], out: Path | None) -> None:
+    """
+    Write an HTML report about one run, or compare several.
+
+    Each RUN is a run directory. The page has curves, headline numbers, settings and events, and needs no network.
+    """
+    from asyncrl.observe.report.report import write_report
+    from asyncrl.observe.run_directory import RunDirectory
+
+    out = out or RunDirectory(runs[0]).report
+    write_report(runs, out)
+    click.echo(out)
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", type=PATH, nargs=-1, required=True)
+@click.option("--host", default="127.0.0.1", help="Address to listen on; one beyond loopback needs a token.")
+@click.option("--port", type=click.IntRange(0, 65535), show_default="8460, or a free one", help="0 takes a free one.")
+@report_errors
+def dashboard(runs: tuple[Path, ...], host: str, port: int | None) -> None:
+    """
+    Show one run, or several side by side, in a browser.
+
+    Each RUN is a run directory; a running one is followed. Prints the address and serves it until interrupted. With
+    ASYNCRL_DASHBOARD_TOKEN set, every visitor needs that token.
+
+    \b
+    Example:
+      asyncrl dashboard runs/quickstart
+      asyncrl dashboard runs/a runs/b --port 0
+    """
+    from asyncrl.node.machine.machine import require_dashboard
+
+    require_dashboard()
+    from asyncrl.cli.recorded.dashboard import show
+
+    show(runs, host, port)
+
+
+@click.command()
+@click.argument("run_directory", metavar="RUN", type=PATH)
+@json_option
+@report_errors
+def audit(run_directory: Path, as_json: bool) -> None:
+    """
+    Count what became of every group, trajectory and token.
+
+    RUN is a run directory. Its ledger is checked record by record, and its metrics, checkpoints, samples, spool,
+    summary and data against the ledger. Exits with 74 if anything does not add up: a group was lost, skipped or trained
+    twice, a token is older than the schedule allows, or two files disagree.
+    """
+    from asyncrl.cli.recorded.inspect import audit_table, read_audit
+
+    accounts = read_audit(run_directory)
+    click.echo(to_json(accounts) if as_json else audit_table(accounts))
+    sys.exit(LedgerError.exit_code if accounts.problems else 0)
+
+
+@click.command()
+@click.argument("run_directory", metavar="RUN", type=PATH)
+@click.option("--kind", "kinds", multiple=True, help="Only this kind, such as node.lost; repeatable.")
+@report_errors
+def events(run_directory: Path, kinds: tuple[str, ...]) -> None:
+    """
+    Print the events of a run, one per line.
+
+    RUN is a run directory. Events are nodes that join, leave or fail, dropped groups, evaluations, and so on.
+    """
+    from asyncrl.cli.recorded.inspect import event_table, read_events
+
+    click.echo(event_table(read_events(run_directory, kinds)))
+
+
+@click.command()
+@click.argument("run_directory", metavar="RUN", type=PATH)
+@click.option("--predict/--no-predict", default=True, show_default=True, help="Simulate changes; takes some seconds.")
+@json_option
+@report_errors
+def why(run_directory: Path, predict: bool, as_json: bool) -> None:
+    """
+    Say where the time of a run goes, and its bottleneck.
+
+    RUN is a run directory, also of a run that goes on. The seconds of every node are divided among what it did and what
+    it waited for. Then come the bottleneck, the setting to change, and what some changes would bring: the broker's own
+    rules in a simulated cluster that is fitted to the run.
+    """
+    from asyncrl.cli.recorded.why import why_of, why_text
+
+    found = why_of(run_directory, is_predicted=predict)
+    click.echo(to_json(found) if as_json else why_text(run_directory.resolve().name, found))
+
+
+@click.command("dead-letters")
+@click.argument("run_directory", metavar="RUN", type=PATH)
+@json_option
+@report_errors
+def dead_letters(run_directory: Path, as_json: bool) -> None:
+    """
+    List the trajectories that failed too often.
+
+    RUN is a run directory. Each line names the trajectory as GROUP/INDEX, the dataset row of its prompt, and the reason
+    of its last failure.
+    """
+    from asyncrl.cli.recorded.inspect import dead_letter_table, read_dead_letters
+
+    letters = read_dead_letters(run_directory)
+    click.echo(to_json(letters) if as_json else dead_letter_table(letters))
+
+
+COMMANDS = (report, dashboard, audit, events, why, dead_letters)
