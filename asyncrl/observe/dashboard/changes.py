@@ -58,7 +58,8 @@ class Changes:
         changed = asyncio.Event()
         self._subscribers.add(changed)
         try:
-            self._runs = await self._look()
+            await self._renew()
+            changed.clear()  # The first event has it.
             if self._polling is None or self._polling.done():
                 self._polling = asyncio.create_task(self._poll(), name="dashboard changes")
             yield self._event()
@@ -80,11 +81,15 @@ class Changes:
     async def _poll(self) -> None:
         while True:
             await self._sleep(self._poll_s)
-            runs = await self._look()
-            if runs != self._runs:
-                self._runs = runs
-                for changed in self._subscribers:
-                    changed.set()
+            await self._renew()
+
+    async def _renew(self) -> None:
+        """Look, and wake every subscriber if something has changed."""
+        runs = await self._look()
+        if runs != self._runs:
+            self._runs = runs
+            for changed in self._subscribers:
+                changed.set()
 
     def _event(self) -> bytes:
         return b"data: %b\n\n" % msgspec.json.encode({"runs": self._runs})

@@ -99,3 +99,18 @@ def test_subscribers_are_limited() -> None:
             await stream.aclose()
 
     play(scene)
+
+
+def test_a_change_that_a_new_page_sees_first_is_told_to_those_that_were_open() -> None:
+    async def scene(changes: Changes, runs: list[dict[str, Any]], clock: Clock) -> None:
+        first, second = changes.stream(), changes.stream()
+        await anext(first)
+        coming = asyncio.ensure_future(anext(first))
+        await clock.asleep.wait()
+        runs[0]["revision"] = 2
+        assert await anext(second) == b'data: {"runs":[{"revision":2}]}\n\n'
+        assert await coming == b'data: {"runs":[{"revision":2}]}\n\n'
+        for stream in (first, second):
+            await stream.aclose()
+
+    play(scene)
