@@ -24,6 +24,10 @@ PROTOCOL = 10
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 
 Role = Literal["broker", "spool", "rollout", "reward", "trainer", "machine", "shard", "supervisor"]
+"""
+``machine``: in a trainer of several machines, one that waits for the others, or follows the first, which is the
+``trainer``. Each says Hello as a ``trainer``; the broker decides.
+"""
 Activity = Literal[
     "sampling", "swapping", "asleep", "serving users", "environment", "storing",
     "grading",
@@ -40,10 +44,6 @@ TRAINER_ACTIVITIES: tuple[Activity, ...] = (
     "training", "publishing", "checkpointing", "waiting for the devices", "fetching",
 )  # fmt: skip
 """The first counts where two go on at the same time."""
-"""
-``machine``: in a trainer of several machines, one that waits for the others, or follows the first, which is the
-``trainer``. Each says Hello as a ``trainer``; the broker decides.
-"""
 Split = Literal["train", "held_out"]
 Truncation = Literal["error", "left", "right", "middle"]
 """Part of an over-long prompt that is cut out: its beginning, end or middle; ``error`` refuses the prompt instead."""

@@ -56,7 +56,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     pictured: list[PicturedSample]
     """Samples whose prompts have pictures, for the report."""
     times: list[TimesLine] = []
-    """Times of all nodes, in order; empty for runs that recorded none."""
+    """Times of all nodes, in order; read by `RunDirectory.read_times`, because they may have a gigabyte."""
     notes: list[str]
     """One sentence for each file that could not be read."""
     episodes: list[SampledEpisode] = []
@@ -138,7 +138,6 @@ def read_run(path: Path) -> RunRecord:
         events=_read(directory.read_events, [], "events.jsonl is missing or empty", notes),
         pictured=_read(partial(read_pictured_samples, directory.samples), [], "", notes),
         episodes=_read(partial(read_first_episodes, directory.samples), [], "", notes),
-        times=_read(directory.read_times, [], "", notes),
         notes=notes,
     )
 

@@ -21,6 +21,7 @@ from asyncrl.messages import Role
 from asyncrl.observe.run_record import RunRecord
 from asyncrl.observe.why.attribution import Attribution, attribute
 from asyncrl.plan.inputs import inputs
+from asyncrl.plan.lengths import Lengths, read_samples
 from asyncrl.plan.plan_file import changed
 from asyncrl.plan.sections import Horizon, LengthNumbers, Plan, Publish, Rollout, Trainer, TrainerSpeed
 from asyncrl.plan.simulate import simulate
@@ -58,18 +59,21 @@ def forecast(record: RunRecord, config: Config, samples: Path) -> Forecast | Non
     """
     Simulate the run, and the run with each change. Takes a second for each.
 
-    None if the run is too short, or shares its devices. Raises `DataError` if there are no samples.
+    None if the run is too short, shares its devices, or has no samples. Raises `DataError` if they cannot be read.
     """
     steady = attribute(record.times, is_steady=True)
     num_steps = record.times[-1].step - record.times[0].step if record.times else 0
     has_both = steady.names("rollout") and steady.names("trainer")
-    if num_steps < 1 or not has_both or config.rollout.colocated:
+    if num_steps < 1 or not has_both or config.rollout.colocated or not any(samples.glob("*.parquet")):
         return None
-    measured_s = steady.span_s / num_steps
-    plan, fitted_s = _fitted(plan_of(record, config, samples, steady), measured_s)
+    measured_s, lengths = steady.span_s / num_steps, read_samples(samples)
+    plan, fitted_s = _fitted(plan_of(record, config, samples, steady), measured_s, lengths)
     found = Forecast(measured_s, fitted_s, [])
     if found.is_close:
-        gains = [Gain(name, fitted_s / _step_s(changed(plan, settings))) for name, settings in _changes(plan).items()]
+        gains = [
+            Gain(name, fitted_s / _step_s(changed(plan, settings), lengths))
+            for name, settings in _changes(plan).items()
+        ]
         found.gains.extend(sorted(gains, key=lambda gain: -gain.speedup))
     return found
 
@@ -112,24 +116,24 @@ def _changes(plan: Plan) -> dict[str, Mapping[str, Any]]:
     return changes
 
 
-def _fitted(plan: Plan, measured_s: float) -> tuple[Plan, float]:
+def _fitted(plan: Plan, measured_s: float, lengths: Lengths) -> tuple[Plan, float]:
     """The plan whose decode steps shrink with fewer completions as far as the measured step time wants, and its own."""
     [(running, tokens_per_s)] = plan.rollout.decode
     low, high = -math.log(running), 0.0
-    best, best_s = plan, _step_s(plan)
+    best, best_s = plan, _step_s(plan, lengths)
     for _ in range(HALVINGS):
         share = math.exp(middle := (low + high) / 2)  # of the seconds of a full step, in a step of one completion
         points = [(1.0, tokens_per_s / running / share), (running, tokens_per_s)]
         tried = replace(plan, rollout=replace(plan.rollout, decode=points))
-        step_s = _step_s(tried)
+        step_s = _step_s(tried, lengths)
         if abs(step_s - measured_s) < abs(best_s - measured_s):
             best, best_s = tried, step_s
         low, high = (middle, high) if step_s < measured_s else (low, middle)
     return best, best_s
 
 
-def _step_s(plan: Plan) -> float:
-    return simulate(plan, inputs(plan)).step_s
+def _step_s(plan: Plan, lengths: Lengths) -> float:
+    return simulate(plan, inputs(plan, lengths)).step_s
 
 
 def _rate(steady: Attribution, role: Role, activity: str) -> float:

@@ -24,10 +24,20 @@ class Inputs(Struct, frozen=True):
     training: TrainingSpeed
 
 
-def inputs(plan: Plan) -> Inputs:
-    """Derive a plan's inputs; a fit takes seconds. `ConfigError`: no median fits; `DataError`: unreadable lengths."""
+def inputs(plan: Plan, lengths: Lengths | None = None) -> Inputs:
+    """
+    Derive a plan's inputs; a fit takes seconds.
+
+    Args:
+        lengths: Those of the plan, if they are known already.
+
+    Raises:
+        ConfigError: No median fits.
+        DataError: The lengths cannot be read.
+    """
     step_s = decode_line(plan.rollout.decode)
-    lengths = _lengths(plan, step_s)
+    if lengths is None:
+        lengths = _lengths(plan, step_s)
     return Inputs(lengths, step_s, _training(plan, lengths))
 
 

@@ -79,6 +79,11 @@ def test_shared_devices_have_no_plan(tmp_path: Path) -> None:
     assert forecast(a_run(tmp_path, sampling_s=1.0, training_s=1.0), a_config(colocated=True), tmp_path) is None
 
 
+def test_a_run_without_samples_has_none(tmp_path: Path) -> None:
+    record = a_run(tmp_path, sampling_s=1.0, training_s=1.0)
+    assert forecast(record, a_config(), tmp_path / "samples") is None
+
+
 def test_a_run_of_one_step_has_none(tmp_path: Path) -> None:
     record = a_run(tmp_path, sampling_s=1.0, training_s=1.0)
     del record.times[1:]

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncrl.cli.terminal import aligned
 from asyncrl.config.run_file import load_config
@@ -32,10 +33,10 @@ def why_of(path: Path, *, is_predicted: bool) -> Why:
     """
     Raises:
         ConfigError: There is no run in ``path``.
-        LedgerError: It recorded no times.
-        DataError: It has no samples to predict from.
+        LedgerError: It recorded no times, or they are damaged.
     """
-    record, directory = read_run(path), RunDirectory(path)
+    directory = RunDirectory(path)
+    record = replace(read_run(path), times=directory.read_times())
     explanation = explain(record)
     if not is_predicted or not directory.config.is_file():
         return Why(explanation, None)
