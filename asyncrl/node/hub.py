@@ -101,9 +101,20 @@ def with_local_copies(config: Config, say: Say, download: Download | None = None
 
 def model_folder(name: HubName, setting: str, say: Say, download: Download | None = None) -> str:
     """Folder of a model's snapshot; see `with_local_copies`."""
-    folder = _snapshot(name, MODEL_FILES, setting, download, repo_type="model", needed="*.safetensors")
+    folder = _snapshot(
+        name,
+        MODEL_FILES,
+        setting,
+        download,
+        repo_type="model",
+        has_all=lambda cached: any(cached.rglob("*.safetensors")),
+    )
     say(f"{setting} {name.repo} is commit {folder.name}")
     return str(folder)
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(folder.rglob("*.safetensors"))
 
 
 def _files(paths: Sequence[str], setting: str, say: Say, download: Download | None) -> list[str]:
@@ -113,9 +124,10 @@ def _files(paths: Sequence[str], setting: str, say: Say, download: Download | No
         if name is None:
             found.append(path)
             continue
-        patterns = [f"*{name.split}*{suffix}" if name.split else suffix for suffix in _suffixes(name)]
-        folder = _snapshot(name, patterns, setting, download, repo_type="dataset", needed=patterns[0])
-        files = [file for pattern in patterns for file in sorted(folder.rglob(pattern)) if _is_of(file, name, folder)]
+        split_files = partial(_split_files, split=name.split)
+        patterns = [f"*{name.split}{pattern}" if name.split else pattern for pattern in DATA_FILES]
+        folder = _snapshot(name, patterns, setting, download, repo_type="dataset", has_all=split_files)
+        files = split_files(folder)
         if not files:
             raise ConfigError(f"{setting} {path!r}: the dataset has no parquet or JSONL file of a split {name.split!r}")
         say(f"{setting} {name.repo} is commit {folder.name}: {len(files)} files")
@@ -123,20 +135,23 @@ def _files(paths: Sequence[str], setting: str, say: Say, download: Download | No
     return found
 
 
-def _suffixes(name: HubName) -> list[str]:
-    return [pattern.removeprefix("*") if name.split else pattern for pattern in DATA_FILES]
-
-
-def _is_of(file: Path, name: HubName, folder: Path) -> bool:
-    """True if the split is a word of the file's path, so that ``train`` is not ``untrained``."""
-    words = re.split(r"[^A-Za-z0-9]+", str(file.relative_to(folder)))
-    return not name.split or name.split in words or name.split in str(file.relative_to(folder)).split("/")
+def _split_files(folder: Path, split: str) -> list[Path]:
+    """Files whose path has the split as a word, so that ``train`` is not ``untrained``; all without a split."""
+    word = re.compile(rf"(?<![A-Za-z0-9]){re.escape(split)}(?![A-Za-z0-9])")
+    found = [file for pattern in DATA_FILES for file in sorted(folder.rglob(pattern))]
+    return [file for file in found if not split or word.search(str(file.relative_to(folder)))]
 
 
 def _snapshot(
-    name: HubName, patterns: Sequence[str], setting: str, download: Download | None, *, repo_type: str, needed: str
+    name: HubName,
+    patterns: Sequence[str],
+    setting: str,
+    download: Download | None,
+    *,
+    repo_type: str,
+    has_all: Callable[[Path], object],
 ) -> Path:
-    """Folder of the snapshot in the cache if it has the files ``needed``, else downloaded."""
+    """Folder of the snapshot in the cache if it ``has_all`` that is needed, else downloaded."""
     try:
         from huggingface_hub import snapshot_download  # noqa: PLC0415  an optional package, and takes 0.2 s
         from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
@@ -151,7 +166,7 @@ def _snapshot(
     )
     with suppress(OSError, ValueError, HfHubHTTPError):  # It is not in the cache.
         cached = Path(fetch(local_files_only=True))
-        if any(cached.rglob(needed)):
+        if has_all(cached):
             return cached
     try:
         return Path(fetch())

@@ -140,3 +140,29 @@ def test_no_code_and_no_pickle_is_asked_for(tmp_path: Path) -> None:
     with_local_copies(config("org/name"), lambda _: None, download)
     assert asked
     assert [pattern for pattern in asked if pattern.endswith((".py", ".bin", ".pt", ".pth", "*"))] == []
+
+
+@pytest.mark.parametrize(
+    ("files", "split", "found"),
+    [
+        (["default/train/0000.parquet", "default/test/0000.parquet"], "train", ["default/train/0000.parquet"]),
+        (["data/train_sft-0.parquet", "data/test_sft-0.parquet"], "train_sft", ["data/train_sft-0.parquet"]),
+        (["train.jsonl", "untrained.jsonl"], "train", ["train.jsonl"]),
+        (["b.jsonl", "a.parquet"], "", ["a.parquet", "b.jsonl"]),
+    ],
+)
+def test_files_of_a_split_are_found_in_the_cache(
+    tmp_path: Path, files: list[str], split: str, found: list[str]
+) -> None:
+    snapshot = tmp_path / COMMIT
+    for name in files:
+        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / name).touch()
+
+    def cached(*_: Any, local_files_only: bool = False, **__: Any) -> str:
+        assert local_files_only, "all is in the cache"
+        return str(snapshot)
+
+    given = config(str(tmp_path), f"hf://datasets/org/name{':' * bool(split)}{split}")
+    resolved = with_local_copies(given, lambda _: None, cached)
+    assert resolved.data.train_files == [str(snapshot / name) for name in found]
