@@ -151,7 +151,8 @@ def test_the_events_record_the_course_of_the_run(finished):
 def test_the_output_has_one_line_per_step_and_ends_with_the_paths(finished):
     lines = finished.output.splitlines()
     assert sum(line.startswith("step ") for line in lines) == STEPS
-    assert lines[-4].startswith(f"finished: {STEPS} of {STEPS} steps")
+    assert lines[-5].startswith(f"finished: {STEPS} of {STEPS} steps")
+    assert lines[-4].split() == ["dashboard", "asyncrl", "dashboard", "runs/toy"]
     assert lines[-1].split() == ["checkpoint", "runs/toy/checkpoints/step_000008"]
     assert "\x1b" not in finished.output, "no colours without a terminal"
 
