@@ -28,6 +28,8 @@ FIRST_S, LONGEST_S = 10.0, 600.0
 SHOWN_S = 1.0
 """Seconds between two messages to a supervisor."""
 EVENT = "units.failed"
+ATTEMPTED = ("rollout", "reward")
+"""Stages whose attempts are counted when they succeed, too."""
 
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|[-+]?\d[\d.,_]*(?:e[-+]?\d+)?|'[^']*'|\"[^\"]*\"")
 
@@ -59,10 +61,11 @@ class FailureBook:
         if key not in self._causes and len(self._causes) >= MAX_CAUSES:
             key = name = OTHERS
         self._causes.setdefault(key, _Cause(name)).count += number
-        self.succeeded(stage, number)
+        if stage in ATTEMPTED:
+            self.attempted(stage, number)
 
-    def succeeded(self, stage: str, number: int = 1) -> None:
-        """Count attempts that did not fail, so that failures are told as a part of all."""
+    def attempted(self, stage: str, number: int = 1) -> None:
+        """Count attempts, so that failures are told as a part of all; `count` counts those that failed."""
         self._attempts[stage] = self._attempts.get(stage, 0) + number
 
     @property

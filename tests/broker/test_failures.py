@@ -19,7 +19,7 @@ def test_reasons_that_differ_in_numbers_ids_and_values_are_one_cause() -> None:
 
 def test_failures_are_told_as_a_part_of_all_attempts() -> None:
     book = FailureBook()
-    book.succeeded("reward", 47)
+    book.attempted("reward", 47)
     book.count("reward", "the function raised KeyError: 'answer' (score.py:3)", 41)
     assert book.sentences() == ["KeyError in 41 of 88 verdicts: 'answer' (score.py:3)"]
     assert [event["of"] for event in book.events(0.0)] == [88]
@@ -102,3 +102,10 @@ def test_any_reason_can_be_counted_and_read_back(reason: str) -> None:
     book = FailureBook()
     book.count("reward", reason)
     assert recorded([{"event": EVENT, **fields} for fields in book.events(0.0)]) == book.counts
+
+
+def test_failures_of_a_stage_whose_successes_nobody_counts_are_no_part_of_anything() -> None:
+    book = FailureBook()
+    book.count("payload", "lost", 3)
+    book.count("reward", "lost", 3)
+    assert book.attempts == {"reward": 3}

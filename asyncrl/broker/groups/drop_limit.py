@@ -19,9 +19,8 @@ class DropLimit:
     """Counts drops since a group last became complete. One short-lived cause may fail a whole ``window`` of groups."""
 
     def __init__(self, window: int) -> None:
-        self._limit = max(LEAST_IN_A_ROW, 2 * window)
+        self.window = window
         self._in_a_row = 0
-        self._overlong_limit = max(LEAST_OVERLONG, WINDOWS_OVERLONG * window)
         self._overlong_in_a_row = 0
 
     def completed(self) -> None:
@@ -31,7 +30,7 @@ class DropLimit:
         """Count a dropped group; raises `RunFailed` with this reason if there are too many in a row."""
         if reason == OVERLONG:
             self._overlong_in_a_row += 1
-            if self._overlong_in_a_row > self._overlong_limit:
+            if self._overlong_in_a_row > max(LEAST_OVERLONG, WINDOWS_OVERLONG * self.window):
                 raise RunFailed(
                     f"{self._overlong_in_a_row} prompts were filtered out because they have more than "
                     f"data.max_prompt_tokens tokens, and no group became complete meanwhile; raise it, or set "
@@ -39,7 +38,7 @@ class DropLimit:
                 )
             return
         self._in_a_row += 1
-        if self._in_a_row > self._limit:
+        if self._in_a_row > max(LEAST_IN_A_ROW, 2 * self.window):
             raise RunFailed(
                 f"{self._in_a_row} groups in a row were dropped and none became complete; the last one because of "
                 f"{reason}"

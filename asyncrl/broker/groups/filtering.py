@@ -26,7 +26,8 @@ class GroupFilter:
         self._is_on = schedule.filter == "zero_variance"
         self._metric = schedule.filter_metric
         self._groups_per_step = schedule.groups_per_step
-        self._patience = schedule.filter_patience or max(LEAST_PATIENCE, WINDOWS_OF_PATIENCE * schedule.window)
+        self._patience = schedule.filter_patience
+        self.window = schedule.window
         self._in_a_row = 0
         """Groups filtered since one was kept, in this life of the broker."""
         self.untested: deque[Group] = deque()
@@ -54,7 +55,7 @@ class GroupFilter:
     def check_patience(self, group: Group) -> None:
         """Count a filtered group; raises `RunFailed` after ``schedule.filter_patience`` in a row."""
         self._in_a_row += 1
-        if self._in_a_row >= self._patience:
+        if self._in_a_row >= (self._patience or max(LEAST_PATIENCE, WINDOWS_OF_PATIENCE * self.window)):
             value, name = self._value(group.slots[0]), self._metric or "reward"
             raise RunFailed(
                 f"{self._in_a_row} groups in a row were filtered and none was kept: all trajectories of each had the "

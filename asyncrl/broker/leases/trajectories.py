@@ -99,7 +99,7 @@ class Trajectories:
         if group is None or slot is None:
             return None
         slot.score(item.reward, item.metrics, item.answer)
-        self._failures.succeeded("reward")
+        self._failures.attempted("reward")
         self._out.record(Rewarded(item.unit, item.reward, item.metrics, group.num_restarts, slot.num_refused))
         return group
 
@@ -171,7 +171,7 @@ class Trajectories:
                 self._out.record(Duplicate(unit, item.lease_id, item.summary.num_tokens))
             return ""
         slot.store(item.ref, item.summary, item.lease_id)
-        self._failures.succeeded("rollout")
+        self._failures.attempted("rollout")
         self._out.record(Result(unit, item.lease_id, item.ref, item.summary, group.num_restarts, slot.num_refused))
         self._grading.add(slot)
         return ""

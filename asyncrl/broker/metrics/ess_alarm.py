@@ -27,13 +27,12 @@ class EssAlarm:
 
     def __init__(self, config: Config, lines: Iterable[Mapping[str, float]] = ()) -> None:
         self._bound = config.algorithm.ess_warn
-        self._advice = advice(config)
         self._sizes: deque[float] = deque(maxlen=STEPS)
         self._is_armed = True
         for line in lines:
             self.check(line)
 
-    def check(self, line: Mapping[str, float]) -> dict[str, float | str]:
+    def check(self, line: Mapping[str, float]) -> dict[str, float]:
         """Fields of the event, given the metrics of a new step; empty if there is nothing to warn about."""
         # NaN is read back as None, and its step is skipped; a step that trained on nothing has no ratios.
         if not (size := line.get("ess")) or isnan(size):
@@ -45,7 +44,7 @@ class EssAlarm:
         if not self._is_armed or len(self._sizes) < STEPS or mean >= self._bound:
             return {}
         self._is_armed = False
-        return {"step": line["step"], "ess": round(mean, 4), "bound": self._bound, "advice": self._advice}
+        return {"step": line["step"], "ess": round(mean, 4), "bound": self._bound}
 
 
 def advice(config: Config) -> str:

@@ -52,7 +52,7 @@ class _Account(Struct):
             for name, seconds in (spent | self._causes(idle_s, waited)).items():
                 self.seconds[name] += seconds * scale
             self.until_s = now_s
-        self.tokens += max(beat.tokens - self.beat.tokens, 0)
+            self.tokens += max(beat.tokens - self.beat.tokens, 0)
         self.memory_stall = max(self.memory_stall, beat.memory_stall)
         self.beat, self.waited = beat, dict(waited)
 

@@ -137,7 +137,7 @@ def summary_lines(done: Sequence[Trial]) -> list[str]:
         if trial.cause:
             book.count("reward", trial.cause)
         else:
-            book.succeeded("reward")
+            book.attempted("reward")
     lines += [f"failed      {line}" for line in book.sentences()]
     best, garbage = ([means[kind] for kind in kinds if kind in means] for kinds in (REFERENCE, GARBAGE))
     if best and garbage and max(best) <= max(garbage):

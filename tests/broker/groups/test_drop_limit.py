@@ -39,3 +39,12 @@ def test_long_prompts_do_not_count_as_failures_and_a_complete_group_ends_their_r
             drops.dropped(OVERLONG)
         drops.dropped("bad luck")
         drops.completed()
+
+
+def test_a_larger_window_may_fail_as_a_whole_too() -> None:
+    limit = DropLimit(16)
+    limit.window = 100
+    for _ in range(200):
+        limit.dropped("broken")
+    with pytest.raises(RunFailed):
+        limit.dropped("broken")

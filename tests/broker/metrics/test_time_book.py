@@ -54,11 +54,12 @@ def test_a_node_that_has_no_role_yet_is_loading() -> None:
 def test_a_node_that_was_sampling_before_this_session_brings_nothing_of_that_along() -> None:
     book, node = TimeBook(0.0), a_node()
     book.tick(0.0, [node], CAUSES)
-    node.beat = Beat(seconds={"sampling": 1000.0})
+    node.beat = Beat(seconds={"sampling": 1000.0}, tokens=10**6)
     book.tick(0.5, [node], CAUSES)
-    node.beat = Beat(seconds={"sampling": 1000.5})
+    node.beat = Beat(seconds={"sampling": 1000.5}, tokens=10**6 + 7)
     book.tick(1.0, [node], CAUSES)
-    assert seconds_of(book, 1.0) == {"unknown": 0.5, "sampling": 0.5}
+    found = book.take(1.0)[1]["rollout-0"]
+    assert (found.seconds, found.tokens) == ({"unknown": 0.5, "sampling": 0.5}, 7)
 
 
 def test_a_lost_node_is_away_until_it_joins_again() -> None:
