@@ -290,7 +290,7 @@ class BrokerActor:
             broker_term=self._broker_term,
             run_id=self._run_id,
             run_dir=str(self._directory.path.resolve()),
-            config=to_json(self._scheduler.nodes_config),
+            config=to_json(self._scheduler.settings.nodes_config),
             spools=self._scheduler.spools.told_to(peer),
             beat_s=self._config.broker.beat_s,
             models=self._models,
@@ -405,7 +405,7 @@ class BrokerActor:
         self._files.event("node.exited", node=message.node, cause=message.cause, restarting=message.restarting)
         if message.is_needed and not message.restarting:
             self.stop(f"{message.node} {message.cause}")
-        for node in [n for n in self._scheduler.nodes.all() if n.name == message.node]:
+        for node in self._scheduler.nodes.named(message.node):
             self._hub.forget(node.peer)
             self._scheduler.left(node.peer, message.cause, self._clock())
 

@@ -117,7 +117,7 @@ class Operators:
     def _set(self, peer: str, assignments: Sequence[str]) -> None:
         by = self._name(peer)
         try:
-            values = self._scheduler.assigned(assignments)
+            values = self._scheduler.settings.assigned(assignments)
         except ConfigError as error:
             self._hub.send(peer, SettingsChanged({}, by, str(error)))
             return

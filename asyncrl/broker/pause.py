@@ -18,8 +18,5 @@ class PauseBook:
     def is_set(self) -> bool:
         return bool(self.by)
 
-    def paused(self, by: str) -> None:
-        self.by = by or "an operator"
-
-    def resumed(self) -> None:
-        self.by = ""
+    def set(self, *, is_paused: bool, by: str) -> None:
+        self.by = (by or "an operator") if is_paused else ""

@@ -91,9 +91,9 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
             result = Evaluated(record.policy_version, record.accuracy, record.num_prompts, record.metrics)
             scheduler.evaluation.measured(result)
         case SamplingPaused(is_paused=is_paused, by=by):
-            (scheduler.pause.paused(by) if is_paused else scheduler.pause.resumed())
+            scheduler.pause.set(is_paused=is_paused, by=by)
         case SettingsSet(values=values):
-            scheduler.settings_set(values)
+            scheduler.settings.apply(values)
         case Duplicate() | NodeEvent():
             pass  # They are for audits, and change no book.
 

@@ -14,8 +14,7 @@ Messages that announce durable facts are sent with ``once_durable``: `Settled`, 
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-import msgspec
-
+from asyncrl.actor.message import Message
 from asyncrl.broker.absence import AbsenceBook, waits
 from asyncrl.broker.failures import EVENT as FAILED_EVENT
 from asyncrl.broker.failures import FailureBook
@@ -33,6 +32,7 @@ from asyncrl.broker.nodes.turns import TurnBook
 from asyncrl.broker.outbox import Event, Outbox, Outgoing
 from asyncrl.broker.pause import PauseBook
 from asyncrl.broker.progress_check import REPORTS, ProgressCheck
+from asyncrl.broker.settings import LiveSettings
 from asyncrl.broker.spool_loss import SpoolLoss
 from asyncrl.broker.training import TrainingGroups
 from asyncrl.broker.versions.evaluation import EvaluationBook
@@ -42,8 +42,8 @@ from asyncrl.checks import reward_limits
 from asyncrl.checks.permissions import refusal
 from asyncrl.checks.reports import problem_of
 from asyncrl.client.chunks import max_verdict_bytes, verdict_bytes
-from asyncrl.config.live import Value, assigned, with_values
-from asyncrl.config.sections import Config, leaves
+from asyncrl.config.live import Value, value_of
+from asyncrl.config.sections import Config
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages import (
@@ -100,9 +100,6 @@ class Scheduler:
 
     def __init__(self, config: Config, prompts: PromptStream, held_out: Sequence[Prompt], broker_term: int) -> None:
         schedule = config.schedule
-        self.config = config
-        """Configuration with the settings as they are by now."""
-        self._start = config
         self.final_version = -(-config.run.steps // schedule.steps_per_publish)
         self.out = Outbox()
         self.nodes = NodeBook(config.broker.notice_s, config.broker.node_ttl_s)
@@ -164,8 +161,7 @@ class Scheduler:
             "rollout": self.dispatcher.credits,
             "reward": self._trajectories.credits,
         }
-        self.settings: dict[str, Value] = {}
-        """Settings that were set while the run went on, by key."""
+        self.settings = LiveSettings(config, self.training, self.evaluation)
         self._absence = AbsenceBook()
         self.pause = PauseBook()
         self.is_over = False
@@ -173,6 +169,11 @@ class Scheduler:
         self._max_verdict_bytes = max_verdict_bytes(config.trajectories_per_step)
 
     # ── what the shell calls ────────────────────────────────────────────────────────────────
+
+    @property
+    def config(self) -> Config:
+        """Configuration with the settings as they are by now."""
+        return self.settings.config
 
     @property
     def is_finished(self) -> bool:
@@ -256,11 +257,10 @@ class Scheduler:
             at_s: Unix time, for people.
         """
         if is_paused != self.pause.is_set:
-            (self.pause.paused(by) if is_paused else self.pause.resumed())
+            self.pause.set(is_paused=is_paused, by=by)
             self.out.record(SamplingPaused(is_paused, by, at_s))
             self.out.event("sampling.paused" if is_paused else "sampling.resumed", by=by)
-        for supervisor in self.nodes.of("supervisor"):
-            self.out.send(supervisor.peer, Paused(self.pause.is_set, self.pause.by or by), once_durable=True)
+        self._tell_supervisors(Paused(self.pause.is_set, self.pause.by or by), once_durable=True)
         self._advance(now_s)
 
     def set_settings(self, values: Mapping[str, Value], *, by: str, at_s: float, now_s: float) -> None:
@@ -269,37 +269,14 @@ class Scheduler:
 
         ``by`` is the name of the operator, ``at_s`` Unix time, for people.
         """
-        before = {key: value for key, value in leaves(msgspec.to_builtins(self.config)) if key in values}
-        self.settings_set(values)
+        before = {key: value_of(self.config, key) for key in values}
+        self.settings.apply(values)
         if values:
             self.out.record(SettingsSet(dict(values), by, at_s))
         for key, value in values.items():
             self.out.event("setting.changed", key=key, value=value, before=before[key], by=by)
-        for supervisor in self.nodes.of("supervisor"):
-            self.out.send(supervisor.peer, SettingsChanged(dict(values), by), once_durable=True)
+        self._tell_supervisors(SettingsChanged(dict(values), by), once_durable=True)
         self._advance(now_s)
-
-    def settings_set(self, values: Mapping[str, Value]) -> None:
-        """Apply changed settings, now or when their record is replayed."""
-        self.settings |= values
-        self.config = with_values(self.config, values)
-        self.window.resize(self.config.schedule.window)
-        self.training.batches.lr = self.config.trainer.lr
-        self.evaluation.every_versions = self.config.evaluation.every_versions
-        if (max_tokens := self.config.sampling.max_tokens) != self._start.sampling.max_tokens:
-            self.training.admission.max_tokens = max_tokens
-            self.evaluation.max_tokens = self.config.evaluation.max_tokens or max_tokens
-        else:
-            self.training.admission.max_tokens = self.evaluation.max_tokens = 0
-
-    @property
-    def nodes_config(self) -> Config:
-        """Configuration for nodes that join: they make room for the longest completions that may be set again."""
-        return with_values(self.config, {"sampling.max_tokens": self._start.sampling.max_tokens})
-
-    def assigned(self, assignments: Sequence[str]) -> dict[str, Value]:
-        """Checked values of ``key=value`` texts that change something; raises `ConfigError`."""
-        return assigned(self.config, self._start, assignments)
 
     def refuses(self, peer: str, message: ToBroker) -> bool:
         """
@@ -484,14 +461,17 @@ class Scheduler:
         if self.failures.total:
             self.out.send(supervisor.peer, Failures(self.failures.counts, self.failures.attempts))
         if self.pause.is_set:
-            self.out.send(supervisor.peer, Paused(True, self.pause.by))
+            self.out.send(supervisor.peer, Paused(True, self.pause.by), once_durable=True)
 
     def _tell_failures(self, now_s: float) -> None:
         for fields in self.failures.events(now_s):
             self.out.event(FAILED_EVENT, **fields)
         if news := self.failures.news(now_s):
-            for supervisor in self.nodes.of("supervisor"):
-                self.out.send(supervisor.peer, Failures(news, self.failures.attempts))
+            self._tell_supervisors(Failures(news, self.failures.attempts))
+
+    def _tell_supervisors(self, message: Message, *, once_durable: bool = False) -> None:
+        for supervisor in self.nodes.of("supervisor"):
+            self.out.send(supervisor.peer, message, once_durable=once_durable)
 
     # ── loss ────────────────────────────────────────────────────────────────────────────────
 

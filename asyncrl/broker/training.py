@@ -73,6 +73,11 @@ class TrainingGroups:
 
     # ── changes that a record describes: made when it happens, and when it is replayed ──────────
 
+    def resize(self, window: int) -> None:
+        """Let ``window`` groups be open from now on, and as many more fail in a row."""
+        self._window.resize(window)
+        self._drops.window = self.filtering.window = window
+
     def opened(self, group: Group) -> None:
         self._window.admit(group.group_id)
         self._groups.add(group)

@@ -4,16 +4,16 @@ Settings that `asyncrl set` changes while a run goes on: those that are marked `
     "trainer.lr=1e-4" ─assigned─▶ {"trainer.lr": 0.0001}, checked with all other settings ─with_values─▶ Config
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 
 from asyncrl.config.run_file import SHORTHANDS, decode
 from asyncrl.config.sections import LIVE, Config, Schedule
-from asyncrl.config.toml import put, split_override
+from asyncrl.config.toml import fields_of, put, split_override
 from asyncrl.errors import ConfigError
 
 Value = bool | int | float | str
@@ -22,7 +22,7 @@ Value = bool | int | float | str
 @cache
 def live_keys() -> tuple[str, ...]:
     """Full keys of all live settings, in the order of a run file."""
-    return tuple(_live_keys(Config, ""))
+    return tuple(key for key, kind in fields_of(Config) if LIVE in get_args(kind))
 
 
 def assigned(config: Config, start: Config, assignments: Sequence[str]) -> dict[str, Value]:
@@ -48,8 +48,8 @@ def assigned(config: Config, start: Config, assignments: Sequence[str]) -> dict[
     changed = decode(raw)
     _check_room(changed, start)
     _check_reach(config, changed)
-    values = {key: _get(changed, key) for key in given}
-    return {key: value for key, value in values.items() if value != _get(config, key)}
+    values = {key: value_of(changed, key) for key in given}
+    return {key: value for key, value in values.items() if value != value_of(config, key)}
 
 
 def with_values(config: Config, values: Mapping[str, Value]) -> Config:
@@ -67,7 +67,8 @@ def schedule_with(schedule: Schedule, values: Mapping[str, Value]) -> Schedule:
     return structs.replace(schedule, **own)
 
 
-def _get(config: Config, key: str) -> Value:
+def value_of(config: Config, key: str) -> Value:
+    """Value of a live setting."""
     section, name = key.split(".")
     value: Value = getattr(getattr(config, section), name)
     return value
@@ -89,11 +90,3 @@ def _check_reach(config: Config, changed: Config) -> None:
             "schedule.staleness cannot be set while the run goes on with schedule.order = 'windowed' and no "
             "order_window, because the reach follows it: start a run with order_window to change it later"
         )
-
-
-def _live_keys(section: type[Struct], where: str) -> Iterator[str]:
-    for name, kind in get_type_hints(section, include_extras=True).items():
-        if isinstance(kind, type) and issubclass(kind, Struct):
-            yield from _live_keys(kind, f"{where}{name}.")
-        elif LIVE in get_args(kind):
-            yield f"{where}{name}"

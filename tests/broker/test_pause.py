@@ -80,6 +80,7 @@ def test_a_restarted_broker_is_still_paused_and_tells_its_supervisor() -> None:
     cluster.scheduler.joined(operator.peer, Hello(PROTOCOL, "supervisor", "supervisor-0", "0"), 0.0)
     operator.outbox.clear()
     cluster.tick()
+    cluster.commit()
     assert heard(operator, Paused) == [Paused(True, "alice")]
 
     pause(cluster, is_paused=False)

@@ -13,7 +13,7 @@ from tests.broker.test_scheduler import HELD_OUT, a_published, events, finish_al
 
 def change(cluster: Cluster, *assignments: str) -> None:
     scheduler = cluster.scheduler
-    values = scheduler.assigned(assignments)
+    values = scheduler.settings.assigned(assignments)
     cluster._run(lambda: scheduler.set_settings(values, by="alice", at_s=1.0, now_s=cluster.now_s))
 
 
@@ -123,7 +123,7 @@ def test_a_shorter_length_is_for_groups_admitted_from_then_on() -> None:
 def test_nodes_that_join_make_room_for_the_length_that_may_be_set_again() -> None:
     cluster = a_published()
     change(cluster, "sampling.max_tokens=64", "trainer.lr=0.5")
-    config = cluster.scheduler.nodes_config
+    config = cluster.scheduler.settings.nodes_config
     assert (config.sampling.max_tokens, config.trainer.lr) == (128, 0.5)
     change(cluster, "sampling.max_tokens=128")
     assert cluster.scheduler.training.admission.max_tokens == 0
@@ -189,7 +189,7 @@ def test_a_restarted_broker_has_the_settings_and_admits_the_same_groups_with_the
     finish_all(before, rollout(before))
     after = restarted(before)
     assert after.scheduler.config == before.scheduler.config
-    assert after.scheduler.settings == before.scheduler.settings
+    assert after.scheduler.settings.values == before.scheduler.settings.values
     assert (after.scheduler.window.size, after.scheduler.window.room) == (6, before.scheduler.window.room)
     assert after.scheduler.evaluation.every_versions == 3
     kept = [{g: group.max_tokens for g, group in c.scheduler.groups.train.items()} for c in (before, after)]

@@ -41,7 +41,7 @@ class BatchBook:
     def __init__(
         self, groups_per_step: int, reach: int | None, bound: StalenessBound | None = None, *, lr: float = 0.0
     ) -> None:
-        self.groups_per_step = groups_per_step
+        self._groups_per_step = groups_per_step
         self._reach = reach
         self._bound = bound
         self._line: OrderedDict[int, Group | None] = OrderedDict()
@@ -108,7 +108,7 @@ class BatchBook:
 
     def must_wait(self, step: int) -> bool:
         """True while too few groups are complete for ``step``, which is the next one."""
-        return step == self.next_step and len(self._complete) < self.groups_per_step
+        return step == self.next_step and len(self._complete) < self._groups_per_step
 
     def choose(self, step: int) -> list[Group] | None:
         """Groups for the batch of the next step; None while they are not complete."""
@@ -153,14 +153,14 @@ class BatchBook:
             num_gone += place == num_gone
             if group is not None:
                 chosen.append(group)
-            if len(chosen) == self.groups_per_step:
+            if len(chosen) == self._groups_per_step:
                 return chosen
         self._is_stuck = True
         return None
 
     def _first_complete(self, step: int) -> list[Group] | None:
         due = self._bound.due(self._num_open, step) if self._bound else []
-        if due and due[-1][1] > self.groups_per_step:
+        if due and due[-1][1] > self._groups_per_step:
             raise BrokenInvariant(f"{due[-1][1]} groups are too old for any step after {step}: more than it takes")
         if any(sum(self._num_complete[v] for v in self._num_open if v <= version) < num for version, num in due):
             return None
@@ -168,7 +168,7 @@ class BatchBook:
         for version, number in due:
             old = (group for group in self._complete.values() if group.min_version <= version)
             _add(chosen, old, number)
-        _add(chosen, self._complete.values(), self.groups_per_step)
+        _add(chosen, self._complete.values(), self._groups_per_step)
         return [group for group in self._complete.values() if group.group_id in chosen]
 
 

@@ -135,6 +135,7 @@ def examine(
     over_max_staleness = (
         0 if max_staleness is None else sum(num for versions, num in staleness.items() if versions > max_staleness)
     )
+    skipped = _skipped(counts)
     accounts = Audit(
         steps=len(counts.batches),
         issued=len(counts.admitted),
@@ -145,8 +146,8 @@ def examine(
         open=len(counts.admitted.keys() - taken.keys() - dropped.keys()),
         restarted=counts.restarts.total(),
         void_rewards=counts.num_void_rewards,
-        skipped=0 if retires else len(_skipped(counts)),
-        retired=len(_skipped(counts)) if retires else 0,
+        skipped=0 if retires else len(skipped),
+        retired=len(skipped) if retires else 0,
         double_trained=sum(len(steps) > 1 for steps in taken.values()),
         peak_open=counts.peak_open,
         window=counts.window,
@@ -162,7 +163,7 @@ def examine(
         lengths=_buckets(trained_lengths, unused_lengths, counts.restarted_lengths),
         dropped_unfinished=group_size * len(unused) - len(unused_lengths),
         problems=[
-            *([] if retires else _skip_problems(counts)),
+            *([] if retires else _skip_problems(counts, skipped)),
             *_group_problems(counts),
             *_unit_problems(counts, group_size),
             *_schedule_problems(counts, schedule),
@@ -176,9 +177,10 @@ def examine(
 # ── problems ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _skip_problems(counts: RecordCounts) -> Iterator[str]:
-    for group_id in _skipped(counts):
-        yield f"group {group_id} was skipped: it was never admitted, but group {max(counts.admitted)} was"
+def _skip_problems(counts: RecordCounts, skipped: Iterable[int]) -> Iterator[str]:
+    last = max(counts.admitted, default=-1)
+    for group_id in skipped:
+        yield f"group {group_id} was skipped: it was never admitted, but group {last} was"
 
 
 def _group_problems(counts: RecordCounts) -> Iterator[str]:

@@ -62,7 +62,7 @@ class Readings:
         for key, name in OF_LAST_STEP.items():
             if key in self._last_step:
                 yield _sample(name, self._last_step[key])
-        if results := [result for result in self._scheduler.evaluation.results if result.num_prompts]:
+        if results := self._scheduler.evaluation.measurements:
             yield _sample("evaluation_accuracy", results[-1].accuracy)
 
     def _groups(self) -> Iterator[Sample]:

@@ -13,7 +13,7 @@ from asyncrl.broker.failures import recorded, recorded_attempts
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics import batch_metrics
 from asyncrl.broker.metrics.ess_alarm import EVENT as ESS_EVENT
-from asyncrl.broker.metrics.ess_alarm import EssAlarm
+from asyncrl.broker.metrics.ess_alarm import EssAlarm, advice
 from asyncrl.broker.metrics.gap_alarm import GapAlarm
 from asyncrl.broker.metrics.idle_causes import idle_causes
 from asyncrl.broker.metrics.time_book import TimeBook
@@ -63,17 +63,12 @@ class RunFiles:
         )
         self._waits = batch_metrics.WaitShare()
         self._swap_times = batch_metrics.SwapTimes()
-        self._totals = batch_metrics.RunTotals(metrics)
+        self.totals = batch_metrics.RunTotals(metrics)
         self._times = TimeBook(clock())
         self._gap_alarm = GapAlarm(config, metrics)
         self._ess_alarm = EssAlarm(config, metrics)
         self._is_concluded = False
         scheduler.failures.restore(recorded(events), recorded_attempts(events))
-
-    @property
-    def totals(self) -> batch_metrics.RunTotals:
-        """Sums over the steps, of earlier brokers too."""
-        return self._totals
 
     def event(self, kind: str, /, **fields: Any) -> None:
         log.info(kind, **fields)
@@ -96,7 +91,7 @@ class RunFiles:
 
         Returns None if the file has the step already. Raises RunFailed if the line cannot be written.
         """
-        if stepped.step in self._totals:
+        if stepped.step in self.totals:
             self.event("step.repeated", step=stepped.step, policy_version=stepped.policy_version)
             return None
         wait = self._waits.share(self._scheduler.nodes.of("rollout"))
@@ -107,7 +102,7 @@ class RunFiles:
         line["ledger_records"] = float(self._num_records())
         line["failed"] = float(self._scheduler.failures.since_last_step())
         self.versions[stepped.step] = stepped.policy_version
-        self._totals.add(line)
+        self.totals.add(line)
         self.last_line = line
         self._directory.append_metrics(line)
         if self._times.is_due(self._clock()):
@@ -117,8 +112,8 @@ class RunFiles:
             self.event("step.skipped", step=stepped.step, updates=int(updates), cause=cause)
         if alarm := self._gap_alarm.check(line):
             self.event("logprob_gap.exceeded", **alarm)
-        if alarm := self._ess_alarm.check(line):
-            self.event(ESS_EVENT, **alarm)
+        if low := self._ess_alarm.check(line):
+            self.event(ESS_EVENT, **low, advice=advice(self._scheduler.config))
         return line
 
     def conclude(self, cause: str, *, is_interrupted: bool = False) -> str:
@@ -143,8 +138,8 @@ class RunFiles:
 
     def _write_summary(self, cause: str, status: Outcome) -> None:
         # An evaluation in which every prompt failed measured nothing.
-        results = [result for result in self._scheduler.evaluation.results if result.num_prompts]
-        totals = self._totals
+        results = self._scheduler.evaluation.measurements
+        totals = self.totals
         failures = self._scheduler.failures
         for fields in failures.events(self._clock(), is_over=True):
             self.event(FAILED_EVENT, **fields)
@@ -160,7 +155,7 @@ class RunFiles:
                 steps_planned=self._config.run.steps,
                 versions=max(self._scheduler.transfers.live_version, 0),
                 wall_s=round(self.time_s, 3),
-                base_accuracy=next((r.accuracy for r in results if r.policy_version == 0), None),
+                base_accuracy=self._scheduler.evaluation.base_accuracy,
                 held_out_accuracy=results[-1].accuracy if results else None,
                 trained_tokens=totals.tokens,
                 staleness_mean=totals.staleness_mean,

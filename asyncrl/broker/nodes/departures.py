@@ -10,7 +10,7 @@ class DepartureBook:
 
     def ask(self, name: str, asker: str, nodes: NodeBook) -> Node | str:
         """Note that ``asker`` wants ``name`` to leave. Returns the node to send `Drain` to, or the objection."""
-        node = next((node for node in nodes.all() if node.name == name), None)
+        node = next(iter(nodes.named(name)), None)
         if node is None:
             there = ", ".join(sorted(node.name for node in nodes.all() if node.role in ("rollout", "reward")))
             return f"there is no node {name}; those that can be drained are: {there or 'none'}"

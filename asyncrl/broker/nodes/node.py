@@ -136,7 +136,11 @@ class NodeBook:
 
     def earlier(self, hello: Hello) -> list[Node]:
         """Earlier incarnations of the node that says Hello: dead, or without memory of their work."""
-        return list(self._by_name.get(hello.node, ()))
+        return self.named(hello.node)
+
+    def named(self, name: str) -> list[Node]:
+        """Incarnations of a node that are connected."""
+        return list(self._by_name.get(name, ()))
 
     def all(self) -> list[Node]:
         return list(self._nodes.values())

@@ -15,7 +15,7 @@ class StackRequests:
 
     def ask(self, name: str, asker: str, nodes: NodeBook) -> Node | str:
         """Note that ``asker`` wants the stacks of a node. Returns the node to ask, or the objection."""
-        node = next((node for node in nodes.all() if node.name == name), None)
+        node = next(iter(nodes.named(name)), None)
         if node is None:
             there = ", ".join(sorted(node.name for node in nodes.all() if node.role in CAN_ANSWER))
             return f"there is no node {name}; those that can be asked are: broker{', ' if there else ''}{there}"

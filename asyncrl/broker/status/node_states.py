@@ -95,7 +95,7 @@ def _trainer_waits(scheduler: Scheduler, node: Node, groups: Mapping[str, int]) 
     if (step := scheduler.training.awaited_step) is None:
         is_done = not scheduler.training.admission.num_needed and not any(groups.values())
         return "the last evaluation" if is_done and not scheduler.evaluation.is_finished else ""
-    needed = scheduler.training.batches.groups_per_step
+    needed = scheduler.config.schedule.groups_per_step
     complete = groups["complete"]
     if complete >= needed:
         return f"older groups of step {step + 1}, which younger ones may not pass"

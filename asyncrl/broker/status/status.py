@@ -36,7 +36,7 @@ def run_status(
     """
     groups = group_states(scheduler)
     graded = scheduler.grading.num_assigned()
-    measured = [result for result in scheduler.evaluation.results if result.num_prompts]
+    measured = scheduler.evaluation.measurements
     return Status(
         run=run,
         state="ending" if scheduler.is_over else "paused" if scheduler.pause.is_set else "running",
@@ -53,14 +53,14 @@ def run_status(
         metrics=dict(metrics or {}),
         accuracy=measured[-1].accuracy if measured else None,
         notes=_notes(scheduler),
-        base_accuracy=next((result.accuracy for result in measured if result.policy_version == 0), None),
+        base_accuracy=scheduler.evaluation.base_accuracy,
     )
 
 
 def _notes(scheduler: Scheduler) -> list[str]:
     notes = [PAUSED.format(by=scheduler.pause.by)] if scheduler.pause.is_set else []
-    if scheduler.settings:
-        notes.append(f"set live: {', '.join(f'{key} = {value}' for key, value in scheduler.settings.items())}")
+    if values := scheduler.settings.values:
+        notes.append(f"set live: {', '.join(f'{key} = {value}' for key, value in values.items())}")
     return notes
 
 

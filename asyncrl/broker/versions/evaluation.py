@@ -70,6 +70,16 @@ class EvaluationBook:
         """True if an evaluation is due and needs a node."""
         return self._due is not None and self.ongoing is None
 
+    @property
+    def measurements(self) -> list[Evaluated]:
+        """Results, without those of evaluations in which every prompt failed."""
+        return [result for result in self.results if result.num_prompts]
+
+    @property
+    def base_accuracy(self) -> float | None:
+        """Accuracy before the first step; None if it was not measured."""
+        return next((result.accuracy for result in self.measurements if result.policy_version == 0), None)
+
     def version_live(self, policy_version: int) -> None:
         """Decide if an evaluation is due at this version, or at an earlier one that a broker died before recording."""
         every, last = self.every_versions, max(self._last_version, 0)

@@ -1,0 +1,46 @@
+"""
+Settings that operators change while the run goes on, and the books that follow them.
+
+    SetSettings ─assigned─▶ checked values ─▶ apply ─▶ configuration, window, learning rate, evaluations, lengths
+    replayed `SettingsSet` ───────────────────┘
+"""
+
+from collections.abc import Mapping, Sequence
+
+from asyncrl.broker.training import TrainingGroups
+from asyncrl.broker.versions.evaluation import EvaluationBook
+from asyncrl.config.live import Value, assigned, with_values
+from asyncrl.config.sections import Config
+
+
+class LiveSettings:
+    def __init__(self, config: Config, training: TrainingGroups, evaluation: EvaluationBook) -> None:
+        self.config = config
+        """Configuration with the settings as they are by now."""
+        self.values: dict[str, Value] = {}
+        """Settings that were changed, by key."""
+        self._start = config
+        self._training = training
+        self._evaluation = evaluation
+
+    @property
+    def nodes_config(self) -> Config:
+        """Configuration for nodes that join: they make room for the longest completions that may be set again."""
+        return with_values(self.config, {"sampling.max_tokens": self._start.sampling.max_tokens})
+
+    def assigned(self, assignments: Sequence[str]) -> dict[str, Value]:
+        """Checked values of ``key=value`` texts that change something; raises `ConfigError`."""
+        return assigned(self.config, self._start, assignments)
+
+    def apply(self, values: Mapping[str, Value]) -> None:
+        """Apply checked values, now or when their record is replayed."""
+        self.values |= values
+        self.config = config = with_values(self.config, values)
+        self._training.resize(config.schedule.window)
+        self._training.batches.lr = config.trainer.lr
+        self._evaluation.every_versions = config.evaluation.every_versions
+        if (max_tokens := config.sampling.max_tokens) != self._start.sampling.max_tokens:
+            self._training.admission.max_tokens = max_tokens
+            self._evaluation.max_tokens = config.evaluation.max_tokens or max_tokens
+        else:
+            self._training.admission.max_tokens = self._evaluation.max_tokens = 0
