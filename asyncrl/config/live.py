@@ -4,16 +4,16 @@ Settings that `asyncrl set` changes while a run goes on: those that are marked `
     "trainer.lr=1e-4" ─assigned─▶ {"trainer.lr": 0.0001}, checked with all other settings ─with_values─▶ Config
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 
 from asyncrl.config.run_file import SHORTHANDS, decode
 from asyncrl.config.sections import LIVE, Config, Schedule
-from asyncrl.config.toml import fields_of, put, split_override
+from asyncrl.config.toml import put, split_override
 from asyncrl.errors import ConfigError
 
 Value = bool | int | float | str
@@ -22,7 +22,7 @@ Value = bool | int | float | str
 @cache
 def live_keys() -> tuple[str, ...]:
     """Full keys of all live settings, in the order of a run file."""
-    return tuple(key for key, kind in fields_of(Config) if LIVE in get_args(kind))
+    return tuple(_live_keys(Config, ""))
 
 
 def assigned(config: Config, start: Config, assignments: Sequence[str]) -> dict[str, Value]:
@@ -90,3 +90,11 @@ def _check_reach(config: Config, changed: Config) -> None:
             "schedule.staleness cannot be set while the run goes on with schedule.order = 'windowed' and no "
             "order_window, because the reach follows it: start a run with order_window to change it later"
         )
+
+
+def _live_keys(section: type[Struct], where: str) -> Iterator[str]:
+    for name, kind in get_type_hints(section, include_extras=True).items():
+        if isinstance(kind, type) and issubclass(kind, Struct):
+            yield from _live_keys(kind, f"{where}{name}.")
+        elif LIVE in get_args(kind):
+            yield f"{where}{name}"

@@ -96,17 +96,16 @@ def _section_in(kind: Any) -> type[Section] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
 
 
-def fields_of(section: type[Section], where: str = "") -> Iterator[tuple[str, Any]]:
-    """Full key and type, with its annotations, of every section and setting of ``section``, in the order of a file."""
-    for key, kind in get_type_hints(section, include_extras=True).items():
+def _fields(section: type[Section], where: str = "") -> Iterator[tuple[str, Any]]:
+    for key, kind in get_type_hints(section).items():
         yield f"{where}{key}", kind
         if inner := _section_in(kind):
-            yield from fields_of(inner, f"{where}{key}.")
+            yield from _fields(inner, f"{where}{key}.")
 
 
 def _hint(name: str, where: tuple[str, ...], known: Mapping[str, Any], root: type[Section]) -> str:
     """Suggestion for the full key ``name``, whose section ``where`` has the keys ``known``."""
-    if answered := answer(name, dict(fields_of(root))):
+    if answered := answer(name, dict(_fields(root))):
         return answered
     if close := _meant(name.rpartition(".")[2], where, root):
         return f"did you mean {close!r}?"
@@ -115,7 +114,7 @@ def _hint(name: str, where: tuple[str, ...], known: Mapping[str, Any], root: typ
 
 def _meant(key: str, where: tuple[str, ...], root: type[Section]) -> str | None:
     """Nearest full key. The right name in a wrong section is preferred: people forget the section more often."""
-    full_names = [full for full, _ in fields_of(root)]
+    full_names = [full for full, _ in _fields(root)]
     elsewhere = {full.rpartition(".")[2]: full for full in reversed(full_names)}
     if key in elsewhere:
         return elsewhere[key]
@@ -136,7 +135,7 @@ def _sentence(error: str, raw: Mapping[str, Any], root: type[Section]) -> str:
     if "[...]" in key:  # A table with arbitrary keys: msgspec does not name the key.
         return f"{key}: {problem}"
     value = _at(raw, key)
-    if what.startswith("Invalid enum value") and (kind := dict(fields_of(root)).get(re.sub(r"\[\d+\]", "", key))):
+    if what.startswith("Invalid enum value") and (kind := dict(_fields(root)).get(re.sub(r"\[\d+\]", "", key))):
         return f"{key}: expected one of {', '.join(map(repr, get_args(kind)))}, got {value!r}"
     return f"{key}: {problem.partition(', got')[0]}, got {value!r}"
 
