@@ -10,9 +10,14 @@ import torch
 from torch import Tensor
 
 
-def log_sums(log_weights: Tensor) -> Tensor:
-    """[3] log Σ w, log Σ w² and n, of n weights given as logarithms [n], nats; -inf, -inf and 0 without any."""
-    count = log_weights.new_tensor(len(log_weights))
+def log_sums(log_weights: Tensor, count: Tensor | None = None) -> Tensor:
+    """
+    [3] log Σ w, log Σ w² and n, of n weights given as logarithms [n], nats; -inf, -inf and 0 without any.
+
+    Nothing waits for the device. ``count`` is n if weights are left out, whose logarithm is -inf.
+    """
+    if count is None:
+        count = log_weights.new_full((), len(log_weights))
     return torch.stack((log_weights.logsumexp(0), (2 * log_weights).logsumexp(0), count))
 
 

@@ -101,8 +101,8 @@ async def nothing_is_written_while_it_is_paused(subject: Subject) -> None:
         await asyncio.sleep(subject.quiet_s)
         written = num_written(engine, begun)
         require(was_done == task.done() and written == before, f"it wrote while it was paused: {before} to {written}")
-        await engine.resume()
-        await engine.resume()
+        await soon(subject, engine.resume(), "resume")
+        await soon(subject, engine.resume(), "resume while it runs")
         await soon(subject, task, "a request after resume")
 
 

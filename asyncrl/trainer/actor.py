@@ -175,8 +175,6 @@ class TrainerActor:
         self._routes: RouteShape | None = getattr(learner, "route_shape", None)
         self._clock = clock
         self._batches: dict[int, asyncio.Future[Batch]] = {}
-        self._rates: dict[int, float] = {}
-        """Learning rates of steps whose batches have come."""
         self._transfers: asyncio.Queue[Transfer] = asyncio.Queue()
         self._uploads: asyncio.Queue[Upload] = asyncio.Queue()
         self._upcoming: asyncio.Task[FetchedStep] | None = None
@@ -364,7 +362,7 @@ class TrainerActor:
         reach("trainer.batch_came")
         taken_s = self._clock()
         version_before = self._version_before(step)
-        lr = self._rates.pop(step, None) or self._config.trainer.lr
+        lr = fetched.lr or self._config.trainer.lr
         self._others.broadcast(Work("train", step, version_before, left_out, lr))
         self._learner.lr = lr
         metrics = await self._in_thread("training", self._learner.train, fetched.step.without(left_out), version_before)
@@ -401,8 +399,6 @@ class TrainerActor:
         await self._link.send(Take(step))
         batch = await future
         del self._batches[step]
-        if batch.lr is not None:
-            self._rates[step] = batch.lr
         self._others.broadcast(batch)
         with self._occupancy.doing("fetching"):
             own = await fetch_step(
@@ -420,7 +416,7 @@ class TrainerActor:
             unit = refusal.unit
             at = {"step": step, "group_id": unit.group_id, "index": unit.index}
             log.warning("trajectory.refused", **at, reason=refusal.reason)
-        return FetchedStep(own.step, refused)
+        return FetchedStep(own.step, refused, batch.lr)
 
     def _timing(self, num_tokens: float, wait_s: float, train_s: float, stage_s: float) -> dict[str, float]:
         # stage_s: wait for an earlier version to go live, and copy of the new one; about 0 without a publish.

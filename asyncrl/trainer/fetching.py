@@ -41,6 +41,8 @@ class FetchedStep(Struct, frozen=True):
     """Lacks the tokens of refused trajectories."""
     refused: list[Refusal]
     """Trajectories of this rank that are damaged."""
+    lr: float | None = None
+    """Learning rate that the batch names; None takes the one of the configuration."""
 
 
 def limits_of(config: Config, vocab_size: int, step: int, routes: RouteShape | None = None) -> TrajectoryLimits:

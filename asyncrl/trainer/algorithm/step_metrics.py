@@ -54,8 +54,10 @@ class StepMetrics:
         logprobs = logprobs.detach()
         log_ratio = logprobs - inputs.behavior_logprobs
         shift = log_ratio.abs()
-        of_sequences = inputs.sequences.sum(log_ratio)[inputs.sequences.lengths > 0]
-        self._ratios.append(torch.stack((log_sums(log_ratio), log_sums(of_sequences))))
+        has_tokens = inputs.sequences.lengths > 0
+        of_sequences = inputs.sequences.sum(log_ratio).masked_fill(~has_tokens, -torch.inf)
+        num_sequences = has_tokens.sum(dtype=log_ratio.dtype)
+        self._ratios.append(torch.stack((log_sums(log_ratio), log_sums(of_sequences, num_sequences))))
         self._shift_max.append(shift.max())
         if inputs.is_compared is not None:
             self._gap.add(shift, inputs.is_compared)
