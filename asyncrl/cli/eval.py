@@ -18,9 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from asyncrl.cli.terminal import aligned, to_json
 from asyncrl.config.model.directory import check_model
-from asyncrl.config.run_file import SHORTHANDS, decode
+from asyncrl.config.run_file import decode, override_one
 from asyncrl.config.sections import Config
-from asyncrl.config.toml import put, read, split_override
+from asyncrl.config.toml import put, read
 from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.check import bad_row_lines
 from asyncrl.data.images import Keep, check_model_reads
@@ -103,7 +103,7 @@ def eval_config(
         if value is not None:
             put(raw, key, value, where=f"option for {key}")
     for override in overrides:
-        put(raw, *split_override(override, SHORTHANDS), where=f"--set {override}")
+        override_one(raw, override)
     evaluation = raw["evaluation"]
     if evaluation.get("samples", 1) != 1 and temperature is None and not evaluation.get("temperature"):
         evaluation["temperature"] = 1.0  # with greedy decoding all completions of a prompt would be equal

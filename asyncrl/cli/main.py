@@ -388,7 +388,6 @@ def show(config_path: Path, overrides: tuple[str, ...]) -> None:
     Notes on settings that hardly anybody wants follow on stderr.
     """
     from asyncrl.config.check import advice
-    from asyncrl.config.run_file import load_config
     from asyncrl.data.run_length import resolve_steps
 
     origins = explain(config_path, overrides, resolve_steps)

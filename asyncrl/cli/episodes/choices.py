@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from asyncrl.config.run_file import SHORTHANDS, decode
+from asyncrl.config.run_file import decode, override_one
 from asyncrl.config.sections import Config
-from asyncrl.config.toml import put, read, split_override
+from asyncrl.config.toml import put, read
 from asyncrl.data.chat_template import read_template
 from asyncrl.data.images import Keep
 from asyncrl.data.prompts import held_out_stream
@@ -59,7 +59,7 @@ def try_config(
         if value is not None:
             put(raw, key, value, where=f"option for {key}")
     for override in overrides:
-        put(raw, *split_override(override, SHORTHANDS), where=f"--set {override}")
+        override_one(raw, override)
     put(raw, "data.train", raw.get("data", {}).get("train") or NO_DATA, where="data.train")
     raw["evaluation"] = _sampling(raw.get("sampling", {}), greedy=greedy)
     if not raw.get("model", {}).get("path"):

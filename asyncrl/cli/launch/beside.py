@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from asyncrl.actor.supervise import dies_with
+from asyncrl.actor.supervise import dies_with, why
 from asyncrl.errors import ConfigError
 from asyncrl.observe.run_directory import RunDirectory
 
@@ -41,22 +41,26 @@ def dashboard_beside(directory: RunDirectory, say: Callable[[str], None]) -> Ite
     try:
         assert process.stdout is not None
         if not (url := _first_line(process.stdout)):
-            process.terminate()
-            process.wait(STOP_S)
-            words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise ConfigError(words[-1].removeprefix("asyncrl: ") if words else f"no dashboard within {START_S:g} s")
+            _end(process)
+            raise ConfigError(why(log.read_bytes()) or f"no dashboard within {START_S:g} s")
         say(f"dashboard {url}")
         yield
     finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        _end(process)
         if process.stdout is not None:
             process.stdout.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Terminate a process, and kill it if it does not end; nothing if it has ended."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _first_line(output: IO[bytes]) -> str:

@@ -4,6 +4,7 @@ run that stopped, whose ledger, spool and checkpoints hold its state.
 """
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ from asyncrl.files.lock import locked
 from asyncrl.node.hub import with_local_copies
 from asyncrl.node.machine.devices import Devices
 from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, require_dashboard, require_train
-from asyncrl.node.metrics_server import MetricsOptions
+from asyncrl.node.metrics_server import TARGETS_VARIABLE, MetricsOptions
 from asyncrl.node.run_folder import LOCK_WAIT_S
 from asyncrl.observe.failure_sentences import sentences
 from asyncrl.observe.report.report import write_report
@@ -170,7 +171,8 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     _print(console, f"run directory {directory.path}  (logs in {directory.logs})")
     if metrics:
         where = f"from {metrics.host}:{metrics.port} on" if metrics.port else f"on free ports of {metrics.host}"
-        _print(console, f"metrics {where}  (addresses for Prometheus in {directory.path / 'metrics'})")
+        targets = os.environ.get(TARGETS_VARIABLE) or directory.path / "metrics"
+        _print(console, f"metrics {where}  (addresses for Prometheus in {targets})")
     failure: AsyncrlError | None = RunFailed("asyncrl run itself crashed")
     try:
         with Screen(console, config.run.steps) as screen:

@@ -25,6 +25,10 @@ ANSWER_S = 5.0
 Answer = TypeVar("Answer", bound=Message)
 
 
+class NoAnswer(LinkError):
+    """A question was not answered in time."""
+
+
 class Operator(Struct, frozen=True, eq=False):
     """A link to the broker, and its welcome."""
 
@@ -44,8 +48,8 @@ class Operator(Struct, frozen=True, eq=False):
         """
         Send a question and wait for its answer: the first message of this type for which ``is_answer`` is true.
 
-        Raises `LinkError` if the run or the connection ends first, or if there is no answer within ``wait_s`` seconds,
-        by default `ANSWER_S`.
+        Raises `LinkError` if the run or the connection ends first, and `NoAnswer` if there is none within ``wait_s``
+        seconds, by default `ANSWER_S`.
         """
         limit_s = ANSWER_S if wait_s is None else wait_s
         await self.link.send(question)
@@ -56,7 +60,7 @@ class Operator(Struct, frozen=True, eq=False):
                     if isinstance(message, answer) and is_answer(message):
                         return message
         except TimeoutError:
-            raise LinkError(
+            raise NoAnswer(
                 f"the broker got {type(question).__name__} and gave no answer within {limit_s:g} s: it is busy or hangs"
             ) from None
 

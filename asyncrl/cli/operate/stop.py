@@ -90,9 +90,8 @@ def _ended_elsewhere(end: Finished, run_dir: str) -> list[str]:
 
 
 def _not_running(directory: RunDirectory, where: str) -> list[str]:
-    run = overview(directory.path)
     if is_supervised(directory):
         raise LinkError(
             f"{where} has no broker at this moment: `asyncrl run` is starting or ending it; try again in some seconds"
         )
-    return kept_lines(run, where)
+    return kept_lines(overview(directory.path), where)

@@ -17,9 +17,8 @@ from torch import Tensor
 from asyncrl.algo.losses.clipped import clipped
 from asyncrl.algo.losses.tokens import Loss, PolicyLoss, Tokens
 from asyncrl.algo.ragged import Ragged
-from asyncrl.config.run_file import SHORTHANDS, decode
+from asyncrl.config.run_file import decode, override_one
 from asyncrl.config.sections import Config
-from asyncrl.config.toml import put, split_override
 from asyncrl.trainer.algorithm.recipe import Recipe
 
 LENGTHS = (3, 17, 9, 31, 5, 12, 24, 1)
@@ -49,7 +48,7 @@ def trial_config(loss: str, overrides: Sequence[str] = ()) -> Config:
     """Configuration with this loss; ``overrides`` are those of ``--set``. Raises `ConfigError`."""
     raw: dict[str, Any] = {"model": {"path": "-"}, "data": {"train": "-"}, "algorithm": {"loss": loss}}
     for override in overrides:
-        put(raw, *split_override(override, SHORTHANDS), where=f"--set {override}")
+        override_one(raw, override)
     return decode(raw)
 
 

@@ -15,9 +15,8 @@ import uvloop
 from msgspec import Struct
 
 from asyncrl.broker.failures import FailureBook
-from asyncrl.config.run_file import SHORTHANDS, decode
+from asyncrl.config.run_file import decode, override_one
 from asyncrl.config.sections import Config
-from asyncrl.config.toml import put, split_override
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.messages import Prompt
@@ -59,7 +58,7 @@ def trial_config(function: str, data: Path, overrides: Sequence[str] = ()) -> Co
         "reward": {"function": function},
     }
     for override in overrides:
-        put(raw, *split_override(override, SHORTHANDS), where=f"--set {override}")
+        override_one(raw, override)
     return decode(raw)
 
 

@@ -8,12 +8,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from asyncrl.cli.data import token_counter
-from asyncrl.cli.plug_ins.reward import attempt, read_rows, summary_lines, trial_config
+from asyncrl.cli.plug_ins.reward import attempt, read_rows, summary_lines
 from asyncrl.cli.start.findings import Findings, find_data, find_held_out, find_machine, find_model
 from asyncrl.cli.start.run_text import Choices, choose, render, stub
 from asyncrl.config.run_file import load_config
-from asyncrl.config.sections import Reward
+from asyncrl.config.sections import Config, Reward
 from asyncrl.errors import ConfigError
 from asyncrl.node.hub import model_folder, model_name
 from asyncrl.node.machine.machine import ENGINES, TRAIN, missing_packages
@@ -49,8 +51,7 @@ def init(folder: Path, model: str | None, data: str | None, columns: Mapping[str
     _write(written)
     for line in _described(found, chosen):
         say(line)
-    load_config(run_file)
-    for line in _tried(run_file, reward):
+    for line in _tried(load_config(run_file), reward):
         say(line)
     say(f"wrote     {', '.join(map(str, written))}")
     say("next:")
@@ -90,23 +91,13 @@ def _described(found: Findings, chosen: Choices) -> Sequence[str]:
     ]
 
 
-def _tried(run_file: Path, reward: str) -> Sequence[str]:
+def _tried(config: Config, reward: str) -> Sequence[str]:
     """The reward, tried on the first rows."""
-    config = load_config(run_file)
-    tried = trial_config(reward, Path(config.data.train_files[0]), _column_settings(run_file))
+    tried = replace(config, data=replace(config.data, held_out=config.data.train))
     rows = read_rows(tried, TRIED_ROWS)
     done = attempt(tried, rows)
     first, *rest = summary_lines(done)
     return [f"reward    {reward}, tried on {len(rows)} rows: {first}", *rest]
-
-
-def _column_settings(run_file: Path) -> list[str]:
-    data = load_config(run_file).data
-    return [
-        f"data.prompt_column={data.prompt_column}",
-        f"data.answer_column={data.answer_column}",
-        f"data.on_bad_row={data.on_bad_row}",
-    ]
 
 
 def _next(run_file: Path, reward_file: Path | None, data: str) -> Sequence[str]:
