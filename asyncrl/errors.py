@@ -41,6 +41,10 @@ class LinkSilent(LinkError):
     """The peer has not answered for long: its machine is down, or it hangs. Open a new link and say Hello again."""
 
 
+class Unanswered(LinkError):
+    """The peer did not answer a question in time, on a link that works."""
+
+
 class LinkRefused(LinkError):
     """The peer refused the connection: another protocol version, a duplicate, or an unknown role."""
 

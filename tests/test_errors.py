@@ -39,11 +39,12 @@ def test_a_data_error_is_a_config_error() -> None:
     assert issubclass(errors.DataError, ConfigError)
 
 
-def test_link_errors_are_closed_reset_silent_and_refused() -> None:
+def test_link_errors_are_closed_reset_silent_unanswered_and_refused() -> None:
     assert set(LinkError.__subclasses__()) == {
         errors.LinkClosed,
         errors.LinkReset,
         errors.LinkSilent,
+        errors.Unanswered,
         errors.LinkRefused,
     }
 

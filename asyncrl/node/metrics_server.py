@@ -17,7 +17,17 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from asyncrl.config.addresses import LOOPBACK, TCP, bracketed, check_address, host_of, is_loopback, is_wildcard, port_of
+from asyncrl.config.addresses import (
+    LOOPBACK,
+    TCP,
+    bracketed,
+    check_address,
+    host_of,
+    is_loopback,
+    is_wildcard,
+    port_of,
+    tcp,
+)
 from asyncrl.errors import ConfigError
 from asyncrl.log import get_logger
 from asyncrl.node.service_manager import ServiceManager
@@ -55,7 +65,7 @@ class MetricsOptions(Struct, frozen=True):
 
     def as_options(self) -> list[str]:
         """Command-line options of `asyncrl-node`. A process without ``--run-dir`` does not know the name of its run."""
-        is_open = [] if is_loopback(_tcp(self.host, self.port)) else ["--metrics-open"]
+        is_open = [] if is_loopback(tcp(self.host, self.port)) else ["--metrics-open"]
         targets = ["--metrics-targets", str(self.targets)] if self.targets else []
         return ["--metrics", f"{bracketed(self.host)}:{self.port}", *is_open, *targets]
 
@@ -78,7 +88,7 @@ def metrics_options(
         if is_open:
             raise ConfigError("--metrics-open is given without --metrics HOST:PORT, the address that it opens")
         return None
-    given = f"tcp://{address}" if ":" in address else _tcp(LOOPBACK, address)
+    given = f"tcp://{address}" if ":" in address else f"tcp://{LOOPBACK}:{address}"
     if not TCP.fullmatch(given):
         raise ConfigError(f"--metrics is {address!r}: expected PORT or HOST:PORT, such as {LOOPBACK}:9400")
     check_address(given, "--metrics", binds=True)
@@ -133,7 +143,7 @@ async def metrics_served(
     try:
         async with serve(pages, options.host, options.port) as port:
             with ExitStack() as stack:
-                host = LOOPBACK if is_wildcard(_tcp(options.host, port)) else options.host
+                host = LOOPBACK if is_wildcard(tcp(options.host, port)) else options.host
                 address = f"{bracketed(host)}:{port}"
                 if options.targets:
                     stack.enter_context(discoverable(options.targets, options.run, labels["node"], address))
@@ -159,7 +169,3 @@ def readiness(manager: ServiceManager, labels: Mapping[str, str]) -> Response:
 def _json(body: Mapping[str, object], *, is_good: bool) -> Response:
     status = HTTPStatus.OK if is_good else HTTPStatus.SERVICE_UNAVAILABLE
     return Response(status, json.dumps(body).encode() + b"\n", "application/json")
-
-
-def _tcp(host: str, port: int | str) -> str:
-    return f"tcp://{bracketed(host)}:{port}"

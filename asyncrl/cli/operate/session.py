@@ -16,17 +16,13 @@ from asyncrl.actor.link import Link
 from asyncrl.actor.message import Message
 from asyncrl.client.handshake import identity, join, leave, send_beats
 from asyncrl.client.run_address import RunAddress
-from asyncrl.errors import LinkError
+from asyncrl.errors import LinkError, Unanswered
 from asyncrl.messages import Beat, Finished, Welcome
 
 ANSWER_S = 5.0
 """Seconds for the broker to answer a handshake, or a question that it answers at once."""
 
 Answer = TypeVar("Answer", bound=Message)
-
-
-class NoAnswer(LinkError):
-    """A question was not answered in time."""
 
 
 class Operator(Struct, frozen=True, eq=False):
@@ -48,7 +44,7 @@ class Operator(Struct, frozen=True, eq=False):
         """
         Send a question and wait for its answer: the first message of this type for which ``is_answer`` is true.
 
-        Raises `LinkError` if the run or the connection ends first, and `NoAnswer` if there is none within ``wait_s``
+        Raises `LinkError` if the run or the connection ends first, and `Unanswered` if there is none within ``wait_s``
         seconds, by default `ANSWER_S`.
         """
         limit_s = ANSWER_S if wait_s is None else wait_s
@@ -60,7 +56,7 @@ class Operator(Struct, frozen=True, eq=False):
                     if isinstance(message, answer) and is_answer(message):
                         return message
         except TimeoutError:
-            raise NoAnswer(
+            raise Unanswered(
                 f"the broker got {type(question).__name__} and gave no answer within {limit_s:g} s: it is busy or hangs"
             ) from None
 

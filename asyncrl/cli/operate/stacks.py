@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from asyncrl.cli.operate.session import ANSWER_S, NoAnswer, operator
+from asyncrl.cli.operate.session import ANSWER_S, operator
 from asyncrl.cli.operate.status import live_address, opened
 from asyncrl.client.run_address import RunAddress
-from asyncrl.errors import ConfigError, LinkError
+from asyncrl.errors import ConfigError, LinkError, Unanswered
 from asyncrl.messages import Stacks, StacksWanted
 from asyncrl.observe.run_directory import RunDirectory
 
@@ -48,7 +48,7 @@ async def ask(run: RunAddress, node: str) -> str:
     async with operator(run) as session:
         try:
             answer = await session.ask(StacksWanted(node), Stacks, is_answer=lambda told: told.node == node)
-        except NoAnswer as error:
+        except Unanswered as error:
             raise LinkError(f"{node} did not answer within {ANSWER_S:g} s: its event loop hangs ({error})") from None
     if answer.problem:
         raise ConfigError(answer.problem)

@@ -39,6 +39,7 @@ from asyncrl.observe.dashboard.query import Query, Refused
 from asyncrl.observe.dashboard.sample_query import SampleQuery
 from asyncrl.observe.dashboard.time_bands import bands_of_metrics
 from asyncrl.observe.dashboard.timeline_view import TimelineQuery
+from asyncrl.observe.run_labels import labels
 
 MAX_RUNS = 64
 SHORT_S = 0.05
@@ -186,15 +187,3 @@ class Api:
     def _sample_file(self, run: FollowedRun, query: Query) -> Path:
         split = query.choice("split", ("train", "held_out"))
         return sample_view.sample_file(run.directory.samples, split, query.text("file"))
-
-
-def labels(paths: Sequence[Path]) -> list[str]:
-    """The name of each run; of those with one name, also the folders that tell them apart."""
-    parts = [path.resolve().parts for path in paths]
-    found = []
-    for own in parts:
-        length = 1
-        while length < len(own) and sum(other[-length:] == own[-length:] for other in parts) > 1:
-            length += 1
-        found.append("/".join(own[-length:]).lstrip("/") if length < len(own) else own[-1])
-    return found

@@ -53,10 +53,9 @@ def nodes(events: Sequence[dict[str, Any]], bands: TimeBands, versions: Mapping[
         state, name = STATES.get(str(event.get("event"))), event.get("node")
         if state and isinstance(name, str):
             _follow(found.setdefault(name, NodeView(name=name)), state, event)
-    shares = bands.shares(NEWEST_SPANS) if bands.nodes else None
+    shares = bands.shares(NEWEST_SPANS)
     for place, name in enumerate(bands.nodes):
         node = found.setdefault(name, NodeView(name=name, role=bands.roles[place], state="ready"))
-        assert shares is not None
         parts = {bands.activities[i]: round(float(part), 4) for i, part in enumerate(shares[place]) if part > 0}
         node.shares = dict(sorted(parts.items(), key=lambda item: -item[1]))
     for name, node in found.items():

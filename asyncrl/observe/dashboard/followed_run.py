@@ -46,7 +46,7 @@ class FollowedRun:
         """Time of the last change of metrics or events, in seconds since 1970; None without either file."""
         self.events: list[dict[str, Any]] = []
         self.samples = SampleIndex(directory.samples)
-        self.times = TimesFile(path / "times.jsonl")
+        self.times = TimesFile(directory.times)
         self._steps: dict[int, dict[str, Any]] = {}
         self._metrics: list[dict[str, Any]] = []
         self._config: dict[str, Any] = {}

@@ -9,7 +9,7 @@ Files are read the newest first, some at a time: whoever asks gets what is there
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,13 +116,13 @@ class SampleIndex:
             blocks = list(self._blocks.values())
             self.files = [block.file for block in blocks]
             names = [*NUMBERS, *WORDS]
-            empty = np.zeros(0, np.int32)
-            joined = {name: np.concatenate([empty, *(block.columns[name] for block in blocks)]) for name in names}
+            joined = {name: _joined(blocks, name) for name in names}
             sizes = [block.num_rows for block in blocks]
-            joined["reward"] = joined["reward"].astype(np.float32)
             joined["file"] = np.repeat(np.arange(len(blocks), dtype=np.int32), sizes)
             joined["split"] = np.repeat(np.array([file.split for file in self.files], np.int8), sizes)
-            joined["row"] = np.concatenate([empty, *(np.arange(size, dtype=np.int32) for size in sizes)])
+            joined["row"] = np.concatenate(
+                [np.zeros(0, np.int32), *(np.arange(size, dtype=np.int32) for size in sizes)]
+            )
             self._joined = joined
         return self._joined
 
@@ -135,8 +135,7 @@ class SampleIndex:
         trained = [block for block in self._blocks.values() if block.file.split == 0 and block.num_rows]
         last = max((int(block.columns["step"].max()) for block in trained), default=0)
         wanted = [block for block in trained if block.columns["step"][0] > last - num_steps]
-        empty = np.zeros(0, np.int32)
-        return {name: np.concatenate([empty, *(block.columns[name] for block in wanted)]) for name in NUMBERS}
+        return {name: _joined(wanted, name) for name in NUMBERS}
 
     def newest_version(self) -> dict[str, int]:
         """Newest version of each node's samples, each counted by its oldest token."""
@@ -156,6 +155,8 @@ class SampleIndex:
         for path in [path for path in self._blocks if path not in found]:
             del self._blocks[path]
             self._joined = None
+        names = {path.name for path in found}
+        self.problems = {name: problem for name, problem in self.problems.items() if name in names}
         known = {path: block.file for path, block in self._blocks.items()}
         waiting = [file for path, file in found.items() if known.get(path) != file]
         self._waiting = sorted(waiting, key=lambda file: (-file.split, file.path.name))  # the last is read first
@@ -194,6 +195,11 @@ class SampleIndex:
             return np.zeros(size, np.int32)
         codes: Numbers = by_code[encoded.indices.fill_null(len(by_code) - 1).to_numpy(zero_copy_only=False)]
         return codes
+
+
+def _joined(blocks: Sequence[Block], name: str) -> Numbers:
+    empty = np.zeros(0, NUMBERS.get(name, np.int32))
+    return np.concatenate([empty, *(block.columns[name] for block in blocks)])
 
 
 def _files(folder: Path, split: int) -> list[SampleFile]:

@@ -9,7 +9,6 @@ from asyncrl.observe.run_record import RunRecord
 from asyncrl.observe.trackers.follower import SECRET
 
 HIDDEN = "hidden"
-EMPTY_TABLE: dict[str, Any] = {}
 
 
 def settings(record: RunRecord) -> list[dict[str, Any]]:

@@ -42,9 +42,8 @@ class TimeBands:
         self._starts: list[float] = []
         self._ends: list[float] = []
         self._grid: Grid = np.zeros((0, 0, 0), np.float32)
-        self._shares_of_roles: dict[str, dict[str, float]] = {}
-        self._roles_at = 0
-        """Number of spans from which ``_shares_of_roles`` was made."""
+        self._shares_of_roles: dict[str, dict[str, float]] | None = None
+        """None if a span was added since they were computed."""
 
     @property
     def starts_s(self) -> NDArray[np.float64]:
@@ -82,6 +81,7 @@ class TimeBands:
                 place[self._kinds[activity]] = max(seconds, 0.0)
         self._starts.append(line.time_s - line.span_s)
         self._ends.append(line.time_s)
+        self._shares_of_roles = None
 
     def _fit(self, num_spans: int) -> None:
         wanted = (num_spans, len(self.nodes), len(self.activities))
@@ -110,8 +110,8 @@ class TimeBands:
 
     def by_role(self) -> dict[str, dict[str, float]]:
         """Mean share of each activity over the nodes of a role, the largest first."""
-        if self._roles_at != len(self._ends) or self._roles_at == self._max_spans:
-            self._shares_of_roles, self._roles_at = self._mean_by_role(), len(self._ends)
+        if self._shares_of_roles is None:
+            self._shares_of_roles = self._mean_by_role()
         return self._shares_of_roles
 
     def _mean_by_role(self) -> dict[str, dict[str, float]]:

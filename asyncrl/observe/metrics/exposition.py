@@ -31,6 +31,9 @@ class Exposition:
         self._labels = dict(labels)
         self._samples = samples
         self._process = self._client.ProcessCollector(registry=None)
+        self._build_info = Sample(
+            "asyncrl_build_info", 1, {"version": version("asyncrl"), "python": platform.python_version()}
+        )
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
         """The text and its content type, in the format that ``accept``, a request's header, asks for."""
@@ -41,7 +44,7 @@ class Exposition:
         """Families of samples, as a registry of `prometheus_client` gives them."""
         yield from self._standard()
         found: dict[str, list[Sample]] = {}
-        for sample in (_build_info(), *self._samples()):
+        for sample in (self._build_info, *self._samples()):
             found.setdefault(_checked(sample).name, []).append(sample)
         for name, samples in found.items():
             yield self._family(METRICS[name], samples)
@@ -74,10 +77,6 @@ def _client() -> Any:
     except ImportError as error:
         raise ConfigError("--metrics needs prometheus_client: pip install 'asyncrl[metrics]'") from error
     return prometheus_client
-
-
-def _build_info() -> Sample:
-    return Sample("asyncrl_build_info", 1, {"version": version("asyncrl"), "python": platform.python_version()})
 
 
 def _checked(sample: Sample) -> Sample:

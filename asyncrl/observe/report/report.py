@@ -28,6 +28,7 @@ from asyncrl.observe.report.evaluation_charts import evaluation_charts
 from asyncrl.observe.report.headline import headline
 from asyncrl.observe.report.page import Markup
 from asyncrl.observe.report.pictures import pictures
+from asyncrl.observe.run_labels import labels
 from asyncrl.observe.run_record import RunRecord, read_run
 
 ROUTINE = {
@@ -73,22 +74,6 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     content = render([replace(record, name=name) for record, name in zip(records, labels(runs), strict=True)])
     with output(out) as unfinished:
         unfinished.write_text(content, encoding="utf-8")
-
-
-def labels(runs: Sequence[Path]) -> list[str]:
-    """Name of each run: its folder, with as many of the folders above it as tell it from the others."""
-    paths = [path.resolve() for path in runs]
-
-    def label(path: Path) -> str:
-        names = (Path(*path.parts[-length:]) for length in range(1, len(path.parts) + 1))
-        others = [other for other in paths if other != path]
-        return str(next(name for name in names if not any(_ends_with(other, name) for other in others)))
-
-    return [label(path) for path in paths]
-
-
-def _ends_with(path: Path, end: Path) -> bool:
-    return path.parts[-len(end.parts) :] == end.parts
 
 
 def render(records: Sequence[RunRecord]) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.observe.dashboard.api import Api, labels
+from asyncrl.observe.dashboard.api import Api
 from asyncrl.observe.dashboard.query import Query, Refused
 from asyncrl.observe.run_directory import RunDirectory
 from tests.observe.conftest import MakeRun
@@ -111,12 +111,6 @@ def test_a_damaged_samples_file_is_told(api: Api, directory: RunDirectory) -> No
         ask(api, "runs/0/group?file=step_000000.parquet&group=0")
     assert refused.value.status == 409
     assert ask(api, "runs/0/samples")["problems"]
-
-
-def test_runs_of_one_name_are_told_apart_by_their_folders() -> None:
-    paths = [Path("/a/runs/x"), Path("/b/runs/x"), Path("/b/runs/y")]
-    assert labels(paths) == ["a/runs/x", "b/runs/x", "y"]
-    assert labels([Path("/a/x"), Path("/a/x")]) == ["x", "x"]
 
 
 def test_a_dashboard_needs_runs(tmp_path: Path) -> None:

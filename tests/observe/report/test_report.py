@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.observe.report.report import SHOWN, labels, write_report
+from asyncrl.observe.report.report import SHOWN, write_report
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 
 MakeRun = Callable[..., RunDirectory]
@@ -99,12 +99,6 @@ def test_several_runs_stand_side_by_side_with_their_differing_settings(make_run:
     assert "<tr><th>schedule.staleness</th><td>0.0</td><td>1.0</td></tr>" in html
     assert "differing settings" in html
     assert '<p class="quiet">sync: no notable events</p>' in html
-
-
-def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
-    runs = [tmp_path / name for name in ("a/runs/x", "b/runs/x", "b/runs/y")]
-    assert labels(runs) == ["a/runs/x", "b/runs/x", "y"]
-    assert labels([tmp_path / "x", tmp_path / "x"]) == ["x", "x"], "one run given twice"
 
 
 def test_equal_configs_are_said_to_be_equal(make_run: MakeRun) -> None:
