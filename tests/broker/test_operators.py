@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from asyncrl.messages import Bye, Stacks, StacksWanted
-from tests.broker.test_actor import House, run
+from tests.broker.test_actor import House, impatient, run
+
+__all__ = ["impatient"]
 
 
 def test_a_node_is_asked_for_its_stacks_and_its_answer_reaches_who_asked(tmp_path: Path) -> None:

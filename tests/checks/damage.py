@@ -1,6 +1,7 @@
 """Sound trajectories of any shape, and every way in which one field of a stored one can be damaged."""
 
 import array
+import itertools
 from collections.abc import Callable
 from math import inf, nan
 from random import Random
@@ -44,17 +45,21 @@ Damage = Callable[[Stored, Random], Stored]
 def sound(dice: Random) -> Trajectory:
     """A trajectory as an honest node stores it, decoded."""
     num_tokens = dice.choice([1, 2, 3, dice.randint(1, MAX_TOKENS), MAX_TOKENS])
-    logprobs = [dice.choice([0.0, -0.0, -1e-30, -dice.expovariate(1.0), -103.0, 1e-6]) for _ in range(num_tokens)]
-    ids = [dice.choice([0, VOCAB_SIZE - 1, dice.randrange(VOCAB_SIZE)]) for _ in range(num_tokens)]
+    logprobs = [
+        -dice.expovariate(1.0) if value is None else value
+        for value in dice.choices([0.0, -0.0, -1e-30, None, -103.0, 1e-6], k=num_tokens)
+    ]
+    edges = dice.choices([0, VOCAB_SIZE - 1, None], k=num_tokens)
+    ids = [other if edge is None else edge for edge, other in zip(edges, _ids(num_tokens, dice), strict=True)]
     finish_reason: FinishReason = dice.choice(["stop", "length"])
     made = Trajectory(
         unit=Unit(dice.randrange(2**40), dice.randrange(64), dice.choice(["train", "held_out"])),
-        prompt_ids=as_bytes("i", [dice.randrange(VOCAB_SIZE) for _ in range(dice.randint(1, MAX_PROMPT_TOKENS))]),
+        prompt_ids=as_bytes("i", _ids(dice.randint(1, MAX_PROMPT_TOKENS), dice)),
         completion_ids=as_bytes("i", ids),
         behavior_logprobs=as_bytes("f", logprobs),
         spans=_spans(num_tokens, dice),
         finish_reason=finish_reason,
-        text="".join(dice.choice("a é漢\n") for _ in range(dice.randint(0, 4 * num_tokens))),
+        text="".join(dice.choices("a é漢\n", k=dice.randint(0, 4 * num_tokens))),
         node=f"rollout-{dice.randrange(9)}",
         generate_s=dice.choice([0.0, dice.expovariate(0.1)]),
         **_masks(ids, dice),
@@ -65,18 +70,25 @@ def sound(dice: Random) -> Trajectory:
 
 def _routing(num_tokens: int, dice: Random) -> Routing:
     num_ids = num_tokens * ROUTES.layers * ROUTES.top_k
-    experts = dice.choices(range(ROUTES.num_experts), k=num_ids)
+    experts = [byte % ROUTES.num_experts for byte in dice.randbytes(num_ids)]
     width = dice.choice([1, 2])
     return Routing(as_bytes("B" if width == 1 else "h", experts), ROUTES.layers, ROUTES.top_k, width)
 
 
 def _masks(ids: list[int], dice: Random) -> dict[str, Any]:
     """A sampling mask of each token, of one to twenty ids."""
-    masks = [sorted({token, *dice.choices(range(VOCAB_SIZE), k=dice.randrange(20))}) for token in ids]
+    sizes = [byte % 20 for byte in dice.randbytes(len(ids))]
+    others = iter(_ids(sum(sizes), dice))
+    masks = [sorted({token, *itertools.islice(others, size)}) for token, size in zip(ids, sizes, strict=True)]
     return {
         "mask_counts": as_bytes("i", [len(mask) for mask in masks]),
         "mask_ids": as_bytes("i", [token for mask in masks for token in mask]),
     }
+
+
+def _ids(num: int, dice: Random) -> list[int]:
+    """Drawn together: one by one they would take most of the time of these tests."""
+    return [value % VOCAB_SIZE for value in array.array("H", dice.randbytes(2 * num))]
 
 
 def through_the_wire(trajectory: Trajectory) -> Trajectory:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -96,7 +95,24 @@ class RealBytes(LiveBytes):
         super().__init__()
         self.largest = 0
         """Bytes of the largest storage so far."""
-        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._patch = pytest.MonkeyPatch()
+
+    def __enter__(self) -> "RealBytes":
+        resize_ = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            out = resize_(storage, size)
+            if storage._cdata in self._sizes:
+                self.resize(storage._cdata, storage.nbytes())
+            return out
+
+        self._patch.setattr(torch.UntypedStorage, "resize_", resized)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        super().__exit__(*args)
+        self._patch.undo()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
@@ -104,14 +120,8 @@ class RealBytes(LiveBytes):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def add(self, tensor: Tensor) -> None:
-        self._storages = {key: ref for key, ref in self._storages.items() if key in self._sizes}
-        for key, ref in self._storages.items():
-            if (storage := ref()) is not None and storage.nbytes() != self._sizes[key]:
-                self.resize(key, storage.nbytes())
         if not tensor.is_meta and not isinstance(tensor, FakeTensor):  # DTensor asks fakes for shapes
-            storage = tensor.untyped_storage()
-            self._storages[storage._cdata] = weakref.ref(storage)
-            self.largest = max(self.largest, storage.nbytes())
+            self.largest = max(self.largest, tensor.untyped_storage().nbytes())
             super().add(tensor)
 
 
