@@ -20,7 +20,7 @@ from asyncrl.actor.codec import Codec
 from asyncrl.actor.message import Message, Value
 from asyncrl.files.checkpoints import FileEntry
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 
 Role = Literal["broker", "spool", "rollout", "reward", "trainer", "machine", "shard", "supervisor"]
@@ -562,6 +562,8 @@ class Beat(Message, frozen=True):
     """Share of the last 10 seconds in which some process of the machine waited for memory."""
     buckets: int = 0
     """Trainers: buckets of weights sent in the current or last transfer."""
+    decode_steps: float = 0.0
+    """Rollouts: decode steps of the engine since the start of the role; asyncrl/rollout/decode_steps.py."""
 
 
 class Asleep(Message, frozen=True):

@@ -27,13 +27,14 @@ from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.broker.operators import Operators
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.scheduler import Scheduler
+from asyncrl.broker.staleness_control import BY, KEY, StalenessChoice
 from asyncrl.checks.permissions import key_refusal, refusal
 from asyncrl.checks.reports import MAX_NAME_CHARS, problem_of
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.sections import Config, to_json
-from asyncrl.errors import AsyncrlError, RunFailed
+from asyncrl.errors import AsyncrlError, ConfigError, RunFailed
 from asyncrl.messages import (
     PROTOCOL,
     Bye,
@@ -187,6 +188,27 @@ class BrokerActor:
         with self._deciding():
             for peer in peers:
                 self._scheduler.left(peer, cause, self._clock())
+
+    def follow(self, choice: StalenessChoice) -> None:
+        """Set the staleness that a plan fitted to the run has chosen; it is recorded like an operator's decision."""
+        settings = self._scheduler.settings
+        if not settings.is_auto or choice.before != settings.config.schedule.staleness_bound:
+            return  # An operator has set it meanwhile.
+        fields = {"staleness": choice.staleness, "before": choice.before, "predicted_s": choice.predicted_s}
+        self._files.event("staleness.chosen", **fields, reason=choice.reason)
+        if choice.staleness == choice.before:
+            return
+        try:
+            values = settings.assigned([f"{KEY}={choice.staleness:g}"])
+        except ConfigError as error:
+            self.unplanned(str(error))
+            return
+        with self._deciding():
+            self._scheduler.set_settings(values, by=BY, at_s=time.time(), now_s=self._clock())
+
+    def unplanned(self, cause: str) -> None:
+        """No plan could be fitted for ``schedule.staleness = "auto"``: the run goes on as it is."""
+        self._files.event("staleness.unplanned", cause=cause)
 
     # ── loops ───────────────────────────────────────────────────────────────────────────────
 

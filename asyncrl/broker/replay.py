@@ -92,8 +92,8 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
             scheduler.evaluation.measured(result)
         case SamplingPaused(is_paused=is_paused, by=by):
             scheduler.pause.set(is_paused=is_paused, by=by)
-        case SettingsSet(values=values):
-            scheduler.settings.apply(values)
+        case SettingsSet(values=values, by=by):
+            scheduler.settings.apply(values, by)
         case Duplicate() | NodeEvent():
             pass  # They are for audits, and change no book.
 

@@ -270,7 +270,7 @@ class Scheduler:
         ``by`` is the name of the operator, ``at_s`` Unix time, for people.
         """
         before = {key: value_of(self.config, key) for key in values}
-        self.settings.apply(values)
+        self.settings.apply(values, by)
         if values:
             self.out.record(SettingsSet(dict(values), by, at_s))
         for key, value in values.items():

@@ -7,6 +7,7 @@ Settings that operators change while the run goes on, and the books that follow 
 
 from collections.abc import Mapping, Sequence
 
+from asyncrl.broker.staleness_control import BY, KEY
 from asyncrl.broker.training import TrainingGroups
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.config.live import Value, assigned, with_values
@@ -19,6 +20,8 @@ class LiveSettings:
         """Configuration with the settings as they are by now."""
         self.values: dict[str, Value] = {}
         """Settings that were changed, by key."""
+        self.is_auto = config.schedule.staleness == "auto"
+        """True if the broker itself sets the staleness: it was started with ``auto``, and nobody has set a number."""
         self._start = config
         self._training = training
         self._evaluation = evaluation
@@ -32,9 +35,11 @@ class LiveSettings:
         """Checked values of ``key=value`` texts that change something; raises `ConfigError`."""
         return assigned(self.config, self._start, assignments)
 
-    def apply(self, values: Mapping[str, Value]) -> None:
-        """Apply checked values, now or when their record is replayed."""
+    def apply(self, values: Mapping[str, Value], by: str) -> None:
+        """Apply checked values that ``by`` has set, now or when their record is replayed."""
         self.values |= values
+        if (staleness := values.get(KEY)) is not None:
+            self.is_auto = by == BY or staleness == "auto"
         self.config = config = with_values(self.config, values)
         self._training.resize(config.schedule.window)
         self._training.batches.lr = config.trainer.lr

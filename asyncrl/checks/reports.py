@@ -79,6 +79,7 @@ def _beat(message: Beat) -> str:
         or next((problem for name, value in message.seconds.items() if (problem := _seconds(name, value))), "")
         or _seconds("memory_stall", message.memory_stall)
         or _count("tokens", message.tokens)
+        or _seconds("decode_steps", message.decode_steps)
     )
 
 

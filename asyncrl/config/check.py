@@ -125,11 +125,27 @@ def _check_schedule(config: Config) -> None:
         )
     if schedule.order_window is not None and schedule.order != "windowed":
         raise ConfigError("schedule.order_window is only read with order='windowed'; remove it, or set the order")
+    if schedule.staleness == "auto":
+        _check_auto(config)
     _check_max_staleness(schedule)
     _check_filter(schedule)
     if config.sampling.temperature == 0:
         raise ConfigError(
             "sampling.temperature is 0: greedy trajectories of a group are all equal; use a value above 0"
+        )
+
+
+def _check_auto(config: Config) -> None:
+    schedule = config.schedule
+    if config.rollout.colocated:
+        raise ConfigError(
+            "schedule.staleness is 'auto' and rollout.colocated is true: no plan is fitted to devices that are used in "
+            "turn; give a number"
+        )
+    if schedule.order == "windowed" and schedule.order_window is None:
+        raise ConfigError(
+            "schedule.staleness is 'auto' with order = 'windowed' and no order_window, whose default follows the "
+            "staleness; set order_window"
         )
 
 
@@ -143,9 +159,9 @@ def _check_max_staleness(schedule: Schedule) -> None:
     is_kept = schedule.window <= (limit + 1) * schedule.groups_per_step * schedule.steps_per_publish
     if mode == "wait" and not is_kept:
         raise ConfigError(
-            f"schedule.max_staleness is {limit}, but staleness={schedule.staleness:g} admits {schedule.window} groups "
-            f"at one version, more than {limit + 1} versions consume: waiting cannot keep the bound; use max_staleness="
-            f"{math.ceil(schedule.staleness)}, or on_straggler='reissue'"
+            f"schedule.max_staleness is {limit}, but staleness={schedule.staleness_bound:g} admits {schedule.window} "
+            f"groups at one version, more than {limit + 1} versions consume: waiting cannot keep the bound; use "
+            f"max_staleness={math.ceil(schedule.staleness_bound)}, or on_straggler='reissue'"
         )
     by_order = schedule.most_versions_by_order
     if mode == "wait" and schedule.order == "windowed" and by_order is not None and by_order > limit:
@@ -157,7 +173,7 @@ def _check_max_staleness(schedule: Schedule) -> None:
     if mode != "wait" and by_order is not None and by_order <= limit:
         raise ConfigError(
             f"schedule.on_straggler={mode!r} has no effect: with order={schedule.order!r} and staleness="
-            f"{schedule.staleness:g} no group exceeds max_staleness={limit}; remove it, or use order='completion'"
+            f"{schedule.staleness_bound:g} no group exceeds max_staleness={limit}; remove it, or use order='completion'"
         )
 
 

@@ -45,7 +45,7 @@ def check_algorithm(config: Config) -> None:
 
 def algorithm_advice(config: Config) -> list[str]:
     """Sentences of advice on importance weights that nothing bounds, in an asynchronous run."""
-    algorithm, staleness = config.algorithm, config.schedule.staleness
+    algorithm, staleness = config.algorithm, config.schedule.staleness_bound
     if staleness < 1 or is_path(algorithm.loss) or resolved(algorithm.correction).rejection:
         return []
     if (bound := _weight_bound(algorithm)) <= MAX_WEIGHT:

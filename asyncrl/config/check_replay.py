@@ -28,11 +28,11 @@ def check_replay(config: Config) -> None:
             raise ConfigError("sampling.replay_mask is only read with top_p below 1 or top_k above 0; remove it")
         if config.rollout.engine == "vllm":
             _check_vllm(config)
-    elif (cut := _truncation(config)) and config.schedule.staleness and _mode(config) == "bypass":
+    elif (cut := _truncation(config)) and config.schedule.staleness_bound and _mode(config) == "bypass":
         raise ConfigError(
-            f"{cut} with schedule.staleness = {config.schedule.staleness:g}: without the ids that were left at each "
-            f"token, the ratio in the loss compares the whole vocabulary with a part of it; set sampling.replay_mask = "
-            f"true, or algorithm.correction.mode = 'decoupled'"
+            f"{cut} with schedule.staleness = {config.schedule.staleness_bound:g}: without the ids that were left at "
+            f"each token, the ratio in the loss compares the whole vocabulary with a part of it; set "
+            f"sampling.replay_mask = true, or algorithm.correction.mode = 'decoupled'"
         )
 
 
@@ -58,12 +58,13 @@ def check_experts(config: Config, num_experts: int) -> list[str]:
         raise ConfigError(
             f"rollout.replay_routes is only read with a mixture of experts, and {model} is none; remove it"
         )
-    if is_replayed or not num_experts or not config.schedule.staleness:
+    if is_replayed or not num_experts or not config.schedule.staleness_bound:
         return []
     return [
-        f"{model} is a mixture of {num_experts} experts and schedule.staleness is {config.schedule.staleness:g}: where "
-        f"experts are nearly tied, sampler and trainer choose different ones, and log-probs jump as if the policy had "
-        f"moved; rollout.replay_routes = true sends each token to the experts that it took"
+        f"{model} is a mixture of {num_experts} experts and schedule.staleness is "
+        f"{config.schedule.staleness_bound:g}: where experts are nearly tied, sampler and trainer choose different "
+        f"ones, and log-probs jump as if the policy had moved; rollout.replay_routes = true sends each token to the "
+        f"experts that it took"
     ]
 
 

@@ -30,6 +30,8 @@ Fraction = Annotated[float, Meta(gt=0, le=1)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 LIVE = Meta(extra={"live": True})
 """Marks a setting that `asyncrl set` changes while the run goes on; asyncrl/config/live.py."""
+AUTO_START = 1.0
+"""``schedule.staleness`` of a run that starts with ``auto``."""
 ToolParser = Literal["auto", "response_template", "hermes", "qwen_xml", "glm", "llama_json", "deepseek", "none"]
 
 
@@ -155,10 +157,11 @@ class Schedule(Section, frozen=True, kw_only=True):
     """n, trajectories per prompt; most advantages compare them with each other [rollout.n]."""
     steps_per_publish: Count = 1
     """T, optimizer steps between two published policy versions [trigger_parameter_sync_step]."""
-    staleness: Annotated[NonNegative, LIVE] = 1.0
+    staleness: Annotated[NonNegative | Literal["auto"], LIVE] = 1.0
     """
     S: at most floor((1 + S) P T) groups are open; 0 is synchronous, 1 one publish ahead [staleness_threshold]. Set
-    live, it bounds the groups admitted from then on.
+    live, it bounds the groups admitted from then on. ``auto``: a run starts with 1, and the broker sets the least of
+    0, .5, 1, 2 and 4 that is about as fast as the fastest, by a plan fitted to the run's own times.
     """
     order: Literal["fifo", "windowed", "completion"] = "fifo"
     """
@@ -203,9 +206,14 @@ class Schedule(Section, frozen=True, kw_only=True):
         return self.max_staleness if self.on_straggler in ("wait", "reissue") else None
 
     @property
+    def staleness_bound(self) -> float:
+        """S as a number; with ``auto`` the one that a run starts with."""
+        return AUTO_START if self.staleness == "auto" else self.staleness
+
+    @property
     def window(self) -> int:
         """Maximum number of groups admitted and not yet retired: ``floor((1 + S) P T)``."""
-        return int((1 + self.staleness) * self.groups_per_step * self.steps_per_publish + 1e-9)
+        return int((1 + self.staleness_bound) * self.groups_per_step * self.steps_per_publish + 1e-9)
 
     @property
     def reach(self) -> int | None:
@@ -218,7 +226,7 @@ class Schedule(Section, frozen=True, kw_only=True):
         if self.order_window is not None:
             return self.order_window
         if self.max_staleness is None or self.on_straggler != "wait":
-            return int(max(2.0, 1.0 + self.staleness) * self.window + 1e-9)
+            return int(max(2.0, 1.0 + self.staleness_bound) * self.window + 1e-9)
         return max(1, self.reach_within(self.max_staleness))
 
     def reach_within(self, max_staleness: int) -> int:

@@ -31,6 +31,7 @@ from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.private_socket import private_address
 from asyncrl.log import about, get_logger
 from asyncrl.messages import CODEC, HOSTED_SPOOL, Beat, Hello, SpoolAddress
+from asyncrl.node.auto_staleness import Choose, control_staleness
 from asyncrl.node.broker_keys import BrokerKeys, cut_revoked, tell_spools
 from asyncrl.node.consistency import require_consistent_files
 from asyncrl.node.model_files import model_files
@@ -76,6 +77,7 @@ async def run_broker(
     keys: BrokerKeys,
     listening: Callable[[list[str]], None],
     stopping: asyncio.Event,
+    choose_staleness: Choose | None = None,
 ) -> None:
     """
     Serve one run, resuming from its ledger.
@@ -85,6 +87,7 @@ async def run_broker(
         keys: Required of nodes that connect by TCP.
         listening: Called with the bound addresses once nodes can connect; never if the run is complete already.
         stopping: Set to stop serving; the run continues when a broker serves it again.
+        choose_staleness: Fits a plan to the run, for ``schedule.staleness = "auto"``.
 
     Raises:
         RunFailed: The run ended early; the message is the cause.
@@ -92,6 +95,8 @@ async def run_broker(
         DataError, LinkError, LedgerError: The broker could not start, or the files of the run are damaged.
     """
     about(run=directory.path.name)
+    if config.schedule.staleness == "auto" and choose_staleness is None:
+        raise ConfigError("schedule.staleness is 'auto', but this program fits no plan to the run: give a number")
     with contextlib.ExitStack() as files:
         images = ImageStore(directory.spool)
         files.callback(images.close)
@@ -134,6 +139,7 @@ async def run_broker(
             keys=keys,
             listening=listening,
             stopping=stopping,
+            choose_staleness=choose_staleness,
         )
 
 
@@ -150,6 +156,7 @@ async def _serve(
     keys: BrokerKeys,
     listening: Callable[[list[str]], None],
     stopping: asyncio.Event,
+    choose_staleness: Choose | None,
 ) -> None:
     hubs = [ZmqHub(bind, CODEC, keys=keys.hub, limits=CONTROL)]
     hub, bulk = hubs[0], None
@@ -170,6 +177,10 @@ async def _serve(
         models=models,
     )
     background = [asyncio.create_task(_stop_when(stopping, broker), name="stop")]
+    if choose_staleness:
+        control = control_staleness(broker, scheduler, directory.path, choose_staleness)
+        background.append(asyncio.create_task(control, name="staleness"))
+        background[-1].add_done_callback(lambda task: _stop_on_error(task, broker))
     if bulk and segments is not None:
         served = {model.path: [file.name for file in model.files] for model in models}
         files = FileServer(served, directory.path / "digests.json", directory.checkpoints)
@@ -186,7 +197,7 @@ async def _serve(
         )
         spool = _run_spool(hub, bulk, actor, config.broker.beat_s, advertise=config.broker.advertise)
         background.append(asyncio.create_task(spool, name="spool"))
-        background[-1].add_done_callback(lambda task: _stop_on_spool_error(task, broker))
+        background[-1].add_done_callback(lambda task: _stop_on_error(task, broker))
     if keys.allowed:
         background.append(asyncio.create_task(cut_revoked(keys.allowed, hubs, broker.lost), name="keys"))
         background.append(asyncio.create_task(tell_spools(keys, scheduler.nodes, hub), name="spool keys"))
@@ -288,10 +299,10 @@ async def _run_spool(
             beats.cancel()
 
 
-def _stop_on_spool_error(task: "asyncio.Task[None]", broker: BrokerActor) -> None:
-    """End the run if the spool failed, because going on would lose data."""
+def _stop_on_error(task: "asyncio.Task[None]", broker: BrokerActor) -> None:
+    """End the run if a part of the broker has failed: without the spool, going on would lose data."""
     if not task.cancelled() and (error := task.exception()):
-        broker.stop(f"spool: {error}")
+        broker.stop(f"{task.get_name()}: {error}")
 
 
 async def _stop_when(stopping: asyncio.Event, broker: BrokerActor) -> None:

@@ -87,6 +87,16 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     def metric_names(self) -> list[str]:
         return list(dict.fromkeys(name for line in self.metrics for name in line))
 
+    @property
+    def live_settings(self) -> dict[str, Any]:
+        """Settings that were changed while the run went on, by full key, as they are by now."""
+        return {event["key"]: event["value"] for event in self._changes() if "key" in event and "value" in event}
+
+    @property
+    def changed_s(self) -> float:
+        """Time of the last change of a setting, in seconds since the run's start; 0 without one."""
+        return max((_number(event.get("time_s")) or 0.0 for event in self._changes()), default=0.0)
+
     def curve(self, key: str, x_key: str = "step") -> list[Point]:
         """``(x, value)`` of every step that recorded a finite number under both keys."""
         points = ((_number(line.get(x_key)), _number(line.get(key))) for line in self.metrics)
@@ -117,6 +127,9 @@ class RunRecord(Struct, frozen=True, kw_only=True):
                 metrics = {key: number for key, number in numbers.items() if key not in NOT_METRICS}
                 found[version] = EvaluationEvent(version, accuracy, prompts, numbers.get("time_s"), metrics)
         return [found[version] for version in sorted(found)]
+
+    def _changes(self) -> list[dict[str, Any]]:
+        return [event for event in self.events if event.get("event") == "setting.changed"]
 
     def _ended(self) -> dict[str, Any] | None:
         """The ``run.finished`` event; None if the run was resumed after it."""

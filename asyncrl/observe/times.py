@@ -21,6 +21,8 @@ class NodeTimes(Struct, frozen=True):
     """Tokens sampled or trained."""
     memory_stall: float = 0.0
     """Largest share of ten seconds in which its machine waited for memory."""
+    decode_steps: float = 0.0
+    """Decode steps of a rollout's engine."""
 
 
 class TimesLine(Struct, frozen=True):

@@ -1,146 +1,162 @@
 """
-A plan fitted to a run, and what changes would bring.
+A plan fitted to the speeds of a run.
 
-    times, metrics, samples ─▶ plan ─▶ the broker's rules in a simulated cluster ─▶ step time, beside the measured one
-                                └ with one change ─▶ step time
+    times, metrics ─▶ Observed ─▶ plan ◀─ pace of the engines ─ the broker's rules in a simulated cluster, step time
 
-A run tells the speed of its engines at one load. How much of a decode step is left with one completion is fitted: the
-share with which the plan's step time is the measured one.
+A decode step takes ``a + b running`` seconds. Summed over any stretch of sampling that is ``a`` times its steps plus
+``b`` times its tokens: both are found by least squares over the steps of the run and its rollouts. Both are then scaled
+such that the plan's step time is the measured one.
 """
 
 import math
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+import operator
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncrl.config.sections import Config
-from asyncrl.messages import Role
+from asyncrl.config.sections import Config, Schedule
 from asyncrl.observe.run_record import RunRecord
+from asyncrl.observe.times import TimesLine
 from asyncrl.observe.why.attribution import Attribution, attribute
 from asyncrl.plan.inputs import inputs
-from asyncrl.plan.lengths import Lengths, read_samples
-from asyncrl.plan.plan_file import changed
+from asyncrl.plan.lengths import Lengths
 from asyncrl.plan.sections import Horizon, LengthNumbers, Plan, Publish, Rollout, Trainer, TrainerSpeed
 from asyncrl.plan.simulate import simulate
 
 CLOSE = 0.15
 """Largest error of the fitted plan's step time, of the measured one, with which it may predict."""
-HALVINGS = 5
-"""Bisection steps for the share that is fitted."""
+HALVINGS, MOST_SCALE = 5, 1.5
+"""Bisection steps for the scale of the engines' pace, which is at most `MOST_SCALE` and at least its inverse."""
+UNKNOWN_SHARE = 0.5
+"""Share of a decode step that does not grow with its completions, where all stretches had equally many of them."""
+COMPLETIONS, FEWEST_VERSIONS = 1024, 8
+"""Simulated for each plan: a few long completions decide about a step."""
+FLAT = 0.02
+"""Spread of the completions per step over the stretches, below which they tell nothing of its effect."""
+NEAR = 0.02
+"""Error of the step time that is not mended."""
 NO_PREFILL = 1e12
 """Tokens per second: the speed of decoding was measured with prefill in it."""
 
 
-class Gain(Struct, frozen=True):
-    change: str
-    """In words, or as a setting."""
-    speedup: float
-    """Factor on the steps per second."""
+class Sampling(Struct, frozen=True):
+    """One rollout in one stretch of a run: what its engine sampled, and the seconds it took."""
+
+    seconds: float
+    decode_steps: float
+    tokens: float
 
 
-class Forecast(Struct, frozen=True):
+class Observed(Struct, frozen=True, kw_only=True):
+    """Speeds of a run under one schedule. Each rollout counts as a device, and the trainer as one."""
+
+    step_s: float
+    rollouts: int
+    slots: int
+    samplings: list[Sampling]
+    trained_per_s: float
+    """Tokens per second of the trainer while it trains."""
+    publish_s: float
+    pause_s: float
+    """Seconds for which a rollout pauses for new weights."""
+
+
+class Fit(Struct, frozen=True):
+    plan: Plan
+    lengths: Lengths
     measured_s: float
     """Seconds of a step in the run."""
-    fitted_s: float
+    step_s: float
     """The same in the fitted plan."""
-    gains: list[Gain]
-    """Gains of single changes, the largest first; empty if the fitted plan does not describe the run."""
 
     @property
     def is_close(self) -> bool:
         """False if the fitted plan does not describe the run."""
-        return abs(self.fitted_s - self.measured_s) <= CLOSE * self.measured_s
+        return abs(self.step_s - self.measured_s) <= CLOSE * self.measured_s
 
 
-def forecast(record: RunRecord, config: Config, samples: Path) -> Forecast | None:
-    """
-    Simulate the run, and the run with each change. Takes a second for each.
-
-    None if the run is too short, shares its devices, or has no samples. Raises `DataError` if they cannot be read.
-    """
-    steady = attribute(record.times, is_steady=True)
-    num_steps = record.times[-1].step - record.times[0].step if record.times else 0
-    has_both = steady.names("rollout") and steady.names("trainer")
-    if num_steps < 1 or not has_both or config.rollout.colocated or not any(samples.glob("*.parquet")):
+def observed(record: RunRecord, config: Config, lines: Sequence[TimesLine]) -> Observed | None:
+    """Speeds in the steps after the first of ``lines``; None if there are none, or if devices take turns."""
+    steady = attribute(lines, is_steady=True)
+    num_steps = lines[-1].step - lines[0].step if lines else 0
+    if num_steps < 1 or not steady.names("rollout") or not steady.names("trainer") or config.rollout.colocated:
         return None
-    measured_s, lengths = steady.span_s / num_steps, read_samples(samples)
-    plan, fitted_s = _fitted(plan_of(record, config, samples, steady), measured_s, lengths)
-    found = Forecast(measured_s, fitted_s, [])
-    if found.is_close:
-        gains = [
-            Gain(name, fitted_s / _step_s(changed(plan, settings), lengths))
-            for name, settings in _changes(plan).items()
-        ]
-        found.gains.extend(sorted(gains, key=lambda gain: -gain.speedup))
-    return found
-
-
-def plan_of(record: RunRecord, config: Config, samples: Path, steady: Attribution) -> Plan:
-    """Plan of a run: each rollout is a device, the trainer one. A decode step takes equally long at any load."""
-    schedule, slots = config.schedule, config.rollout.slots
-    replicas = len(steady.names("rollout"))
-    num_open = schedule.window * schedule.group_size / replicas
-    trained = sum(float(line.get("tokens") or 0.0) for line in record.metrics[1:])
-    return Plan(
-        devices=replicas + 1,
-        lengths=LengthNumbers(samples=str(samples)),
-        rollout=Rollout(
-            devices=replicas,
-            slots=slots,
-            decode=[(max(min(num_open, slots), 2.0), _rate(steady, "rollout", "sampling"))],
-            prefill_tokens_per_s=NO_PREFILL,
-            kv="keep",
-        ),
-        trainer=Trainer(speeds=[TrainerSpeed(devices=1, tokens_per_s=trained / _trainer_s(steady))]),
-        publish=Publish(seconds=record.mean("receive_s") or 0.0, pause_s=record.mean("pause_s") or 0.0),
-        schedule=schedule,
-        horizon=Horizon(publishes=4, warm_up=2),
+    trained = sum(float(line.get("tokens") or 0.0) for line in record.metrics[-num_steps:])
+    samplings = [
+        Sampling(node.seconds.get("sampling", 0.0), node.decode_steps, node.tokens)
+        for line in lines[1:]
+        for node in line.nodes.values()
+        if node.role == "rollout"
+    ]
+    return Observed(
+        step_s=steady.span_s / num_steps,
+        rollouts=len(steady.names("rollout")),
+        slots=config.rollout.slots,
+        samplings=[sampling for sampling in samplings if sampling.decode_steps > 0 and sampling.seconds > 0],
+        trained_per_s=max(trained, 1e-6) / _trainer_s(steady),
+        publish_s=record.mean("receive_s") or 0.0,
+        pause_s=record.mean("pause_s") or 0.0,
     )
 
 
-def _changes(plan: Plan) -> dict[str, Mapping[str, Any]]:
-    schedule = plan.schedule
-    changes: dict[str, Mapping[str, Any]] = {
-        "one more rollout": {"devices": plan.devices + 1, "rollout.devices": plan.rollout.devices + 1},
-        "a trainer twice as fast": {"devices": plan.devices + plan.trainer_devices},
-        f"schedule.staleness = {schedule.staleness + 1:g}": {"schedule.staleness": schedule.staleness + 1},
-        f"schedule.steps_per_publish = {2 * schedule.steps_per_publish}": {
-            "schedule.steps_per_publish": 2 * schedule.steps_per_publish
-        },
-    }
-    if schedule.order == "fifo":
-        changes['schedule.order = "windowed"'] = {"schedule.order": "windowed"}
-    return changes
+def fit(seen: Observed, schedule: Schedule, lengths: Lengths) -> Fit:
+    """The plan of these speeds, its engines' pace scaled such that its step time is nearest to the measured one."""
+    fixed_s, each_s = decode_seconds(seen.samplings)
+
+    def scaled(scale: float) -> tuple[Plan, float]:
+        plan = _plan(seen, schedule, scale * fixed_s, scale * each_s)
+        return plan, step_s(plan, lengths)
+
+    best, best_s = scaled(1.0)
+    low, high = 1 / MOST_SCALE, MOST_SCALE
+    for _ in range(HALVINGS if abs(best_s - seen.step_s) > NEAR * seen.step_s else 0):
+        tried, tried_s = scaled(middle := math.sqrt(low * high))
+        if abs(tried_s - seen.step_s) < abs(best_s - seen.step_s):
+            best, best_s = tried, tried_s
+        low, high = (middle, high) if tried_s < seen.step_s else (low, middle)
+    return Fit(best, lengths, seen.step_s, best_s)
 
 
-def _fitted(plan: Plan, measured_s: float, lengths: Lengths) -> tuple[Plan, float]:
-    """The plan whose decode steps shrink with fewer completions as far as the measured step time wants, and its own."""
-    [(running, tokens_per_s)] = plan.rollout.decode
-    low, high = -math.log(running), 0.0
-    best, best_s = plan, _step_s(plan, lengths)
-    for _ in range(HALVINGS):
-        share = math.exp(middle := (low + high) / 2)  # of the seconds of a full step, in a step of one completion
-        points = [(1.0, tokens_per_s / running / share), (running, tokens_per_s)]
-        tried = replace(plan, rollout=replace(plan.rollout, decode=points))
-        step_s = _step_s(tried, lengths)
-        if abs(step_s - measured_s) < abs(best_s - measured_s):
-            best, best_s = tried, step_s
-        low, high = (middle, high) if step_s < measured_s else (low, middle)
-    return best, best_s
+def decode_seconds(samplings: Sequence[Sampling]) -> tuple[float, float]:
+    """
+    Seconds of a decode step: those of every one, and those for each completion in it, neither below 0.
+
+    The sum of all seconds is kept, and divided by the share that fits the single stretches best.
+    """
+    seconds, steps, tokens = (sum(getattr(each, name) for each in samplings) for name in Sampling.__struct_fields__)
+    fixed_s, each_s = seconds / steps, seconds / tokens
+    away = [fixed_s * each.decode_steps - each_s * each.tokens for each in samplings]
+    square = sum(value * value for value in away)
+    share = UNKNOWN_SHARE
+    if square > FLAT**2 * sum(each.seconds**2 for each in samplings):
+        rest = (each.seconds - each_s * each.tokens for each in samplings)
+        share = min(max(sum(map(operator.mul, rest, away)) / square, 0.0), 1.0)
+    return share * fixed_s, (1 - share) * each_s
 
 
-def _step_s(plan: Plan, lengths: Lengths) -> float:
+def step_s(plan: Plan, lengths: Lengths) -> float:
+    """Seconds of a step of a plan with these lengths."""
     return simulate(plan, inputs(plan, lengths)).step_s
 
 
-def _rate(steady: Attribution, role: Role, activity: str) -> float:
-    """Tokens per second of a node of a role while it does this."""
-    nodes = [steady.nodes[name] for name in steady.names(role)]
-    seconds = sum(node.seconds.get(activity, 0.0) for node in nodes)
-    return max(sum(node.tokens for node in nodes) / max(seconds, 1e-6), 1e-6)
+def _plan(seen: Observed, schedule: Schedule, fixed_s: float, each_s: float) -> Plan:
+    most = max(seen.slots, 2)
+    plan = Plan(
+        devices=seen.rollouts + 1,
+        lengths=LengthNumbers(samples="samples"),
+        rollout=Rollout(
+            devices=seen.rollouts,
+            slots=seen.slots,
+            decode=[(running, running / (fixed_s + each_s * running)) for running in (1.0, float(most))],
+            prefill_tokens_per_s=NO_PREFILL,
+            kv="keep",
+        ),
+        trainer=Trainer(speeds=[TrainerSpeed(devices=1, tokens_per_s=seen.trained_per_s)]),
+        publish=Publish(seconds=seen.publish_s, pause_s=seen.pause_s),
+        schedule=schedule,
+    )
+    return replace(plan, horizon=Horizon(publishes=max(FEWEST_VERSIONS, plan.versions_with(COMPLETIONS)), warm_up=2))
 
 
 def _trainer_s(steady: Attribution) -> float:

@@ -66,14 +66,18 @@ class Recorded(Struct, frozen=True):
 Lengths = Lognormal | Recorded
 
 
-def read_samples(path: Path) -> Recorded:
-    """Lengths recorded in the ``samples`` folder of a run, or in one of its parquet files. Raises DataError."""
+def read_samples(path: Path, newest: int | None = None) -> Recorded:
+    """
+    Lengths recorded in the ``samples`` folder of a run, or in one of its parquet files.
+
+    ``newest`` limits the number of files, of one step each. Raises `DataError`.
+    """
     import pyarrow as pa  # noqa: PLC0415 - takes 0.1 s, which other plans do not need
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     if not path.exists():
         raise DataError(f"lengths.samples: no such file or folder: {path}")
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    files = sorted(path.glob("*.parquet"))[-newest if newest else 0 :] if path.is_dir() else [path]
     groups: dict[tuple[int, int], list[int]] = {}
     for file in files:
         try:

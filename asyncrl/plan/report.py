@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from asyncrl.errors import ConfigError
 from asyncrl.plan.inputs import Inputs, inputs
 from asyncrl.plan.plan_file import changed
 from asyncrl.plan.result import SimulationResult
-from asyncrl.plan.search import SearchResult, search
+from asyncrl.plan.search import SearchResult, search, with_result
 from asyncrl.plan.sections import Measured, Plan
 from asyncrl.plan.simulate import simulate
 from asyncrl.plan.simulated.colocated import colocated
@@ -50,15 +51,29 @@ class PlanReport(Struct, frozen=True, kw_only=True):
 
 
 def make_report(plan: Plan, *, searched: bool = True) -> PlanReport:
-    """Simulate a plan, its baseline and measured rows, and search for the best split. Raises as `inputs`."""
+    """
+    Simulate a plan, its baseline and measured rows, and search for the best settings.
+
+    With ``schedule.staleness = "auto"`` the plan is what the search finds. Raises as `inputs`, and `ConfigError` for
+    such a plan without a search.
+    """
+    is_auto = plan.schedule.staleness == "auto"
+    if is_auto and not searched:
+        raise ConfigError(
+            "schedule.staleness is 'auto', which the search finds: leave --no-search out, or give a number"
+        )
     ready = inputs(plan)
-    baseline, planned = colocated(plan, ready.lengths, ready.step_s, ready.training), simulate(plan, ready)
+    baseline = colocated(plan, ready.lengths, ready.step_s, ready.training)
+    found = search(plan, ready) if searched else None
+    chosen = with_result(plan, found.best) if found and is_auto else plan
+    # The search measures fewer versions than the plan's horizon has.
+    planned = simulate(chosen, ready) if chosen.trainer_devices else baseline
     return PlanReport(
         length_mean=ready.lengths.mean,
-        window=plan.schedule.window,
+        window=chosen.schedule.window,
         baseline=baseline,
         planned=planned,
-        found=search(plan, ready) if searched else None,
+        found=found,
         comparisons=list(_comparisons(plan, ready, baseline, planned)),
         assumptions=plan.assumptions,
     )

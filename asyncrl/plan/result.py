@@ -15,6 +15,7 @@ class SimulationResult(Struct, frozen=True, kw_only=True):
     rollout_devices: int
     """Equal to ``devices`` for the colocated baseline."""
     staleness: float
+    steps_per_publish: int
     step_s: float
     group_s: float
     """Seconds per group; compares plans with different batch sizes."""
@@ -33,6 +34,11 @@ class SimulationResult(Struct, frozen=True, kw_only=True):
     """Most groups in the window at once."""
     timeline: list[tuple[float, float]] = []
     """(second, completions being decoded by all replicas) from the end of the warm-up."""
+
+    @property
+    def lag(self) -> float:
+        """Steps for which the groups of a full window last, less the one they are admitted for: (1 + S) T - 1."""
+        return (1 + self.staleness) * self.steps_per_publish - 1
 
     @property
     def staleness_mean(self) -> float:

@@ -1,16 +1,19 @@
 r"""
-Search for the fastest split of the devices into rollout and trainer, for each staleness.
+Search for the fastest settings: staleness, steps per publish, and the split of the devices into rollout and trainer.
 
     step time   more rollout devices: generation gets shorter, training longer
        \      /
         \_ _/
           v
 
-The curve has one minimum, so the search descends from the plan's own split with a stride that is halved at each local
-minimum. Every point is simulated once. Among plans within `TIE` of the fastest, the one with the least staleness wins.
+For each pair of the other two settings the split is descended: from the plan's own with a stride that is halved at each
+local minimum, and from the best split of the pair before with a stride of one. Every point is simulated once. Among
+settings within `TIE` of the fastest, the one with the least lag wins. With ``schedule.staleness = "auto"`` the search
+tries `AUTO_STALENESS` and `AUTO_CADENCES`, and all devices in turn, synchronously.
 """
 
 from collections.abc import Sequence
+from itertools import product
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,38 +22,68 @@ from asyncrl.plan.inputs import Inputs
 from asyncrl.plan.result import SimulationResult
 from asyncrl.plan.sections import Plan
 from asyncrl.plan.simulate import simulate
+from asyncrl.plan.simulated.colocated import colocated
 
 TIE = 0.02
 """Relative difference of step times that counts as equal: about the effect of another seed."""
+AUTO_STALENESS = (0.0, 0.5, 1.0, 2.0, 4.0)
+AUTO_CADENCES = (1, 2, 4)
+"""``schedule.steps_per_publish`` that ``auto`` tries."""
+AUTO_COMPLETIONS = 512
+"""Completions that ``auto`` measures at least: a few long ones decide about a step."""
 
 
 class SearchResult(Struct, frozen=True):
     tried: list[SimulationResult]
+    """Settings with separate devices for rollouts and trainer."""
     best: SimulationResult
 
     def by_staleness(self) -> dict[float, list[SimulationResult]]:
-        """[>= 1] results of each staleness, ordered by rollout devices."""
-        values = sorted({result.staleness for result in self.tried})
+        """[>= 1] results of each staleness with the best steps per publish, ordered by rollout devices."""
+        cadence = self.best.steps_per_publish
+        results = [result for result in self.tried if result.steps_per_publish == cadence] or self.tried
+        values = sorted({result.staleness for result in results})
         return {
-            value: sorted((r for r in self.tried if r.staleness == value), key=lambda r: r.rollout_devices)
+            value: sorted((r for r in results if r.staleness == value), key=lambda r: r.rollout_devices)
             for value in values
         }
 
 
 def search(plan: Plan, inputs: Inputs) -> SearchResult:
-    """Try the splits and staleness values of the plan's ``search`` section."""
-    short = replace(plan, horizon=replace(plan.horizon, publishes=plan.search.publishes))
+    """Try the settings of the plan's ``search`` section, or those of ``auto``."""
+    is_auto = plan.schedule.staleness == "auto"
+    stalenesses = sorted(set(plan.search.staleness)) or (AUTO_STALENESS if is_auto else [plan.schedule.staleness_bound])
+    cadences = AUTO_CADENCES if is_auto else [plan.schedule.steps_per_publish]
     by = plan.search.multiple_of or plan.rollout.devices_per_replica
     splits = sorted({*range(by, plan.devices, by), plan.rollout.devices})
+    place, stride = splits.index(plan.rollout.devices), 1 << max(len(splits) // 4, 1).bit_length() - 1
     tried: list[SimulationResult] = []
-    for staleness in sorted(set(plan.search.staleness)) or [plan.schedule.staleness]:
-        tried += _descend(replace(short, schedule=replace(plan.schedule, staleness=staleness)), inputs, splits)
-    fastest = min(result.step_s for result in tried)
-    equal = [result for result in tried if result.step_s <= (1 + TIE) * fastest]
-    return SearchResult(tried, min(equal, key=lambda result: (result.staleness, result.step_s)))
+    for cadence, staleness in product(cadences, stalenesses):
+        schedule = replace(plan.schedule, staleness=staleness, steps_per_publish=cadence)
+        other = replace(plan, schedule=schedule)
+        publishes = max(plan.search.publishes, other.versions_with(AUTO_COMPLETIONS) if is_auto else 0)
+        other = replace(other, horizon=replace(plan.horizon, publishes=publishes))
+        found = _descend(other, inputs, splits, place, stride)
+        tried += found
+        place, stride = splits.index(min(found, key=lambda result: result.step_s).rollout_devices), 1
+    in_turn = [colocated(plan, inputs.lengths, inputs.step_s, inputs.training)] if is_auto else []
+    return SearchResult(tried, least_lag([*in_turn, *tried]))
 
 
-def _descend(plan: Plan, inputs: Inputs, splits: Sequence[int]) -> list[SimulationResult]:
+def least_lag(results: Sequence[SimulationResult]) -> SimulationResult:
+    """The result with the least lag of those about as fast as the fastest."""
+    fastest = min(result.group_s for result in results)
+    equal = [result for result in results if result.group_s <= (1 + TIE) * fastest]
+    return min(equal, key=lambda result: (result.lag, result.group_s))
+
+
+def with_result(plan: Plan, result: SimulationResult) -> Plan:
+    """The plan with the settings of one of its results."""
+    schedule = replace(plan.schedule, staleness=result.staleness, steps_per_publish=result.steps_per_publish)
+    return replace(plan, schedule=schedule, rollout=replace(plan.rollout, devices=result.rollout_devices))
+
+
+def _descend(plan: Plan, inputs: Inputs, splits: Sequence[int], place: int, stride: int) -> list[SimulationResult]:
     """Move to the faster neighbour while there is one, then halve the stride. Returns every split tried, in order."""
     tried: dict[int, SimulationResult] = {}
 
@@ -59,8 +92,6 @@ def _descend(plan: Plan, inputs: Inputs, splits: Sequence[int]) -> list[Simulati
             tried[place] = simulate(replace(plan, rollout=replace(plan.rollout, devices=splits[place])), inputs)
         return tried[place].step_s
 
-    place = splits.index(plan.rollout.devices)
-    stride = 1 << max(len(splits) // 4, 1).bit_length() - 1
     while stride:
         around = [near for near in (place - stride, place, place + stride) if 0 <= near < len(splits)]
         fastest = min(around, key=lambda near: (step_s(near), near != place))

@@ -31,7 +31,8 @@ from asyncrl.config.sections import (
 from asyncrl.config.sections import Trainer as RunTrainer
 
 Share = Annotated[float, Meta(ge=0, le=1)]
-DATA = Data(train="planned")
+LONGEST = 1 << 24
+"""Limit on completions whose lengths are recorded, and are not known to the plan."""
 Measurement = tuple[Annotated[float, Meta(gt=0)], Annotated[float, Meta(gt=0)]]
 
 
@@ -178,14 +179,19 @@ class Plan(Section, frozen=True, kw_only=True):
         """P T: groups trained between two policy versions."""
         return self.schedule.groups_per_step * self.schedule.steps_per_publish
 
+    def versions_with(self, completions: int) -> int:
+        """Policy versions in which so many completions are trained."""
+        return -(-completions // (self.groups_per_publish * self.schedule.group_size))
+
     def run_config(self, steps: int) -> Config:
         """Config of a run of ``steps`` steps with this schedule, for the broker's scheduler."""
-        longest = DATA.max_prompt_tokens + self.lengths.max_tokens
+        data = Data(train="planned", max_prompt_tokens=max(self.rollout.prompt_tokens, 1))
+        max_tokens = LONGEST if self.lengths.samples else self.lengths.max_tokens
         return Config(
             run=Run(steps=steps, seed=self.horizon.seed),
             model=Model(path="planned"),
-            data=DATA,
+            data=data,
             schedule=self.schedule,
-            sampling=SamplingConfig(max_tokens=self.lengths.max_tokens),
-            trainer=RunTrainer(max_tokens_per_micro_batch=longest),
+            sampling=SamplingConfig(max_tokens=max_tokens),
+            trainer=RunTrainer(max_tokens_per_micro_batch=data.max_prompt_tokens + max_tokens),
         )

@@ -4,6 +4,8 @@ Simulates a plan's cluster through its warm-up and then measures a number of pol
     | warm-up | measured: from the end of one step to the end of a later one | not simulated: rest of the run |
 """
 
+import math
+
 from asyncrl.errors import BrokenInvariant
 from asyncrl.plan.inputs import Inputs
 from asyncrl.plan.result import SimulationResult, completion_tokens, token_staleness, trajectory_staleness
@@ -18,7 +20,8 @@ class Simulation:
 
     def __init__(self, plan: Plan, inputs: Inputs, steps: int | None = None) -> None:
         schedule, horizon = plan.schedule, plan.horizon
-        self.first = horizon.warm_up * schedule.steps_per_publish
+        # The groups of the first window are admitted all at once: their pace is not that of the run.
+        self.first = (horizon.warm_up + math.ceil(schedule.staleness_bound)) * schedule.steps_per_publish
         self.last = self.first + horizon.publishes * schedule.steps_per_publish
         beyond = schedule.steps_per_publish + 2 * -(-schedule.window // schedule.groups_per_step)
         self.steps = steps or self.last + beyond
@@ -70,7 +73,8 @@ def simulate(plan: Plan, inputs: Inputs) -> SimulationResult:
     return SimulationResult(
         devices=plan.devices,
         rollout_devices=plan.rollout.devices,
-        staleness=schedule.staleness,
+        staleness=schedule.staleness_bound,
+        steps_per_publish=schedule.steps_per_publish,
         step_s=step_s,
         group_s=step_s / schedule.groups_per_step,
         rollout_idle=max(1 - (busy_after_s - busy_s) / (seconds * plan.replicas), 0.0),

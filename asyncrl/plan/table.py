@@ -6,7 +6,17 @@ from asyncrl.observe.formatting import share
 from asyncrl.plan.report import Comparison, PlanReport
 from asyncrl.plan.result import SimulationResult
 
-HEAD = ["devices", "staleness", "s/step", "speed-up", "idle rollout", "idle trainer", "running", "stale mean/max"]
+HEAD = [
+    "devices",
+    "staleness",
+    "steps/publish",
+    "s/step",
+    "speed-up",
+    "idle rollout",
+    "idle trainer",
+    "running",
+    "stale mean/max",
+]
 MEASURED_HEAD = ["groups", "measured s", "predicted s", "measured ratio", "predicted ratio", "off"]
 """Columns of `measured_rows`. A ratio is the speed-up over the baseline."""
 
@@ -37,6 +47,7 @@ def _cells(report: PlanReport, result: SimulationResult) -> list[str]:
     return [
         split(result),
         f"{result.staleness:g}",
+        str(result.steps_per_publish),
         f"{result.step_s:.4g}",
         f"{report.speed_up(result):.2f}x",
         share(result.rollout_idle),

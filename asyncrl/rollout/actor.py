@@ -208,7 +208,8 @@ class RolloutActor:
 
     def beat(self, lag_s: float) -> Beat:
         """Heartbeat with running totals; ``lag_s`` is the delay of the event loop."""
-        return Beat(lag_s, self._generations.occupancy.seconds, self._generations.num_tokens)
+        made = self._generations
+        return Beat(lag_s, made.occupancy.seconds, made.num_tokens, decode_steps=made.decode_steps)
 
     def status(self) -> str:
         """Version of the weights, and completions in hand."""

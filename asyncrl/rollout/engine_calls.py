@@ -7,6 +7,7 @@ Requests that one engine samples for rollouts, while requests of the host's user
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from msgspec import Struct, structs
@@ -14,9 +15,15 @@ from msgspec import Struct, structs
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.errors import EngineError
 from asyncrl.messages import Activity
+from asyncrl.rollout.decode_steps import DecodeSteps
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.results import check_extends
 from asyncrl.rollout.user_requests import UserRequests
+
+
+def num_resumed(request: Request) -> int:
+    """Tokens of its completion that a request begins with."""
+    return len(request.resume_from.completion_ids) if request.resume_from else 0
 
 
 class EngineCall(Struct, eq=False):
@@ -37,6 +44,7 @@ class EngineCalls:
     Args:
         end_with: Called with an error after which the engine cannot be used.
         changed: Called when a request enters or leaves the engine.
+        clock: Gives monotonic seconds.
     """
 
     def __init__(
@@ -47,6 +55,7 @@ class EngineCalls:
         *,
         end_with: Callable[[BaseException], None],
         changed: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._users = users
@@ -57,6 +66,7 @@ class EngineCalls:
         """Calls by the identity of the request as the caller knows it."""
         self.num_tokens = 0
         """Tokens sampled so far, without those that were resumed from."""
+        self.decode_steps = DecodeSteps(clock)
 
     @property
     def is_outside(self) -> bool:
@@ -76,9 +86,7 @@ class EngineCalls:
             raise EngineError("the engine ended a completion as unfinished")
         if call.request.resume_from:
             check_extends(completion, call.request.resume_from)
-        self.num_tokens += len(completion.completion_ids)
-        if request.resume_from:
-            self.num_tokens -= len(request.resume_from.completion_ids)
+        self.num_tokens += len(completion.completion_ids) - num_resumed(request)
         return completion
 
     def written(self, request: Request) -> Completion | None:
@@ -106,14 +114,18 @@ class EngineCalls:
             await self.until_idle()
             call.is_in_engine, call.is_interrupted = True, False
             self._occupancy.begin("sampling")
+            began, num_tokens = self.decode_steps.begin(), 0
             try:
-                return await self._engine.generate(call.request)
+                completion = await self._engine.generate(call.request)
+                num_tokens = len(completion.completion_ids) - num_resumed(call.request)
+                return completion
             except asyncio.CancelledError:
                 # Both may have happened: the interruption, and the end of the task.
                 if not call.is_interrupted or call.task.uncancel():
                     raise
             finally:
                 self._occupancy.end("sampling")
+                self.decode_steps.end(began, max(num_tokens, 0))
                 call.is_in_engine = False
                 self._changed()
 

@@ -126,12 +126,19 @@ class Generations:
         self._gate = StartGate()
         self._changed = asyncio.Event()
         """Set when a generation ends or is settled: `_until` checks its condition again."""
-        self._calls = EngineCalls(engine, self.users, self.occupancy, end_with=self.end_with, changed=self._has_changed)
+        self._calls = EngineCalls(
+            engine, self.users, self.occupancy, end_with=self.end_with, changed=self._has_changed, clock=clock
+        )
 
     @property
     def num_tokens(self) -> int:
         """Tokens sampled so far, without resumed ones."""
         return self._calls.num_tokens
+
+    @property
+    def decode_steps(self) -> float:
+        """Decode steps of the engine so far."""
+        return self._calls.decode_steps.number
 
     @property
     def num_in_hand(self) -> int:

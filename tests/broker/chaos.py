@@ -189,7 +189,7 @@ def check_training(cluster: Cluster) -> None:
 def most_versions(config: Config) -> float:
     """Bound on the staleness of a trained trajectory, in versions."""
     schedule = config.schedule
-    by_window = ceil(schedule.staleness) if schedule.order == "fifo" else inf
+    by_window = ceil(schedule.staleness_bound) if schedule.order == "fifo" else inf
     if schedule.order == "windowed":
         by_window = (schedule.window + (schedule.reach or 1) - 2) // (
             schedule.groups_per_step * schedule.steps_per_publish

@@ -21,6 +21,7 @@ from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.broker.operators import STATUS_S
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
+from asyncrl.broker.staleness_control import StalenessChoice
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.config.sections import Checkpoint, Config, from_json
@@ -663,6 +664,41 @@ def test_an_operator_pauses_and_steers_a_run_by_its_name_and_a_wrong_value_chang
 
 def record_by(record: AnyRecord) -> str:
     return record.by if isinstance(record, SettingsSet | SamplingPaused) else ""
+
+
+def test_the_staleness_that_a_plan_chooses_is_set_in_the_brokers_name_unless_an_operator_was_faster(
+    tmp_path: Path,
+) -> None:
+    config = a_config(run={"steps": 3}, schedule={"groups_per_step": 2, "group_size": 2, "staleness": "auto"})
+
+    async def script(house: House) -> None:
+        house.broker.follow(StalenessChoice(1.0, 1.0, "as fast"))
+        house.broker.follow(StalenessChoice(4.0, 1.0, "faster", {"1": 2.0, "4": 1.0}))
+        assert house.scheduler.window.size == 10
+        operator = await house.welcomed("supervisor", "alice-1")
+        await operator.send(SetSettings(["staleness=0"]))
+        assert await operator.receive() == SettingsChanged({"schedule.staleness": 0.0}, "alice-1")
+        house.broker.follow(StalenessChoice(2.0, 4.0, "asked before"))
+        assert house.scheduler.window.size == 2
+
+    house = run(tmp_path, script, config)
+    chosen = [(event["before"], event["staleness"]) for event in house.events("staleness.chosen")]
+    assert chosen == [(1.0, 1.0), (1.0, 4.0)]
+    assert [event["by"] for event in house.events("setting.changed")] == ["auto", "alice-1"]
+
+
+def test_a_choice_that_the_run_refuses_is_told_and_changes_nothing(tmp_path: Path) -> None:
+    bounded = {"groups_per_step": 2, "group_size": 2, "staleness": "auto", "max_staleness": 1}
+
+    async def script(house: House) -> None:
+        house.broker.follow(StalenessChoice(4.0, 1.0, "faster"))
+        house.broker.unplanned("no program")
+        assert house.scheduler.window.size == 4
+
+    house = run(tmp_path, script, a_config(run={"steps": 3}, schedule=bounded))
+    causes = [event["cause"] for event in house.events("staleness.unplanned")]
+    assert causes[0].startswith("schedule.max_staleness is 1, but staleness=4 admits")
+    assert causes[1:] == ["no program"]
 
 
 def test_many_that_watch_a_run_share_one_look_at_its_books(tmp_path: Path) -> None:

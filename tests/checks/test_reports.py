@@ -54,6 +54,7 @@ def test_a_sound_message_passes(message: ToBroker) -> None:
         (Beat(seconds={"sampling": INF}), "sampling is inf"),
         (Beat(seconds={"idle": -1.0}), "idle is -1.0"),
         (Beat(tokens=-5), "tokens is -5"),
+        (Beat(decode_steps=NAN), "decode_steps is nan"),
         (Ready("h", 0), "ranks is 0"),
         (Ready("h" * 1000), "layout_hash has 1000 characters"),
         (Offer(-1), "limit is -1"),

@@ -226,6 +226,16 @@ from tests.config.configs import made, refused
             "stored; remove one of them",
         ),
         (
+            {"rollout": {"colocated": True}, "schedule": {"staleness": "auto"}},
+            "schedule.staleness is 'auto' and rollout.colocated is true: no plan is fitted to devices that are used in "
+            "turn; give a number",
+        ),
+        (
+            {"schedule": {"staleness": "auto", "order": "windowed"}},
+            "schedule.staleness is 'auto' with order = 'windowed' and no order_window, whose default follows the "
+            "staleness; set order_window",
+        ),
+        (
             {"rollout": {"colocated": True}, "trainer": {"nodes": 2}},
             "rollout.colocated is true and trainer.nodes is 2: turns are for one machine; set trainer.nodes = 1",
         ),

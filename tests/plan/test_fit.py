@@ -1,99 +1,40 @@
-"""A plan fitted to a run has its step time, and says what changes would bring."""
+"""A plan fitted to what a run was seen to do has the pace of its engines."""
 
-from pathlib import Path
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
-from asyncrl.observe.run_record import RunRecord
-from asyncrl.observe.times import NodeTimes, TimesLine
-from asyncrl.plan.fit import forecast
-
-STEPS, TOKENS, SIZE = 12, 100, 4
+from asyncrl.config.sections import AUTO_START
+from asyncrl.plan.fit import UNKNOWN_SHARE, Sampling, decode_seconds, fit
+from asyncrl.plan.inputs import inputs
+from tests.plan.workloads import recorded, seen, with_staleness, workload
 
 
-def a_config(**rollout: object) -> Config:
-    """Steps of 2 groups of 4 trajectories, with 2 groups in the window."""
-    return decode(
-        {
-            "model": {"path": "m"},
-            "data": {"train": "t"},
-            "schedule": {"groups_per_step": 2, "group_size": SIZE, "staleness": 0.0},
-            "rollout": {"slots": 8, **rollout},
-        }
-    )
+def stretch(steps: float, tokens: float) -> Sampling:
+    """A step takes 20 ms, and 1 ms more for each completion in it."""
+    return Sampling(0.02 * steps + 0.001 * tokens, steps, tokens)
 
 
-def a_run(folder: Path, *, sampling_s: float, training_s: float) -> RunRecord:
-    """A synchronous run: a step samples 8 trajectories of 100 tokens, and then trains on them."""
-    for step in range(STEPS):
-        group_ids = [2 * step + place // SIZE for place in range(2 * SIZE)]
-        table = pa.table({"step": [step] * 8, "group_id": group_ids, "num_tokens": [TOKENS] * 8})
-        pq.write_table(table, folder / f"step_{step:06d}.parquet")
-    seconds = sampling_s + training_s
-    nodes = {
-        "trainer-0": NodeTimes("trainer", {"training": training_s, "waiting for sampling": sampling_s}, 800),
-        "rollout-0": NodeTimes("rollout", {"sampling": sampling_s, "waiting for the trainer": training_s}, 800),
-    }
-    return RunRecord(
-        name="mine",
-        config={},
-        summary=None,
-        metrics=[{"step": step, "tokens": 800.0, "receive_s": 0.0, "pause_s": 0.0} for step in range(STEPS)],
-        events=[],
-        pictured=[],
-        times=[TimesLine(step, seconds * step, seconds, nodes) for step in range(STEPS)],
-        notes=[],
-    )
+def test_the_fixed_part_of_a_step_is_told_from_that_of_each_completion() -> None:
+    assert decode_seconds([stretch(100, 800), stretch(300, 600), stretch(50, 1600)]) == pytest.approx((0.02, 0.001))
 
 
-def gains(record: RunRecord, folder: Path) -> dict[str, float]:
-    found = forecast(record, a_config(), folder)
-    assert found is not None
-    assert found.is_close, found
-    return {gain.change: gain.speedup for gain in found.gains}
+def test_stretches_of_equally_many_completions_tell_no_difference_and_keep_their_sum() -> None:
+    fixed_s, each_s = decode_seconds([stretch(100, 800), stretch(200, 1600)])
+    assert fixed_s == pytest.approx(UNKNOWN_SHARE * 0.028)
+    assert fixed_s + 8 * each_s == pytest.approx(0.028)
 
 
-def test_a_fitted_plan_has_the_step_time_of_the_run(tmp_path: Path) -> None:
-    found = forecast(a_run(tmp_path, sampling_s=2.0, training_s=1.0), a_config(), tmp_path)
-    assert found is not None
-    assert found.measured_s == pytest.approx(3.0)
-    assert found.fitted_s == pytest.approx(3.0, rel=0.15)
+def test_no_part_is_negative() -> None:
+    steeper = [Sampling(1.0, 100, 100), Sampling(9.0, 100, 800)]
+    fixed_s, each_s = decode_seconds(steeper)
+    assert fixed_s == 0.0
+    assert each_s == pytest.approx(10 / 900)
 
 
-def test_overlapping_sampling_and_training_brings_up_to_the_longer_of_the_two(tmp_path: Path) -> None:
-    found = gains(a_run(tmp_path, sampling_s=2.0, training_s=2.0), tmp_path)
-    assert found["schedule.staleness = 1"] == pytest.approx(2.0, rel=0.15)
-    assert next(iter(found)) == "schedule.staleness = 1", "the largest comes first"
-
-
-def test_a_faster_trainer_brings_nothing_where_it_hardly_trains(tmp_path: Path) -> None:
-    found = gains(a_run(tmp_path, sampling_s=4.0, training_s=0.1), tmp_path)
-    assert found["a trainer twice as fast"] == pytest.approx(1.0, abs=0.05)
-
-
-def test_shared_devices_have_no_plan(tmp_path: Path) -> None:
-    assert forecast(a_run(tmp_path, sampling_s=1.0, training_s=1.0), a_config(colocated=True), tmp_path) is None
-
-
-def test_a_run_without_samples_has_none(tmp_path: Path) -> None:
-    record = a_run(tmp_path, sampling_s=1.0, training_s=1.0)
-    assert forecast(record, a_config(), tmp_path / "samples") is None
-
-
-def test_a_run_of_one_step_has_none(tmp_path: Path) -> None:
-    record = a_run(tmp_path, sampling_s=1.0, training_s=1.0)
-    del record.times[1:]
-    assert forecast(record, a_config(), tmp_path) is None
-
-
-def test_a_run_that_no_plan_describes_has_no_gains(tmp_path: Path) -> None:
-    record = a_run(tmp_path, sampling_s=1.0, training_s=1.0)
-    record.times[:] = [TimesLine(line.step, line.time_s, 10 * line.span_s, line.nodes) for line in record.times]
-    found = forecast(record, a_config(), tmp_path)
-    assert found is not None
-    assert not found.is_close
-    assert found.gains == []
+@pytest.mark.parametrize("seed", range(3))
+def test_the_step_time_and_the_pace_are_those_of_the_run(seed: int) -> None:
+    plan = with_staleness(workload(seed), AUTO_START)
+    fitted = fit(seen(plan, inputs(plan)), plan.schedule, recorded(plan))
+    assert fitted.is_close
+    assert fitted.step_s == pytest.approx(fitted.measured_s, rel=0.1)
+    true, found = inputs(plan).step_s, inputs(fitted.plan, recorded(plan)).step_s
+    assert found.at(plan.rollout.slots) == pytest.approx(true.at(plan.rollout.slots), rel=0.4)

@@ -41,7 +41,8 @@ def test_prompt_tokens_are_no_completion_tokens() -> None:
 
 def test_mean_and_maximum_are_those_of_the_shares() -> None:
     result = SimulationResult(
-        devices=2, rollout_devices=1, staleness=1.0, step_s=1.0, group_s=1.0, rollout_idle=0.0, running=1.0,
-        trainer_idle=0.0, tokens_per_s=1.0, trajectory_staleness={0: 0.25, 2: 0.75},
+        devices=2, rollout_devices=1, staleness=1.0, steps_per_publish=2, step_s=1.0, group_s=1.0, rollout_idle=0.0,
+        running=1.0, trainer_idle=0.0, tokens_per_s=1.0, trajectory_staleness={0: 0.25, 2: 0.75},
     )  # fmt: skip
     assert (result.staleness_mean, result.staleness_max) == (1.5, 2)
+    assert result.lag == 3.0

@@ -20,6 +20,7 @@ from tests.plan.plans import a_plan, finished, outcome, spread_out
         ({"reward.seconds": 5.0}, 10 + 5 + 4),
         ({"rollout.prompt_tokens": 500}, 10 + 2 * 0.5 + 24),  # A group prefills once, and trains every prompt token.
         ({"rollout.slots": 2}, 20 + 4),
+        ({"rollout.prompt_tokens": 2000}, 10 + 2 * 2 + 84),  # Longer than a run's prompts are by default.
     ],
 )
 def test_without_staleness_generation_and_training_add_up(changes, step_s):

@@ -11,8 +11,8 @@ def test_a_row_has_the_split_the_step_time_and_the_speed_up() -> None:
     table = dict(rows(make_report(a_plan(), searched=False)))
     assert list(table) == ["colocated synchronous", "as planned"]
     assert [len(cells) for cells in table.values()] == [len(HEAD)] * 2
-    assert table["colocated synchronous"][:4] == ["2", "0", "12", "1.00x"]
-    assert table["as planned"][:4] == ["1 + 1", "0", "14", "0.86x"]
+    assert table["colocated synchronous"][:5] == ["2", "0", "1", "12", "1.00x"]
+    assert table["as planned"][:5] == ["1 + 1", "0", "1", "14", "0.86x"]
 
 
 def test_the_best_plan_has_a_row_after_a_search() -> None:

@@ -171,7 +171,7 @@ class RecordRules:
     def _most_versions(self) -> float:
         """Largest staleness at which a trajectory may be trained on."""
         schedule = self._schedule
-        by_window = schedule.staleness if schedule.order == "fifo" else inf
+        by_window = schedule.staleness_bound if schedule.order == "fifo" else inf
         if schedule.order == "windowed":
             per_version = schedule.groups_per_step * schedule.steps_per_publish
             by_window = (schedule.window + (schedule.reach or 1) - 2) // per_version

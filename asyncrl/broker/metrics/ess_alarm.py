@@ -51,8 +51,8 @@ def advice(config: Config) -> str:
     """The settings to change, in a sentence."""
     schedule, trainer = config.schedule, config.trainer
     remedies = [f"lower trainer.lr (now {trainer.lr:g})"]
-    if schedule.staleness:
-        remedies.insert(0, f"lower schedule.staleness (now {schedule.staleness:g})")
+    if schedule.staleness_bound:
+        remedies.insert(0, f"lower schedule.staleness (now {schedule.staleness_bound:g})")
     if (updates := trainer.epochs * trainer.mini_batches) > 1:
         remedies.append(f"make fewer updates per batch (trainer.epochs and mini_batches, now {updates})")
     if not config.algorithm.correction.mask_divergent:

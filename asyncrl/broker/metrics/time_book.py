@@ -35,6 +35,7 @@ class _Account(Struct):
     is_draining: bool = False
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     tokens: int = 0
+    decode_steps: float = 0.0
     memory_stall: float = 0.0
 
     def book(self, what: str, now_s: float) -> None:
@@ -53,6 +54,7 @@ class _Account(Struct):
                 self.seconds[name] += seconds * scale
             self.until_s = now_s
             self.tokens += max(beat.tokens - self.beat.tokens, 0)
+            self.decode_steps += max(beat.decode_steps - self.beat.decode_steps, 0.0)
         self.memory_stall = max(self.memory_stall, beat.memory_stall)
         self.beat, self.waited = beat, dict(waited)
 
@@ -66,8 +68,8 @@ class _Account(Struct):
     def take(self) -> NodeTimes:
         """Times booked since the last call."""
         seconds = {name: value for name, value in self.seconds.items() if value > 0}
-        taken = NodeTimes(self.role, seconds, self.tokens, self.memory_stall)
-        self.seconds, self.tokens, self.memory_stall = defaultdict(float), 0, 0.0
+        taken = NodeTimes(self.role, seconds, self.tokens, self.memory_stall, self.decode_steps)
+        self.seconds, self.tokens, self.memory_stall, self.decode_steps = defaultdict(float), 0, 0.0, 0.0
         return taken
 
 
@@ -112,6 +114,7 @@ class TimeBook:
         if before is not None:
             before.book("away", now_s)
             account.seconds, account.tokens, account.memory_stall = before.seconds, before.tokens, before.memory_stall
+            account.decode_steps = before.decode_steps
         self._accounts[node.name] = account
         return account
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from asyncrl.cli.launch.staleness_process import choose_staleness
 from asyncrl.client.run_address import leave_credentials, remove_credentials
 from asyncrl.config.addresses import announced, bound_again, check_address, reached, tcp
 from asyncrl.config.run_file import load_config
@@ -68,7 +69,13 @@ def broker_job(
 
             try:
                 await run_broker(
-                    run.config, run.directory, bind=bind, keys=keys, listening=listening, stopping=stopping
+                    run.config,
+                    run.directory,
+                    bind=bind,
+                    keys=keys,
+                    listening=listening,
+                    stopping=stopping,
+                    choose_staleness=choose_staleness,
                 )
             finally:
                 for at in recorded.read_text().split() if recorded.exists() else []:

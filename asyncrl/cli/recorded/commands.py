@@ -91,16 +91,26 @@ def events(run_directory: Path, kinds: tuple[str, ...]) -> None:
 @click.command()
 @click.argument("run_directory", metavar="RUN", type=PATH)
 @click.option("--predict/--no-predict", default=True, show_default=True, help="Simulate changes; takes some seconds.")
+@click.option("--staleness", is_flag=True, help="Choose schedule.staleness for the run from here on, as 'auto' does.")
 @json_option
 @report_errors
-def why(run_directory: Path, predict: bool, as_json: bool) -> None:
+def why(run_directory: Path, *, predict: bool, staleness: bool, as_json: bool) -> None:
     """
     Say where the time of a run goes, and its bottleneck.
 
     RUN is a run directory, also of a run that goes on. The seconds of every node are divided among what it did and what
     it waited for. Then come the bottleneck, the setting to change, and what some changes would bring: the broker's own
     rules in a simulated cluster that is fitted to the run.
+
+    With --staleness, the answer is the least schedule.staleness that is about as fast as the fastest, by such a plan.
+    With schedule.staleness = "auto" the broker asks this every few steps, and sets it.
     """
+    if staleness:
+        from asyncrl.plan.auto import choose_staleness
+
+        choice = choose_staleness(run_directory)
+        click.echo(to_json(choice) if as_json else f"{choice.reason}; now {choice.before:g}")
+        return
     from asyncrl.cli.recorded.why import why_of, why_text
 
     found = why_of(run_directory, is_predicted=predict)

@@ -7,12 +7,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncrl.cli.terminal import aligned
+from asyncrl.config.live import with_values
 from asyncrl.config.run_file import load_config
 from asyncrl.messages import Role
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_record import read_run
 from asyncrl.observe.why.explanation import Explanation, explain
-from asyncrl.plan.fit import Forecast, forecast
+from asyncrl.plan.forecast import Forecast, forecast
 
 LEAST = 0.01
 """Shares below are summed up."""
@@ -40,7 +41,8 @@ def why_of(path: Path, *, is_predicted: bool) -> Why:
     explanation = explain(record)
     if not is_predicted or not directory.config.is_file():
         return Why(explanation, None)
-    return Why(explanation, forecast(record, load_config(directory.config), directory.samples))
+    config = with_values(load_config(directory.config), record.live_settings)
+    return Why(explanation, forecast(record, config, directory.samples))
 
 
 def why_text(name: str, found: Why) -> str:

@@ -1,6 +1,7 @@
 """Explanation of a run's speed: the time of each role by activity, and the bottleneck."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncrl.config.sections import Schedule
 from asyncrl.errors import LedgerError
@@ -41,7 +42,7 @@ def explain(record: RunRecord) -> Explanation:
 
 
 def _evidence(record: RunRecord) -> Evidence:
-    default = Schedule()
-    groups = int(record.config.get("schedule.groups_per_step", default.groups_per_step))
-    staleness = float(record.config.get("schedule.staleness", default.staleness))
-    return Evidence(record.events, len(record.metrics) * groups, staleness)
+    default, config = Schedule(), record.config | record.live_settings
+    groups = int(config.get("schedule.groups_per_step", default.groups_per_step))
+    schedule = replace(default, staleness=config.get("schedule.staleness", default.staleness))
+    return Evidence(record.events, len(record.metrics) * groups, schedule.staleness_bound)

@@ -70,6 +70,7 @@ def colocated(plan: Plan, lengths: Lengths, step_s: Line, training: TrainingSpee
         devices=plan.devices,
         rollout_devices=plan.devices,
         staleness=0.0,
+        steps_per_publish=schedule.steps_per_publish,
         step_s=total_s / schedule.steps_per_publish,
         group_s=total_s / plan.groups_per_publish,
         rollout_idle=1 - busy_s / (len(generations) * len(generations[0].engines) * total_s),

@@ -63,6 +63,13 @@ class SimulatedEngine:
         """Seconds with something to decode."""
         self.running_s = 0.0
         """Integral over time of the number of running completions."""
+        self.num_tokens = 0.0
+        """Tokens decoded so far."""
+
+    @property
+    def decode_steps(self) -> float:
+        """Decode steps so far."""
+        return self._tokens
 
     @property
     def num_running(self) -> int:
@@ -105,7 +112,9 @@ class SimulatedEngine:
         if running:
             decoding_s = now_s - max(self._as_of_s, self._stalled_until_s)
             if decoding_s > 0:
-                self._tokens += decoding_s / self._step_s[running]
+                steps = decoding_s / self._step_s[running]
+                self._tokens += steps
+                self.num_tokens += running * steps
             self.busy_s += now_s - self._as_of_s
             self.running_s += running * (now_s - self._as_of_s)
         self._as_of_s = now_s

@@ -10,7 +10,7 @@ from asyncrl.cli.recorded.why import Why, why_text
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.times import NodeTimes, TimesLine
 from asyncrl.observe.why.explanation import Explanation
-from asyncrl.plan.fit import Forecast, Gain
+from asyncrl.plan.forecast import Forecast, Gain
 
 
 def why(*arguments: object) -> Result:
@@ -74,7 +74,9 @@ def test_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_changes_are_listed_with_what_they_would_bring() -> None:
     gains = [Gain("schedule.staleness = 2", 1.339), Gain("one more rollout", 1.0)]
-    lines = why_text("mine", Why(Explanation(2, 1.0, {}, {}, None), Forecast(2.0, 1.95, gains))).splitlines()
+    lines = why_text(
+        "mine", Why(Explanation(2, 1.0, {}, {}, None), Forecast(2.0, 1.95, is_close=True, gains=gains))
+    ).splitlines()
     assert lines[-3:] == [
         "What a change would bring, by a plan fitted to this run (steps of 1.95 s, measured 2 s):",
         "  1.34x  schedule.staleness = 2",
@@ -83,5 +85,5 @@ def test_changes_are_listed_with_what_they_would_bring() -> None:
 
 
 def test_a_plan_that_does_not_describe_the_run_predicts_nothing() -> None:
-    text = why_text("mine", Why(Explanation(2, 1.0, {}, {}, None), Forecast(2.0, 3.0, [])))
+    text = why_text("mine", Why(Explanation(2, 1.0, {}, {}, None), Forecast(2.0, 3.0, is_close=False, gains=[])))
     assert text.endswith("No prediction: a plan fitted to this run has steps of 3 s, +50% against it.")

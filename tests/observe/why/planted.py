@@ -82,7 +82,7 @@ def times_of(world: World) -> Attribution:
 def diagnosis_of(world: World) -> Diagnosis:
     schedule = world.plan.config.schedule
     num_groups = len(world.directory.read_metrics()) * schedule.groups_per_step
-    evidence = Evidence(world.directory.events, num_groups, schedule.staleness)
+    evidence = Evidence(world.directory.events, num_groups, schedule.staleness_bound)
     found = diagnose(attribute(world.directory.times, is_steady=True), evidence)
     assert found is not None
     return found
