@@ -1,5 +1,6 @@
 """`asyncrl data`: convert published datasets to parquet, and check datasets before a run."""
 
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,8 +154,9 @@ def _check_file(path: Path, model: Path | None, max_tokens: int | None) -> "Chec
 def _check_run(path: Path) -> "list[Checked]":
     from asyncrl.config.run_file import load_config
     from asyncrl.data.check import inspect
+    from asyncrl.node.hub import with_local_copies
 
-    config = load_config(path)
+    config = with_local_copies(load_config(path), partial(click.echo, err=True), has_weights=False)
     settings: Data = config.data
     model = Path(config.model.path)
     count_tokens = token_counter(model, settings.chat_template_kwargs) if model.is_dir() else None

@@ -291,9 +291,10 @@ def _first(device_memory: str) -> str:
 def _plan_memory(
     path: Path, overrides: tuple[str, ...], device_memory: str, host_memory: str, *, as_json: bool
 ) -> None:
-    config = load_config(path, overrides)
+    from asyncrl.node.hub import with_local_copies
     from asyncrl.node.machine.machine import require_train
 
+    config = with_local_copies(load_config(path, overrides), partial(click.echo, err=True), has_weights=False)
     require_train()
     from asyncrl.cli.memory import memory_table
     from asyncrl.node.memory import plan_memory, room_here
@@ -345,6 +346,7 @@ def doctor(
 
     from asyncrl.cli.doctor import diagnose_cluster, show, to_plain
     from asyncrl.cli.launch.fitness import diagnose_run
+    from asyncrl.node.hub import with_local_copies
     from asyncrl.node.machine.doctor import diagnose, diagnose_npu
 
     if sum(map(bool, (config_path, npu, role, cluster_file, probe))) > 1:
@@ -358,7 +360,7 @@ def doctor(
         return
     with Console(stderr=True).status("checking"):  # rich shows this on a terminal only.
         if config_path:
-            config = load_config(config_path, overrides)
+            config = with_local_copies(load_config(config_path, overrides), partial(click.echo, err=True))
             diagnosis = asyncio.run(diagnose_run(config, device_memory, host_memory))
         elif cluster_file:
             diagnosis = diagnose_cluster(cluster_file)

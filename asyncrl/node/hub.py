@@ -23,8 +23,7 @@ from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.machine import INSTALL
 
-MODEL_FILES = (
-    "*.safetensors",
+SMALL_FILES = (
     "*.safetensors.index.json",
     "config.json",
     "generation_config.json",
@@ -40,6 +39,7 @@ MODEL_FILES = (
     "preprocessor_config.json",
     "processor_config.json",
 )
+MODEL_FILES = ("*.safetensors", *SMALL_FILES)
 DATA_FILES = ("*.parquet", "*.jsonl")
 PREFIX, DATASETS = "hf://", "hf://datasets/"
 
@@ -76,12 +76,15 @@ def dataset_name(path: str) -> HubName | None:
     return _parsed(path, path) if found and found["split"] and not Path(path).exists() else None
 
 
-def with_local_copies(config: Config, say: Say, download: Download | None = None) -> Config:
+def with_local_copies(
+    config: Config, say: Say, download: Download | None = None, *, has_weights: bool = True
+) -> Config:
     """
     The configuration with the folder of a snapshot in place of each name.
 
     Args:
         say: Told which commit a name is.
+        has_weights: False leaves the weights of models where they are; configuration and tokenizer are small.
         download: In place of `huggingface_hub.snapshot_download`, in tests.
 
     Raises:
@@ -89,9 +92,9 @@ def with_local_copies(config: Config, say: Say, download: Download | None = None
     """
     model, critic, data = config.model, config.critic, config.data
     if name := model_name(model.path):
-        model = replace(model, path=model_folder(name, "model.path", say, download))
+        model = replace(model, path=model_folder(name, "model.path", say, download, has_weights=has_weights))
     if critic.path and (name := model_name(critic.path)):
-        critic = replace(critic, path=model_folder(name, "critic.path", say, download))
+        critic = replace(critic, path=model_folder(name, "critic.path", say, download, has_weights=has_weights))
     train = _files(config.data.train_files, "data.train", say, download)
     held_out = _files(config.data.held_out_files, "data.held_out", say, download)
     if train != data.train_files or held_out != data.held_out_files:
@@ -99,22 +102,22 @@ def with_local_copies(config: Config, say: Say, download: Download | None = None
     return replace(config, model=model, critic=critic, data=data)
 
 
-def model_folder(name: HubName, setting: str, say: Say, download: Download | None = None) -> str:
+def model_folder(
+    name: HubName, setting: str, say: Say, download: Download | None = None, *, has_weights: bool = True
+) -> str:
     """Folder of a model's snapshot; see `with_local_copies`."""
-    folder = _snapshot(
-        name,
-        MODEL_FILES,
-        setting,
-        download,
-        repo_type="model",
-        has_all=lambda cached: any(cached.rglob("*.safetensors")),
-    )
+    patterns, has_all = (MODEL_FILES, _has_weights) if has_weights else (SMALL_FILES, _has_config)
+    folder = _snapshot(name, patterns, setting, download, repo_type="model", has_all=has_all)
     say(f"{setting} {name.repo} is commit {folder.name}")
     return str(folder)
 
 
 def _has_weights(folder: Path) -> bool:
     return any(folder.rglob("*.safetensors"))
+
+
+def _has_config(folder: Path) -> bool:
+    return (folder / "config.json").exists()
 
 
 def _files(paths: Sequence[str], setting: str, say: Say, download: Download | None) -> list[str]:

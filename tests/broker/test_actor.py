@@ -697,7 +697,7 @@ def test_a_choice_that_the_run_refuses_is_told_and_changes_nothing(tmp_path: Pat
 
     house = run(tmp_path, script, a_config(run={"steps": 3}, schedule=bounded))
     causes = [event["cause"] for event in house.events("staleness.unplanned")]
-    assert causes[0].startswith("schedule.max_staleness is 1, but staleness=4 admits")
+    assert str(causes[0]).startswith("schedule.max_staleness is 1, but staleness=4 admits")
     assert causes[1:] == ["no program"]
 
 

@@ -130,6 +130,20 @@ def test_a_cached_model_without_weights_is_downloaded(tmp_path: Path) -> None:
     assert with_local_copies(config("org/name"), lambda _: None, download).model.path == str(tmp_path / "whole")
 
 
+def test_configuration_and_tokenizer_are_had_without_the_weights(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def download(*_: Any, allow_patterns: list[str], **__: Any) -> str:
+        asked.extend(allow_patterns)
+        (tmp_path / "config.json").write_text("{}")
+        return str(tmp_path)
+
+    found = with_local_copies(config("org/name"), lambda _: None, download, has_weights=False)
+    assert found.model.path == str(tmp_path)
+    assert "config.json" in asked
+    assert "*.safetensors" not in asked
+
+
 def test_no_code_and_no_pickle_is_asked_for(tmp_path: Path) -> None:
     asked: list[str] = []
 

@@ -18,6 +18,7 @@ from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.images import check_model_reads
 from asyncrl.errors import VerifierError
 from asyncrl.messages import Prompt, Turn, Unit
+from asyncrl.node.hub import with_local_copies
 from asyncrl.node.offline_sampling import OfflineSampler
 from asyncrl.node.process import configure_logging
 from asyncrl.node.rollout.engine import load_engine
@@ -57,6 +58,7 @@ def play(config: Config, console: Console, *, row: int = 0, text: str | None = N
         EngineError: The episode failed.
     """
     configure_logging("episode")
+    config = with_local_copies(config, lambda line: console.print(line, soft_wrap=True))
     model = Path(config.model.path)
     check_model(config.model.path, setting="--model")
     with closing(ImageStore(Path(gettempdir()))) as images:
