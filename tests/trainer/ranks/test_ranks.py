@@ -85,22 +85,28 @@ BUDGETS = {2: 36, 3: 90, 4: 60}
 """Tokens of a micro-batch. With 36 many hold one trajectory, and ranks run out of them at different times."""
 EPISODE = 6
 """Tokens of an episode in those of a completion."""
-CASES = [
-    *itertools.product(("plain", "experts"), SIZES, (1,)),
-    *itertools.product(("decoupled", "selecting", "criticised"), (2, 3), (1,)),
-    ("prompts", 2, 1),
+CASES: list[tuple[str, int, int]] = [
+    *itertools.product(("plain",), SIZES, (1,)),
+    *itertools.product(("experts",), (3, 4), (1,)),
+    *itertools.product(("decoupled", "criticised", "episodes"), (3,), (1,)),
+    *itertools.product(("selecting", "prompts"), (2,), (1,)),
     *itertools.product(("rounded",), (2, 4), (1,)),
-    *itertools.product(("plain", "experts", "criticised", "rounded"), (2,), (2,)),
-    *itertools.product(("decoupled", "experts"), (4,), (2,)),
-    *itertools.product(("parallel",), SIZES, (1,)),
+    *itertools.product(("experts", "criticised", "rounded", "replayed", "episodes"), (2,), (2,)),
+    ("decoupled", 4, 2),
+    ("parallel", 2, 1),
     ("parallel", 4, 2),
     ("parallel-rounded", 2, 1),
-    *itertools.product(("replayed",), (2,), (1, 2)),
     ("parallel-replayed", 4, 2),
-    *itertools.product(("episodes",), (2, 3), (1,)),
-    ("episodes", 2, 2),
 ]
 """Algorithm, ranks, and how many of them share a row."""
+MORE_CASES: list[tuple[str, int, int]] = [
+    *itertools.product(("experts", "decoupled", "criticised", "replayed", "episodes"), (2,), (1,)),
+    ("selecting", 3, 1),
+    *itertools.product(("parallel",), (3, 4), (1,)),
+    ("plain", 2, 2),
+    ("experts", 4, 2),
+]
+"""Slow: `CASES` has each of these algorithms with another number of ranks or another sharing."""
 SHARD_SIZES = {4: 2}
 RESUMED = {2: 3, 3: 2, 4: 2}
 """Ranks that resume, and those that wrote what they resume."""
@@ -144,9 +150,8 @@ def paths(model_path: Path, experts_path: Path, even_experts_path: Path) -> dict
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, paths: dict[str, Path]) -> Path:
-    """Files written by the ranks of every case: one process imports torch, and its forks run all cases."""
-    folder = tmp_path_factory.mktemp("ranks")
-    cases = [Case(case_name(*case), case[1], settings(*case), str(paths[case[0]]), seed=3) for case in CASES]
+    """Files written by the ranks of `CASES` and of those that resume."""
+    cases = the_cases(CASES, paths)
     cases += [
         Case(f"resumed-{size}", size, settings("plain", size), str(paths["plain"]), seed=3, resumes=resumed)
         for size, resumed in ((size, case_name("plain", other)) for size, other in RESUMED.items())
@@ -155,6 +160,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory, paths: dict[str, Path]) -> 
     cases.append(
         Case("parallel-resumed", 3, gathered, str(paths["parallel"]), seed=3, resumes=case_name("parallel", 2))
     )
+    return trained(tmp_path_factory.mktemp("ranks"), cases)
+
+
+@pytest.fixture(scope="module")
+def more_folder(tmp_path_factory: pytest.TempPathFactory, paths: dict[str, Path]) -> Path:
+    """Files written by the ranks of `MORE_CASES`."""
+    return trained(tmp_path_factory.mktemp("more-ranks"), the_cases(MORE_CASES, paths))
+
+
+def the_cases(named: list[tuple[str, int, int]], paths: dict[str, Path]) -> list[Case]:
+    return [Case(case_name(*case), case[1], settings(*case), str(paths[case[0]]), seed=3) for case in named]
+
+
+def trained(folder: Path, cases: list[Case]) -> Path:
+    """The folder, once the ranks of every case have written: one process imports torch, and its forks run all cases."""
     for case in cases:
         begin(folder / case.name, 1)
     (folder / "cases.json").write_bytes(msgspec.json.encode(cases))
@@ -166,6 +186,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory, paths: dict[str, Path]) -> 
 
 @pytest.mark.parametrize(("algorithm", "size", "sharing"), CASES)
 def test_several_ranks_take_the_step_that_one_would_take(folder, paths, algorithm, size, sharing):
+    assert_same_step(folder, paths, algorithm, size, sharing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "size", "sharing"), MORE_CASES)
+def test_so_do_more_of_them(more_folder, paths, algorithm, size, sharing):
+    assert_same_step(more_folder, paths, algorithm, size, sharing)
+
+
+def assert_same_step(folder: Path, paths: dict[str, Path], algorithm: str, size: int, sharing: int) -> None:
     alone, dtype = Learner(decode(settings(algorithm, 1)), paths[algorithm]), DTYPES.get(algorithm, "float32")
     expected = alone.train(trajectories_for(alone, seed=3, has_turns=algorithm == "episodes"))
     metrics = msgspec.json.decode((folder / f"{case_name(algorithm, size, sharing)}.metrics").read_bytes())

@@ -1,8 +1,8 @@
 """
 The engine on ``npu:1`` of the fake, beside one on the CPU; prints what each decoded as JSON.
 
-Run it with a model directory and a dtype, in the environment that `fake_npu.installed_at` returns. The event loop's
-thread has ``npu:0`` as its current device, as a host's may.
+Run it with model directories, each followed by a dtype, in the environment that `fake_npu.installed_at` returns; it
+prints a list. The event loop's thread has ``npu:0`` as its current device, as a host's may.
 """
 
 import asyncio
@@ -61,7 +61,15 @@ def ran(model: str, dtype: Any, device: str) -> list[tuple[list[int], list[float
     return [(one.completion_ids, one.behavior_logprobs, len(one.spans)) for one in done]
 
 
-if __name__ == "__main__":
-    found = {device: ran(sys.argv[1], sys.argv[2], device) for device in ("cpu", "npu:1")}
+def facts(model: str, dtype: str) -> dict[str, Any]:
+    """Of one model: what each engine decoded, what strayed meanwhile, and the thread's device afterwards."""
+    found = {device: ran(model, dtype, device) for device in ("cpu", "npu:1")}
     torch_npu: Any = importlib.import_module("torch_npu")
-    sys.stdout.write(json.dumps({"strays": torch_npu.STRAYS, "current": torch_npu.current_device(), **found}))
+    strays = list(torch_npu.STRAYS)
+    torch_npu.STRAYS.clear()
+    return {"strays": strays, "current": torch_npu.current_device(), **found}
+
+
+if __name__ == "__main__":
+    told = zip(sys.argv[1::2], sys.argv[2::2], strict=True)
+    sys.stdout.write(json.dumps([facts(model, dtype) for model, dtype in told]))

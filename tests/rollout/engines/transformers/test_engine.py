@@ -641,18 +641,28 @@ def test_a_request_of_higher_priority_waits_before_those_of_lower(make_engine):
 # ── devices ─────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("qwen3", "float32"), ("qwen3", "bfloat16"), ("llama", "float32")])
-def test_on_a_device_of_its_own_it_decodes_the_same_and_leaves_the_hosts_thread_as_it_was(
-    make_model, tokenizer, tmp_path, family, dtype
-):
-    """The device is as strict as torch's: a tensor of another device, or of another thread's, would be found."""
-    make_model(family).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    command = [sys.executable, "-m", "tests.rollout.engines.transformers.npu_process", str(tmp_path / "model"), dtype]
-    environment = installed_at(tmp_path)
+ON_DEVICE = [("qwen3", "float32"), ("qwen3", "bfloat16"), ("llama", "float32")]
+
+
+@pytest.fixture(scope="module")
+def on_devices(make_model, tokenizer, tmp_path_factory) -> dict[tuple[str, str], dict[str, Any]]:
+    """What one process found for each family and dtype: importing torch takes longer than any of them."""
+    folder = tmp_path_factory.mktemp("npu")
+    for family, _ in ON_DEVICE:
+        make_model(family).save_pretrained(folder / family)
+        tokenizer.save_pretrained(folder / family)
+    told = [part for family, dtype in ON_DEVICE for part in (str(folder / family), dtype)]
+    command = [sys.executable, "-m", "tests.rollout.engines.transformers.npu_process", *told]
+    environment = installed_at(folder)
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
+    return dict(zip(ON_DEVICE, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize(("family", "dtype"), ON_DEVICE)
+def test_on_a_device_of_its_own_it_decodes_the_same_and_leaves_the_hosts_thread_as_it_was(on_devices, family, dtype):
+    """The device is as strict as torch's: a tensor of another device, or of another thread's, would be found."""
+    facts = on_devices[family, dtype]
     assert (facts["strays"], facts["current"]) == ([], 0)
     assert max(num_spans for _, _, num_spans in facts["npu:1"]) == 2
     if dtype == "float32":  # Other kernels round bfloat16 in another way.

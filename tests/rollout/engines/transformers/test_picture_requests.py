@@ -241,7 +241,7 @@ def test_on_a_device_of_its_own_it_decodes_the_same(path: Path, tmp_path: Path) 
     environment = installed_at(tmp_path)
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
+    (facts,) = json.loads(done.stdout)
     assert (facts["strays"], facts["current"]) == ([], 0)
     assert len(facts["npu:1"]) == 6
     for (tokens, logprobs, _), expected in zip(facts["npu:1"], facts["cpu"], strict=True):
