@@ -11,7 +11,7 @@ from asyncrl.cli.data import data
 from asyncrl.cli.episodes.command import episode
 from asyncrl.cli.keys.command import keys
 from asyncrl.cli.operate.commands import COMMANDS as OPERATE
-from asyncrl.cli.plug_ins.command import loss, reward
+from asyncrl.cli.plug_ins.command import advantage, loss, reward
 from asyncrl.cli.recorded.commands import COMMANDS as READ
 from asyncrl.cli.services.command import services
 from asyncrl.cli.start.command import example, init
@@ -432,6 +432,7 @@ def import_verl_command(
 
 for command in (*OPERATE, *READ):
     main.add_command(command)
+main.add_command(advantage)
 main.add_command(data)
 main.add_command(example)
 main.add_command(init)

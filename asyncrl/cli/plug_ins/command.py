@@ -1,4 +1,4 @@
-"""`asyncrl reward try` and `asyncrl loss try`: functions of one's own, before a run."""
+"""`asyncrl reward try`, `advantage try` and `loss try`: functions of one's own, before a run."""
 
 import sys
 from pathlib import Path
@@ -45,6 +45,37 @@ def try_reward(function: str, data: Path, num: int, given: tuple[str, ...], over
 
 
 @click.group()
+def advantage() -> None:
+    """Try an advantage estimator before a run."""
+
+
+@advantage.command("try")
+@click.argument("function", metavar="FUNCTION")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A setting of [algorithm]; repeatable.")
+@report_errors
+def try_advantage(function: str, overrides: tuple[str, ...]) -> None:
+    """
+    Compute advantages of a small synthetic step.
+
+    FUNCTION is file.py, file.py:name, module:name or a built-in name. Advantages are shown beside those of `grpo`, as
+    means over tokens. Checks that there is a finite number for each token, and that in a group the best trajectory gets
+    more than the worst. Exits with 1 if nothing can be learned by it.
+
+    \b
+    Example:
+      asyncrl advantage try my.py:above_the_best --set algorithm.advantage_options.margin=0.1
+    """
+    from asyncrl.node.machine.machine import require_train
+
+    require_train()
+    from asyncrl.cli.plug_ins import advantage as module
+    from asyncrl.cli.plug_ins.naming import full_name
+
+    results = module.examine(module.trial_config(full_name(function, ("advantage", "estimate")), overrides))
+    _show(module.table(results), module.problems(results))
+
+
+@click.group()
 def loss() -> None:
     """Try a policy loss before a run."""
 
@@ -72,10 +103,14 @@ def try_loss(function: str, overrides: tuple[str, ...]) -> None:
     from asyncrl.cli.plug_ins.naming import full_name
 
     results = module.examine(module.trial_config(full_name(function, ("loss",)), overrides))
-    for line in aligned(module.table(results), right=range(1, 5)):
+    _show(module.table(results), [f"{one.case}: {one.problem}" for one in results if one.problem])
+
+
+def _show(table: list[list[str]], problems: list[str]) -> None:
+    """Print both, and exit with 1 if there is a problem."""
+    for line in aligned(table, right=range(1, 5)):
         click.echo(line)
-    problems = [f"problem  {one.case}: {one.problem}" for one in results if one.problem]
     for problem in problems:
-        click.echo(problem)
+        click.echo(f"problem  {problem}")
     if problems:
         sys.exit(RunFailed.exit_code)

@@ -1,4 +1,4 @@
-"""`asyncrl reward try` on the command line."""
+"""`asyncrl reward try`, `loss try` and `advantage try` on the command line."""
 
 from pathlib import Path
 
@@ -31,3 +31,17 @@ def test_loss_try_prints_a_table_and_exits_with_1_for_a_loss_with_the_wrong_sign
     right = asyncrl("loss", "try", "clipped")
     assert right.exit_code == 0
     assert right.output.split()[:3] == ["case", "loss", "clipped"]
+
+
+def test_advantage_try_prints_a_table_and_exits_with_1_for_an_estimator_with_the_wrong_sign(tmp_path: Path) -> None:
+    file = tmp_path / "my.py"
+    file.write_text(
+        "import numpy as np\n"
+        "def advantage(outcomes):\n    return [np.full(one.length, -one.reward) for one in outcomes]\n"
+    )
+    wrong = asyncrl("advantage", "try", file)
+    assert wrong.exit_code == 1
+    assert "better trajectories should become likelier" in wrong.output
+    right = asyncrl("advantage", "try", "rloo")
+    assert right.exit_code == 0
+    assert right.output.split()[:3] == ["group", "reward", "tokens"]
