@@ -85,6 +85,7 @@ def test_the_commands_are_these():
         "init",
         "reward",
         "loss",
+        "advantage",
         *looking,
         *operating,
     }
@@ -95,6 +96,7 @@ def test_the_commands_are_these():
     assert (_commands("services")) == {"install"}
     assert (_commands("reward")) == {"try"}
     assert (_commands("loss")) == {"try"}
+    assert (_commands("advantage")) == {"try"}
     assert (_commands("toy")) == {"step-sums", "hidden-sums", "drawn-squares", "random"}
     assert [param.opts[0] for param in main.commands["run"].params] == [
         "config_path",
