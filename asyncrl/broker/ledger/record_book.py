@@ -67,6 +67,8 @@ class RecordBook:
         """Last stored prefix of each unit without a result."""
         self.steps: dict[int, list[int]] = {}
         """Groups of each step."""
+        self.next_step = 0
+        """Number of steps that got a batch, if none was skipped."""
         self.ended: set[int] = set()
         """Training groups that were taken or dropped."""
         self.dropped: set[int] = set()
@@ -74,11 +76,6 @@ class RecordBook:
         self.versions = TrainedVersions(schedule.steps_per_publish)
         self.measured: list[Measured] = []
         self.bounds = BoundBook(schedule)
-
-    @property
-    def next_step(self) -> int:
-        """Number of steps that got a batch, if none was skipped."""
-        return max(self.steps, default=-1) + 1
 
     @property
     def committed_step(self) -> int:
@@ -110,9 +107,8 @@ class RecordBook:
 
     def needed(self) -> Iterator[Result | Progressed]:
         """Records whose payloads a resumed run would read: of open groups, and of steps not in two checkpoints."""
-        kept = {
-            group_id for step, groups in self.steps.items() if step >= self.first_needed_step for group_id in groups
-        }
+        first = self.first_needed_step
+        kept = {group_id for step, groups in self.steps.items() if step >= first for group_id in groups}
         for record in self.stored():
             group_id = record.unit.group_id
             if record.unit.split == "train" and (group_id in kept or group_id not in self.ended):
@@ -133,6 +129,7 @@ class RecordBook:
                 self._forget(self.units(group_id))
             case Taken(step=step, group_ids=group_ids):
                 self.steps[step] = group_ids
+                self.next_step = max(self.next_step, step + 1)
                 self.ended.update(group_ids)
             case Dropped(group_id=group_id):
                 self.dropped.add(group_id)

@@ -10,6 +10,9 @@ A version is made after every T-th step, and after the last step of a run. A ver
 it never went live, but the next one has the number after it.
 """
 
+from bisect import bisect_right
+from operator import itemgetter
+
 from asyncrl.broker.ledger.records import VersionLive
 
 
@@ -25,11 +28,11 @@ class TrainedVersions:
     @property
     def live_version(self) -> int:
         """Newest live version; -1 if there is none."""
-        return max(self.live, default=-1)
+        return self._known[-1][1] if self.live else -1
 
     def of_step(self, step: int) -> int:
         """Version of the weights that ``step`` trains, which contain every step before it."""
-        first, version = next(known for known in reversed(self._known) if known[0] <= step)
+        first, version = self._known[bisect_right(self._known, step, key=itemgetter(0)) - 1]
         return version + step // self._steps_per_publish - first // self._steps_per_publish
 
     def problem(self, record: VersionLive) -> str:

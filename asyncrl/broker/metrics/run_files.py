@@ -74,6 +74,8 @@ class RunFiles:
         log.info(kind, **fields)
         self._directory.append_event(kind, **fields, time_s=round(self.time_s, 3))
         self.incidents.add(kind, fields, self.time_s)
+        if kind == "node.left":
+            self._times.left(fields["node"])
 
     def tick(self) -> None:
         """Note what every node does; a few times a second."""

@@ -2,6 +2,7 @@
 Seconds of each node by what it did, from its heartbeats; idle seconds by what it waited for.
 
     joined ─ loading ─▶ ready ─ sampling, swapping, waiting for the trainer, ... ─▶ lost ─ away ─▶ joined ...
+                                                                                            └─ `FORGET_S` ─▶ forgotten
 
 Each stretch between two heartbeats is divided as the node says it spent it, so a node's seconds add up to the time
 since it joined, up to its last heartbeat. Its idle time is divided as the broker saw the run meanwhile.
@@ -21,6 +22,8 @@ SLACK_S = 1.0
 """A heartbeat may be this late."""
 FEW = 100
 """Nodes of which each step may have a line; more have one every second for each ten of them."""
+FORGET_S = 600.0
+"""Seconds after which a lost node is not expected back: nodes may come and go under ever new names."""
 
 
 class _Account(Struct):
@@ -31,7 +34,8 @@ class _Account(Struct):
     beat: Beat = Beat()
     waited: Mapping[str, float] = {}
     """Seconds of the role's causes at the last heartbeat."""
-    is_away: bool = False
+    away_since_s: float | None = None
+    """Clock time at which it was first missed; None while it is there."""
     is_draining: bool = False
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     tokens: int = 0
@@ -92,6 +96,11 @@ class TimeBook:
         for name in self._accounts.keys() - present.keys():
             self._miss(name, now_s)
 
+    def left(self, name: str) -> None:
+        """Note that a node has left on purpose: it is not away."""
+        if account := self._accounts.get(name):
+            account.is_draining = True
+
     def is_due(self, now_s: float) -> bool:
         """False if it is too early for a line: one of a thousand nodes has 100 kB."""
         return len(self._accounts) <= FEW or now_s - self._taken_s >= len(self._accounts) / 10
@@ -105,7 +114,7 @@ class TimeBook:
         account = self._accounts.get(node.name)
         if account is None or account.peer != node.peer:
             account = self._joined(node, account, now_s)
-        account.is_draining = node.is_draining
+        account.is_draining, account.away_since_s = node.is_draining, None
         if node.beat is not account.beat:
             account.heard(node.beat, now_s, self._waited[node.role], is_ready=node.is_ready)
 
@@ -120,7 +129,9 @@ class TimeBook:
 
     def _miss(self, name: str, now_s: float) -> None:
         account = self._accounts[name]
-        if account.is_draining and not account.seconds:
-            del self._accounts[name]  # It left on purpose, and the lines have all of it.
-        elif not account.is_draining:
+        if account.away_since_s is None:
+            account.away_since_s = now_s
+        if not account.is_draining and now_s - account.away_since_s <= FORGET_S:
             account.book("away", now_s)
+        elif not account.seconds:
+            del self._accounts[name]  # It left on purpose or for good, and the lines have all of it.

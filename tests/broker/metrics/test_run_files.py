@@ -9,7 +9,7 @@ from asyncrl.broker.failures import EVENT
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics.run_files import RunFiles
 from asyncrl.errors import RunFailed
-from asyncrl.messages import Live, Prompt, Stepped
+from asyncrl.messages import PROTOCOL, Hello, Live, Prompt, Stepped
 from asyncrl.observe.run_directory import RunDirectory
 from tests.broker.driver import a_config, a_scheduler
 
@@ -22,7 +22,7 @@ class Life:
         self.directory = directory
         self.now_s = now_s
         scheduler = a_scheduler(config)
-        self.failures = scheduler.failures
+        self.failures, self.nodes = scheduler.failures, scheduler.nodes
         self.report = RunFiles(config, scheduler, directory, lambda: self.now_s, lambda: 17)
 
     def event(self, kind: str) -> dict[str, Any]:
@@ -44,6 +44,24 @@ def test_the_time_of_a_run_continues_after_a_restart(directory: RunDirectory) ->
     second.now_s += 1.0
     second.report.event("node.left", node="a")
     assert second.event("node.left")["time_s"] == 8.0
+
+
+@pytest.mark.parametrize(("event", "away_s"), [("node.lost", 2.0), ("node.left", None)])
+def test_a_node_is_away_if_it_is_lost_but_not_if_it_left(
+    directory: RunDirectory, event: str, away_s: float | None
+) -> None:
+    life = Life(directory, now_s=0.0)
+    for name in ("stays", "goes"):
+        life.nodes.join(name, Hello(PROTOCOL, "rollout", name, "0"), 0.0)
+    life.report.tick()
+    life.nodes.leave("goes")
+    life.report.event(event, node="goes", cause="any")
+    life.now_s = 2.0
+    life.report.tick()
+    life.report.step(Stepped(0, 0, {"loss": 0.5}), [])
+
+    (line,) = directory.read_times()
+    assert line.nodes["goes"].seconds.get("away") == away_s
 
 
 def test_a_step_has_one_line_however_often_it_is_said(directory: RunDirectory) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.broker.metrics.time_book import TimeBook
+from asyncrl.broker.metrics.time_book import FORGET_S, TimeBook
 from asyncrl.broker.nodes.node import Node
 from asyncrl.messages import Beat, Role
 
@@ -84,6 +84,40 @@ def test_a_drained_node_is_gone_once_the_lines_have_all_of_it() -> None:
     assert seconds_of(book, 2.0) == {"sampling": 1.0}
     book.tick(3.0, [], CAUSES)
     assert book.take(3.0)[1] == {}
+
+
+def test_a_node_that_leaves_on_purpose_between_two_ticks_is_not_away() -> None:
+    book, node = TimeBook(0.0), a_node()
+    book.tick(0.0, [node], CAUSES)
+    node.beat = Beat(seconds={"sampling": 1.0})
+    book.tick(1.0, [node], CAUSES)
+    book.left("rollout-0")
+    book.left("a supervisor")
+    book.tick(2.0, [], CAUSES)
+    assert seconds_of(book, 2.0) == {"sampling": 1.0}
+    book.tick(3.0, [], CAUSES)
+    assert book.take(3.0)[1] == {}
+
+
+def test_a_lost_node_that_does_not_come_back_is_forgotten_once_the_lines_have_all_of_it() -> None:
+    book = TimeBook(0.0)
+    book.tick(0.0, [a_node()], CAUSES)
+    book.tick(FORGET_S, [], CAUSES)
+    book.tick(2 * FORGET_S, [], CAUSES)
+    assert seconds_of(book, 2 * FORGET_S) == {"away": 2 * FORGET_S}
+    book.tick(2 * FORGET_S + 1.0, [], CAUSES)
+    assert book.take(2 * FORGET_S + 1.0)[1] == {}
+
+
+def test_nodes_that_were_forgotten_do_not_make_lines_rare() -> None:
+    book = TimeBook(0.0)
+    book.tick(0.0, [a_node(str(n)) for n in range(1000)], CAUSES)
+    now_s = 2 * FORGET_S
+    for passed_s in (0.0, now_s, now_s + 1.0):
+        book.tick(passed_s, [a_node()], CAUSES)
+        book.take(passed_s)
+    book.tick(now_s + 2.0, [a_node()], CAUSES)
+    assert book.is_due(now_s + 2.0)
 
 
 def test_supervisors_and_spools_have_no_times() -> None:

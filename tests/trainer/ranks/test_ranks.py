@@ -184,6 +184,7 @@ def trained(folder: Path, cases: list[Case]) -> Path:
     return folder
 
 
+@pytest.mark.timeout(2 * PATIENCE_S)  # The first one waits for the ranks of all.
 @pytest.mark.parametrize(("algorithm", "size", "sharing"), CASES)
 def test_several_ranks_take_the_step_that_one_would_take(folder, paths, algorithm, size, sharing):
     assert_same_step(folder, paths, algorithm, size, sharing)
