@@ -30,7 +30,7 @@ HALVINGS, MOST_SCALE = 5, 1.5
 """Bisection steps for the scale of the engines' pace, which is at most `MOST_SCALE` and at least its inverse."""
 UNKNOWN_SHARE = 0.5
 """Share of a decode step that does not grow with its completions, where all stretches had equally many of them."""
-COMPLETIONS, FEWEST_VERSIONS = 1024, 8
+COMPLETIONS, FEWEST_VERSIONS, MOST_VERSIONS = 2048, 16, 64
 """Simulated for each plan: a few long completions decide about a step."""
 FLAT = 0.02
 """Spread of the completions per step over the stretches, below which they tell nothing of its effect."""
@@ -156,7 +156,8 @@ def _plan(seen: Observed, schedule: Schedule, fixed_s: float, each_s: float) -> 
         publish=Publish(seconds=seen.publish_s, pause_s=seen.pause_s),
         schedule=schedule,
     )
-    return replace(plan, horizon=Horizon(publishes=max(FEWEST_VERSIONS, plan.versions_with(COMPLETIONS)), warm_up=2))
+    versions = min(max(FEWEST_VERSIONS, plan.versions_with(COMPLETIONS)), MOST_VERSIONS)
+    return replace(plan, horizon=Horizon(publishes=versions, warm_up=2))
 
 
 def _trainer_s(steady: Attribution) -> float:

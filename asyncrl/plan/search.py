@@ -9,7 +9,8 @@ Search for the fastest settings: staleness, steps per publish, and the split of 
 For each pair of the other two settings the split is descended: from the plan's own with a stride that is halved at each
 local minimum, and from the best split of the pair before with a stride of one. Every point is simulated once. Among
 settings within `TIE` of the fastest, the one with the least lag wins. With ``schedule.staleness = "auto"`` the search
-tries `AUTO_STALENESS` and `AUTO_CADENCES`, and all devices in turn, synchronously.
+tries `AUTO_STALENESS` and `AUTO_CADENCES`, measures the fastest again over more versions, and compares them with all
+devices in turn, synchronously.
 """
 
 from collections.abc import Sequence
@@ -29,8 +30,10 @@ TIE = 0.02
 AUTO_STALENESS = (0.0, 0.5, 1.0, 2.0, 4.0)
 AUTO_CADENCES = (1, 2, 4)
 """``schedule.steps_per_publish`` that ``auto`` tries."""
-AUTO_COMPLETIONS = 512
-"""Completions that ``auto`` measures at least: a few long ones decide about a step."""
+ROUGH_COMPLETIONS, ROUGH = 512, 0.25
+"""Completions that ``auto`` measures at least for every setting, and how near to the fastest a finalist is by them."""
+FINALISTS, COMPLETIONS, VERSIONS = 12, 4096, 16
+"""Finalists at most, and what is measured for each at least: a few long completions decide about a step."""
 
 
 class SearchResult(Struct, frozen=True):
@@ -61,13 +64,33 @@ def search(plan: Plan, inputs: Inputs) -> SearchResult:
     for cadence, staleness in product(cadences, stalenesses):
         schedule = replace(plan.schedule, staleness=staleness, steps_per_publish=cadence)
         other = replace(plan, schedule=schedule)
-        publishes = max(plan.search.publishes, other.versions_with(AUTO_COMPLETIONS) if is_auto else 0)
-        other = replace(other, horizon=replace(plan.horizon, publishes=publishes))
-        found = _descend(other, inputs, splits, place, stride)
+        publishes = max(plan.search.publishes, other.versions_with(ROUGH_COMPLETIONS) if is_auto else 0)
+        found = _descend(_measured(other, publishes), inputs, splits, place, stride)
         tried += found
         place, stride = splits.index(min(found, key=lambda result: result.step_s).rollout_devices), 1
-    in_turn = [colocated(plan, inputs.lengths, inputs.step_s, inputs.training)] if is_auto else []
-    return SearchResult(tried, least_lag([*in_turn, *tried]))
+    if not is_auto:
+        return SearchResult(tried, least_lag(tried))
+    tried, finalists = _again(plan, inputs, tried)
+    in_turn = colocated(plan, inputs.lengths, inputs.step_s, inputs.training)
+    return SearchResult(tried, least_lag([in_turn, *finalists]))
+
+
+def _again(
+    plan: Plan, inputs: Inputs, tried: Sequence[SimulationResult]
+) -> tuple[list[SimulationResult], list[SimulationResult]]:
+    """All results, with longer measurements of the fastest in their places; and those."""
+    fastest = min(result.group_s for result in tried)
+    near = sorted((r for r in tried if r.group_s <= (1 + ROUGH) * fastest), key=lambda result: result.group_s)
+    longer = {}
+    for result in near[:FINALISTS]:
+        other = with_result(plan, result)
+        longer[id(result)] = simulate(_measured(other, max(VERSIONS, other.versions_with(COMPLETIONS))), inputs)
+    return [longer.get(id(result), result) for result in tried], list(longer.values())
+
+
+def _measured(plan: Plan, publishes: int) -> Plan:
+    """The plan with so many versions measured."""
+    return replace(plan, horizon=replace(plan.horizon, publishes=publishes))
 
 
 def least_lag(results: Sequence[SimulationResult]) -> SimulationResult:

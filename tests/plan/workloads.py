@@ -214,7 +214,7 @@ def with_staleness(plan: Plan, staleness: float) -> Plan:
 
 
 def _judging(plan: Plan) -> Plan:
-    return replace(plan, horizon=replace(plan.horizon, seed=1, publishes=plan.horizon.publishes))
+    return replace(plan, horizon=replace(plan.horizon, seed=1, publishes=max(16, plan.versions_with(4096))))
 
 
 def as_line(seed: int | str, plan: Plan) -> dict[str, Any]:
