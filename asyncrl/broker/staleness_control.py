@@ -26,16 +26,16 @@ class StalenessChoice(Struct, frozen=True):
 
 
 def steps_between(schedule: Schedule) -> int:
-    """
-    Steps between two questions: after a change the groups of two windows are trained, and as many steps are measured.
-
-    The first groups were admitted under the schedule before, the next ones while its window was drained or filled.
-    """
+    """Steps between two questions: after a `transition`, at least two versions are measured."""
     return max(FEWEST_STEPS, transition(schedule) + 2 * schedule.steps_per_publish)
 
 
 def transition(schedule: Schedule) -> int:
-    """Steps after a change that say nothing of the new schedule's pace."""
+    """
+    Steps after a change that say nothing of the new schedule's pace: they train the groups of two windows.
+
+    The first groups were admitted under the schedule before, the next ones while its window was drained or filled.
+    """
     return -(-2 * schedule.window // schedule.groups_per_step)
 
 

@@ -52,6 +52,13 @@ def read_raw(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return raw
 
 
+def overridden(raw: dict[str, Any], overrides: Sequence[str]) -> Config:
+    """Apply every ``--set`` to a nested dict, and convert it. Raises as `load_config`."""
+    for override in overrides:
+        override_one(raw, override)
+    return decode(raw)
+
+
 def override_one(raw: dict[str, Any], override: str) -> None:
     """Apply one ``--set``; a length of the run replaces the other one of the file. Raises as `load_config`."""
     key, value = split_override(override, SHORTHANDS)

@@ -4,9 +4,8 @@ The staleness of a run with ``schedule.staleness = "auto"``: the least that is a
     run directory ─▶ times since the last change ─▶ fitted plan ─▶ step time with each staleness ─▶ StalenessChoice
 """
 
+from contextlib import suppress
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from asyncrl.broker.staleness_control import StalenessChoice, transition
 from asyncrl.config.live import with_values
@@ -14,11 +13,9 @@ from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_record import read_run
-from asyncrl.plan.fit import Fit, fit, observed, step_s
-from asyncrl.plan.lengths import read_samples
-from asyncrl.plan.plan_file import check
+from asyncrl.plan.fit import Fit, fit_run, step_s
+from asyncrl.plan.plan_file import changed
 from asyncrl.plan.search import AUTO_STALENESS
-from asyncrl.plan.sections import Plan
 
 NEAR = 0.01
 """A lower staleness is chosen if it costs less than this share of the fastest, a higher one if it brings twice as much.
@@ -41,11 +38,10 @@ def choose_staleness(path: Path) -> StalenessChoice:
     now = config.schedule.staleness_bound
     first = sum(time_s <= record.changed_s for _, time_s in record.curve("time_s")) + transition(config.schedule)
     lines = [line for line in directory.read_times() if line.step >= first]
-    seen = observed(record, config, lines)
-    if seen is None or not seen.samplings or not any(directory.samples.glob("*.parquet")):
+    fitted = fit_run(record, config, lines, directory.samples, newest=NEWEST_FILES)
+    if fitted is None:
         return StalenessChoice(now, now, "no step has been measured under the present settings yet")
-    schedule = replace(config.schedule, staleness=now)
-    return choice_of(fit(seen, schedule, read_samples(directory.samples, newest=NEWEST_FILES)))
+    return choice_of(fitted)
 
 
 def choice_of(fitted: Fit) -> StalenessChoice:
@@ -55,8 +51,11 @@ def choice_of(fitted: Fit) -> StalenessChoice:
     if not fitted.is_close:
         off = fitted.step_s / fitted.measured_s - 1
         return StalenessChoice(now, now, f"the plan fitted to the run is {off:+.0%} off its step time")
-    tried = filter(None, (_with_staleness(plan, staleness) for staleness in sorted({*AUTO_STALENESS, now})))
-    predicted = {plan.schedule.staleness_bound: step_s(plan, fitted.lengths) for plan in tried}
+    predicted = {now: fitted.step_s}
+    for staleness in sorted({*AUTO_STALENESS} - {now}):
+        with suppress(ConfigError):  # A run would refuse it, because of max_staleness for instance.
+            predicted[staleness] = step_s(changed(plan, {"schedule.staleness": staleness}), fitted.lengths)
+    predicted = dict(sorted(predicted.items()))
     fastest = min(predicted.values())
     least = next(staleness for staleness, seconds in predicted.items() if seconds <= (1 + NEAR) * fastest)
     is_worth = least < now or predicted[now] > (1 + 2 * NEAR) * fastest
@@ -68,13 +67,3 @@ def choice_of(fitted: Fit) -> StalenessChoice:
         f"predicted steps by staleness {table}: {chosen:g} is the least that is about as fast as the fastest",
         {f"{staleness:g}": round(seconds, 6) for staleness, seconds in predicted.items()},
     )
-
-
-def _with_staleness(plan: Plan, staleness: float) -> Plan | None:
-    """The plan with another staleness; None if a run would refuse it, because of ``max_staleness`` for instance."""
-    other = replace(plan, schedule=replace(plan.schedule, staleness=staleness))
-    try:
-        check(other)
-    except ConfigError:
-        return None
-    return other

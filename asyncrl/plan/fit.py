@@ -11,6 +11,7 @@ such that the plan's step time is the measured one.
 import math
 import operator
 from collections.abc import Sequence
+from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,13 +21,13 @@ from asyncrl.observe.run_record import RunRecord
 from asyncrl.observe.times import TimesLine
 from asyncrl.observe.why.attribution import Attribution, attribute
 from asyncrl.plan.inputs import inputs
-from asyncrl.plan.lengths import Lengths
+from asyncrl.plan.lengths import Lengths, read_samples
 from asyncrl.plan.sections import Horizon, LengthNumbers, Plan, Publish, Rollout, Trainer, TrainerSpeed
 from asyncrl.plan.simulate import simulate
 
 CLOSE = 0.15
 """Largest error of the fitted plan's step time, of the measured one, with which it may predict."""
-HALVINGS, MOST_SCALE = 5, 1.5
+HALVINGS, MOST_SCALE = 4, 1.5
 """Bisection steps for the scale of the engines' pace, which is at most `MOST_SCALE` and at least its inverse."""
 UNKNOWN_SHARE = 0.5
 """Share of a decode step that does not grow with its completions, where all stretches had equally many of them."""
@@ -76,24 +77,44 @@ class Fit(Struct, frozen=True):
         return abs(self.step_s - self.measured_s) <= CLOSE * self.measured_s
 
 
+def fit_run(
+    record: RunRecord, config: Config, lines: Sequence[TimesLine], samples: Path, newest: int | None = None
+) -> Fit | None:
+    """
+    The plan fitted to a run.
+
+    Args:
+        lines: Times; the steps after the first of them are described.
+        samples: Folder of the trained samples, of which the ``newest`` files are read; all by default.
+
+    None if nothing was measured or recorded, or devices take turns. Raises `DataError` if samples cannot be read.
+    """
+    seen = observed(record, config, lines)
+    if seen is None or not any(samples.glob("*.parquet")):
+        return None
+    return fit(seen, config.schedule, read_samples(samples, newest))
+
+
 def observed(record: RunRecord, config: Config, lines: Sequence[TimesLine]) -> Observed | None:
-    """Speeds in the steps after the first of ``lines``; None if there are none, or if devices take turns."""
+    """Speeds in the steps after the first of ``lines``; None if nothing was measured in them, or devices take turns."""
     steady = attribute(lines, is_steady=True)
     num_steps = lines[-1].step - lines[0].step if lines else 0
     if num_steps < 1 or not steady.names("rollout") or not steady.names("trainer") or config.rollout.colocated:
         return None
     trained = sum(float(line.get("tokens") or 0.0) for line in record.metrics[-num_steps:])
     samplings = [
-        Sampling(node.seconds.get("sampling", 0.0), node.decode_steps, node.tokens)
+        Sampling(node.seconds["sampling"], node.decode_steps, node.tokens)
         for line in lines[1:]
         for node in line.nodes.values()
-        if node.role == "rollout"
+        if node.role == "rollout" and node.decode_steps > 0 and node.seconds.get("sampling", 0.0) > 0
     ]
+    if not samplings:
+        return None
     return Observed(
         step_s=steady.span_s / num_steps,
         rollouts=len(steady.names("rollout")),
         slots=config.rollout.slots,
-        samplings=[sampling for sampling in samplings if sampling.decode_steps > 0 and sampling.seconds > 0],
+        samplings=samplings,
         trained_per_s=max(trained, 1e-6) / _trainer_s(steady),
         publish_s=record.mean("receive_s") or 0.0,
         pause_s=record.mean("pause_s") or 0.0,
@@ -108,13 +129,14 @@ def fit(seen: Observed, schedule: Schedule, lengths: Lengths) -> Fit:
         plan = _plan(seen, schedule, scale * fixed_s, scale * each_s)
         return plan, step_s(plan, lengths)
 
-    best, best_s = scaled(1.0)
-    low, high = 1 / MOST_SCALE, MOST_SCALE
+    low, middle, high = 1 / MOST_SCALE, 1.0, MOST_SCALE
+    best, best_s = tried, tried_s = scaled(middle)
     for _ in range(HALVINGS if abs(best_s - seen.step_s) > NEAR * seen.step_s else 0):
-        tried, tried_s = scaled(middle := math.sqrt(low * high))
+        low, high = (middle, high) if tried_s < seen.step_s else (low, middle)
+        middle = math.sqrt(low * high)
+        tried, tried_s = scaled(middle)
         if abs(tried_s - seen.step_s) < abs(best_s - seen.step_s):
             best, best_s = tried, tried_s
-        low, high = (middle, high) if tried_s < seen.step_s else (low, middle)
     return Fit(best, lengths, seen.step_s, best_s)
 
 

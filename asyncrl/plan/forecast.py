@@ -8,8 +8,7 @@ from msgspec import Struct
 
 from asyncrl.config.sections import Config
 from asyncrl.observe.run_record import RunRecord
-from asyncrl.plan.fit import fit, observed, step_s
-from asyncrl.plan.lengths import read_samples
+from asyncrl.plan.fit import fit_run, step_s
 from asyncrl.plan.plan_file import changed
 from asyncrl.plan.sections import Plan
 
@@ -38,10 +37,8 @@ def forecast(record: RunRecord, config: Config, samples: Path) -> Forecast | Non
 
     None if the run is too short, shares its devices, or has no samples. Raises `DataError` if they cannot be read.
     """
-    seen = observed(record, config, record.times)
-    if seen is None or not seen.samplings or not any(samples.glob("*.parquet")):
+    if (fitted := fit_run(record, config, record.times, samples)) is None:
         return None
-    fitted = fit(seen, config.schedule, read_samples(samples))
     found = Forecast(fitted.measured_s, fitted.step_s, fitted.is_close, [])
     if found.is_close:
         gains = [

@@ -29,10 +29,6 @@ JUDGED = 8
 """Fixed settings that are judged: the fastest of all with the seed of the choice."""
 ROUNDS = 3
 """Choices of a run at most, each by what was seen since the one before."""
-JUDGED = 8
-"""Fixed settings that are judged: the fastest of all with the seed of the choice."""
-ROUNDS = 3
-"""Choices of a run at most, each by what was seen since the one before."""
 
 MARIN = {
     "devices": 16,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.actor.supervise import dies_with
+from asyncrl.actor.supervise import dies_with, why
 from asyncrl.broker.staleness_control import StalenessChoice
 from asyncrl.errors import AsyncrlError
 
@@ -38,8 +38,8 @@ async def choose_staleness(path: Path) -> StalenessChoice:
             process.kill()
             await process.communicate()
     if process.returncode:
-        last = (errors.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-        raise AsyncrlError(f"no plan for the staleness was fitted (exit code {process.returncode}): {last}")
+        cause = why(errors) or "no message"
+        raise AsyncrlError(f"no plan for the staleness was fitted (exit code {process.returncode}): {cause}")
     try:
         return msgspec.json.decode(out, type=StalenessChoice)
     except msgspec.DecodeError as error:

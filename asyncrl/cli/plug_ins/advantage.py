@@ -8,14 +8,13 @@
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from asyncrl.algo.advantages.resolve import resolve_advantage
 from asyncrl.algo.outcomes import Floats, Outcome
-from asyncrl.config.run_file import decode, override_one
+from asyncrl.config.run_file import overridden
 from asyncrl.config.sections import Config
 from asyncrl.trainer.algorithm.recipe import Recipe
 
@@ -40,10 +39,8 @@ class Result(Struct, frozen=True):
 
 def trial_config(advantage: str, overrides: Sequence[str] = ()) -> Config:
     """Configuration with this estimator; ``overrides`` are those of ``--set``. Raises `ConfigError`."""
-    raw: dict[str, Any] = {"model": {"path": "-"}, "data": {"train": "-"}, "algorithm": {"advantage": advantage}}
-    for override in overrides:
-        override_one(raw, override)
-    return decode(raw)
+    raw = {"model": {"path": "-"}, "data": {"train": "-"}, "algorithm": {"advantage": advantage}}
+    return overridden(raw, overrides)
 
 
 def step() -> list[Outcome]:

@@ -63,7 +63,7 @@ def try_advantage(function: str, overrides: tuple[str, ...]) -> None:
 
     \b
     Example:
-      asyncrl advantage try my.py:above_the_best --set algorithm.advantage_options.margin=0.1
+      asyncrl advantage try my.py:above_the_best --set algorithm.gamma=0.9
     """
     from asyncrl.node.machine.machine import require_train
 

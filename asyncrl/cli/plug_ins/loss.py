@@ -9,7 +9,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from asyncrl.algo.losses.clipped import clipped
 from asyncrl.algo.losses.tokens import Loss, PolicyLoss, Tokens
 from asyncrl.algo.ragged import Ragged
-from asyncrl.config.run_file import decode, override_one
+from asyncrl.config.run_file import overridden
 from asyncrl.config.sections import Config
 from asyncrl.trainer.algorithm.recipe import Recipe
 
@@ -46,10 +45,8 @@ class Result:
 
 def trial_config(loss: str, overrides: Sequence[str] = ()) -> Config:
     """Configuration with this loss; ``overrides`` are those of ``--set``. Raises `ConfigError`."""
-    raw: dict[str, Any] = {"model": {"path": "-"}, "data": {"train": "-"}, "algorithm": {"loss": loss}}
-    for override in overrides:
-        override_one(raw, override)
-    return decode(raw)
+    raw = {"model": {"path": "-"}, "data": {"train": "-"}, "algorithm": {"loss": loss}}
+    return overridden(raw, overrides)
 
 
 def batch(case: str, loss: Loss | None = None) -> Tokens:

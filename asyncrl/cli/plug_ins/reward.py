@@ -9,13 +9,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import uvloop
 from msgspec import Struct
 
 from asyncrl.broker.failures import FailureBook
-from asyncrl.config.run_file import decode, override_one
+from asyncrl.config.run_file import overridden
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.errors import ConfigError, VerifierError
@@ -52,14 +52,12 @@ class Trial(Struct, frozen=True):
 
 def trial_config(function: str, data: Path, overrides: Sequence[str] = ()) -> Config:
     """Configuration with this reward and data; ``overrides`` are those of ``--set``. Raises `ConfigError`."""
-    raw: dict[str, Any] = {
+    raw = {
         "model": {"path": "-"},
         "data": {"train": str(data), "held_out": str(data)},
         "reward": {"function": function},
     }
-    for override in overrides:
-        override_one(raw, override)
-    return decode(raw)
+    return overridden(raw, overrides)
 
 
 def read_rows(config: Config, number: int) -> list[Prompt]:

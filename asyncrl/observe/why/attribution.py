@@ -68,6 +68,7 @@ class _Sum:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._tokens = 0
         self._memory_stall = 0.0
+        self._decode_steps = 0.0
 
     def add(self, node: NodeTimes, without: Iterable[str]) -> None:
         for activity, seconds in node.seconds.items():
@@ -75,10 +76,11 @@ class _Sum:
                 self._seconds[activity] += seconds
         self._tokens += node.tokens
         self._memory_stall = max(self._memory_stall, node.memory_stall)
+        self._decode_steps += node.decode_steps
 
     @property
     def times(self) -> NodeTimes:
-        return NodeTimes(self._role, dict(self._seconds), self._tokens, self._memory_stall)
+        return NodeTimes(self._role, dict(self._seconds), self._tokens, self._memory_stall, self._decode_steps)
 
 
 def _shares(of_nodes: Iterable[Mapping[str, float]]) -> dict[str, float]:
