@@ -1,10 +1,11 @@
 """
 Settings of ``schedule.staleness = "auto"`` against every fixed one, over many simulated clusters.
 
-    python bench/auto.py [--workloads 500] [--processes 1] [--out runs/auto.jsonl] [--table]
+    python bench/auto.py [--workloads 500] [--first 49] [--processes 1] [--out runs/auto.jsonl] [--table]
 
 The broker's own rules run under virtual time, as in `asyncrl plan`; no model is needed. Workloads are those of
-tests/plan/workloads.py, and two published runs in which asynchrony lost. A choice is made with one seed and judged with
+tests/plan/workloads.py, and two published runs in which asynchrony lost. The search of `asyncrl plan` was changed after
+a look at the random workloads before number 49, so those are left out. A choice is made with one seed and judged with
 another. Every workload is a JSON line of ``--out``, and is not computed again; ``--table`` prints the file and computes
 nothing. Ratios are of throughputs:
 
@@ -30,13 +31,14 @@ GOALS = {"of_better": 0.98, "of_best": 0.95}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", type=int, default=500)
+    parser.add_argument("--first", type=int, default=49, help="number of the first random workload")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/auto.jsonl"))
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
     if not given.table:
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        names = [*PUBLISHED, *map(str, range(given.workloads - len(PUBLISHED)))]
+        names = [*PUBLISHED, *map(str, range(given.first, given.first + given.workloads - len(PUBLISHED)))]
         known = {line["workload"] for line in lines(given.out)}
         with ProcessPoolExecutor(given.processes) as pool, given.out.open("a", encoding="utf-8") as out:
             for line in pool.map(one, [name for name in names if name not in known]):

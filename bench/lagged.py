@@ -84,6 +84,11 @@ class Cell(NamedTuple):
         return [*METHODS[self.method], f"trainer.lr={self.lr}", f"run.steps={self.steps}", f"run.seed={self.seed}"]
 
 
+class Problem(NamedTuple):
+    draw: Draw
+    prompt_ids: list[int]
+
+
 class Loop:
     """Sampling, grading and training of one run."""
 
@@ -95,7 +100,8 @@ class Loop:
         self._engine = TransformersEngine.load(config.model.path, slots=slots, max_tokens_per_slot=length)
         self._verifier = resolve(config.reward.function, config.reward.options)
         self._prompts = train_stream(config.data, config.run.seed).since(0)
-        self._held_out = list(held_out_stream(config.data, config.evaluation.max_prompts).since(0))
+        held_out = held_out_stream(config.data, config.evaluation.max_prompts).since(0)
+        self._held_out = [self._problem(draw) for draw in held_out]
         self._versions: deque[dict[str, Tensor]] = deque([self._weights()], maxlen=staleness + 1)
         """Weights of the last S + 1 versions, the oldest of which samples."""
         self._num_versions = 1
@@ -116,7 +122,7 @@ class Loop:
         """Share of held-out problems that the newest weights solve, greedy."""
         await self._swap(self._num_versions - 1, self._versions[-1])
         sampling = Sampling(max_tokens=self._config.sampling.max_tokens, temperature=0.0)
-        found = await asyncio.gather(*(self._trajectory(draw, 0, sampling, 0, 0) for draw in self._held_out))
+        found = await asyncio.gather(*(self._trajectory(one, 0, sampling, 0, 0) for one in self._held_out))
         return fmean(one.metrics["correct"] for one in found)
 
     async def aclose(self) -> None:
@@ -140,13 +146,16 @@ class Loop:
 
     async def _group(self, draw: Draw, step: int, version: int) -> list[TrainingTrajectory]:
         sampling = self._config.sampling.sampling()
-        indices = range(self._config.schedule.group_size)
-        return await asyncio.gather(*(self._trajectory(draw, index, sampling, step, version) for index in indices))
+        problem, indices = self._problem(draw), range(self._config.schedule.group_size)
+        return await asyncio.gather(*(self._trajectory(problem, index, sampling, step, version) for index in indices))
+
+    def _problem(self, draw: Draw) -> Problem:
+        return Problem(draw, self._engine.encode(draw.prompt))
 
     async def _trajectory(
-        self, draw: Draw, index: int, sampling: Sampling, step: int, version: int
+        self, problem: Problem, index: int, sampling: Sampling, step: int, version: int
     ) -> TrainingTrajectory:
-        prompt_ids = self._engine.encode(draw.prompt)
+        draw, prompt_ids = problem
         seed = hash((self._config.run.seed, step, draw.group_id, index)) % 2**31
         done = await self._engine.generate(Request(prompt_ids=prompt_ids, sampling=sampling, seed=seed))
         text = self._engine.decode(done.completion_ids)
