@@ -6,6 +6,7 @@ A choice is made with one seed, and judged with another one over more versions. 
 
 import math
 import random
+from functools import cache
 from typing import Any
 
 from msgspec import Struct
@@ -18,7 +19,7 @@ from asyncrl.plan.inputs import Inputs, inputs
 from asyncrl.plan.lengths import Recorded
 from asyncrl.plan.plan_file import decode
 from asyncrl.plan.result import SimulationResult, completion_tokens
-from asyncrl.plan.search import AUTO_STALENESS, search, with_result
+from asyncrl.plan.search import AUTO_STALENESS, search
 from asyncrl.plan.sections import Plan
 from asyncrl.plan.simulate import Simulation, simulate
 from asyncrl.plan.simulated.colocated import colocated
@@ -137,15 +138,20 @@ def published(name: str) -> Plan:
 def planned(plan: Plan) -> Score:
     """Settings that `asyncrl plan` finds with known speeds: staleness, steps per publish and split."""
     found = search(plan, inputs(plan))
-    best, judged = found.best, _judging(plan)
-    known = inputs(judged)
+    best, known = found.best, inputs(_judging(plan))
+
+    @cache
+    def judged(split: int, staleness: float, cadence: int) -> float:
+        schedule = replace(plan.schedule, staleness=staleness, steps_per_publish=cadence)
+        other = replace(plan, schedule=schedule, rollout=replace(plan.rollout, devices=split))
+        return simulate(_judging(other), known).group_s
 
     def group_s(result: SimulationResult) -> float:
-        return simulate(with_result(judged, result), known).group_s
+        return judged(result.rollout_devices, result.staleness, result.steps_per_publish)
 
     fast = sorted(found.tried, key=lambda result: result.group_s)[:JUDGED]
     plain = [result for result in found.tried if result.staleness == 1 and result.steps_per_publish == 1]
-    in_turn = colocated(judged, known.lengths, known.step_s, known.training).group_s
+    in_turn = colocated(_judging(plan), known.lengths, known.step_s, known.training).group_s
     separate = group_s(min(plain, key=lambda result: result.group_s))
     chosen = in_turn if best.rollout_devices == plan.devices else group_s(best)
     name = f"{best.rollout_devices} of {plan.devices}, S {best.staleness:g}, T {best.steps_per_publish}"

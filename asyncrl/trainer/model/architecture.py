@@ -61,9 +61,16 @@ def language_model(config: Any, source: str) -> Any:
     Auto class of transformers for the language model of a config, with a vision tower if it reads pictures.
 
     Raises:
-        ConfigError: The model, named by ``source``, is of another kind.
+        ConfigError: The model, named by ``source``, is of another kind, or its attention cannot be replaced.
     """
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        if not model._supports_sdpa and not model._is_stateful:  # the latter are refused below, for a better reason
+            raise ConfigError(
+                f"{source}: {model.__name__} of transformers {transformers.__version__} has no "
+                f"scaled_dot_product_attention, by which the sequences of a row stay apart; use a model of another "
+                f"type (docs: Models)"
+            )
         return AutoModelForCausalLM
     if config.model_type in FAMILIES:
         return AutoModelForImageTextToText
@@ -124,7 +131,7 @@ def _check_computation(model: PreTrainedModel, config: Any, source: str) -> None
     if model._is_stateful or others:
         raise ConfigError(
             f"{source}: {kind} mixes the tokens of a row outside of attention, so packed sequences would see each "
-            f"other; use a model with full or sliding attention in all of its layers"
+            f"other; use a model with full or sliding attention in all of its layers (docs: Models)"
         )
     for key, neutral in ON_LOGITS.items():
         if (value := getattr(config, key, neutral)) not in (neutral, None):

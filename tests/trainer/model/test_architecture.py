@@ -4,7 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MambaConfig, Qwen2Config, Qwen3MoeConfig
+from transformers import (
+    BloomConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MambaConfig,
+    Qwen2Config,
+    Qwen3MoeConfig,
+)
 
 from asyncrl.config.model.weights import check_weights
 from asyncrl.errors import ConfigError
@@ -54,8 +62,9 @@ def test_models_that_read_pictures_are_accepted_by_their_text(family, tmp_path):
     [
         (Gemma2Config(**SMALL, final_logit_softcapping=30.0), "Gemma2ForCausalLM computes its logits with more than a"),
         (MambaConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1), "MambaForCausalLM mixes the tokens of a row"),
+        (BloomConfig(vocab_size=8, hidden_size=16, n_layer=1, n_head=2), "BloomForCausalLM of transformers"),
     ],
-    ids=["capped", "recurrent"],
+    ids=["capped", "recurrent", "own attention"],
 )
 def test_what_the_trainer_cannot_compute_is_refused_without_weights(config, sentence, tmp_path):
     config.save_pretrained(tmp_path)

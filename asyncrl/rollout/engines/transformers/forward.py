@@ -75,6 +75,7 @@ class ModelForward:
         self._columns = torch.arange(cache.positions, device=model.device)
         if type(head := model.get_output_embeddings()) is nn.Linear:  # the model may still cap or scale its logits
             head.forward = lambda input: head_logits(input, head.weight, head.bias)  # type: ignore[method-assign]  # noqa: A006
+        self._try()
 
     def prefill(
         self, slots: Tensor, ids: Tensor, lengths: Tensor, placed: Sequence[PlacedPictures | None] = ()
@@ -103,6 +104,18 @@ class ModelForward:
         )
         logits: Tensor = output.logits[:, -1]
         return logits
+
+    @torch.inference_mode()
+    def _try(self) -> None:
+        """Raise `ConfigError` if the model's keys and values are not those of the cache, or it lacks its arguments."""
+        first = torch.zeros(1, dtype=torch.int64, device=self._model.device)
+        try:
+            self.prefill(first, first[None], first + 1)
+        except Exception as error:  # any model may be given, and fails in its own way
+            raise ConfigError(
+                f"{type(self._model).__name__} does not keep its keys and values as this engine does; set "
+                f'rollout.engine = "vllm"'
+            ) from error
 
     def _inputs(self, ids: Tensor, lengths: Tensor, placed: Sequence[PlacedPictures | None]) -> dict[str, Any]:
         """Arguments of the model for the tokens of a prefill."""
@@ -168,7 +181,10 @@ def check_attention(config: PreTrainedConfig, positions: int) -> None:
     window = getattr(config, "sliding_window", None)
     is_windowed = "sliding_attention" in kinds or (window and not getattr(config, "layer_types", None))
     if unknown := kinds - {"full_attention", "sliding_attention"}:
-        raise ConfigError(f"the model has layers of {sorted(unknown)}: this engine serves full attention only")
+        raise ConfigError(
+            f"the model has layers of {sorted(unknown)}, and this engine serves full attention only; set "
+            f'rollout.engine = "vllm"'
+        )
     if is_windowed and getattr(config, "use_sliding_window", True) and window and window < positions:
         raise ConfigError(
             f"the model attends to {window} tokens, but a slot holds {positions} (prompt and completion); shorten "

@@ -27,6 +27,13 @@ def test_a_step_after_a_prefill_gives_the_logits_of_the_whole_sequence(make_mode
     torch.testing.assert_close(last, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_a_model_whose_keys_have_another_width_than_the_cache_is_refused(make_model):
+    model, other = make_model("llama"), Qwen3Config(num_hidden_layers=2, hidden_size=16, num_attention_heads=2)
+    cache = KVCache(other, slots=2, positions=8, dtype=model.dtype, device=model.device)
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM does not keep its keys .*rollout\.engine = \"vllm\""):
+        ModelForward(model, cache)
+
+
 def test_a_window_shorter_than_a_slot_is_refused():
     config = MistralConfig(sliding_window=64, max_position_embeddings=512)
 
