@@ -3,11 +3,13 @@ Learning at an exact staleness, for several losses and learning rates: one proce
 
     python bench/lagged.py [CONFIG] [--set a.b=value] [--methods default,cispo4] [--staleness 0,4,16,64]
                            [--lr 2e-4,5e-4] [--steps 96] [--seeds 1] [--out runs/lagged.jsonl] [--table]
+                           [--picture lagged.svg]
 
 The trajectories of step k are sampled by the weights of version max(0, k - S), whole trajectories by one version, so a
 run of S = 64 takes no longer than one of S = 0 and does not depend on the speed of the machine. Engine, verifier and
 trainer are those of `asyncrl run`. Every run is a JSON line of ``--out`` with its curves; runs that are in the file are
-not repeated, so the sweep can be stopped and restarted. ``--table`` prints the runs of the file and runs nothing.
+not repeated, so the sweep can be stopped and restarted. ``--table`` prints the runs of the file and runs nothing,
+``--picture`` draws them too: accuracy at the end by staleness for each learning rate, and rewards of the first method.
 
     accuracy     of the last weights on held-out problems, greedy
     best         the best of the evaluations on the way, the last included
@@ -31,6 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from picture import picture
 from torch import Tensor
 
 from asyncrl.broker.metrics.ess_alarm import EssAlarm
@@ -38,6 +41,7 @@ from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw, held_out_stream, train_stream
 from asyncrl.messages import Sampling, Span
+from asyncrl.observe.report.charts import COLOURS, Series, line_chart
 from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.verifier import verdict_of, verifier_input
 from asyncrl.rollout.engine import Request
@@ -229,7 +233,7 @@ def alarms(ess: Sequence[float]) -> list[int]:
 
 def collapse(reward: Sequence[float]) -> int | None:
     """First step from which the mean of `SMOOTH` steps stays below half of the best such mean before; None without."""
-    means = [fmean(reward[max(0, end - SMOOTH) : end]) for end in range(1, len(reward) + 1)]
+    means = smooth(reward)
     fallen = None
     for step in range(SMOOTH, len(means)):
         if means[step] >= max(means[SMOOTH - 1 : step]) / 2:
@@ -257,10 +261,60 @@ def show(records: Iterable[dict[str, Any]]) -> None:
         print(json.dumps({"bench": "lagged", **summary(record)}), flush=True)
 
 
+def draw(records: dict[Cell, dict[str, Any]]) -> str:
+    """SVG of accuracies at the end by staleness, a chart for each learning rate, and of rewards of the first method."""
+    charts = []
+    for lr in sorted({cell.lr for cell in records}):
+        of_lr = {cell: record for cell, record in records.items() if cell.lr == lr}
+        lines = [ended(method, of_lr) for method in METHODS if any(cell.method == method for cell in of_lr)]
+        title = f"Held-out accuracy at the end, learning rate {lr:g}"
+        charts.append(line_chart(title, lines, x_label="log2(1 + staleness)", percent=True, whole=False))
+    method = next(cell.method for cell in records)
+    for lr in sorted({cell.lr for cell in records})[1:3]:
+        runs = {c.staleness: r for c, r in records.items() if (c.method, c.lr, c.seed) == (method, lr, 0)}
+        curves = [
+            Series(
+                points=list(enumerate(smooth(runs[staleness]["reward"]))),
+                label=f"S = {staleness}",
+                colour=place,
+                dashed=place >= len(COLOURS),
+            )
+            for place, staleness in enumerate(sorted(runs))
+        ]
+        charts.append(
+            line_chart(f"Reward of {method}, mean of {SMOOTH} steps, {lr:g}", curves, zero=True, percent=True)
+        )
+    return picture("Learning at an exact staleness: means, and the range of seeds", charts)
+
+
+def ended(method: str, records: dict[Cell, dict[str, Any]]) -> Series:
+    """Accuracy at the end by staleness."""
+    found: dict[int, list[float]] = {}
+    for cell, record in sorted(records.items()):
+        if cell.method == method:
+            found.setdefault(cell.staleness, []).append(list(record["accuracy"].values())[-1])
+    at = {staleness: math.log2(1 + staleness) for staleness in found}
+    return Series(
+        points=[(at[staleness], fmean(values)) for staleness, values in found.items()],
+        label=method,
+        colour=list(METHODS).index(method),
+        dots=True,
+        band=[(at[staleness], min(values), max(values)) for staleness, values in found.items()],
+    )
+
+
+def smooth(curve: Sequence[float]) -> list[float]:
+    """Mean of the last `SMOOTH` values at each step."""
+    return [fmean(curve[max(0, end - SMOOTH) : end]) for end in range(1, len(curve) + 1)]
+
+
 def main(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     if options.table:
-        show(read(options.out).values())
+        records = read(options.out)
+        show(records.values())
+        if options.picture:
+            options.picture.write_text(draw(records), encoding="utf-8")
         return
     options.out.parent.mkdir(parents=True, exist_ok=True)
     for cell in cells(options):
@@ -295,6 +349,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs") / "lagged.jsonl", help="JSON lines of all runs")
     parser.add_argument("--table", action="store_true", help="print the runs in --out, and run nothing")
+    parser.add_argument("--picture", type=Path, help="with --table: SVG file to write")
     return parser.parse_args()
 
 

@@ -28,6 +28,7 @@ from asyncrl.broker.operators import Operators
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.staleness_control import BY, KEY, StalenessChoice
+from asyncrl.broker.traces.traces import Traces
 from asyncrl.checks.permissions import key_refusal, refusal
 from asyncrl.checks.reports import MAX_NAME_CHARS, problem_of
 from asyncrl.client.images import ImageCache
@@ -82,6 +83,7 @@ class BrokerActor:
     Args:
         connect: Opens a link to a spool.
         models: Model directories of this machine, which nodes compare with theirs.
+        traces: Told everything that is decided; None traces nothing.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class BrokerActor:
         broker_term: int,
         run_id: str,
         models: Sequence[ModelFiles] = (),
+        traces: Traces | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -116,6 +119,7 @@ class BrokerActor:
         self._broker_term = broker_term
         self._run_id = run_id
         self._models = list(models)
+        self._traces = traces
         self._clock = clock
         self._sleep = sleep
         self._files = RunFiles(config, scheduler, directory, clock, lambda: ledger.num_records)
@@ -158,6 +162,9 @@ class BrokerActor:
             if is_ours:
                 raise RunFailed(ending.cause) from cause
             raise
+        finally:
+            if self._traces:
+                self._traces.stop()
         if self._ending.cause:
             raise RunFailed(self._ending.cause)
 
@@ -381,6 +388,8 @@ class BrokerActor:
         if self._scheduler.nodes.heard(peer, self._clock()) is None:
             return
         self._scheduler.handle(peer, stepped, self._clock())
+        if self._traces:
+            self._traces.stepped(stepped.step)
         groups = self._scheduler.training.trained(stepped.step)
         if (line := self._files.step(stepped, groups)) is not None:
             reach("broker.step_recorded")
@@ -438,6 +447,8 @@ class BrokerActor:
             self._spools_known = self._scheduler.spools.revision
             self._spools.update(self._scheduler.spools.told_to(""))
         outbox, records, events = self._scheduler.drain()
+        if self._traces:
+            self._traces.observe(outbox, records)
         for event in events:
             self._files.event(event.kind, **event.fields)
             records += _node_record(event)

@@ -47,6 +47,9 @@ metrics_option = click.option(
 metrics_open_option = click.option(
     "--metrics-open", is_flag=True, help="Let other machines read --metrics, without a key."
 )
+traces_option = click.option(
+    "--traces", is_flag=True, help="Send spans of every trajectory to a collector of OpenTelemetry (OTEL_* variables)."
+)
 
 
 @click.group(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
@@ -74,6 +77,7 @@ def main() -> None:
 @click.option("--dashboard", "is_shown", is_flag=True, help="Show the run in a browser while it lasts.")
 @metrics_option
 @metrics_open_option
+@traces_option
 @report_errors
 def run(
     config_path: Path,
@@ -86,6 +90,7 @@ def run(
     scale: str | None,
     metrics: str | None,
     metrics_open: bool,
+    traces: bool,
 ) -> None:
     """
     Train a model as the run file CONFIG says.
@@ -101,7 +106,10 @@ def run(
     """
     from asyncrl.cli.launch import run as launch
     from asyncrl.node.metrics_server import metrics_options
+    from asyncrl.node.traces import require_opentelemetry
 
+    if traces:
+        require_opentelemetry()
     serving = metrics_options(metrics, is_open=metrics_open)
     if (device_memory or host_memory) and not dry_run:
         raise ConfigError(f"{_first(device_memory)} is for --dry-run, which checks that the run fits into it")
@@ -109,7 +117,7 @@ def run(
     if dry_run:
         launch.dry_run(config, device_memory, host_memory)
     else:
-        launch.run(config, name=config_path.stem, is_shown=is_shown, metrics=serving)
+        launch.run(config, name=config_path.stem, is_shown=is_shown, metrics=serving, is_traced=traces)
 
 
 @main.command()
@@ -117,8 +125,9 @@ def run(
 @click.option("--steps", type=click.IntRange(1), help="New total number of steps; must exceed the old one.")
 @metrics_option
 @metrics_open_option
+@traces_option
 @report_errors
-def resume(run_directory: Path, *, steps: int | None, metrics: str | None, metrics_open: bool) -> None:
+def resume(run_directory: Path, *, steps: int | None, metrics: str | None, metrics_open: bool, traces: bool) -> None:
     """
     Continue a run that stopped, or extend a finished one.
 
@@ -130,8 +139,11 @@ def resume(run_directory: Path, *, steps: int | None, metrics: str | None, metri
     """
     from asyncrl.cli.launch.run import resume as resume_run
     from asyncrl.node.metrics_server import metrics_options
+    from asyncrl.node.traces import require_opentelemetry
 
-    resume_run(run_directory, steps, metrics_options(metrics, is_open=metrics_open))
+    if traces:
+        require_opentelemetry()
+    resume_run(run_directory, steps, metrics_options(metrics, is_open=metrics_open), is_traced=traces)
 
 
 @main.command("eval")
@@ -180,23 +192,26 @@ def evaluate(out: Path | None, as_json: bool, **choices: Any) -> None:
 @click.option(
     "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Cast weights.  [default: as trained]"
 )
+@click.option("--adapter", "is_adapter", is_flag=True, help="Export the LoRA adapter alone, for PEFT.")
 @report_errors
-def export(run_directory: Path, step: str | None, out: Path, dtype: Any) -> None:
+def export(run_directory: Path, step: str | None, out: Path, dtype: Any, *, is_adapter: bool) -> None:
     """
     Export a checkpoint as a Hugging Face model directory.
 
     RUN is a run directory. The export holds weights, tokenizer and a model card, and loads in transformers and vLLM.
+    With --adapter it is an adapter directory of the PEFT library, for the base model of the run.
 
     \b
-    Example:
+    Examples:
       asyncrl export runs/quickstart --step best -o models/mine
+      asyncrl export runs/quickstart --adapter -o adapters/mine
     """
     from asyncrl.node.machine.machine import require_train
 
     require_train()
     from asyncrl.cli.export import export_run
 
-    click.echo(export_run(run_directory, out, step=step, dtype=dtype))
+    click.echo(export_run(run_directory, out, step=step, dtype=dtype, is_adapter=is_adapter))
 
 
 @main.command()

@@ -68,6 +68,7 @@ ROLES = ("broker", "rollout", "reward", "trainer", "spool")
     show_default="RUN/metrics",
     help="Leave the address of the metrics here, for Prometheus' file_sd_configs.",
 )
+@click.option("--traces", is_flag=True, help="Send spans of every trajectory by OpenTelemetry; see below. Broker only.")
 @click.option(
     "--log-format",
     type=click.Choice(["auto", "json", "text"]),
@@ -100,6 +101,7 @@ def main(
     metrics: str | None,
     metrics_open: bool,
     metrics_targets: Path | None,
+    traces: bool,
     log_format: LogFormat,
     wait_s: float,
 ) -> None:
@@ -144,6 +146,9 @@ def main(
     given, and then only with --metrics-open. A file in RUN/metrics, or in --metrics-targets (ASYNCRL_METRICS_TARGETS),
     tells Prometheus the address. With --replicas, this process takes the port, and the rollouts those after it.
 
+    --traces sends the life of every trajectory as spans to a collector of OpenTelemetry, by OTLP over HTTP. The usual
+    variables say where it is, such as OTEL_EXPORTER_OTLP_ENDPOINT=http://10.0.0.9:4318.
+
     SIGTERM drains the node, which then exits with 0; a second SIGTERM exits at once. Exit codes 78 (mistake in the
     configuration) and 74 (damaged files): do not restart. Exit code 69 (broker not reachable): restart later.
     """
@@ -170,6 +175,7 @@ def main(
     _require_role(
         role, fetch is not None, "--fetch is for rollouts and trainers, which load a model", "rollout", "trainer"
     )
+    _require_role(role, traces, "--traces is for the broker, which sees every stage of a trajectory", "broker")
     serving = metrics_options(metrics, is_open=metrics_open, run=run_dir, targets=metrics_targets)
     options = NodeOptions(weights, may_fetch=fetch != "never", wait_s=wait_s, metrics=serving)
     if role == "broker":
@@ -182,6 +188,7 @@ def main(
             run_dir=run_dir,
             secret_file=secret_file or configured_secret(os.environ),
             key_folder=key_folder,
+            is_traced=traces,
         )
     else:
         if config_path or overrides:

@@ -258,7 +258,9 @@ def _check_trainer(config: Config) -> None:
     _check_machines(trainer)
     _check_offload(config)
     if not trainer.lora.rank and trainer.lora != Lora():
-        raise ConfigError("trainer.lora.alpha and targets are only read with trainer.lora.rank above 0; remove them")
+        raise ConfigError(
+            "trainer.lora.alpha, targets and path are only read with trainer.lora.rank above 0; set it, or remove them"
+        )
     advantage = config.algorithm.advantage
     # A custom estimator may need a critic: that is known when it is loaded.
     if config.critic != Critic() and not is_path(advantage) and "values" not in estimator_entry(advantage).needs:

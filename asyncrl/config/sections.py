@@ -583,6 +583,16 @@ class Lora(Section, frozen=True, kw_only=True):
     """An adapter is scaled by ``alpha / rank``; 0 takes twice the rank [lora_alpha]."""
     targets: list[str] = []
     """Linear layers with an adapter, such as ``["q_proj", "v_proj"]``; empty: all but the head [target_modules]."""
+    path: str = ""
+    """
+    PEFT adapter directory to start from, whose rank, alpha and layers must be those above; the reference of a KL has
+    the adapter too. Empty: adapters start without an effect [lora_adapter_path].
+    """
+
+    @property
+    def effective_alpha(self) -> float:
+        """``alpha``, or the number that its 0 stands for."""
+        return self.alpha or 2.0 * self.rank
 
 
 class Trainer(Section, frozen=True, kw_only=True):

@@ -17,6 +17,8 @@ from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
+from asyncrl.broker.traces.ids import TraceIds
+from asyncrl.broker.traces.traces import Traces
 from asyncrl.client.handshake import Identity, hello, identity, send_beats, shake_hands, spool_connector
 from asyncrl.config.addresses import announced
 from asyncrl.config.changes import changed
@@ -38,6 +40,7 @@ from asyncrl.node.model_files import model_files
 from asyncrl.node.service_manager import service_manager
 from asyncrl.observe.metrics.sources import read_from
 from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.observe.traces.span import SendSpans
 from asyncrl.reward.routing import check_routes
 from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.checkpoints import CheckpointStore
@@ -78,6 +81,7 @@ async def run_broker(
     listening: Callable[[list[str]], None],
     stopping: asyncio.Event,
     choose_staleness: Choose | None = None,
+    send_spans: SendSpans | None = None,
 ) -> None:
     """
     Serve one run, resuming from its ledger.
@@ -88,6 +92,7 @@ async def run_broker(
         listening: Called with the bound addresses once nodes can connect; never if the run is complete already.
         stopping: Set to stop serving; the run continues when a broker serves it again.
         choose_staleness: Fits a plan to the run, for ``schedule.staleness = "auto"``.
+        send_spans: Takes the spans of every training group; None traces nothing.
 
     Raises:
         RunFailed: The run ended early; the message is the cause.
@@ -140,6 +145,7 @@ async def run_broker(
             listening=listening,
             stopping=stopping,
             choose_staleness=choose_staleness,
+            send_spans=send_spans,
         )
 
 
@@ -157,6 +163,7 @@ async def _serve(
     listening: Callable[[list[str]], None],
     stopping: asyncio.Event,
     choose_staleness: Choose | None,
+    send_spans: SendSpans | None,
 ) -> None:
     hubs = [ZmqHub(bind, CODEC, keys=keys.hub, limits=CONTROL)]
     hub, bulk = hubs[0], None
@@ -175,6 +182,7 @@ async def _serve(
         broker_term=ledger.broker_term,
         run_id=ledger.run_id,
         models=models,
+        traces=Traces(scheduler, TraceIds(ledger.run_id, ledger.broker_term), send_spans) if send_spans else None,
     )
     background = [asyncio.create_task(_stop_when(stopping, broker), name="stop")]
     if choose_staleness:

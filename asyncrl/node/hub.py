@@ -3,6 +3,7 @@ Models and datasets of the Hugging Face Hub, by name: from the cache of this mac
 
     model.path = "org/name"                      ─▶ ~/.cache/huggingface/…/snapshots/COMMIT
     model.path = "hf://org/name@REVISION"        ─▶ the same, at a branch, tag or commit
+    trainer.lora.path = "org/name"               ─▶ the same, of an adapter
     data.train = "hf://datasets/org/name:train"  ─▶ the parquet or JSONL files of a split, in …/snapshots/COMMIT
 
 The configuration of a run, in its run directory and its ledger, has the path with the commit, so that a resumed run
@@ -19,6 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncrl.config.model import adapter
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.machine import INSTALL
@@ -40,10 +42,12 @@ SMALL_FILES = (
     "processor_config.json",
 )
 MODEL_FILES = ("*.safetensors", *SMALL_FILES)
+ADAPTER_FILES = (adapter.CONFIG, adapter.WEIGHTS)
 DATA_FILES = ("*.parquet", "*.jsonl")
 PREFIX, DATASETS = "hf://", "hf://datasets/"
 
 _PART = r"[A-Za-z0-9][\w.-]*"
+_SNAPSHOT = re.compile(r".*/models--(?P<owner>.+?)--(?P<name>.+)/snapshots/(?P<commit>[0-9a-f]+)/?")
 _NAME = re.compile(rf"(?P<repo>{_PART}/{_PART})(?::(?P<split>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?")
 
 Say = Callable[[str], None]
@@ -68,6 +72,12 @@ def model_name(path: str) -> HubName | None:
     return _parsed(path, path)
 
 
+def snapshot_name(folder: str) -> HubName | None:
+    """The name and commit of a model whose snapshot in the cache this folder is; None for any other folder."""
+    found = _SNAPSHOT.fullmatch(folder)
+    return HubName(f"{found['owner']}/{found['name']}", found["commit"]) if found else None
+
+
 def dataset_name(path: str) -> HubName | None:
     """The name of a dataset, ``hf://datasets/org/name`` or ``org/name:split``; None for a local path."""
     if path.startswith(DATASETS):
@@ -84,22 +94,24 @@ def with_local_copies(
 
     Args:
         say: Told which commit a name is.
-        has_weights: False leaves the weights of models where they are; configuration and tokenizer are small.
+        has_weights: False leaves weights where they are, adapters included; configuration and tokenizer are small.
         download: In place of `huggingface_hub.snapshot_download`, in tests.
 
     Raises:
         ConfigError: A name is neither in the cache nor can be downloaded, or a dataset has no files of that split.
     """
-    model, critic, data = config.model, config.critic, config.data
+    model, critic, trainer, data = config.model, config.critic, config.trainer, config.data
     if name := model_name(model.path):
         model = replace(model, path=model_folder(name, "model.path", say, download, has_weights=has_weights))
     if critic.path and (name := model_name(critic.path)):
         critic = replace(critic, path=model_folder(name, "critic.path", say, download, has_weights=has_weights))
+    if has_weights and trainer.lora.path and (name := model_name(trainer.lora.path)):
+        trainer = replace(trainer, lora=replace(trainer.lora, path=_adapter_folder(name, say, download)))
     train = _files(config.data.train_files, "data.train", say, download)
     held_out = _files(config.data.held_out_files, "data.held_out", say, download)
     if train != data.train_files or held_out != data.held_out_files:
         data = replace(data, train=train, held_out=held_out)
-    return replace(config, model=model, critic=critic, data=data)
+    return replace(config, model=model, critic=critic, trainer=trainer, data=data)
 
 
 def model_folder(
@@ -108,6 +120,13 @@ def model_folder(
     """Folder of a model's snapshot; see `with_local_copies`."""
     patterns, has_all = (MODEL_FILES, _has_weights) if has_weights else (SMALL_FILES, _has_config)
     folder = _snapshot(name, patterns, setting, download, repo_type="model", has_all=has_all)
+    say(f"{setting} {name.repo} is commit {folder.name}")
+    return str(folder)
+
+
+def _adapter_folder(name: HubName, say: Say, download: Download | None) -> str:
+    setting = "trainer.lora.path"
+    folder = _snapshot(name, ADAPTER_FILES, setting, download, repo_type="model", has_all=_has_weights)
     say(f"{setting} {name.repo} is commit {folder.name}")
     return str(folder)
 

@@ -1,5 +1,5 @@
 """
-Model directories of a run on several machines.
+Model directories of a run on several machines, that of an adapter to start from included.
 
     the node has the path      compared with that of the broker's machine, before anything is loaded
     it has not                 fetched from there into the node's cache
@@ -26,7 +26,7 @@ def model_files(config: Config) -> list[ModelFiles]:
     Raises:
         ConfigError: A file cannot be read.
     """
-    paths = dict.fromkeys(path for path in (config.model.path, config.critic.path) if path)
+    paths = dict.fromkeys(path for path in (config.model.path, config.critic.path, config.trainer.lora.path) if path)
     found = [ModelFiles(path, describe(Path(path))) for path in paths]
     return [model for model in found if model.files]
 
@@ -85,4 +85,5 @@ def _missing(welcome: Welcome) -> list[str]:
 def _with_paths(config: Config, copies: Mapping[str, str]) -> Config:
     model = replace(config.model, path=copies.get(config.model.path, config.model.path))
     critic = replace(config.critic, path=copies.get(config.critic.path, config.critic.path))
-    return replace(config, model=model, critic=critic)
+    lora = replace(config.trainer.lora, path=copies.get(config.trainer.lora.path, config.trainer.lora.path))
+    return replace(config, model=model, critic=critic, trainer=replace(config.trainer, lora=lora))

@@ -126,7 +126,8 @@ class TrainerMemory:
         gathering: dict[str, Any] = {"shards": self._shards, "expert_parallel": self._experts_stay}
         self.sizes = measure(model, computation, self._views or [], **gathering)
         """Elements of the policy."""
-        self.reference = measure(model, model, [], **gathering) if self._recipe.has_reference else None
+        frozen = computation if trainer.lora.path else model
+        self.reference = measure(model, frozen, [], **gathering) if self._recipe.has_reference else None
         """Elements of the frozen reference; None without one."""
         self.critic: Sizes | None = None
         """Elements of the value model; None without one."""

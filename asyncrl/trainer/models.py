@@ -16,7 +16,7 @@ from torch import Tensor
 
 from asyncrl.config.sections import Config
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
-from asyncrl.trainer.checkpoints.snapshot import OPTIMIZER
+from asyncrl.trainer.checkpoints.snapshot import ADAPTERS, OPTIMIZER
 from asyncrl.trainer.checkpoints.stored import Stored
 from asyncrl.trainer.model.architecture import check_sequence_parallel, read_architecture
 from asyncrl.trainer.model.critic import Critic
@@ -26,9 +26,6 @@ from asyncrl.trainer.model.vision import refuse_critic
 from asyncrl.trainer.packing.batch import MicroBatch, collate
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.ranks.ranks import Ranks
-
-ADAPTERS = "adapters"
-"""Name of LoRA's adapters in `Models.tensors`; the weights of a checkpoint have them merged."""
 
 
 class Models:
@@ -73,7 +70,8 @@ class Models:
         self.reference: Policy | None = None
         if recipe.has_reference:
             reference_offload = ("parameters",) if "reference" in offload else ()
-            self.reference = Policy(base_path, **place, is_frozen=True, offload=reference_offload)
+            start = trainer.lora if trainer.lora.path else None  # the policy starts with it, and so does the reference
+            self.reference = Policy(base_path, **place, is_frozen=True, lora=start, offload=reference_offload)
         self.optimizer = Optimizer(
             self.policy.parameters(), trainer, weight_decay=trainer.weight_decay, grad_clip=trainer.grad_clip
         )

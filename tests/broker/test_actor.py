@@ -22,6 +22,8 @@ from asyncrl.broker.operators import STATUS_S
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.staleness_control import StalenessChoice
+from asyncrl.broker.traces.ids import TraceIds
+from asyncrl.broker.traces.traces import Traces
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.config.sections import Checkpoint, Config, from_json
@@ -41,6 +43,7 @@ from asyncrl.messages import (
     Failures,
     Finished,
     Hello,
+    Live,
     Offer,
     Pause,
     Paused,
@@ -66,11 +69,13 @@ from asyncrl.messages import (
     TrainerMachine,
     Transfer,
     TransferFailed,
+    Transferred,
     Unit,
     Welcome,
 )
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from asyncrl.observe.samples import SamplesWriter
+from asyncrl.observe.traces.span import Span
 from tests.broker.driver import SPOOL, Disk, Node, Reward, Rollout, Trainer, a_config, a_scheduler
 
 CONFIG = a_config(
@@ -723,6 +728,61 @@ def test_who_cannot_leave_is_said_at_once(tmp_path: Path) -> None:
         assert await operator.receive() == Drained("t", "t is a trainer: only rollouts and reward nodes can be drained")
 
     run(tmp_path, script)
+
+
+class Watched(Traces):
+    """Keeps every span that it hands over."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.spans: list[Span] = []
+        super().__init__(scheduler, TraceIds("run-1", 1), self.spans.extend)
+
+
+def test_a_traced_run_tells_the_life_of_every_trajectory(tmp_path: Path) -> None:
+    told: list[Watched] = []
+
+    async def script(house: House) -> None:
+        house.broker._traces = Watched(house.scheduler)
+        told.append(house.broker._traces)
+        await house.joined("spool", "spool")
+        spool: list[Stored] = []
+        nodes = [Trainer("t", CONFIG), Rollout("a", 0, spool, 4), Reward("r")]
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            for node in nodes:
+                tasks.create_task(house.play(node, spool))
+
+    assert run(tmp_path, script).summary.status == "finished"
+    (traces,) = told
+    schedule = CONFIG.schedule
+    groups = CONFIG.run.steps * schedule.groups_per_step
+    counts = Counter(span.name for span in traces.spans if span.name != "waiting")
+    assert counts == dict.fromkeys(("group", "waiting for the trainer", "training", "publishing"), groups) | (
+        dict.fromkeys(("trajectory", "generating", "grading"), groups * schedule.group_size)
+    )
+    assert {span.attributes["node"] for span in traces.spans if span.name == "generating"} == {"a"}
+
+
+def test_a_broker_that_stops_hands_over_what_is_open(tmp_path: Path) -> None:
+    told: list[Watched] = []
+
+    async def script(house: House) -> None:
+        house.broker._traces = Watched(house.scheduler)
+        told.append(house.broker._traces)
+        trainer = await house.welcomed("trainer", "t")
+        rollout = await house.welcomed("rollout", "a")
+        for link in (trainer, rollout):
+            await link.send(Ready("plan"))
+        await trainer.send(Publishing(0, 0))
+        for link in (trainer, rollout):
+            while not isinstance(message := await link.receive(), Transfer):
+                pass
+            await link.send(Transferred(message.transfer_group, 0, 0.1, 100))
+        await rollout.send(Live(0, 0.01, 0.1))
+        await house.happened("version.live")
+
+    run(tmp_path, script)
+    (traces,) = told
+    assert {(span.name, span.attributes["outcome"]) for span in traces.spans} == {("group", "open")}
 
 
 # ── a broker that starts again ──────────────────────────────────────────────────────────────

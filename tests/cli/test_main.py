@@ -108,6 +108,7 @@ def test_the_commands_are_these():
         "--dashboard",
         "--metrics",
         "--metrics-open",
+        "--traces",
     ]
 
 
@@ -121,6 +122,14 @@ def _groups(command: click.Group) -> Iterator[click.Group]:
 @pytest.mark.parametrize("group", list(_groups(main)), ids=lambda group: group.name)
 def test_no_summary_of_a_command_is_cut_in_80_columns(group: click.Group):
     assert "..." not in group.get_help(click.Context(group, terminal_width=80)).rpartition("Commands:")[2]
+
+
+@pytest.mark.parametrize("command", ["run", "resume"])
+def test_traces_without_their_package_are_refused_before_anything_starts(monkeypatch, command):
+    monkeypatch.setitem(sys.modules, "asyncrl.observe.traces.exporter", None)
+    result = asyncrl(command, "nowhere", "--traces")
+    assert result.exit_code == 78
+    assert "--traces needs opentelemetry: pip install 'asyncrl[traces]'" in result.output
 
 
 def test_config_show_names_the_origin_of_each_value(config):

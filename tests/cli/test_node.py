@@ -38,6 +38,7 @@ def test_the_options_are_these():
         "--metrics": (False, options["--metrics"][1]),
         "--metrics-open": (False, options["--metrics-open"][1]),
         "--metrics-targets": (False, options["--metrics-targets"][1]),
+        "--traces": (False, options["--traces"][1]),
         "--log-format": (False, "auto"),
         "--wait": (False, 30.0),
     }
@@ -173,3 +174,10 @@ def test_metrics_are_for_this_machine_unless_others_are_let_in(started):
     assert (result.exit_code, "add --metrics-open" in result.stderr, started) == (78, True, [])
     assert CliRunner().invoke(main, [*open_to_all, "--metrics-open"]).exit_code == 0
     assert CliRunner().invoke(main, ROLLOUT, env={"ASYNCRL_METRICS": "nine"}).exit_code == 78
+
+
+@pytest.mark.parametrize("role", ["rollout", "reward", "trainer", "spool"])
+def test_only_a_broker_sends_traces(started, role):
+    result = CliRunner().invoke(main, ["--role", role, "--broker", "tcp://127.0.0.1:5570", "--traces"])
+    assert (result.exit_code, started) == (78, [])
+    assert f"--traces is for the broker, which sees every stage of a trajectory, not for a {role}" in result.stderr

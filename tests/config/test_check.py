@@ -249,6 +249,10 @@ from tests.config.configs import made, refused
             "set gradient_checkpointing to true or 'selective'",
         ),
         (
+            {"trainer": {"lora": {"path": "adapter"}}},
+            "trainer.lora.alpha, targets and path are only read with trainer.lora.rank above 0; set it, or remove them",
+        ),
+        (
             {"trainer": {"mini_batches": 5}, "schedule": {"groups_per_step": 4}},
             "trainer.mini_batches is 5, but a step has 4 groups (schedule.groups_per_step), which are never split; "
             "use at most as many",

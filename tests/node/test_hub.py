@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.sections import Config, Data, Model
+from asyncrl.config.sections import Config, Data, Lora, Model, Trainer
 from asyncrl.errors import ConfigError
-from asyncrl.node.hub import HubName, dataset_name, model_name, with_local_copies
+from asyncrl.node.hub import HubName, dataset_name, model_name, snapshot_name, with_local_copies
 
 pytest.importorskip("huggingface_hub")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -97,6 +97,30 @@ def test_the_configuration_gets_the_folder_with_the_commit(download: Callable[..
     assert [Path(file).name for file in found.data.train_files] == ["train-0.parquet", "train-1.parquet"]
     assert [Path(file).name for file in found.data.held_out_files] == ["test-0.parquet"]
     assert said[0] == f"model.path org/name is commit {COMMIT}"
+
+
+def test_an_adapter_is_fetched_without_the_rest_of_its_repository(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def download(*_: Any, allow_patterns: list[str], **__: Any) -> str:
+        asked.extend(allow_patterns)
+        (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+        return str(tmp_path)
+
+    given = Config(
+        model=Model(path="models/base"),
+        data=Data(train="train.parquet"),
+        trainer=Trainer(lora=Lora(rank=2, path="org/adapter")),
+    )
+    assert with_local_copies(given, lambda _: None, download).trainer.lora.path == str(tmp_path)
+    assert set(asked) == {"adapter_config.json", "adapter_model.safetensors"}
+    assert with_local_copies(given, lambda _: None, download, has_weights=False) == given
+
+
+def test_the_folder_of_a_snapshot_tells_its_name_and_commit(download: Callable[..., str]) -> None:
+    folder = with_local_copies(config("org/name"), lambda _: None, download).model.path
+    assert snapshot_name(folder) == HubName("org/name", COMMIT)
+    assert snapshot_name("/models/org--name") is None
 
 
 def test_local_paths_stay_as_they_are(download: Callable[..., str]) -> None:

@@ -37,6 +37,17 @@ def test_a_machine_tells_the_models_that_it_has_and_each_once(tmp_path: Path) ->
     assert model_files(nowhere) == []
 
 
+def test_an_adapter_to_start_from_is_told_and_copied_as_a_model_is(tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    lora = {"rank": 2, "path": str(tmp_path / "adapter")}
+    config = decode({"model": {"path": "/nowhere"}, "data": {"train": "t"}, "trainer": {"lora": lora}})
+    assert [found.path for found in model_files(config)] == [lora["path"]]
+
+    welcome = with_copies(Welcome(1, "/run", to_json(config), SpoolSet(), 0.5), {str(lora["path"]): "/copy"})
+    assert from_json(welcome.config).trainer.lora.path == "/copy"
+
+
 def test_a_model_that_is_not_on_this_machine_is_not_compared(tmp_path: Path) -> None:
     config = decode({"model": {"path": str(write_model(tmp_path / "model"))}, "data": {"train": "t"}})
     elsewhere = [replace(found, path="/nowhere") for found in model_files(config)]

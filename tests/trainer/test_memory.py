@@ -340,6 +340,15 @@ def test_files_in_another_form_are_converted_on_every_ranks_host(tmp_path: Path)
     assert part(planned(path, 2)["load"], "whole model, to convert") == (0, 2 * 4 * num_items(DENSE))
 
 
+def test_a_reference_has_the_adapter_that_training_starts_from(bare: Path) -> None:
+    lora = {"rank": 4, "path": "adapter"}  # sizes are known without its files
+    raw = settings(bare, 2, lora=lora) | {"algorithm": {"kl_coef": 0.1}}
+    step = TrainerMemory(decode(raw), bare).step()
+    plain = TrainerMemory(decode(settings(bare, 2, lora={"rank": 4}) | {"algorithm": {"kl_coef": 0.1}}), bare).step()
+    assert part(step, "reference") == part(step, "weights")
+    assert part(plain, "reference") < part(step, "reference")
+
+
 def test_a_reference_and_a_critic_take_their_share(bare: Path) -> None:
     raw = settings(bare, 2)
     reference = TrainerMemory(decode(raw | {"algorithm": {"kl_coef": 0.1}}), bare).step()

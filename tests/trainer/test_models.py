@@ -9,7 +9,7 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in the stubs
 from torch.distributed.tensor import DTensor
 
-from asyncrl.config.sections import Config
+from asyncrl.config.sections import Config, Lora
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
 from asyncrl.trainer.model.policy import Policy
@@ -18,6 +18,7 @@ from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.ranks.ranks import RankGroup, Ranks, SingleRank
 from asyncrl.trainer.ranks.sequence import SequenceGroup
 from tests.conftest import make_vision_model
+from tests.trainer.model.adapter_directory import save_adapter
 
 CPU = torch.device("cpu")
 NAMES = (LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES)
@@ -60,6 +61,26 @@ def test_overrides_are_not_those_of_a_critic_with_a_path_of_its_own(config, mode
     critic = build(config(**settings, algorithm=ALL_THREE), model_path, base_path).critic
     assert critic is not None
     assert critic.model.config.max_position_embeddings == 64
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_policy_and_reference_both_start_as_an_adapter_of_the_base(
+    config, model_path, make_trajectories, tmp_path, dtype
+):
+    plain, lora = {"algorithm": {"kl_coef": 0.1}, "model": {"dtype": dtype}}, {"rank": 2}
+    learned = moved(build(config(trainer={"lora": lora}), model_path, model_path)).policy
+    resumed = build(config(**plain, trainer={"lora": lora}), model_path, model_path)
+    resumed.policy.restore_adapters(dict(learned.parameters()))
+    path = save_adapter(tmp_path / "adapter", learned, Lora(rank=2)).path
+    models = build(config(**plain, trainer={"lora": lora | {"path": path}}), model_path, model_path)
+
+    batch = collate(make_trajectories(), device=CPU)
+    found, expected = (one.score(batch, {LOGPROBS, REFERENCE}) for one in (models, resumed))
+    assert torch.equal(found[LOGPROBS], expected[LOGPROBS])
+    assert torch.equal(found[REFERENCE], found[LOGPROBS])
+    assert not torch.equal(expected[REFERENCE], expected[LOGPROBS])
+    assert models.reference is not None
+    assert not any(weight.requires_grad for weight in models.reference.parameters().values())
 
 
 def test_models_that_the_algorithm_does_not_need_are_absent(config, model_path):

@@ -18,6 +18,8 @@ groups are open than it holds; so at each admission at most W - 1 others are ope
 Dropped groups contribute to no weights and retire at once; while they are open they only make the bound tighter.
 """
 
+from collections.abc import Mapping, Sequence
+
 from asyncrl.errors import BrokenInvariant
 
 
@@ -46,6 +48,11 @@ class Window:
         """Hold ``size`` groups from now on."""
         self.room += size - self.size
         self.size = size
+
+    @property
+    def consumed(self) -> Mapping[int, Sequence[int]]:
+        """Open groups of each step that trains on them, or has trained on them; its weights are not live yet."""
+        return self._consumed
 
     @property
     def num_consumed(self) -> int:

@@ -70,7 +70,20 @@ def _architecture(config: Config, text_config: list[Any]) -> str:
     model = Path(config.model.path)
     shapes = check_weights(model, "model.path")
     text_config.append(architecture.check_architecture(model, shapes, "model.path", config.model.overrides))
+    if config.trainer.lora.path:
+        _check_adapter(config)
     return f"a model of type {text_config[0].model_type!r}, which the trainer can compute"
+
+
+def _check_adapter(config: Config) -> None:
+    from asyncrl.trainer.model import architecture
+    from asyncrl.trainer.model.lora import Adapters
+    from asyncrl.trainer.sizes import meta_model
+
+    path, overrides = Path(config.model.path), config.model.overrides
+    read = architecture.read_architecture(path, "model.path", overrides)
+    kind = architecture.language_model(read, f"model.path={path}")
+    Adapters(meta_model(path, kind, "model.path", overrides), config.trainer.lora).check_path()
 
 
 def _positions(config: Config, text_config: Any) -> str:

@@ -1,6 +1,7 @@
 """The broker's process holds the run directory, listens, and leaves its address and credentials for local nodes."""
 
 import asyncio
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -23,9 +24,12 @@ def broker_job(
     run_dir: Path | None,
     secret_file: Path | None,
     key_folder: Path | None,
+    is_traced: bool = False,
 ) -> Job:
     """
     Job that serves the run in ``run_dir``, which is made if it does not exist.
+
+    With ``is_traced`` it sends the spans of the run to the collector that the environment names.
 
     Raises:
         ConfigError: The run file is missing or wrong, or the address is.
@@ -37,6 +41,10 @@ def broker_job(
     from asyncrl.node.broker_keys import broker_keys
     from asyncrl.node.hub import with_local_copies
     from asyncrl.node.run_folder import held_run, is_complete
+    from asyncrl.node.traces import require_opentelemetry, spans_sent
+
+    if is_traced:
+        require_opentelemetry()
 
     if config_path is None:
         raise ConfigError("--config FILE is missing: the broker needs the run's configuration")
@@ -68,15 +76,17 @@ def broker_job(
                     leave_credentials(at, keys.credentials_file)
 
             try:
-                await run_broker(
-                    run.config,
-                    run.directory,
-                    bind=bind,
-                    keys=keys,
-                    listening=listening,
-                    stopping=stopping,
-                    choose_staleness=choose_staleness,
-                )
+                async with spans_sent(run.directory.path.name) if is_traced else nullcontext() as send_spans:
+                    await run_broker(
+                        run.config,
+                        run.directory,
+                        bind=bind,
+                        keys=keys,
+                        listening=listening,
+                        stopping=stopping,
+                        choose_staleness=choose_staleness,
+                        send_spans=send_spans,
+                    )
             finally:
                 for at in recorded.read_text().split() if recorded.exists() else []:
                     remove_credentials(at)

@@ -15,6 +15,7 @@ from asyncrl.cli.launch.environment import check_environment
 from asyncrl.cli.launch.functions import check_functions
 from asyncrl.config.check_environment import check_pictures
 from asyncrl.config.check_replay import check_experts
+from asyncrl.config.model.adapter import check_adapter
 from asyncrl.config.model.directory import check_model, require_directory
 from asyncrl.config.model.experts import num_experts
 from asyncrl.config.model.weights import check_weights
@@ -92,7 +93,9 @@ def _model(config: Config, say: Say) -> str:
         say(f"note: {sentence}")
     if config.critic.path:
         check_weights(require_directory(config.critic.path, "critic.path"), "critic.path")
-    return " and ".join(filter(None, [config.model.path, config.critic.path]))
+    if config.trainer.lora.path:
+        check_adapter(config.trainer.lora)
+    return " and ".join(filter(None, [config.model.path, config.critic.path, config.trainer.lora.path]))
 
 
 def _data(config: Config, say: Say) -> str:

@@ -44,7 +44,12 @@ from asyncrl.observe.trackers.catalogue import check_trackers
 
 
 def run(
-    config: Config, *, name: str = "run", is_shown: bool = False, metrics: MetricsOptions | None = None
+    config: Config,
+    *,
+    name: str = "run",
+    is_shown: bool = False,
+    metrics: MetricsOptions | None = None,
+    is_traced: bool = False,
 ) -> RunSummary:
     """
     Run every role as a child process, to the end; then write the report and print where the results are.
@@ -56,6 +61,7 @@ def run(
         name: Name of the run directory, unless ``run.name`` is set.
         is_shown: Start a dashboard of the run, and print its address.
         metrics: Where the processes serve their metrics; None serves none.
+        is_traced: Send spans to the collector that the environment names.
 
     Raises:
         ConfigError: The configuration cannot work; found before the start, or by a node.
@@ -71,7 +77,7 @@ def run(
     directory = RunDirectory.create(Path(config.run.dir), config.run.name or name)
     directory.write_config(to_toml(with_absolute_paths(config, Path.cwd())))
     with _held(directory), dashboard_beside(directory, partial(_print, console)) if is_shown else nullcontext():
-        return _execute(config, directory, trainer, shares, console, metrics)
+        return _execute(config, directory, trainer, shares, console, metrics, is_traced=is_traced)
 
 
 def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> None:
@@ -100,7 +106,9 @@ def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> N
     _print(console, _plan(config, trainer, shares))
 
 
-def resume(path: Path, steps: int | None = None, metrics: MetricsOptions | None = None) -> None:
+def resume(
+    path: Path, steps: int | None = None, metrics: MetricsOptions | None = None, *, is_traced: bool = False
+) -> None:
     """
     Continue a run that stopped, unless it is complete; or extend one to a new total of ``steps``.
 
@@ -126,7 +134,7 @@ def resume(path: Path, steps: int | None = None, metrics: MetricsOptions | None 
         config = load_config(directory.config)
         check_trackers(config.trackers)
         trainer, shares = devices_of(config)
-        _execute(resolved(config, shares), directory, trainer, shares, Console(), metrics)
+        _execute(resolved(config, shares), directory, trainer, shares, Console(), metrics, is_traced=is_traced)
 
 
 @contextmanager
@@ -167,6 +175,8 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     shares: list[Devices],
     console: Console,
     metrics: MetricsOptions | None,
+    *,
+    is_traced: bool,
 ) -> RunSummary:
     _print(console, f"run directory {directory.path}  (logs in {directory.logs})")
     if metrics:
@@ -176,7 +186,7 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     failure: AsyncrlError | None = RunFailed("asyncrl run itself crashed")
     try:
         with Screen(console, config.run.steps) as screen:
-            _supervise(Supervisor(config, directory, screen, trainer, shares, metrics=metrics))
+            _supervise(Supervisor(config, directory, screen, trainer, shares, metrics=metrics, is_traced=is_traced))
         failure = None
     except AsyncrlError as error:
         failure = error

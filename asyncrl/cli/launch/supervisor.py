@@ -61,7 +61,8 @@ class Supervisor:
     """
     One run on one machine, with the devices of the trainer (None: the CPU) and the ``shares`` of the rollouts.
 
-    The broker serves its metrics as ``metrics`` says, and every further process at the next port.
+    The broker serves its metrics as ``metrics`` says, and every further process at the next port. It sends spans if the
+    run ``is_traced``.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Supervisor:
         shares: list[Devices],
         *,
         metrics: MetricsOptions | None = None,
+        is_traced: bool = False,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._config = config
@@ -81,6 +83,7 @@ class Supervisor:
         self._trainer = trainer
         self._shares = shares
         self._metrics = metrics
+        self._is_traced = is_traced
         self._sleep = sleep
         self._children: list[Child] = []
         self._trackers: list[Child] = []
@@ -133,7 +136,8 @@ class Supervisor:
     async def _start_broker(self) -> bool:
         """Start the broker, and wait until nodes can connect. False if the run was complete already."""
         files = ("--config", str(self._directory.config), "--run-dir", str(self._directory.path))
-        broker = await self._start("broker", BROKER, *files)
+        traces = ["--traces"] if self._is_traced else []
+        broker = await self._start("broker", BROKER, *files, *traces)
         deadline = time.monotonic() + START_S
         while not self._directory.address.exists():
             if self._ended.done() and not self._ended.result():

@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 import msgspec
 
-from asyncrl.config.sections import Algorithm, Reward, leaves
+from asyncrl.config.sections import Algorithm, Lora, Reward, leaves
 from asyncrl.observe.report.curves import interval
 from asyncrl.observe.report.evaluation_charts import accuracy_by_source, multi_sample_metrics
 from asyncrl.observe.run_record import EvaluationEvent, RunRecord
@@ -17,6 +17,17 @@ pipeline_tag: {task}
 tags:
 - reinforcement-learning
 - asyncrl
+---
+"""
+ADAPTER_HEADER = """\
+---
+library_name: peft
+base_model: "{base}"
+pipeline_tag: {task}
+tags:
+- reinforcement-learning
+- asyncrl
+- lora
 ---
 """
 
@@ -49,6 +60,17 @@ model = {model}.from_pretrained("{name}")
 
 or `vllm serve {name}`.
 """
+ADAPTER_USAGE = """\
+## Use
+
+```python
+from peft import PeftModel
+from transformers import {model}, {reader}
+
+{reader_name} = {reader}.from_pretrained("{name}")
+model = PeftModel.from_pretrained({model}.from_pretrained("{base}"), "{name}")
+```
+"""
 
 
 TEXT = {
@@ -73,17 +95,26 @@ def model_card(
     policy_version: int,
     dtype: str | None,
     reads_pictures: bool = False,
+    adapter_of: str = "",
 ) -> str:
-    """The card of checkpoint ``step``, exported as ``name``; ``dtype`` is the one cast to, None for the trained one."""
+    """
+    The card of checkpoint ``step``, exported as ``name``.
+
+    Args:
+        dtype: Dtype cast to; None for the trained one.
+        adapter_of: Name or path of the base model, if the adapter alone is exported.
+    """
     words = PICTURES if reads_pictures else TEXT
-    base = record.config.get("model.path", "a language model")
+    header, usage = (ADAPTER_HEADER, ADAPTER_USAGE) if adapter_of else (HEADER, USAGE)
+    base = adapter_of or record.config.get("model.path", "a language model")
     about = (
-        f"`{base}` after {step} optimizer steps of asynchronous reinforcement learning: "
+        f"{'A LoRA adapter of ' if adapter_of else ''}`{base}` after {step} optimizer steps of asynchronous "
+        f"reinforcement learning: "
         f"run `{record.name}`, policy version {policy_version}. Exported by asyncrl {version('asyncrl')}."
     )
     training = _table(["setting", "value"], [*_settings(record, step, dtype)])
     parts = [
-        HEADER.format(**words),
+        header.format(base=base, **words),
         f"# {name}",
         "",
         about,
@@ -94,7 +125,7 @@ def model_card(
         "",
         *_results(record, policy_version),
     ]
-    return "\n".join([*parts, USAGE.format(name=name, **words)])
+    return "\n".join([*parts, usage.format(name=name, base=base, **words)])
 
 
 def _settings(record: RunRecord, step: int, dtype: str | None) -> Iterator[list[str]]:
@@ -104,7 +135,8 @@ def _settings(record: RunRecord, step: int, dtype: str | None) -> Iterator[list[
     for label, key in SETTINGS.items():
         if config.get(key) not in (None, "", []):
             yield [label, _value(config[key])]
-    defaults = dict(leaves(msgspec.to_builtins({"algorithm": Algorithm(), "reward": Reward()})))
+    sections = {"algorithm": Algorithm(), "reward": Reward(), "trainer": {"lora": Lora()}}
+    defaults = dict(leaves(msgspec.to_builtins(sections)))
     for key, default in defaults.items():
         if key not in SETTINGS.values() and config.get(key, default) != default:
             yield [key, _value(config[key])]

@@ -7,10 +7,11 @@ Export a checkpoint's model to a directory that any program for Hugging Face mod
         trainer/, manifest.json        ✗           README.md, the model card
 
 The files are written beside DIR under a hidden name, flushed to disk, and renamed: DIR is complete or does not exist.
+`asyncrl.trainer.checkpoints.adapter_export` writes the adapter alone.
 """
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -66,32 +67,49 @@ def export(folder: Path, manifest: Manifest, out: Path, *, card: str, dtype: Dty
         ConfigError: ``out`` exists.
         RunFailed: The disk failed; everything written was removed.
     """
-    if out.exists():
-        raise ConfigError(f"{out} exists and is never overwritten; give a directory that does not exist")
-    partial = out.parent / f".{out.name}.partial"
-    with _removed_on_error(out, partial):
-        shutil.rmtree(partial, ignore_errors=True)
-        for name in (Path(name) for name in manifest.files):
-            if name.parts[0] != TENSORS:
-                (partial / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(folder / name, partial / name)
+    with new_directory(out) as partial:
+        copy_files(folder, partial, [name for name in manifest.files if Path(name).parts[0] != TENSORS])
         if dtype:
             _cast(partial, dtype)
         (partial / CARD).write_text(card, encoding="utf-8")
-        flush_folder(partial)
-        partial.rename(out)
-        flush(out.parent)
 
 
 @contextmanager
-def _removed_on_error(out: Path, partial: Path) -> Iterator[None]:
+def new_directory(out: Path) -> Iterator[Path]:
+    """
+    Hidden directory that becomes ``out`` once the block has filled it; once this returns, it survives a power cut.
+
+    Raises:
+        ConfigError: ``out`` exists.
+        RunFailed: The disk failed; everything written was removed.
+    """
+    refuse_existing(out)
+    partial = out.parent / f".{out.name}.partial"
     try:
-        yield
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        flush_folder(partial)
+        partial.rename(out)
+        flush(out.parent)
     except (OSError, SafetensorError) as error:  # safetensors raises the latter for disk errors.
         reason = getattr(error, "strerror", None) or error
         raise RunFailed(f"cannot write {out}: {reason}; free space or repair the disk") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def refuse_existing(out: Path) -> None:
+    """Raise `ConfigError` if there is anything at ``out``."""
+    if out.exists():
+        raise ConfigError(f"{out} exists and is never overwritten; give a directory that does not exist")
+
+
+def copy_files(folder: Path, out: Path, names: Iterable[str]) -> None:
+    """Copy files of a checkpoint by their paths in it."""
+    for name in names:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / name, out / name)
 
 
 def _cast(folder: Path, dtype: Dtype) -> None:

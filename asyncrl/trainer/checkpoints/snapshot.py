@@ -22,6 +22,8 @@ from asyncrl.trainer.ranks.sharding import full_tensor
 
 OPTIMIZER = "optimizer"
 """Name of the optimizer's state in `Snapshot.tensors`."""
+ADAPTERS = "adapters"
+"""Name of LoRA's adapters in `Snapshot.tensors`; the weights of a checkpoint have them merged."""
 
 
 class SavesConfig(Protocol):

@@ -119,7 +119,7 @@ def load(
 
 
 def freeze(model: nn.Module, dtype: torch.dtype) -> None:
-    """Let a model from `make_model` keep its parameters in ``dtype``, without gradients."""
+    """Let a model from `make_model`, or its computation, keep its parameters in ``dtype``, without gradients."""
     model.requires_grad_(False)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)

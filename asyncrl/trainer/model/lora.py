@@ -6,24 +6,29 @@ Low-rank adapters (LoRA): the model is frozen, and a low-rank path beside each o
 
 Adapters are kept outside of the model, whose tensors keep their names, so publishing, saving and sharding need no
 special case. The published weight is W + α/r · B A, under the name of W. A vision tower has none, and stays as it is.
+With ``trainer.lora.path`` they start as the adapter of a directory of the PEFT library.
 
 Source:
     Hu et al. 2021, arXiv:2106.09685.
 """
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's conventional alias
+from safetensors import safe_open
 from torch import Tensor, nn
 
+from asyncrl.config.model.adapter import DOWN, PREFIX, UP, WEIGHTS, check_adapter, last_name, layers_of
 from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError, LedgerError
-from asyncrl.trainer.checkpoints.stored import Stored, read_rows
+from asyncrl.trainer.checkpoints.stored import Stored, StoredTensor, read_rows
 from asyncrl.trainer.model.vision import vision_tower
-from asyncrl.trainer.ranks.sharding import full_tensor, shard_like
+from asyncrl.trainer.ranks.sharding import full_tensor, local_rows, shard_like
 from asyncrl.weights.contents.names import checkpoint_tensors, checkpoint_views, saved_tensors
 
 SEED = 0
@@ -42,7 +47,8 @@ class Adapters(nn.Module):
 
     def __init__(self, model: Any, config: Lora) -> None:
         super().__init__()
-        self.scale = (config.alpha or 2 * config.rank) / config.rank
+        self.scale = config.effective_alpha / config.rank
+        self._config = config
         self._down, self._up = nn.ParameterDict(), nn.ParameterDict()
         self._keys: dict[str, str] = {}
         """Key in the `ParameterDict`s, which allow no dots, by name of the layer's weight."""
@@ -52,7 +58,15 @@ class Adapters(nn.Module):
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """Set the weights with which training starts, once the tensors have memory; the same on any number of ranks."""
+        """
+        Set the weights with which training starts, once the tensors have memory; the same on any number of ranks.
+
+        Raises:
+            ConfigError: The adapter of ``trainer.lora.path`` is not one of these layers, or not finite.
+        """
+        if self._config.path:
+            self._read(Path(self._config.path) / WEIGHTS)
+            return
         random = torch.Generator().manual_seed(SEED)
         for key in self._keys.values():
             down = self._down[key]
@@ -62,12 +76,29 @@ class Adapters(nn.Module):
 
     def named(self) -> dict[str, nn.Parameter]:
         """Trainable tensors by PEFT's names."""
-        parts = {"lora_A": self._down, "lora_B": self._up}
+        parts = {DOWN: self._down, UP: self._up}
         return {
-            f"base_model.model.{name.removesuffix('.weight')}.{part}.weight": tensors[key]
+            f"{PREFIX}{name.removesuffix('.weight')}{part}": tensors[key]
             for name, key in self._keys.items()
             for part, tensors in parts.items()
         }
+
+    def check_path(self) -> None:
+        """Raise `ConfigError` unless the adapter of ``trainer.lora.path`` is one of these layers."""
+        source, found = f"trainer.lora.path={self._config.path}", check_adapter(self._config)
+        expected = {name: tuple(weight.shape) for name, weight in self.named().items()}
+        for name in sorted(found.keys() & expected.keys()):
+            if found[name] != expected[name]:
+                raise ConfigError(
+                    f"{source}: {name} has shape {list(found[name])}, but for this model it must have "
+                    f"{list(expected[name])}; use an adapter of this model"
+                )
+        if other := sorted(found.keys() ^ expected.keys()):
+            kinds = sorted(set(map(last_name, layers_of(found))))
+            raise ConfigError(
+                f"{source} {'has' if other[0] in found else 'lacks'} {other[0]}, unlike the adapters that trainer.lora "
+                f"has on this model; set trainer.lora.targets = {json.dumps(kinds)}, or use an adapter of this model"
+            )
 
     def merged(self, name: str, weight: Tensor) -> Tensor:
         """
@@ -100,6 +131,14 @@ class Adapters(nn.Module):
         for name, weight in own.items():
             read_rows(weight, tensors[name])
 
+    def _read(self, path: Path) -> None:
+        self.check_path()
+        with safe_open(path, framework="pt") as file:
+            for name, weight in self.named().items():
+                read_rows(weight, StoredTensor(file.get_slice(name)))
+                if not local_rows(weight.detach())[0].isfinite().all():
+                    raise ConfigError(f"{path}: {name} has values that are NaN or infinite; copy the adapter again")
+
     def _adapt(self, name: str, layer: nn.Linear, rank: int) -> None:
         key = self._keys[f"{name}.weight"] = name.replace(".", "/")
         self._down[key] = nn.Parameter(layer.weight.new_empty(rank, layer.in_features))
@@ -126,6 +165,11 @@ def _target_layers(model: Any, targets: Sequence[str]) -> dict[str, nn.Linear]:
             f"{', '.join(sorted(kinds))}"
         )
     selected = {name: layer for name, layer in layers.items() if not targets or name.rpartition(".")[2] in targets}
+    if not selected:
+        raise ConfigError(
+            f"trainer.lora.rank: {type(model).__name__} has no layer of type torch.nn.Linear, so no adapter fits it; "
+            f"set it to 0"
+        )
     for name in selected:
         if f"{name}.weight" not in whole:
             raise ConfigError(

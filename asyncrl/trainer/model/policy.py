@@ -55,7 +55,7 @@ class Policy:
         expert_parallel: Send tokens to the ranks that hold their experts, in place of gathering experts.
         freeze_vision: Train no parameter of the vision tower.
         lora: Train adapters and freeze the model; None, or a rank of 0, trains the model.
-        is_frozen: The model is never trained: its parameters are stored in ``dtype``, and get no gradients.
+        is_frozen: Nothing is ever trained: parameters are stored in ``dtype``, and get no gradients.
         replay_routes: Send tokens to the experts of `MicroBatch.routes`, where there are some.
         offload: What is on the host between its uses: ``parameters`` with their gradients, or ``activations``.
 
@@ -97,11 +97,11 @@ class Policy:
             freeze_tower(self.model, f"model.path={path}")
         self._replay = RouteReplay(self.model, f"model.path={path}") if replay_routes else None
         self._adapters = Adapters(self.model, lora) if lora and lora.rank else None
-        if is_frozen:
-            freeze(self.model, self.dtype)
         self.expert_load = ExpertLoad(self.model)
         """Tokens of each expert, for metrics."""
         self._computation = Computation(self.model, *filter(None, [self._adapters]))
+        if is_frozen:
+            freeze(self._computation, self.dtype)
         load(
             path,
             kind,

@@ -242,7 +242,9 @@ MODEL: Mapping[str, Option] = {
     f"{M}.target_modules": derived("trainer.lora.targets"),
     f"{M}.lora.*": replaced("set trainer.lora", harmless=()),
     f"{M}.exclude_modules": replaced("trainer.lora.targets names the layers with an adapter"),
-    f"{M}.lora_adapter_path": missing("merge the adapter into the model first, and set model.path"),
+    f"{M}.lora_adapter_path": derived(
+        "trainer.lora.path", note="the reference of a KL has the adapter too, unlike verl's"
+    ),
     f"{M}.use_remove_padding": not_needed(PACKED),
     f"{M}.use_fused_kernels": not_needed("log-probs are computed in pieces, and never for a whole batch at once"),
     f"{M}.fused_kernel_options.*": not_needed("log-probs are computed in pieces, and never for a whole batch at once"),

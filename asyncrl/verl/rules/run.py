@@ -30,14 +30,25 @@ def model(recipe: Recipe) -> None:
             recipe.put(f"model.overrides.{name}", value)
     for key, value in recipe.below("data.apply_chat_template_kwargs").items():
         recipe.put(f"data.chat_template_kwargs.{key}", value)
+    _adapter(recipe)
+
+
+def _adapter(recipe: Recipe) -> None:
+    start = recipe.get(f"{M}.lora_adapter_path", "")
     if rank := recipe.get(f"{M}.lora_rank", 0):
         recipe.put("trainer.lora.rank", rank)
         recipe.put("trainer.lora.alpha", float(recipe.get(f"{M}.lora_alpha", 16)))
         targets = recipe.get(f"{M}.target_modules", "all-linear")
         if targets != "all-linear":
             recipe.put("trainer.lora.targets", targets if isinstance(targets, list) else [targets])
+        if start:
+            recipe.put("trainer.lora.path", str(start), "rank, alpha and targets must be those of this adapter")
         return
-    for name in ("lora_rank", "lora_alpha", "target_modules"):
+    if start:
+        why = "verl takes rank and alpha from the adapter: give them as lora_rank and lora_alpha as well"
+        recipe.say(f"{M}.lora_adapter_path", "not supported", why)
+        return
+    for name in ("lora_rank", "lora_alpha", "target_modules", "lora_adapter_path"):
         recipe.say(f"{M}.{name}", "not needed", "the model itself is trained")
 
 

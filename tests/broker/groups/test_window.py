@@ -39,8 +39,10 @@ def test_a_consumed_group_stays_open_until_its_weights_are_live() -> None:
     window.consume(0, [0, 1])
     window.consume(1, [2, 3])
     assert window.room == 0
+    assert window.consumed == {0: [0, 1], 1: [2, 3]}
 
     window.live(next_step=1)
+    assert window.consumed == {1: [2, 3]}
     assert (window.room, window.num_retired) == (2, 2)
 
     window.live(next_step=2)

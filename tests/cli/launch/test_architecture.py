@@ -9,9 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.cli.launch import architecture
+from asyncrl.config.model.adapter import adapter_config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config, Vllm
+from asyncrl.config.sections import Config, Lora, Vllm
 from asyncrl.errors import ConfigError
+from tests.config.model.directories import Shapes, write_safetensors
 
 
 def a_run(model: Path, max_tokens: int = 64) -> Config:
@@ -54,6 +56,18 @@ def test_a_model_that_cannot_be_computed_is_one_sentence(
 def examined(config: Config) -> dict[str, str]:
     """The problem of each line, empty if there is none."""
     return {line.name: line.problem for line in architecture._lines(config, "")}
+
+
+def test_an_adapter_of_other_layers_is_refused_before_anything_starts(toy: Path, tmp_path: Path) -> None:
+    lora = Lora(rank=2, path=str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter_config(lora, ["q_proj"], "base")))
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    shapes: Shapes = {f"{layer}.lora_A.weight": (2, 32), f"{layer}.lora_B.weight": (32, 2)}
+    write_safetensors(tmp_path / "adapter_model.safetensors", shapes)
+
+    config = a_run(toy / "model")
+    problem = examined(replace(config, trainer=replace(config.trainer, lora=lora)))["architecture"]
+    assert problem.startswith(f"trainer.lora.path={tmp_path} lacks base_model.model.model.layers.0.mlp.down_proj")
 
 
 def test_what_an_unknown_architecture_hides_is_not_checked(toy: Path, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The broker's job: its run directory, its address, and a run that is complete already."""
 
 import asyncio
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from asyncrl.cli.launch.broker_job import broker_job
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
-from asyncrl.node import broker
+from asyncrl.node import broker, traces
 from asyncrl.node.process import Job
 from asyncrl.observe.run_directory import RunDirectory
 
@@ -71,6 +73,54 @@ def test_its_address_is_in_the_run_directory_while_it_listens(
         job = job_of(run_file, tmp_path / "run", "tcp://127.0.0.1:0")
         asyncio.run(_run(job))
     assert binds == [["tcp://127.0.0.1:0"], ["tcp://127.0.0.1:5577"]], "started again, it listens where nodes look"
+
+
+def test_a_traced_broker_sends_the_spans_of_its_run_until_it_ends(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+
+    @asynccontextmanager
+    async def spans_sent(run: str) -> AsyncIterator[Callable[[object], None]]:
+        told.append(f"{run} begins")
+        yield told.append
+        told.append("ended")
+
+    async def run_broker(*_: object, send_spans: Callable[[object], None] | None, **__: object) -> None:
+        if send_spans:
+            send_spans("a span")
+
+    monkeypatch.setattr(broker, "run_broker", run_broker)
+    monkeypatch.setattr(broker, "raise_gc_threshold", lambda: None)
+    monkeypatch.setattr(traces, "spans_sent", spans_sent)
+    for is_traced in (False, True):
+        job = broker_job(
+            config_path=run_file,
+            overrides=(),
+            address=None,
+            run_dir=tmp_path / "mine",
+            secret_file=None,
+            key_folder=None,
+            is_traced=is_traced,
+        )
+        asyncio.run(_run(job))
+    assert told == ["mine begins", "a span", "ended"]
+
+
+def test_traces_without_their_package_end_the_broker_before_it_starts(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "asyncrl.observe.traces.exporter", None)
+    with pytest.raises(ConfigError, match="--traces needs opentelemetry: pip install"):
+        broker_job(
+            config_path=run_file,
+            overrides=(),
+            address=None,
+            run_dir=None,
+            secret_file=None,
+            key_folder=None,
+            is_traced=True,
+        )
 
 
 async def _run(job: Job) -> None:

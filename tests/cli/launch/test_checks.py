@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from asyncrl.cli.launch import checks
 from asyncrl.cli.launch.checks import CHECKS, devices_of, resolved
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
+from asyncrl.config.sections import Config, Lora
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.devices import Devices
 from tests.config.model.directories import write_model
@@ -72,6 +72,12 @@ def test_it_is_advised_to_replay_the_routes_of_a_mixture_of_experts(
     CHECKS["model"](a_run, remarks.append)
     assert "is a mixture of 128 experts" in remarks[0]
     CHECKS["model"](replace(a_run, rollout=replace(a_run.rollout, replay_routes=True)), pytest.fail)
+
+
+def test_an_adapter_to_start_from_is_checked_with_the_model(a_run: Config, tmp_path: Path) -> None:
+    lora = Lora(rank=2, path=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"trainer\.lora\.path=.* is not an adapter directory"):
+        CHECKS["model"](replace(a_run, trainer=replace(a_run.trainer, lora=lora)), pytest.fail)
 
 
 def test_too_few_devices_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

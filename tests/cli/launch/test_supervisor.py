@@ -189,6 +189,31 @@ def test_a_broker_that_finds_its_run_complete_ends_it_at_once(
     assert started == ["broker-0"], "no other node"
 
 
+def test_only_the_broker_sends_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: dict[str, bool] = {}
+
+    def role_process(_role: str, name: str, _config: object, _log: object, *options: str, **_: object) -> FakeChild:
+        traced[name] = "--traces" in options
+        return FakeChild(name)
+
+    async def start_all(*, is_traced: bool) -> None:
+        directory = RunDirectory(tmp_path)
+        directory.address.touch()
+        made = Supervisor(nothing, directory, nothing, None, [Devices("cpu")], is_traced=is_traced)
+        made._ended = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(made, "_watch", lambda *_: asyncio.sleep(0))
+        async with asyncio.TaskGroup() as made._tasks:
+            await made._start_broker()
+            await made._start_nodes()
+
+    nothing: Any = None
+    monkeypatch.setattr(supervisor, "role_process", role_process)
+    asyncio.run(start_all(is_traced=True))
+    assert [name for name, is_traced in traced.items() if is_traced] == ["broker-0"]
+    asyncio.run(start_all(is_traced=False))
+    assert not any(traced.values())
+
+
 def test_each_process_serves_its_metrics_at_a_port_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, tuple[str, ...]] = {}
 

@@ -95,6 +95,16 @@ def test_a_run_directory_without_records_still_gives_a_card(tmp_path: Path) -> N
     assert any("from_pretrained(" in line for line in lines)
 
 
+def test_an_adapter_is_used_with_its_base_model(make_run: MakeRun) -> None:
+    record = a_record(make_run, CONFIG + "[trainer.lora]\nrank = 4\n")
+    text = model_card(record, "mine", step=10, policy_version=10, dtype=None, adapter_of="org/base")
+    assert text.startswith('---\nlibrary_name: peft\nbase_model: "org/base"\n')
+    assert "A LoRA adapter of `org/base` after 10 optimizer steps" in text
+    assert "| trainer.lora.rank | 4 |" in text
+    assert 'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("org/base"), "mine")' in text
+    assert "vllm serve" not in text
+
+
 def test_a_model_that_reads_pictures_is_used_with_its_processor(make_run: MakeRun) -> None:
     record = a_record(make_run)
     text = model_card(record, "mine", step=10, policy_version=10, dtype=None, reads_pictures=True)

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save_file
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError, LedgerError
@@ -13,6 +15,7 @@ from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from tests.conftest import make_vision_model
+from tests.trainer.model.adapter_directory import save_adapter
 
 CPU = torch.device("cpu")
 LORA = Lora(rank=2, alpha=3.0)
@@ -81,6 +84,12 @@ def test_an_unknown_target_is_refused_with_the_existing_ones(model_path):
         Policy(model_path, lora=Lora(rank=1, targets=["query"]))
 
 
+def test_a_model_without_linear_layers_is_refused(save_model):
+    path = save_model(kind=(GPT2Config, GPT2LMHeadModel))
+    with pytest.raises(ConfigError, match=r"GPT2LMHeadModel has no layer of type torch\.nn\.Linear"):
+        Policy(path, lora=LORA)
+
+
 def test_adapters_come_back_bit_for_bit(model_path, make_trajectories):
     policy, other, trajectories = adapted(model_path, seed=1), adapted(model_path, seed=2), make_trajectories()
     other.restore_adapters(dict(policy.parameters()))
@@ -91,6 +100,58 @@ def test_adapters_of_another_rank_are_refused(model_path):
     policy, narrow = adapted(model_path), adapted(model_path, lora=Lora(rank=1))
     with pytest.raises(LedgerError, match=r"expected \(2, .*got \(1, .*trainer\.lora"):
         policy.restore_adapters(dict(narrow.parameters()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_policy_starts_as_the_adapter_of_a_directory(model_path, make_trajectories, tmp_path, dtype, is_frozen):
+    learned, policy = adapted(model_path), Policy(model_path, lora=LORA, dtype=dtype)
+    policy.restore_adapters(dict(learned.parameters()))
+    start = save_adapter(tmp_path / "adapter", learned, LORA)
+    found = Policy(model_path, lora=start, dtype=dtype, is_frozen=is_frozen)
+    assert torch.equal(logprobs(found, make_trajectories()), logprobs(policy, make_trajectories()))
+
+
+def test_a_frozen_policy_with_an_adapter_trains_nothing_and_stores_it_as_it_computes(model_path, tmp_path):
+    start = save_adapter(tmp_path / "adapter", adapted(model_path), LORA)
+    parameters = Policy(model_path, lora=start, dtype="bfloat16", is_frozen=True).parameters().values()
+    assert {(weight.requires_grad, weight.dtype) for weight in parameters} == {(False, torch.bfloat16)}
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "sentence"),
+    [
+        (
+            LORA,
+            {"targets": ["q_proj", "v_proj"]},
+            r"has .*layers\.0\.mlp\.down_proj\.lora_A\.weight, unlike .*set trainer\.lora\.targets = \[\"down_proj",
+        ),
+        (
+            Lora(rank=2, alpha=3.0, targets=["q_proj"]),
+            {"targets": []},
+            r"lacks .*down_proj\.lora_A\.weight, unlike .*set trainer\.lora\.targets = \[\"q_proj\"\]",
+        ),
+    ],
+    ids=["too many layers", "too few layers"],
+)
+def test_an_adapter_of_other_layers_is_refused_with_its_layers(model_path, tmp_path, written, read, sentence):
+    start = save_adapter(tmp_path / "adapter", adapted(model_path, lora=written), written)
+    with pytest.raises(ConfigError, match=sentence):
+        Policy(model_path, lora=replace(start, **read))
+
+
+def test_an_adapter_of_another_model_is_refused_with_the_shapes(model_path, save_model, tmp_path):
+    start = save_adapter(tmp_path / "adapter", adapted(save_model(intermediate_size=20)), LORA)
+    with pytest.raises(ConfigError, match=r"down_proj\.lora_A\.weight has shape \[2, 20\].* must have \[2, 24\]"):
+        Policy(model_path, lora=start)
+
+
+def test_an_adapter_that_is_not_finite_is_refused(model_path, tmp_path):
+    policy = adapted(model_path)
+    with torch.no_grad():
+        next(iter(policy.parameters().values()))[0, 0] = float("nan")
+    with pytest.raises(ConfigError, match=r"lora_A\.weight has values that are NaN or infinite"):
+        Policy(model_path, lora=save_adapter(tmp_path / "adapter", policy, LORA))
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])

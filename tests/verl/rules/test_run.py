@@ -37,6 +37,14 @@ def test_an_adapter_has_verls_rank_and_scale() -> None:
     assert "trainer.lora.targets" not in found
 
 
+def test_a_run_starts_from_verls_adapter_if_its_rank_is_given_too() -> None:
+    path = f"{M}.lora_adapter_path=adapters/mine"
+    assert settings("fully_async", f"{M}.lora_rank=32", path)["trainer.lora.path"] == "adapters/mine"
+    assert "trainer.lora.path" not in settings("fully_async", f"{M}.lora_rank=32", f"{M}.lora_adapter_path=null")
+    assert fate("fully_async", path)[0] == "not supported"
+    assert fate("fully_async", f"{M}.lora_adapter_path=null")[0] == "not needed"
+
+
 def test_warm_up_and_cosine_are_kept() -> None:
     found = settings(
         "synchronous", f"{OPTIM}.lr_warmup_steps_ratio=0.1", "trainer.total_training_steps=50",
