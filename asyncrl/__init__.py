@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from asyncrl.config.run_file import load_config as load_config
     from asyncrl.config.sections import Config as Config
     from asyncrl.errors import AsyncrlError as AsyncrlError
-    from asyncrl.node.attach import attach as attach
-    from asyncrl.node.batches import batches as batches
-    from asyncrl.node.host import Host as Host
-    from asyncrl.node.host import RolloutHealth as RolloutHealth
+    from asyncrl.node.embedding.attach import attach as attach
+    from asyncrl.node.embedding.batches import batches as batches
+    from asyncrl.node.embedding.host import Host as Host
+    from asyncrl.node.embedding.host import RolloutHealth as RolloutHealth
     from asyncrl.reward.verifier import VerifierInput as VerifierInput
     from asyncrl.rollout.actor import RolloutActor as RolloutActor
     from asyncrl.rollout.actor import RolloutOptions as RolloutOptions
@@ -35,15 +35,15 @@ _MODULES = {
     "Config": "asyncrl.config.sections",
     "Connection": "asyncrl.client.connection",
     "Engine": "asyncrl.rollout.engine",
-    "Host": "asyncrl.node.host",
+    "Host": "asyncrl.node.embedding.host",
     "Publisher": "asyncrl.weights.publish",
     "Request": "asyncrl.rollout.engine",
     "RolloutActor": "asyncrl.rollout.actor",
-    "RolloutHealth": "asyncrl.node.host",
+    "RolloutHealth": "asyncrl.node.embedding.host",
     "RolloutOptions": "asyncrl.rollout.actor",
     "VerifierInput": "asyncrl.reward.verifier",
-    "attach": "asyncrl.node.attach",
-    "batches": "asyncrl.node.batches",
+    "attach": "asyncrl.node.embedding.attach",
+    "batches": "asyncrl.node.embedding.batches",
     "load_config": "asyncrl.config.run_file",
     "run": "asyncrl.cli.launch.run",
 }

@@ -34,7 +34,7 @@ from asyncrl.messages import (
     Take,
     Unit,
 )
-from asyncrl.node.broker import CONTROL
+from asyncrl.node.broker.broker import CONTROL
 
 LOW = "low"
 """Name of the allowed key, whose role is `reward`."""

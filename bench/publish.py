@@ -31,8 +31,8 @@ from ours.publishing import Peaks, Shards, child, look_at_each_broadcast, many
 from ours.transfers import BARE, DEADLINE_S, FORM_BARE, MEMBERS, Bare, serve
 
 from asyncrl.actor.message import Message
-from asyncrl.actor.zmq_hub import ZmqHub
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.config.sections import Weights
 from asyncrl.messages import CODEC, Bye, Stop, StoreValue, Transfer
 from asyncrl.weights.contents.layout import Layout

@@ -4,7 +4,7 @@ Connections between actors: a `Link` is one end of a connection to one peer; man
     actor ── Link ═══════════ Hub ── broker or spool
 
 There are two implementations with the same contract: `asyncrl.actor.memory` (one process: tests, co-located roles), and
-`asyncrl.actor.zmq_link` with `asyncrl.actor.zmq_hub` (DEALER to ROUTER). While both ends live, every message arrives
+`zmq_link` with `zmq_hub` in `asyncrl.actor.sockets` (DEALER to ROUTER). While both ends live, every message arrives
 once, in the order sent. When an end restarts, the other end raises `LinkReset` or receives the first message of a new
 session; the actors recover by idempotent ids in their messages.
 """

@@ -30,8 +30,8 @@ from asyncrl.evaluation.completions import CompletionRow, write_completions
 from asyncrl.evaluation.metrics import EvaluationMetrics
 from asyncrl.files.output import check_output
 from asyncrl.messages import Prompt
-from asyncrl.node.offline_evaluation import OfflineEvaluation, OfflineEvaluator, summarize
-from asyncrl.node.process import configure_logging
+from asyncrl.node.offline.evaluation import OfflineEvaluation, OfflineEvaluator, summarize
+from asyncrl.node.process.process import configure_logging
 from asyncrl.node.rollout.engine import load_engine
 from asyncrl.node.rollout.episodes import open_episodes
 from asyncrl.reward.routing import check_routes

@@ -10,7 +10,7 @@ from asyncrl.config.model.weights import read_config
 from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.node.hub import snapshot_name
-from asyncrl.node.process import configure_logging
+from asyncrl.node.process.process import configure_logging
 from asyncrl.observe.report.model_card import model_card
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_record import RunRecord, read_run

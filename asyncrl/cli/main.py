@@ -105,8 +105,8 @@ def run(
       asyncrl run conf/recipes/gsm8k-qwen3-8b-grpo.toml --scale tiny --set run.steps=3
     """
     from asyncrl.cli.launch import run as launch
-    from asyncrl.node.metrics_server import metrics_options
-    from asyncrl.node.traces import require_opentelemetry
+    from asyncrl.node.process.metrics_server import metrics_options
+    from asyncrl.node.process.traces import require_opentelemetry
 
     if traces:
         require_opentelemetry()
@@ -138,8 +138,8 @@ def resume(run_directory: Path, *, steps: int | None, metrics: str | None, metri
       asyncrl resume runs/quickstart --steps 200
     """
     from asyncrl.cli.launch.run import resume as resume_run
-    from asyncrl.node.metrics_server import metrics_options
-    from asyncrl.node.traces import require_opentelemetry
+    from asyncrl.node.process.metrics_server import metrics_options
+    from asyncrl.node.process.traces import require_opentelemetry
 
     if traces:
         require_opentelemetry()
@@ -312,7 +312,7 @@ def _plan_memory(
     config = with_local_copies(load_config(path, overrides), partial(click.echo, err=True), has_weights=False)
     require_train()
     from asyncrl.cli.memory import memory_table
-    from asyncrl.node.memory import plan_memory, room_here
+    from asyncrl.node.machine.memory import plan_memory, room_here
 
     room = room_here(config, device_memory, host_memory)
     answer = plan_memory(config, room)
@@ -360,7 +360,7 @@ def doctor(
     from rich.console import Console
 
     from asyncrl.cli.doctor import diagnose_cluster, show, to_plain
-    from asyncrl.cli.launch.fitness import diagnose_run
+    from asyncrl.cli.launch.checks.fitness import diagnose_run
     from asyncrl.node.hub import with_local_copies
     from asyncrl.node.machine.doctor import diagnose, diagnose_npu
 

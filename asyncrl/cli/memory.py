@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from asyncrl.cli.terminal import aligned
 from asyncrl.node.machine.machine import format_bytes
-from asyncrl.node.memory import MemoryPlan
+from asyncrl.node.machine.memory import MemoryPlan
 from asyncrl.trainer.memory import Phase
 
 

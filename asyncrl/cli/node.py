@@ -17,8 +17,8 @@ from asyncrl.errors import ConfigError
 from asyncrl.messages import Role, WeightsVia
 from asyncrl.node.machine.local_address import INTERFACE_VARIABLE
 from asyncrl.node.machine.machine import require_node
-from asyncrl.node.metrics_server import METRICS_VARIABLE, TARGETS_VARIABLE, metrics_options
-from asyncrl.node.process import LOG_FORMAT_VARIABLE, LogFormat, run_process
+from asyncrl.node.process.metrics_server import METRICS_VARIABLE, TARGETS_VARIABLE, metrics_options
+from asyncrl.node.process.process import LOG_FORMAT_VARIABLE, LogFormat, run_process
 from asyncrl.plug_in import ALLOW_VARIABLE
 
 PATH = click.Path(path_type=Path)

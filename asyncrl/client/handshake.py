@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from asyncrl.actor.link import Link
 from asyncrl.actor.sockets.curve import LinkKeys, needs_keys
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.client.run_address import RunAddress
 from asyncrl.client.spools import SpoolLinks, hosted_spool
 from asyncrl.errors import ConfigError, LinkError, LinkRefused, UnknownKey, WrongHub

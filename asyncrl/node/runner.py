@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar
 from msgspec.structs import replace
 
 from asyncrl.actor.link import Link
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.actor.waiting import OtherCameFirst, unless
-from asyncrl.actor.zmq_link import ZmqLink
 from asyncrl.client.handshake import Identity, hello, identity, join, leave, send_beats, unknown_key
 from asyncrl.client.run_address import POLL_S, RunAddress
 from asyncrl.errors import (
@@ -30,7 +30,7 @@ from asyncrl.errors import (
 from asyncrl.log import about, get_logger
 from asyncrl.messages import Beat, Hello, Welcome
 from asyncrl.node.machine.pressure import memory_stall
-from asyncrl.node.service_manager import service_manager
+from asyncrl.node.process.service_manager import service_manager
 from asyncrl.observe.metrics.sources import read_from
 from asyncrl.observe.metrics.table import Sample
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from asyncrl.actor.link import Link
-from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.client.handshake import Identity, hello, identity
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.addresses import host_of, is_wildcard, port_of, tcp

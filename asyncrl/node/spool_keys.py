@@ -2,11 +2,11 @@
 Keys of a spool on its own machine.
 
     secret of the run   the keys that all hubs of the run derive from it
-    key of the node     its own pair; the broker tells it which other keys may connect, see `asyncrl.node.broker_keys`
+    key of the node     its own pair; the broker tells it which other keys may connect, see `broker_keys`
 """
 
 from asyncrl.actor.sockets.curve import HubKeys, Owner, hub_keys_of
-from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.client.run_address import RunAddress
 from asyncrl.files.secret_file import is_secret, read_secret
 from asyncrl.messages import AcceptedKey

@@ -57,7 +57,7 @@ from asyncrl.messages import (
     Transferred,
     Unit,
 )
-from asyncrl.node.broker import raise_gc_threshold
+from asyncrl.node.broker.broker import raise_gc_threshold
 
 GROUP_SIZE = 8
 CAPACITY = 2 * GROUP_SIZE

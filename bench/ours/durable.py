@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from payloads import PROMPT_TEXT, SUMMARY, payloads
 from processes import Processes, free_address, report
 
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.client.handshake import Identity, identity, join, send_beats, spool_links
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.run_address import find_run

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.config.sections import Weights
 from asyncrl.messages import CODEC, Bye, Stop, StoreValue, Transfer
 from asyncrl.trainer.ranks.ranks import RankGroup

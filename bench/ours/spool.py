@@ -20,8 +20,8 @@ from meter import Meter, Rate
 from payloads import SUMMARY, payloads
 from processes import Processes, report
 
-from asyncrl.actor.zmq_hub import ZmqHub
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
 from asyncrl.messages import (

@@ -26,7 +26,7 @@ from ours.cluster import CAPACITY, GROUP_SIZE, halves, roles, verdicts
 from ours.durable import start_broker
 from processes import Processes, report
 
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.client.handshake import Identity, hello, identity, join, send_beats
 from asyncrl.client.run_address import find_run
 from asyncrl.messages import (

@@ -25,8 +25,8 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # public,
 
 from asyncrl.actor.link import Hub
 from asyncrl.actor.message import Message
-from asyncrl.actor.zmq_hub import ZmqHub
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.config.sections import Weights
 from asyncrl.messages import CODEC, Bye, Member, Stop, StoreGet, StoreSet, StoreValue, Transfer, Transferred
 from asyncrl.weights.contents.layout import Layout

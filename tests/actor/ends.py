@@ -9,8 +9,8 @@ import msgspec
 from asyncrl.actor.codec import Ack, Envelope, Part, Reset, encode
 from asyncrl.actor.session import Limits
 from asyncrl.actor.sockets.curve import hub_keys_of, link_keys_of
-from asyncrl.actor.zmq_hub import ZmqHub
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.messages import CODEC, Offer
 
 ANY_PORT = "tcp://127.0.0.1:0"

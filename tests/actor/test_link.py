@@ -9,8 +9,8 @@ import pytest
 
 from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.actor.zmq_hub import ZmqHub
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.errors import LinkClosed, LinkReset
 from asyncrl.messages import CODEC, Bye, Offer, Stop
 

@@ -105,7 +105,7 @@ def test_a_run_file_is_judged_by_its_own_needs(tmp_path: Path, monkeypatch: pyte
         assert (config.run.seed, memory) == (5, ("80GB", "1TB"))
         return FOUND
 
-    monkeypatch.setattr("asyncrl.cli.launch.fitness.diagnose_run", diagnose_run)
+    monkeypatch.setattr("asyncrl.cli.launch.checks.fitness.diagnose_run", diagnose_run)
     (tmp_path / "run.toml").write_text('[model]\npath = "m"\n[data]\ntrain = "t"\n')
     result = doctor(str(tmp_path / "run.toml"), "--set", "seed=5", "--device-memory", "80GB", "--host-memory", "1TB")
     assert result.exit_code == 1

@@ -9,7 +9,7 @@ from asyncrl.cli.eval import eval_config, failures, table
 from asyncrl.errors import ConfigError
 from asyncrl.evaluation.completions import CompletionRow
 from asyncrl.evaluation.metrics import EvaluationMetrics
-from asyncrl.node.offline_evaluation import OfflineEvaluation
+from asyncrl.node.offline.evaluation import OfflineEvaluation
 
 RUN = """
 [model]

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from asyncrl.cli import node
 from asyncrl.cli.node import main
 from asyncrl.node.machine.local_address import INTERFACE_VARIABLE
-from asyncrl.node.process import Job
+from asyncrl.node.process.process import Job
 
 ROLLOUT = ("--role", "rollout", "--broker", "tcp://127.0.0.1:5570")
 

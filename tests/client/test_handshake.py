@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.actor import zmq_link
 from asyncrl.actor.memory import MemoryHub
+from asyncrl.actor.sockets import zmq_link
 from asyncrl.actor.sockets.curve import hub_keys_of
-from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.client import handshake
 from asyncrl.client.handshake import (
     identity,

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.cli.node import main
 from asyncrl.client import handshake
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from asyncrl.actor import failpoints
-from asyncrl.node.failpoints import SHARD_PLACES
+from asyncrl.node.process.failpoints import SHARD_PLACES
 from tests.integration.conftest import ToyRun
 from tests.patience import PATIENCE_S
 

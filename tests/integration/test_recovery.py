@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from asyncrl.actor import failpoints
-from asyncrl.node.failpoints import PLACES
+from asyncrl.node.process.failpoints import PLACES
 from tests.integration.conftest import ToyRun
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import zmq
 
 from asyncrl.actor.codec import Envelope, encode
 from asyncrl.actor.sockets.curve import hub_keys_of
-from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.client.handshake import identity, join, leave
 from asyncrl.client.run_address import RunAddress

@@ -14,8 +14,8 @@ import torch
 
 from asyncrl.actor.memory import MemoryLink
 from asyncrl.actor.sockets.curve import hub_keys_of
-from asyncrl.actor.zmq_hub import ZmqHub
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.addresses import port_of, tcp
 from asyncrl.config.sections import Weights

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.actor.message import Message
-from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.client.handshake import Identity, identity
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import Config, to_json

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.client.handshake import Identity, identity
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.model.directory import check_model

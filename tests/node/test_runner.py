@@ -14,6 +14,7 @@ from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import ConfigError, EngineError, LinkError, LinkRefused, LinkReset, LinkSilent
 from asyncrl.messages import Beat, Bye, SpoolSet, Welcome
 from asyncrl.node import runner
+from asyncrl.node.process.service_manager import ServiceManager, report_to
 from asyncrl.node.runner import (
     ToldToStop,
     join_steadily,
@@ -22,7 +23,6 @@ from asyncrl.node.runner import (
     serve,
     unless_told,
 )
-from asyncrl.node.service_manager import ServiceManager, report_to
 from asyncrl.observe.metrics.sources import Sources, collect_in
 from asyncrl.observe.metrics.table import Sample
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.actor.message import Message
-from asyncrl.actor.zmq_hub import ZmqHub
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import to_json

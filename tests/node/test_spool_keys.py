@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.actor.sockets.curve import LinkKeys, new_pair
-from asyncrl.actor.zmq_hub import ZmqHub
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import LinkError, UnknownKey
 from asyncrl.files.secret_file import write_secret

@@ -1,5 +1,5 @@
 """
-The broker's process: scheduler, ledger, hubs and spool, assembled as in `asyncrl.node.broker`.
+The broker's process: scheduler, ledger, hubs and spool, assembled as in `asyncrl.node.broker.broker`.
 
 The real `BrokerActor` and `SpoolActor` run here on a simulated disk. The invariants are checked at each message that
 the broker receives or sends, and after each decision of the scheduler.
@@ -13,8 +13,8 @@ from typing import Any
 
 from asyncrl.actor.link import Hub
 from asyncrl.actor.message import Message
-from asyncrl.actor.zmq_hub import ZmqHub
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
@@ -22,7 +22,7 @@ from asyncrl.client.handshake import Identity, spool_connector
 from asyncrl.data.prompts import Draw
 from asyncrl.errors import RunFailed
 from asyncrl.messages import CODEC, HOSTED_SPOOL, Prompt, SpoolAddress, ToBroker
-from asyncrl.node import broker as process
+from asyncrl.node.broker import broker as process
 from asyncrl.observe.times import TimesLine
 from asyncrl.spool.actor import SpoolActor
 from tests.simulation.disk import Disk

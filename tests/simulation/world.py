@@ -19,12 +19,13 @@ from unittest import mock
 
 import structlog
 
-from asyncrl.actor import failpoints, session, zmq_hub, zmq_link
+from asyncrl.actor import failpoints, session
+from asyncrl.actor.sockets import zmq_hub, zmq_link
 from asyncrl.client.handshake import Identity
 from asyncrl.errors import LinkError, LinkRefused, RunFailed
 from asyncrl.messages import PutItem, Role
-from asyncrl.node import broker as broker_process
 from asyncrl.node import runner
+from asyncrl.node.broker import broker as broker_process
 from asyncrl.reward import actor as reward_actor
 from asyncrl.rollout import actor as rollout_actor
 from asyncrl.rollout import generations as rollout_generations

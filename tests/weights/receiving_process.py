@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
 from asyncrl.messages import CODEC, Abort, Bye, Member, Stop, StoreValue, Transfer, TransferFailed

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncrl.actor.zmq_hub import ZmqHub
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
 from asyncrl.messages import CODEC, Abort, Bye, TransferFailed, Transferred

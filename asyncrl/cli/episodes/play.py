@@ -19,8 +19,8 @@ from asyncrl.data.images import check_model_reads
 from asyncrl.errors import VerifierError
 from asyncrl.messages import Prompt, Turn, Unit
 from asyncrl.node.hub import with_local_copies
-from asyncrl.node.offline_sampling import OfflineSampler
-from asyncrl.node.process import configure_logging
+from asyncrl.node.offline.sampling import OfflineSampler
+from asyncrl.node.process.process import configure_logging
 from asyncrl.node.rollout.engine import load_engine
 from asyncrl.node.rollout.episodes import open_episodes
 from asyncrl.observe.samples import prompt_text

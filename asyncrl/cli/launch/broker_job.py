@@ -13,7 +13,7 @@ from asyncrl.config.addresses import announced, bound_again, check_address, reac
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.local_address import outward_address
-from asyncrl.node.process import Job
+from asyncrl.node.process.process import Job
 
 
 def broker_job(
@@ -37,11 +37,11 @@ def broker_job(
     from asyncrl.data.run_length import resolve_steps
     from asyncrl.files.atomic import replacing
     from asyncrl.files.disk import needed
-    from asyncrl.node.broker import raise_file_limit, raise_gc_threshold, run_broker
-    from asyncrl.node.broker_keys import broker_keys
+    from asyncrl.node.broker.broker import raise_file_limit, raise_gc_threshold, run_broker
+    from asyncrl.node.broker.broker_keys import broker_keys
+    from asyncrl.node.broker.run_folder import held_run, is_complete
     from asyncrl.node.hub import with_local_copies
-    from asyncrl.node.run_folder import held_run, is_complete
-    from asyncrl.node.traces import require_opentelemetry, spans_sent
+    from asyncrl.node.process.traces import require_opentelemetry, spans_sent
 
     if is_traced:
         require_opentelemetry()

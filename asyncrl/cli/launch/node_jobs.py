@@ -14,8 +14,8 @@ from asyncrl.config.addresses import check_address
 from asyncrl.errors import ConfigError
 from asyncrl.messages import Role, WeightsVia
 from asyncrl.node.machine.machine import require_train
-from asyncrl.node.metrics_server import MetricsOptions
-from asyncrl.node.process import Job
+from asyncrl.node.process.metrics_server import MetricsOptions
+from asyncrl.node.process.process import Job
 from asyncrl.node.runner import ToldToStop, unless_told
 
 Find = Callable[[], Awaitable[RunAddress]]

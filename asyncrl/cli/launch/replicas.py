@@ -20,9 +20,9 @@ from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, LinkError, Ru
 from asyncrl.log import get_logger
 from asyncrl.messages import WeightsVia
 from asyncrl.node.machine.devices import Devices, chosen, find, needed, share
-from asyncrl.node.metrics_server import MetricsOptions
+from asyncrl.node.process.metrics_server import MetricsOptions
+from asyncrl.node.process.service_manager import service_manager
 from asyncrl.node.runner import join_steadily, unless_told
-from asyncrl.node.service_manager import service_manager
 
 log = get_logger()
 

@@ -19,9 +19,9 @@ from rich.console import Console
 
 from asyncrl.broker.failures import recorded, recorded_attempts
 from asyncrl.broker.metrics.batch_metrics import RunTotals
-from asyncrl.cli.launch.architecture import check_architecture
 from asyncrl.cli.launch.beside import dashboard_beside
-from asyncrl.cli.launch.checks import CHECKS, devices_of, resolved, where
+from asyncrl.cli.launch.checks.architecture import check_architecture
+from asyncrl.cli.launch.checks.checks import CHECKS, devices_of, resolved, where
 from asyncrl.cli.launch.screen import Screen
 from asyncrl.cli.launch.supervisor import Supervisor
 from asyncrl.config.check import advice
@@ -32,11 +32,11 @@ from asyncrl.config.sections import Config
 from asyncrl.data.run_length import resolve_steps
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
 from asyncrl.files.lock import locked
+from asyncrl.node.broker.run_folder import LOCK_WAIT_S
 from asyncrl.node.hub import with_local_copies
 from asyncrl.node.machine.devices import Devices
 from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, require_dashboard, require_train
-from asyncrl.node.metrics_server import TARGETS_VARIABLE, MetricsOptions
-from asyncrl.node.run_folder import LOCK_WAIT_S
+from asyncrl.node.process.metrics_server import TARGETS_VARIABLE, MetricsOptions
 from asyncrl.observe.failure_sentences import sentences
 from asyncrl.observe.report.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, RunSummary

@@ -37,7 +37,7 @@ from asyncrl.messages import (
     SettingsChanged,
 )
 from asyncrl.node.machine.devices import Devices
-from asyncrl.node.metrics_server import MetricsOptions
+from asyncrl.node.process.metrics_server import MetricsOptions
 from asyncrl.node.runner import join_steadily
 from asyncrl.observe.run_directory import RunDirectory
 

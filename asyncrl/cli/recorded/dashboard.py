@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from asyncrl.node.process import configure_logging
+from asyncrl.node.process.process import configure_logging
 from asyncrl.observe.dashboard.server import serve
 
 TOKEN = "ASYNCRL_DASHBOARD_TOKEN"

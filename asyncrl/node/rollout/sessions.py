@@ -15,7 +15,7 @@ from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import from_json
 from asyncrl.errors import LinkError, LinkReset
 from asyncrl.messages import PROTOCOL, Hello, WeightsVia, Welcome
-from asyncrl.node.host import Host
+from asyncrl.node.embedding.host import Host
 from asyncrl.node.rollout.episodes import most_episodes, open_episodes
 from asyncrl.node.rollout.receivers import Receivers, receiving_ranks
 from asyncrl.node.runner import await_with_beats, run_sessions, serve

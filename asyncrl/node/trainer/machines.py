@@ -38,8 +38,8 @@ from asyncrl.client.handshake import Identity, hello
 from asyncrl.config.sections import Config
 from asyncrl.errors import AsyncrlError, MachineLost
 from asyncrl.messages import Assembled, Draining, Hello, Stop, StoreGet, StoreSet, StoreValue
+from asyncrl.node.process.service_manager import service_manager
 from asyncrl.node.runner import unless_told
-from asyncrl.node.service_manager import service_manager
 from asyncrl.node.trainer.checkpoint_copies import fetch_checkpoint
 from asyncrl.node.trainer.first_rank import Work
 from asyncrl.node.trainer.member_link import MemberLink

@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from asyncrl.actor.sockets.curve import hub_keys_of, needs_keys
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.supervise import Child, describe_exit
-from asyncrl.actor.zmq_hub import ZmqHub
 from asyncrl.config.addresses import tcp
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, LinkError, MachineLost, RankDied

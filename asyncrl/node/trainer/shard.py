@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.actor.failpoints import reach
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.client.handshake import Identity, identity, join, spool_links
 from asyncrl.client.run_address import RunAddress, configured_key
 from asyncrl.config.sections import from_json
 from asyncrl.errors import RankDied
 from asyncrl.messages import CODEC
 from asyncrl.node.model_files import require_same_models, with_copies
-from asyncrl.node.process import run_process
+from asyncrl.node.process.process import run_process
 from asyncrl.node.runner import load_with_beats, serve
 from asyncrl.node.trainer.checkpoint_folder import checkpoint_folder
 from asyncrl.node.trainer.first_rank import START_S, end_waits, exit_unless_cancelled, form_group

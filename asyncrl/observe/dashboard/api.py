@@ -28,17 +28,16 @@ from asyncrl.observe.dashboard import (
     curves,
     event_groups,
     overview,
-    sample_query,
-    sample_view,
     settings_view,
-    timeline_view,
 )
 from asyncrl.observe.dashboard.event_groups import EventQuery
 from asyncrl.observe.dashboard.followed_run import FollowedRun
 from asyncrl.observe.dashboard.query import Query, Refused
-from asyncrl.observe.dashboard.sample_query import SampleQuery
-from asyncrl.observe.dashboard.time_bands import bands_of_metrics
-from asyncrl.observe.dashboard.timeline_view import TimelineQuery
+from asyncrl.observe.dashboard.samples import sample_query, sample_view
+from asyncrl.observe.dashboard.samples.sample_query import SampleQuery
+from asyncrl.observe.dashboard.timeline import timeline_view
+from asyncrl.observe.dashboard.timeline.time_bands import bands_of_metrics
+from asyncrl.observe.dashboard.timeline.timeline_view import TimelineQuery
 from asyncrl.observe.run_labels import labels
 
 MAX_RUNS = 64

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncrl.observe.dashboard.time_bands import TimeBands
+from asyncrl.observe.dashboard.timeline.time_bands import TimeBands
 
 NEWEST_SPANS = 20
 """Spans over which the shares of a node's time are taken."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.observe.dashboard.sample_index import SampleIndex
+from asyncrl.observe.dashboard.samples.sample_index import SampleIndex
 from asyncrl.observe.run_record import RunRecord
 
 HISTOGRAM_STEPS = 50

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 from asyncrl.config.sections import leaves
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
-from asyncrl.observe.dashboard.sample_index import SampleIndex
-from asyncrl.observe.dashboard.time_bands import TimesFile
-from asyncrl.observe.dashboard.token_texts import TokenTexts
+from asyncrl.observe.dashboard.samples.sample_index import SampleIndex
+from asyncrl.observe.dashboard.samples.token_texts import TokenTexts
+from asyncrl.observe.dashboard.timeline.time_bands import TimesFile
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from asyncrl.observe.run_record import NO_SUMMARY, RunRecord
 

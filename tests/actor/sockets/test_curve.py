@@ -15,8 +15,8 @@ from asyncrl.actor.sockets.curve import (
     new_pair,
     public_of,
 )
-from asyncrl.actor.zmq_hub import ZmqHub
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.errors import ConfigError, WrongHub
 from asyncrl.messages import CODEC, Offer
 

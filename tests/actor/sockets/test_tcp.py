@@ -7,8 +7,8 @@ import pytest
 
 from asyncrl.actor.sockets.curve import hub_keys_of, link_keys_of
 from asyncrl.actor.sockets.tcp import needs_ipv6
-from asyncrl.actor.zmq_hub import ZmqHub
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.errors import LinkError
 from asyncrl.messages import CODEC, Offer
 from tests.actor.sockets.ipv6 import has_ipv6

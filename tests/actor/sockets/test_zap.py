@@ -9,11 +9,11 @@ from structlog.testing import capture_logs
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from asyncrl.actor import zmq_hub
 from asyncrl.actor.codec import Envelope, encode
+from asyncrl.actor.sockets import zmq_hub
 from asyncrl.actor.sockets.curve import HubKeys, LinkKeys, Owner, new_pair
-from asyncrl.actor.zmq_hub import ZmqHub
-from asyncrl.actor.zmq_link import ZmqLink
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.errors import LinkReset, UnknownKey
 from asyncrl.messages import CODEC, Offer
 

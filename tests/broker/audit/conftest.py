@@ -16,7 +16,7 @@ from asyncrl.broker.ledger.records import AnyRecord, encode, unique_key
 from asyncrl.cli.recorded.inspect import read_audit
 from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.data.prompts import held_out_stream, train_stream
-from asyncrl.node.broker import _require_same_data
+from asyncrl.node.broker.broker import _require_same_data
 from asyncrl.observe.run_directory import RunDirectory
 from tests.examples.conftest import load_example
 

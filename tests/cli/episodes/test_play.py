@@ -17,7 +17,7 @@ from asyncrl.config.sections import Config
 from asyncrl.errors import EngineError
 from asyncrl.messages import FROM_PROMPT, Turn
 from asyncrl.rollout.episodes.episodes import Episodes
-from tests.node.test_offline_sampling import Words, turn
+from tests.node.offline.test_sampling import Words, turn
 from tests.rollout.episodes.stage import StagedEnvironments, WordSeam
 
 

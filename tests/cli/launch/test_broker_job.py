@@ -12,8 +12,9 @@ import pytest
 from asyncrl.cli.launch.broker_job import broker_job
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
-from asyncrl.node import broker, traces
-from asyncrl.node.process import Job
+from asyncrl.node.broker import broker
+from asyncrl.node.process import traces
+from asyncrl.node.process.process import Job
 from asyncrl.observe.run_directory import RunDirectory
 
 

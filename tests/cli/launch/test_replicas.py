@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.supervise import Child
-from asyncrl.actor.zmq_hub import ZmqHub
 from asyncrl.cli.launch.replicas import Replicas, run_replicas
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import Config, Data, Model, Rollout, Supervisor, Vllm, to_json
 from asyncrl.errors import AsyncrlError, ConfigError, LinkError, RunFailed
 from asyncrl.messages import CODEC, Hello, SpoolSet, Welcome
-from asyncrl.node.metrics_server import MetricsOptions
+from asyncrl.node.process.metrics_server import MetricsOptions
 
 CONFIG = Config(model=Model(path="m"), data=Data(train="t"), supervisor=Supervisor(max_restarts=1))
 WAIT = 'trap "exit 0" TERM; echo up; while :; do sleep 0.02; done'

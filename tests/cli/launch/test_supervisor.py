@@ -15,7 +15,7 @@ from asyncrl.config.sections import Config, Data, Model
 from asyncrl.errors import RunFailed
 from asyncrl.messages import Exited, Failures, Finished
 from asyncrl.node.machine.devices import Devices
-from asyncrl.node.metrics_server import MetricsOptions
+from asyncrl.node.process.metrics_server import MetricsOptions
 from asyncrl.observe.run_directory import RunDirectory
 
 SUMMARY = (

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from asyncrl.actor.message import Message
-from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.client.run_address import RunAddress
 from asyncrl.messages import CODEC, Beat, Hello, SpoolSet, Welcome
 

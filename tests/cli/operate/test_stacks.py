@@ -49,7 +49,7 @@ def test_a_node_that_does_not_answer_is_said_to_hang(monkeypatch: pytest.MonkeyP
 
 HANGS = """
 import time
-from asyncrl.node.service_manager import show_stacks_on_abort
+from asyncrl.node.process.service_manager import show_stacks_on_abort
 show_stacks_on_abort()
 def a_loop_that_hangs():
     print("hangs", flush=True)

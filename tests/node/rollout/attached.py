@@ -4,7 +4,7 @@ import asyncio
 import tempfile
 
 from asyncrl.actor.message import Message
-from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import to_json
 from asyncrl.messages import (
@@ -21,8 +21,8 @@ from asyncrl.messages import (
     SpoolSet,
     Welcome,
 )
-from asyncrl.node.attach import attach
-from asyncrl.node.host import Host
+from asyncrl.node.embedding.attach import attach
+from asyncrl.node.embedding.host import Host
 from asyncrl.testing import FakeEngine
 
 CONFIG = decode({"model": {"path": "model"}, "data": {"train": "train.parquet"}})

@@ -11,7 +11,7 @@ import msgspec
 import torch
 from msgspec import structs
 
-from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.config.sections import Weights, to_json
 from asyncrl.messages import (
     CODEC,
@@ -26,7 +26,7 @@ from asyncrl.messages import (
     WeightsList,
     Welcome,
 )
-from asyncrl.node.attach import attach
+from asyncrl.node.embedding.attach import attach
 from asyncrl.node.rollout.receivers import receiving_ranks
 from asyncrl.spool.weights.store import WeightStore
 from asyncrl.testing import FakeEngine

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from asyncrl.actor import zmq_link
-from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.sockets import zmq_link
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.config.sections import to_json
 from asyncrl.messages import (
     CODEC,
@@ -18,8 +18,8 @@ from asyncrl.messages import (
     Ready,
     Welcome,
 )
-from asyncrl.node.attach import attach
-from asyncrl.node.host import Host
+from asyncrl.node.embedding.attach import attach
+from asyncrl.node.embedding.host import Host
 from asyncrl.testing import FakeEngine
 from tests.node.rollout.attached import CONFIG, LEASE, Run, free_address, only_spool, received
 

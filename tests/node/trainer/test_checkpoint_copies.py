@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.actor.zmq_hub import ZmqHub
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.client.handshake import identity
 from asyncrl.client.run_address import RunAddress

@@ -1,7 +1,7 @@
 from typing import Any
 
 from asyncrl.observe.dashboard.cluster_view import nodes
-from asyncrl.observe.dashboard.time_bands import TimeBands
+from asyncrl.observe.dashboard.timeline.time_bands import TimeBands
 from asyncrl.observe.times import NodeTimes, TimesLine
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from asyncrl.observe.dashboard.curves import columns, histograms
-from asyncrl.observe.dashboard.sample_index import SampleIndex
+from asyncrl.observe.dashboard.samples.sample_index import SampleIndex
 from asyncrl.observe.run_record import read_run
 from tests.observe.conftest import MakeRun
 from tests.observe.dashboard.browser_free import a_sample, write

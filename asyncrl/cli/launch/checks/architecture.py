@@ -1,0 +1,108 @@
+"""Check by a model's config, in a process with torch, that trainer and rollouts can compute it in their memory."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.cli.launch.checks.own_process import answer, check_apart
+from asyncrl.config.model.weights import check_weights
+from asyncrl.config.sections import Config
+from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.node.machine.diagnosis import Line
+
+CHECK_S = 300.0
+"""Seconds for the whole check, most of which is the import of torch on a busy machine."""
+SECTION = "run"
+NOT_CHECKED = "not checked, because the model cannot be computed"
+
+
+def check_architecture(config: Config, device_memory: str = "", host_memory: str = "") -> list[Line]:
+    """
+    Lines of `examine`. Raises `ConfigError` if the trainer or the engine cannot compute the model, or lacks the memory
+    for it.
+    """
+    lines = examine(config, device_memory, host_memory)
+    if problem := next((line.problem for line in lines if line.state == "bad"), ""):
+        raise ConfigError(problem)
+    return lines
+
+
+def examine(config: Config, device_memory: str = "", host_memory: str = "") -> list[Line]:
+    """
+    Lines about the model's architecture, its positions and the memory. Takes seconds, and needs torch.
+
+    ``device_memory``, such as ``80GB``, replaces the memory of each device here, and ``host_memory`` that of this
+    machine; empty keeps it. Raises `ConfigError` if the check itself fails.
+    """
+    too_slow = f"reading the architecture of model.path={config.model.path} took longer than {CHECK_S:g} s"
+    found = check_apart(__name__, config, device_memory, host_memory, limit_s=CHECK_S, too_slow=too_slow)
+    return msgspec.json.decode(found, type=list[Line])
+
+
+def _examine(config: Config) -> bytes:
+    return msgspec.json.encode(list(_lines(config, *sys.argv[1:])))
+
+
+def _lines(config: Config, device_memory: str = "", host_memory: str = "") -> Iterator[Line]:
+    text_config: list[Any] = []
+    yield (architecture := result_line("architecture", lambda: _architecture(config, text_config)))
+    if architecture.state == "bad":
+        yield from (Line(SECTION, name, "absent", NOT_CHECKED) for name in ("positions", "memory"))
+        return
+    yield result_line("positions", lambda: _positions(config, text_config[0]))
+    yield result_line("memory", lambda: _memory(config, device_memory, host_memory))
+
+
+def result_line(name: str, find: Callable[[], str]) -> Line:
+    """Line with the description that ``find`` returns, or with the error that it raises."""
+    try:
+        return Line(SECTION, name, "good", find())
+    except AsyncrlError as error:
+        return Line(SECTION, name, "bad", "see below", str(error))
+
+
+def _architecture(config: Config, text_config: list[Any]) -> str:
+    from asyncrl.trainer.model import architecture
+
+    model = Path(config.model.path)
+    shapes = check_weights(model, "model.path")
+    text_config.append(architecture.check_architecture(model, shapes, "model.path", config.model.overrides))
+    if config.trainer.lora.path:
+        _check_adapter(config)
+    return f"a model of type {text_config[0].model_type!r}, which the trainer can compute"
+
+
+def _check_adapter(config: Config) -> None:
+    from asyncrl.trainer.model import architecture
+    from asyncrl.trainer.model.lora import Adapters
+    from asyncrl.trainer.sizes import meta_model
+
+    path, overrides = Path(config.model.path), config.model.overrides
+    read = architecture.read_architecture(path, "model.path", overrides)
+    kind = architecture.language_model(read, f"model.path={path}")
+    Adapters(meta_model(path, kind, "model.path", overrides), config.trainer.lora).check_path()
+
+
+def _positions(config: Config, text_config: Any) -> str:
+    from asyncrl.rollout.engines.transformers.forward import check_attention
+    from asyncrl.weights.contents.architecture import check_positions, num_positions
+
+    longest = config.rollout.vllm.max_model_len or config.longest_request
+    if config.rollout.engine == "transformers":
+        check_attention(text_config, longest)
+    check_positions(text_config, longest)
+    known = num_positions(text_config)
+    return f"{longest:,} of prompt and completion, of {f'{known:,}' if known else 'any number'} that the model knows"
+
+
+def _memory(config: Config, device_memory: str, host_memory: str) -> str:
+    from asyncrl.node.machine.memory import check_memory, room_here
+
+    return check_memory(config, room_here(config, device_memory, host_memory))
+
+
+if __name__ == "__main__":
+    sys.exit(answer(_examine))

@@ -1,0 +1,43 @@
+"""Checks the user's own functions, and the reward, before anything starts."""
+
+import sys
+
+from asyncrl.cli.launch.checks.own_process import answer, check_apart
+from asyncrl.config.sections import Algorithm, Config
+from asyncrl.node.machine.machine import TRAIN, missing_packages
+from asyncrl.plug_in import is_path, load_function, settings_of
+from asyncrl.reward.blend import make_verifier
+
+IMPORT_S = 120.0
+"""Seconds for their imports; torch alone takes ten seconds on a busy machine."""
+
+
+def check_functions(config: Config) -> None:
+    """Import the advantage, loss and reward functions and check their signatures; `ConfigError` if one is unusable."""
+    names = [config.algorithm.advantage, config.algorithm.loss, config.reward.function]
+    if not any(map(is_path, [*names, *(part.function for part in config.reward.parts)])):
+        _check(config)
+        return
+    too_slow = (
+        f"importing {', '.join(filter(is_path, names)) or 'reward.parts'} took longer than {IMPORT_S:g} s; move "
+        f"slow work from the top level of the file into the function"
+    )
+    check_apart(__name__, config, limit_s=IMPORT_S, too_slow=too_slow)
+
+
+def _check(config: Config) -> None:
+    algorithm, setting = config.algorithm, "algorithm.loss"
+    loss, options = algorithm.loss, algorithm.loss_options
+    if not missing_packages(TRAIN):
+        from asyncrl.algo.advantages.resolve import resolve_advantage
+
+        resolve_advantage(algorithm.advantage, algorithm.advantage_options)
+    if is_path(loss):
+        function = load_function(loss, setting=setting)
+        known = Algorithm.__struct_fields__
+        settings_of(function, takes="tokens", known=known, path=loss, setting=setting, options=options)
+    make_verifier(config.reward)
+
+
+if __name__ == "__main__":
+    sys.exit(answer(_check))

@@ -1,0 +1,136 @@
+"""
+One role as an operating-system process: event loop, signals, logging, exit code. No other module changes these.
+
+SIGTERM or SIGINT: the role leaves the run, a rollout after it has stored its unfinished trajectories, and the process
+exits with 0. A second signal: exit at once. The service manager that started the process, if any, is kept informed.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, Literal, TextIO, cast
+
+import structlog
+import uvloop
+
+from asyncrl.actor import failpoints
+from asyncrl.errors import AsyncrlError
+from asyncrl.log import about
+from asyncrl.node.process.failpoints import PLACES, SHARD_PLACES, TURN_PLACES
+from asyncrl.node.process.metrics_server import MetricsOptions, metrics_served
+from asyncrl.node.process.service_manager import ServiceManager, report_to, show_stacks_on_abort
+
+Job = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+LogFormat = Literal["auto", "json", "text"]
+"""``auto``: JSON, or coloured text if standard error is a terminal."""
+LOG_FORMAT_VARIABLE = "ASYNCRL_LOG_FORMAT"
+SECOND_SIGNAL_EXIT = 143
+
+SWITCH_INTERVAL_S = 0.0005
+"""Maximum time that a thread keeps the GIL from the event loop. Python's default, 5 ms, delays each message to a busy
+trainer by up to 5 ms, several times per step; the shorter interval costs no measurable throughput."""
+
+
+def run_process(
+    job: Job, *, name: str, role: str = "", metrics: MetricsOptions | None = None, log_format: LogFormat = "auto"
+) -> int:
+    """
+    Run ``job`` to its end.
+
+    Args:
+        job: Called with an event that is set by the first SIGTERM or SIGINT.
+        name: Node name, in every log line and with every metric.
+        role: What the process does; likewise.
+        metrics: Where to serve metrics and health; None serves none.
+
+    Returns:
+        The exit code: 0, or that of the `AsyncrlError`, whose message is printed to standard error. Any other exception
+        is a bug: its traceback is printed, and the exit code is that of `AsyncrlError`.
+    """
+    configure_logging(name, role, log_format)
+    show_stacks_on_abort()
+    if plan := os.environ.get(failpoints.VARIABLE):
+        failpoints.arm(plan, PLACES + SHARD_PLACES + TURN_PLACES)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        manager = ServiceManager.from_environment(os.environ, os.getpid())
+        uvloop.run(_as_service(job, manager, metrics, {"role": role, "node": name}))
+    except AsyncrlError as error:
+        structlog.get_logger().error("node.failed", cause=str(error))
+        _LossyStream(sys.stderr).write(f"asyncrl: {error}\n")
+        return error.exit_code
+    except Exception:  # noqa: BLE001  its own exit code tells a bug, which is restarted, from a failed run
+        traceback.print_exc(file=cast("TextIO", _LossyStream(sys.stderr)))
+        return AsyncrlError.exit_code
+    return 0
+
+
+async def _as_service(
+    job: Job, manager: ServiceManager, metrics: MetricsOptions | None, labels: dict[str, str]
+) -> None:
+    report_to(manager)
+    reports = asyncio.create_task(manager.keep_informed(), name="service manager")
+    manager.report()  # at once: a job may block the loop before its first await
+    try:
+        async with AsyncExitStack() as stack:
+            if metrics:
+                await stack.enter_async_context(metrics_served(metrics, labels, manager))
+            await _with_signals(job, manager)
+            manager.done()
+    finally:
+        reports.cancel()
+        manager.stopping("ending")
+
+
+async def _with_signals(job: Job, manager: ServiceManager) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stopping.is_set():
+            os._exit(SECOND_SIGNAL_EXIT)
+        stopping.set()
+        manager.stopping("told to stop: leaving the run")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await job(stopping)
+
+
+class _LossyStream:
+    """A text stream that drops output on errors such as a full disk, instead of failing the process."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
+def configure_logging(name: str, role: str = "", log_format: LogFormat = "auto") -> None:
+    """Log to standard error, with the node's name, and its ``role`` if it has one, in every line."""
+    is_terminal = sys.stderr.isatty()
+    as_text = is_terminal if log_format == "auto" else log_format == "text"
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer(colors=is_terminal) if as_text else structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyStream(sys.stderr))),
+    )
+    about(node=name, **({"role": role} if role else {}))

@@ -1,0 +1,172 @@
+"""
+One sample, or the samples of a group, as read from their file: texts, tokens with their log-probs and versions, turns.
+
+A sample is named by its split, its file's name and its row; a name that no listing gave is refused, so that a request
+cannot lead out of the folder.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.errors import LedgerError
+from asyncrl.evaluation.turn_column import turns_of
+from asyncrl.messages import Span, Turn
+from asyncrl.observe.dashboard.query import Refused
+from asyncrl.observe.dashboard.samples.token_texts import TokenTexts
+from asyncrl.observe.episode_view import views
+from asyncrl.observe.samples import HELD_OUT
+
+FILE_NAME = re.compile(r"(step|version)_[0-9]{1,12}\.parquet")
+EXCERPT = 160
+"""Characters of a prompt or completion in a list."""
+MAX_TOKENS = 20_000
+"""Tokens of one sample that are sent; the rest is counted."""
+MAX_TEXT = 200_000
+"""Characters of one text that are sent."""
+MAX_GROUP = 64
+"""Samples of one group that are sent."""
+TRAINED_LOGPROBS = "logprobs"
+"""Column of log-probs under the policy that was trained; a file may have it, and ratios are then shown."""
+
+
+def sample_file(folder: Path, split: str, name: str) -> Path:
+    """A file below the folder of samples; raises `Refused` unless it exists there."""
+    path = (folder / HELD_OUT if split == "held_out" else folder) / name
+    if not FILE_NAME.fullmatch(name) or not path.is_file():
+        raise Refused(404, f"there is no samples file {name!r}")
+    return path
+
+
+def excerpts(path: Path, rows: Sequence[int]) -> list[dict[str, str]]:
+    """The beginnings of prompt and completion of some rows; raises `Refused` if the file has no such row."""
+    table = _read(path, ["prompt", "completion"])
+    if any(row >= table.num_rows for row in rows):
+        raise Refused(404, f"{path.name} has {table.num_rows} rows")
+    return [
+        {name: _start(table[name][row].as_py() or "", EXCERPT) for name in ("prompt", "completion")} for row in rows
+    ]
+
+
+def group(path: Path, group_id: int, texts: TokenTexts) -> list[dict[str, Any]]:
+    """Every sample of a group in one file, by index; raises `Refused` if there is none."""
+    import pyarrow.compute as pc  # noqa: PLC0415  takes a tenth of a second
+
+    table = _read(path, None)
+    found = table.filter(pc.equal(table["group_id"], group_id)).slice(0, MAX_GROUP)
+    if not found.num_rows:
+        raise Refused(404, f"{path.name} has no group {group_id}")
+    return sorted((sample(row, texts) for row in found.to_pylist()), key=lambda view: view["index"])
+
+
+def picture(path: Path, group_id: int, number: int) -> tuple[bytes, str]:
+    """File and media type of a picture of a group's prompt; raises `Refused` if it is not stored, or no picture."""
+    import pyarrow.compute as pc  # noqa: PLC0415  takes a tenth of a second
+
+    table = _read(path, ["group_id", "images"])
+    if "images" in table.column_names:
+        for images in table.filter(pc.equal(table["group_id"], group_id))["images"].to_pylist():
+            if images and number < len(images) and (content := images[number]["bytes"]):
+                return content, _media_type(content)
+    raise Refused(404, f"{path.name} has no picture {number} of group {group_id}")
+
+
+def sample(row: dict[str, Any], texts: TokenTexts) -> dict[str, Any]:
+    """A row of a samples file as the page shows it."""
+    turns, spans = turns_of(row.get("turns")), [Span(**span) for span in row["spans"] or []]
+    behavior, trained = row["behavior_logprobs"] or [], row.get(TRAINED_LOGPROBS) or []
+    tokens = _tokens(row["completion_ids"] or [], behavior, trained, spans, texts)
+    return {
+        **{name: row.get(name) for name in ("step", "group_id", "index", "reward", "finish_reason", "num_tokens")},
+        **{name: row.get(name) for name in ("oldest_version", "staleness", "node")},
+        "data_source": row.get("data_source") or "",
+        "prompt": _start(row["prompt"] or "", MAX_TEXT),
+        "completion": _start(row["completion"] or "", MAX_TEXT),
+        "answer": _start(row["answer"] or "", MAX_TEXT),
+        "metrics": _metrics(row.get("metrics")),
+        "num_images": len(row.get("images") or []),
+        "tokens": tokens,
+        "has_texts": bool(texts),
+        "left_out": max(0, len(row["completion_ids"] or []) - MAX_TOKENS),
+        "logprob_sum": _rounded(sum(behavior)) if behavior else None,
+        "turns": _turns(turns),
+    }
+
+
+def _turns(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    start, found = 0, []
+    for turn, view in zip(turns, views(turns), strict=True):
+        found.append(
+            {
+                "title": view.title,
+                "observation": _start(view.observation, MAX_TEXT),
+                "text": _start(view.text, MAX_TEXT),
+                "facts": view.facts,
+                "is_trained": turn.is_trained,
+                "start": start,
+                "end": start + turn.num_written,
+            }
+        )
+        start += turn.num_written
+    return found
+
+
+def _tokens(
+    ids: Sequence[int], behavior: Sequence[float], trained: Sequence[float], spans: Sequence[Span], texts: TokenTexts
+) -> dict[str, list[Any]]:
+    """Columns of the first `MAX_TOKENS` tokens; ``ratio`` is trained over behaviour, empty if it was not recorded."""
+    ids = ids[:MAX_TOKENS]
+    versions = [-1] * len(ids)
+    for span in spans:
+        for place in range(max(span.start, 0), min(span.end, len(ids))):
+            versions[place] = span.policy_version
+    ratios = [math.exp(min(new - old, 50.0)) for new, old in zip(trained, behavior, strict=False)]
+    return {
+        "id": list(ids),
+        "text": texts.of(ids),
+        "logprob": [_rounded(value) for value in behavior[: len(ids)]],
+        "ratio": [_rounded(value) for value in ratios[: len(ids)]],
+        "version": versions,
+    }
+
+
+def _read(path: Path, columns: list[str] | None) -> Any:
+    import pyarrow as pa  # noqa: PLC0415  takes a tenth of a second
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        with pq.ParquetFile(path) as file:
+            known = file.schema_arrow.names
+            wanted = None if columns is None else [name for name in columns if name in known]
+            return file.read(columns=wanted, use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise LedgerError(f"{path.name} cannot be read: {str(error).partition(chr(10))[0]}") from error
+
+
+def _metrics(raw: Any) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(raw or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, TypeError):
+        return {}
+
+
+def _media_type(content: bytes) -> str:
+    """Only pictures that a browser decodes and that hold no scripts, whatever the file says it is."""
+    for start, kind in ((b"\x89PNG", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif")):
+        if content.startswith(start):
+            return kind
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        return "image/webp"
+    raise Refused(415, "the picture is neither PNG, JPEG, GIF nor WebP")
+
+
+def _start(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]} … {len(text) - most} more characters"
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None

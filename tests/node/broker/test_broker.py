@@ -1,0 +1,190 @@
+"""Reports of a broker before it serves, and where nodes reach its sockets."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.actor.sockets.curve import hub_keys_of
+from asyncrl.broker.ledger.ledger import Ledger
+from asyncrl.client.handshake import identity, join, leave, spool_connector, spool_links
+from asyncrl.client.images import ImageCache
+from asyncrl.client.run_address import RunAddress
+from asyncrl.client.spools import reached_spools
+from asyncrl.config.sections import Data
+from asyncrl.data.images import describe
+from asyncrl.data.prompts import train_stream
+from asyncrl.errors import ConfigError, DataError
+from asyncrl.files.secret_file import write_secret
+from asyncrl.messages import Fetch, Fetched, SpoolRef
+from asyncrl.node.broker.broker import _report_skipped_rows, _require_same_data, run_broker
+from asyncrl.node.broker.broker_keys import BrokerKeys
+from asyncrl.observe.run_directory import RunDirectory
+from tests.config.configs import made
+from tests.conftest import draw_picture
+
+SECRET = bytes(range(32))
+DEADLINE_S = 30.0
+
+
+def test_rows_that_are_skipped_are_counted_with_their_reasons(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "run")
+    (tmp_path / "rows.jsonl").write_text(
+        '{"prompt": "a", "answer": 1}\n{"prompt": "", "answer": 1}\n{"prompt": "b"}\n{"prompt": "", "answer": 1}\n'
+    )
+    prompts = train_stream(Data(train=str(tmp_path / "rows.jsonl"), on_bad_row="skip"), seed=0)
+
+    _report_skipped_rows(directory, {"train": prompts, "held_out": None})
+
+    (event,) = directory.read_events()
+    assert (event["event"], event["split"], event["num_rows"]) == ("data.rows_skipped", "train", 3)
+    assert list(event["reasons"].items()) == [
+        ("'prompt' is empty", 2),
+        ("'answer' must be text or a number, got null", 1),
+    ]
+
+
+def test_a_run_does_not_continue_with_other_rows(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    data = Data(train=str(rows))
+
+    def start(*answers: int) -> None:
+        rows.write_text("".join(f'{{"prompt": "a", "answer": {answer}}}\n' for answer in answers))
+        ledger = Ledger(tmp_path / "ledger.sqlite")
+        try:
+            _require_same_data(data, ledger, {"train": train_stream(data, seed=0), "held_out": None})
+        finally:
+            ledger.close()
+
+    start(1, 2)
+    start(1, 2)
+    with pytest.raises(DataError, match=r"data\.train: .*rows\.jsonl has other rows than when this run began"):
+        start(2, 1)
+
+
+def test_rows_that_no_reward_is_for_stop_the_broker_before_it_listens(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": 1, "data_source": "mine"}\n')
+    config = made(data={"train": str(tmp_path / "rows.jsonl")})
+    directory = RunDirectory.create(tmp_path, "run")
+
+    async def scene() -> None:
+        keys = BrokerKeys(hub_keys_of(SECRET), directory.secret)
+        never = asyncio.Event()
+        await run_broker(
+            config, directory, bind=[], keys=keys, listening=lambda _: pytest.fail("it listens"), stopping=never
+        )
+
+    with pytest.raises(ConfigError, match="no reward is for rows with data_source 'mine'"):
+        asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("settings", "via", "expected"),
+    [
+        ({"bind": "tcp://0.0.0.0:0"}, "127.0.0.1", "tcp://127.0.0.1:"),
+        ({"bind": "tcp://*:0"}, "localhost", "tcp://localhost:"),
+        (
+            {"bind": ["tcp://127.0.0.1:0", "tcp://127.0.0.2:0"], "advertise": "localhost"},
+            "127.0.0.2",
+            "tcp://localhost:",
+        ),
+        ({"bind": "tcp://127.0.0.1:0"}, "127.0.0.1", "ipc://"),
+    ],
+    ids=str,
+)
+def test_a_node_reaches_the_spool_of_a_broker_that_it_reached(
+    tmp_path: Path, settings: dict[str, Any], via: str, expected: str
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "answer": 1, "data_source": "openai/gsm8k"}\n')
+    config = made(data={"train": str(rows)}, schedule={"groups_per_step": 1}, broker=settings)
+    directory = RunDirectory.create(tmp_path, "run")
+    write_secret(directory.secret, SECRET)
+
+    async def scene() -> None:
+        stopping: asyncio.Event = asyncio.Event()
+        listening: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        serve = run_broker(
+            config,
+            directory,
+            bind=config.broker.binds,
+            keys=BrokerKeys(hub_keys_of(SECRET), directory.secret),
+            listening=listening.set_result,
+            stopping=stopping,
+        )
+        serving = asyncio.create_task(serve)
+        async with asyncio.timeout(DEADLINE_S):
+            bound = await listening
+            assert len(bound) == len(config.broker.binds)
+            run = RunAddress(f"tcp://{via}:{bound[0].rpartition(':')[2]}", directory.secret)
+            who = identity("reward", "reward-0")
+            link, welcome = await join(run, who, DEADLINE_S)
+            (address,) = reached_spools(welcome.spools, run.broker).spools
+            assert address.address.startswith(expected)
+            spool = spool_connector(who, run.keys())(address)
+            await spool.send(Fetch(1, [SpoolRef("spool", 0, 0, 1, 0)]))
+            answer = await spool.receive()
+            assert isinstance(answer, Fetched)
+            assert [bytes(payload) for payload in answer.payloads] == [b""], "the spool is empty"
+            await spool.aclose()
+            await leave(link, "done")
+            stopping.set()
+            await serving
+
+    asyncio.run(scene())
+
+
+def with_picture(folder: Path) -> tuple[dict[str, Any], bytes]:
+    """Settings of a dataset of one prompt with a picture, and the file."""
+    content = draw_picture(24, 16)
+    (folder / "red.png").write_bytes(content)
+    row = '{"prompt": "<image>?", "answer": 1, "data_source": "openai/gsm8k", "images": ["red.png"]}\n'
+    (folder / "rows.jsonl").write_text(row)
+    return {"train": str(folder / "rows.jsonl")}, content
+
+
+def test_a_broker_sends_the_pictures_of_its_prompts(tmp_path: Path) -> None:
+    data, content = with_picture(tmp_path)
+    config = made(data=data, schedule={"groups_per_step": 1})
+    directory = RunDirectory.create(tmp_path, "run")
+    write_secret(directory.secret, SECRET)
+
+    async def scene() -> None:
+        stopping: asyncio.Event = asyncio.Event()
+        listening: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        serve = run_broker(
+            config,
+            directory,
+            bind=["tcp://127.0.0.1:0"],
+            keys=BrokerKeys(hub_keys_of(SECRET), directory.secret),
+            listening=listening.set_result,
+            stopping=stopping,
+        )
+        serving = asyncio.create_task(serve)
+        async with asyncio.timeout(DEADLINE_S):
+            run = RunAddress((await listening)[0], directory.secret)
+            who = identity("reward", "reward-0")
+            link, welcome = await join(run, who, DEADLINE_S)
+            links = spool_links(welcome.spools, who, run)
+            running = asyncio.create_task(links.run())
+            assert await ImageCache(links).fetch([describe(content)] * 2, DEADLINE_S) == [content] * 2
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await leave(link, "done")
+            stopping.set()
+            await serving
+
+    asyncio.run(scene())
+    (sent,) = [event for event in directory.read_events() if event["event"] == "images.sent"]
+    assert (sent["num_images"], sent["by_node"]) == (1, {"reward-0": 1})
+
+
+def test_pictures_without_the_spool_that_sends_them_stop_the_broker(tmp_path: Path) -> None:
+    data, _ = with_picture(tmp_path)
+    config = made(data=data, broker={"spool": False})
+    directory = RunDirectory.create(tmp_path, "run")
+    keys = BrokerKeys(hub_keys_of(SECRET), directory.secret)
+    serve = run_broker(config, directory, bind=[], keys=keys, listening=lambda _: None, stopping=asyncio.Event())
+    with pytest.raises(ConfigError, match=r"prompts with pictures need the spool .*: set broker\.spool to true"):
+        asyncio.run(serve)

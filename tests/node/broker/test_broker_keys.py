@@ -1,0 +1,134 @@
+import asyncio
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from asyncrl.actor.memory import MemoryHub, MemoryLink
+from asyncrl.actor.sockets.curve import Owner, local_pair, public_of
+from asyncrl.actor.sockets.zmq_hub import ZmqHub
+from asyncrl.broker.nodes.node import NodeBook
+from asyncrl.client.credentials import read_credentials
+from asyncrl.errors import ConfigError
+from asyncrl.files.secret_file import new_secret, write_secret
+from asyncrl.keys.allowed_keys import AllowedKeys
+from asyncrl.keys.key_folder import KeyFolder
+from asyncrl.messages import CODEC, PROTOCOL, Accepted, AcceptedKey, Hello, SpoolAddress
+from asyncrl.node.broker.broker_keys import LOCAL, broker_keys, cut_revoked, tell_spools
+from asyncrl.node.broker.run_folder import RunFolder
+from asyncrl.observe.run_directory import RunDirectory
+from tests.config.configs import made
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    secret = new_secret()
+    write_secret(tmp_path / "secret", secret)
+    return RunFolder(RunDirectory(tmp_path), made(), secret, tmp_path / "secret")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> KeyFolder:
+    folder = KeyFolder(tmp_path / "keys")
+    folder.init()
+    return folder
+
+
+def test_without_a_key_folder_the_secret_decides(run: RunFolder) -> None:
+    keys = broker_keys(run, None)
+    assert (keys.hub.owner_of, keys.credentials_file) == (None, run.secret_file)
+    assert read_credentials(keys.credentials_file).keys.hub == keys.hub.public
+
+
+def test_owners_are_those_of_the_allow_list_and_local_nodes(run: RunFolder, folder: KeyFolder) -> None:
+    added = folder.add("gpu-1", ["rollout", "reward"])
+    keys = broker_keys(run, folder.path)
+    assert keys.hub.owner_of
+    assert keys.hub.owner_of(added.public) == Owner("gpu-1", frozenset(("rollout", "reward")))
+    assert keys.hub.owner_of(local_pair(run.secret)[0]) == LOCAL
+    assert keys.hub.owner_of(bytes(32)) is None
+    assert public_of(keys.hub.private) == keys.hub.public == folder.broker().public
+
+
+def test_local_nodes_find_a_key_that_only_their_user_can_read(run: RunFolder, folder: KeyFolder) -> None:
+    keys = broker_keys(run, folder.path)
+    assert keys.credentials_file == run.directory.path / "key"
+    assert keys.credentials_file.stat().st_mode & 0o777 == 0o600
+    local = read_credentials(keys.credentials_file)
+    assert (local.keys.public, local.keys.hub) == (local_pair(run.secret)[0], keys.hub.public)
+    broker_keys(run, None)
+    assert not keys.credentials_file.exists()
+
+
+def test_a_broker_that_other_machines_reach_needs_keys(run: RunFolder, folder: KeyFolder) -> None:
+    open_run = replace(run, config=made(broker={"bind": "tcp://0.0.0.0:5570"}))
+    with pytest.raises(ConfigError, match=r"tcp://0\.0\.0\.0:5570 is not a loopback address: .* give --keys DIR"):
+        broker_keys(open_run, None)
+    assert broker_keys(open_run, folder.path).allowed
+
+
+def test_a_folder_without_keys_is_refused(run: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="asyncrl keys init"):
+        broker_keys(run, tmp_path / "nowhere")
+
+
+def test_connections_of_revoked_keys_are_cut_at_the_next_look(
+    folder: KeyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added = folder.add("gpu-1", ["rollout"])
+    lost: list[tuple[list[str], str]] = []
+    monkeypatch.setattr(ZmqHub, "cut", lambda _, publics: [public.hex() for public in publics])
+    turns = iter((lambda: None, lambda: folder.revoke("gpu-1"), lambda: None))
+
+    async def sleep(_: float) -> None:
+        if (turn := next(turns, None)) is None:
+            raise asyncio.CancelledError
+        turn()
+
+    def told(peers: list[str], cause: str) -> None:
+        lost.append((peers, cause))
+
+    async def scene() -> None:
+        hub = ZmqHub("ipc://*", CODEC)
+        following = asyncio.create_task(cut_revoked(AllowedKeys(folder.path), [hub], told, sleep))
+        await asyncio.wait([following])
+        await hub.aclose()
+
+    asyncio.run(scene())
+    assert lost == [([added.public.hex()], "its key was revoked")]
+
+
+def test_every_spool_is_told_which_keys_may_connect_when_it_joins_and_when_they_change() -> None:
+    nodes, told = NodeBook(2.0, 10.0), list[tuple[str, list[str]]]()
+    entries: dict[bytes, SimpleNamespace] = {}
+    hub, allowed = MemoryHub(), SimpleNamespace(accepted=lambda: entries)
+    always = AcceptedKey(b"local", "", ["rollout"])
+    keys: Any = SimpleNamespace(allowed=allowed, always=(always,))
+
+    def join(name: str) -> MemoryLink:
+        nodes.join(f"{name}.1", Hello(PROTOCOL, "spool", name, "1", spool=SpoolAddress(name, "tcp://s:1")), 0.0)
+        return hub.connect(f"{name}.1")
+
+    async def scene() -> None:
+        first = join("a")
+        turns = iter(
+            [lambda: join("b"), lambda: entries.update({b"new": SimpleNamespace(name="r", roles={"rollout"})})]
+        )
+
+        async def sleep(_seconds: float) -> None:
+            if (turn := next(turns, None)) is None:
+                raise asyncio.CancelledError
+            turn()
+
+        with contextlib.suppress(asyncio.CancelledError):
+            await tell_spools(keys, nodes, hub, sleep)
+        for _ in range(2):
+            message = await first.receive()
+            assert isinstance(message, Accepted)
+            told.append((first._peer, [key.name for key in message.keys]))
+
+    asyncio.run(scene())
+    assert told == [("a.1", [""]), ("a.1", ["", "r"])]

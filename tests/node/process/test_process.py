@@ -1,0 +1,126 @@
+"""One role as a process: exit codes, signals, and one sentence on standard error."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PREAMBLE = """
+import asyncio
+import sys
+
+from asyncrl import errors
+from asyncrl.node.process.process import run_process
+
+def say(word):
+    print(word, flush=True)
+
+"""
+
+
+@pytest.fixture
+def start() -> Iterator[object]:
+    """Start a process whose job is the given source."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(job: str) -> subprocess.Popen[str]:
+        source = f"{PREAMBLE}async def job(stopping):\n{job}\n\nsys.exit(run_process(job, name='rollout-7'))"
+        command = [sys.executable, "-c", source]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_a_job_that_ends_exits_with_0(start):
+    process = start("    say('done')")
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [("ConfigError", 78), ("LinkRefused", 78), ("LinkReset", 69), ("EngineError", 70), ("RunFailed", 1)],
+)
+def test_an_error_of_ours_is_one_sentence_and_its_exit_code(start, error, code):
+    process = start(f"    raise errors.{error}('this and that')")
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == code
+    logged, printed = errors.splitlines()
+    assert printed == "asyncrl: this and that"
+    assert '"event": "node.failed"' in logged
+    assert '"node": "rollout-7"' in logged
+
+
+def test_a_bug_shows_its_traceback(start):
+    process = start("    raise KeyError('a bug')")
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 70, "not 1, with which a failed run ends: a service manager restarts a bug"
+    assert "Traceback" in errors
+    assert "KeyError: 'a bug'" in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_drains(start, number):
+    process = start("    say('serving')\n    await stopping.wait()\n    say('drained')")
+    assert process.stdout.readline() == "serving\n"
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, "drained\n")
+
+
+def test_a_second_signal_exits_at_once(start):
+    process = start(
+        "    say('serving')\n    await stopping.wait()\n    say('draining')\n    await asyncio.Event().wait()"
+    )
+    assert process.stdout.readline() == "serving\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "draining\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 143
+
+
+def test_a_log_that_cannot_be_written_changes_neither_the_work_nor_the_exit_code():
+    """/dev/full takes nothing, as a full disk does."""
+    job = "import structlog\n    structlog.get_logger().info('hello')\n    raise errors.RunFailed('this and that')"
+    source = f"{PREAMBLE}async def job(stopping):\n    {job}\n\nsys.exit(run_process(job, name='rollout-7'))"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", source], stderr=full, timeout=30, check=False)
+    assert done.returncode == 1, "of RunFailed, and not of the log"
+
+
+def test_every_line_of_the_log_names_the_node_its_role_and_its_run():
+    job = "about(run='try-7'); get_logger().info('lease.granted', lease_id=7)"
+    source = f"""
+import asyncio, sys
+from asyncrl.log import about, get_logger
+from asyncrl.node.process.process import run_process
+async def job(stopping):
+    {job}
+sys.exit(run_process(job, name='rollout-7', role='rollout', log_format=sys.argv[1]))
+"""
+    as_json, as_text = (
+        subprocess.run([sys.executable, "-c", source, form], capture_output=True, text=True, check=True).stderr
+        for form in ("json", "text")
+    )
+    (line,) = as_json.splitlines()
+    fields = json.loads(line)
+    del fields["timestamp"]
+    assert fields == {
+        "event": "lease.granted",
+        "level": "info",
+        "lease_id": 7,
+        "node": "rollout-7",
+        "role": "rollout",
+        "run": "try-7",
+    }
+    assert "lease.granted" in as_text
+    assert "node=rollout-7" in as_text
+    assert "\x1b" not in as_text, "colours are for terminals"
