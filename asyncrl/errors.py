@@ -34,7 +34,7 @@ class LinkClosed(LinkError):
 
 
 class LinkReset(LinkError):
-    """The peer restarted and does not know this session. Open a new link and say Hello again."""
+    """The peer does not know this session: it restarted, or gave this end up. Open a new link and say Hello again."""
 
 
 class LinkSilent(LinkError):

@@ -564,6 +564,8 @@ class Beat(Message, frozen=True):
     """Trainers: buckets of weights sent in the current or last transfer."""
     decode_steps: float = 0.0
     """Rollouts: decode steps of the engine since the start of the role; asyncrl/rollout/decode_steps.py."""
+    cores_busy: float = 0.0
+    """Share of the time since the last one in which the cores of the machine were busy, with any process."""
 
 
 class Asleep(Message, frozen=True):
@@ -1203,6 +1205,11 @@ class Evaluated(Message, frozen=True):
     num_prompts: int
     metrics: dict[str, float] = {}
 
+    @property
+    def num_failed(self) -> int:
+        """Completions that failed, and are in no other number."""
+        return int(self.metrics.get("failed", 0))
+
 
 class Failures(Message, frozen=True):
     """Failed units of the run so far, for display; sent when the counts change."""
@@ -1213,12 +1220,23 @@ class Failures(Message, frozen=True):
     """Attempts by stage, the failed ones included."""
 
 
+class Returned(Message, frozen=True):
+    """A node that `Exited` told about is back, to the supervisor that started it again."""
+
+    node: str
+    away_s: float
+    step: int = -1
+    """Trainers: steps that its checkpoint has, from which it goes on; -1 for other roles."""
+
+
 class Drained(Message, frozen=True):
     """Answer to `Drain`: the node has left."""
 
     node: str
     problem: str = ""
     """Reason for which it did not leave as requested; empty if it did."""
+    is_refused: bool = False
+    """True if it was not asked to leave: there is no such node, or it cannot be drained."""
 
 
 class Stacks(Message, frozen=True):
@@ -1279,6 +1297,8 @@ class Status(Message, frozen=True):
     """Held-out accuracy before the first step."""
     notes: list[str] = []
     """Sentences on the run as a whole, such as its pause."""
+    accuracy_failed: int = 0
+    """Completions of the last evaluation that failed, and are not in its accuracy."""
 
 
 class Finished(Message, frozen=True):
@@ -1316,7 +1336,7 @@ ToSpool = (
 )  # fmt: skip
 ToSupervisor = (
     Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished | Failures
-    | Status | Paused | SettingsChanged | Stacks
+    | Status | Paused | SettingsChanged | Stacks | Returned
 )  # fmt: skip
 
 AnyMessage = ToBroker | ToRollout | ToReward | ToTrainer | ToMachine | ToFirstRank | ToShard | ToSpool | ToSupervisor

@@ -1,5 +1,6 @@
 """The names that a host imports from asyncrl."""
 
+import ast
 from importlib.metadata import version
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import asyncrl
 
 TYPED = Path(asyncrl.__file__).with_name("py.typed")
+README = Path(__file__).parents[1] / "README.md"
 
 
 @pytest.mark.parametrize("name", asyncrl.__all__)
@@ -30,3 +32,16 @@ def test_the_version_is_that_of_the_distribution() -> None:
 def test_an_unknown_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'asyncrl' has no attribute 'rnu'"):
         _ = asyncrl.rnu
+
+
+def test_the_call_in_the_readme_reads_a_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snippet = README.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    calls = [node for node in ast.walk(compile(snippet, README, "exec", flags)) if isinstance(node, ast.Call)]
+    (called,) = [call for call in calls if ast.unparse(call.func) == "asyncrl.load_config"]
+    arguments = [ast.literal_eval(argument) for argument in called.args]
+    monkeypatch.chdir(tmp_path)
+    Path(arguments[0]).write_text('model.path = "m"\ndata.train = "t"\n')
+
+    assert asyncrl.load_config(*arguments) == asyncrl.load_config(Path(arguments[0]))
+    assert asyncrl.load_config(*arguments).model.path == "m"

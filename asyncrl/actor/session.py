@@ -142,7 +142,7 @@ class Session:
         """
         body = frame.body
         if isinstance(body, Reset):
-            raise LinkReset("the other end restarted and does not know this session")
+            raise LinkReset("the other end does not know this session: it restarted, or gave this end up as lost")
         self._check_signature(frame.signature)
         self._forget(frame.ack)
         if isinstance(body, Resend):

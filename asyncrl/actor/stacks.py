@@ -4,6 +4,7 @@ import asyncio
 import sys
 import threading
 import traceback
+from concurrent.futures import thread
 from types import FrameType
 from typing import Any
 
@@ -14,15 +15,32 @@ MAX_FRAMES = 100
 FRAMES, AWAITED = ("cr_frame", "gi_frame", "ag_frame"), ("cr_await", "gi_yieldfrom", "ag_await")
 """Attributes of coroutines, generators and asynchronous generators: their frame, and what they wait for."""
 
+POOL_LOOP = thread._worker.__code__
+"""Loop of a thread of an executor."""
+
 
 def current_stacks() -> str:
-    """Stacks of all threads and of all tasks of the running event loop, each with its name, the innermost call last."""
+    """
+    Stacks of all threads and of all tasks of the running event loop, each with its name, the innermost call last.
+
+    The main thread is the first; threads of a pool that wait for work are named in the last line.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    parts = [f"thread {names.get(number, number)}\n{_frames(frame)}" for number, frame in sys._current_frames().items()]
+    main = threading.main_thread().ident
+    frames = sorted(sys._current_frames().items(), key=lambda found: found[0] != main)
+    busy = [(names.get(number, str(number)), frame) for number, frame in frames if not _is_idle(frame)]
+    parts = [f"thread {name}\n{_frames(frame)}" for name, frame in busy]
     parts += [f"task {task.get_name()}\n{_task(task)}" for task in sorted(asyncio.all_tasks(), key=_name)]
+    if idle := sorted(names.get(number, str(number)) for number, frame in frames if _is_idle(frame)):
+        parts.append(f"threads of pools that wait for work ({len(idle)}): {', '.join(idle)}\n")
     text = "\n".join(parts)
     left_out = len(text) - MAX_CHARS
     return text if left_out <= 0 else f"{text[:MAX_CHARS]}\n... {left_out} more characters"
+
+
+def _is_idle(frame: FrameType) -> bool:
+    """True for a thread of an executor without work: its innermost call in Python is the one that takes it."""
+    return frame.f_code is POOL_LOOP
 
 
 def _frames(frame: FrameType) -> str:

@@ -28,6 +28,7 @@ from asyncrl.broker.operators import Operators
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.staleness_control import BY, KEY, StalenessChoice
+from asyncrl.broker.status.restarts import RestartBook
 from asyncrl.broker.traces.traces import Traces
 from asyncrl.checks.permissions import key_refusal, refusal
 from asyncrl.checks.reports import MAX_NAME_CHARS, problem_of
@@ -50,6 +51,7 @@ from asyncrl.messages import (
     Progress,
     Ready,
     Reject,
+    Returned,
     SetSettings,
     SpoolAddress,
     Stacks,
@@ -125,7 +127,10 @@ class BrokerActor:
         self._files = RunFiles(config, scheduler, directory, clock, lambda: ledger.num_records)
         self._readings = Readings(config, scheduler, ledger, self._files.totals)
         self._rendezvous = Rendezvous()
-        self._operators = Operators(scheduler, hub, self._files, run=directory.path.name, clock=clock)
+        self._restarts = RestartBook()
+        self._operators = Operators(
+            scheduler, hub, self._files, run=directory.path.name, clock=clock, restarts=self._restarts
+        )
         self._rejections = Allowance(REJECTIONS_PER_S, BURST_REJECTIONS)
         """Events; a node that is rejected again and again cannot fill the disk with them."""
         self._num_rejected = 0
@@ -280,7 +285,7 @@ class BrokerActor:
             case Drain() | StatusWanted() | Pause() | SetSettings() | StacksWanted() | Stacks():
                 self._operators.handle(peer, message)
             case Exited() | Interrupt():
-                self._supervised(message)
+                self._supervised(peer, message)
             case StoreSet():
                 self._store(peer, message)
             case StoreGet(group=group, key=key):
@@ -325,15 +330,17 @@ class BrokerActor:
             models=self._models,
         )
         self._hub.send(peer, welcome)  # Before what follows from its joining, which is sent by `_flush`.
+        if hello.role == "reward":  # It is ready at once.
+            self._returned(hello.node)
 
     def _refusal(self, peer: str, hello: Hello) -> str:
         """Reason to reject a node; empty to welcome it."""
         if reason := refusal(hello.role, hello) or problem_of(hello):
-            return f"its Hello is refused: {reason}"
+            return f"its Hello is invalid: {reason}"
         if peer != f"{hello.node}.{hello.incarnation}":
-            return f"its Hello is refused: the session of {peer} is not that of {hello.node}.{hello.incarnation}"
+            return f"its Hello is invalid: the session of {peer} is not that of {hello.node}.{hello.incarnation}"
         if reason := key_refusal(self._hub.owner(peer), hello.role, hello.node):
-            return f"{hello.node} is refused: {reason}"
+            return reason
         if self._ending.has_come:
             return f"this run is over: {self._ending.cause or 'it is complete'}"
         if hello.protocol != PROTOCOL:
@@ -368,6 +375,7 @@ class BrokerActor:
                 self._scheduler.left(peer, reason, self._clock())
                 return
         self._files.event("node.ready", node=node.name, role=node.role)
+        self._returned(node.name, self._scheduler.training.committed_step + 1 if node.role == "trainer" else -1)
         self._scheduler.handle(peer, message, self._clock())
 
     def _reject(self, peer: str, name: str, reason: str) -> None:
@@ -429,11 +437,19 @@ class BrokerActor:
         with self._deciding():
             self._scheduler.handle(peer, commit, self._clock())
 
-    def _supervised(self, message: Exited | Interrupt) -> None:
+    def _returned(self, name: str, step: int = -1) -> None:
+        """Tell who started a node again that it is back."""
+        if absence := self._restarts.returned(name):
+            away_s = round(self._clock() - absence.since_s, 1)
+            self._files.event("node.returned", node=name, away_s=away_s, **({"step": step} if step >= 0 else {}))
+            self._hub.send(absence.told_by, Returned(name, away_s, step))
+
+    def _supervised(self, peer: str, message: Exited | Interrupt) -> None:
         if isinstance(message, Interrupt):
             self.interrupt()
             return
         self._files.event("node.exited", node=message.node, cause=message.cause, restarting=message.restarting)
+        self._restarts.exited(message, peer, self._clock())
         if message.is_needed and not message.restarting:
             self.stop(f"{message.node} {message.cause}")
         for node in self._scheduler.nodes.named(message.node):
@@ -450,7 +466,8 @@ class BrokerActor:
         if self._traces:
             self._traces.observe(outbox, records)
         for event in events:
-            self._files.event(event.kind, **event.fields)
+            if not _is_session_of_operator(event):
+                self._files.event(event.kind, **event.fields)
             records += _node_record(event)
             if event.kind in ("node.left", "node.lost"):
                 self._operators.departed(event)
@@ -474,6 +491,11 @@ _NODE_EVENTS: dict[str, Literal["joined", "left", "lost"]] = {
     "node.left": "left",
     "node.lost": "lost",
 }
+
+
+def _is_session_of_operator(event: Event) -> bool:
+    """True for the coming and going of commands such as `asyncrl status`, which the ledger alone records."""
+    return event.kind in ("node.joined", "node.left") and event.fields["role"] == "supervisor"
 
 
 def _node_record(event: Event) -> list[AnyRecord]:

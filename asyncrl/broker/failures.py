@@ -7,7 +7,8 @@ Failed units counted by cause, so that a broken reward is seen while the run goe
                `units.failed` events, at doubling intervals ◀───────────────┼──▶ `Failures` to the supervisor's screen
                                                                             └──▶ metrics of a step, summary.json
 
-Reasons that differ in numbers, ids or quoted values only are one cause, named by the first of them.
+Exceptions of one type from one line of code are one cause, and so are other reasons that differ in numbers, ids or
+quoted values only. It is named by the first of them.
 """
 
 import re
@@ -16,13 +17,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncrl.observe.failure_sentences import sentences
+from asyncrl.observe.failure_sentences import OTHERS, Raised, sentences
 
 MAX_CAUSES = 32
-"""Causes that are told apart; any further one is counted as one of `OTHERS`."""
-OTHERS = "other: causes beyond the first ones"
+"""Causes that are told apart; any further one is counted as one of ``OTHERS``."""
 MAX_CHARS = 160
-"""Length of the name of a cause."""
+"""Length of the name of a cause; the place of an exception may make it longer."""
+READ_CHARS = 2048
+"""Characters of a reason that are looked at: `asyncrl.plug_in.describe` writes fewer."""
 FIRST_S, LONGEST_S = 10.0, 600.0
 """Seconds between the first two events of one cause, which double up to the second number."""
 SHOWN_S = 1.0
@@ -56,8 +58,8 @@ class FailureBook:
 
     def count(self, stage: str, reason: str, number: int = 1) -> None:
         """Count failed units: ``stage`` is where they failed, such as ``reward``, and ``reason`` any text."""
-        name = f"{stage}: {' '.join(reason[: 2 * MAX_CHARS].split())[:MAX_CHARS]}"
-        key = _VARYING.sub("#", name)
+        name = _name(stage, reason)
+        key = _key(name)
         if key not in self._causes and len(self._causes) >= MAX_CAUSES:
             key = name = OTHERS
         self._causes.setdefault(key, _Cause(name)).count += number
@@ -111,7 +113,9 @@ class FailureBook:
         """Continue with counts of an earlier life of the broker, which `recorded` and `recorded_attempts` read."""
         self._attempts = dict(attempts)
         for name, count in counts.items():
-            self._causes[_VARYING.sub("#", name)] = _Cause(name, count, told=count)
+            known = self._causes.setdefault(_key(name), _Cause(name))
+            known.count += count
+            known.told = known.count
         self._at_last_step = self.total
 
     def _event(self, cause: _Cause) -> dict[str, Any]:
@@ -133,6 +137,20 @@ def recorded_attempts(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
         if event.get("event") == EVENT and "of" in event:
             attempts[event["stage"]] = max(attempts.get(event["stage"], 0), int(event["of"]))
     return attempts
+
+
+def _name(stage: str, reason: str) -> str:
+    """Name of the cause that a reason belongs to, if it is the first of it."""
+    line = " ".join(reason[:READ_CHARS].split())
+    raised = Raised.read(line)
+    return f"{stage}: {raised.within(MAX_CHARS) if raised and raised.place else line[:MAX_CHARS]}"
+
+
+def _key(name: str) -> str:
+    """Text that all names of a cause have in common."""
+    stage, _, reason = name.partition(": ")
+    raised = Raised.read(reason)
+    return f"{stage}: {raised.site}" if raised and raised.site else _VARYING.sub("#", name)
 
 
 def _split(name: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from asyncrl.broker.nodes.departures import DepartureBook
 from asyncrl.broker.nodes.stack_requests import BROKERS, StackRequests
 from asyncrl.broker.outbox import Event
 from asyncrl.broker.scheduler import Scheduler
+from asyncrl.broker.status.restarts import RestartBook
 from asyncrl.broker.status.status import run_status
 from asyncrl.errors import ConfigError
 from asyncrl.messages import (
@@ -38,6 +39,7 @@ class Operators:
     Args:
         run: Name of the run directory.
         clock: Gives monotonic seconds.
+        restarts: Nodes that are started again.
         wall_clock: Gives seconds since 1970, for people.
     """
 
@@ -49,6 +51,7 @@ class Operators:
         *,
         run: str,
         clock: Callable[[], float],
+        restarts: RestartBook,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._scheduler = scheduler
@@ -56,6 +59,7 @@ class Operators:
         self._files = files
         self._run = run
         self._clock = clock
+        self._restarts = restarts
         self._wall_clock = wall_clock
         self._departures = DepartureBook()
         self._stacks = StackRequests()
@@ -93,7 +97,7 @@ class Operators:
     def _drain(self, peer: str, name: str) -> None:
         node = self._departures.ask(name, peer, self._scheduler.nodes)
         if isinstance(node, str):
-            self._hub.send(peer, Drained(name, node))
+            self._hub.send(peer, Drained(name, node, is_refused=True))
             return
         self._files.event("node.draining", node=name, asked_by=peer)
         self._hub.send(node.peer, Drain(name))
@@ -109,6 +113,7 @@ class Operators:
                 run=self._run,
                 time_s=files.time_s,
                 incidents=files.incidents.told(files.time_s),
+                restarts=self._restarts.notes(now_s),
                 metrics={key: float(n) for key, n in files.last_line.items() if isinstance(n, int | float)},
             )
             self._told = now_s, status

@@ -133,13 +133,13 @@ def key_refusal(owner: Owner | None, role: str, node: str) -> str:
         return ""
     if role not in owner.roles:
         return (
-            f"its key {owner.name} is for {' and '.join(sorted(owner.roles))}, not for a {role}; give it one made by "
-            f"`asyncrl keys add NAME --role {role}` on the broker's machine"
+            f"the key {owner.name} is for {' and '.join(sorted(owner.roles))}, not for a {role}; give the node one "
+            f"made by `asyncrl keys add NAME --role {role}` on the broker's machine"
         )
     if owner.name and not owns(owner.name, node):
         return (
-            f"its key {owner.name} is for nodes called {owner.name} or {owner.name}-..., not {node}; give it such a "
-            f"name, or another key"
+            f"the key {owner.name} is for nodes called {owner.name} or {owner.name}-..., not {node}; give the node "
+            f"such a name, or another key"
         )
     return ""
 

@@ -80,6 +80,7 @@ def _beat(message: Beat) -> str:
         or _seconds("memory_stall", message.memory_stall)
         or _count("tokens", message.tokens)
         or _seconds("decode_steps", message.decode_steps)
+        or _seconds("cores_busy", message.cores_busy)
     )
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # only the commands that need pyarrow or a tokenizer import t
     from asyncrl.data.check import CountTokens, Inspection
     from asyncrl.data.prepare.published import PrepareResult, PublishedDataset
 
-    Checked = tuple[Inspection, Reward | None]
-    """Inspection of a dataset, and the rewards of its run if it belongs to one."""
+    Checked = tuple[Inspection, str, Reward | None]
+    """Inspection of a dataset, the chat template of its model, and the rewards of its run if it belongs to one."""
 
 PATH = click.Path(path_type=Path)
 
@@ -65,17 +65,29 @@ _add_published("dapo-math", "FILE", "dapo_math:DAPO_MATH", "Convert DAPO-Math fr
 
 @prepare.command()
 @click.argument("source", metavar="FILE", type=PATH)
-@click.option("--prompt-key", default="prompt", help="Column of texts or chats.")
-@click.option("--answer-key", default="answer", help="Column of texts or numbers.")
-@click.option("--data-source", required=True, help="Name that selects the verifier, such as openai/gsm8k.")
+@click.option("--prompt-column", default="prompt", show_default=True, metavar="NAME", help="Column of texts or chats.")
+@click.option("--answer-column", default="answer", show_default=True, metavar="NAME", help="Of texts or numbers.")
+@click.option(
+    "--data-source",
+    default="own",
+    show_default=True,
+    metavar="NAME",
+    help="Name that selects a built-in verifier, such as openai/gsm8k; with a reward of your own, any name.",
+)
 @click.option("--unique", is_flag=True, help="Keep a repeated prompt once.")
 @_options
 @report_errors
-def jsonl(source: Path, prompt_key: str, answer_key: str, data_source: str, unique: bool, **choices: Any) -> None:
-    """Convert prompts and answers of your own."""
+def jsonl(source: Path, prompt_column: str, answer_column: str, data_source: str, unique: bool, **choices: Any) -> None:
+    """
+    Convert prompts and answers of your own.
+
+    \b
+    Example:
+      asyncrl data prepare jsonl rows.jsonl -o train.parquet --prompt-column question --answer-column solution
+    """
     from asyncrl.data.prepare.own_rows import own_rows
 
-    _prepare(own_rows(data_source, prompt_key, answer_key, repeats=unique), source, choices)
+    _prepare(own_rows(data_source, prompt_column, answer_column, repeats=unique), source, choices)
 
 
 @prepare.command("reasoning-gym")
@@ -123,8 +135,10 @@ def check(paths: tuple[Path, ...], model: Path | None, max_prompt_tokens: int | 
     """
     Describe datasets, and list rows that cannot be used.
 
-    FILE is a dataset, or a run file (.toml), whose datasets are then read as the run would read them.
+    FILE is a dataset, or a run file (.toml), whose datasets are then read as the run would read them. The columns of a
+    dataset alone are guessed if they are not `prompt` and `answer`.
     """
+    from asyncrl.data.chat_template import text_advice
     from asyncrl.reward.routing import check_routes
 
     if max_prompt_tokens and not model:
@@ -134,25 +148,32 @@ def check(paths: tuple[Path, ...], model: Path | None, max_prompt_tokens: int | 
         for path in paths
         for one in (_check_run(path) if path.suffix == ".toml" else [_check_file(path, model, max_prompt_tokens)])
     ]
-    for inspection, _ in checked:
+    for inspection, template, _ in checked:
         click.echo(inspection.text())
         for row in inspection.bad if all_bad else []:
             click.echo(f"{row.place}: {row.reason}")
-    for inspection, reward in checked:
+        for sentence in text_advice(template, has_texts=inspection.num_texts > 0):
+            click.echo(f"note: {sentence}")
+    for inspection, _, reward in checked:
         inspection.require_usable()
         if reward:
             check_routes(reward, inspection.data_sources)
 
 
 def _check_file(path: Path, model: Path | None, max_tokens: int | None) -> "Checked":
+    from asyncrl.data.chat_template import read_template
     from asyncrl.data.check import inspect
+    from asyncrl.data.columns import guessed
 
     count_tokens = token_counter(model, {}) if model else None
-    return inspect(path, count_tokens=count_tokens, max_tokens=max_tokens), None
+    settings = guessed(Data(train=str(path)), str(path), click.echo, "data.{}_column of a run file")
+    inspection = inspect(path, settings, count_tokens=count_tokens, max_tokens=max_tokens)
+    return inspection, read_template(model) if model else "", None
 
 
 def _check_run(path: Path) -> "list[Checked]":
     from asyncrl.config.run_file import load_config
+    from asyncrl.data.chat_template import read_template
     from asyncrl.data.check import inspect
     from asyncrl.node.hub import with_local_copies
 
@@ -163,7 +184,8 @@ def _check_run(path: Path) -> "list[Checked]":
     max_tokens = settings.max_prompt_tokens if settings.truncation == "error" else None
     files = settings.train_files + settings.held_out_files
     inspections = [inspect(Path(file), settings, count_tokens=count_tokens, max_tokens=max_tokens) for file in files]
-    return [(inspection, config.reward) for inspection in inspections]
+    template = "" if config.environment.is_set else read_template(model)
+    return [(inspection, template, config.reward) for inspection in inspections]
 
 
 def token_counter(model: Path, template_kwargs: dict[str, str | int | float | bool]) -> "CountTokens":

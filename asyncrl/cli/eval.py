@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from math import isnan
@@ -13,16 +13,19 @@ from typing import Any
 
 import click
 import uvloop
+from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from asyncrl.cli.evaluated_model import model_and_run_file
 from asyncrl.cli.terminal import aligned, to_json
 from asyncrl.config.model.directory import check_model
 from asyncrl.config.run_file import decode, override_one
 from asyncrl.config.sections import Config
 from asyncrl.config.toml import put, read
-from asyncrl.data.chat_template import check_template, read_template
+from asyncrl.data.chat_template import check_template, read_template, text_advice
 from asyncrl.data.check import bad_row_lines
+from asyncrl.data.columns import guessed
 from asyncrl.data.images import Keep, check_model_reads
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.errors import ConfigError, RunFailed
@@ -37,6 +40,7 @@ from asyncrl.node.rollout.episodes import open_episodes
 from asyncrl.reward.routing import check_routes
 from asyncrl.reward.workers.pool import WorkerPool
 from asyncrl.spool.images import ImageStore
+from asyncrl.weights.contents.architecture import num_positions, read_config
 
 REASONS_SHOWN = 5
 """Most frequent reasons of failures that are listed; the others are counted."""
@@ -53,8 +57,11 @@ def evaluate(config: Config, *, out: Path | None, as_json: bool) -> None:
         check_output(out)
     configure_logging("eval")
     console = Console(stderr=True)
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    config = replace(config, data=guessed(config.data, config.data.held_out_files[0], say))
     with closing(ImageStore(Path(gettempdir()))) as images:
-        prompts = check_prompts(config, console, images.add)
+        prompts = check_prompts(config, say, images.add)
+        config = with_room(config)
         rows, wall_s = uvloop.run(_evaluate(config, prompts, images, console))
     evaluation = summarize(config, rows, wall_s)
     for line in failures(rows):
@@ -81,7 +88,13 @@ def eval_config(
     seed: int | None = None,
     overrides: Sequence[str] = (),
 ) -> Config:
-    """Apply the options of the command to the run file ``path`` or the defaults; raises `ConfigError`."""
+    """
+    Apply the options of the command to the run file ``path``, that of the run that ``model`` is in, or the defaults.
+
+    Raises `ConfigError` if an option, the file or the run cannot be used.
+    """
+    model, of_run = model_and_run_file(model)
+    path = path or of_run
     plain = {"reward": {"function": "auto"}, "evaluation": {"max_tokens": 1024}}
     raw: dict[str, Any] = read(path, "config file") if path else plain
     options: dict[str, Any] = {
@@ -109,24 +122,40 @@ def eval_config(
         evaluation["temperature"] = 1.0  # with greedy decoding all completions of a prompt would be equal
     if not raw.get("data", {}).get("held_out"):
         raise ConfigError("no prompts to evaluate the model on: give --data FILE, or a --config with data.held_out")
-    return decode(raw)
+    config = decode(raw)
+    longest = config.evaluation.max_tokens or config.sampling.max_tokens
+    return replace(config, sampling=replace(config.sampling, max_tokens=longest))  # a slot holds nothing longer
 
 
-def check_prompts(config: Config, console: Console, keep: Keep) -> list[Prompt]:
+def with_room(config: Config) -> Config:
     """
-    Load the prompts, and give their pictures to ``keep``.
+    The configuration with a limit of prompts that leaves room for completions in the positions that the model knows.
+
+    A longer prompt then fails alone. Limits by which prompts are cut stay, because other tokens would be left of them.
+    """
+    known = num_positions(read_config(Path(config.model.path), config.model.overrides).get_text_config())
+    room = (known or 0) - config.longest_written("held_out")
+    if room <= 0 or config.data.truncation != "error":
+        return config
+    limit = min(config.data.max_prompt_tokens, room)
+    return replace(config, data=replace(config.data, max_prompt_tokens=limit))
+
+
+def check_prompts(config: Config, say: Callable[[str], None], keep: Keep) -> list[Prompt]:
+    """
+    Load the prompts, and give their pictures to ``keep`` and remarks on them to ``say``.
 
     Raises `ConfigError` if the model, the data or the verifier cannot be used.
     """
     check_model(config.model.path, setting="MODEL")
     stream = held_out_stream(config.data, config.evaluation.max_prompts, keep)
-    summary = stream.summary
-    check_template(
-        read_template(Path(config.model.path)), config.data.chat_template_kwargs, has_chats=summary.has_chats
-    )
+    summary, template = stream.summary, read_template(Path(config.model.path))
+    check_template(template, config.data.chat_template_kwargs, has_chats=summary.has_chats)
+    for sentence in text_advice(template, has_texts=summary.has_texts and not config.environment.is_set):
+        say(f"note: {sentence}")
     check_model_reads(Path(config.model.path), summary.num_images, summary.num_marked)
     if summary.bad:
-        console.print("\n".join(bad_row_lines(summary.bad)), highlight=False, markup=False, soft_wrap=True)
+        say("\n".join(bad_row_lines(summary.bad)))
     prompts = [draw.prompt for draw in stream.since(0)]
     check_routes(config.reward, {prompt.data_source for prompt in prompts})
     return prompts

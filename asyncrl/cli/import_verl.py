@@ -52,6 +52,8 @@ def import_verl(arguments: Sequence[str], environment: Sequence[str], out: Path 
         click.echo(out)
     if verdict == "cannot":
         sys.exit(1)
+    if out:
+        click.echo(f"to try it on a CPU: asyncrl run {out} --scale tiny --set run.steps=3", err=True)
 
 
 def report(translation: Translation, notes: Sequence[str], verdict: str) -> list[str]:

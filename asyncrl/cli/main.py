@@ -13,17 +13,16 @@ from asyncrl.cli.keys.command import keys
 from asyncrl.cli.operate.commands import COMMANDS as OPERATE
 from asyncrl.cli.plug_ins.command import advantage, loss, reward
 from asyncrl.cli.recorded.commands import COMMANDS as READ
+from asyncrl.cli.run_path import RUN_PATH
 from asyncrl.cli.services.command import services
+from asyncrl.cli.settings.command import config, set_option
 from asyncrl.cli.start.command import example, init
 from asyncrl.cli.terminal import json_option, report_errors, to_json
 from asyncrl.cli.toy import tiny, toy
-from asyncrl.config.run_file import explain, load_config
+from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
 
 PATH = click.Path(path_type=Path)
-set_option = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one setting; repeatable."
-)
 device_memory_option = click.option(
     "--device-memory",
     default="",
@@ -45,7 +44,13 @@ metrics_option = click.option(
     help="Serve metrics and health from this port on, one for each process; 0 takes free ports.",
 )
 metrics_open_option = click.option(
-    "--metrics-open", is_flag=True, help="Let other machines read --metrics, without a key."
+    "--metrics-open",
+    is_flag=True,
+    envvar="ASYNCRL_METRICS_OPEN",
+    help="Let other machines read --metrics, without a key.",
+)
+dashboard_option = click.option(
+    "--dashboard", "is_shown", is_flag=True, help="Show the run in a browser while it lasts."
 )
 traces_option = click.option(
     "--traces", is_flag=True, help="Send spans of every trajectory to a collector of OpenTelemetry (OTEL_* variables)."
@@ -74,7 +79,7 @@ def main() -> None:
 @click.option(
     "--scale", type=click.Choice(["tiny"]), help="Run the same options with a tiny random model and few rows, on a CPU."
 )
-@click.option("--dashboard", "is_shown", is_flag=True, help="Show the run in a browser while it lasts.")
+@dashboard_option
 @metrics_option
 @metrics_open_option
 @traces_option
@@ -96,7 +101,8 @@ def run(
     Train a model as the run file CONFIG says.
 
     Starts the broker, the rollouts, the reward node and the trainer as processes of this machine, prints one line per
-    optimizer step, and writes everything to a new run directory, by default below runs/.
+    optimizer step, and writes everything to a new run directory, by default below runs/. `asyncrl config explain` tells
+    what a setting means.
 
     \b
     Example:
@@ -121,13 +127,16 @@ def run(
 
 
 @main.command()
-@click.argument("run_directory", metavar="RUN", type=PATH)
+@click.argument("run_directory", metavar="RUN", type=RUN_PATH)
 @click.option("--steps", type=click.IntRange(1), help="New total number of steps; must exceed the old one.")
+@dashboard_option
 @metrics_option
 @metrics_open_option
 @traces_option
 @report_errors
-def resume(run_directory: Path, *, steps: int | None, metrics: str | None, metrics_open: bool, traces: bool) -> None:
+def resume(
+    run_directory: Path, *, steps: int | None, is_shown: bool, metrics: str | None, metrics_open: bool, traces: bool
+) -> None:
     """
     Continue a run that stopped, or extend a finished one.
 
@@ -143,7 +152,8 @@ def resume(run_directory: Path, *, steps: int | None, metrics: str | None, metri
 
     if traces:
         require_opentelemetry()
-    resume_run(run_directory, steps, metrics_options(metrics, is_open=metrics_open), is_traced=traces)
+    serving = metrics_options(metrics, is_open=metrics_open)
+    resume_run(run_directory, steps, serving, is_shown=is_shown, is_traced=traces)
 
 
 @main.command("eval")
@@ -157,7 +167,7 @@ def resume(run_directory: Path, *, steps: int | None, metrics: str | None, metri
 @click.option("--max-prompts", type=int, help="Most prompts of each file, from its start.  [default: all]")
 @click.option("--engine", type=click.Choice(["transformers", "vllm"]), help="[default: from --config, or transformers]")
 @click.option("--seed", type=int, help="Sampling seed.  [default: from --config, or 0]")
-@click.option("--config", "path", type=PATH, metavar="CONFIG", help="Run file that provides all other settings.")
+@click.option("--config", "path", type=PATH, metavar="CONFIG", help="Other settings.  [default: those of MODEL's run]")
 @set_option
 @click.option("--out", type=PATH, metavar="FILE", help="Also write every completion to a parquet file.")
 @json_option
@@ -166,13 +176,15 @@ def evaluate(out: Path | None, as_json: bool, **choices: Any) -> None:
     """
     Evaluate a model on held-out prompts, without training.
 
-    MODEL is a Hugging Face model directory, such as a checkpoint of a run. Prints accuracy (avg@k, pass@k and maj@k
-    with several completions per prompt), length and truncation for each data source. Fit the engine to the machine
-    with --set: rollout.slots, rollout.threads, model.dtype and others.
+    MODEL is a Hugging Face model directory, a run directory, or a checkpoint in one; the run's settings and held-out
+    prompts are then the defaults. Prints accuracy (avg@k, pass@k and maj@k with several completions per prompt), length
+    and truncation for each data source. Completions without a verdict are in no mean, and counted as failed. Fit the
+    engine to the machine with --set: rollout.slots, rollout.threads, model.dtype and others.
 
     \b
-    Example:
+    Examples:
       asyncrl eval models/base --data held_out.parquet -k 8 --reward math
+      asyncrl eval runs/quickstart
     """
     from asyncrl.node.machine.machine import require_train
 
@@ -181,12 +193,12 @@ def evaluate(out: Path | None, as_json: bool, **choices: Any) -> None:
     from asyncrl.cli.eval import evaluate as evaluate_model
     from asyncrl.node.hub import with_local_copies
 
-    config = with_local_copies(eval_config(**choices), partial(click.echo, err=True))
+    config = with_local_copies(eval_config(**choices), partial(click.echo, err=True), model_setting="MODEL")
     evaluate_model(config, out=out, as_json=as_json)
 
 
 @main.command()
-@click.argument("run_directory", metavar="RUN", type=PATH)
+@click.argument("run_directory", metavar="RUN", type=RUN_PATH)
 @click.option("--step", metavar="N|best", help="Checkpoint: its step, or the best evaluated.  [default: newest]")
 @click.option("-o", "--out", type=PATH, metavar="DIR", required=True, help="Directory to create.")
 @click.option(
@@ -215,7 +227,7 @@ def export(run_directory: Path, step: str | None, out: Path, dtype: Any, *, is_a
 
 
 @main.command()
-@click.argument("run_directory", metavar="RUN", type=PATH)
+@click.argument("run_directory", metavar="RUN", type=RUN_PATH)
 @click.argument("tracker", metavar="TRACKER")
 @click.option("--once", is_flag=True, help="Send the existing records, then exit.")
 @set_option
@@ -388,34 +400,6 @@ def doctor(
     sys.exit(0 if diagnosis.is_fit else 1)
 
 
-@main.group()
-def config() -> None:
-    """Show the settings of a run file."""
-
-
-@config.command()
-@click.argument("config_path", metavar="CONFIG", type=PATH)
-@set_option
-@report_errors
-def show(config_path: Path, overrides: tuple[str, ...]) -> None:
-    """
-    Print every setting of the run file CONFIG, and its origin.
-
-    The origin is the file, --set, a preset, or the default. With run.epochs, run.steps is counted from data.train.
-    Notes on settings that hardly anybody wants follow on stderr.
-    """
-    from asyncrl.config.check import advice
-    from asyncrl.data.run_length import resolve_steps
-
-    origins = explain(config_path, overrides, resolve_steps)
-    width = max(len(origin.key) for origin in origins)
-    for origin in origins:
-        value = "unset" if origin.value is None else repr(origin.value)
-        click.echo(f"{origin.key:<{width}}  {value:<24} {origin.source}")
-    for sentence in advice(load_config(config_path, overrides)):
-        click.echo(f"note: {sentence}", err=True)
-
-
 @main.command("import-verl", context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", metavar="SCRIPT|OPTION...", nargs=-1, required=True)
 @click.option("-o", "--out", type=PATH, metavar="FILE", help="Run file to write.  [default: print it]")
@@ -448,6 +432,7 @@ def import_verl_command(
 for command in (*OPERATE, *READ):
     main.add_command(command)
 main.add_command(advantage)
+main.add_command(config)
 main.add_command(data)
 main.add_command(example)
 main.add_command(init)

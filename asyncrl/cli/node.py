@@ -17,7 +17,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.messages import Role, WeightsVia
 from asyncrl.node.machine.local_address import INTERFACE_VARIABLE
 from asyncrl.node.machine.machine import require_node
-from asyncrl.node.process.metrics_server import METRICS_VARIABLE, TARGETS_VARIABLE, metrics_options
+from asyncrl.node.process.metrics_server import METRICS_VARIABLE, OPEN_VARIABLE, TARGETS_VARIABLE, metrics_options
 from asyncrl.node.process.process import LOG_FORMAT_VARIABLE, LogFormat, run_process
 from asyncrl.plug_in import ALLOW_VARIABLE
 
@@ -59,7 +59,9 @@ ROLES = ("broker", "rollout", "reward", "trainer", "spool")
     metavar="[HOST:]PORT",
     help="Serve metrics and health here; port 0 takes a free one. See below.",
 )
-@click.option("--metrics-open", is_flag=True, help="Let other machines read --metrics, without a key.")
+@click.option(
+    "--metrics-open", is_flag=True, envvar=OPEN_VARIABLE, help="Let other machines read --metrics, without a key."
+)
 @click.option(
     "--metrics-targets",
     type=PATH,
@@ -124,8 +126,8 @@ def main(
     For several machines, let the broker listen on --broker tcp://*:5570, and give the others its machine's name.
     Weights then travel over the interface of the route to the broker, unless --interface names another.
 
-    A node's name is ROLE-HOSTNAME-PID unless --name is given, without the PID for a trainer or a spool. Services need a
-    name that stays the same: a node that was killed is then replaced at once.
+    A node's name is ROLE-HOSTNAME-PID unless --name is given, without the PID for a trainer or a spool; a
+    broker's is broker. Services need a name that stays the same: a node that was killed is then replaced at once.
 
     A spool stores payloads in --dir; started again with the same folder, it serves them again. It listens on a free
     port of the interface on its route to the broker, unless --bind names another address.
@@ -143,8 +145,9 @@ def main(
     need --key FILE or ASYNCRL_KEY_FILE instead, and their names begin with the name of the key.
 
     --metrics serves /metrics for Prometheus, /healthz and /readyz over HTTP, on the loopback interface unless a HOST is
-    given, and then only with --metrics-open. A file in RUN/metrics, or in --metrics-targets (ASYNCRL_METRICS_TARGETS),
-    tells Prometheus the address. With --replicas, this process takes the port, and the rollouts those after it.
+    given, and then only with --metrics-open (ASYNCRL_METRICS_OPEN=1). A file in RUN/metrics, or in --metrics-targets
+    (ASYNCRL_METRICS_TARGETS), tells Prometheus the address. With --replicas, this process takes the port, and the
+    rollouts those after it.
 
     --traces sends the life of every trajectory as spans to a collector of OpenTelemetry, by OTLP over HTTP. The usual
     variables say where it is, such as OTEL_EXPORTER_OTLP_ENDPOINT=http://10.0.0.9:4318.
@@ -213,7 +216,9 @@ def _require_role(role: Role, is_given: bool, sentence: str, *roles: Role) -> No
 
 def default_name(role: Role, key_file: Path | None) -> str:
     """Name of a node without --name: one that its key, if it has one, is for."""
-    key = read_credentials(key_file) if key_file and role != "broker" else None
+    if role == "broker":
+        return "broker"
+    key = read_credentials(key_file) if key_file else None
     base = key.name if key and key.name else f"{role}-{socket.gethostname()}"
     # A run has one trainer: under another name, it would be refused while the run waits for the one that was killed.
     # A spool's name is that of its files.

@@ -47,8 +47,8 @@ def step_sums(directory: Path, seed: int, threads: int, **sizes: int) -> None:
     Make a model of sums, with its data.
 
     Writes DIR/model, DIR/train.parquet and DIR/held_out.parquet; existing ones are kept. The model is a small Qwen3,
-    trained on the CPU in about two minutes. It can write out a sum step by step and rarely does, so that reinforcement
-    learning can improve it.
+    trained on the CPU in two to five minutes. It can write out a sum step by step and rarely does, so that
+    reinforcement learning can improve it.
 
     \b
     Examples:

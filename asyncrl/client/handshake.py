@@ -15,6 +15,7 @@ from asyncrl.actor.link import Link
 from asyncrl.actor.sockets.curve import LinkKeys, needs_keys
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.client.run_address import RunAddress
+from asyncrl.client.silence import why_silent
 from asyncrl.client.spools import SpoolLinks, hosted_spool
 from asyncrl.errors import ConfigError, LinkError, LinkRefused, UnknownKey, WrongHub
 from asyncrl.log import get_logger
@@ -85,9 +86,8 @@ async def join(
             async with asyncio.timeout(deadline_s):
                 welcome = await shake_hands(link, who, make_hello)
         except TimeoutError:
-            raise LinkError(
-                f"no broker answered at {run.broker} within {deadline_s:g} s: is it running, and is the address right?"
-            ) from None
+            cause = await why_silent(run.broker)
+            raise LinkError(f"no broker answered at {run.broker} within {deadline_s:g} s: {cause}") from None
         except WrongHub:
             raise WrongHub(_wrong_hub(run)) from None
         except UnknownKey:
@@ -127,8 +127,9 @@ def _wrong_hub(run: RunAddress) -> str:
             f"the key file of {found.name} from the broker's machine again"
         )
     return (
-        f"the broker at {run.broker} does not share the secret in {run.credentials_file}: it serves another run, or it "
-        f"is no broker; give --secret the secret file of its run directory"
+        f"the broker at {run.broker} does not share the secret in {run.credentials_file}: it serves another run, it is "
+        f"no broker, or it accepts keys only; give the secret file of its run directory, or --key a key made by "
+        f"`asyncrl keys add` on its machine"
     )
 
 

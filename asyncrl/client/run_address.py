@@ -147,7 +147,7 @@ def _with_credentials(address: str, file: Path | None) -> RunAddress:
         raise ConfigError(
             f"no broker of this user has left credentials for {address} on this machine: name the key file that "
             f"`asyncrl keys add` made on the broker's machine by --key or ${KEY_VARIABLE}, or the secret in the run "
-            f"directory by --secret or ${SECRET_VARIABLE}"
+            f"directory by ${SECRET_VARIABLE}"
         )
     return RunAddress(address, file)
 

@@ -1,26 +1,56 @@
-"""Every setting with its default and the documentation under its field in `asyncrl.config.sections`."""
+"""Every setting with its type, its default and the documentation under its field in `asyncrl.config.sections`."""
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, Literal, TypeGuard, get_args, get_type_hints
 
 import msgspec
 from msgspec import NODEFAULT, Struct
 
 from asyncrl.config import sections
-from asyncrl.config.sections import Config, Section
+from asyncrl.config.catalogue import ADVANTAGES, LOSSES
+from asyncrl.config.correction import PRESETS
+from asyncrl.config.sections import LIVE, Config, Section
+from asyncrl.config.words import type_in_words
+
+VERL = re.compile(r" \[([\w.*/, ]+)\](?=[.:]|$)")
+"""verl's name for a setting, in the documentation of its field; names in backquotes are others."""
+
+CATALOGUES = {
+    "algorithm.advantage": (*ADVANTAGES, "file.py:name"),
+    "algorithm.loss": (*LOSSES, "file.py:name"),
+    "algorithm.correction.preset": ("", *PRESETS),
+}
+"""Values of the settings that name something of a catalogue."""
 
 
 class Meaning(Struct, frozen=True, kw_only=True):
     key: str
     """Full key, such as ``schedule.staleness``."""
+    kind: str = ""
+    """Type and bounds in words, such as ``integer ≥ 1``."""
     default: Any = None
     is_required: bool = False
     """It has no default."""
+    is_live: bool = False
+    """`asyncrl set` changes it while the run goes on."""
     text: str
     """Documentation, one paragraph."""
+    items: tuple["Meaning", ...] = ()
+    """Settings of each item, if it is a list of tables."""
+
+    @property
+    def section(self) -> str:
+        return self.key.rpartition(".")[0]
+
+    @property
+    def verl(self) -> str:
+        """verl's name for it; empty if the documentation gives none."""
+        found = VERL.search(self.text)
+        return found.group(1) if found else ""
 
 
 @cache
@@ -31,21 +61,42 @@ def meanings() -> dict[str, Meaning]:
     return {meaning.key: meaning for meaning in _of(Config, "", texts)}
 
 
+@cache
+def section_meanings() -> dict[str, str]:
+    """Documentation of every section and subsection of a run file by its full key; paragraphs are lines."""
+    return dict(_sections(Config, ""))
+
+
+def _sections(section: type[Section], where: str) -> Iterator[tuple[str, str]]:
+    for name, kind in get_type_hints(section).items():
+        if _is_section(kind):
+            paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
+            yield f"{where}{name}", "\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+            yield from _sections(kind, f"{where}{name}.")
+
+
 def _of(section: type[Section], where: str, texts: dict[str, dict[str, str]]) -> Iterator[Meaning]:
-    hints = get_type_hints(section)
+    hints = get_type_hints(section, include_extras=True)
     for field in msgspec.structs.fields(section):
         key, kind = f"{where}{field.name}", hints[field.name]
-        if isinstance(kind, type) and issubclass(kind, Section):
+        if _is_section(kind):
             yield from _of(kind, f"{key}.", texts)
             continue
         default = field.default_factory() if field.default_factory is not NODEFAULT else field.default
         required = default is NODEFAULT
         yield Meaning(
             key=key,
+            kind=type_in_words(Literal[CATALOGUES[key]] if key in CATALOGUES else kind),
             default=None if required else default,
             is_required=required,
+            is_live=LIVE in get_args(kind),
             text=texts[section.__name__].get(field.name, ""),
+            items=tuple(each for item in get_args(kind) if _is_section(item) for each in _of(item, f"{key}.", texts)),
         )
+
+
+def _is_section(kind: Any) -> TypeGuard[type[Section]]:
+    return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def _docstrings(section: ast.ClassDef) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ Reads a run file: defaults < TOML file < ``--set a.b=value``, checked and return
 `explain` gives the origin of each value.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from msgspec import Struct, structs
 
 from asyncrl.config.check import check
 from asyncrl.config.correction import resolved
+from asyncrl.config.meanings import meanings
 from asyncrl.config.sections import Config, leaves
 from asyncrl.config.toml import convert, put, read, split_override
+from asyncrl.config.words import value_in_words
 from asyncrl.errors import ConfigError
 from asyncrl.files.toml_text import toml_key, toml_value
 
@@ -31,7 +34,7 @@ class Origin(Struct, frozen=True):
     """
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
     """
     Read and check a run file.
 
@@ -41,7 +44,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: The file cannot be read, or `decode` refuses it.
     """
-    return decode(read_raw(path, overrides))
+    return decode(read_raw(Path(path), overrides))
 
 
 def read_raw(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -75,7 +78,7 @@ def decode(raw: dict[str, Any]) -> Config:
     Raises:
         ConfigError: A key is unknown or missing, a value has the wrong type or range, or values contradict each other.
     """
-    config = convert(raw, Config)
+    config = convert(raw, Config, "; `asyncrl init` writes a run file that has it")
     if {"steps", "epochs"} <= raw.get("run", {}).keys():
         raise ConfigError(
             f"run.steps is {config.run.steps} and run.epochs is {config.run.epochs:g}: both say how long to train; "
@@ -109,6 +112,16 @@ def explain(
         return "default"
 
     return [Origin(key, value, source(key, value)) for key, value in leaves(msgspec.to_builtins(applied))]
+
+
+def changes(config: Config) -> list[str]:
+    """Line ``key = value`` for each setting without its default value, in the order of a run file."""
+    known = meanings()
+    return [
+        f"{key} = {value_in_words(value)}"
+        for key, value in leaves(msgspec.to_builtins(config))
+        if key not in known or known[key].is_required or value != msgspec.to_builtins(known[key].default)
+    ]
 
 
 def to_toml(config: Config) -> str:

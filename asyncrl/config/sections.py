@@ -103,6 +103,11 @@ class Data(Section, frozen=True, kw_only=True):
     """File or files of evaluation prompts, never trained on; empty switches evaluation off [val_files]."""
     prompt_column: str = "prompt"
     """Column of the prompt: a text or a list of chat messages [prompt_key]."""
+    as_chat: bool = False
+    """
+    Make each prompt that is a text one message of the user, so that the model's chat template is applied to it. False:
+    the model reads the bare text.
+    """
     answer_column: str = "answer"
     """Column of the reference answer that the reward function gets."""
     image_column: str = "images"

@@ -7,15 +7,16 @@ Strict conversion of TOML to Structs: an unknown key is an error with a suggesti
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from asyncrl.config.other_names import answer
 from asyncrl.config.sections import Section, leaves
+from asyncrl.config.suggestions import fields, section_in, unknown
 from asyncrl.errors import ConfigError
+from asyncrl.files.toml_text import toml_value
 
 S = TypeVar("S", bound=Section)
 
@@ -30,11 +31,19 @@ def read(path: Path, what: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"no such {what}: {path}") from error
+        raise ConfigError(f"no such {what}: {path}{_meant_instead(path)}") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{path} is a folder, not a {what}{_meant_instead(path / 'run.toml')}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _meant_instead(path: Path) -> str:
+    """Question after the TOML file beside ``path`` with the nearest name; empty if none has a similar one."""
+    near = difflib.get_close_matches(path.name, [found.name for found in path.parent.glob("*.toml")], n=1)
+    return f"; did you mean {path.with_name(near[0])}?" if near else ""
 
 
 def split_override(override: str, shorthands: Mapping[str, str]) -> tuple[str, Any]:
@@ -65,13 +74,18 @@ def put(raw: dict[str, Any], key: str, value: Any, where: str) -> None:
     table[leaf] = value
 
 
-def convert(raw: Mapping[str, Any], kind: type[S]) -> S:
-    """Convert a nested dict; raises `ConfigError` for an unknown or missing key, or a wrong type or range."""
+def convert(raw: Mapping[str, Any], kind: type[S], advice: str = "") -> S:
+    """
+    Convert a nested dict; ``advice`` ends the sentence about a section that is missing.
+
+    Raises:
+        ConfigError: A key is unknown or missing, or a value has a wrong type or range.
+    """
     _refuse_unknown(raw, kind, (), kind)
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(_sentence(str(error), raw, kind)) from error
+        raise ConfigError(_sentence(str(error), raw, kind, advice)) from error
 
 
 def _refuse_unknown(
@@ -82,62 +96,56 @@ def _refuse_unknown(
         name = ".".join((*where, key))
         if key not in hints:
             full, _ = next(leaves({name: value}))
-            raise ConfigError(f"unknown key {full!r}: {_hint(full, where, hints, root)}")
-        if kind := _section_in(hints[key]):
+            raise ConfigError(unknown(full, root))
+        if kind := section_in(hints[key]):
             for part in value if isinstance(value, list) else [value]:
                 if not isinstance(part, Mapping):
                     raise ConfigError(f"{name} is a section, got {part!r}")
                 _refuse_unknown(part, kind, (*where, key), root)
 
 
-def _section_in(kind: Any) -> type[Section] | None:
-    """Section type of a field, or of the items of a list field; None for a plain value."""
-    kinds = [kind, *get_args(kind)]
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
-
-
-def _fields(section: type[Section], where: str = "") -> Iterator[tuple[str, Any]]:
-    for key, kind in get_type_hints(section).items():
-        yield f"{where}{key}", kind
-        if inner := _section_in(kind):
-            yield from _fields(inner, f"{where}{key}.")
-
-
-def _hint(name: str, where: tuple[str, ...], known: Mapping[str, Any], root: type[Section]) -> str:
-    """Suggestion for the full key ``name``, whose section ``where`` has the keys ``known``."""
-    if answered := answer(name, dict(_fields(root))):
-        return answered
-    if close := _meant(name.rpartition(".")[2], where, root):
-        return f"did you mean {close!r}?"
-    return f"expected one of: {', '.join(known)}"
-
-
-def _meant(key: str, where: tuple[str, ...], root: type[Section]) -> str | None:
-    """Nearest full key. The right name in a wrong section is preferred: people forget the section more often."""
-    full_names = [full for full, _ in _fields(root)]
-    elsewhere = {full.rpartition(".")[2]: full for full in reversed(full_names)}
-    if key in elsewhere:
-        return elsewhere[key]
-    here = [full for full in full_names if full.startswith("".join(f"{part}." for part in where))]
-    if close := difflib.get_close_matches(".".join((*where, key)), here, n=1):
-        return close[0]
-    return next((elsewhere[close] for close in difflib.get_close_matches(key, elsewhere, n=1)), None)
-
-
-def _sentence(error: str, raw: Mapping[str, Any], root: type[Section]) -> str:
+def _sentence(error: str, raw: Mapping[str, Any], root: type[Section], advice: str) -> str:
     """msgspec's ``Expected `int` >= 1 - at `$.run.steps``` as ``run.steps: expected `int` >= 1, got 0``."""
     what, _, where = error.partition(" - at `$")
     key = where.strip("`").lstrip(".")
     if "missing required field" in what:
         missing = what.rpartition("`")[0].rpartition("`")[2]
-        return f"missing key {'.'.join(filter(None, (key, missing)))!r}: it has no default"
+        return _missing(".".join(filter(None, (key, missing))), root, advice)
     problem = what[0].lower() + what[1:]
     if "[...]" in key:  # A table with arbitrary keys: msgspec does not name the key.
         return f"{key}: {problem}"
     value = _at(raw, key)
-    if what.startswith("Invalid enum value") and (kind := dict(_fields(root)).get(re.sub(r"\[\d+\]", "", key))):
+    if what.startswith("Invalid enum value") and (kind := dict(fields(root)).get(re.sub(r"\[\d+\]", "", key))):
         return f"{key}: expected one of {', '.join(map(repr, get_args(kind)))}, got {value!r}"
-    return f"{key}: {problem.partition(', got')[0]}, got {value!r}"
+    expected, _, got = problem.partition(", got")
+    return f"{key}: {_with_example(expected, value) if got else expected}, got {value!r}"
+
+
+def _missing(key: str, root: type[Section], advice: str) -> str:
+    kind = dict(fields(root)).get(re.sub(r"\[\d+\]", "", key))
+    if not (isinstance(kind, type) and issubclass(kind, Section)):
+        return f"missing key {key!r}: it has no default"
+    needed = [repr(field.name) for field in msgspec.structs.fields(kind) if field.required]
+    return f"missing section [{key}] with {' and '.join(needed)}{advice}"
+
+
+def _with_example(expected: str, value: Any) -> str:
+    """Name the wanted type of a value of another type in words: ``expected `array``` is ``expected a list such as``."""
+    if not (kinds := re.fullmatch(r"expected `([\w| ]+)`", expected)):
+        return expected
+    examples = {**EXAMPLES, "array": f"a list such as {toml_value([value if isinstance(value, str) else 'a'])}"}
+    wanted = [examples.get(kind, kind) for kind in kinds.group(1).split(" | ") if kind != "null"]
+    return f"expected {' or '.join(wanted)}"
+
+
+EXAMPLES = {
+    "int": "a whole number such as 8",
+    "float": "a number such as 1e-5",
+    "bool": "true or false",
+    "str": 'a text such as "a"',
+    "object": "a table such as { a = 1 }",
+}
+"""Values of msgspec's types as one writes them in TOML."""
 
 
 def _at(raw: Any, key: str) -> Any:

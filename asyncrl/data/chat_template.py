@@ -1,7 +1,8 @@
 """
 Checks of a model directory's chat template, before a run starts and without loading a tokenizer.
 
-Engines apply the template; these checks only find a missing template and arguments that it never reads.
+Engines apply the template; these checks only find a missing template, prompts that it does not reach, and arguments
+that it never reads.
 """
 
 import re
@@ -23,12 +24,25 @@ def read_template(model: Path) -> str:
     try:
         if (model / FILE).exists():
             return (model / FILE).read_text(encoding="utf-8")
-        if not (model / SETTINGS).exists():
-            return ""
-        settings = msgspec.json.decode((model / SETTINGS).read_bytes(), type=dict[str, Any])
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template of {model} cannot be read: {error}") from error
+    return _default(_settings(model).get("chat_template"))
+
+
+def read_special_tokens(model: Path) -> dict[str, str]:
+    """Read the tokens that a template may name, such as ``bos_token``; raises as `read_template`."""
+    tokens = {name: value for name, value in _settings(model).items() if name.endswith("_token")}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _settings(model: Path) -> dict[str, Any]:
+    if not (model / SETTINGS).exists():
+        return {}
+    try:
+        return msgspec.json.decode((model / SETTINGS).read_bytes(), type=dict[str, Any])
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
         raise ConfigError(f"the chat template of {model} cannot be read: {error}") from error
-    return _default(settings.get("chat_template"))
 
 
 def check_template(template: str, arguments: Iterable[str], *, has_chats: bool) -> None:
@@ -46,7 +60,7 @@ def check_template(template: str, arguments: Iterable[str], *, has_chats: bool) 
     if has_chats and not template:
         raise ConfigError(
             "data has prompts that are chats, but the model has no chat template; use another model, or prompts that "
-            "are plain text (asyncrl data prepare --text)"
+            "are plain text (data.as_chat = false, asyncrl data prepare --text)"
         )
     for name in arguments:
         if not re.search(rf"\b{re.escape(name)}\b", template):
@@ -55,6 +69,16 @@ def check_template(template: str, arguments: Iterable[str], *, has_chats: bool) 
                 if template
                 else f"data.chat_template_kwargs.{name} is set, but the model has no chat template"
             )
+
+
+def text_advice(template: str, *, has_texts: bool) -> list[str]:
+    """Advice if some prompts are plain text, which the model reads without its ``template``; empty otherwise."""
+    if not template or not has_texts:
+        return []
+    return [
+        "prompts are plain text, so the model's chat template is not applied to them; set data.as_chat = true to make "
+        "each one a message of the user, unless the model should continue the bare text"
+    ]
 
 
 def _default(template: Any) -> str:

@@ -55,12 +55,15 @@ class Inspection(Struct, frozen=True, kw_only=True):
     refused: list[BadRow]
     """Unusable rows that the configuration does not allow."""
 
+    @property
+    def num_texts(self) -> int:
+        return self.num_rows - len(self.bad) - self.num_chats
+
     def text(self) -> str:
-        num_texts = self.num_rows - len(self.bad) - self.num_chats
         facts = {
             "columns": ", ".join(self.columns),
             "data sources": _listed({name or "(none)": count for name, count in self.data_sources.items()}) or "-",
-            "prompts": f"{self.num_chats} chat, {num_texts} text",
+            "prompts": f"{self.num_chats} chat, {self.num_texts} text",
             "prompt chars": _listed(self.prompt_chars) or "-",
             "prompt tokens": _listed(self.prompt_tokens),
             "pictures": _pictures(self.images),

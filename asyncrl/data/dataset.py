@@ -47,9 +47,10 @@ class Dataset:
         self._ends = list(accumulate(len(file) for file in files))
 
     @classmethod
-    def open(cls, paths: Sequence[str], data: Data, keep: Keep = keep_nothing) -> "Dataset":
-        """Open the files; raises `DataError` if one cannot be read or lacks a column."""
-        return cls([open_rows(Path(path), on_disk=data.image_column) for path in paths], data, keep)
+    def open(cls, paths: Sequence[str], data: Data, keep: Keep = keep_nothing, *, setting: str = "") -> "Dataset":
+        """Open the files that ``setting`` names; raises `DataError` if one cannot be read or lacks a column."""
+        files = [open_rows(Path(path), setting=setting, on_disk=data.image_column) for path in paths]
+        return cls(files, data, keep)
 
     def __len__(self) -> int:
         return self._ends[-1]

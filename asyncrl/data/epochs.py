@@ -50,6 +50,10 @@ class Epochs:
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def rows(self) -> Sequence[int]:
+        return self._rows
+
     def at(self, position: int) -> tuple[int, int]:
         """Epoch and row at a position, counted from 0."""
         epoch, place = divmod(position, len(self._rows))

@@ -36,6 +36,7 @@ class DatasetSummary(Struct, frozen=True, kw_only=True):
     usable: Sequence[int] = ()
     data_sources: frozenset[str] = frozenset()
     has_chats: bool = False
+    has_texts: bool = False
     num_images: int = 0
     """Number of pictures in the usable rows; a picture counts once for each row that has it."""
     num_marked: int = 0
@@ -77,6 +78,11 @@ class PromptStream:
         """Rows of one epoch, over all parts."""
         return sum(map(len, self._parts))
 
+    def prompts(self, every: int = 1) -> Iterator[Prompt]:
+        """Prompts of one epoch in the order of the files, each once, or only ``every`` second, third and so on."""
+        for part in self._parts:
+            yield from map(self._dataset.prompt, part.rows[::every])
+
     def at(self, group_id: int) -> Draw:
         """
         Return the prompt of ``group_id``.
@@ -108,7 +114,7 @@ def train_stream(data: Data, seed: int, keep: Keep = keep_nothing) -> PromptStre
     Raises:
         DataError: A file cannot be read, lacks a column, or has bad rows that the configuration does not allow.
     """
-    dataset = Dataset.open(data.train_files, data, keep)
+    dataset = Dataset.open(data.train_files, data, keep, setting="data.train")
     summary = _summary(dataset, data)
     rows = _subset(summary.usable, data, seed)
     parts = dataset.by_file(rows) if data.ratios else [rows]
@@ -126,7 +132,7 @@ def held_out_stream(data: Data, max_prompts: int, keep: Keep = keep_nothing) -> 
 
     Gives the pictures of all rows to ``keep``, and raises, as `train_stream`.
     """
-    dataset = Dataset.open(data.held_out_files, data, keep)
+    dataset = Dataset.open(data.held_out_files, data, keep, setting="data.held_out")
     summary = _summary(dataset, data)
     rows = [row for part in dataset.by_file(summary.usable) for row in part[: max_prompts or None]]
     return PromptStream(dataset, [Epochs(rows, None)], limit=len(rows), summary=summary)
@@ -134,7 +140,8 @@ def held_out_stream(data: Data, max_prompts: int, keep: Keep = keep_nothing) -> 
 
 def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
     """Read every row; raise `DataError` for bad ones that the configuration refuses, or if no row is usable."""
-    usable, bad, data_sources, has_chats = list[int](), list[BadRow](), set[str](), False
+    usable, bad, data_sources = list[int](), list[BadRow](), set[str]()
+    has_chats = has_texts = False
     num_images = num_marked = 0
     digests = [FileDigest() for _ in range(dataset.num_files)]
     for row, (file, found) in enumerate(dataset.scan()):
@@ -145,6 +152,7 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
         usable.append(row)
         data_sources.add(found.data_source)
         has_chats |= bool(found.chat)
+        has_texts |= bool(found.text)
         num_images += len(found.images)
         num_marked += not found.images and num_marks(found) > 0
     if bad and data.on_bad_row == "refuse":
@@ -158,6 +166,7 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
         usable=usable,
         data_sources=frozenset(data_sources),
         has_chats=has_chats,
+        has_texts=has_texts,
         num_images=num_images,
         num_marked=num_marked,
         bad=bad,

@@ -6,7 +6,8 @@ Conversion of dataset rows to prompts. Accepted forms:
     {"prompt": [...], "reward_model": {"ground_truth": "5"}, "extra_info": {"index": 7}}       as verl writes it
     {"prompt": "<image> How many?", "answer": "3", "images": [...]}                   one mark for each picture
 
-A chat may also be JSON text of the same form. A row of another form is refused: nothing is guessed or truncated.
+A chat may also be JSON text of the same form; with ``data.as_chat`` any other text is a chat of one message. A row of
+another form is refused: nothing is guessed or truncated.
 """
 
 import math
@@ -33,13 +34,13 @@ Scalar = str | int | float | bool | None
 
 def require_columns(rows: Rows, data: Data) -> None:
     """Raise `DataError` if a column is missing that every row needs; verl's ``reward_model`` may replace the answer."""
-    require_column(rows, data.prompt_column)
+    require_column(rows, data.prompt_column, "data.prompt_column")
     if "reward_model" not in rows.columns:
-        require_column(rows, data.answer_column)
+        require_column(rows, data.answer_column, "data.answer_column")
     if data.data_source_column != "data_source":
-        require_column(rows, data.data_source_column)
+        require_column(rows, data.data_source_column, "data.data_source_column")
     if data.image_column != "images":
-        require_column(rows, data.image_column)
+        require_column(rows, data.image_column, "data.image_column")
 
 
 def read_prompt(rows: Rows, row: int, data: Data, images: Sequence[Image] = ()) -> Prompt:
@@ -89,7 +90,7 @@ def to_prompt(values: Row, data: Data, images: Sequence[Image] = ()) -> Prompt:
     if not prompt:
         raise DataError(f"{data.prompt_column!r} is {'null or missing' if prompt is None else 'empty'}")
     if isinstance(prompt, str):
-        prompt = _chat_in_json(prompt) or prompt
+        prompt = _chat_in_json(prompt) or ([{"role": "user", "content": prompt}] if data.as_chat else prompt)
     return Prompt(
         text=prompt if isinstance(prompt, str) else "",
         chat=[] if isinstance(prompt, str) else _chat(prompt, data.prompt_column),

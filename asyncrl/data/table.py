@@ -54,18 +54,19 @@ class Rows(Protocol):
         """
 
 
-def open_rows(path: Path, *, on_disk: str = "") -> Rows:
+def open_rows(path: Path, *, setting: str = "", on_disk: str = "") -> Rows:
     """
     Open a parquet or JSONL file; raises `DataError` if it is missing, of another format, damaged or empty.
 
     Args:
+        setting: Key that names the file, for the message about a missing one; empty if none does.
         on_disk: Column that rows of a parquet file lack, because it is too large for the memory; see `Rows.column`.
     """
     try:
         with path.open("rb") as file:
             start = file.read(4096)
     except FileNotFoundError as error:
-        raise DataError(f"no such dataset: {path}") from error
+        raise DataError(f"no such dataset: {path}{f' ({setting})' if setting else ''}{_near(path)}") from error
     except OSError as error:
         raise DataError(f"cannot read dataset {path}: {error.strerror}") from error
     rows = _read_parquet(path, on_disk) if start.startswith(PARQUET_MAGIC) else _read_jsonl(path, start)
@@ -74,13 +75,15 @@ def open_rows(path: Path, *, on_disk: str = "") -> Rows:
     return rows
 
 
-def require_column(rows: Rows, column: str) -> None:
-    """Raise `DataError`, with the columns there are, if the dataset lacks ``column``."""
+def require_column(rows: Rows, column: str, setting: str) -> None:
+    """Raise `DataError`, with the columns there are, if the dataset lacks ``column``, which ``setting`` names."""
     if column in rows.columns:
         return
     close = difflib.get_close_matches(column, rows.columns, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise DataError(f"dataset {rows.path} has no column {column!r}: it has {', '.join(rows.columns)}{hint}")
+    name = f"did you mean {close[0]!r}? Name it" if close else "name it"
+    raise DataError(
+        f"dataset {rows.path} has no column {column!r}: it has {', '.join(rows.columns)}; {name} with {setting}"
+    )
 
 
 class ParquetRows:
@@ -163,6 +166,13 @@ def _read_jsonl(path: Path, start: bytes) -> JsonRows:
         raise DataError(f"dataset {path} is neither parquet nor JSONL: it starts with {start[:12]!r}")
     lines = enumerate(path.read_bytes().split(b"\n"), start=1)
     return JsonRows(path, [(number, line) for number, line in lines if line.strip()])
+
+
+def _near(path: Path) -> str:
+    """The file beside it with the most similar name, as a question; empty if there is none."""
+    beside = [each.name for each in path.parent.iterdir() if each.is_file()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, beside, n=1)
+    return f"; did you mean {path.parent / close[0]}?" if close else ""
 
 
 def _first_line(error: Exception) -> str:

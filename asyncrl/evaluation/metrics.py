@@ -7,8 +7,10 @@ Metrics of a policy on held-out prompts with k completions each.
                             EvaluatedPrompt ─┘        maj@k                  completions counts as much as any other
                                                       reward, length_mean, truncated, failed
 
-With k = 1 there is no avg@k, pass@m or maj@k, only accuracy. With more, pass@m is over the prompts with at least m
-completions, and NaN if there are none; maj@k needs a verifier that reports extracted answers.
+A completion that failed for good, such as one whose reward function raised, has no verdict and is in no mean: their
+number is shown beside the accuracy. With k = 1 there is no avg@k, pass@m or maj@k, only accuracy. With more, pass@m
+is over the prompts with at least m completions, and NaN if there are none; maj@k needs a verifier that reports
+extracted answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,6 +73,11 @@ def compute_metrics_by_source(prompts: Sequence[EvaluatedPrompt], samples: int) 
     for prompt in prompts:
         by_source.setdefault(prompt.data_source or UNNAMED, []).append(prompt)
     return {source: compute_metrics(some, samples) for source, some in by_source.items()}
+
+
+def failed_note(num_failed: float) -> str:
+    """Text after an accuracy, such as `` (6 failed)``: completions that are not in it. Empty if there are none."""
+    return f" ({num_failed:.0f} failed)" if num_failed else ""
 
 
 def named_metrics(prompts: Sequence[EvaluatedPrompt], samples: int) -> dict[str, float]:

@@ -19,6 +19,7 @@ def locked(
     held: str,
     wait_s: float = 0.0,
     *,
+    remedy: str = "",
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[None]:
@@ -28,6 +29,7 @@ def locked(
     Args:
         held: Sentence for the error if another process holds the lock; its number is appended.
         wait_s: Time for that process to end.
+        remedy: Advice that ends the sentence.
 
     Raises:
         LinkError: Another process still holds the lock.
@@ -40,7 +42,7 @@ def locked(
         while not try_lock(descriptor):
             if clock() >= deadline_s:
                 owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-                raise LinkError(f"{held} (process {owner or 'unknown'})")
+                raise LinkError(f"{held} (process {owner or 'unknown'}){f'; {remedy}' if remedy else ''}")
             sleep(POLL_S)
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

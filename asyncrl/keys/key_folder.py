@@ -12,6 +12,7 @@ a command that is killed leaves no key allowed whose pair is lost, and is simply
 
 import os
 import pwd
+import shlex
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,8 +75,9 @@ class KeyFolder:
 
     def broker(self) -> Key:
         """The broker's key pair."""
+        self.require_private()
         if not self.broker_file.exists():
-            raise ConfigError(f"there are no keys in {self.path}: make them with `asyncrl keys init`")
+            raise ConfigError(self._no_keys())
         return read_key(self.broker_file)
 
     def allow_list(self) -> AllowList:
@@ -150,17 +152,28 @@ class KeyFolder:
         ):
             yield
 
+    def require_private(self) -> None:
+        """Refuse a folder that is missing, or that other users can enter."""
+        if not self.path.is_dir():
+            raise ConfigError(self._no_keys())
+        mode = self.path.stat().st_mode
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ConfigError(
+                f"other users can enter {self.path} (mode {stat.S_IMODE(mode):04o}): chmod 700 it, or give another "
+                "folder"
+            )
+
+    def _no_keys(self) -> str:
+        folder = shlex.quote(str(self.path))
+        return f"there are no keys in {self.path}: make them with `asyncrl keys init --keys {folder}`"
+
     def _check_folder(self) -> None:
         """Refuse a folder of somebody else, in which the broker could not read what is written, or an open one."""
-        if not self.path.is_dir():
-            raise ConfigError(f"there are no keys in {self.path}: make them with `asyncrl keys init`")
+        self.require_private()
         found = self.path.stat()
         if found.st_uid != os.geteuid():
             owner = _user(found.st_uid)
             raise ConfigError(f"{self.path} belongs to {owner}: give the command as {owner}, with `sudo -u {owner}`")
-        if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            mode = f"{stat.S_IMODE(found.st_mode):04o}"
-            raise ConfigError(f"other users can enter {self.path} (mode {mode}): chmod 700 it, or give another folder")
         if not os.access(self.path, os.W_OK):
             raise ConfigError(f"{self.path} cannot be written: give another --keys DIR")
 

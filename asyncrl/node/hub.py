@@ -20,34 +20,20 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncrl.config.hub_snapshot import snapshot_of
 from asyncrl.config.model import adapter
+from asyncrl.config.model.prompt_files import PROMPT_FILES
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.machine import INSTALL
 
-SMALL_FILES = (
-    "*.safetensors.index.json",
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "*.model",
-    "*.jinja",
-    "preprocessor_config.json",
-    "processor_config.json",
-)
+SMALL_FILES = ("*.safetensors.index.json", "config.json", "generation_config.json", *PROMPT_FILES)
 MODEL_FILES = ("*.safetensors", *SMALL_FILES)
 ADAPTER_FILES = (adapter.CONFIG, adapter.WEIGHTS)
 DATA_FILES = ("*.parquet", "*.jsonl")
 PREFIX, DATASETS = "hf://", "hf://datasets/"
 
 _PART = r"[A-Za-z0-9][\w.-]*"
-_SNAPSHOT = re.compile(r".*/models--(?P<owner>.+?)--(?P<name>.+)/snapshots/(?P<commit>[0-9a-f]+)/?")
 _NAME = re.compile(rf"(?P<repo>{_PART}/{_PART})(?::(?P<split>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?")
 
 Say = Callable[[str], None]
@@ -74,8 +60,8 @@ def model_name(path: str) -> HubName | None:
 
 def snapshot_name(folder: str) -> HubName | None:
     """The name and commit of a model whose snapshot in the cache this folder is; None for any other folder."""
-    found = _SNAPSHOT.fullmatch(folder)
-    return HubName(f"{found['owner']}/{found['name']}", found["commit"]) if found else None
+    found = snapshot_of(folder)
+    return HubName(found.repo, found.commit) if found and not found.file else None
 
 
 def dataset_name(path: str) -> HubName | None:
@@ -87,7 +73,12 @@ def dataset_name(path: str) -> HubName | None:
 
 
 def with_local_copies(
-    config: Config, say: Say, download: Download | None = None, *, has_weights: bool = True
+    config: Config,
+    say: Say,
+    download: Download | None = None,
+    *,
+    has_weights: bool = True,
+    model_setting: str = "model.path",
 ) -> Config:
     """
     The configuration with the folder of a snapshot in place of each name.
@@ -96,13 +87,14 @@ def with_local_copies(
         say: Told which commit a name is.
         has_weights: False leaves weights where they are, adapters included; configuration and tokenizer are small.
         download: In place of `huggingface_hub.snapshot_download`, in tests.
+        model_setting: What the model was given by, for messages.
 
     Raises:
         ConfigError: A name is neither in the cache nor can be downloaded, or a dataset has no files of that split.
     """
     model, critic, trainer, data = config.model, config.critic, config.trainer, config.data
     if name := model_name(model.path):
-        model = replace(model, path=model_folder(name, "model.path", say, download, has_weights=has_weights))
+        model = replace(model, path=model_folder(name, model_setting, say, download, has_weights=has_weights))
     if critic.path and (name := model_name(critic.path)):
         critic = replace(critic, path=model_folder(name, "critic.path", say, download, has_weights=has_weights))
     if has_weights and trainer.lora.path and (name := model_name(trainer.lora.path)):
@@ -176,7 +168,7 @@ def _snapshot(
     """Folder of the snapshot in the cache if it ``has_all`` that is needed, else downloaded."""
     try:
         from huggingface_hub import snapshot_download  # noqa: PLC0415  an optional package, and takes 0.2 s
-        from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ConfigError(f"{setting} {name.repo!r} is on the Hugging Face Hub, which needs: {INSTALL}") from error
     fetch = partial(
@@ -193,11 +185,13 @@ def _snapshot(
     try:
         return Path(fetch())
     except (OSError, ValueError, HfHubHTTPError) as error:
-        why, into = " ".join(str(error).split())[:200], f"{repo_type}s/{name.repo.rpartition('/')[2]}"
+        why = f"cannot be downloaded ({type(error).__name__}: {' '.join(str(error).split())[:100]})"
+        if isinstance(error, LocalEntryNotFoundError):  # its text is a paragraph
+            why = "the Hugging Face Hub cannot be reached"
+        kind, into = " --repo-type dataset" * (repo_type == "dataset"), f"{repo_type}s/{name.repo.rpartition('/')[2]}"
         raise ConfigError(
-            f"{setting} {name.repo!r} is neither a local path, nor in the cache of the Hugging Face Hub, nor can it be "
-            f"downloaded ({type(error).__name__}: {why}); on a machine with a network run: hf download {name.repo}"
-            f"{' --repo-type dataset' if repo_type == 'dataset' else ''} --local-dir {into}, and give that folder"
+            f"{setting} {name.repo!r} is neither a local path nor in the cache, and {why}; correct it, or copy the "
+            f"folder from a machine with a network: hf download {name.repo}{kind} --local-dir {into}"
         ) from error
 
 

@@ -29,10 +29,12 @@ from asyncrl.errors import (
 )
 from asyncrl.log import about, get_logger
 from asyncrl.messages import Beat, Hello, Welcome
+from asyncrl.node.machine.cores import Cores
 from asyncrl.node.machine.pressure import memory_stall
 from asyncrl.node.process.service_manager import service_manager
 from asyncrl.observe.metrics.sources import read_from
 from asyncrl.observe.metrics.table import Sample
+from asyncrl.observe.metrics.targets import belongs_to
 
 log = get_logger()
 
@@ -85,8 +87,10 @@ async def serve(
     ``drain_s`` is the time limit given to ``drain``, which the service manager is asked to wait.
     """
 
+    cores = Cores()
+
     def beat(lag_s: float) -> Beat:
-        return replace(actor.beat(lag_s), memory_stall=memory_stall())
+        return replace(actor.beat(lag_s), memory_stall=memory_stall(), cores_busy=cores.busy())
 
     beats = asyncio.create_task(send_beats(link, beat_s, beat), name="beats")
     running = asyncio.create_task(actor.run(), name="actor")
@@ -196,6 +200,7 @@ async def join_steadily(
             log.warning("broker.lost", node=who.node, cause=str(lost))
         else:
             run_name = Path(welcome.run_dir).name
+            belongs_to(run_name)
             log.info("node.joined", run=run_name, incarnation=who.incarnation, broker=run.broker)
             return who, link, welcome
         await sleep(next(pauses_s))

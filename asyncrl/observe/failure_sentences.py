@@ -2,18 +2,57 @@
 Failures counted by cause, in words.
 
     {"reward: the function raised KeyError: 'answer' (score.py:12)": 41}, {"reward": 88}
-        ─▶ KeyError in 41 of 88 verdicts: 'answer' (score.py:12)
+        ─▶ KeyError at score.py:12 in 41 of 88 verdicts (47 %), such as 'answer'
 """
 
 import re
 from collections.abc import Mapping
+from pathlib import PurePath
+
+from msgspec import Struct
 
 SHOWN = 3
 """Causes that have a sentence of their own; the others are summed."""
 ATTEMPTS = {"reward": "verdicts", "rollout": "completions", "payload": "payloads", "trainer": "batches"}
 """Nouns for the attempts of a stage."""
+OTHERS = "other: causes beyond the first ones"
+"""Name of the causes that are no longer told apart."""
 
-_RAISED = re.compile(r"(?:the function raised )?(\w*(?:Error|Exception|Exit|Interrupt)|[A-Z]\w+(?=: ))(?:: (.*))?$")
+_RAISED = re.compile(
+    r"((?:(?:the )?\w+ raised )?)"
+    r"(\w*(?:Error|Exception|Exit|Interrupt)|[A-Z]\w+(?=: | \())"
+    r"(?:: (.*?))?"
+    r"(?: \(([^()]+:\d+)\))?$"
+)
+
+
+class Raised(Struct, frozen=True):
+    """An exception as `asyncrl.plug_in.describe` writes it, ``ValueError: no number (score.py:12)``."""
+
+    before: str
+    """Beginning of the reason, such as ``the function raised ``."""
+    kind: str
+    text: str
+    place: str
+    """File and line; empty if the reason has none."""
+
+    @classmethod
+    def read(cls, reason: str) -> "Raised | None":
+        """The exception in a reason; None if the reason is of another form."""
+        found = _RAISED.match(reason)
+        return cls(*(group or "" for group in found.groups())) if found else None
+
+    @property
+    def site(self) -> str:
+        """Type and place, which are the same for exceptions that differ in their texts; empty without a place."""
+        return f"{self.kind} at {self.place}" if self.place else ""
+
+    def within(self, chars: int) -> str:
+        """The reason in at most ``chars`` characters, if type and place leave room for any of its text."""
+        rest = f"{self.before}{self.kind}: … ({self.place})"
+        room = max(chars - len(rest), 0)
+        text = self.text if len(self.text) <= room + 1 else f"{self.text[:room]}…"
+        return f"{self.before}{self.kind}{f': {text}' if text else ''} ({self.place})"
 
 
 def sentences(counts: Mapping[str, int], attempts: Mapping[str, int]) -> list[str]:
@@ -24,21 +63,36 @@ def sentences(counts: Mapping[str, int], attempts: Mapping[str, int]) -> list[st
         counts: Failures by cause, ``stage: reason``.
         attempts: Attempts by stage, the failed ones included; a stage may be missing.
     """
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    known = {name: count for name, count in counts.items() if name != OTHERS}
+    ordered = sorted(known.items(), key=lambda item: -item[1])
     said = [_sentence(name, count, attempts) for name, count in ordered[:SHOWN]]
-    if rest := ordered[SHOWN:]:
-        said.append(f"{sum(count for _, count in rest):,} more for {len(rest)} other causes")
+    rest, beyond = ordered[SHOWN:], counts.get(OTHERS, 0)
+    if rest or beyond:
+        number = "" if beyond else f"{len(rest)} "
+        said.append(f"{sum(count for _, count in rest) + beyond:,} more for {number}other causes")
     return said
 
 
 def _sentence(name: str, count: int, attempts: Mapping[str, int]) -> str:
     stage, _, reason = name.partition(": ")
-    of_all = f" of {attempts[stage]:,}" if attempts.get(stage, 0) >= count else ""
+    of = attempts[stage] if attempts.get(stage, 0) >= count else 0
     what = ATTEMPTS.get(stage, f"attempts ({stage})")
-    if count == 1 and not of_all:
+    if count == 1 and not of:
         what = what.replace("batches", "batch").removesuffix("s")
-    where = f"{count:,}{of_all} {what}"
-    if raised := _RAISED.match(reason):
-        kind, text = raised.groups()
-        return f"{kind} in {where}{f': {text}' if text else ''}"
-    return f"{where} failed: {reason}"
+    where = f"{count:,}{f' of {of:,}' if of else ''} {what}{f' ({_percent(count / of)})' if of else ''}"
+    raised = Raised.read(reason)
+    if raised is None:
+        return f"{where} failed: {reason}"
+    if not raised.place:
+        return f"{raised.kind} in {where}{f': {raised.text}' if raised.text else ''}"
+    file, _, line = raised.place.rpartition(":")
+    example = f", such as {_quoted(raised.text)}" if raised.text else ""
+    return f"{raised.kind} at {PurePath(file).name}:{line} in {where}{example}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %") if share >= 0.005 else "under 1 %"
+
+
+def _quoted(text: str) -> str:
+    return text if text[0] in "'\"" else f"'{text}'"

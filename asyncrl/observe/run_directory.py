@@ -30,9 +30,11 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.atomic import replacing
+from asyncrl.files.checkpoints import newest_complete
 from asyncrl.files.disk import needed
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.observe import times
@@ -58,6 +60,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Held-out accuracy before the first step; None if it was not evaluated."""
     held_out_accuracy: float | None = None
     """Held-out accuracy at the last evaluation; None if there was none."""
+    held_out_failed: int = 0
+    """Completions of the last evaluation that failed, and are not in its accuracy."""
     trained_tokens: int
     staleness_mean: float
     staleness_max: int
@@ -70,6 +74,13 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Failed attempts to sample or grade a trajectory by cause, ``stage: reason``, most frequent first."""
     failures: list[str] = []
     """The same in words, such as ``KeyError in 41 of 88 verdicts: 'answer'``."""
+    directory: str = ""
+    """Absolute path of the run directory, in what `asyncrl.run` returns; not in summary.json, which may be moved."""
+    checkpoint: str = ""
+    """Absolute path of the newest checkpoint in it, likewise; empty without one."""
+
+
+PLACES = ("directory", "checkpoint")
 
 
 class RunDirectory:
@@ -169,8 +180,15 @@ class RunDirectory:
 
     def write_summary(self, summary: RunSummary) -> None:
         """Write summary.json atomically. Raises `RunFailed` if the disk refuses the write."""
+        values = {key: value for key, value in msgspec.to_builtins(summary).items() if key not in PLACES}
         with needed(self.summary), replacing(self.summary) as unfinished:
-            unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+            unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(values), indent=2) + b"\n")
+
+    def located(self, summary: RunSummary) -> RunSummary:
+        """The summary with the places of the run directory and of its newest checkpoint."""
+        newest = newest_complete(self.checkpoints)
+        checkpoint = str(newest[1].absolute()) if newest else ""
+        return replace(summary, directory=str(self.path.absolute()), checkpoint=checkpoint)
 
     def read_summary(self) -> RunSummary | None:
         """The summary; None while the run continues or if it was killed. Raises `LedgerError` if it is damaged."""

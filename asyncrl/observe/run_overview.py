@@ -10,7 +10,7 @@ import os
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -42,10 +42,12 @@ class RunOverview(Struct, frozen=True, kw_only=True):
     base_accuracy: float | None
     accuracy: float | None
     """Held-out accuracy of the last evaluation; None before the first."""
+    accuracy_failed: int = 0
+    """Completions of the last evaluation that failed, and are not in its accuracy."""
     checkpoint: str = ""
     """Path of the newest checkpoint; empty without one."""
     began_at: str = ""
-    """Time of the first event, ISO 8601; empty before it."""
+    """Time of the first event, ISO 8601; before it, that of the configuration; empty without one."""
     age_s: float | None = None
     """Seconds since then."""
     num_bytes: int = 0
@@ -71,8 +73,10 @@ def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunO
     directory, notes = RunDirectory(path), list[str]()
     summary = _read(directory.read_summary, notes)
     line = _read(JsonLines(directory.metrics).last, notes) or {}
-    base_accuracy, accuracy = _accuracies(directory, summary, notes)
-    began_at = str((_read(JsonLines(directory.events).first, notes) or {}).get("at", ""))
+    base_accuracy, accuracy, accuracy_failed = _accuracies(directory, summary, notes)
+    began_at = str((_read(JsonLines(directory.events).first, notes) or {}).get("at", "")) or _changed_at(
+        directory.config
+    )
     checkpoints = sorted(directory.checkpoints.glob("step_*/manifest.json"))
     return RunOverview(
         run=path.resolve().name,
@@ -83,6 +87,7 @@ def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunO
         reward=line.get("reward"),
         base_accuracy=base_accuracy,
         accuracy=accuracy,
+        accuracy_failed=accuracy_failed,
         checkpoint=str(checkpoints[-1].parent) if checkpoints else "",
         began_at=began_at,
         age_s=wall_clock() - datetime.fromisoformat(began_at).timestamp() if began_at else None,
@@ -117,14 +122,24 @@ def _is_held(lock: Path) -> bool:
 
 def _accuracies(
     directory: RunDirectory, summary: RunSummary | None, notes: list[str]
-) -> tuple[float | None, float | None]:
-    """Held-out accuracy before the first step, and of the last evaluation."""
+) -> tuple[float | None, float | None, int]:
+    """Held-out accuracy before the first step, that of the last evaluation, and how many failed in the latter."""
     if summary:
-        return summary.base_accuracy, summary.held_out_accuracy
+        return summary.base_accuracy, summary.held_out_accuracy, summary.held_out_failed
     events = _read(directory.read_events, notes) or []
     measured = [event for event in events if event.get("event") == "eval.finished" and event.get("num_prompts")]
     base = next((event.get("accuracy") for event in measured if event.get("policy_version") == 0), None)
-    return base, measured[-1].get("accuracy") if measured else None
+    last = measured[-1] if measured else {}
+    return base, last.get("accuracy"), int(last.get("failed") or 0)
+
+
+def _changed_at(path: Path) -> str:
+    try:
+        return (
+            datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        )
+    except FileNotFoundError:
+        return ""
 
 
 def _planned(config: Path, notes: list[str]) -> int | None:

@@ -43,6 +43,15 @@ class EvaluationEvent(Struct, frozen=True):
     """Further metrics, such as ``pass@4``; finite numbers only."""
 
 
+class SettingChange(Struct, frozen=True):
+    """A setting that got another value while the run went on: a ``setting.changed`` event."""
+
+    key: str
+    value: Any
+    step: int
+    """Optimizer steps done before it."""
+
+
 class RunRecord(Struct, frozen=True, kw_only=True):
     """Config, metrics, events and summary of a run, as far as they could be read."""
 
@@ -90,7 +99,16 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     @property
     def live_settings(self) -> dict[str, Any]:
         """Settings that were changed while the run went on, by full key, as they are by now."""
-        return {event["key"]: event["value"] for event in self._changes() if "key" in event and "value" in event}
+        return {change.key: change.value for change in self.changes()}
+
+    def changes(self) -> list[SettingChange]:
+        """Settings that were changed while the run went on, in order."""
+        done_s = [time_s for _, time_s in self.curve("time_s")]
+        return [
+            SettingChange(event["key"], event["value"], sum(s <= (_number(event.get("time_s")) or 0.0) for s in done_s))
+            for event in self._changes()
+            if "key" in event and "value" in event
+        ]
 
     @property
     def changed_s(self) -> float:

@@ -23,6 +23,8 @@ class NodeTimes(Struct, frozen=True):
     """Largest share of ten seconds in which its machine waited for memory."""
     decode_steps: float = 0.0
     """Decode steps of a rollout's engine."""
+    cores_busy: float = 0.0
+    """Mean share of the cores of its machine that were busy, with any process."""
 
 
 class TimesLine(Struct, frozen=True):

@@ -12,6 +12,8 @@ from asyncrl.plan.fit import fit_run, step_s
 from asyncrl.plan.plan_file import changed
 from asyncrl.plan.sections import Plan
 
+ONE_MORE = "one more rollout"
+
 
 class Gain(Struct, frozen=True):
     change: str
@@ -52,7 +54,7 @@ def forecast(record: RunRecord, config: Config, samples: Path) -> Forecast | Non
 def _changes(plan: Plan) -> dict[str, Mapping[str, Any]]:
     schedule, more = plan.schedule, plan.schedule.staleness_bound + 1
     changes: dict[str, Mapping[str, Any]] = {
-        "one more rollout": {"devices": plan.devices + 1, "rollout.devices": plan.rollout.devices + 1},
+        ONE_MORE: {"devices": plan.devices + 1, "rollout.devices": plan.rollout.devices + 1},
         "a trainer twice as fast": {"devices": plan.devices + plan.trainer_devices},
         f"schedule.staleness = {more:g}": {"schedule.staleness": more},
         f"schedule.steps_per_publish = {2 * schedule.steps_per_publish}": {

@@ -105,7 +105,10 @@ def _bound(found: Callable[..., Any], options: Options, function: str, setting: 
         inspect.signature(found).bind(None, **options)
     except TypeError as error:
         given = f"the input and the options {', '.join(options)}" if options else "one argument, the input"
-        raise ConfigError(f"{setting} {function!r} is called with {given}: {error}") from error
+        raise ConfigError(
+            f"{setting} {function!r} takes {inspect.signature(found)}, but is called with {given} ({error}): write "
+            f"def score(inputs), or verl's def compute_score(data_source, solution_str, ground_truth, extra_info)"
+        ) from error
     except ValueError:
         pass  # written in C, without a signature: the first call shows
     return partial(found, **options) if options else found

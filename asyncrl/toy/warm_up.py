@@ -12,6 +12,7 @@ solved gives no gradient: the goal here is the ceiling there.
 """
 
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -69,7 +70,8 @@ class WarmUp:
     def train_chains(self) -> None:
         """Train on chains up to held-out accuracy ``schedule.goal``; raises `RunFailed` after ``max_rounds`` rounds."""
         for _ in range(self._schedule.max_rounds):
-            self._train("chains", {self._lesson.clean: 1.0}, self.clean_learning_rates())
+            rates, steps_after = self.clean_learning_rates(), self._schedule.mixture_steps
+            self._train("chains", {self._lesson.clean: 1.0}, rates, steps_after)
             if (accuracy := self._chain_accuracy()) >= self._schedule.goal:
                 return
         raise RunFailed(
@@ -92,13 +94,21 @@ class WarmUp:
         fall = [1 - drop * step for step in range(schedule.decay_steps)]
         return [schedule.lr * share for share in rise + plateau + fall]
 
-    def _train(self, name: str, demonstrations: Mapping[Demonstration, float], rates: list[float]) -> None:
-        batches = self._batches(demonstrations)
+    def _train(
+        self, name: str, demonstrations: Mapping[Demonstration, float], rates: list[float], steps_after: int = 0
+    ) -> None:
+        """Train one step for each of ``rates``; ``steps_after`` are those of the next phase, for the time left."""
+        batches, started = self._batches(demonstrations), time.monotonic()
         for step, lr in enumerate(rates, start=1):
             value = self._step(next(batches), lr)
             if step % self._schedule.report_every == 0 or step == len(rates):
                 chains = self._chain_accuracy()
-                self._report(f"{name}: step {step} of {len(rates)}, loss {value:.3f}, held-out chains {chains:.3f}")
+                when = " (rises when the learning rate falls)" if lr == self._schedule.lr else ""
+                left_s = (time.monotonic() - started) / step * (len(rates) - step + steps_after)
+                self._report(
+                    f"{name}: step {step} of {len(rates)}, loss {value:.3f}, held-out chains {chains:.3f}{when}, "
+                    f"about {left_s:.0f} s left"
+                )
 
     def _step(self, batch: list[Encoded], lr: float) -> float:
         self._optimizer.param_groups[0]["lr"] = lr

@@ -6,6 +6,7 @@ capabilities.
 """
 
 import asyncio
+import errno
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -101,5 +102,7 @@ def _listen(address: str, setting: str) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise AddressTaken(f"{setting}: port {port_of(address)} is in use; 0 takes a free one") from error
         raise AddressTaken(f"{setting} is {address!r}, where nothing can listen: {error}") from error
     return listener

@@ -1,5 +1,6 @@
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -37,6 +38,16 @@ def test_threads_and_tasks_are_named_with_the_line_they_are_at() -> None:
     task = text[text.index("task the waiting task") :]
     assert "in waits\n" in task
     assert "in waits_for_a_thing_that_never_comes\n    await asyncio.Event().wait()" in task
+
+
+def test_the_main_thread_comes_first_and_idle_threads_of_pools_share_the_last_line() -> None:
+    with ThreadPoolExecutor(1, "pool") as pool:
+        pool.submit(int).result()
+        texts = (asyncio.run(taken()) for _ in range(1000))
+        text = next(text for text in texts if "thread pool_0\n" not in text)  # It is back at its queue by then.
+    assert text.startswith("thread MainThread\n")
+    assert text.splitlines()[-1].startswith("threads of pools that wait for work (")
+    assert "pool_0" in text.splitlines()[-1]
 
 
 def test_a_text_that_is_too_long_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,7 @@ from asyncrl.messages import (
     Publishing,
     Ready,
     Reject,
+    Returned,
     Role,
     SetSettings,
     SettingsChanged,
@@ -515,7 +516,7 @@ def test_a_run_leaves_its_metrics_events_accounts_and_summary(tmp_path: Path) ->
     ]
     assert {(line["pause_s"], line["receive_s"]) for line in lines} == {(0.01, 0.1)}
     assert [e["policy_version"] for e in house.events("eval.finished")] == [0, 3]
-    assert sorted(str(e["node"]) for e in house.events("node.left")) == ["a", "b", "r", "supervisor", "t"]
+    assert sorted(str(e["node"]) for e in house.events("node.left")) == ["a", "b", "r", "t"]
     assert house.events("node.lost") == []
     counts = Counter(type(record).__name__ for record in read_records(house.directory.ledger))
     assert (counts["Admitted"], counts["Taken"], counts["Committed"], counts["VersionLive"]) == (6, 3, 3, 4)
@@ -725,7 +726,9 @@ def test_who_cannot_leave_is_said_at_once(tmp_path: Path) -> None:
         await house.welcomed("trainer", "t")
         operator = await house.welcomed("supervisor", "operator")
         await operator.send(Drain("t"))
-        assert await operator.receive() == Drained("t", "t is a trainer: only rollouts and reward nodes can be drained")
+        assert await operator.receive() == Drained(
+            "t", "t is a trainer: only rollouts and reward nodes can be drained", is_refused=True
+        )
 
     run(tmp_path, script)
 
@@ -915,6 +918,47 @@ def test_a_child_that_is_not_needed_may_stay_away(tmp_path: Path) -> None:
     house = run(tmp_path, script)
 
     assert [(e["node"], e["restarting"]) for e in house.events("node.exited")] == [("tracker-wandb", False)]
+
+
+def test_a_trainer_that_is_started_again_is_told_until_it_is_back(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        supervisor = await house.welcomed("supervisor", "s")
+        trainer = await house.welcomed("trainer", "t")
+        await supervisor.send(Exited("t", "was killed by SIGKILL", restarting=True))
+        with pytest.raises(LinkReset):
+            await trainer.receive()
+        house.now_s += 5
+        assert (await asked(supervisor)).notes == ["t was killed by SIGKILL 5 s ago and is starting again"]
+        again = await house.joined("trainer", "t", "1")
+        assert isinstance(await again.receive(), Welcome)
+        await again.send(Ready())
+        assert await supervisor.receive() == Returned("t", 5.0, 0)
+        house.now_s += 1
+        assert (await asked(supervisor)).notes == []
+
+    async def asked(supervisor: MemoryLink) -> Status:
+        await supervisor.send(StatusWanted())
+        while not isinstance(told := await supervisor.receive(), Status):
+            pass
+        return told
+
+    house = run(tmp_path, script)
+    assert [(e["node"], e["away_s"], e["step"]) for e in house.events("node.returned")] == [("t", 5.0, 0)]
+
+
+def test_sessions_of_operators_are_no_events_unless_they_are_refused(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        operator = await house.welcomed("supervisor", "operator-7")
+        await operator.send(Bye("done"))
+        await house.joined("supervisor", "operator-8", protocol=PROTOCOL + 1)
+        await house.welcomed("rollout", "a")
+
+    house = run(tmp_path, script)
+    assert [e["node"] for e in house.events("node.joined")] == ["a"]
+    assert "operator-7" not in house.directory.events.read_text()
+    assert [e["node"] for e in house.events("node.rejected")] == ["operator-8"]
+    records = [one for one in read_records(house.directory.ledger) if isinstance(one, NodeEvent)]
+    assert ("operator-7", "joined") in [(one.node, one.event) for one in records]
 
 
 def test_a_child_that_is_not_restarted_ends_the_run_with_how_it_ended(tmp_path: Path) -> None:

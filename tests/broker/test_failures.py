@@ -2,7 +2,8 @@
 
 import pytest
 
-from asyncrl.broker.failures import EVENT, MAX_CAUSES, OTHERS, FailureBook, recorded, recorded_attempts
+from asyncrl.broker.failures import EVENT, MAX_CAUSES, FailureBook, recorded, recorded_attempts
+from asyncrl.observe.failure_sentences import OTHERS
 
 
 def test_reasons_that_differ_in_numbers_ids_and_values_are_one_cause() -> None:
@@ -17,11 +18,34 @@ def test_reasons_that_differ_in_numbers_ids_and_values_are_one_cause() -> None:
     assert book.total == 11
 
 
+def test_exceptions_of_one_type_from_one_line_are_one_cause_whatever_they_say() -> None:
+    book = FailureBook()
+    for word in ("aifd", "qb", "word " * 99):
+        book.count("reward", f"the function raised ValueError: cannot parse {word} (/home/me/raises.py:3)")
+    book.count("reward", "the function raised ValueError: cannot parse aifd (/home/me/raises.py:9)")
+    book.count("reward", "the function raised TypeError: cannot parse aifd (/home/me/raises.py:3)")
+    assert list(book.counts.values()) == [3, 1, 1]
+
+    events = [{"event": EVENT, **fields} for fields in book.events(0.0)]
+    later = FailureBook()
+    later.restore(recorded(events), recorded_attempts(events))
+    later.count("reward", "the function raised ValueError: cannot parse zz (/home/me/raises.py:3)")
+    assert later.sentences()[0] == "ValueError at raises.py:3 in 4 of 6 verdicts (67 %), such as 'cannot parse aifd'"
+
+
+def test_the_place_of_a_long_exception_outlives_a_restart() -> None:
+    book, later = FailureBook(), FailureBook()
+    book.count("reward", f"the function raised ValueError: {'x' * 390} (/home/me/raises.py:3)")
+    later.restore(book.counts, {})
+    later.count("reward", "the function raised ValueError: short (/home/me/raises.py:3)")
+    assert list(later.counts.values()) == [2]
+
+
 def test_failures_are_told_as_a_part_of_all_attempts() -> None:
     book = FailureBook()
     book.attempted("reward", 47)
     book.count("reward", "the function raised KeyError: 'answer' (score.py:3)", 41)
-    assert book.sentences() == ["KeyError in 41 of 88 verdicts: 'answer' (score.py:3)"]
+    assert book.sentences() == ["KeyError at score.py:3 in 41 of 88 verdicts (47 %), such as 'answer'"]
     assert [event["of"] for event in book.events(0.0)] == [88]
 
 

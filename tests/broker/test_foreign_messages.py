@@ -155,7 +155,7 @@ def test_a_name_of_megabytes_is_refused_and_not_recorded(tmp_path: Path) -> None
         await link.send(Hello(PROTOCOL, "rollout", "n" * (36 << 20), "0"))
         answer = await link.receive()
         assert isinstance(answer, Reject)
-        assert answer.reason.startswith("its Hello is refused: node is 'nnnn")
+        assert answer.reason.startswith("its Hello is invalid: node is 'nnnn")
 
     house = run(tmp_path, script)
 
@@ -185,7 +185,7 @@ def test_a_session_has_the_name_of_its_node(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         link = house.hub.connect("a.0")
         await link.send(Hello(PROTOCOL, "rollout", "b", "0"))
-        assert await link.receive() == Reject("its Hello is refused: the session of a.0 is not that of b.0")
+        assert await link.receive() == Reject("its Hello is invalid: the session of a.0 is not that of b.0")
 
     assert run(tmp_path, script).events("node.joined") == []
 

@@ -83,15 +83,15 @@ GPU, LOCAL = Owner("gpu-1", frozenset(("rollout",))), Owner("", EVERY)
 def test_a_key_is_for_its_roles() -> None:
     assert key_refusal(GPU, "rollout", "gpu-1") == ""
     assert key_refusal(GPU, "trainer", "gpu-1") == (
-        "its key gpu-1 is for rollout, not for a trainer; give it one made by `asyncrl keys add NAME --role trainer` "
-        "on the broker's machine"
+        "the key gpu-1 is for rollout, not for a trainer; give the node one made by `asyncrl keys add NAME "
+        "--role trainer` on the broker's machine"
     )
 
 
 def test_a_key_is_for_nodes_of_its_name() -> None:
     assert key_refusal(GPU, "rollout", "gpu-1-0") == ""
     assert key_refusal(GPU, "rollout", "gpu-10") == (
-        "its key gpu-1 is for nodes called gpu-1 or gpu-1-..., not gpu-10; give it such a name, or another key"
+        "the key gpu-1 is for nodes called gpu-1 or gpu-1-..., not gpu-10; give the node such a name, or another key"
     )
 
 

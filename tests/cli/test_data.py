@@ -67,8 +67,8 @@ def test_form_instruction_and_split_can_be_chosen(tmp_path):
 
 def test_bad_rows_end_with_78_or_are_listed(tmp_path):
     source = jsonl(tmp_path / "a.jsonl", {"q": "1 + 1", "a": 2}, {"q": "", "a": 2}, {"q": "1 + 1", "a": 2})
-    command = ["prepare", "jsonl", source, "-o", tmp_path / "out.parquet", "--prompt-key", "q", "--answer-key", "a"]
-    command += ["--data-source", "sums", "--unique"]
+    command = ["prepare", "jsonl", source, "-o", tmp_path / "out.parquet", "--prompt-column", "q"]
+    command += ["--answer-column", "a", "--unique"]
 
     refused, listed = asyncrl(*command), asyncrl(*command, "--skip-bad")
 
@@ -162,6 +162,31 @@ def test_check_of_a_run_file_names_rows_that_no_reward_is_for(tmp_path):
     assert "no reward is for rows with data_source 'mine'" in result.stderr
     config.write_text(config.read_text() + '[reward]\nfunction = "gsm8k"\n')
     assert asyncrl("check", config).exit_code == 0
+
+
+def test_check_guesses_the_columns_of_a_dataset_alone(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", {"question": "one two", "solution": 1})
+    result = asyncrl("check", path)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith(f"{path}: prompt from 'question', answer from 'solution'\n")
+    unknown = asyncrl("check", jsonl(tmp_path / "b.jsonl", {"q": 1, "a": 1}))
+    assert unknown.exit_code == 78
+    assert "name it with data.prompt_column of a run file" in unknown.stderr
+
+
+def test_check_with_a_model_tells_of_texts_that_its_chat_template_does_not_reach(tmp_path, model):
+    path = jsonl(tmp_path / "a.jsonl", {"prompt": "one two", "answer": 1})
+    config = tmp_path / "run.toml"
+    config.write_text(f'[model]\npath = "{model}"\n[data]\ntrain = "{path}"\n[reward]\nfunction = "gsm8k"\n')
+
+    for result in (asyncrl("check", path, "--model", model), asyncrl("check", config)):
+        assert result.stdout.splitlines()[-1].startswith("note: prompts are plain text")
+    config.write_text(config.read_text().replace("[reward]", "as_chat = true\n[reward]"))
+    result = asyncrl("check", config)
+
+    assert "note" not in result.output
+    assert "1 chat, 0 text" in result.output
+    assert "prompt tokens  min 4 " in result.output
 
 
 def test_a_limit_without_a_tokenizer_is_a_mistake(tmp_path):

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Qwen3Config
 
-from asyncrl.cli.eval import eval_config, failures, table
+from asyncrl.cli.eval import eval_config, failures, table, with_room
 from asyncrl.errors import ConfigError
 from asyncrl.evaluation.completions import CompletionRow
 from asyncrl.evaluation.metrics import EvaluationMetrics
@@ -78,6 +79,25 @@ def test_another_reward_does_not_inherit_options_of_the_run_files(run_file: Path
     reward = eval_config("m", run_file, reward="gsm8k").reward
 
     assert (reward.function, reward.options, reward.timeout_s) == ("gsm8k", {}, 5.0)
+
+
+def test_slots_have_room_for_the_completions_of_the_evaluation_alone(run_file: Path) -> None:
+    assert eval_config("m", run_file, max_tokens=16).longest_request == 512 + 16
+    assert eval_config("m", run_file).longest_request == 512 + 99
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({"max_tokens": 16}, 112),
+        ({"max_tokens": 16, "overrides": ["data.max_prompt_tokens=50"]}, 50),
+        ({"max_tokens": 16, "overrides": ["data.truncation=left"]}, 512),
+        ({"max_tokens": 128}, 512),
+    ],
+)
+def test_prompts_have_the_positions_that_completions_leave(tmp_path: Path, options: dict[str, Any], limit: int) -> None:
+    Qwen3Config(max_position_embeddings=128).save_pretrained(tmp_path)
+    assert with_room(eval_config(str(tmp_path), data=["a"], **options)).data.max_prompt_tokens == limit
 
 
 def test_overrides_come_last(run_file: Path) -> None:

@@ -59,6 +59,7 @@ def _commands(group: str) -> set[str]:
 def test_the_commands_are_these():
     looking = {
         "dashboard",
+        "samples",
         "why",
         "report",
         "audit",
@@ -89,7 +90,7 @@ def test_the_commands_are_these():
         *looking,
         *operating,
     }
-    assert (_commands("config")) == {"show"}
+    assert (_commands("config")) == {"show", "explain"}
     assert (_commands("episode")) == {"try", "show"}
     assert (_commands("data")) == {"prepare", "check"}
     assert (_commands("keys")) == {"init", "add", "new", "list", "revoke", "rotate"}
@@ -230,7 +231,7 @@ def test_a_run_without_a_model_is_refused(config, tmp_path, options):
     assert result.exit_code == 78
     assert result.stderr == (
         "asyncrl: model.path 'nowhere' is not a model directory (no config.json in it): give one, or make a toy "
-        "model with `asyncrl toy step-sums DIR` or `asyncrl toy random DIR`\n"
+        "model with `asyncrl toy step-sums DIR` or `asyncrl toy random DIR --text FILE`\n"
     )
     assert not (tmp_path / "runs").exists()
 
@@ -380,7 +381,7 @@ def test_eval_refuses_a_directory_without_a_model(config, tmp_path):
     assert (
         result.stderr
         == f"asyncrl: MODEL '{tmp_path}/nothing' is not a model directory (no config.json in it): give one, or make a "
-        "toy model with `asyncrl toy step-sums DIR` or `asyncrl toy random DIR`\n"
+        "toy model with `asyncrl toy step-sums DIR` or `asyncrl toy random DIR --text FILE`\n"
     )
 
 

@@ -101,6 +101,11 @@ def test_a_trainer_keeps_its_name_when_it_is_started_again(started):
     assert started == [f"trainer-{socket.gethostname()}"] * 2
 
 
+def test_the_one_broker_of_a_run_keeps_its_name():
+    """Its file for Prometheus is then replaced by its next start after it was killed."""
+    assert node.default_name("broker", None) == "broker"
+
+
 def test_the_name_can_be_given(started):
     CliRunner().invoke(main, ["--role", "reward", "--broker", "tcp://127.0.0.1:5570", "--name", "reward-7"])
     assert started == ["reward-7"]
@@ -173,6 +178,8 @@ def test_metrics_are_for_this_machine_unless_others_are_let_in(started):
     result = CliRunner().invoke(main, open_to_all)
     assert (result.exit_code, "add --metrics-open" in result.stderr, started) == (78, True, [])
     assert CliRunner().invoke(main, [*open_to_all, "--metrics-open"]).exit_code == 0
+    by_variables = {"ASYNCRL_METRICS": "0.0.0.0:9400", "ASYNCRL_METRICS_OPEN": "1"}
+    assert CliRunner().invoke(main, ROLLOUT, env=by_variables).exit_code == 0
     assert CliRunner().invoke(main, ROLLOUT, env={"ASYNCRL_METRICS": "nine"}).exit_code == 78
 
 

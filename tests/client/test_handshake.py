@@ -109,7 +109,8 @@ def test_joining_without_a_broker_fails_in_one_sentence_within_the_deadline(monk
         with pytest.raises(LinkError) as raised:
             await join(RunAddress("ipc:///nowhere"), identity("reward", "reward-0"), 0.05)
         assert str(raised.value) == (
-            "no broker answered at ipc:///nowhere within 0.05 s: is it running, and is the address right?"
+            "no broker answered at ipc:///nowhere within 0.05 s: nothing listens there: the broker does not run, the "
+            "run is over, or the address is wrong"
         )
         assert loop.time() - called_s < DEADLINE_S
 

@@ -54,7 +54,7 @@ def test_every_option_of_a_unit_exists(name):
 
 @pytest.mark.parametrize("name", [name for name in SEVERAL if name != "asyncrl@spool.service"])
 def test_every_option_of_a_unit_of_several_machines_exists(name, tmp_path):
-    write_files(tmp_path, render("systemd", SEVERAL[name]), force=False)
+    write_files({tmp_path / file: text for file, text in render("systemd", SEVERAL[name]).items()})
     unit = Unit(tmp_path, name)
     _, *words = unit.command(unit.environment())
     options = main.make_context("asyncrl-node", words).params

@@ -38,6 +38,11 @@ def test_a_value_that_the_records_depend_on_is_refused_and_named(section: str, k
         changed(config(), config(**{section: {key: value}}))
 
 
+def test_the_form_of_prompts_may_not_change() -> None:
+    with pytest.raises(ConfigError, match=r"data\.as_chat is True, but this run was created with False"):
+        changed(config(), config(data={"train": "t", "as_chat": True}))
+
+
 def test_a_run_is_not_shortened() -> None:
     with pytest.raises(ConfigError, match=r"run\.steps is 30, but this run was created with 60: a run can be extended"):
         changed(config(), config(run={"steps": 30}))

@@ -9,7 +9,7 @@ from typing import get_type_hints
 import pytest
 
 from asyncrl.config import sections as config
-from asyncrl.config.other_names import FORMER, REMOVED, answer, from_verl
+from asyncrl.config.other_names import ELSEWHERE, FORMER, REMOVED, answer, from_verl
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config, Section
 from asyncrl.config.toml import put, split_override
@@ -126,3 +126,26 @@ def test_a_removed_section_is_answered_with_a_sentence() -> None:
 def test_a_name_of_a_setting_that_the_file_does_not_have_has_no_answer() -> None:
     assert answer("schedule.max_lag", {"schedule.max_staleness"}) == "its name is 'schedule.max_staleness'"
     assert answer("schedule.max_lag", set()) is answer("rollout.n", set()) is None
+
+
+def test_names_in_use_elsewhere_are_none_of_ours_and_none_of_verls() -> None:
+    words = [word for names in ELSEWHERE.values() for word in names]
+    assert set(ELSEWHERE) <= keys()
+    assert {word for word in words if words.count(word) > 1} == set()
+    assert set(words) & {key.rpartition(".")[2] for key in keys()} == set()
+    assert {word for word in words if from_verl(word)} == set()
+
+
+@pytest.mark.parametrize(
+    ("override", "setting"),
+    [
+        ("trainer.learning_rate=1e-3", "trainer.lr"),
+        ("batch_size=8", "schedule.groups_per_step"),
+        ("rollout.num_generations=8", "schedule.group_size"),
+        ("sampling.max_new_tokens=8", "sampling.max_tokens"),
+        ("run.num_train_epochs=3", "run.epochs"),
+        ("algorithm.beta=0.1", "algorithm.kl_coef"),
+    ],
+)
+def test_a_name_in_use_elsewhere_is_answered_in_any_section(override: str, setting: str) -> None:
+    assert refusal(override).endswith(f"did you mean {setting!r}?")

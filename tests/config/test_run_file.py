@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.config.resolve import with_steps
-from asyncrl.config.run_file import SHORTHANDS, decode, explain, load_config, to_toml
+from asyncrl.config.run_file import SHORTHANDS, changes, decode, explain, load_config, to_toml
 from asyncrl.config.sections import Schedule, from_json, to_json
 from asyncrl.errors import ConfigError
 from tests.config.configs import made, refused
@@ -107,13 +107,23 @@ def test_explain_shows_the_steps_that_follow_from_epochs(file: Path) -> None:
     assert (origins["run.epochs"].value, origins["run.epochs"].source) == (2.0, "--set")
 
 
+def test_changes_are_the_settings_that_have_no_default_value() -> None:
+    raw = {"model": {"path": "m", "overrides": {"a": 1}}, "data": {"train": "t"}, "trainer": {"lr": 1e-5, "eps": 1e-8}}
+    assert changes(decode(raw)) == [
+        'model.path = "m"',
+        "model.overrides.a = 1",
+        'data.train = "t"',
+        "trainer.lr = 1e-05",
+    ]
+
+
 # ── mistakes ────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
     ("raw", "sentence"),
     [
-        ({}, "missing key 'model': it has no default"),
+        ({}, "missing section [model] with 'path'; `asyncrl init` writes a run file that has it"),
         ({"model": {}}, "missing key 'model.path': it has no default"),
         ({"modle": {}}, "unknown key 'modle': did you mean 'model'?"),
         ({"run": {"stepz": 1}}, "unknown key 'run.stepz': did you mean 'run.steps'?"),
@@ -136,13 +146,16 @@ def test_a_key_that_is_unknown_or_missing_is_one_sentence(raw: dict[str, Any], s
 @pytest.mark.parametrize(
     ("section", "key", "value", "sentence"),
     [
-        ("run", "steps", "many", "run.steps: expected `int`, got 'many'"),
-        ("run", "steps", True, "run.steps: expected `int`, got True"),
+        ("run", "steps", "many", "run.steps: expected a whole number such as 8, got 'many'"),
+        ("run", "steps", True, "run.steps: expected a whole number such as 8, got True"),
         ("run", "steps", 0, "run.steps: expected `int` >= 1, got 0"),
         ("run", "seed", -1, "run.seed: expected `int` >= 0, got -1"),
         ("run", "seed", 2**63, "run.seed: expected `int` <= 9223372036854775807, got 9223372036854775808"),
         ("sampling", "top_p", 1.5, "sampling.top_p: expected `float` <= 1.0, got 1.5"),
-        ("sampling", "stop", [1], "sampling.stop[0]: expected `str`, got 1"),
+        ("sampling", "stop", [1], 'sampling.stop[0]: expected a text such as "a", got 1'),
+        ("trainer", "lr", "abc", "trainer.lr: expected a number such as 1e-5, got 'abc'"),
+        ("algorithm", "clip_low", "abc", "algorithm.clip_low: expected a number such as 1e-5, got 'abc'"),
+        ("trackers", "use", "wandb", "trackers.use: expected a list such as [\"wandb\"], got 'wandb'"),
         ("trainer", "beta1", 1.0, "trainer.beta1: expected `float` < 1.0, got 1.0"),
         ("trainer", "lr", float("nan"), "trainer.lr: expected `float` > 0.0, got nan"),
         ("trainer", "lr", float("inf"), "trainer.lr is inf: expected a finite number"),
@@ -181,8 +194,13 @@ def test_two_lengths_of_a_run_are_one_too_many() -> None:
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such config file: .*absent\.toml"):
         load_config(tmp_path / "absent.toml")
-    with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
+    with pytest.raises(ConfigError, match=r"is a folder, not a config file$"):
         load_config(tmp_path)
+    (tmp_path / "run.toml").touch()
+    with pytest.raises(ConfigError, match=r"is a folder, not a config file; did you mean .*/run\.toml\?"):
+        load_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"no such config file: .*runn\.toml; did you mean .*/run\.toml\?"):
+        load_config(tmp_path / "runn.toml")
     for content in (b"[run", b"\xff"):
         (tmp_path / "broken.toml").write_bytes(content)
         with pytest.raises(ConfigError, match=r"broken.toml is not TOML: "):

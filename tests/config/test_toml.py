@@ -31,9 +31,10 @@ def test_sections_in_lists_are_as_strict_as_others() -> None:
         ({"one": {"size": 1}, "many": [{"sise": 2}]}, "unknown key 'many.sise': did you mean 'many.size'?"),
         ({"one": {"size": 1}, "many": [3]}, "many is a section, got 3"),
         ({"size": 1}, "unknown key 'size': did you mean 'one.size'?"),
+        ({}, "missing section [one] with 'size'"),
         ({"one": {}}, "missing key 'one.size': it has no default"),
-        ({"one": {"size": "x"}}, "one.size: expected `int`, got 'x'"),
-        ({"one": {"size": 1}, "many": [{"size": []}]}, "many[0].size: expected `int`, got []"),
+        ({"one": {"size": "x"}}, "one.size: expected a whole number such as 8, got 'x'"),
+        ({"one": {"size": 1}, "many": [{"size": []}]}, "many[0].size: expected a whole number such as 8, got []"),
         ({"one": {"size": 1}, "free": {"key": "SECRET", "b": 1}}, "free[...]: expected `str`, got `int`"),
         ({"one": {"size": 1, "colour": "green"}}, "one.colour: expected one of 'red', 'blue', got 'green'"),
         (

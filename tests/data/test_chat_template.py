@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from asyncrl.data.chat_template import check_template, read_template
+from asyncrl.data.chat_template import check_template, read_special_tokens, read_template, text_advice
 from asyncrl.errors import ConfigError
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking %}<think>{% endif %}"
@@ -53,3 +53,15 @@ def test_what_a_template_would_not_do_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         check_template(template, arguments, has_chats=has_chats)
+
+
+def test_texts_that_a_template_does_not_reach_are_told_with_the_setting() -> None:
+    (sentence,) = text_advice(TEMPLATE, has_texts=True)
+    assert "set data.as_chat = true" in sentence
+    assert text_advice(TEMPLATE, has_texts=False) == text_advice("", has_texts=True) == []
+
+
+def test_special_tokens_are_texts_or_have_one(tmp_path: Path) -> None:
+    assert read_special_tokens(tmp_path) == {}
+    write_settings(tmp_path, bos_token="<s>", eos_token={"content": "</s>"}, pad_token=None, add_bos_token=True)
+    assert read_special_tokens(tmp_path) == {"bos_token": "<s>", "eos_token": "</s>"}

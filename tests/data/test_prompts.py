@@ -63,6 +63,14 @@ def test_epochs_differ_and_cover_the_dataset(data: Data) -> None:
     assert all(draw.prompt.answer == str(draw.row) for draw in draws)
 
 
+def test_prompts_are_those_of_one_epoch_once_or_every_nth(folder: Path) -> None:
+    stream = train_stream(data_of(folder, "a", "b", ratios=[1, 3], shuffle=False), seed=0)
+    assert [prompt.text for prompt in stream.prompts()] == ["a"] * 5 + ["b"] * 3
+    assert [prompt.answer for prompt in stream.prompts(every=2)] == ["0", "2", "4", "0", "2"]
+    assert stream.summary.has_texts
+    assert not train_stream(data_of(folder, "a", as_chat=True), seed=0).summary.has_texts
+
+
 def test_without_shuffling_rows_come_in_file_order(data: Data) -> None:
     stream = train_stream(msgspec.structs.replace(data, shuffle=False), seed=3)
 

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.config.sections import Data
-from asyncrl.data.row import dropped_keys, read_prompt, require_columns
+from asyncrl.data.row import dropped_keys, read_prompt, require_columns, to_prompt
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError
 from asyncrl.messages import Prompt
@@ -185,3 +185,12 @@ def test_a_number_that_no_message_can_carry_is_a_bad_row(tmp_path: Path) -> None
     path.write_text('{"prompt": "a", "answer": "1", "extra_info": {"id": 123456789012345678901234567890}}')
     with pytest.raises(DataError, match=r"line 1: it cannot be sent: .*; extra_info has such a value"):
         read_prompt(open_rows(path), 0, DATA)
+
+
+def test_a_text_is_one_message_of_the_user_if_wanted_and_a_chat_stays_as_it_is() -> None:
+    data = Data(train="x", as_chat=True)
+    assert to_prompt({"prompt": "2 + 3?", "answer": 5}, data).chat == [{"role": "user", "content": "2 + 3?"}]
+    assert to_prompt({"prompt": "2 + 3?", "answer": 5}, data).text == ""
+    chat = [{"role": "system", "content": "Add."}, {"role": "user", "content": "2 + 3?"}]
+    for prompt in (chat, msgspec.json.encode(chat).decode()):
+        assert to_prompt({"prompt": prompt, "answer": 5}, data).chat == chat

@@ -91,11 +91,13 @@ def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
 def test_a_missing_column_is_named_with_those_present_and_the_closest(tmp_path: Path) -> None:
     rows = open_rows(jsonl(tmp_path, '{"promt": "a", "answer": "1"}'))
 
-    require_column(rows, "answer")
-    with pytest.raises(DataError, match=r"has no column 'prompt': it has promt, answer; did you mean 'promt'\?$"):
-        require_column(rows, "prompt")
-    with pytest.raises(DataError, match=r"has no column 'zzz': it has promt, answer$"):
-        require_column(rows, "zzz")
+    require_column(rows, "answer", "x.y")
+    with pytest.raises(
+        DataError, match=r"has no column 'prompt': it has promt, answer; did you mean 'promt'\? Name it with x\.y$"
+    ):
+        require_column(rows, "prompt", "x.y")
+    with pytest.raises(DataError, match=r"has no column 'zzz': it has promt, answer; name it with x.y$"):
+        require_column(rows, "zzz", "x.y")
 
 
 def test_a_column_name_that_is_there_twice_is_named(tmp_path: Path) -> None:
@@ -109,3 +111,13 @@ def test_a_column_name_that_is_there_twice_is_named(tmp_path: Path) -> None:
     assert str(refused.value) == (
         f"dataset {path} has 1 column name twice, 'prompt': write it again with different names"
     )
+
+
+def test_a_missing_file_is_named_with_its_setting_and_the_closest_file_beside_it(tmp_path: Path) -> None:
+    jsonl(tmp_path, '{"a": 1}')
+    (existing,) = tmp_path.iterdir()
+    wrong = existing.with_stem(f"{existing.stem}n")
+    with pytest.raises(DataError, match=rf"^no such dataset: {wrong} \(data\.train\); did you mean {existing}\?$"):
+        open_rows(wrong, setting="data.train")
+    with pytest.raises(DataError, match=r"/zebra/x$"):
+        open_rows(tmp_path / "zebra" / "x")

@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from asyncrl.config.meanings import meanings
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -22,40 +24,13 @@ def reference() -> ModuleType:
     return module
 
 
-SOURCE = '''
-Count = Annotated[int, Meta(ge=1)]
-
-class Run(Section):
-    """Length of the run."""
-
-    steps: Count = 60
-    """Optimizer steps to train."""
-    kind: Literal["a", "b"] | None = None
-    """First or second."""
-    path: str
-    """Where it is."""
-    lr: Annotated[Count, LIVE] = 1
-    """Changes while the run goes on."""
-'''
-
-
-def test_a_setting_has_its_type_in_words_its_default_and_its_meaning(reference: ModuleType) -> None:
-    steps, kind, path, lr = reference.sections(SOURCE)["Run"].settings
-    assert (steps.kind, steps.default, steps.meaning) == ("integer ≥ 1", "60", "Optimizer steps to train.")
-    assert (kind.kind, kind.default) == ('"a" or "b" or unset', "none")
-    assert (path.kind, path.default) == ("string", "required")
-    assert (lr.kind, lr.is_live, steps.is_live) == ("integer ≥ 1", True, False)
-
-
-def test_every_setting_of_a_run_file_is_explained(reference: ModuleType) -> None:
-    found = reference.sections(reference.SECTIONS.read_text(encoding="utf-8"))
-    unexplained = [
-        f"{name}.{setting.name}"
-        for name, section in found.items()
-        for setting in section.settings
-        if not setting.meaning and setting.kind not in found
-    ]
-    assert unexplained == []
+def test_every_setting_of_a_run_file_is_on_the_page(reference: ModuleType) -> None:
+    page = reference.configuration()
+    assert "| `steps` | integer ≥ 1 | `60` | Optimizer steps to train, unless `epochs` decides. |" in page
+    assert "| `path` | string | required |" in page
+    assert "| `lr` *live* |" in page
+    assert "| `parts.weight` | number | `1.0` |" in page
+    assert page.count("\n| `") == len([each for meaning in meanings().values() for each in (meaning, *meaning.items)])
 
 
 def test_a_message_is_found_with_its_variable_parts_marked(reference: ModuleType, tmp_path: Path) -> None:

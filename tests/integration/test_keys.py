@@ -87,7 +87,7 @@ def test_another_key_and_the_secret_are_refused_in_one_sentence_within_seconds(k
 def test_a_key_is_for_its_roles_and_its_name(keyed: Keyed) -> None:
     async def scene() -> None:
         run = keyed.run_address("reward-0")
-        with pytest.raises(LinkRefused, match="its key reward-0 is for reward, not for a trainer"):
+        with pytest.raises(LinkRefused, match="the key reward-0 is for reward, not for a trainer"):
             await join(run, identity("trainer", "reward-0"), PATIENCE_S)
         with pytest.raises(LinkRefused, match=r"is for nodes called reward-0 or reward-0-\.\.\., not reward-1"):
             await join(run, identity("reward", "reward-1"), PATIENCE_S)

@@ -144,7 +144,7 @@ def test_the_events_record_the_course_of_the_run(finished):
     assert kinds["version.live"] == sum(isinstance(record, VersionLive) for record in finished.records())
     assert kinds["checkpoint.written"] == 1
     joined = {event["node"] for event in finished.events if event["event"] == "node.joined"}
-    assert {"rollout-0", "rollout-1", "reward-0", "trainer-0", "supervisor-0"} <= joined
+    assert {"rollout-0", "rollout-1", "reward-0", "trainer-0"} <= joined
     assert finished.events[-1]["event"] == "run.finished" or kinds["run.finished"]
 
 

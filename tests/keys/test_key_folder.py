@@ -154,7 +154,9 @@ def test_an_unprepared_folder_says_how_to_begin(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir(mode=0o700)
     for folder in (KeyFolder(tmp_path / "nowhere"), KeyFolder(tmp_path / "empty")):
         for use in (folder.broker, partial(folder.add, "a", ["rollout"]), folder.rotate_broker):
-            with pytest.raises(ConfigError, match=r"there are no keys in .*: make them with `asyncrl keys init`"):
+            with pytest.raises(
+                ConfigError, match=r"there are no keys in .*: make them with `asyncrl keys init --keys \S+`"
+            ):
                 use()
 
 
@@ -162,6 +164,8 @@ def test_a_folder_that_others_can_enter_is_refused(folder: KeyFolder) -> None:
     folder.path.chmod(0o750)
     with pytest.raises(ConfigError, match=r"other users can enter .* \(mode 0750\): chmod 700 it"):
         folder.add("gpu1", ["rollout"])
+    with pytest.raises(ConfigError, match=r"other users can enter .* \(mode 0750\): chmod 700 it"):
+        folder.broker()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from asyncrl.config.sections import Config, Data, Lora, Model, Trainer
 from asyncrl.errors import ConfigError
@@ -142,6 +143,18 @@ def test_local_paths_stay_as_they_are(download: Callable[..., str]) -> None:
 def test_what_cannot_be_had_is_one_sentence(given: Config, said: str, download: Callable[..., str]) -> None:
     with pytest.raises(ConfigError, match=said):
         with_local_copies(given, lambda _: None, download)
+
+
+def test_a_path_that_is_not_there_is_one_short_sentence_that_names_the_argument() -> None:
+    def download(*_: Any, **__: Any) -> str:
+        raise LocalEntryNotFoundError("Got: ConnectError: [Errno -2] Name or service not known. " * 9)
+
+    with pytest.raises(ConfigError) as refused:
+        with_local_copies(config("out/best"), lambda _: None, download, model_setting="MODEL")
+    assert str(refused.value) == (
+        "MODEL 'out/best' is neither a local path nor in the cache, and the Hugging Face Hub cannot be reached; "
+        "correct it, or copy the folder from a machine with a network: hf download out/best --local-dir models/best"
+    )
 
 
 def test_a_cached_model_without_weights_is_downloaded(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from asyncrl.node.runner import (
 )
 from asyncrl.observe.metrics.sources import Sources, collect_in
 from asyncrl.observe.metrics.table import Sample
+from asyncrl.observe.metrics.targets import discoverable
 
 PEER = "r-0.1"
 
@@ -261,6 +262,13 @@ class Broker:
 WHO = Identity("rollout", "r-0", "1")
 LINK: Any = SimpleNamespace(address="tcp://127.0.0.1:5570")
 WELCOME = Welcome(1, "/run", b"", SpoolSet(), 0.5, "r1")
+
+
+def test_a_node_that_has_joined_tells_prometheus_of_which_run(monkeypatch, tmp_path):
+    broker = Broker(monkeypatch)
+    with discoverable(tmp_path, "", "r-0", "127.0.0.1:9400"):
+        asyncio.run(join_steadily(RunAddress("tcp://a:1"), WHO, None, sleep=broker.sleep))
+        assert [path.name for path in tmp_path.iterdir()] == ["run.r-0.json"]
 
 
 def test_without_a_limit_every_loss_of_the_broker_is_waited_out_with_growing_pauses(monkeypatch):

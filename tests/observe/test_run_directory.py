@@ -64,9 +64,28 @@ def test_a_summary_reads_back_equal_and_has_exactly_the_promised_fields(
     assert directory.read_summary() == failed
     assert set(msgspec.json.decode(directory.summary.read_bytes())) == {
         "name", "status", "cause", "seed", "steps", "steps_planned", "versions", "wall_s", "base_accuracy",
-        "held_out_accuracy", "trained_tokens", "staleness_mean", "staleness_max", "logprob_gap_mean", "logprob_gap_max",
+        "held_out_accuracy", "held_out_failed", "trained_tokens", "staleness_mean", "staleness_max", "logprob_gap_mean",
+        "logprob_gap_max",
         "ledger_records", "failed", "failures",
     }  # fmt: skip
+
+
+def test_a_summary_that_is_returned_has_places_that_its_file_does_not_have(
+    tmp_path: Path, summary: Callable[..., RunSummary], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = RunDirectory.create(Path("runs"), "tiny")
+    assert (directory.located(summary()).directory, directory.located(summary()).checkpoint) == (
+        str(tmp_path / "runs" / "tiny"),
+        "",
+    )
+    for step, manifest in (("step_000002", '{"files": {}}'), ("step_000003", "")):
+        (directory.checkpoints / step).mkdir()
+        (directory.checkpoints / step / "manifest.json").write_text(manifest)
+    located = directory.located(summary())
+    assert located.checkpoint == str(tmp_path / "runs" / "tiny" / "checkpoints" / "step_000002")
+    directory.write_summary(located)
+    assert directory.read_summary() == summary()
 
 
 def test_no_summary_is_none_and_a_damaged_one_is_named(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ class Pace(Struct, frozen=True, kw_only=True):
     """Share of prompts that no engine accepts."""
     memory_stall: float = 0.0
     """Share of the time in which every machine waits for memory."""
+    cores_busy: float = 0.0
+    """Share of every machine's cores that are busy."""
     num_held_out: int = 1
 
 

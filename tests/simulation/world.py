@@ -259,6 +259,7 @@ def stand_ins(world: World) -> Iterator[None]:
         (session, "REPEAT_TICKS", REPEAT_TICKS),
         (rollout_actor, "RESEND_S", RESEND_S),
         (runner, "memory_stall", lambda: world.plan.pace.memory_stall),
+        (runner, "Cores", lambda: SimpleNamespace(busy=lambda: world.plan.pace.cores_busy)),
         (rollout_results, "RESEND_S", RESEND_S),
         (rollout_generations, "to_put_item", world.damage.put_item),
         (reward_actor, "problem_of", world.damage.problem_of),

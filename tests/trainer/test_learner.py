@@ -16,6 +16,7 @@ from asyncrl.config.correction import PRESETS
 from asyncrl.config.sections import Algorithm
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages import Span
+from asyncrl.trainer.checkpoints.prompt_files import PromptFiles
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
@@ -286,6 +287,7 @@ def test_a_checkpoint_of_a_model_that_reads_pictures_goes_on_bit_for_bit(family,
 
     snapshot = learner.snapshot()
     write_model(saved, snapshot)
+    PromptFiles(base).save_pretrained(saved)
     assert any("visual" in name for name in snapshot.weights)
     assert freeze_vision != any("visual" in name for name in snapshot.tensors["optimizer"])
     resumed = Learner(settings, saved, reference_path=base)

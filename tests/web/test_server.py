@@ -40,7 +40,7 @@ def test_an_address_that_is_taken_is_told() -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
-            with pytest.raises(AddressTaken, match=r"--port is 'tcp://127.0.0.1:\d+', where nothing can listen"):
+            with pytest.raises(AddressTaken, match=r"--port: port \d+ is in use; 0 takes a free one"):
                 async with at(f"tcp://127.0.0.1:{taken.getsockname()[1]}"):
                     pass
 

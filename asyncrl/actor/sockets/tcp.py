@@ -60,5 +60,11 @@ def bind_all(hub: "zmq.Socket[bytes]", addresses: Sequence[str]) -> list[str]:
     return bound
 
 
+def require_bindable(addresses: Sequence[str]) -> None:
+    """Raise `LinkError` if one of the TCP ``addresses`` cannot be bound now. They are free again afterwards."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as probe:
+        bind_all(probe, addresses)
+
+
 def port_of(address: str) -> int:
     return int(address.rpartition(":")[2])

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from asyncrl.broker.ledger.wal import check_wal
 from asyncrl.errors import LedgerError
+from asyncrl.files.disk import REMEDY, cause
 
 APPLICATION_ID = 0x61726C31
 """``arl1``, in SQLite's header field for the application that owns a file."""
@@ -56,9 +57,7 @@ def open_writable(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA wal_checkpoint(RESTART)")
     except sqlite3.Error as error:
         connection.close()
-        raise LedgerError(
-            f"cannot use the ledger {path}: {error}; free space or repair the disk, then start again"
-        ) from error
+        raise LedgerError(f"cannot use the ledger {path}: {cause(path, error)}; {REMEDY}") from error
     return connection
 
 

@@ -30,7 +30,7 @@ from asyncrl.broker.ledger.database import open_writable, read_meta, write_meta
 from asyncrl.broker.ledger.records import Record, encode, ended_groups, unique_key
 from asyncrl.broker.ledger.wal import check_wal
 from asyncrl.errors import AsyncrlError, BrokenInvariant, LedgerError, RunFailed
-from asyncrl.files.disk import REMEDY
+from asyncrl.files.disk import REMEDY, cause
 
 Row = tuple[str, str | None, bytes, int]
 RECORDS = "records (kind, key, body, crc32)"
@@ -131,7 +131,7 @@ class Ledger:
             write_meta(self._connection, key, value)
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
-            raise LedgerError(f"cannot write the ledger {self._path}: {error}; {REMEDY}") from error
+            raise LedgerError(f"cannot write the ledger {self._path}: {cause(self._path, error)}; {REMEDY}") from error
 
     def _count(self) -> int:
         (num_records,) = self._connection.execute("SELECT coalesce(max(seq), 0) FROM records").fetchone()
@@ -145,7 +145,7 @@ class Ledger:
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             self._connection.close()
-            raise LedgerError(f"cannot write the ledger {self._path}: {error}; {REMEDY}") from error
+            raise LedgerError(f"cannot write the ledger {self._path}: {cause(self._path, error)}; {REMEDY}") from error
         return term
 
     # ── in the writer thread ────────────────────────────────────────────────────────────────
@@ -173,7 +173,7 @@ class Ledger:
                 self._ended = failure
             except (sqlite3.Error, OverflowError) as error:  # OverflowError: an id of more than 64 bits
                 # The file is not touched again; SQLite rolls back an open transaction by itself.
-                self._ended = RunFailed(f"cannot write the ledger {self._path}: {error}; {REMEDY}")
+                self._ended = RunFailed(f"cannot write the ledger {self._path}: {cause(self._path, error)}; {REMEDY}")
         _resolve(calls, self._ended)
 
     def _transact(self, calls: Sequence[_Call]) -> None:

@@ -18,7 +18,7 @@ from asyncrl.broker.metrics.gap_alarm import GapAlarm
 from asyncrl.broker.metrics.idle_causes import idle_causes
 from asyncrl.broker.metrics.time_book import TimeBook
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.broker.status.incidents import IncidentBook
+from asyncrl.broker.status.incidents import IncidentBook, is_incident
 from asyncrl.config.sections import Config
 from asyncrl.errors import RunFailed
 from asyncrl.log import get_logger
@@ -71,7 +71,7 @@ class RunFiles:
         scheduler.failures.restore(recorded(events), recorded_attempts(events))
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        log.info(kind, **fields)
+        (log.warning if is_incident(kind, fields) else log.info)(kind, **fields)
         self._directory.append_event(kind, **fields, time_s=round(self.time_s, 3))
         self.incidents.add(kind, fields, self.time_s)
         if kind == "node.left":
@@ -159,6 +159,7 @@ class RunFiles:
                 wall_s=round(self.time_s, 3),
                 base_accuracy=self._scheduler.evaluation.base_accuracy,
                 held_out_accuracy=results[-1].accuracy if results else None,
+                held_out_failed=results[-1].num_failed if results else 0,
                 trained_tokens=totals.tokens,
                 staleness_mean=totals.staleness_mean,
                 staleness_max=totals.staleness_max,

@@ -41,6 +41,8 @@ class _Account(Struct):
     tokens: int = 0
     decode_steps: float = 0.0
     memory_stall: float = 0.0
+    cores_busy_s: float = 0.0
+    """Seconds, each times the share of busy cores."""
 
     def book(self, what: str, now_s: float) -> None:
         self.seconds[what] += now_s - self.until_s
@@ -59,6 +61,7 @@ class _Account(Struct):
             self.until_s = now_s
             self.tokens += max(beat.tokens - self.beat.tokens, 0)
             self.decode_steps += max(beat.decode_steps - self.beat.decode_steps, 0.0)
+            self.cores_busy_s += beat.cores_busy * elapsed_s
         self.memory_stall = max(self.memory_stall, beat.memory_stall)
         self.beat, self.waited = beat, dict(waited)
 
@@ -72,8 +75,11 @@ class _Account(Struct):
     def take(self) -> NodeTimes:
         """Times booked since the last call."""
         seconds = {name: value for name, value in self.seconds.items() if value > 0}
-        taken = NodeTimes(self.role, seconds, self.tokens, self.memory_stall, self.decode_steps)
-        self.seconds, self.tokens, self.memory_stall, self.decode_steps = defaultdict(float), 0, 0.0, 0.0
+        total_s = sum(seconds.values())
+        cores_busy = self.cores_busy_s / total_s if total_s else 0.0
+        taken = NodeTimes(self.role, seconds, self.tokens, self.memory_stall, self.decode_steps, cores_busy)
+        self.seconds, self.tokens, self.memory_stall = defaultdict(float), 0, 0.0
+        self.decode_steps, self.cores_busy_s = 0.0, 0.0
         return taken
 
 
@@ -123,7 +129,7 @@ class TimeBook:
         if before is not None:
             before.book("away", now_s)
             account.seconds, account.tokens, account.memory_stall = before.seconds, before.tokens, before.memory_stall
-            account.decode_steps = before.decode_steps
+            account.decode_steps, account.cores_busy_s = before.decode_steps, before.cores_busy_s
         self._accounts[node.name] = account
         return account
 

@@ -20,6 +20,8 @@ MAX_CHARS = 300
 SENTENCES = {
     "node.lost": "{node} was lost: {cause}",
     "node.exited": "{node} {cause}",
+    "node.returned": "{node} is back after {away_s} s",
+    "node.left": "{node} left: {cause}",
     "node.rejected": "{node} was refused: {cause}",
     "node.quiet": "{node} fell silent",
     "trainer.disbanded": "the trainer's machines parted: {cause}",
@@ -38,9 +40,16 @@ SENTENCES = {
     "logprob_gap.exceeded": "rollout and trainer log-probs differ too much at step {step}",
     "broker.slept": "the broker's process stood still",
 }
-"""Sentence of each kind of event that an operator should know; others are none."""
+"""Sentence of each kind of event that may be an incident."""
+USUAL_ENDS = ("done", "told to stop", "knows the configuration")
+"""Causes of a ``node.left`` that is no incident: any other is an error that ended the node."""
 COUNTED_TOTALS = ("units.failed",)
 """Kinds whose events carry the whole count so far."""
+
+
+def is_incident(kind: str, fields: Mapping[str, Any]) -> bool:
+    """True for an event that an operator should know."""
+    return kind in SENTENCES and not (kind == "node.left" and fields.get("cause") in USUAL_ENDS)
 
 
 class _Kept(Struct):
@@ -59,7 +68,7 @@ class IncidentBook:
 
     def add(self, kind: str, fields: Mapping[str, Any], time_s: float) -> None:
         """Keep an event, if it is an incident."""
-        if kind not in SENTENCES or fields.get("role") == "supervisor":
+        if not is_incident(kind, fields) or fields.get("role") == "supervisor":
             return
         words = SENTENCES[kind].format_map(_Words(fields))
         sentence = " ".join(words.split())[:MAX_CHARS]

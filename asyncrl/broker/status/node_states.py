@@ -85,8 +85,18 @@ def _rollout_waits(scheduler: Scheduler, node: Node, groups: Mapping[str, int]) 
     if not scheduler.training.admission.num_needed:
         return "the end: every group has been sampled or leased"
     if scheduler.window.room <= 0:
-        return f"the trainer: the window of {scheduler.window.size} groups is full"
+        return _trainer_awaited(scheduler)
     return "groups"
+
+
+def _trainer_awaited(scheduler: Scheduler) -> str:
+    """The trainer, whose next step frees the window, and why that takes its time."""
+    trainer = scheduler.nodes.trainer()
+    if trainer is None:
+        return "the trainer, which is not connected"
+    if not trainer.is_ready:
+        return "the trainer, which is loading"
+    return f"the trainer: the window of {scheduler.window.size} groups is full"
 
 
 def _trainer_waits(scheduler: Scheduler, node: Node, groups: Mapping[str, int]) -> str:

@@ -24,6 +24,7 @@ def run_status(
     run: str,
     time_s: float = 0.0,
     incidents: Sequence[Incident] = (),
+    restarts: Sequence[str] = (),
     metrics: Mapping[str, float] | None = None,
 ) -> Status:
     """
@@ -32,6 +33,7 @@ def run_status(
     Args:
         now_s: The scheduler's time.
         time_s: Duration of the run so far.
+        restarts: Sentences about nodes that are started again.
         metrics: Metrics of the last step.
     """
     groups = group_states(scheduler)
@@ -52,8 +54,9 @@ def run_status(
         incidents=list(incidents),
         metrics=dict(metrics or {}),
         accuracy=measured[-1].accuracy if measured else None,
-        notes=_notes(scheduler),
+        notes=[*restarts, *_notes(scheduler)],
         base_accuracy=scheduler.evaluation.base_accuracy,
+        accuracy_failed=measured[-1].num_failed if measured else 0,
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from asyncrl.cli.run_path import RUN_PATH
 from asyncrl.cli.terminal import report_errors
 from asyncrl.errors import ConfigError
 
@@ -54,8 +55,8 @@ def try_(row: int, text: str | None, answer: str, **choices: Any) -> None:
 
 
 @episode.command()
-@click.argument("run_directory", metavar="RUN", type=PATH)
-@click.option("--step", type=click.IntRange(min=0), help="Step that trained on it.  [default: the last with samples]")
+@click.argument("run_directory", metavar="RUN", type=RUN_PATH)
+@click.option("--step", type=click.IntRange(min=0), help="Step that trained on it, from 0.  [default: newest]")
 @click.option("--group", type=click.IntRange(min=0), help="Group id.  [default: any]")
 @click.option("--index", type=click.IntRange(min=0), help="Index in the group.  [default: any]")
 @click.option("--count", type=click.IntRange(min=1), default=1, help="Most episodes shown.")
@@ -64,7 +65,7 @@ def show(run_directory: Path, step: int | None, group: int | None, index: int | 
     """
     Show episodes that a run was trained on, turn by turn.
 
-    RUN is a run directory. Its samples have every episode.
+    RUN is a run directory. Its samples have every episode. Completions of one turn are shown by `asyncrl samples`.
     """
     from itertools import islice
 
@@ -80,7 +81,10 @@ def show(run_directory: Path, step: int | None, group: int | None, index: int | 
         raise ConfigError(f"there are no samples in {folder} yet: no step is done, or {run_directory} is no run")
     found = read_episodes(path, lambda g, i: group in (None, g) and index in (None, i))
     if not found:
-        raise ConfigError(f"{path} has no such episode: the run has no [environment], or the group is of another step")
+        raise ConfigError(
+            f"{path} has no such episode: the group is of another step, or the run has no [environment]; samples "
+            f"without turns: asyncrl samples {run_directory}"
+        )
     console = Console(highlight=False)
     for one in islice(found, count):
         for line in sampled_lines(one):

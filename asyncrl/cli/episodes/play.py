@@ -58,7 +58,7 @@ def play(config: Config, console: Console, *, row: int = 0, text: str | None = N
         EngineError: The episode failed.
     """
     configure_logging("episode")
-    config = with_local_copies(config, lambda line: console.print(line, soft_wrap=True))
+    config = with_local_copies(config, lambda line: console.print(line, soft_wrap=True), model_setting="--model")
     model = Path(config.model.path)
     check_model(config.model.path, setting="--model")
     with closing(ImageStore(Path(gettempdir()))) as images:

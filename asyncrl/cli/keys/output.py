@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from asyncrl.cli.terminal import aligned
@@ -32,8 +32,8 @@ def made_broker(folder: KeyFolder, key: Key, given: Path | None) -> str:
 def added(folder: KeyFolder, key: AllowedKey, *, is_made_here: bool) -> str:
     return _lines(
         f"{key.name} may connect as {' or '.join(key.roles)} with the key {fingerprint(key.public)}",
-        *(_copy(folder, key.name) if is_made_here else ()),
-        *_start(key),
+        *(_copy(folder, key) if is_made_here else ()),
+        *_use(key),
     )
 
 
@@ -54,8 +54,8 @@ def rotated(folder: KeyFolder, key: AllowedKey, *, is_made_here: bool) -> str:
     old = f"is accepted until {utc_time(key.previous_until)}" if key.previous else f"is refused; {CUT_OFF}"
     return _lines(
         f"{key.name} has the key {fingerprint(key.public)}; its previous key {old}",
-        *(_copy(folder, key.name) if is_made_here else ()),
-        "restart its nodes with the new file",
+        *(_copy(folder, key) if is_made_here else ()),
+        *(() if _is_operator(key) else ("restart its nodes with the new file",)),
     )
 
 
@@ -65,7 +65,7 @@ def rotated_broker(key: Key, rewritten: Sequence[Path]) -> str:
         f"the broker has the key pair {fingerprint(key.public)} after its next start",
         f"public key: {key.public.hex()}",
         "every machine needs its key file again:",
-        *(f"  copy {path} to its machine as {NODE_FILE}" for path in rewritten),
+        *(f"  copy {path} to its machine, in place of the old one" for path in rewritten),
         f'  in a key file made by `asyncrl keys new`, set broker = "{key.public.hex()}"',
         "then restart the broker and the nodes",
     )
@@ -103,13 +103,23 @@ def _state(key: AllowedKey, now_s: float) -> str:
     return "allowed"
 
 
-def _copy(folder: KeyFolder, name: str) -> Iterable[str]:
-    file = shlex.quote(str(folder.node_file(name)))
-    yield f"copy its key file to its machine as {NODE_FILE}, mode 0600, such as by"
-    yield f"  scp -p {file} root@MACHINE:{NODE_FILE}"
+def _is_operator(key: AllowedKey) -> bool:
+    """True for the key of a person, who keeps it in a file of their own; services read `NODE_FILE`."""
+    return set(key.roles) == {OPERATOR}
 
 
-def _start(key: AllowedKey) -> Iterable[str]:
+def _copy(folder: KeyFolder, key: AllowedKey) -> Iterable[str]:
+    file = shlex.quote(str(folder.node_file(key.name)))
+    if _is_operator(key):
+        yield "copy its key file to its machine, mode 0600, such as by"
+        yield f"  scp -p {file} USER@MACHINE:{key.name}.key"
+    else:
+        yield f"copy its key file to its machine as {NODE_FILE}, mode 0600, such as by"
+        yield f"  ssh root@MACHINE mkdir -p {PurePath(NODE_FILE).parent}"
+        yield f"  scp -p {file} root@MACHINE:{NODE_FILE}"
+
+
+def _use(key: AllowedKey) -> Iterable[str]:
     """Commands that use the key, for each of its roles; nodes are named as by `asyncrl services install`."""
     roles = [role for role in key.roles if role != OPERATOR]
     if roles:
@@ -118,8 +128,9 @@ def _start(key: AllowedKey) -> Iterable[str]:
         who, folder = f"--role {role} --name {key.name}-{role}", " --dir FOLDER" if role == "spool" else ""
         yield f"  asyncrl-node {who} --broker {BROKER_ADDRESS} --key {NODE_FILE}{folder}"
     if OPERATOR in key.roles:
-        yield "drain a node from there:"
-        yield f"  ASYNCRL_KEY_FILE={NODE_FILE} asyncrl drain {BROKER_ADDRESS} NODE"
+        file = f"{key.name}.key" if _is_operator(key) else NODE_FILE
+        yield "look at the run from there; top, stop, drain and others take the key likewise:"
+        yield f"  ASYNCRL_KEY_FILE={file} asyncrl status {BROKER_ADDRESS}"
 
 
 def _lines(*lines: str) -> str:

@@ -14,6 +14,7 @@ from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.local_address import outward_address
 from asyncrl.node.process.process import Job
+from asyncrl.observe.run_directory import RunDirectory
 
 
 def broker_job(
@@ -34,11 +35,12 @@ def broker_job(
     Raises:
         ConfigError: The run file is missing or wrong, or the address is.
     """
+    from asyncrl.actor.sockets.tcp import require_bindable
     from asyncrl.data.run_length import resolve_steps
     from asyncrl.files.atomic import replacing
     from asyncrl.files.disk import needed
     from asyncrl.node.broker.broker import raise_file_limit, raise_gc_threshold, run_broker
-    from asyncrl.node.broker.broker_keys import broker_keys
+    from asyncrl.node.broker.broker_keys import broker_keys, require_keys
     from asyncrl.node.broker.run_folder import held_run, is_complete
     from asyncrl.node.hub import with_local_copies
     from asyncrl.node.process.traces import require_opentelemetry, spans_sent
@@ -60,6 +62,10 @@ def broker_job(
             return
         raise_gc_threshold()
         raise_file_limit()
+        require_keys(config.broker, key_folder)
+        if not RunDirectory(path).config.is_file():  # A broker that cannot listen leaves no new run behind.
+            for binds in (config.broker.binds, config.broker.spool_binds):
+                require_bindable([at for at in binds if at.startswith("tcp://")])
         with held_run(path, config, secret_file) as run:
             keys = broker_keys(run, key_folder)
             # A restarted broker listens on its old port, where its nodes look for it.

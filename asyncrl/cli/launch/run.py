@@ -22,12 +22,13 @@ from asyncrl.broker.metrics.batch_metrics import RunTotals
 from asyncrl.cli.launch.beside import dashboard_beside
 from asyncrl.cli.launch.checks.architecture import check_architecture
 from asyncrl.cli.launch.checks.checks import CHECKS, devices_of, resolved, where
+from asyncrl.cli.launch.outcome import outcome_lines, time_so_far
 from asyncrl.cli.launch.screen import Screen
 from asyncrl.cli.launch.supervisor import Supervisor
 from asyncrl.config.check import advice
 from asyncrl.config.check_addresses import check_one_machine
 from asyncrl.config.resolve import with_absolute_paths
-from asyncrl.config.run_file import load_config, to_toml
+from asyncrl.config.run_file import changes, load_config, to_toml
 from asyncrl.config.sections import Config
 from asyncrl.data.run_length import resolve_steps
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
@@ -100,21 +101,29 @@ def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> N
     else:
         for line in check_architecture(config, device_memory, host_memory):
             _print(console, f"{line.name}: {line.what}")
-    _print(console, to_toml(config))
+    _print(console, "\n".join([*changes(config), "(all others have their defaults: asyncrl config show FILE)", ""]))
     if epochs is not None:
         _print(console, f"run.epochs = {epochs:g} is {config.run.steps} steps with the rows of data.train")
     _print(console, _plan(config, trainer, shares))
 
 
 def resume(
-    path: Path, steps: int | None = None, metrics: MetricsOptions | None = None, *, is_traced: bool = False
+    path: Path,
+    steps: int | None = None,
+    metrics: MetricsOptions | None = None,
+    *,
+    is_shown: bool = False,
+    is_traced: bool = False,
 ) -> None:
     """
     Continue a run that stopped, unless it is complete; or extend one to a new total of ``steps``.
 
-    Raises as `run`, and `ConfigError` if there is no run, or ``steps`` does not exceed the old total.
+    The other arguments are those of `run`. Raises as `run`, and `ConfigError` if there is no run, or ``steps`` does not
+    exceed the old total.
     """
     require_train()
+    if is_shown:
+        require_dashboard()
     directory = RunDirectory(path)
     if (summary := directory.finished_summary()) and steps is None:
         _print(
@@ -134,7 +143,9 @@ def resume(
         config = load_config(directory.config)
         check_trackers(config.trackers)
         trainer, shares = devices_of(config)
-        _execute(resolved(config, shares), directory, trainer, shares, Console(), metrics, is_traced=is_traced)
+        console = Console()
+        with dashboard_beside(directory, partial(_print, console)) if is_shown else nullcontext():
+            _execute(resolved(config, shares), directory, trainer, shares, console, metrics, is_traced=is_traced)
 
 
 @contextmanager
@@ -183,6 +194,7 @@ def _execute(  # noqa: PLR0917  private, and all of different types
         where = f"from {metrics.host}:{metrics.port} on" if metrics.port else f"on free ports of {metrics.host}"
         targets = os.environ.get(TARGETS_VARIABLE) or directory.path / "metrics"
         _print(console, f"metrics {where}  (addresses for Prometheus in {targets})")
+    before_s = time_so_far(directory)
     failure: AsyncrlError | None = RunFailed("asyncrl run itself crashed")
     try:
         with Screen(console, config.run.steps) as screen:
@@ -196,12 +208,13 @@ def _execute(  # noqa: PLR0917  private, and all of different types
         write_report([directory.path], directory.report)
     except (AsyncrlError, OSError) as error:  # The outcome matters more; `asyncrl report` can write it later.
         _print(console, f"no report was written: {error}")
-    _print(console, _outcome(directory, summary, can_resume=not isinstance(failure, ConfigError)))
+    for line in outcome_lines(directory, summary, before_s, can_resume=not isinstance(failure, ConfigError)):
+        _print(console, line)
     if failure:
         raise failure
     if summary.status != "finished":
         raise RunFailed(summary.cause)
-    return summary
+    return directory.located(summary)
 
 
 def _supervise(supervisor: Supervisor) -> None:
@@ -271,25 +284,6 @@ def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console
     except RunFailed as error:
         _print(console, f"no summary was written: {error}")
     return summary
-
-
-def _outcome(directory: RunDirectory, summary: RunSummary, *, can_resume: bool) -> str:
-    checkpoints = sorted(directory.checkpoints.glob("step_*"))
-    accuracy = ""
-    if summary.base_accuracy is not None and summary.held_out_accuracy is not None:
-        accuracy = f", held-out accuracy {summary.base_accuracy:.1%} -> {summary.held_out_accuracy:.1%}"
-    lines = [
-        f"{summary.status}: {summary.steps} of {summary.steps_planned} steps in {summary.wall_s:.1f} s{accuracy}, "
-        f"mean staleness {summary.staleness_mean:.2f} (max {summary.staleness_max}) policy versions",
-        f"dashboard   asyncrl dashboard {directory.path}",
-        f"report      {directory.report if directory.report.exists() else 'none'}",
-        f"samples     {directory.samples}",
-        f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}",
-    ]
-    lines[1:1] = [f"failed      {sentence}" for sentence in summary.failures]
-    if summary.status != "finished" and can_resume:
-        lines.append(f"resume      asyncrl resume {directory.path}")
-    return "\n".join(lines)
 
 
 def _plan(config: Config, trainer: Devices | None, shares: list[Devices]) -> str:

@@ -6,15 +6,18 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from asyncrl.messages import Evaluated, Paused, SettingsChanged
+from asyncrl.evaluation.metrics import failed_note
+from asyncrl.messages import Evaluated, Paused, Returned, SettingsChanged
 from asyncrl.messages import Progress as Step
 from asyncrl.observe.failure_sentences import sentences
 from asyncrl.observe.report.evaluation_charts import multi_sample_metrics
 
 LEGEND = """\
-columns: v policy version, acc accuracy, grad norm of the gradient, len mean tokens of a
-         completion, stale mean/max staleness in versions, tok/s trained tokens per
-         second, wait t/r share of time that trainer/rollouts waited, eta time left"""
+columns: v policy version, reward and acc accuracy of the step's batch, loss of the policy
+         (it need not fall), grad norm of the gradient, len mean tokens of a completion,
+         stale mean/max staleness in versions, kl from the policy that sampled, tok/s
+         trained tokens per second, wait t/r share of time that trainer/rollouts waited,
+         eta time left"""
 """Explains the abbreviations of `step_line`; printed before the first step."""
 LEGEND_OF_TURNS = "         turns mean turns of an episode"
 """Further line for episodes."""
@@ -44,7 +47,7 @@ class Screen:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("elapsed {task.description}"),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -90,6 +93,10 @@ class Screen:
     def exited(self, node: str, cause: str, *, restarting: bool) -> None:
         self.say(f"{node} {cause}{'; starting it again' if restarting else ''}")
 
+    def returned(self, returned: Returned) -> None:
+        since = f", from step {returned.step}" if returned.step >= 0 else ""
+        self.say(f"{returned.node} is back after {returned.away_s:.0f} s{since}")
+
     def paused(self, paused: Paused) -> None:
         """Show that an operator paused sampling, or let it go on."""
         self._is_paused = paused.is_paused
@@ -106,13 +113,15 @@ class Screen:
     def left(self, node: str) -> None:
         self.say(f"{node} was drained and has left")
 
-    def _eta_s(self, step: Step) -> float:
-        """Time left at the pace so far, without the first step, which waits for models to load."""
+    def _eta_s(self, step: Step) -> float | None:
+        """Time left at the pace so far, without the first step, which waits for models to load; None at that step."""
         now_s = step.metrics.get("time_s", 0.0)
         if self._first is None:
             self._first = step.step, now_s
         first_step, first_s = self._first
-        return (now_s - first_s) / max(step.step - first_step, 1) * (self._steps - 1 - step.step)
+        if step.step <= first_step:
+            return None
+        return (now_s - first_s) / (step.step - first_step) * (self._steps - 1 - step.step)
 
 
 def eval_line(evaluated: Evaluated) -> str:
@@ -126,11 +135,11 @@ def eval_line(evaluated: Evaluated) -> str:
     shares = "".join(f"  {name} {value:.1%}" for name, value in extra.items() if not name.startswith("avg@"))
     return (
         f"eval v{evaluated.policy_version}  held-out accuracy {evaluated.accuracy:.1%} of {evaluated.num_prompts}"
-        f"{shares}  len {evaluated.metrics.get('length_mean', 0):.0f}"
+        f"{failed_note(evaluated.num_failed)}{shares}  len {evaluated.metrics.get('length_mean', 0):.0f}"
     )
 
 
-def step_line(step: Step, eta_s: float, width: int | None = None) -> str:
+def step_line(step: Step, eta_s: float | None, width: int | None = None) -> str:
     """
     The main metrics of a step, explained by `LEGEND`; with a ``width``, as many as fit, the most important ones.
 
@@ -152,7 +161,7 @@ def step_line(step: Step, eta_s: float, width: int | None = None) -> str:
         (6, f"kl {m.get('kl', 0.0):.4f}"),
         (5, f"tok/s {_thousands(m['tokens_per_s'])}"),
         (7, f"wait t/r {m['wait_trainer']:.0%}/{m['wait_rollout']:.0%}"),
-        (4, f"eta {_clock(eta_s)}"),
+        (4, "" if eta_s is None else f"eta {_clock(eta_s)}"),
     ]
     lines = (" ".join(text for rank, text in parts if text and rank <= least) for least in range(8, -1, -1))
     return next((line for line in lines if width is None or len(line) <= width), f"{parts[0][1]} {parts[2][1]}")

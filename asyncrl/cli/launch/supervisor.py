@@ -33,6 +33,7 @@ from asyncrl.messages import (
     Interrupt,
     Paused,
     Progress,
+    Returned,
     Role,
     SettingsChanged,
 )
@@ -239,6 +240,8 @@ class Supervisor:
                     self._screen.paused(message)
                 case SettingsChanged():
                     self._screen.changed(message)
+                case Returned():
+                    self._screen.returned(message)
                 case Evaluated():
                     self._has_begun = True
                     self._screen.evaluated(message)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from asyncrl.cli.run_path import RUN_PATH
 from asyncrl.cli.terminal import json_option, report_errors, to_json
 from asyncrl.errors import LinkError
 
@@ -36,8 +37,8 @@ def status(run: str, key: Path | None, as_json: bool) -> None:
     Its step, window and nodes, what each of them waits for, and the last incidents.
 
     The run is named by its directory on this machine, or by the broker's ADDRESS, tcp://HOST:PORT. From another machine
-    that takes the key in ASYNCRL_KEY_FILE, one with the role supervisor. If no broker serves the run, its files are
-    read. Exits with 69 if the run is not over and its broker cannot be asked.
+    that takes a key with the role supervisor, by --key or in ASYNCRL_KEY_FILE. If no broker serves the run, its files
+    are read. Exits with 69 if the run is not over and its broker cannot be asked.
 
     \b
     Example:
@@ -99,28 +100,32 @@ def top(run: str, key: Path | None, every_s: float) -> None:
 
 
 @click.command()
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", type=RUN_PATH)
 @click.argument("node", metavar="[NODE]", default="", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Print further lines as they are written, until the run is over.")
 @click.option("-n", "--lines", "number", type=click.IntRange(0), help="Only this many of the last lines.")
+@click.option("--level", type=click.Choice(["debug", "info", "warning", "error"]), default="debug", help="Least level.")
 @click.option("--json", "as_json", is_flag=True, help="Print the lines as they are in the files.")
 @report_errors
-def logs(run: str, node: str, follow: bool, number: int | None, as_json: bool) -> None:
+def logs(run: Path, node: str, *, follow: bool, number: int | None, level: str, as_json: bool) -> None:
     """
     Print the logs of a run on this machine.
 
     Merged by time, or the log of one NODE.
 
-    RUN is a run directory. Nodes that `asyncrl run` did not start log to their own service manager, on their machine.
+    RUN is a run directory, or the --run-dir of the services of this machine. What logs to no file there logs to its
+    service manager, such as `journalctl -u asyncrl@rollout`, on its machine. Text that is no event, such as a
+    traceback, is printed at every level.
 
     \b
     Example:
       asyncrl logs -f runs/quickstart
+      asyncrl logs --level warning runs/quickstart
       asyncrl logs runs/quickstart rollout-0
     """
     from asyncrl.cli.operate.logs import Line, elsewhere_note, log_lines, open_logs
 
-    found, elsewhere = open_logs(run, node)
+    found, elsewhere = open_logs(run, node, level)
     if elsewhere and not node:
         click.echo(elsewhere_note(run, elsewhere), err=True)
 
@@ -201,8 +206,8 @@ def set_(run: str, key: Path | None, assignments: tuple[str, ...]) -> None:
     """
     Change settings of a run while it goes on.
 
-    These can be set: trainer.lr, schedule.staleness, sampling.max_tokens and evaluation.every_versions; the reference
-    of the configuration marks them as live. All assignments count, or none. The change is in the ledger with its time
+    These can be set: trainer.lr, schedule.staleness, sampling.max_tokens and evaluation.every_versions, which
+    `asyncrl config explain` marks as live. All assignments count, or none. The change is in the ledger with its time
     and operator, so that it outlasts a restart of the broker and `asyncrl resume`; config.toml stays as it was.
     `asyncrl status` explains RUN|ADDRESS.
 
@@ -235,27 +240,26 @@ def stacks(run: str, key: Path | None, node: str) -> None:
 
 
 @click.command()
-@click.argument("run_or_address", metavar="RUN|ADDRESS")
+@on_run
 @click.argument("node", metavar="NODE")
 @click.option("--wait", "wait_s", type=float, default=60.0, help="Seconds to wait for the node to leave.")
 @report_errors
-def drain(run_or_address: str, node: str, wait_s: float) -> None:
+def drain(run: str, key: Path | None, node: str, wait_s: float) -> None:
     """
     Remove a rollout or reward node from a running run.
 
-    The node returns its unfinished trajectories to the broker, which gives them to other nodes. The run is named by its
-    directory on this machine, or by the broker's ADDRESS, tcp://HOST:PORT. From another machine it takes the key in
-    ASYNCRL_KEY_FILE, one with the role supervisor.
+    The node returns its unfinished trajectories to the broker, which gives them to other nodes. `asyncrl status`
+    explains RUN|ADDRESS.
 
     \b
     Example:
       asyncrl drain runs/quickstart rollout-1
-      ASYNCRL_KEY_FILE=alice.key asyncrl drain tcp://10.0.0.1:5570 gpu1-rollout
+      asyncrl drain --key alice.key tcp://10.0.0.1:5570 gpu1-rollout
     """
     from asyncrl.cli.operate.drain import drain as drain_node
-    from asyncrl.client.run_address import locate
+    from asyncrl.cli.operate.status import live_address
 
-    asyncio.run(drain_node(locate(run_or_address), node, wait_s))
+    asyncio.run(drain_node(live_address(run, key), node, wait_s))
     click.echo(f"{node} has left")
 
 

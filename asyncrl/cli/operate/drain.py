@@ -5,7 +5,7 @@ import asyncio
 from asyncrl.actor.link import Link
 from asyncrl.cli.operate.session import operator
 from asyncrl.client.run_address import RunAddress
-from asyncrl.errors import LinkError, RunFailed
+from asyncrl.errors import ConfigError, LinkError, RunFailed
 from asyncrl.messages import Drain, Drained, Finished
 
 
@@ -13,26 +13,28 @@ async def drain(run: RunAddress, node: str, wait_s: float) -> None:
     """
     Drain a node, and wait until it has left.
 
-    Raises `LinkError` if the broker does not answer or the connection ends, and `RunFailed` if the node cannot be
-    drained or does not leave within ``wait_s`` seconds.
+    Raises:
+        ConfigError: There is no such node, or it cannot be drained.
+        RunFailed: The node was lost, or does not leave within ``wait_s`` seconds.
+        LinkError: The broker does not answer, or the connection ends.
     """
     async with operator(run) as session:
         try:
             async with asyncio.timeout(wait_s):
                 await session.link.send(Drain(node))
-                problem = await _answer(session.link)
+                answer = await _answer(session.link)
         except TimeoutError:
             raise RunFailed(
                 f"{node} was asked to leave, but did not within {wait_s:g} s; see its log, or run `asyncrl events`"
             ) from None
-    if problem:
-        raise RunFailed(problem)
+    if answer.problem:
+        raise (ConfigError if answer.is_refused else RunFailed)(answer.problem)
 
 
-async def _answer(link: Link) -> str:
+async def _answer(link: Link) -> Drained:
     while True:
         match await link.receive():
-            case Drained(problem=problem):
-                return problem
+            case Drained() as answer:
+                return answer
             case Finished():
                 raise LinkError("the run ended before the node left")

@@ -6,7 +6,8 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from asyncrl.cli.recorded.inspect import field_text
 from asyncrl.errors import ConfigError
 from asyncrl.messages import HOSTED_SPOOL
 from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.observe.run_overview import is_served, is_supervised
+from asyncrl.observe.run_overview import is_run, is_served, is_supervised
 
 POLL_S = 0.25
+NUMBER = re.compile(r"-\d+$")
+"""End of the name of a node of `asyncrl run`, or of a service of the broker's machine."""
 NOT_FIELDS = ("timestamp", "event", "node", "level", "name")
 
 
@@ -31,6 +34,11 @@ class Line(Struct, frozen=True):
     """Time, ISO 8601, of this line or the last one before it that has one; empty if none has."""
     node: str
     text: str
+    level: str = ""
+    """Level of an event; empty for any other text, such as a traceback."""
+
+
+LEVELS = ("debug", "info", "warning", "error")
 
 
 class LogFile:
@@ -57,66 +65,74 @@ class LogFile:
         return [self._line(text) for text in complete.decode(errors="replace").splitlines()]
 
     def _line(self, text: str) -> Line:
-        self._at = str(_fields(text).get("timestamp") or self._at)
-        return Line(self._at, self.node, text)
+        fields = _fields(text)
+        self._at = str(fields.get("timestamp") or self._at)
+        return Line(self._at, self.node, text, str(fields.get("level", "info")) if "event" in fields else "")
 
 
 class Logs:
-    """Logs of a run on this machine; ``node`` chooses one."""
+    """Logs of a run on this machine; ``node`` chooses one. Events below ``level`` are left out."""
 
-    def __init__(self, directory: RunDirectory, node: str = "") -> None:
+    def __init__(self, directory: RunDirectory, node: str = "", level: str = "debug") -> None:
         self._directory = directory
         self._node = node
+        self._hidden = LEVELS[: LEVELS.index(level)]
         self._files: dict[Path, LogFile] = {}
 
     def read(self) -> list[Line]:
         """Lines of all logs since the last call, by time."""
         for path in sorted(self._directory.logs.glob(f"{self._node or '*'}.log")):
             self._files.setdefault(path, LogFile(path))
-        lines = [line for file in self._files.values() for line in file.read()]
+        lines = [line for file in self._files.values() for line in file.read() if line.level not in self._hidden]
         return sorted(lines, key=lambda line: line.at)
 
     async def follow(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> AsyncIterator[list[Line]]:
-        """Lines as they are written, until no process serves the run."""
+        """Lines as they are written, until no process serves the run; for ever if the run is on another machine."""
         while True:
-            is_over = not (is_served(self._directory) or is_supervised(self._directory))
+            is_over = is_run(self._directory.path) and not (
+                is_served(self._directory) or is_supervised(self._directory)
+            )
             yield self.read()
             if is_over:
                 return
             await sleep(POLL_S)
 
 
-def open_logs(where: str, node: str) -> tuple[Logs, list[str]]:
+def open_logs(where: Path, node: str, level: str = "debug") -> tuple[Logs, list[str]]:
     """
-    Logs of a run, and the names of its nodes that have no log here.
+    Logs of a run on this machine, and the names of its nodes that have no log here.
 
-    Raises `ConfigError` if ``where`` is no run directory, or the node has no log here.
+    Raises `ConfigError` if ``where`` is no run directory and has no logs either, or the node has no log here.
     """
-    if "://" in where:
-        raise ConfigError(
-            f"{where} is an address, but logs are files of the machine on which a process runs: give the run directory "
-            f"there, or look at the log of its service manager (journalctl -u asyncrl-rollout)"
-        )
-    directory = opened(where)
+    directory = RunDirectory(where)
     here = {path.stem for path in directory.logs.glob("*.log")}
-    elsewhere = sorted(_known(directory) - here)
-    if node and node not in here:
+    if not here:
+        directory = opened(str(where))
+    elsewhere = sorted(known for known in _known(directory) if _log_of(known, here) is None)
+    log = _log_of(node, here) if node else ""
+    if log is None:
         if node in elsewhere:
             raise ConfigError(f"{node} {_ELSEWHERE.format(logs=directory.logs)}")
         names = ", ".join(sorted(here)) or "none"
         raise ConfigError(f"{where} has no node {node}; there are logs of: {names}")
-    return Logs(directory, node), elsewhere
+    return Logs(directory, log, level), elsewhere
+
+
+def _log_of(node: str, here: Collection[str]) -> str | None:
+    """Log of a node; supervisord writes one for each service of the broker's machine: ``rollout`` of rollout-0 to 3."""
+    service = NUMBER.sub("", node)
+    return next((name for name in (node, service) if name in here), None)
 
 
 _ELSEWHERE = (
-    "was not started by `asyncrl run`, so its log is not in {logs}: it is on the machine where the node runs, with its "
-    "service manager"
+    "logs to no file in {logs}: its log is on the machine where it runs, in `journalctl -u asyncrl@ROLE` with systemd, "
+    "in logs/ROLE.log of its --run-dir with supervisord"
 )
 
 
-def elsewhere_note(where: str, nodes: list[str]) -> str:
+def elsewhere_note(where: Path, nodes: list[str]) -> str:
     """Sentence about nodes without a log here."""
-    return f"{', '.join(nodes)}: no log here; each {_ELSEWHERE.format(logs=RunDirectory(Path(where)).logs)}"
+    return f"{', '.join(nodes)}: no log here; each {_ELSEWHERE.format(logs=RunDirectory(where).logs)}"
 
 
 def log_lines(lines: Iterable[Line], *, as_json: bool, names_node: bool) -> list[str]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from asyncrl.cli.terminal import Row, aligned
 from asyncrl.errors import ConfigError
+from asyncrl.evaluation.metrics import failed_note
 from asyncrl.observe.formatting import count, duration
 from asyncrl.observe.run_overview import RunOverview, find_runs, overview
 
@@ -27,7 +28,7 @@ def run_table(runs: list[RunOverview]) -> list[str]:
                 run.status,
                 f"{run.step}/{'?' if run.steps is None else run.steps}",
                 "" if run.reward is None else f"{run.reward:.3f}",
-                "" if run.accuracy is None else f"{run.accuracy:.1%}",
+                "" if run.accuracy is None else f"{run.accuracy:.1%}{failed_note(run.accuracy_failed)}",
                 "" if run.age_s is None else age(run.age_s),
                 f"{count(run.num_bytes)}B",
             ]

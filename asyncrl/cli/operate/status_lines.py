@@ -1,14 +1,17 @@
 """Text of a run's state, within 80 columns where names and sentences are of usual length."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
+from asyncrl.cli.operate.resume import how_to_resume
 from asyncrl.cli.operate.status import RunState
 from asyncrl.cli.terminal import Row, aligned
+from asyncrl.evaluation.metrics import failed_note
 from asyncrl.messages import NodeStatus, Status
 from asyncrl.observe.formatting import count, duration, share
 from asyncrl.observe.run_overview import RunOverview
 
+COLUMNS = 80
+"""Width of a terminal."""
 NAMED = 4
 """Nodes that are listed by name in a sentence; further ones are counted."""
 METRICS = (
@@ -16,9 +19,11 @@ METRICS = (
     ("accuracy", "accuracy", ".3f"),
     ("length_mean", "length", ".0f"),
     ("staleness_mean", "staleness", ".2f"),
+    ("tokens_per_s", "tok/s", ""),
     ("kl", "kl", ".4f"),
 )
-"""Metrics of the last step that are shown: key, name, format."""
+"""Metrics of the last step that are shown, as many as fit: key, name, format."""
+LAST_STEP = "last step"
 
 
 def state_lines(state: RunState, where: str) -> list[str]:
@@ -34,7 +39,7 @@ def live_lines(status: Status) -> list[str]:
     """State by the broker's books."""
     head = f"{status.run}: {status.state}, step {status.step} of {status.steps}"
     version = f"v{status.policy_version} live" if status.policy_version >= 0 else "no weights published yet"
-    rows = [["window", _window(status)], *_metric_rows(status.metrics, status.base_accuracy, status.accuracy)]
+    rows = [["window", _window(status)], *_metric_rows(status)]
     lines = [f"{head}, {version}, {duration(status.time_s)}", *status.notes, *aligned(rows)]
     lines += ["", *node_lines(status.nodes)]
     if waiting := _waits(status.nodes):
@@ -51,7 +56,7 @@ def file_lines(files: RunOverview) -> list[str]:
     began = f", began {duration(files.age_s)} ago" if files.age_s is not None else ""
     lines = [f"{files.run}: {files.status}, step {files.step} of {planned}{began}"]
     rows = [["cause", files.cause]] if files.cause else []
-    rows += _metric_rows(files.metrics, files.base_accuracy, files.accuracy)
+    rows += _metric_rows(files)
     rows += [["checkpoint", files.checkpoint or "none"], *(["note", note] for note in files.notes)]
     return [*lines, *aligned(rows)]
 
@@ -83,14 +88,20 @@ def _window(status: Status) -> str:
     return f"{status.open_groups} of {status.window} groups of {status.group_size} open{': ' if states else ''}{states}"
 
 
-def _metric_rows(metrics: Mapping[str, Any], base_accuracy: float | None, accuracy: float | None) -> list[Row]:
-    shown = [f"{name} {metrics[key]:{form}}" for key, name, form in METRICS if _is_number(metrics.get(key))]
-    if _is_number(metrics.get("tokens_per_s")):
-        shown.append(f"tok/s {count(round(metrics['tokens_per_s']))}")
-    rows = [["last step", ", ".join(shown)]] if shown else []
-    if accuracy is not None:
-        first = f"{share(base_accuracy)} at first, " if base_accuracy is not None else ""
-        rows.append(["held out", f"{first}{share(accuracy)} at the last evaluation"])
+def _metric_rows(run: Status | RunOverview) -> list[Row]:
+    metrics = run.metrics
+    shown = [
+        f"{name} {format(metrics[key], form) if form else count(round(metrics[key]))}"
+        for key, name, form in METRICS
+        if _is_number(metrics.get(key))
+    ]
+    while len(LAST_STEP) + 2 + len(", ".join(shown)) > COLUMNS:
+        shown.pop()
+    rows = [[LAST_STEP, ", ".join(shown)]] if shown else []
+    if run.accuracy is not None:
+        first = f"{share(run.base_accuracy)} at first, " if run.base_accuracy is not None else ""
+        last = f"{share(run.accuracy)} at the last evaluation{failed_note(run.accuracy_failed)}"
+        rows.append(["held out", f"{first}{last}"])
     return rows
 
 
@@ -118,4 +129,4 @@ def _times(number: int) -> str:
 
 def _remedy(state: RunState, where: str) -> Iterator[str]:
     if state.files and state.files.status in ("stopped", "failed", "interrupted") and not state.is_supervised:
-        yield f"resume: asyncrl resume {where}"
+        yield f"resume: {how_to_resume(where)}"

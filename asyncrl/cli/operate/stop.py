@@ -9,10 +9,13 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from asyncrl.cli.operate.resume import SERVICES, how_to_resume
 from asyncrl.cli.operate.session import operator
 from asyncrl.cli.operate.status import opened
 from asyncrl.client.run_address import RunAddress, locate
+from asyncrl.config.addresses import is_loopback
 from asyncrl.errors import LinkError
+from asyncrl.evaluation.metrics import failed_note
 from asyncrl.messages import Finished, Interrupt
 from asyncrl.observe.formatting import share
 from asyncrl.observe.run_directory import RunDirectory
@@ -32,7 +35,7 @@ async def stop(where: str, key: Path | None, wait_s: float) -> list[str]:
         LinkError: Its broker does not run, does not answer, or has not ended the run within ``wait_s`` seconds.
     """
     if "://" in where:
-        return _ended_elsewhere(*await interrupt(locate(where, key), wait_s))
+        return _ended_elsewhere(where, *await interrupt(locate(where, key), wait_s))
     directory = opened(where)
     if not is_served(directory):
         return _not_running(directory, where)
@@ -73,19 +76,24 @@ async def wait_until_left(
 
 def kept_lines(run: RunOverview, where: str) -> list[str]:
     """Sentences on what is on disk of a run that is over."""
-    accuracy = f", held-out accuracy {share(run.accuracy)}" if run.accuracy is not None else ""
+    accuracy = (
+        f", held-out accuracy {share(run.accuracy)}{failed_note(run.accuracy_failed)}"
+        if run.accuracy is not None
+        else ""
+    )
     lines = [f"{run.run} is over: {run.status} after {run.step} of {run.steps} steps{accuracy}"]
     lines.append(f"checkpoint  {run.checkpoint or 'none: it starts from the base model again'}")
     if run.status != "finished":
-        lines.append(f"resume      asyncrl resume {where}")
+        lines.append(f"resume      {how_to_resume(where)}")
     return lines
 
 
-def _ended_elsewhere(end: Finished, run_dir: str) -> list[str]:
+def _ended_elsewhere(address: str, end: Finished, run_dir: str) -> list[str]:
     lines = [f"the run is over: {end.status}{f' ({end.cause})' if end.cause else ''}"]
     lines.append(f"kept        {run_dir}, on the broker's machine")
     if end.status != "finished":
-        lines.append(f"resume      asyncrl resume {run_dir}, there; or start its services again")
+        command = f"asyncrl resume {run_dir}, there; or " if is_loopback(address) else ""
+        lines.append(f"resume      {command}{SERVICES}")
     return lines
 
 

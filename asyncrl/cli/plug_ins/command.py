@@ -1,6 +1,7 @@
 """`asyncrl reward try`, `advantage try` and `loss try`: functions of one's own, before a run."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -17,29 +18,42 @@ def reward() -> None:
 
 
 @reward.command("try")
-@click.argument("function", metavar="FUNCTION")
-@click.argument("data", metavar="DATA", type=PATH)
+@click.argument("function", metavar="FUNCTION|CONFIG")
+@click.argument("data", metavar="[DATA]", type=PATH, required=False)
 @click.option("--num", type=click.IntRange(1), default=5, show_default=True, help="Rows to try, from the first.")
 @click.option("--completion", "given", multiple=True, metavar="TEXT", help="Completion to grade; repeatable.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A setting of [reward] or [data].")
 @report_errors
-def try_reward(function: str, data: Path, num: int, given: tuple[str, ...], overrides: tuple[str, ...]) -> None:
+def try_reward(function: str, data: Path | None, num: int, given: tuple[str, ...], overrides: tuple[str, ...]) -> None:
     """
     Grade some rows of a dataset, in the killable workers of a run.
 
-    FUNCTION is file.py, file.py:name, module:name or a built-in name; DATA is parquet or JSONL. Without --completion
-    each row is graded with its reference answer in three forms, with nothing, and with nonsense as the completion.
-    Exits with 1 if a verdict fails.
+    CONFIG is a run file (.toml), whose reward is tried on its training data. FUNCTION is file.py, file.py:name,
+    module:name or a built-in name, and DATA parquet or JSONL, whose columns are guessed if they are not `prompt` and
+    `answer`. Without --completion each row is graded with its reference answer in three forms, with nothing, and with
+    nonsense as the completion. Exits with 1 if a verdict fails.
+
+    A function of your own is `def score(inputs)`, which gets a VerifierInput, or verl's `def
+    compute_score(data_source, solution_str, ground_truth, extra_info)`. It returns a number, or a dict with `score`.
 
     \b
     Example:
+      asyncrl reward try run.toml
       asyncrl reward try score.py:score train.parquet
       asyncrl reward try gsm8k train.parquet --completion "#### 18" --set reward.options.method=flexible
     """
     from asyncrl.cli.plug_ins import reward as module
     from asyncrl.cli.plug_ins.naming import full_name
+    from asyncrl.node.hub import with_local_copies
 
-    config = module.trial_config(full_name(function, ("compute_score", "score", "reward")), data, overrides)
+    if data is None:
+        if not function.endswith(".toml"):
+            raise click.UsageError("Missing argument 'DATA': the dataset whose rows FUNCTION grades")
+        config = module.run_config(Path(function), overrides)
+        config = with_local_copies(config, partial(click.echo, err=True), has_weights=False)
+    else:
+        name = full_name(function, ("compute_score", "score", "reward"))
+        config = module.trial_config(name, data, click.echo, overrides)
     if not module.try_reward(config, num, given, click.echo):
         sys.exit(RunFailed.exit_code)
 

@@ -13,10 +13,12 @@ from typing import Protocol
 
 import uvloop
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncrl.broker.failures import FailureBook
-from asyncrl.config.run_file import overridden
+from asyncrl.config.run_file import load_config, overridden
 from asyncrl.config.sections import Config
+from asyncrl.data.columns import guessed
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.messages import Prompt
@@ -24,11 +26,17 @@ from asyncrl.reward.routing import check_routes
 from asyncrl.reward.verifier import Verdict, verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
 
-REFERENCE: Mapping[str, str] = {"reference": "{}", "#### it": "#### {}", "boxed": "\\boxed{{{}}}"}
+REFERENCE: Mapping[str, str] = {
+    "reference": "{}",
+    "#### reference": "#### {}",
+    "\\boxed{reference}": "\\boxed{{{}}}",
+}
 """Forms of the reference answer that reward functions look for."""
 GARBAGE: Mapping[str, str] = {"nothing": "", "nonsense": "\x00<|x|>}{ [((\\boxed{ #### 1e999 NaN \u202e\U0001f92f"}
 """Completions that no row is answered by, and that a policy with random weights writes."""
 MAX_SHOWN_CHARS = 60
+WIDTH = max(map(len, REFERENCE))
+"""Characters of the column of kinds."""
 
 Say = Callable[[str], None]
 
@@ -50,14 +58,29 @@ class Trial(Struct, frozen=True):
     cause: str = ""
 
 
-def trial_config(function: str, data: Path, overrides: Sequence[str] = ()) -> Config:
-    """Configuration with this reward and data; ``overrides`` are those of ``--set``. Raises `ConfigError`."""
+def run_config(run_file: Path, overrides: Sequence[str] = ()) -> Config:
+    """Reward and training data of a run file; ``overrides`` are those of ``--set``. Raises `ConfigError`."""
+    config = load_config(run_file, overrides)
+    return replace(config, data=replace(config.data, held_out=config.data.train))
+
+
+def trial_config(function: str, data: Path, say: Say, overrides: Sequence[str] = ()) -> Config:
+    """
+    Configuration with this reward and data; ``overrides`` are those of ``--set``.
+
+    Columns that are neither the default ones nor named by ``overrides`` are guessed, and ``say`` gets them.
+
+    Raises:
+        ConfigError: An override does not fit.
+        DataError: The file cannot be read, or its columns cannot be guessed.
+    """
     raw = {
         "model": {"path": "-"},
         "data": {"train": str(data), "held_out": str(data)},
         "reward": {"function": function},
     }
-    return overridden(raw, overrides)
+    config = overridden(raw, overrides)
+    return replace(config, data=guessed(config.data, str(data), say))
 
 
 def read_rows(config: Config, number: int) -> list[Prompt]:
@@ -109,9 +132,9 @@ def trial_line(trial: Trial) -> str:
     One line.
 
     Example:
-          reference   reward 1        correct 1  shows_steps 0         0.3 ms
+          reference           reward 1        correct 1  shows_steps 0  0.3 ms
     """
-    head = f"  {trial.kind:<10}  "
+    head = f"  {trial.kind:<{WIDTH}}  "
     if trial.verdict is None:
         return f"{head}failed: {trial.cause}"
     numbers = "  ".join(f"{name} {value:.4g}" for name, value in trial.verdict.metrics.items())
@@ -121,14 +144,15 @@ def trial_line(trial: Trial) -> str:
 
 def summary_lines(done: Sequence[Trial]) -> list[str]:
     """Means by kind of completion, failures by cause, and what is suspicious about them."""
-    lines = [f"{len(done)} verdicts in {sum(trial.seconds for trial in done):.2f} s"]
+    count = f"{len(done)} verdict{'' if len(done) == 1 else 's'}"
+    lines = [f"{count} in {sum(trial.seconds for trial in done):.2f} s"]
     means: dict[str, float] = {}
     for kind in dict.fromkeys(trial.kind for trial in done):
         verdicts = [trial.verdict for trial in done if trial.kind == kind and trial.verdict]
         if verdicts:
             means[kind] = sum(verdict.reward for verdict in verdicts) / len(verdicts)
             correct = sum(verdict.metrics["correct"] for verdict in verdicts)
-            lines.append(f"  {kind:<10}  mean reward {means[kind]:.4g}, {correct:g} of {len(verdicts)} correct")
+            lines.append(f"  {kind:<{WIDTH}}  mean reward {means[kind]:.4g}, {correct:g} of {len(verdicts)} correct")
     book = FailureBook()
     for trial in done:
         if trial.cause:

@@ -2,17 +2,19 @@
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 import click
 
-from asyncrl.cli.terminal import json_option, report_errors, to_json
+from asyncrl.cli.run_path import RUN_PATH
+from asyncrl.cli.terminal import json_option, report_errors, to_json, told_if_slow
 from asyncrl.errors import LedgerError
 
 PATH = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("runs", metavar="RUN...", type=PATH, nargs=-1, required=True)
+@click.argument("runs", metavar="RUN...", type=RUN_PATH, nargs=-1, required=True)
 @click.option("-o", "--out", type=PATH, help="File to write.  [default: report.html in the first run directory]")
 @report_errors
 def report(runs: tuple[Path, ...], out: Path | None) -> None:
@@ -30,7 +32,7 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
 
 
 @click.command()
-@click.argument("runs", metavar="RUN...", type=PATH, nargs=-1, required=True)
+@click.argument("runs", metavar="RUN...", type=RUN_PATH, nargs=-1, required=True)
 @click.option("--host", default="127.0.0.1", help="Address to listen on; one beyond loopback needs a token.")
 @click.option("--port", type=click.IntRange(0, 65535), show_default="8460, or a free one", help="0 takes a free one.")
 @report_errors
@@ -55,7 +57,7 @@ def dashboard(runs: tuple[Path, ...], host: str, port: int | None) -> None:
 
 
 @click.command()
-@click.argument("run_directory", metavar="RUN", type=PATH)
+@click.argument("run_directory", metavar="RUN", type=RUN_PATH)
 @json_option
 @report_errors
 def audit(run_directory: Path, as_json: bool) -> None:
@@ -68,13 +70,14 @@ def audit(run_directory: Path, as_json: bool) -> None:
     """
     from asyncrl.cli.recorded.inspect import audit_table, read_audit
 
-    accounts = read_audit(run_directory)
+    with told_if_slow(f"comparing every record of {run_directory} with its files; this takes minutes for a long run"):
+        accounts = read_audit(run_directory)
     click.echo(to_json(accounts) if as_json else audit_table(accounts))
     sys.exit(LedgerError.exit_code if accounts.problems else 0)
 
 
 @click.command()
-@click.argument("run_directory", metavar="RUN", type=PATH)
+@click.argument("run_directory", metavar="RUN", type=RUN_PATH)
 @click.option("--kind", "kinds", multiple=True, help="Only this kind, such as node.lost; repeatable.")
 @report_errors
 def events(run_directory: Path, kinds: tuple[str, ...]) -> None:
@@ -89,7 +92,7 @@ def events(run_directory: Path, kinds: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("run_directory", metavar="RUN", type=PATH)
+@click.argument("run_directory", metavar="RUN", type=RUN_PATH)
 @click.option("--predict/--no-predict", default=True, show_default=True, help="Simulate changes; takes some seconds.")
 @click.option("--staleness", is_flag=True, help="Choose schedule.staleness for the run from here on, as 'auto' does.")
 @json_option
@@ -117,8 +120,50 @@ def why(run_directory: Path, *, predict: bool, staleness: bool, as_json: bool) -
     click.echo(to_json(found) if as_json else why_text(run_directory.resolve().name, found))
 
 
+@click.command()
+@click.argument("run_directory", metavar="RUN", type=RUN_PATH)
+@click.option("--step", type=click.IntRange(0), help="Step, counted from 0 as in the files' names.  [default: newest]")
+@click.option("--best", "order", flag_value="best", help="Show those with the highest rewards.")
+@click.option("--worst", "order", flag_value="worst", help="Show those with the lowest rewards.")
+@click.option("-n", "number", type=click.IntRange(1), default=5, help="Most samples shown.")
+@click.option("--held-out", "is_held_out", is_flag=True, help="Show held-out samples; --step is the steps before them.")
+@json_option
+@report_errors
+def samples(
+    run_directory: Path,
+    *,
+    step: int | None,
+    order: Literal["best", "worst"] | None,
+    number: int,
+    is_held_out: bool,
+    as_json: bool,
+) -> None:
+    """
+    Show some samples of a step: prompt, completion and reward.
+
+    RUN is a run directory, also of a run that goes on. By default the samples are of different prompts of the newest
+    step. Long texts are shortened in the middle; --json has them in full. Held-out samples are stored with
+    evaluation.answers.
+
+    \b
+    Example:
+      asyncrl samples runs/quickstart
+      asyncrl samples runs/quickstart --step 10 --worst -n 3
+    """
+    import shutil
+
+    from asyncrl.cli.recorded.samples import read_samples, sample_lines
+
+    found = read_samples(run_directory, step=step, is_held_out=is_held_out, number=number, order=order or "spread")
+    if as_json:
+        click.echo(to_json(found))
+        return
+    for line in sample_lines(found, run_directory, shutil.get_terminal_size().columns):
+        click.echo(line)
+
+
 @click.command("dead-letters")
-@click.argument("run_directory", metavar="RUN", type=PATH)
+@click.argument("run_directory", metavar="RUN", type=RUN_PATH)
 @json_option
 @report_errors
 def dead_letters(run_directory: Path, as_json: bool) -> None:
@@ -134,4 +179,4 @@ def dead_letters(run_directory: Path, as_json: bool) -> None:
     click.echo(to_json(letters) if as_json else dead_letter_table(letters))
 
 
-COMMANDS = (report, dashboard, audit, events, why, dead_letters)
+COMMANDS = (report, dashboard, samples, audit, events, why, dead_letters)

@@ -13,7 +13,7 @@ from asyncrl.messages import Role
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_record import read_run
 from asyncrl.observe.why.explanation import Explanation, explain
-from asyncrl.plan.forecast import Forecast, forecast
+from asyncrl.plan.forecast import ONE_MORE, Forecast, forecast
 
 LEAST = 0.01
 """Shares below are summed up."""
@@ -42,7 +42,15 @@ def why_of(path: Path, *, is_predicted: bool) -> Why:
     if not is_predicted or not directory.config.is_file():
         return Why(explanation, None)
     config = with_values(load_config(directory.config), record.live_settings)
-    return Why(explanation, forecast(record, config, directory.samples))
+    return possible(Why(explanation, forecast(record, config, directory.samples)))
+
+
+def possible(found: Why) -> Why:
+    """The same without the gain of one more process, if no core is left for it: the plan knows of no cores."""
+    diagnosis, predicted = found.explanation.diagnosis, found.forecast
+    if predicted is None or diagnosis is None or diagnosis.bottleneck != "processor":
+        return found
+    return replace(found, forecast=replace(predicted, gains=[g for g in predicted.gains if g.change != ONE_MORE]))
 
 
 def why_text(name: str, found: Why) -> str:

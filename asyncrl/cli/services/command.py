@@ -1,32 +1,29 @@
 """`asyncrl services install`: service files for this machine, and the folders and the secret that they name."""
 
-import getpass
-import grp
 import os
-import pwd
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
-from asyncrl.cli.services.install import problems, write_files
+from asyncrl.cli.services.install import problems, to_write, write_files
+from asyncrl.cli.services.metrics_ports import metrics_by_role
+from asyncrl.cli.services.next_steps import SYSTEM_UNITS, next_steps
+from asyncrl.cli.services.owner import find_owner, make_folders, make_secret
 from asyncrl.cli.services.render import ALL_ROLES, ROLES, Devices, Manager, Services, render
 from asyncrl.cli.terminal import report_errors
 from asyncrl.config.addresses import check_address
 from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Config, Rollout, Trainer
 from asyncrl.errors import ConfigError
-from asyncrl.files.secret_file import new_secret, write_secret
+from asyncrl.keys.key_folder import KeyFolder
 from asyncrl.node.machine.cluster.key_state import read_key_state
+from asyncrl.node.process.metrics_server import METRICS_VARIABLE, metrics_options
 
 PATH = click.Path(path_type=Path)
 MAX_PID = 4194304
 """supervisord appends its process id to the path while it binds."""
 LOOPBACK = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:")
-SYSTEM_UNITS = Path("/etc/systemd/system")
 
 
 @click.group()
@@ -41,7 +38,11 @@ def services() -> None:
 @click.option("--run-dir", type=PATH, metavar="DIR", help="Run directory.  [default: run.dir/NAME, as in asyncrl run]")
 @click.option("--broker", "address", default="tcp://127.0.0.1:5570", help="Address of the broker, which listens on it.")
 @click.option("--roles", default=",".join(ROLES), metavar="ROLE,...", help="Roles of this machine.")
-@click.option("--replicas", metavar="auto|N", help="Rollouts on this machine.  [default: rollout.replicas]")
+@click.option(
+    "--replicas",
+    metavar="auto|N",
+    help="Rollouts on this machine.  [default: auto with devices; else rollout.replicas, or 1 without --config]",
+)
 @click.option("--devices", type=click.Choice(["none", "gpu", "ascend"]), help="[default: those of this machine]")
 @click.option(
     "--secret", type=PATH, metavar="FILE", help="The run's secret. systemd only.  [default: DIR/secret of --run-dir]"
@@ -49,7 +50,11 @@ def services() -> None:
 @click.option("--key", type=PATH, metavar="FILE", help="Key of the nodes of this machine, in place of the secret.")
 @click.option("--keys", type=PATH, metavar="DIR", help="Folder of the broker's key and allow-list. Broker only.")
 @click.option("--dir", "spool_dir", type=PATH, metavar="DIR", help="Folder of the spool. Spool only.")
-@click.option("--user", metavar="NAME", help="User of the services. systemd only.  [default: the current user]")
+@click.option("--user", metavar="NAME", help="User of the services.  [default: the current user]")
+@click.option(
+    "--metrics", metavar="[HOST:]PORT", help="Metrics of the first service; each further one has the next port."
+)
+@click.option("--metrics-open", is_flag=True, help="Let other machines read --metrics, without a key.")
 @click.option("--to", "folder", type=PATH, metavar="DIR", help="[default: /etc/systemd/system, or this folder]")
 @click.option("--force", is_flag=True, help="Also replace files that were changed by hand.")
 @report_errors
@@ -67,6 +72,8 @@ def install(
     keys: Path | None,
     spool_dir: Path | None,
     user: str | None,
+    metrics: str | None,
+    metrics_open: bool,
     folder: Path | None,
     force: bool,
 ) -> None:
@@ -91,10 +98,12 @@ def install(
     run_dir = _run_dir(run_dir, config_path, config, named)
     secret = (secret or run_dir / "secret").absolute()
     folder = (folder or (SYSTEM_UNITS if manager == "systemd" else Path())).absolute()
-    owner = _owner(user)
-    logs = run_dir / "logs"
+    owner = find_owner(user, is_made_later=manager == "systemd")
+    served = metrics_by_role(metrics_options(metrics, is_open=metrics_open), named)
+    logs, control = run_dir / "logs", folder / "supervisord"
     if manager == "supervisord":
-        check_address(f"ipc://{logs}/ctl.sock.{MAX_PID}", "the socket of supervisord")
+        check_address(f"ipc://{control}/ctl.sock.{MAX_PID}", "the socket of supervisord, in the folder of --to,")
+    is_counted, replicas = replicas is not None, _replicas(config, devices) if replicas is None else _number(replicas)
     texts = render(
         manager,
         Services(
@@ -109,28 +118,39 @@ def install(
             spool_dir=str(spool_dir.absolute()) if spool_dir else "",
             directory=str(Path.cwd()),
             logs=str(logs) if manager == "supervisord" else "",
-            user=owner.pw_name,
-            group=grp.getgrgid(owner.pw_gid).gr_name,
+            control=str(control) if manager == "supervisord" else "",
+            user=owner.name,
+            group=owner.group,
+            home=owner.home if os.geteuid() == 0 else "",
             roles=named,
-            replicas=_replicas(config, devices) if replicas is None else _number(replicas),
+            replicas=replicas,
             rollout_threads=(config.rollout if config else Rollout()).threads,
             trainer_threads=(config.trainer if config else Trainer()).threads,
             devices=devices,
+            metrics=served,
         ),
     )
-    changed = write_files(folder, texts, force=force)
-    _make_folders([run_dir, logs], owner)
-    if spool_dir:
-        _make_folders([spool_dir.absolute()], owner)
+    changed = to_write(manager, folder, texts, force=force)
+    is_replaced = any(path.exists() for path in changed)
+    if manager == "supervisord":  # Its checker looks for them.
+        make_folders([logs, control], owner)
+    if found := problems(manager, texts):
+        raise ConfigError("\n".join(["the service manager refuses these files, and none was written:", *found]))
+    make_folders([run_dir, *([spool_dir.absolute()] if spool_dir else [])], owner)
     if manager == "systemd" and ("broker" in named or not key):  # LoadCredential= needs it before the broker starts.
-        _make_secret(secret, owner)
+        make_secret(secret, owner)
+    write_files(changed)
     for path in changed:
         click.echo(f"wrote {path}")
     if not changed:
         click.echo(f"nothing to change in {folder}")
-    if found := problems(manager, folder, texts):
-        raise ConfigError("\n".join(["the service manager refuses these files:", *found]))
-    click.echo("\n".join(_next_commands(manager, folder, owner.pw_name)))
+    if owner.name == "root" and user is None:
+        click.echo("note     the services run as root; --user NAME gives them a user of their own")
+    if "rollout" in named and config is None and not is_counted:
+        click.echo(f"note     --replicas {replicas} on this machine, where there is no --config with rollout.replicas")
+    if served:
+        click.echo("metrics  " + ", ".join(f"{role} {it[METRICS_VARIABLE]}" for role, it in served.items()))
+    click.echo("\n".join(next_steps(manager, folder, owner, is_replaced=is_replaced)))
 
 
 def _program() -> str:
@@ -138,16 +158,6 @@ def _program() -> str:
     if not os.access(program, os.X_OK):
         raise ConfigError(f"{program} is missing: install asyncrl into the environment of {sys.executable}")
     return str(program)
-
-
-def _owner(user: str | None) -> pwd.struct_passwd:
-    name = user or getpass.getuser()
-    try:
-        return pwd.getpwnam(name)
-    except KeyError:
-        raise ConfigError(
-            f"--user {name!r}: there is no such user; create it, for example with useradd --system {name}"
-        ) from None
 
 
 def _roles(text: str) -> tuple[str, ...]:
@@ -179,8 +189,8 @@ def _run_dir(given: Path | None, config_path: Path | None, config: Config | None
 
 
 def _replicas(config: Config | None, devices: Devices) -> str:
-    """Number of rollouts on CPUs; on devices, as many as fit."""
-    return str((config.rollout if config else Rollout()).replicas) if devices == "none" else "auto"
+    """Number of rollouts on CPUs, 1 if no run file says it; on devices, as many as fit."""
+    return (str(config.rollout.replicas) if config else "1") if devices == "none" else "auto"
 
 
 def _number(replicas: str) -> str:
@@ -204,6 +214,8 @@ def _require_access(
         raise ConfigError(f"--broker {address} is not a loopback address: its connections need keys; give {needed}")
     if keys and not keys.is_dir():
         raise ConfigError(f"--keys {keys}: there is no such folder; make it with `asyncrl keys init --keys {keys}`")
+    if keys:
+        KeyFolder(keys).require_private()
     if ("spool" in roles) != bool(spool_dir):
         raise ConfigError("--dir DIR and the role spool belong together: give both, or none")
 
@@ -213,49 +225,3 @@ def _devices_here(dev: Path) -> Devices:
     if (dev / "nvidiactl").exists():
         return "gpu"
     return "ascend" if (dev / "davinci_manager").exists() else "none"
-
-
-def _make_folders(folders: list[Path], owner: pwd.struct_passwd) -> None:
-    """Make what is missing of these folders and their parents; it belongs to ``owner``."""
-    for folder in folders:
-        for path in reversed([path for path in (folder, *folder.parents) if not path.is_dir()]):
-            with _creating(path):
-                path.mkdir(mode=0o700)
-                _give(path, owner)
-
-
-def _make_secret(path: Path, owner: pwd.struct_passwd) -> None:
-    if not path.exists():
-        with _creating(path):
-            write_secret(path, new_secret())
-            _give(path, owner)
-
-
-def _give(path: Path, owner: pwd.struct_passwd) -> None:
-    if os.geteuid() == 0:
-        os.chown(path, owner.pw_uid, owner.pw_gid)
-
-
-@contextmanager
-def _creating(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"cannot create {path}: {error.strerror}") from error
-
-
-def _next_commands(manager: Manager, folder: Path, user: str) -> list[str]:
-    if manager == "supervisord":
-        supervisord = shutil.which("supervisord", path=str(Path(sys.executable).parent)) or "supervisord"
-        path = folder / "asyncrl.conf"
-        return [
-            f"start    {supervisord} -c {path}",
-            f"status   {supervisord.removesuffix('d')}ctl -c {path} status",
-        ]
-    copy = [] if folder == SYSTEM_UNITS else [f"copy     sudo cp -r {folder}/asyncrl* {SYSTEM_UNITS}/"]
-    return [
-        *copy,
-        "start    sudo systemctl daemon-reload && sudo systemctl enable --now asyncrl.target",
-        "status   systemctl status 'asyncrl*'",
-        "log      journalctl -u 'asyncrl*' -f",
-    ]

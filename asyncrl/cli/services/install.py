@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,40 +19,51 @@ from asyncrl.files.atomic import replacing
 
 MARK = "# Written by `asyncrl services install`; checksum of the rest: "
 CHECK_S = 60.0
+KEPT: Mapping[Manager, str] = {
+    "systemd": "a drop-in, such as UNIT.d/50-local.conf,",
+    "supervisord": "a file of its folder asyncrl.d, such as asyncrl.d/local.conf,",
+}
+"""Place for the changes of an operator, which no install replaces."""
 
 
-def write_files(folder: Path, texts: Mapping[str, str], *, force: bool) -> list[Path]:
+def to_write(manager: Manager, folder: Path, texts: Mapping[str, str], *, force: bool) -> dict[Path, str]:
     """
-    Write ``texts`` below ``folder``.
-
-    Returns:
-        The files that changed.
+    The files below ``folder`` that differ from ``texts``, with their new text.
 
     Raises:
-        ConfigError: A file was changed by hand, or written by hand, and ``force`` is false; or it cannot be written.
+        ConfigError: A file was changed by hand, or written by hand, and ``force`` is false; or it cannot be read.
     """
     paths = {folder / name: _marked(text) for name, text in texts.items()}
-    changed = [path for path, text in paths.items() if _read(path) != text]
+    changed = {path: text for path, text in paths.items() if _read(path) != text}
     edited = [path for path in changed if _is_edited(_read(path))]
     if edited and not force:
         raise ConfigError(
-            f"changed by hand: {', '.join(map(str, edited))}; keep the changes in a drop-in or a copy, then replace "
-            "these files with --force"
+            f"changed by hand: {', '.join(map(str, edited))}; keep the changes in {KEPT[manager]} then replace these "
+            "files with --force"
         )
-    for path in changed:
-        try:
-            with replacing(path) as unfinished:
-                unfinished.write_text(paths[path], encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror}; choose a folder with --to") from error
     return changed
 
 
-def problems(manager: Manager, folder: Path, texts: Mapping[str, str]) -> list[str] | None:
-    """Sentences of the service manager's own checker about the written files; None if it is not installed here."""
-    if manager == "systemd":
-        return _systemd_problems(folder, [name for name in texts if name.endswith((".service", ".target"))])
-    return _supervisord_problems(folder / "asyncrl.conf")
+def write_files(changed: Mapping[Path, str]) -> None:
+    """Write the files, each at once; raises `ConfigError` if one cannot be written."""
+    for path, text in changed.items():
+        try:
+            with replacing(path) as unfinished:
+                unfinished.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}; choose a folder with --to") from error
+
+
+def problems(manager: Manager, texts: Mapping[str, str]) -> list[str] | None:
+    """Sentences of the service manager's own checker about files with ``texts``; None if it is not installed here."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_files({folder / file: text for file, text in texts.items()})
+        if manager == "systemd":
+            found = _systemd_problems(folder, [file for file in texts if file.endswith((".service", ".target"))])
+        else:
+            found = _supervisord_problems(folder / "asyncrl.conf")
+        return found and [sentence.replace(f"{folder}/", "") for sentence in found]
 
 
 def _systemd_problems(folder: Path, units: list[str]) -> list[str] | None:

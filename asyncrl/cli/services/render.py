@@ -15,6 +15,7 @@ from typing import Literal
 from msgspec import Struct
 
 from asyncrl.errors import ConfigError
+from asyncrl.node.process.metrics_server import OPEN_VARIABLE
 
 Manager = Literal["systemd", "supervisord"]
 Devices = Literal["none", "gpu", "ascend"]
@@ -34,7 +35,8 @@ ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+|\*):[0-9]+")
 HOST = "%(host_node_name)s"
 """Name of this machine in supervisord's file; names of nodes are unique in a run."""
 LOCAL = "IPAddressDeny=any\nIPAddressAllow=localhost"
-OPEN = "# No IPAddressDeny=: nodes of other machines connect, and their keys decide who may."
+OPEN = "# No IPAddressDeny=: other machines connect, and the keys of their nodes decide who may join."
+BECOMES = 'user={user}\nenvironment=HOME="{home}",USER="{user}"\n'
 LOCAL_KEY = "# A broker with --keys leaves a key for the nodes of its machine in the run directory."
 EXPANSIONS = re.compile(r"%\(ENV_[A-Z_]+\)s")
 """Environment variables in supervisord's file."""
@@ -64,7 +66,11 @@ class Services(Struct, frozen=True, kw_only=True):
     directory: str
     """Working directory of every service; relative paths of the run file start there."""
     logs: str = ""
-    """Folder for logs and the control socket. supervisord only."""
+    """Folder for the logs of the services. supervisord only."""
+    control: str = ""
+    """Folder for the socket, the process id and the log of supervisord: the same for every run."""
+    home: str = ""
+    """Home of ``user``, which supervisord then becomes; empty: it stays the user that starts it."""
     user: str = "asyncrl"
     group: str = "asyncrl"
     roles: tuple[str, ...] = ROLES
@@ -73,6 +79,8 @@ class Services(Struct, frozen=True, kw_only=True):
     rollout_threads: int = 1
     trainer_threads: int = 1
     devices: Devices = "none"
+    metrics: Mapping[str, Mapping[str, str]] = {}
+    """Environment variables of each role for its metrics."""
 
     @property
     def has_secret(self) -> bool:
@@ -98,6 +106,7 @@ SUPERVISORD = Services(
     secret="%(ENV_ASYNCRL_RUN_DIR)s/secret",
     directory="%(ENV_ASYNCRL_DIRECTORY)s",
     logs="%(ENV_ASYNCRL_LOGS)s",
+    control="%(ENV_ASYNCRL_LOGS)s",
 )
 """Settings of conf/supervisord, all from environment variables."""
 
@@ -122,6 +131,9 @@ def _systemd(services: Services) -> dict[str, str]:
     nodes = [role for role in ALL_ROLES if role in services.roles and role != "broker"]
     units = ["asyncrl-broker.service"] if "broker" in services.roles else []
     values = _values(services) | {"UNITS": " ".join([*units, *(f"asyncrl@{role}.service" for role in nodes)])}
+    for role in ALL_ROLES:
+        variables = services.metrics.get(role, {})
+        values[f"METRICS_{role.upper()}"] = "".join(f"Environment={name}={it}\n" for name, it in variables.items())
     values["SANDBOX"] = _filled("systemd/sandbox.conf", values).rstrip()
     found = {name: _filled(f"systemd/{name}", values) for name in units}
     if nodes:
@@ -137,11 +149,16 @@ def _systemd(services: Services) -> dict[str, str]:
 
 
 def _supervisord(services: Services) -> dict[str, str]:
-    """One file, without the programs of other roles."""
-    text = _filled("supervisord/asyncrl.conf", _values(services))
+    """One file, without the programs of other roles, and the folder of the operator's own files."""
+    values = _values(services)
+    for role in ALL_ROLES:
+        variables = services.metrics.get(role, {})
+        values[f"METRICS_{role.upper()}"] = "".join(f',{name}="{it}"' for name, it in variables.items())
+    text = _filled("supervisord/asyncrl.conf", values)
     head, *programs = re.split(r"(?<=\n\n)(?=(?:;[^\n]*\n)*\[program:)", text)
     kept = [program for program in programs if _program(program) in services.roles]
-    return {"asyncrl.conf": "".join([head, *kept]).rstrip() + "\n"}
+    programs_text = "".join([head, *kept]).rstrip() + "\n"
+    return {"asyncrl.conf": programs_text, "asyncrl.d/00-about.conf": _template("supervisord/about.conf")}
 
 
 def _program(text: str) -> str:
@@ -160,6 +177,8 @@ def _values(services: Services) -> dict[str, str]:
         "SPOOL_DIR": services.spool_dir,
         "DIRECTORY": services.directory,
         "LOGS": services.logs,
+        "CONTROL": services.control,
+        "BECOMES": BECOMES.format(user=services.user, home=services.home) if services.home else "",
         "USER": services.user,
         "GROUP": services.group,
         "REPLICAS": services.replicas,
@@ -183,11 +202,12 @@ def _access(services: Services) -> dict[str, str]:
         "AFTER": "" if services.key else "-0" if is_broker else f"-{HOST}",
         "AFTER_ROLLOUT": "" if services.key or is_broker else f"-{HOST}",
         "SECRET": services.secret,
+        "SPOOL_FOLDER": f"d {services.spool_dir} 0700 {services.user} {services.group}\n" if services.spool_dir else "",
         "SECRET_FILE": f"z {services.secret} 0600 {services.user} {services.group}\n" if services.has_secret else "",
         "CREDENTIAL": _credential(services),
         "KEY": f',ASYNCRL_KEY_FILE="{services.key}"' if services.key else "",
         "KEYS": f" --keys {services.keys}" if services.keys else "",
-        "IP_ACCESS": OPEN if services.keys else LOCAL,
+        "IP_ACCESS": OPEN if services.keys or OPEN_VARIABLE in services.metrics.get("broker", {}) else LOCAL,
     }
 
 
@@ -218,6 +238,8 @@ def _require_plain(services: Services) -> None:
         "spool_dir",
         "directory",
         "logs",
+        "control",
+        "home",
         "user",
         "group",
         "replicas",

@@ -44,8 +44,8 @@ def example(name: str | None, folder: Path) -> None:
     """
     List the examples that come with asyncrl, or copy one.
 
-    NAME is a run file, the folder of a service manager or a scheduler, or a program. The files that it uses come with
-    it. A file that is there already is left alone.
+    NAME is a run file, the folder of a service manager or a scheduler, a program, or docs. The files that it uses come
+    with it, below conf/ and examples/. A file that is there already is left alone.
 
     \b
     Example:
@@ -55,13 +55,11 @@ def example(name: str | None, folder: Path) -> None:
     from asyncrl.cli.start import examples
 
     if name is None:
-        table = click.HelpFormatter(width=100)
-        table.write_dl([(each, examples.describe(each)) for each in examples.names()])
-        click.echo(table.getvalue(), nl=False)
+        click.echo("\n".join(examples.listing()))
         return
     found = examples.find(name)
-    for path in examples.copy(found, folder):
-        click.echo(path)
+    for path, is_copied in examples.copy(found, folder).items():
+        click.echo(path if is_copied else f"{path}, which is there already, was left alone")
     if commands := examples.commands(found):
         click.echo("next:")
         for command in commands:

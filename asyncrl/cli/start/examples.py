@@ -1,5 +1,5 @@
 """
-`asyncrl example`: copies the run files, service files and programs that come with asyncrl.
+`asyncrl example`: copies the run files, service files, programs and pages that come with asyncrl.
 
     asyncrl/shipped/conf/hidden-sums.toml      ─▶ conf/hidden-sums.toml
       function = "examples/hidden_sums.py:Boxes" ─▶ examples/hidden_sums.py
@@ -12,14 +12,37 @@ import shutil
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
+from textwrap import shorten
 
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import hint
 
 SHIPPED = Path(__file__).parents[2] / "shipped"
-"""Package data: links to conf/ and examples/ in the repository, copies of them in a wheel."""
-FOLDERS = ("conf/container", "conf/kubernetes", "conf/slurm", "conf/supervisord", "conf/systemd", "examples/agents")
-"""Folders that are copied as a whole."""
+"""Package data: links to conf/, docs/ and examples/ in the repository, copies of them in a wheel."""
+FOLDERS = {
+    "conf/container": "Image of every role, for Docker and Podman",
+    "conf/grafana": "Dashboard of the metrics",
+    "conf/kubernetes": "One run on Kubernetes, without an operator",
+    "conf/prometheus": "Scraping of the metrics, and alerts",
+    "conf/slurm": "One run as a job of Slurm",
+    "conf/supervisord": "Roles of a run on one machine under supervisord",
+    "conf/systemd": "Each role of a run as a service of systemd",
+    "docs": "All pages as Markdown; begin with docs/index.md",
+    "examples/agents": "Agent programs that use OpenAI's client, OpenEnv and verifiers",
+}
+"""Folders that are copied as a whole, each with its description."""
+GROUPS = {
+    "run files": r"conf/[^/]+\.toml",
+    "recipes: run files of published runs, for GPUs and NPUs": r"conf/recipes/.*",
+    "plans, for asyncrl plan": r"conf/plan/.*",
+    "programs": r"examples/.*|.*\.py",
+    "services and monitoring": r"conf/[^/]+/",
+    "documentation": r"docs/",
+}
+"""Headings of the list, each with the paths under it."""
+CLAUSE_END = re.compile(r"[,:] | \(| instead ")
+WIDTH = 100
+"""Columns of the list."""
 MENTIONED = re.compile(r"\b(?:conf|examples)/[\w./-]+\.\w+")
 COMMAND = re.compile(r"^# {3,5}((?:\.venv/bin/)?asyncrl .*)$", re.MULTILINE)
 
@@ -31,13 +54,24 @@ def names() -> list[str]:
 
 
 def describe(name: str) -> str:
-    """First sentence of an example's opening comment or docstring; of a folder, its files."""
+    """First sentence of an example's opening comment or docstring; of a folder, that of `FOLDERS`."""
     if name.endswith("/"):
-        paths = (path.relative_to(SHIPPED / name) for path in _files(SHIPPED / name))
-        return ", ".join(path.as_posix() for path in paths if not path.name.startswith("."))
+        return FOLDERS[name.rstrip("/")]
     lines = [line.strip('#" ') for line in (SHIPPED / name).read_text(encoding="utf-8").strip('"\n').splitlines()]
     opening = " ".join(takewhile(bool, lines))
     return re.split(r"(?<=\w)(?:[.] |[.:]$)", opening, maxsplit=1)[0]
+
+
+def listing() -> Iterator[str]:
+    """All examples by the names that `find` takes, in groups, one line each."""
+    for heading, pattern in GROUPS.items():
+        yield heading
+        found = [name for name in names() if re.fullmatch(pattern, name)]
+        width = max(len(Path(name).stem) for name in found)
+        for name in found:
+            yield f"  {Path(name).stem:<{width}}  {_clauses(describe(name), WIDTH - width - 4)}"
+        yield ""
+    yield "asyncrl example NAME copies one, with the files that it uses"
 
 
 def find(wanted: str) -> str:
@@ -52,9 +86,12 @@ def find(wanted: str) -> str:
     raise ConfigError(f"there is no example {wanted!r}: {hint(wanted, short)}")
 
 
-def copy(name: str, folder: Path) -> list[Path]:
+def copy(name: str, folder: Path) -> dict[Path, bool]:
     """
-    Copy an example, with the files it uses, to the same paths below ``folder``.
+    Copy an example, with the files it uses, to the same paths below ``folder``; an equal file there is left alone.
+
+    Returns:
+        The files, each with True if it was copied.
 
     Raises:
         ConfigError: A file that differs from the example is in its place; then nothing is copied.
@@ -63,11 +100,14 @@ def copy(name: str, folder: Path) -> list[Path]:
     taken = [target for source, target in pairs.items() if target.exists() and _differ(source, target)]
     if taken:
         raise ConfigError(f"{taken[0]} exists and is different: move it away, or give another folder with --to")
+    copied = {target: not target.exists() for target in pairs.values()}
     for source, target in pairs.items():
+        if not copied[target]:
+            continue
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
         shutil.copymode(source, target)
-    return list(pairs.values())
+    return copied
 
 
 def commands(name: str) -> Sequence[str]:
@@ -75,7 +115,15 @@ def commands(name: str) -> Sequence[str]:
     if not name.endswith(".toml"):
         return []
     head, _, _ = (SHIPPED / name).read_text(encoding="utf-8").partition("\n[")
-    return [command.removeprefix(".venv/bin/").partition("  #")[0].rstrip() for command in COMMAND.findall(head)]
+    found = COMMAND.findall(re.sub(r"\\\n#\s+", "", head))
+    return [re.split(r"\s{2,}[#(]", command.removeprefix(".venv/bin/"))[0].rstrip() for command in found]
+
+
+def _clauses(text: str, room: int) -> str:
+    """The first clauses of a sentence that fit into ``room`` characters, without a part of a bracket."""
+    while (len(text) > room or text.count("(") > text.count(")")) and (ends := [*CLAUSE_END.finditer(text)]):
+        text = text[: ends[-1].start()]
+    return shorten(text, room, placeholder=" …")
 
 
 def _with_uses(name: str) -> list[str]:

@@ -8,13 +8,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from asyncrl.cli.data import token_counter
-from asyncrl.cli.plug_ins.reward import attempt, read_rows, summary_lines
+from asyncrl.cli.plug_ins.reward import attempt, read_rows, run_config, summary_lines
 from asyncrl.cli.start.findings import Findings, find_data, find_held_out, find_machine, find_model
 from asyncrl.cli.start.run_text import Choices, choose, render, stub
-from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Config, Reward
 from asyncrl.errors import ConfigError
 from asyncrl.node.hub import model_folder, model_name
@@ -47,15 +44,16 @@ def init(folder: Path, model: str | None, data: str | None, columns: Mapping[str
     reward = "auto" if has_route else f"{reward_file}:score"
     written = {run_file: render(found, chosen, reward)}
     if not has_route:
-        written[reward_file] = stub(str(reward_file), found.data.path)
+        written[reward_file] = stub(str(run_file))
     _write(written)
     for line in _described(found, chosen):
         say(line)
-    for line in _tried(load_config(run_file), reward):
+    for line in _tried(run_config(run_file), reward):
         say(line)
     say(f"wrote     {', '.join(map(str, written))}")
     say("next:")
-    for command in _next(run_file, reward_file if reward_file in written else None, found.data.path):
+    tries = [f"asyncrl reward try {run_file}"] if reward_file in written else []
+    for command in (*tries, f"asyncrl run {run_file} --dry-run", f"asyncrl run {run_file}"):
         say(f"  {command}")
 
 
@@ -63,7 +61,7 @@ def _find(model: str | None, data: str | None, columns: Mapping[str, str], say: 
     name = model_name(model) if model else None
     found_model = find_model(model_folder(name, "--model", say) if name else model)
     count = None if missing_packages(TRAIN) else token_counter(Path(found_model.path), {})
-    found_data = find_data(data, columns, count)
+    found_data = find_data(data, columns, count, has_template=found_model.has_template)
     devices, cores = find_machine(os.environ)
     has_vllm = any(installed_version(name) for name in ENGINES)
     return Findings(found_model, found_data, find_held_out(found_data.path), devices, cores, has_vllm)
@@ -80,26 +78,26 @@ def _write(written: Mapping[Path, str]) -> None:
 
 def _described(found: Findings, chosen: Choices) -> Sequence[str]:
     model, data = found.model, found.data
-    answer = f"answer from {data.columns.answer!r}" if data.columns.answer else "answer from reward_model.ground_truth"
     length = f"longest prompt {data.longest_prompt} tokens{'' if data.is_counted else ' (estimated)'}"
     bad = f", {data.num_bad} of them cannot be used" if data.num_bad else ""
+    form = "; the chat template is applied (data.as_chat)" if data.as_chat else ""
     return [
         f"model     {model.path}: {model.num_parameters:,} parameters, {model.positions or 'unknown'} positions",
-        f"data      {data.path}: {data.num_rows:,} rows{bad}; prompt from {data.columns.prompt!r}, {answer}; {length}",
-        f"held out  {found.held_out or 'none found: name a file as data.held_out'}",
+        f"data      {data.path}: {data.num_rows:,} rows{bad}; {data.columns}; {length}{form}",
+        f"held out  {_held_out(found.held_out)}",
         f"devices   {chosen.placement}",
     ]
 
 
+def _held_out(found: Sequence[str]) -> str:
+    if len(found) > 1:
+        return f"could be any of {', '.join(found)}: name one as data.held_out"
+    return found[0] if found else "none found: name a file as data.held_out"
+
+
 def _tried(config: Config, reward: str) -> Sequence[str]:
     """The reward, tried on the first rows."""
-    tried = replace(config, data=replace(config.data, held_out=config.data.train))
-    rows = read_rows(tried, TRIED_ROWS)
-    done = attempt(tried, rows)
+    rows = read_rows(config, TRIED_ROWS)
+    done = attempt(config, rows)
     first, *rest = summary_lines(done)
     return [f"reward    {reward}, tried on {len(rows)} rows: {first}", *rest]
-
-
-def _next(run_file: Path, reward_file: Path | None, data: str) -> Sequence[str]:
-    tries = [f"asyncrl reward try {reward_file} {data}"] if reward_file else []
-    return [*tries, f"asyncrl run {run_file} --dry-run", f"asyncrl run {run_file}"]

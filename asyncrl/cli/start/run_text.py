@@ -4,6 +4,8 @@ The run file that `asyncrl init` writes: findings in, commented TOML out.
 Settings that have good defaults are left out. Each one that is written says why it has its value.
 """
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from asyncrl.cli.start.findings import Findings
@@ -13,6 +15,12 @@ SMALL, MEDIUM = 10_000_000, 500_000_000
 """Parameters up to which a model learns with the larger learning rates."""
 SHARED_MEMORY = 0.4
 """Part of the only device's memory that vLLM takes beside the trainer."""
+
+
+HEAD = """\
+# Written by `asyncrl init`. Paths are relative to the folder that asyncrl is run in, not to the folder of this file.
+# `asyncrl config show FILE` prints every setting.\
+"""
 
 
 class Choices(Struct, frozen=True):
@@ -78,22 +86,20 @@ def render(found: Findings, chosen: Choices, reward: str) -> str:
         ],
         "checkpoint": [_line("every_steps", 10, "a killed trainer continues from the newest one")],
     }
-    if found.held_out:
-        sections["evaluation"] = [_line("every_versions", 10, "policy versions between two evaluations")]
-        sections["checkpoint"].append(_line("keep_best", True, "for `asyncrl export --step best`"))
-    head = "# Written by `asyncrl init`. `asyncrl config show FILE` prints every setting."
-    return "\n\n".join([head, *("\n".join([f"[{name}]", *lines]) for name, lines in sections.items())]) + "\n"
+    off = "" if len(found.held_out) == 1 else "# "
+    sections["checkpoint"].append(off + _line("keep_best", True, "for `asyncrl export --step best`"))
+    evaluation = _line("every_versions", 10, "policy versions between two evaluations")
+    texts = ["\n".join([f"[{name}]", *lines]) for name, lines in sections.items()]
+    return "\n\n".join([HEAD, *texts, f"{off}[evaluation]\n{off}{evaluation}"]) + "\n"
 
 
 def _data(found: Findings, chosen: Choices) -> list[str]:
     data, columns = found.data, found.data.columns
     counted = "counted by the tokenizer" if data.is_counted else "estimated as half of its characters"
-    held_out = (
-        _line("held_out", found.held_out, "never trained on; its accuracy is measured")
-        if found.held_out
-        else '# held_out = "FILE"  # without it, no accuracy is measured on prompts that are not trained on'
-    )
-    lines = [_line("train", data.path, f"{data.num_rows:,} rows"), held_out, _line("prompt_column", columns.prompt)]
+    lines = [_line("train", data.path, f"{data.num_rows:,} rows"), _held_out(found.held_out)]
+    lines.append(_line("prompt_column", columns.prompt))
+    if data.as_chat:
+        lines.append(_line("as_chat", True, "prompts are texts: the model's chat template is applied to each"))
     if columns.answer:
         lines.append(_line("answer_column", columns.answer, "reference answer, which the reward function gets"))
     if data.num_bad:
@@ -102,13 +108,25 @@ def _data(found: Findings, chosen: Choices) -> list[str]:
     return [*lines, _line("max_prompt_tokens", chosen.max_prompt_tokens, longest)]
 
 
+def _held_out(found: Sequence[str]) -> str:
+    if len(found) == 1:
+        return _line("held_out", found[0], "never trained on; its accuracy is measured")
+    file = found[0] if found else "FILE"
+    others = f"or {', '.join(found[1:])}; " if found else ""
+    why = f"{others}without it, no accuracy is measured on prompts that are not trained on"
+    return "# " + _line("held_out", file, why)
+
+
 STUB = '''"""
 The reward of this run. To try it:
 
-    asyncrl reward try FILE DATA
+    asyncrl reward try RUN_FILE
 
 Replace what `score` does by what a good completion is for you. An exception or a slow call fails the trajectory, with
 its cause; it never becomes a reward of zero.
+
+A function written for verl, compute_score(data_source, solution_str, ground_truth, extra_info), is called as verl calls
+it: name it in reward.function in place of this one.
 """
 
 import re
@@ -134,9 +152,9 @@ def score(inputs: VerifierInput) -> dict[str, float]:
 """Reward function for a dataset that no built-in one is for."""
 
 
-def stub(file: str, data: str) -> str:
+def stub(run_file: str) -> str:
     """Text of a reward function, whose docstring says how to try it."""
-    return STUB.replace("FILE DATA", f"{file} {data}")
+    return STUB.replace("RUN_FILE", run_file)
 
 
 def _why(function: str, sources: list[str]) -> str:

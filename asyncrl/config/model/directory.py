@@ -34,7 +34,7 @@ def require_directory(path: str, setting: str) -> Path:
         )
     raise ConfigError(
         f"{setting} {path!r} is not a model directory (no {CONFIG} in it): give one, or make a toy model with "
-        f"`asyncrl toy step-sums DIR` or `asyncrl toy random DIR`"
+        f"`asyncrl toy step-sums DIR` or `asyncrl toy random DIR --text FILE`"
     )
 
 

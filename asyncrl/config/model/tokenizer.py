@@ -6,12 +6,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from asyncrl.config.model.prompt_files import has_vocabulary
 from asyncrl.config.model.safetensors_header import REMEDY
 from asyncrl.errors import ConfigError
 
 FAST = "tokenizer.json"
-FILES = (FAST, "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt", "tekken.json")
-"""Files of which a tokenizer has at least one; so does any with the suffix ``.tiktoken``."""
 
 
 class _Token(Struct):
@@ -35,7 +34,7 @@ def check_tokenizer(model: Path, setting: str, vocab_size: int | None = None) ->
         setting: Key of the path, for messages.
         vocab_size: Number of token ids of the model; None if it is not known.
     """
-    if not any((model / name).is_file() for name in FILES) and not any(model.glob("*.tiktoken")):
+    if not has_vocabulary(model):
         raise ConfigError(
             f"{setting}={model} has no tokenizer: expected {FAST} or another of a tokenizer's files beside "
             f"config.json; copy them from the model's origin"

@@ -39,6 +39,7 @@ from asyncrl.node.broker.consistency import require_consistent_files
 from asyncrl.node.model_files import model_files
 from asyncrl.node.process.service_manager import service_manager
 from asyncrl.observe.metrics.sources import read_from
+from asyncrl.observe.metrics.targets import belongs_to
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.traces.span import SendSpans
 from asyncrl.reward.routing import check_routes
@@ -100,6 +101,7 @@ async def run_broker(
         DataError, LinkError, LedgerError: The broker could not start, or the files of the run are damaged.
     """
     about(run=directory.path.name)
+    belongs_to(directory.path.name)
     if config.schedule.staleness == "auto" and choose_staleness is None:
         raise ConfigError("schedule.staleness is 'auto', but this program fits no plan to the run: give a number")
     with contextlib.ExitStack() as files:

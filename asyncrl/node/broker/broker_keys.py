@@ -46,17 +46,30 @@ class BrokerKeys(Struct, frozen=True, eq=False):
     """Keys beside those of the allow-list: of nodes on this machine, and the broker's own."""
 
 
+def require_keys(broker: Broker, folder: Path | None) -> None:
+    """
+    Check the key folder of a broker, or that it needs none, before there is a run.
+
+    Raises:
+        ConfigError: The folder lacks the broker's key, or other users can enter it. Without a folder: the broker is to
+            listen where other machines reach it.
+    """
+    if folder is None:
+        _require_loopback(broker)
+    else:
+        KeyFolder(folder).broker()
+
+
 def broker_keys(run: RunFolder, folder: Path | None) -> BrokerKeys:
     """
     Keys of the broker of ``run``, from the key folder ``folder`` or, without one, the run's secret.
 
     Raises:
-        ConfigError: The folder lacks a key or an allow-list, or they cannot be read. Without a folder: the broker is to
-            listen where other machines reach it.
+        ConfigError: As `require_keys`, or the allow-list cannot be read.
     """
+    require_keys(run.config.broker, folder)
     local_key = run.directory.path / "key"
     if folder is None:
-        _require_loopback(run.config.broker)
         local_key.unlink(missing_ok=True)
         return BrokerKeys(hub_keys_of(run.secret), run.secret_file, link=link_keys_of(run.secret))
     files = KeyFolder(folder)

@@ -50,7 +50,8 @@ def held_run(path: Path, config: Config, secret_file: Path | None = None) -> Ite
     """
     with needed(path):
         path.mkdir(parents=True, exist_ok=True)
-    with locked(RunDirectory(path).lock, f"another broker serves the run in {path}", LOCK_WAIT_S):
+    served = f"another broker serves the run in {path}"
+    with locked(RunDirectory(path).lock, served, LOCK_WAIT_S, remedy="stop it, or give another --run-dir"):
         directory = RunDirectory(path)
         config = with_backend(with_absolute_paths(config, Path.cwd()))
         if directory.config.is_file():

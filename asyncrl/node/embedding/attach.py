@@ -14,6 +14,7 @@ for weight transfers, and closes them when it ends. It installs no signal handle
 """
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -36,11 +37,11 @@ log = get_logger()
 
 async def attach(
     engine: Engine,
-    address: str,
+    address: str | os.PathLike[str],
     name: str,
     *,
     slots: int,
-    key: Path | None = None,
+    key: str | os.PathLike[str] | None = None,
     wait_s: float | None = None,
     host: Host | None = None,
     weights: WeightsVia = "collective",
@@ -73,10 +74,11 @@ async def attach(
         EngineError, EngineDied: The engine failed.
     """
     host = host or Host()
+    address = os.fspath(address)
     try:
         host.enter("waiting_for_broker")
         check_location(address, "address")
-        run = await find_run(address, key, wait_s)
+        run = await find_run(address, Path(key) if key else None, wait_s)
         who, link, welcome = await join_steadily(run, identity("rollout", name), wait_s)
         run_id = welcome.run_id
         if from_json(welcome.config).rollout.colocated:

@@ -12,6 +12,7 @@ program continues with the weights of the newest checkpoint and the batches afte
 """
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -61,12 +62,12 @@ class TrainingBatch:
 
 @asynccontextmanager
 async def batches(
-    address: str,
+    address: str | os.PathLike[str],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     *,
     name: str = "trainer",
-    key: Path | None = None,
+    key: str | os.PathLike[str] | None = None,
     wait_s: float = 30.0,
 ) -> AsyncIterator["BatchStream"]:
     """
@@ -85,7 +86,7 @@ async def batches(
     Raises:
         LinkError: The broker does not answer, refuses this node, or restarted; start the program again then.
     """
-    run = await find_run(address, key, wait_s)
+    run = await find_run(os.fspath(address), Path(key) if key else None, wait_s)
     who, link, welcome = await join_steadily(run, identity("trainer", name), wait_s)
     config, checkpoints = from_json(welcome.config), checkpoint_folder(welcome)
     if config.rollout.colocated:

@@ -76,10 +76,12 @@ async def diagnose_npu(environment: Mapping[str, str], dev: Path = DEV) -> Diagn
 
 
 def torch_line(*, needed: bool = False) -> Line:
-    """Import torch, which fails, for example, beside a torch_npu that does not find CANN."""
+    """Import torch, which fails, for example, beside a torch_npu that does not find CANN; it needs numpy too."""
     if not (found := installed_version("torch")):
         state: State = "bad" if needed else "absent"
         return Line("installed", "torch", state, NOT_INSTALLED, f"torch is not installed: {INSTALL}")
+    if missing_packages(["numpy"]):
+        return Line("installed", "torch", "bad", f"{found}, without numpy", f"torch needs numpy: {INSTALL}")
     try:
         torch = import_module("torch")
     except (ImportError, OSError, RuntimeError) as error:

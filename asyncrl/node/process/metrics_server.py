@@ -42,6 +42,8 @@ log = get_logger()
 
 METRICS_VARIABLE = "ASYNCRL_METRICS"
 """Environment variable: ``--metrics`` of every process that is started with it."""
+OPEN_VARIABLE = "ASYNCRL_METRICS_OPEN"
+"""Environment variable: ``--metrics-open``, likewise."""
 TARGETS_VARIABLE = "ASYNCRL_METRICS_TARGETS"
 """Environment variable: ``--metrics-targets``, likewise."""
 MAX_LAG_S = 5.0
@@ -57,17 +59,30 @@ class MetricsOptions(Struct, frozen=True):
     targets: Path | None = None
     """Folder in which a file tells Prometheus the address; None tells nobody."""
     run: str = ""
-    """Name of the run, if it is known."""
+    """Name of the run, if it is known from the start."""
 
     def of_child(self, number: int) -> "MetricsOptions":
         """Address of a child process, which has a port of its own: ``number`` ports after this one."""
         return MetricsOptions(self.host, self.port + number if self.port else 0, self.targets, self.run)
 
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        return f"{bracketed(self.host)}:{self.port}"
+
+    @property
+    def is_open(self) -> bool:
+        """True if other machines reach it."""
+        return not is_loopback(tcp(self.host, self.port))
+
     def as_options(self) -> list[str]:
-        """Command-line options of `asyncrl-node`. A process without ``--run-dir`` does not know the name of its run."""
-        is_open = [] if is_loopback(tcp(self.host, self.port)) else ["--metrics-open"]
+        """Command-line options of `asyncrl-node`. A process without ``--run-dir`` learns the name of its run later."""
         targets = ["--metrics-targets", str(self.targets)] if self.targets else []
-        return ["--metrics", f"{bracketed(self.host)}:{self.port}", *is_open, *targets]
+        return ["--metrics", self.address, *(["--metrics-open"] if self.is_open else []), *targets]
+
+    def as_variables(self) -> dict[str, str]:
+        """Environment of a process that serves its metrics there."""
+        return {METRICS_VARIABLE: self.address} | ({OPEN_VARIABLE: "1"} if self.is_open else {})
 
 
 def metrics_options(
@@ -86,7 +101,10 @@ def metrics_options(
     """
     if address is None:
         if is_open:
-            raise ConfigError("--metrics-open is given without --metrics HOST:PORT, the address that it opens")
+            raise ConfigError(
+                f"--metrics-open ({OPEN_VARIABLE}) is given without --metrics HOST:PORT ({METRICS_VARIABLE}), the "
+                "address that it opens"
+            )
         return None
     given = f"tcp://{address}" if ":" in address else f"tcp://{LOOPBACK}:{address}"
     if not TCP.fullmatch(given):
@@ -95,7 +113,7 @@ def metrics_options(
     if not is_loopback(given) and not is_open:
         raise ConfigError(
             f"--metrics {address} lets everyone who reaches this machine read the metrics, without a key: take "
-            f"{LOOPBACK}:{port_of(given)}, or add --metrics-open"
+            f"{LOOPBACK}:{port_of(given)}, or add --metrics-open ({OPEN_VARIABLE}=1)"
         )
     require_client()
     host = host_of(given)
@@ -117,6 +135,7 @@ async def metrics_served(
         manager: Knows what the process does.
 
     Raises:
+        LinkError: Another process has the port.
         ConfigError: The address cannot be bound, or the file for Prometheus cannot be written.
     """
     clock = asyncio.get_running_loop().time

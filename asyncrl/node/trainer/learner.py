@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from asyncrl.config.model.directory import check_model
 from asyncrl.config.sections import Config
 from asyncrl.log import get_logger
-from asyncrl.rollout.engines.text import load_tokenizer
 from asyncrl.trainer.actor import Start
 from asyncrl.trainer.checkpoints import checkpoint
-from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
 from asyncrl.trainer.checkpoints.parts import TENSORS
+from asyncrl.trainer.checkpoints.prompt_files import PromptFiles
 from asyncrl.trainer.checkpoints.sharing import newest_of_all
 from asyncrl.trainer.checkpoints.stored import open_tensors
 from asyncrl.trainer.learner import Learner
@@ -24,10 +24,10 @@ log = get_logger()
 
 def load_learner(
     config: Config, checkpoints: Path, form: Callable[[], Ranks], run_id: str = "", *, is_reader: bool = True
-) -> tuple[Learner, Tokenizer, Start]:
+) -> tuple[Learner, PromptFiles, Start]:
     """
-    Load the learner, its tokenizer, and the progress to resume from. Collective: every rank calls it with ``form``,
-    which forms the group of all ranks.
+    Load the learner, the files of its tokenizer, and the progress to resume from. Collective: every rank calls it with
+    ``form``, which forms the group of all ranks.
 
     Args:
         checkpoints: Folder of this machine's checkpoints.
@@ -43,7 +43,8 @@ def load_learner(
     disable_progress_bar()  # a log is not a terminal
     require(config.trainer.device)
     base = Path(config.model.path)
-    tokenizer = load_tokenizer(config.model.path)
+    check_model(config.model.path)
+    tokenizer = PromptFiles(base)
     ranks = form()
     make_current(ranks.device)
     keep = 0 if config.checkpoint.keep_best else config.checkpoint.keep  # copies must not push out the best

@@ -5,9 +5,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from asyncrl.evaluation.metrics import failed_note
 from asyncrl.observe import formatting
 from asyncrl.observe.formatting import UNKNOWN
-from asyncrl.observe.run_record import NO_SUMMARY, RunRecord
+from asyncrl.observe.run_record import NO_SUMMARY, EvaluationEvent, RunRecord
 
 RECENT = 5
 """Steps over which a number of now is taken."""
@@ -97,7 +98,7 @@ def tiles(record: RunRecord) -> list[Tile]:
         ),
         Tile(
             label="held-out accuracy",
-            value=formatting.share(evaluations[-1].accuracy) if evaluations else UNKNOWN,
+            value=_accuracy_of(evaluations[-1]) if evaluations else UNKNOWN,
             note=f"from {formatting.share(evaluations[0].accuracy)}" if len(evaluations) > 1 else "",
         ),
         Tile(
@@ -150,10 +151,14 @@ def _accuracy(record: RunRecord) -> str:
     if not found:
         return ""
     if len(found) == 1:
-        return f"; held-out accuracy {formatting.share(found[0].accuracy)}"
+        return f"; held-out accuracy {_accuracy_of(found[0])}"
     first, last = found[0].accuracy, found[-1].accuracy
     moved = "rose" if last > first else "fell" if last < first else "stayed"
-    return f"; held-out accuracy {moved} from {formatting.share(first)} to {formatting.share(last)}"
+    return f"; held-out accuracy {moved} from {formatting.share(first)} to {_accuracy_of(found[-1])}"
+
+
+def _accuracy_of(evaluation: EvaluationEvent) -> str:
+    return f"{formatting.share(evaluation.accuracy)}{failed_note(evaluation.metrics.get('failed', 0))}"
 
 
 def _gap(record: RunRecord) -> str:

@@ -35,8 +35,8 @@ async def serve(
     """
     if not token and not is_loopback(tcp(host, 0)):
         raise ConfigError(
-            f"--host is {host}, which other machines can reach: expected 127.0.0.1 (and an ssh tunnel), or a token "
-            f"in ASYNCRL_DASHBOARD_TOKEN"
+            f"--host is {host}, which other machines can reach: expected 127.0.0.1 (and an ssh tunnel), or a token of "
+            f"at least {MIN_TOKEN} characters in ASYNCRL_DASHBOARD_TOKEN"
         )
     if token and len(token) < MIN_TOKEN:
         raise ConfigError(f"the dashboard's token has {len(token)} characters, expected at least {MIN_TOKEN}")

@@ -8,13 +8,14 @@ package, and serves what no stranger may see to loopback alone, unless the calle
 """
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import NamedTuple
 
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, LinkError
 from asyncrl.log import get_logger
 
 log = get_logger()
@@ -51,6 +52,7 @@ async def serve(pages: Mapping[str, Page], host: str, port: int) -> AsyncIterato
     Serve ``pages``, by path, until the block ends. Yields the port, which is any free one if ``port`` is 0.
 
     Raises:
+        LinkError: Another process has the port, which it may leave.
         ConfigError: The address cannot be bound.
     """
     connections: set[asyncio.Task[None]] = set()
@@ -71,7 +73,8 @@ async def serve(pages: Mapping[str, Page], host: str, port: int) -> AsyncIterato
     except OSError as error:
         # asyncio's text repeats the address; the numbers of resolving a name are negative.
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
-        raise ConfigError(f"nothing can listen at {host}, port {port}: {reason}; choose another port") from error
+        kind = LinkError if error.errno == errno.EADDRINUSE else ConfigError
+        raise kind(f"nothing can listen at {host}, port {port}: {reason}; choose another port") from error
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

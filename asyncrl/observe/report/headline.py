@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from asyncrl.evaluation.metrics import failed_note
 from asyncrl.observe import formatting
 from asyncrl.observe.formatting import UNKNOWN
 from asyncrl.observe.report.evaluation_charts import accuracy_by_source, multi_sample_metrics
@@ -23,6 +24,7 @@ def headline(record: RunRecord) -> dict[str, str]:
     trained = [e.accuracy for e in evaluations if e.policy_version > 0]
     last_metrics = evaluations[-1].metrics if evaluations else {}
     last = summary.held_out_accuracy if summary else (trained[-1] if trained else None)
+    failed = failed_note(last_metrics.get("failed", 0))
     gap = summary.logprob_gap_mean if summary else record.mean("logprob_gap_mean", "logprob_gap_tokens")
     highest_gap = summary.logprob_gap_max if summary else _highest(record, "logprob_gap_max")
     kinds = Counter(str(event.get("event")) for event in record.events)
@@ -33,7 +35,7 @@ def headline(record: RunRecord) -> dict[str, str]:
         "held-out accuracy after": _text(last, formatting.share),
         "held-out, of several completions": _shares(multi_sample_metrics(last_metrics)),
         "held-out, by data source": _shares(accuracy_by_source(last_metrics)),
-        "held-out prompts": str(evaluations[-1].num_prompts) if evaluations else UNKNOWN,
+        "held-out prompts": f"{evaluations[-1].num_prompts}{failed}" if evaluations else UNKNOWN,
         f"reward, first {ENDING} steps": _text(start),
         f"reward, last {ENDING} steps": _text(end),
         "trained tokens": _text(tokens, formatting.count),

@@ -1,14 +1,20 @@
-"""README.md of an exported model, from its run's files; missing facts are left out, and no licence is guessed."""
+"""
+README.md of an exported model, from its run's files; missing facts are left out, and no licence is guessed.
 
-from collections.abc import Iterator
+Models and data have their names on the Hugging Face Hub, or those of their files: a path tells of the machine.
+"""
+
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
+from pathlib import PurePath
 
 import msgspec
 
+from asyncrl.config.hub_snapshot import snapshot_of
 from asyncrl.config.sections import Algorithm, Lora, Reward, leaves
 from asyncrl.observe.report.curves import interval
 from asyncrl.observe.report.evaluation_charts import accuracy_by_source, multi_sample_metrics
-from asyncrl.observe.run_record import EvaluationEvent, RunRecord
+from asyncrl.observe.run_record import EvaluationEvent, RunRecord, SettingChange
 
 HEADER = """\
 ---
@@ -106,7 +112,7 @@ def model_card(
     """
     words = PICTURES if reads_pictures else TEXT
     header, usage = (ADAPTER_HEADER, ADAPTER_USAGE) if adapter_of else (HEADER, USAGE)
-    base = adapter_of or record.config.get("model.path", "a language model")
+    base = _name(adapter_of or record.config.get("model.path", "a language model"))
     about = (
         f"{'A LoRA adapter of ' if adapter_of else ''}`{base}` after {step} optimizer steps of asynchronous "
         f"reinforcement learning: "
@@ -132,14 +138,16 @@ def _settings(record: RunRecord, step: int, dtype: str | None) -> Iterator[list[
     config = record.config
     planned = config.get("run.steps")
     yield ["optimizer steps", f"{step} of {planned} planned" if planned else str(step)]
+    changes = [change for change in record.changes() if change.step < step]
     for label, key in SETTINGS.items():
         if config.get(key) not in (None, "", []):
-            yield [label, _value(config[key])]
+            yield [label, _history(config[key], key, changes)]
     sections = {"algorithm": Algorithm(), "reward": Reward(), "trainer": {"lora": Lora()}}
     defaults = dict(leaves(msgspec.to_builtins(sections)))
     for key, default in defaults.items():
-        if key not in SETTINGS.values() and config.get(key, default) != default:
-            yield [key, _value(config[key])]
+        first = config.get(key, default)
+        if key not in SETTINGS.values() and (first != default or any(change.key == key for change in changes)):
+            yield [key, _history(first, key, changes)]
     if dtype:
         yield ["weights", f"cast to {dtype}"]
 
@@ -163,6 +171,8 @@ def _metric_rows(columns: list[EvaluationEvent]) -> list[list[str]]:
         names = dict.fromkeys(n for column in columns for n in select(column.metrics) if not n.startswith("avg@"))
         rows += [[name, *(_cell(select(column.metrics).get(name)) for column in columns)] for name in names]
     rows.append(["prompts", *(str(column.num_prompts) for column in columns)])
+    if any(column.metrics.get("failed") for column in columns):
+        rows.append(["failed, in no mean", *(_cell(column.metrics.get("failed"), ".0f") for column in columns)])
     rows.append(["tokens, mean", *(_cell(column.metrics.get("length_mean"), ".1f") for column in columns)])
     rows.append(["cut at the limit", *(_cell(column.metrics.get("truncated")) for column in columns)])
     return rows
@@ -186,11 +196,25 @@ def _cell(value: float | None, form: str = ".1%") -> str:
     return "" if value is None else format(value, form)
 
 
+def _history(first: object, key: str, changes: list[SettingChange]) -> str:
+    """A value, and those that took its place while the run went on."""
+    later = [f"{_value(change.value)} after {change.step} steps" for change in changes if change.key == key]
+    return "; ".join([_value(first), *later])
+
+
+def _name(path: str) -> str:
+    if found := snapshot_of(path):
+        return f"{found.repo}/{found.file}".rstrip("/")
+    return PurePath(path).name if path.startswith("/") else path
+
+
 def _value(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(_value, value))
+    if isinstance(value, Mapping):
+        return " ".join(f"{key} = {_value(one)}" for key, one in value.items())
     if isinstance(value, str):
-        return f"`{value}`".replace("|", "\\|")  # An unescaped | would end the table cell.
+        return f"`{_name(value)}`".replace("|", "\\|")  # An unescaped | would end the table cell.
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

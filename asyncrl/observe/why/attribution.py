@@ -69,6 +69,7 @@ class _Sum:
         self._tokens = 0
         self._memory_stall = 0.0
         self._decode_steps = 0.0
+        self._total_s = self._cores_busy_s = 0.0
 
     def add(self, node: NodeTimes, without: Iterable[str]) -> None:
         for activity, seconds in node.seconds.items():
@@ -77,10 +78,14 @@ class _Sum:
         self._tokens += node.tokens
         self._memory_stall = max(self._memory_stall, node.memory_stall)
         self._decode_steps += node.decode_steps
+        total_s = sum(node.seconds.values())
+        self._total_s += total_s
+        self._cores_busy_s += node.cores_busy * total_s
 
     @property
     def times(self) -> NodeTimes:
-        return NodeTimes(self._role, dict(self._seconds), self._tokens, self._memory_stall, self._decode_steps)
+        busy = self._cores_busy_s / self._total_s if self._total_s else 0.0
+        return NodeTimes(self._role, dict(self._seconds), self._tokens, self._memory_stall, self._decode_steps, busy)
 
 
 def _shares(of_nodes: Iterable[Mapping[str, float]]) -> dict[str, float]:

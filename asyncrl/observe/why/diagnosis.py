@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from asyncrl.messages import Role
 from asyncrl.observe.why.attribution import Attribution
 
 Bottleneck = Literal[
     "trainer", "sampling", "long completions", "window", "slow rollout", "flapping node", "memory", "disk",
-    "publishing", "checkpoints", "grading", "hanging verifier", "evaluation", "refused data", "rollouts",
+    "processor", "publishing", "checkpoints", "grading", "hanging verifier", "evaluation", "refused data", "rollouts",
     "shared devices", "unknown",
 ]  # fmt: skip
 
@@ -30,6 +31,13 @@ FLAPS = 3
 """Losses of one node that are no accident."""
 STALL = 0.1
 """Share of ten seconds in which a machine waits for memory."""
+BUSY = 0.9
+"""Share of a machine's cores that leaves none for a further process."""
+CORES = "the cores of the machine of {node} are {busy:.0%} busy"
+NO_CORES = (
+    "use a machine with more cores, or put rollouts on another machine: further processes on this one would only take "
+    "time from the others; or sample fewer tokens (sampling.max_tokens)"
+)
 HANGS = ("the function hung", "no verdict within", "no answer within")
 """Words in the causes of verdicts that never came."""
 
@@ -147,6 +155,9 @@ REMEDIES: dict[str, tuple[Bottleneck, str, str]] = {
 
 
 def _training(steady: Attribution, _evidence: Evidence, share: float) -> Diagnosis:
+    if busy := _busy_cores(steady, "trainer"):
+        sentence = f"The trainer trains {share:.0%} of the time, and {busy}."
+        return Diagnosis("processor", share, sentence, NO_CORES)
     idle = _waits(steady.shares("rollout"), "the trainer", "weights to arrive")
     return Diagnosis(
         "trainer",
@@ -199,6 +210,8 @@ def _machine_finding(steady: Attribution, evidence: Evidence) -> _Finding | None
             f"and the machine of {stalled} waits for memory up to {stall:.0%} of the time",
             "lower rollout.slots or sampling.max_tokens, or use a machine with more memory",
         )
+    if busy := _busy_cores(steady, "rollout"):
+        return _Finding("processor", f"and {busy}", NO_CORES)
     if (storing := steady.shares("rollout").get("storing", 0.0)) > MUCH:
         return _Finding(
             "disk",
@@ -251,6 +264,13 @@ def _busy_finding(steady: Attribution) -> _Finding:
     sampling = steady.shares("rollout").get("sampling", 0.0)
     setting = "start further rollouts, or raise rollout.slots"
     return _Finding("sampling", f"and rollouts sample {sampling:.0%} of theirs", setting)
+
+
+def _busy_cores(steady: Attribution, role: Role) -> str:
+    """Clause about the machine of a role's nodes whose cores are busiest; empty if they could do more."""
+    node = max(steady.names(role), key=lambda name: steady.nodes[name].cores_busy, default="")
+    busy = steady.nodes[node].cores_busy if node else 0.0
+    return CORES.format(node=node, busy=busy) if busy >= BUSY else ""
 
 
 def _waits(shares: Mapping[str, float], *causes: str) -> float:

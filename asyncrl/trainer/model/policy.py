@@ -29,7 +29,7 @@ from asyncrl.trainer.model.host_memory import HostActivations
 from asyncrl.trainer.model.loading import freeze, load, make_model, pack, packed_states
 from asyncrl.trainer.model.lora import Adapters
 from asyncrl.trainer.model.route_replay import RouteReplay
-from asyncrl.trainer.model.vision import ProcessorFiles, freeze_tower, picture_features
+from asyncrl.trainer.model.vision import freeze_tower, picture_features
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.ranks.sharding import Computation, full_tensor
 from asyncrl.vision.processor import ImageProcessor
@@ -85,7 +85,6 @@ class Policy:
         self.model: Any = make_model(path, kind, setting="model.path", overrides=overrides)
         self.processor = ImageProcessor.load(path)
         """Image processor of the model; None if it reads no pictures."""
-        self._processor_files = ProcessorFiles(path)
         never = sorted(self.processor.vision_token_ids) if self.processor else []
         self._banned = torch.tensor(never, device=device) if never else None
         self._views = checkpoint_views(self.model, saved_tensors(self.model))
@@ -146,11 +145,11 @@ class Policy:
 
     @property
     def configs(self) -> list[Any]:
-        """Files of a model directory besides weights and tokenizer, each with a method ``save_pretrained``."""
+        """Configurations of the model, each with a method ``save_pretrained``."""
         config = copy(self.model.config)
         config.architectures, config.dtype = [type(self.model).__name__], "float32"
         generation = [self.model.generation_config] if self.model.can_generate() else []
-        return [config, *generation, self._processor_files]
+        return [config, *generation]
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Weights to publish, in ``dtype`` of the model; see `saved_weights`."""

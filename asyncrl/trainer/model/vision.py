@@ -7,7 +7,6 @@ Every rank runs the tower exactly once in a pass, over a blank picture that no t
 ranks wait for each other, and all parameters of the tower must be in the graph.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,14 +14,6 @@ from torch import Tensor, nn
 
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.packing.pictures import Pictures
-
-PROCESSOR_FILES = (
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-    "chat_template.json",
-)
-"""Files of a model directory that configure the image processor and the chat template."""
 
 
 def vision_tower(model: Any) -> nn.Module | None:
@@ -76,15 +67,3 @@ def _blank(tower: Any, device: torch.device) -> Pictures:
         grids=torch.tensor([[1, side, side]], device=device),
         tokens=torch.zeros(0, dtype=torch.long, device=device),
     )
-
-
-class ProcessorFiles:
-    """Copies of a model's `PROCESSOR_FILES`, which each checkpoint saves unchanged."""
-
-    def __init__(self, model: Path) -> None:
-        self._files = {name: (model / name).read_bytes() for name in PROCESSOR_FILES if (model / name).is_file()}
-
-    def save_pretrained(self, save_directory: Path, /) -> None:
-        """Write the files into a folder."""
-        for name, content in self._files.items():
-            (save_directory / name).write_bytes(content)

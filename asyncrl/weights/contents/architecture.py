@@ -64,8 +64,8 @@ def check_positions(config: Any, positions: int) -> None:
     if longest and positions > longest:
         raise ConfigError(
             f"a slot holds {positions} tokens (prompt and completion), but the model knows {longest} positions; "
-            f"shorten data.max_prompt_tokens or sampling.max_tokens (of episodes: environment.max_tokens), or set "
-            f"{SETTING}.max_position_embeddings"
+            f"shorten data.max_prompt_tokens, or sampling.max_tokens and evaluation.max_tokens (of episodes: "
+            f"environment.max_tokens), or set {SETTING}.max_position_embeddings"
         )
 
 

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from asyncrl.actor.sockets.curve import hub_keys_of, link_keys_of
-from asyncrl.actor.sockets.tcp import needs_ipv6
+from asyncrl.actor.sockets.tcp import needs_ipv6, require_bindable
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.errors import LinkError
@@ -52,6 +52,18 @@ def test_a_hub_listens_on_several_addresses_with_one_port() -> None:
 @pytest.mark.parametrize("bind", ["tcp://*:0", "tcp://[::]:0"])
 def test_a_wildcard_of_ipv6_takes_connections_of_both_versions(bind: str) -> None:
     assert heard(bind, "127.0.0.1", "[::1]", "localhost")[0].startswith("tcp://[::]:")
+
+
+def test_whether_an_address_can_be_bound_is_known_without_a_hub() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(LinkError, match=f"cannot bind tcp://127.0.0.1:{port}: the port is in use"):
+            require_bindable([f"tcp://127.0.0.1:{port}"])
+    require_bindable([f"tcp://127.0.0.1:{port}"])
+    require_bindable([f"tcp://127.0.0.1:{port}"])
+    require_bindable([])
 
 
 def test_a_wildcard_of_ipv4_is_found_by_a_name() -> None:

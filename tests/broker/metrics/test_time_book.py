@@ -42,6 +42,14 @@ def test_idle_seconds_are_those_of_what_was_waited_for_meanwhile() -> None:
     assert nodes["rollout-0"].tokens == 7
 
 
+def test_busy_cores_are_a_mean_over_the_heartbeats() -> None:
+    book, node = TimeBook(0.0), a_node()
+    for sampled_s, busy in ((0.0, 0.0), (3.0, 1.0), (4.0, 0.2)):
+        node.beat = Beat(seconds={"sampling": sampled_s}, cores_busy=busy)
+        book.tick(sampled_s, [node], CAUSES)
+    assert book.take(4.0)[1]["rollout-0"].cores_busy == pytest.approx(0.8)
+
+
 def test_a_node_that_has_no_role_yet_is_loading() -> None:
     book, node = TimeBook(0.0), a_node()
     node.is_ready = False

@@ -25,6 +25,23 @@ def test_an_event_that_carries_its_whole_count_replaces_the_one_before() -> None
     assert book.told(5.0) == [Incident("failed reward: KeyError", 0.0, 9)]
 
 
+def test_a_node_that_is_back_ends_its_death() -> None:
+    book = IncidentBook()
+    book.add("node.exited", {"node": "trainer-0", "cause": "was killed by SIGKILL", "restarting": True}, 1.0)
+    book.add("node.returned", {"node": "trainer-0", "away_s": 30.2, "step": 250}, 31.2)
+    assert [one.sentence for one in book.told(40.0)] == [
+        "trainer-0 is back after 30.2 s",
+        "trainer-0 was killed by SIGKILL",
+    ]
+
+
+def test_a_node_that_an_error_ended_is_an_incident_and_one_that_was_done_is_none() -> None:
+    book = IncidentBook()
+    for cause in ("done", "told to stop", "knows the configuration", "ConfigError: model.path is not that of the run"):
+        book.add("node.left", {"node": "gpu2-rollout", "role": "rollout", "cause": cause}, 3.0)
+    assert book.told(3.0) == [Incident("gpu2-rollout left: ConfigError: model.path is not that of the run", 0.0)]
+
+
 def test_what_is_no_incident_and_what_an_operator_does_are_left_out() -> None:
     book = IncidentBook()
     book.add("version.live", {"policy_version": 3}, 1.0)

@@ -62,6 +62,17 @@ def test_a_rollout_with_too_few_credits_waits_for_slots_of_a_whole_group() -> No
     assert states(cluster)["a"] == ("waiting", "free slots for a whole group")
 
 
+def test_a_full_window_names_a_trainer_that_is_away_or_loads() -> None:
+    cluster = a_published(capacity=8)
+    finish_all(cluster, rollout(cluster))
+    trainer = cluster.scheduler.nodes.trainer()
+    assert trainer is not None
+    trainer.is_ready = False
+    assert states(cluster)["a"] == ("waiting", "the trainer, which is loading")
+    cluster.scheduler.left(trainer.peer, "was killed by SIGKILL", cluster.now_s)
+    assert states(cluster)["a"] == ("waiting", "the trainer, which is not connected")
+
+
 def test_silence_and_departure_come_before_everything_else() -> None:
     cluster = a_published(rollouts=2)
     first, second = (node for node in cluster.nodes.values() if isinstance(node, Rollout))

@@ -71,6 +71,7 @@ def test_add_says_how_to_install_the_key(folder: KeyFolder) -> None:
     assert output == (
         f"gpu1 may connect as rollout or reward with the key {key.public.hex()[:16]}\n"
         f"copy its key file to its machine as /etc/asyncrl/node.key, mode 0600, such as by\n"
+        f"  ssh root@MACHINE mkdir -p /etc/asyncrl\n"
         f"  scp -p {folder.path}/nodes/gpu1.key root@MACHINE:/etc/asyncrl/node.key\n"
         f"start its nodes there:\n"
         f"  asyncrl-node --role rollout --name gpu1-rollout --broker tcp://HOST:PORT --key /etc/asyncrl/node.key\n"
@@ -81,9 +82,19 @@ def test_add_says_how_to_install_the_key(folder: KeyFolder) -> None:
 
 def test_each_role_gets_the_command_that_uses_it(folder: KeyFolder) -> None:
     assert done("add", "disk", "--role", "spool").endswith("--key /etc/asyncrl/node.key --dir FOLDER\n")
-    output = done("add", "operator", "--role", "supervisor")
-    assert "asyncrl-node" not in output
-    assert output.endswith("  ASYNCRL_KEY_FILE=/etc/asyncrl/node.key asyncrl drain tcp://HOST:PORT NODE\n")
+    output = done("add", "both", "--role", "supervisor", "--role", "reward")
+    assert output.endswith("  ASYNCRL_KEY_FILE=/etc/asyncrl/node.key asyncrl status tcp://HOST:PORT\n")
+
+
+def test_the_key_of_an_operator_is_for_a_file_of_their_own(folder: KeyFolder) -> None:
+    output = done("add", "alice", "--role", "supervisor")
+    assert output.splitlines()[1:] == [
+        "copy its key file to its machine, mode 0600, such as by",
+        f"  scp -p {folder.path}/nodes/alice.key USER@MACHINE:alice.key",
+        "look at the run from there; top, stop, drain and others take the key likewise:",
+        "  ASYNCRL_KEY_FILE=alice.key asyncrl status tcp://HOST:PORT",
+    ]
+    assert done("rotate", "alice").endswith(" USER@MACHINE:alice.key\n")
 
 
 def test_the_names_of_the_commands_are_those_of_the_key(folder: KeyFolder) -> None:
@@ -217,7 +228,7 @@ def test_rotating_the_broker_names_every_file_that_is_due(folder: KeyFolder) -> 
         f"the broker has the key pair {public.hex()[:16]} after its next start\n"
         f"public key: {public.hex()}\n"
         f"every machine needs its key file again:\n"
-        f"  copy {folder.path}/nodes/gpu1.key to its machine as /etc/asyncrl/node.key\n"
+        f"  copy {folder.path}/nodes/gpu1.key to its machine, in place of the old one\n"
         f'  in a key file made by `asyncrl keys new`, set broker = "{public.hex()}"\n'
         f"then restart the broker and the nodes\n"
     )

@@ -1,6 +1,7 @@
 """The broker's job: its run directory, its address, and a run that is complete already."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ import pytest
 
 from asyncrl.cli.launch.broker_job import broker_job
 from asyncrl.config.run_file import load_config
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, LinkError
 from asyncrl.node.broker import broker
 from asyncrl.node.process import traces
 from asyncrl.node.process.process import Job
@@ -53,6 +54,18 @@ def test_epochs_are_counted_before_the_run_is_recorded(
 def test_an_address_that_cannot_be_bound_is_refused(run_file: Path) -> None:
     with pytest.raises(ConfigError, match=r"--broker is '127\.0\.0\.1': expected tcp://HOST:PORT"):
         job_of(run_file, address="127.0.0.1")
+
+
+def test_a_broker_that_cannot_listen_leaves_no_run_behind(run_file: Path, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(LinkError, match=f"cannot bind {address}: the port is in use"):
+            asyncio.run(_run(job_of(run_file, tmp_path / "run", address)))
+    with pytest.raises(ConfigError, match="its connections need keys; give --keys DIR"):
+        asyncio.run(_run(job_of(run_file, tmp_path / "run", "tcp://*:0")))
+    assert not (tmp_path / "run").exists()
 
 
 def test_its_address_is_in_the_run_directory_while_it_listens(

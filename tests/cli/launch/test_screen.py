@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from asyncrl.cli.launch.screen import LEGEND, LEGEND_OF_TURNS, Screen, step_line
-from asyncrl.messages import Evaluated, Paused, Progress, SettingsChanged
+from asyncrl.messages import Evaluated, Paused, Progress, Returned, SettingsChanged
 
 METRICS = {
     "version": 40,
@@ -48,6 +48,26 @@ def test_a_step_line_fits_the_width_and_keeps_what_matters_most(width: int):
     assert len(line) <= max(width, len("step  41/60 reward .512"))
     assert line.startswith("step  41/60 ")
     assert ("loss -0.0123 grad 0.41" in line) == (width >= 60)
+
+
+def test_the_time_left_is_shown_once_it_is_known():
+    screen, written = screen_on(is_terminal=False)
+    with screen:
+        screen.step(progress(0))
+        screen.step(progress(1, time_s=11.0))
+    first, second = [line for line in written.getvalue().splitlines() if line.startswith("step ")]
+    assert "eta" not in first
+    assert second.endswith("eta 0:58")
+
+
+def test_a_node_that_is_back_is_said():
+    screen, written = screen_on(is_terminal=False)
+    screen.returned(Returned("trainer-0", 30.2, 250))
+    screen.returned(Returned("reward-0", 3.0))
+    assert written.getvalue().splitlines() == [
+        "trainer-0 is back after 30 s, from step 250",
+        "reward-0 is back after 3 s",
+    ]
 
 
 def test_a_step_of_episodes_shows_their_turns_and_says_so_in_the_legend():
@@ -97,13 +117,15 @@ def test_without_a_terminal_there_are_plain_lines_only():
     with screen:
         screen.step(progress(0))
         screen.evaluated(Evaluated(10, 0.25, 64, {"length_mean": 12.0}))
+        screen.evaluated(Evaluated(15, 0.25, 58, {"length_mean": 12.0, "failed": 6.0}))
         screen.evaluated(Evaluated(20, 0.41, 64, {"length_mean": 9, "avg@4": 0.41, "pass@4": 0.8, "maj@4": 0.5}))
         screen.exited("rollout-0", "was killed by SIGKILL", restarting=True)
         screen.exited("trainer-0", "exited with 1: [bold] no markup", restarting=False)
     assert written.getvalue().splitlines() == [
         *LEGEND.splitlines(),
-        step_line(progress(0), 0.0),
+        step_line(progress(0), None),
         "eval v10  held-out accuracy 25.0% of 64  len 12",
+        "eval v15  held-out accuracy 25.0% of 58 (6 failed)  len 12",
         "eval v20  held-out accuracy 41.0% of 64  maj@4 50.0%  pass@4 80.0%  len 9",
         "rollout-0 was killed by SIGKILL; starting it again",
         "trainer-0 exited with 1: [bold] no markup",
@@ -123,7 +145,9 @@ def test_without_a_terminal_failures_are_a_line_whenever_they_have_doubled():
     with screen:
         for count in range(1, 10):
             screen.failures({"reward: boom": count}, {"reward": 20})
-    assert written.getvalue().splitlines() == [f"failed: {count} of 20 verdicts failed: boom" for count in (1, 2, 4, 8)]
+    assert written.getvalue().splitlines() == [
+        f"failed: {count} of 20 verdicts ({5 * count} %) failed: boom" for count in (1, 2, 4, 8)
+    ]
 
 
 def test_on_a_terminal_failures_are_one_line_under_the_bar():
@@ -144,7 +168,7 @@ def test_the_time_left_is_estimated_from_the_pace_after_the_first_step():
     for step, time_s in enumerate((10.0, 12.0, 14.0)):
         screen.step(progress(step, time_s=time_s))
     assert [line.rpartition(" ")[2] for line in written.getvalue().splitlines()[len(LEGEND.splitlines()) :]] == [
-        "0:00",
+        "3%/11%",
         "1:56",
         "1:54",
     ]

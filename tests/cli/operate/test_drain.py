@@ -5,7 +5,7 @@ import pytest
 from asyncrl.actor.message import Message
 from asyncrl.cli.operate.drain import drain
 from asyncrl.client.run_address import RunAddress
-from asyncrl.errors import LinkError, RunFailed
+from asyncrl.errors import ConfigError, LinkError, RunFailed
 from asyncrl.messages import Bye, Drain, Drained, Finished, Hello
 from tests.cli.operate.conversation import with_broker
 
@@ -25,8 +25,14 @@ def test_drain_waits_until_the_node_has_left() -> None:
 
 
 def test_a_refusal_of_the_broker_is_reported() -> None:
-    with pytest.raises(RunFailed, match="there is no node rollout-1"):
-        asyncio.run(asked(Drained("rollout-1", "there is no node rollout-1; those that can be drained are: none")))
+    problem = "there is no node rollout-1; those that can be drained are: none"
+    with pytest.raises(ConfigError, match=problem):
+        asyncio.run(asked(Drained("rollout-1", problem, is_refused=True)))
+
+
+def test_a_node_that_was_lost_meanwhile_is_no_mistake_of_the_operator() -> None:
+    with pytest.raises(RunFailed, match="it was lost before it could leave"):
+        asyncio.run(asked(Drained("rollout-1", "it was lost before it could leave: silent for 10 s")))
 
 
 def test_the_time_to_wait_for_a_node_is_limited() -> None:

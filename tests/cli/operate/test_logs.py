@@ -39,6 +39,16 @@ def test_logs_are_merged_by_time_and_a_traceback_stays_with_its_event(directory:
     ]
 
 
+def test_events_below_a_level_are_left_out_and_text_that_is_no_event_stays(directory: RunDirectory) -> None:
+    write(directory, "trainer-0", entry(5, "step.slow", level="warning") + entry(6, "step.done", level="info"))
+    found, _ = open_logs(directory.path, "", "warning")
+    shown = [line.text for line in found.read()]
+    assert [json.loads(text)["event"] if text.startswith("{") else text for text in shown] == [
+        "step.failed", "Traceback:", "  line 3", "step.slow",
+    ]  # fmt: skip
+    assert len(Logs(directory, level="error").read()) == 3
+
+
 def test_the_log_of_one_node_can_be_read_as_it_is_in_the_file(directory: RunDirectory) -> None:
     lines = Logs(directory, "broker-0").read()
     text = (directory.logs / "broker-0.log").read_text()
@@ -73,15 +83,46 @@ def test_a_node_without_a_log_here_is_told_from_one_that_does_not_exist(director
     directory.append_event("node.joined", node="gpu2-rollout", role="rollout")
     directory.append_event("node.joined", node="operator-7", role="supervisor")
     directory.append_event("node.joined", node="spool", role="spool")
-    _, elsewhere = open_logs(str(directory.path), "")
+    _, elsewhere = open_logs(directory.path, "")
     assert elsewhere == ["gpu2-rollout"]
-    assert elsewhere_note(str(directory.path), elsewhere).startswith("gpu2-rollout: no log here; each was not started")
-    with pytest.raises(ConfigError, match=r"gpu2-rollout was not started by `asyncrl run`.*on the machine where"):
-        open_logs(str(directory.path), "gpu2-rollout")
+    assert elsewhere_note(directory.path, elsewhere).startswith("gpu2-rollout: no log here; each logs to no file in")
+    with pytest.raises(ConfigError, match=r"gpu2-rollout logs to no file in .*`journalctl -u asyncrl@ROLE` with syst"):
+        open_logs(directory.path, "gpu2-rollout")
     with pytest.raises(ConfigError, match="has no node rollout-9; there are logs of: broker-0, trainer-0"):
-        open_logs(str(directory.path), "rollout-9")
+        open_logs(directory.path, "rollout-9")
 
 
-def test_logs_are_not_read_through_an_address() -> None:
-    with pytest.raises(ConfigError, match="logs are files of the machine"):
-        open_logs("tcp://broker:5570", "")
+def test_services_of_the_brokers_machine_have_one_log_for_each_role(directory: RunDirectory) -> None:
+    for node in ("reward-0", "rollout-0", "rollout-1", "gpu2-rollout"):
+        directory.append_event("node.joined", node=node, role="rollout")
+    write(directory, "reward", entry(5, "verdict"))
+    write(directory, "rollout", entry(6, "engine.loaded"))
+    _, elsewhere = open_logs(directory.path, "")
+    assert elsewhere == ["gpu2-rollout"]
+    for node in ("rollout-1", "rollout"):
+        found, _ = open_logs(directory.path, node)
+        assert [line.at[17:19] for line in found.read()] == ["06"]
+
+
+def test_logs_of_services_are_read_without_a_run_and_followed_for_ever(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    with pytest.raises(ConfigError, match="neither a run directory"):
+        open_logs(tmp_path, "")
+    directory.logs.mkdir()
+    write(directory, "rollout", entry(6, "engine.loaded"))
+
+    found, elsewhere = open_logs(tmp_path, "")
+
+    async def sleep(_seconds: float) -> None:
+        write(directory, "rollout", entry(7, "lease.taken"))
+
+    async def followed(looks: int) -> list[int]:
+        counts: list[int] = []
+        async for lines in found.follow(sleep):
+            counts.append(len(lines))
+            if len(counts) == looks:
+                break
+        return counts
+
+    assert elsewhere == []
+    assert asyncio.run(followed(3)) == [1, 1, 1]

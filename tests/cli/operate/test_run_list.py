@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,19 @@ def test_runs_are_listed_in_the_order_of_their_beginning(tmp_path: Path) -> None
         directory.config.write_text("[run]\nsteps = 4\n")
         RunDirectory(directory.path, wall_clock=lambda at=at: at).append_event("run.started")  # type: ignore[misc]
     assert [run.run for run in list_runs(tmp_path)] == ["early", "late"]
+
+
+def test_a_run_that_never_started_has_the_age_of_its_configuration(tmp_path: Path) -> None:
+    old = RunDirectory.create(tmp_path, "old")
+    old.config.write_text("[run]\nsteps = 4\n")
+    RunDirectory(old.path, wall_clock=lambda: 1_000.0).append_event("run.started")
+    new = RunDirectory.create(tmp_path, "new")
+    new.config.write_text("[run]\nsteps = 4\n")
+    os.utime(new.config, (2_000.0, 2_000.0))
+    assert [(run.run, run.began_at) for run in list_runs(tmp_path)] == [
+        ("old", "1970-01-01T00:16:40.000Z"),
+        ("new", "1970-01-01T00:33:20.000Z"),
+    ]
 
 
 def test_a_run_is_one_line_with_what_is_known() -> None:

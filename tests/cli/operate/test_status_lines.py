@@ -1,3 +1,5 @@
+from msgspec.structs import replace
+
 from asyncrl.cli.operate.status import RunState
 from asyncrl.cli.operate.status_lines import file_lines, live_lines, node_lines, state_lines
 from asyncrl.messages import Incident, NodeStatus, Status
@@ -21,7 +23,7 @@ def test_a_running_run_is_told_in_80_columns() -> None:
     assert lines == [
         "quickstart: running, step 19 of 40, v18 live, 29.3 s",
         "window     32 of 32 groups of 8 open: 16 sampling, 16 in batch",
-        "last step  reward 0.891, kl nan, tok/s 12.3k",
+        "last step  reward 0.891, tok/s 12.3k, kl nan",
         "held out   8.6 % at first, 79.7 % at the last evaluation",
         "",
         "node       role     state    version  leases  in hand  tok/s  lag ms  beat s",
@@ -38,6 +40,22 @@ def test_a_running_run_is_told_in_80_columns() -> None:
         "  1 min 15 s ago  3 x  group dropped: zero_variance",
     ]
     assert max(map(len, lines)) <= 80
+
+
+def test_completions_that_failed_are_told_beside_the_held_out_accuracy() -> None:
+    told = "held out   8.6 % at first, 79.7 % at the last evaluation (6 failed)"
+    assert live_lines(replace(LIVE, accuracy_failed=6))[3] == told
+    assert told.split("first, ")[1] in "".join(file_lines(an_overview(accuracy=0.797, accuracy_failed=6)))
+
+
+def test_the_metrics_of_a_step_that_do_not_fit_are_left_out_the_least_important_first() -> None:
+    metrics = {
+        "reward": -123.4567, "accuracy": 0.5, "length_mean": 123456.0, "staleness_mean": 12.0, "tokens_per_s": 9e9,
+        "kl": 0.1,
+    }  # fmt: skip
+    lines = live_lines(Status("run", "running", 1, 2, 0, 4, 0, 2, {}, [], metrics=metrics))
+    assert lines[2] == "last step  reward -123.457, accuracy 0.500, length 123456, staleness 12.00"
+    assert len(lines[2]) <= 80
 
 
 def test_many_nodes_that_wait_for_the_same_are_one_line() -> None:

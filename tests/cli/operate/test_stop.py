@@ -42,6 +42,24 @@ def test_a_run_that_is_over_stays_as_it_is(directory: RunDirectory) -> None:
     assert lines[2] == f"resume      asyncrl resume {directory.path}"
 
 
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("tcp://10.0.0.1:5570", "resume      start its services again"),
+        ("ipc:///x", "resume      asyncrl resume /far/runs/x, there; or start its services again"),
+    ],
+)
+def test_a_run_that_another_machine_reaches_is_continued_by_its_services(
+    monkeypatch: pytest.MonkeyPatch, address: str, expected: str
+) -> None:
+    async def interrupted(_run: object, _wait_s: float) -> tuple[Finished, str]:
+        return INTERRUPTED, "/far/runs/x"
+
+    monkeypatch.setattr(module, "locate", lambda where, _key: where)
+    monkeypatch.setattr(module, "interrupt", interrupted)
+    assert asyncio.run(stop(address, None, 1.0))[-1] == expected
+
+
 def test_a_run_whose_broker_is_started_again_is_not_taken_for_one_that_is_over(directory: RunDirectory) -> None:
     with locked(directory.supervisor_lock, "held"), pytest.raises(LinkError, match="no broker at this moment"):
         asyncio.run(stop(str(directory.path), None, 1.0))
@@ -68,10 +86,10 @@ def test_processes_that_do_not_leave_are_an_error(directory: RunDirectory) -> No
 def test_what_was_kept_is_told_with_the_command_that_resumes() -> None:
     run = RunOverview(
         run="tiny", status="interrupted", step=3, steps=4, reward=0.5, base_accuracy=0.1, accuracy=0.25,
-        checkpoint="runs/tiny/checkpoints/step_000003",
+        accuracy_failed=6, checkpoint="runs/tiny/checkpoints/step_000003",
     )  # fmt: skip
     assert kept_lines(run, "runs/tiny") == [
-        "tiny is over: interrupted after 3 of 4 steps, held-out accuracy 25.0 %",
+        "tiny is over: interrupted after 3 of 4 steps, held-out accuracy 25.0 % (6 failed)",
         "checkpoint  runs/tiny/checkpoints/step_000003",
         "resume      asyncrl resume runs/tiny",
     ]

@@ -17,9 +17,30 @@ def test_reward_try_exits_with_1_if_a_verdict_fails_and_with_78_if_there_is_no_f
     file.write_text("def score(inputs):\n    return 1 / len(inputs.completion)\n")
     failed = asyncrl("reward", "try", file, data)
     assert failed.exit_code == 1
-    assert "ZeroDivisionError in 1 of 5 verdicts" in failed.output
+    assert "ZeroDivisionError at my.py:2 in 1 of 5 verdicts (20 %)" in failed.output
     assert asyncrl("reward", "try", file, data, "--completion", "8").exit_code == 0
     assert asyncrl("reward", "try", "gsmk", data).exit_code == 78
+
+
+def test_reward_try_takes_a_run_file_alone_and_a_function_with_its_data(tmp_path: Path) -> None:
+    data, file = tmp_path / "rows.jsonl", tmp_path / "run.toml"
+    data.write_text('{"question": "4 + 4", "solution": "#### 8"}\n')
+    file.write_text(
+        f'[model]\npath = "/none"\n[data]\ntrain = "{data}"\nprompt_column = "question"\n'
+        'answer_column = "solution"\n[reward]\nfunction = "gsm8k"\n'
+    )
+    tried = asyncrl("reward", "try", file, "--completion", "#### 8")
+    assert tried.exit_code == 0
+    assert "1 verdict in" in tried.output
+    alone = asyncrl("reward", "try", "gsm8k")
+    assert alone.exit_code == 2
+    assert "Missing argument 'DATA'" in alone.output
+
+
+def test_reward_try_names_both_signatures_of_a_function() -> None:
+    text = " ".join(asyncrl("reward", "try", "--help").output.split())
+    assert "def score(inputs)" in text
+    assert "def compute_score(data_source, solution_str, ground_truth, extra_info)" in text
 
 
 def test_loss_try_prints_a_table_and_exits_with_1_for_a_loss_with_the_wrong_sign(tmp_path: Path) -> None:

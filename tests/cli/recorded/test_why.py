@@ -6,11 +6,12 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from asyncrl.cli.main import main
-from asyncrl.cli.recorded.why import Why, why_text
+from asyncrl.cli.recorded.why import Why, possible, why_text
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.times import NodeTimes, TimesLine
+from asyncrl.observe.why.diagnosis import Bottleneck, Diagnosis
 from asyncrl.observe.why.explanation import Explanation
-from asyncrl.plan.forecast import Forecast, Gain
+from asyncrl.plan.forecast import ONE_MORE, Forecast, Gain
 
 
 def why(*arguments: object) -> Result:
@@ -82,6 +83,20 @@ def test_changes_are_listed_with_what_they_would_bring() -> None:
         "  1.34x  schedule.staleness = 2",
         "  1.00x  one more rollout",
     ]
+
+
+def test_one_more_process_is_not_offered_to_a_machine_whose_cores_are_busy() -> None:
+    gains = [Gain("schedule.staleness = 2", 1.3), Gain(ONE_MORE, 1.2)]
+    predicted = Forecast(2.0, 1.95, is_close=True, gains=gains)
+
+    def offered(bottleneck: Bottleneck) -> list[str]:
+        explanation = Explanation(2, 1.0, {}, {}, Diagnosis(bottleneck, 0.5, "", ""))
+        kept = possible(Why(explanation, predicted)).forecast
+        assert kept is not None
+        return [gain.change for gain in kept.gains]
+
+    assert offered("processor") == ["schedule.staleness = 2"]
+    assert offered("sampling") == ["schedule.staleness = 2", "one more rollout"]
 
 
 def test_a_plan_that_does_not_describe_the_run_predicts_nothing() -> None:

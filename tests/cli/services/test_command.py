@@ -41,7 +41,7 @@ def test_files_secret_and_folders_are_made_once(install: Install, tmp_path, mana
     assert f"wrote {tmp_path}/files/asyncrl" in first.output
     run = tmp_path / "runs" / "my"
     made = {path.name: path.read_bytes() if path.is_file() else b"" for path in run.iterdir()}
-    assert set(made) == ({"logs", "secret"} if manager == "--systemd" else {"logs"}), "the broker makes the rest"
+    assert set(made) == ({"secret"} if manager == "--systemd" else {"logs"}), "the broker makes the rest"
     assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in run.iterdir()} == {0}
     second = install(manager)
     assert second.exit_code == 0, second.output
@@ -72,7 +72,9 @@ def test_the_number_of_rollouts_follows_the_devices_that_are_named(install: Inst
 
 def test_the_next_commands_are_said(install: Install, tmp_path):
     output = install("--systemd").output
-    assert f"sudo cp -r {tmp_path}/files/asyncrl* /etc/systemd/system/" in output
+    assert (
+        f"sudo cp -r {tmp_path}/files/asyncrl*.service* {tmp_path}/files/asyncrl.target /etc/systemd/system/" in output
+    )
     assert "systemctl enable --now asyncrl.target" in output
     assert f"-c {tmp_path}/files/asyncrl.conf" in install("--supervisord").output
 
@@ -81,7 +83,7 @@ def test_the_next_commands_are_said(install: Install, tmp_path):
     ("options", "sentence"),
     [
         (["--systemd", "--roles", "broker,cook"], "--roles has 'cook': expected some of broker, spool, reward"),
-        (["--systemd", "--user", "nobody-here"], "--user 'nobody-here': there is no such user"),
+        (["--supervisord", "--user", "nobody-here"], "--user 'nobody-here': there is no such user"),
         (["--systemd", "--run-dir", "my runs/x"], "service files can hold letters, digits"),
         (["--systemd", "--replicas", "two"], "--replicas is 'two': expected auto or a number of at least 1"),
         (["--systemd", "--broker", "localhost"], "--broker is 'localhost': expected tcp://HOST:PORT"),
@@ -138,7 +140,7 @@ def test_the_broker_needs_a_run_file(install: Install, tmp_path):
 
 
 def test_a_broker_for_other_machines_has_its_keys(install: Install, tmp_path):
-    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys").mkdir(mode=0o700)
     done = install("--systemd", "--roles", "broker", "--broker", "tcp://*:5570", "--keys", "keys")
     assert done.exit_code == 0, done.output
     unit = (tmp_path / "files" / "asyncrl-broker.service").read_text()
@@ -168,11 +170,80 @@ def test_devices_are_found_by_their_files(tmp_path: Path, file: str, kind: str):
 def test_folders_belong_to_the_user_of_the_services(install: Install, tmp_path):
     assert install("--supervisord", "--user", "nobody").exit_code == 0
     assert (tmp_path / "runs" / "my" / "logs").owner() == "nobody"
+    assert (tmp_path / "files" / "supervisord").owner() == "nobody"
+    assert "\nuser=nobody\n" in (tmp_path / "files" / "asyncrl.conf").read_text()
 
 
-def test_a_run_directory_too_long_for_the_socket_of_supervisord_is_refused(install: Install, tmp_path):
-    done = install("--supervisord", "--run-dir", "runs/" + "a" * 100)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs services as root")
+def test_services_of_root_are_said(install: Install):
+    assert "note     the services run as root; --user NAME" in install("--systemd").output
+    assert "run as root" not in install("--systemd", "--user", "nobody").output
+
+
+def test_a_user_whom_the_written_files_make_need_not_exist_yet(install: Install, tmp_path):
+    done = install("--systemd", "--user", "asyncrl-new")
+    assert done.exit_code == 0, done.output
+    assert 'u asyncrl-new - "asyncrl"' in (tmp_path / "files" / "asyncrl.sysusers").read_text()
+    assert "/etc/sysusers.d/asyncrl.conf && sudo systemd-sysusers asyncrl.conf" in done.output
+    assert "/etc/tmpfiles.d/asyncrl.conf && sudo systemd-tmpfiles --create asyncrl.conf" in done.output
+
+
+def test_files_that_the_manager_refuses_are_not_written(install: Install, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "problems", lambda *_: ["asyncrl.conf: no"])
+    done = install("--supervisord")
     assert done.exit_code == 78
-    assert "the socket of supervisord is 'ipc:///" in done.output
+    assert "the service manager refuses these files, and none was written:\nasyncrl.conf: no" in done.stderr
+    assert not (tmp_path / "files" / "asyncrl.conf").exists()
+    assert install("--systemd").exit_code == 78
+    assert not (tmp_path / "files" / "asyncrl.target").exists()
+    assert not (tmp_path / "runs" / "my" / "secret").exists()
+
+
+def test_a_file_that_was_replaced_is_applied_by_a_command_that_is_said(install: Install, tmp_path):
+    assert "apply" not in install("--supervisord").output
+    again = install("--supervisord", "--run-dir", "runs/next").output
+    assert f"ctl -c {tmp_path}/files/asyncrl.conf update" in again
+    assert "apply" not in install("--supervisord", "--run-dir", "runs/next").output
+
+
+def test_without_a_run_file_there_is_one_rollout_which_is_said(install: Install, tmp_path, remote):
+    line = [
+        "install",
+        "--supervisord",
+        "--devices",
+        "none",
+        "--roles",
+        "rollout",
+        "--run-dir",
+        "x",
+        "--to",
+        "f",
+        *remote,
+    ]
+    done = CliRunner().invoke(services, line)
+    assert "note     --replicas 1 on this machine" in done.output
+    assert "--replicas 1\n" in (tmp_path / "f" / "asyncrl.conf").read_text()
+    assert "note     --replicas" not in CliRunner().invoke(services, [*line, "--replicas", "3"]).output
+
+
+def test_each_service_gets_a_port_for_its_metrics(install: Install):
+    pytest.importorskip("prometheus_client")
+    done = install("--supervisord", "--metrics", "9400")
+    told = "metrics  broker 127.0.0.1:9400, reward 127.0.0.1:9401, trainer 127.0.0.1:9402, rollout 127.0.0.1:9403\n"
+    assert told in done.output
+
+
+def test_a_key_folder_that_others_can_enter_is_refused(install: Install, tmp_path):
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys").chmod(0o755)
+    done = install("--supervisord", "--broker", "tcp://*:5570", "--keys", "keys")
+    assert done.exit_code == 78
+    assert "other users can enter keys (mode 0755): chmod 700 it" in done.stderr
+
+
+def test_a_folder_too_long_for_the_socket_of_supervisord_is_refused(install: Install, tmp_path):
+    done = install("--supervisord", "--to", "files/" + "a" * 100)
+    assert done.exit_code == 78
+    assert "the socket of supervisord, in the folder of --to, is 'ipc:///" in done.output
     assert "a Unix socket takes at most 107" in done.output
     assert not (tmp_path / "files").exists()

@@ -11,6 +11,10 @@ def changed(**fields: object) -> dict[str, str]:
     return render("systemd", msgspec.structs.replace(SYSTEMD, **fields))
 
 
+def supervised(**fields: object) -> str:
+    return render("supervisord", msgspec.structs.replace(SUPERVISORD, **fields))["asyncrl.conf"]
+
+
 def test_nothing_is_left_to_fill_in():
     for texts in (render("systemd", SYSTEMD), render("supervisord", SUPERVISORD), device_files()):
         for name, text in texts.items():
@@ -26,7 +30,7 @@ def test_only_the_roles_of_this_machine_get_units():
 
 
 def test_only_the_roles_of_this_machine_are_programs():
-    (text,) = render("supervisord", msgspec.structs.replace(SUPERVISORD, roles=("broker", "rollout"))).values()
+    text = supervised(roles=("broker", "rollout"))
     assert [line for line in text.splitlines() if line.startswith("[program")] == [
         "[program:broker]",
         "[program:rollout]",
@@ -96,7 +100,44 @@ def test_a_spool_has_its_folder():
     assert "ReadWritePaths=-/s\n" in role
 
 
+def test_a_running_supervisord_is_reached_whatever_run_its_file_names():
+    """Otherwise `supervisorctl update` after an install for the next run would find no socket."""
+    for logs in ("/runs/a/logs", "/runs/b/logs"):
+        text = supervised(logs=logs, control="/files/supervisord")
+        assert "stdout_logfile=" + logs in text
+        assert "file=/files/supervisord/ctl.sock\n" in text
+        assert "serverurl=unix:///files/supervisord/ctl.sock\n" in text
+        assert "pidfile=/files/supervisord/supervisord.pid\n" in text
+
+
+def test_supervisord_reads_files_of_the_operator_too():
+    assert "[include]\nfiles=asyncrl.d/*.conf\n" in supervised()
+
+
+def test_supervisord_becomes_the_user_of_the_services_with_their_home():
+    assert "user=" not in supervised()
+    text = supervised(user="ada", home="/home/ada")
+    assert 'user=ada\nenvironment=HOME="/home/ada",USER="ada"\n' in text
+
+
+METRICS = {"broker": {"ASYNCRL_METRICS": "10.0.0.1:9400", "ASYNCRL_METRICS_OPEN": "1"}}
+
+
+def test_each_service_has_the_metrics_of_its_role():
+    text = supervised(metrics=METRICS)
+    line = 'ASYNCRL_WATCHDOG_S="60",ASYNCRL_METRICS="10.0.0.1:9400",ASYNCRL_METRICS_OPEN="1"\n'
+    assert text.count("ASYNCRL_METRICS=") == 1
+    assert line in text.partition("[program:reward]")[0]
+    texts = changed(metrics=METRICS | {"reward": {"ASYNCRL_METRICS": "127.0.0.1:9401"}})
+    broker = texts["asyncrl-broker.service"]
+    assert "\nEnvironment=ASYNCRL_METRICS=10.0.0.1:9400\nEnvironment=ASYNCRL_METRICS_OPEN=1\n" in broker
+    assert "IPAddressDeny=any" not in broker, "Prometheus on another machine would be shut out"
+    reward = texts["asyncrl@reward.service.d/10-role.conf"]
+    assert "[Service]\nEnvironment=ASYNCRL_METRICS=127.0.0.1:9401\n" in reward
+
+
 def test_only_files_of_this_machine_are_made():
+    assert "d /s 0700 asyncrl asyncrl\n" in changed(**REMOTE)["asyncrl.tmpfiles"]
     assert "secret" in changed()["asyncrl.tmpfiles"]
     assert "secret" not in changed(**REMOTE)["asyncrl.tmpfiles"]
 
@@ -104,16 +145,15 @@ def test_only_files_of_this_machine_are_made():
 def test_nodes_with_a_key_have_its_name():
     """The broker refuses a node whose name does not begin with that of its key."""
     assert "--role %i --name k1-%i --broker tcp://10.0.0.1:5570" in changed(**REMOTE)["asyncrl@.service"]
-    (text,) = render("supervisord", msgspec.structs.replace(SUPERVISORD, **REMOTE)).values()
+    text = supervised(**REMOTE)
     assert "--role spool --name k1-spool --broker tcp://10.0.0.1:5570 --wait 600 --dir /s\n" in text
     assert "--role trainer --name k1-trainer --broker" in text
     assert text.count('ASYNCRL_WATCHDOG_S="60",ASYNCRL_KEY_FILE="/k"\n') == 2
 
 
 def test_programs_of_several_machines_have_different_names():
-    (one,) = render("supervisord", SUPERVISORD).values()
-    assert "host_node_name" not in one
-    (text,) = render("supervisord", msgspec.structs.replace(SUPERVISORD, roles=("reward",))).values()
+    assert "host_node_name" not in supervised()
+    text = supervised(roles=("reward",))
     assert "--name reward-%(host_node_name)s --broker" in text
 
 

@@ -12,9 +12,9 @@ def asyncrl(*arguments: object) -> Result:
 
 
 def test_example_lists_what_there_is() -> None:
-    listed = asyncrl("example").output
-    assert "conf/quickstart.toml " in listed
-    assert "conf/kubernetes/" in listed
+    listed = asyncrl("example").output.splitlines()
+    assert any(line.startswith("  quickstart  ") for line in listed)
+    assert "services and monitoring" in listed
 
 
 def test_example_copies_a_run_file_and_prints_the_next_commands(tmp_path: Path) -> None:
@@ -26,3 +26,9 @@ def test_example_copies_a_run_file_and_prints_the_next_commands(tmp_path: Path) 
         "  asyncrl toy step-sums cache/step-sums",
         "  asyncrl run conf/quickstart.toml",
     ]
+
+
+def test_example_says_which_files_were_there_already(tmp_path: Path) -> None:
+    asyncrl("example", "quickstart", "--to", tmp_path)
+    again = asyncrl("example", "quickstart", "--to", tmp_path)
+    assert again.output.splitlines()[0] == (f"{tmp_path}/conf/quickstart.toml, which is there already, was left alone")

@@ -36,8 +36,8 @@ def test_an_unknown_example_is_answered_with_the_nearest() -> None:
 
 def test_the_files_that_a_run_file_names_come_with_it(tmp_path: Path) -> None:
     copied = examples.copy(examples.find("hidden-sums"), tmp_path)
-    assert copied == [tmp_path / "conf/hidden-sums.toml", tmp_path / "examples/hidden_sums.py"]
-    function = load_config(copied[0]).environment.function
+    assert copied == {tmp_path / "conf/hidden-sums.toml": True, tmp_path / "examples/hidden_sums.py": True}
+    function = load_config(tmp_path / "conf/hidden-sums.toml").environment.function
     assert (tmp_path / function.partition(":")[0]).is_file()
 
 
@@ -48,7 +48,7 @@ def test_a_folder_is_copied_as_a_whole(tmp_path: Path) -> None:
 
 def test_a_changed_file_is_never_overwritten_and_an_equal_one_is_no_obstacle(tmp_path: Path) -> None:
     first, reward = examples.copy(examples.find("gsm8k-tiny"), tmp_path)
-    assert examples.copy(examples.find("gsm8k-tiny"), tmp_path) == [first, reward]
+    assert examples.copy(examples.find("gsm8k-tiny"), tmp_path) == {first: False, reward: False}
     reward.write_text("mine")
     first.unlink()
     with pytest.raises(ConfigError, match=r"gsm8k_tiny_reward.py exists and is different"):
@@ -64,9 +64,26 @@ def test_the_commands_of_a_run_file_are_those_of_its_opening_comment() -> None:
     assert examples.commands("conf/slurm/") == []
 
 
+def test_a_command_of_two_lines_is_one_and_has_no_remark() -> None:
+    recipe = examples.commands("conf/recipes/gsm8k-qwen2.5-3b-one-step-off.toml")
+    assert recipe == [
+        "asyncrl data prepare gsm8k train.jsonl --out data/gsm8k/train.parquet",
+        "asyncrl run conf/recipes/gsm8k-qwen2.5-3b-one-step-off.toml "
+        "--set model.path=models/Qwen2.5-3B-Instruct --set data.train=data/gsm8k/train.parquet",
+    ]
+
+
+def test_the_list_has_one_line_for_each_name_that_can_be_asked_for() -> None:
+    lines = list(examples.listing())
+    listed = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert {examples.find(name) for name in listed} == set(examples.names())
+    assert len(listed) == len(examples.names())
+    assert [line for line in lines if len(line) > examples.WIDTH] == []
+
+
 def test_an_example_is_described_by_its_first_sentence() -> None:
     assert examples.describe("conf/quickstart.toml") == (
         "First run: a small model learns to solve sums step by step instead of guessing, on two CPU cores"
     )
-    assert examples.describe("conf/slurm/") == "asyncrl.sbatch"
+    assert examples.describe("conf/slurm/") == "One run as a job of Slurm"
     assert all(map(examples.describe, examples.names()))

@@ -6,6 +6,7 @@ import pytest
 
 from asyncrl.cli.start import findings
 from asyncrl.errors import ConfigError
+from asyncrl.messages import Prompt
 from tests.config.model.directories import write_model
 
 ROW = '{"prompt": "4 + 4", "answer": "8"}\n'
@@ -31,11 +32,11 @@ def test_the_only_model_is_found_and_measured() -> None:
 
 
 def test_several_models_or_none_are_asked_for() -> None:
-    with pytest.raises(ConfigError, match="there is not a model in this folder: name one with --model DIR"):
+    with pytest.raises(ConfigError, match="no model was found in this folder: name one with --model DIR"):
         findings.find_model(None)
     for name in "ab":
         write_model(Path("models", name))
-    with pytest.raises(ConfigError, match="a model could be any of models/a, models/b: name one with --model DIR"):
+    with pytest.raises(ConfigError, match="the model could be any of models/a, models/b: name one with --model DIR"):
         findings.find_model(None)
 
 
@@ -43,14 +44,34 @@ def test_the_only_training_file_is_found_and_the_held_out_one_beside_it() -> Non
     write("data/train.jsonl", "data/my_test.jsonl", ".hidden/other.jsonl", "runs/a/samples.jsonl")
     found = findings.find_data(None, {}, None)
     assert (found.path, found.num_rows, found.is_counted) == ("data/train.jsonl", 1, False)
-    assert findings.find_held_out(found.path) == "data/my_test.jsonl"
+    assert findings.find_held_out(found.path) == ["data/my_test.jsonl"]
 
 
-def test_without_one_held_out_file_there_is_none() -> None:
+def test_the_held_out_file_has_the_format_of_the_training_file_if_there_is_one() -> None:
     write("train.jsonl", "latest.jsonl")
-    assert findings.find_held_out("train.jsonl") == ""
-    write("val.jsonl", "test.jsonl")
-    assert findings.find_held_out("train.jsonl") == ""
+    assert findings.find_held_out("train.jsonl") == []
+    write("test.parquet")
+    assert findings.find_held_out("train.jsonl") == ["test.parquet"]
+    write("val.jsonl")
+    assert findings.find_held_out("train.jsonl") == ["val.jsonl"]
+    write("test.jsonl")
+    assert findings.find_held_out("train.jsonl") == ["test.jsonl", "val.jsonl"]
+    assert findings.find_held_out("test.jsonl") == ["val.jsonl"]
+
+
+def test_texts_become_chats_if_the_model_has_a_chat_template() -> None:
+    write("texts.jsonl")
+    write("chats.jsonl", text='{"prompt": [{"role": "user", "content": "4 + 4"}], "answer": "8"}\n')
+    seen: list[bool] = []
+
+    def count(prompt: Prompt) -> int:
+        seen.append(bool(prompt.chat))
+        return 17
+
+    assert findings.find_data("texts.jsonl", {}, count, has_template=True).as_chat
+    assert not findings.find_data("chats.jsonl", {}, count, has_template=True).as_chat
+    assert not findings.find_data("texts.jsonl", {}, count).as_chat
+    assert seen == [True, True, False]
 
 
 def test_prompts_are_counted_in_tokens_if_the_tokenizer_can_be_loaded() -> None:

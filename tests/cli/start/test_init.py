@@ -31,7 +31,7 @@ def test_it_finds_everything_and_says_so() -> None:
     assert "reward    reward.py:score, tried on 2 rows: 10 verdicts" in text
     assert "failed" not in text
     assert said[-3:] == [
-        "  asyncrl reward try reward.py train.jsonl",
+        "  asyncrl reward try run.toml",
         "  asyncrl run run.toml --dry-run",
         "  asyncrl run run.toml",
     ]

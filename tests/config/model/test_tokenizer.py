@@ -43,7 +43,7 @@ def test_a_vocabulary_may_be_a_list_with_scores(tmp_path: Path) -> None:
     assert "up to 1" in refusal(tmp_path, 1)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.txt", "qwen.tiktoken"])
+@pytest.mark.parametrize("name", ["spiece.model", "vocab.txt", "qwen.tiktoken"])
 def test_other_files_of_a_tokenizer_are_left_to_transformers(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"any")
     check_tokenizer(tmp_path, "model.path", 2)

@@ -17,7 +17,7 @@ from asyncrl.files.secret_file import new_secret, write_secret
 from asyncrl.keys.allowed_keys import AllowedKeys
 from asyncrl.keys.key_folder import KeyFolder
 from asyncrl.messages import CODEC, PROTOCOL, Accepted, AcceptedKey, Hello, SpoolAddress
-from asyncrl.node.broker.broker_keys import LOCAL, broker_keys, cut_revoked, tell_spools
+from asyncrl.node.broker.broker_keys import LOCAL, broker_keys, cut_revoked, require_keys, tell_spools
 from asyncrl.node.broker.run_folder import RunFolder
 from asyncrl.observe.run_directory import RunDirectory
 from tests.config.configs import made
@@ -68,6 +68,16 @@ def test_a_broker_that_other_machines_reach_needs_keys(run: RunFolder, folder: K
     with pytest.raises(ConfigError, match=r"tcp://0\.0\.0\.0:5570 is not a loopback address: .* give --keys DIR"):
         broker_keys(open_run, None)
     assert broker_keys(open_run, folder.path).allowed
+
+
+def test_keys_are_checked_before_there_is_a_run(folder: KeyFolder) -> None:
+    exposed = made(broker={"bind": "tcp://*:5570"}).broker
+    require_keys(exposed, folder.path)
+    with pytest.raises(ConfigError, match="is not a loopback address: its connections need keys; give --keys DIR"):
+        require_keys(exposed, None)
+    folder.path.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"other users can enter .* \(mode 0755\): chmod 700 it"):
+        require_keys(exposed, folder.path)
 
 
 def test_a_folder_without_keys_is_refused(run: RunFolder, tmp_path: Path) -> None:

@@ -65,6 +65,15 @@ def test_without_torch_a_machine_can_be_broker_and_reward_node(monkeypatch: pyte
     assert doctor.role_line("trainer", found.lines).what == "needs torch (pip install 'asyncrl[train]')"
 
 
+def test_torch_without_numpy_is_told_and_not_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(doctor, "import_module", imported.append)
+    monkeypatch.setattr(doctor, "missing_packages", lambda names: [name for name in names if name == "numpy"])
+    found = asyncio.run(doctor.diagnose({"XDG_CACHE_HOME": str(tmp_path)}, dev=NO_DEVICES))
+    assert found.problems == ["torch needs numpy: pip install 'asyncrl[train]'"]
+    assert (imported, found.is_fit) == ([], False)
+
+
 def test_a_driver_whose_devices_torch_cannot_use_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "davinci0").touch()
     (tmp_path / "davinci_manager").touch()

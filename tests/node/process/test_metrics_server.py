@@ -61,7 +61,7 @@ def test_what_is_no_address_is_refused(address, sentence):
 
 def test_nothing_is_served_unless_asked_for():
     assert metrics_options(None, is_open=False) is None
-    with pytest.raises(ConfigError, match="--metrics-open is given without --metrics"):
+    with pytest.raises(ConfigError, match=r"--metrics-open \(ASYNCRL_METRICS_OPEN\) is given without --metrics"):
         metrics_options(None, is_open=True)
 
 
@@ -77,6 +77,12 @@ def test_children_take_the_next_ports_or_free_ones():
     assert MetricsOptions("127.0.0.1", 0).of_child(3).as_options() == ["--metrics", "127.0.0.1:0"]
     told = MetricsOptions("127.0.0.1", 9400, Path("targets"), "try-7").of_child(1).as_options()
     assert told == ["--metrics", "127.0.0.1:9401", "--metrics-targets", "targets"]
+
+
+def test_a_service_is_told_by_its_environment():
+    assert MetricsOptions("127.0.0.1", 9400).as_variables() == {"ASYNCRL_METRICS": "127.0.0.1:9400"}
+    told = {"ASYNCRL_METRICS": "0.0.0.0:9400", "ASYNCRL_METRICS_OPEN": "1"}
+    assert MetricsOptions("0.0.0.0", 9400).as_variables() == told
 
 
 def test_health_is_that_of_the_event_loop():

@@ -19,8 +19,10 @@ def test_a_new_run_starts_from_the_base_model(toy: Path, tmp_path: Path, monkeyp
 
     assert (start.step, start.policy_version, start.checkpoint) == (0, 0, "")
     assert "model.embed_tokens.weight" in {spec.name for spec in loaded.specs()}
+    (tmp_path / "saved").mkdir()
     tokenizer.save_pretrained(tmp_path / "saved")
-    assert (tmp_path / "saved" / "tokenizer.json").exists()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "saved" / name).read_bytes() == (toy / "model" / name).read_bytes()
 
 
 def test_a_checkpoint_of_another_run_is_not_resumed_from(

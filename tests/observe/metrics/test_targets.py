@@ -5,12 +5,13 @@ import json
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.observe.metrics.targets import discoverable
+from asyncrl.observe.metrics.targets import belongs_to, discoverable
 
 
 def test_a_process_is_a_target_of_its_run_while_it_runs(tmp_path):
-    with discoverable(tmp_path / "metrics", "try-7", "rollout-0", "127.0.0.1:9403") as path:
-        assert path == tmp_path / "metrics" / "try-7.rollout-0.json"
+    with discoverable(tmp_path / "metrics", "try-7", "rollout-0", "127.0.0.1:9403") as target:
+        path = tmp_path / "metrics" / "try-7.rollout-0.json"
+        assert target.path == tmp_path / "metrics" / "try-7.rollout-0.json"
         assert json.loads(path.read_text()) == [{"targets": ["127.0.0.1:9403"], "labels": {"run": "try-7"}}]
         assert [each.name for each in path.parent.iterdir()] == ["try-7.rollout-0.json"]
     assert list(path.parent.iterdir()) == []
@@ -25,6 +26,28 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_without_the_name_of_a_run_there_is_no_label(tmp_path):
-    with discoverable(tmp_path, "", "gpu1-rollout", "10.0.0.7:9400") as path:
-        assert path == tmp_path / "gpu1-rollout.json"
-        assert json.loads(path.read_text()) == [{"targets": ["10.0.0.7:9400"], "labels": {}}]
+    with discoverable(tmp_path, "", "gpu1-rollout", "10.0.0.7:9400"):
+        text = (tmp_path / "gpu1-rollout.json").read_text()
+        assert json.loads(text) == [{"targets": ["10.0.0.7:9400"], "labels": {}}]
+
+
+def test_a_process_that_learns_its_run_is_a_target_of_that_run(tmp_path):
+    with discoverable(tmp_path, "", "gpu1-rollout", "10.0.0.7:9400"):
+        belongs_to("try-7")
+        assert [path.name for path in tmp_path.iterdir()] == ["try-7.gpu1-rollout.json"]
+        text = (tmp_path / "try-7.gpu1-rollout.json").read_text()
+        assert json.loads(text) == [{"targets": ["10.0.0.7:9400"], "labels": {"run": "try-7"}}]
+        belongs_to("try-7")
+        assert [path.name for path in tmp_path.iterdir()] == ["try-7.gpu1-rollout.json"]
+    assert list(tmp_path.iterdir()) == []
+    belongs_to("try-8")
+    assert list(tmp_path.iterdir()) == [], "a process that serves no metrics is no target"
+
+
+def test_a_process_whose_target_cannot_be_renamed_goes_on(tmp_path):
+    folder = tmp_path / "metrics"
+    with discoverable(folder, "", "reward-0", "127.0.0.1:9400"):
+        folder.rename(tmp_path / "elsewhere")
+        folder.write_text("a file")
+        belongs_to("try-7")
+        folder.unlink()

@@ -61,6 +61,48 @@ def test_other_settings_are_listed_if_they_differ_from_the_default(make_run: Mak
     assert not any("algorithm.kl |" in line for line in lines)
 
 
+def test_a_card_tells_no_path_of_the_machine(make_run: MakeRun) -> None:
+    base = "/home/me/.cache/models--org--base/snapshots/0123abc"
+    config = CONFIG.replace("models/base", base).replace('"a.parquet"', '"/home/me/data/a.parquet"')
+    config += '[[reward.parts]]\nname = "form"\nfunction = "/home/me/rewards.py:form"\n'
+    config += '[trainer.lora]\npath = "/home/me/l"\n'
+    text = "\n".join(card(a_record(make_run, config)))
+
+    assert "`org/base` after 10 optimizer steps" in text
+    assert "| training data | `a.parquet`, `b\\|c.parquet` |" in text
+    assert "`rewards.py:form`" in text
+    assert "/home" not in text
+    assert "/home" not in model_card(
+        a_record(make_run), "m", step=1, policy_version=1, dtype=None, adapter_of="/home/me/models/base"
+    )
+
+
+def test_settings_that_were_changed_before_the_checkpoint_have_both_values(make_run: MakeRun) -> None:
+    record = a_record(make_run, CONFIG + "[trainer]\nlr = 1e-6\n[schedule]\nstaleness = 1\n")
+    times = {line["step"]: line["time_s"] for line in record.metrics}
+    directory = make_run("changed")
+    for key, value, time_s in (
+        ("trainer.lr", 2e-6, times[3] + 0.01),
+        ("schedule.staleness", 4, times[4] + 0.01),
+        ("algorithm.entropy_coef", 0.1, times[4] + 0.01),
+        ("trainer.lr", 5.0, times[9] + 1.0),
+    ):
+        directory.append_event("setting.changed", key=key, value=value, time_s=time_s)
+    lines = card(a_record(lambda: directory, CONFIG + "[trainer]\nlr = 1e-6\n[schedule]\nstaleness = 1\n"))
+
+    assert "| learning rate | 1e-06; 2e-06 after 4 steps |" in lines
+    assert "| staleness, at most | 1; 4 after 5 steps |" in lines
+    assert "| algorithm.entropy_coef | 0; 0.1 after 5 steps |" in lines
+
+
+def test_failed_completions_are_counted_below_the_accuracy(make_run: MakeRun) -> None:
+    assert not any("failed" in line for line in card(a_record(make_run)))
+    directory = make_run("failed")
+    directory.append_event("eval.finished", policy_version=10, accuracy=0.5, num_prompts=64, failed=6.0)
+    directory.config.write_text(CONFIG)
+    assert "| failed, in no mean |  | 6 |" in card(read_run(directory.path))
+
+
 def test_results_stand_beside_those_of_the_base_model(make_run: MakeRun) -> None:
     lines = card(a_record(make_run))
 

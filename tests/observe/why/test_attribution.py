@@ -36,6 +36,12 @@ def test_the_steady_part_has_no_loading_and_no_end() -> None:
     assert steady.nodes["b"].memory_stall == 0.5
 
 
+def test_busy_cores_are_a_mean_over_the_time_of_a_node() -> None:
+    lines = [TimesLine(n, 1.0, s, {"a": NodeTimes("rollout", {"sampling": s}, cores_busy=busy)})
+             for n, s, busy in ((0, 3.0, 1.0), (1, 1.0, 0.2))]  # fmt: skip
+    assert attribute(lines).nodes["a"].cores_busy == pytest.approx(0.8)
+
+
 def test_a_run_of_one_line_is_steady_as_a_whole_but_for_its_ends() -> None:
     assert attribute(LINES[:1], is_steady=True).node_shares("a") == {"sampling": 1.0}
 

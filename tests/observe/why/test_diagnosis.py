@@ -23,6 +23,8 @@ PLANTED: dict[str, tuple[str, dict[str, Any]]] = {
     "a slow disk": ("disk", {"sync_s": 2.0}),
     "a node that comes and goes": ("flapping node", {"token_s": 0.3, "faults": flapping}),
     "too little memory": ("memory", {"token_s": 0.3, "memory_stall": 0.6}),
+    "busy cores": ("processor", {"token_s": 0.3, "cores_busy": 0.98}),
+    "busy cores, and a step that takes long": ("processor", {"train_s": 1.0, "cores_busy": 0.98}),
 }  # fmt: skip
 
 

@@ -18,9 +18,10 @@ from asyncrl.errors import ConfigError
 from asyncrl.messages import Sampling
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
+from asyncrl.trainer.checkpoints.prompt_files import PromptFiles
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.model.vision import PROCESSOR_FILES, picture_features, vision_tower
+from asyncrl.trainer.model.vision import picture_features, vision_tower
 from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.ranks.ranks import RankGroup
@@ -157,10 +158,8 @@ def test_a_model_without_a_tower_cannot_have_it_frozen(model_path):
 
 def test_a_checkpoint_has_the_files_by_which_pictures_are_read(path, tmp_path):
     policy = Policy(path)
-    for config in policy.configs:
-        config.save_pretrained(tmp_path)
-    for name in PROCESSOR_FILES:
-        assert (tmp_path / name).is_file() == (path / name).is_file()
+    for files in (*policy.configs, PromptFiles(path)):
+        files.save_pretrained(tmp_path)
     saved = ImageProcessor.load(tmp_path)
     assert saved is not None
     assert saved.version == reader(policy).version

@@ -13,6 +13,7 @@ from pathlib import Path
 from asyncrl.cli.launch.checks.engine import check_engine
 from asyncrl.cli.launch.checks.environment import check_environment
 from asyncrl.cli.launch.checks.functions import check_functions
+from asyncrl.cli.launch.checks.prompt_lengths import check_lengths
 from asyncrl.config.check_environment import check_pictures
 from asyncrl.config.check_replay import check_experts
 from asyncrl.config.model.adapter import check_adapter
@@ -21,7 +22,7 @@ from asyncrl.config.model.experts import num_experts
 from asyncrl.config.model.weights import check_weights
 from asyncrl.config.resolve import with_backend
 from asyncrl.config.sections import Config
-from asyncrl.data.chat_template import check_template, read_template
+from asyncrl.data.chat_template import check_template, read_template, text_advice
 from asyncrl.data.check import bad_row_lines
 from asyncrl.data.images import check_model_reads
 from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
@@ -102,9 +103,12 @@ def _data(config: Config, say: Say) -> str:
     streams = {"train": train_stream(config.data, config.run.seed)}
     if config.data.held_out_files:
         streams["held_out"] = held_out_stream(config.data, config.evaluation.max_prompts)
-    has_chats = any(stream.summary.has_chats for stream in streams.values())
-    check_template(read_template(Path(config.model.path)), config.data.chat_template_kwargs, has_chats=has_chats)
     summaries = [stream.summary for stream in streams.values()]
+    template = read_template(Path(config.model.path))
+    has_chats, has_texts = (any(getattr(each, name) for each in summaries) for name in ("has_chats", "has_texts"))
+    check_template(template, config.data.chat_template_kwargs, has_chats=has_chats)
+    for sentence in text_advice(template, has_texts=has_texts and not config.environment.is_set):
+        say(f"note: {sentence}")
     num_images = sum(summary.num_images for summary in summaries)
     check_model_reads(Path(config.model.path), num_images, sum(summary.num_marked for summary in summaries))
     check_pictures(config, num_images)
@@ -114,6 +118,8 @@ def _data(config: Config, say: Say) -> str:
             resolve(verifier, setting="reward.function = 'auto':")
         if stream.summary.bad:
             say("\n".join([f"data.{name}:", *bad_row_lines(stream.summary.bad)]))
+    for name, stream in streams.items():
+        check_lengths(config, name, stream, say)
     return _rows(streams)
 
 

@@ -64,6 +64,15 @@ def test_bad_rows_that_are_skipped_are_a_remark(a_run: Config, tmp_path: Path) -
     assert "1 row cannot be used" in remarks[0]
 
 
+def test_it_is_advised_to_apply_the_chat_template_to_texts(a_run: Config) -> None:
+    remarks: list[str] = []
+    (Path(a_run.model.path) / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    CHECKS["data"](a_run, remarks.append)
+    assert [remark.partition(":")[0] for remark in remarks] == ["note"]
+    assert "set data.as_chat = true" in remarks[0]
+    CHECKS["data"](replace(a_run, data=replace(a_run.data, as_chat=True)), pytest.fail)
+
+
 def test_it_is_advised_to_replay_the_routes_of_a_mixture_of_experts(
     a_run: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,14 @@
+"""Metrics of the services of one machine: each has a port of its own, one after the other in the order of the roles."""
+
+from collections.abc import Sequence
+
+from asyncrl.node.process.metrics_server import MetricsOptions
+
+
+def metrics_by_role(options: MetricsOptions | None, roles: Sequence[str]) -> dict[str, dict[str, str]]:
+    """
+    Environment variables for each of ``roles``; none without ``options``, the address of the first.
+
+    Rollouts come last: the process that starts them takes a port, and each of them the next.
+    """
+    return {role: options.of_child(number).as_variables() for number, role in enumerate(roles)} if options else {}

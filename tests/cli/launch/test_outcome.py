@@ -1,0 +1,51 @@
+"""The last lines of a run say what to look at."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from asyncrl.cli.launch.outcome import outcome_lines, time_so_far
+from asyncrl.observe.run_directory import RunDirectory
+from tests.cli.launch.test_run import METRICS, SUMMARY
+
+ZERO = "every reward was 0: look at the samples: asyncrl samples "
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path, "run")
+
+
+def test_a_run_that_was_resumed_tells_both_times(directory: RunDirectory) -> None:
+    assert next(outcome_lines(directory, SUMMARY, 0.0, can_resume=True)).startswith("finished: 3 of 3 steps in 6.0 s, ")
+    first = next(outcome_lines(directory, SUMMARY, 2.5, can_resume=True))
+    assert first.startswith("finished: 3 of 3 steps in 6.0 s (3.5 s since it was resumed), held-out accuracy 25.0%")
+
+
+def test_completions_that_failed_are_told_beside_the_accuracy(directory: RunDirectory) -> None:
+    first = next(outcome_lines(directory, replace(SUMMARY, held_out_failed=6), 0.0, can_resume=True))
+    assert ", held-out accuracy 25.0% -> 75.0% (6 failed), mean staleness" in first
+
+
+def test_the_time_so_far_is_that_of_the_last_record(directory: RunDirectory) -> None:
+    assert time_so_far(directory) == 0.0
+    directory.append_metrics(METRICS)
+    directory.append_event("run.finished", time_s=3.5)
+    assert time_so_far(directory) == 3.5
+    directory.metrics.write_text("?\n")
+    assert time_so_far(directory) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "accuracy", "is_said"), [([0, 0], 0.0, True), ([0], None, True), ([0, 0.1], 0.0, False),
+                                        ([0], 0.5, False), ([], None, False), ([None], None, False)]
+)  # fmt: skip
+def test_a_run_without_any_reward_points_at_its_samples(
+    directory: RunDirectory, rewards: list[float | None], accuracy: float | None, is_said: bool
+) -> None:
+    for step, reward in enumerate(rewards):
+        directory.append_metrics({**METRICS, "step": step, "reward": reward})  # type: ignore[dict-item]
+    lines = list(outcome_lines(directory, replace(SUMMARY, held_out_accuracy=accuracy), 0.0, can_resume=True))
+    assert (f"{ZERO}{directory.path}" in lines) is is_said
+    assert f"samples     asyncrl samples {directory.path}" in lines
