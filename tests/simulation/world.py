@@ -21,6 +21,7 @@ import structlog
 
 from asyncrl.actor import failpoints, session
 from asyncrl.actor.sockets import zmq_hub, zmq_link
+from asyncrl.client import handshake
 from asyncrl.client.handshake import Identity
 from asyncrl.errors import LinkError, LinkRefused, RunFailed
 from asyncrl.messages import PutItem, Role
@@ -244,6 +245,11 @@ class World:
 # ── stand-ins ───────────────────────────────────────────────────────────────────────────────
 
 
+async def unknown_cause(_address: str) -> str:
+    """Cause of a broker's silence; a real look would need a network."""
+    return "it does not answer"
+
+
 @contextlib.contextmanager
 def stand_ins(world: World) -> Iterator[None]:
     """Replace the sockets, files, threads and clocks of the tested code by those of ``world``."""
@@ -252,6 +258,7 @@ def stand_ins(world: World) -> Iterator[None]:
         (zmq_link, "FdSocket", world.network.attach),
         (zmq_hub, "new_socket", world.network.socket),
         (zmq_hub, "FdSocket", world.network.attach),
+        (handshake, "why_silent", unknown_cause),
         (runner, "identity", world.identity),
         (broker_process, "identity", world.identity),
         (checkpoint_writer, "checkpoint", world.checkpoints),

@@ -84,7 +84,7 @@ def test_what_is_not_there_to_be_checked_is_said(run: RunCopy) -> None:
     audit = run.audit()
     assert audit.problems == []
     assert audit.unchecked["checkpoints"] == "there is none here: the trainer may write them on another machine"
-    assert audit.unchecked["data"] == "no such dataset: gone.parquet"
+    assert audit.unchecked["data"] == "no such dataset: gone.parquet (data.train)"
     assert audit.unchecked["samples"] == "broker.samples is false"
 
 
