@@ -274,7 +274,7 @@ def draw(records: dict[Cell, dict[str, Any]]) -> str:
         runs = {c.staleness: r for c, r in records.items() if (c.method, c.lr, c.seed) == (method, lr, 0)}
         curves = [
             Series(
-                points=list(enumerate(smooth(runs[staleness]["reward"]))),
+                points=list(enumerate(smooth(runs[staleness]["reward"])))[::4],
                 label=f"S = {staleness}",
                 colour=place,
                 dashed=place >= len(COLOURS),
@@ -282,7 +282,9 @@ def draw(records: dict[Cell, dict[str, Any]]) -> str:
             for place, staleness in enumerate(sorted(runs))
         ]
         charts.append(
-            line_chart(f"Reward of {method}, mean of {SMOOTH} steps, {lr:g}", curves, zero=True, percent=True)
+            line_chart(
+                f"Reward of {method}, mean of {SMOOTH} steps, learning rate {lr:g}", curves, zero=True, percent=True
+            )
         )
     return picture("Learning at an exact staleness: means, and the range of seeds", charts)
 
@@ -298,6 +300,7 @@ def ended(method: str, records: dict[Cell, dict[str, Any]]) -> Series:
         points=[(at[staleness], fmean(values)) for staleness, values in found.items()],
         label=method,
         colour=list(METHODS).index(method),
+        dashed=list(METHODS).index(method) >= len(COLOURS),
         dots=True,
         band=[(at[staleness], min(values), max(values)) for staleness, values in found.items()],
     )
