@@ -204,25 +204,27 @@ def test_a_reward_function_that_sometimes_fails_drops_only_those_groups(start_ru
     assert run.summary.steps == 4
 
 
+def write_prompts(path, num_long):
+    """Write 32 rows, some of them with 70 tokens, and return their setting."""
+    prompts = ["a " * 70] * num_long + ["a + 1 b How many now?"] * (32 - num_long)
+    rows = [{"prompt": prompt, "answer": "1", "data_source": "toy"} for prompt in prompts]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return f"data.train={path}"
+
+
 @pytest.mark.slow
-def test_prompts_that_are_too_long_are_dropped_and_counted(start_run, toy, tmp_path):
-    short, long = "a + 1 b How many now?", "a " * 70
-    rows = [{"prompt": long if i % 4 == 0 else short, "answer": "1", "data_source": "toy"} for i in range(32)]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
-    run = start_run(f"data.train={tmp_path}/train.parquet", steps=4).end()
+@pytest.mark.parametrize("num_long", [8, 32])
+def test_prompts_that_are_too_long_are_refused_before_anything_starts(start_run, tmp_path, num_long):
+    run = start_run(write_prompts(tmp_path / "train.parquet", num_long)).end()
+    assert run.code == 78
+    assert f"{num_long} of 32 prompts have more tokens than data.max_prompt_tokens = 64, up to 70" in run.errors
+
+
+@pytest.mark.slow
+def test_prompts_that_are_too_long_are_left_out_where_the_run_says_so(start_run, tmp_path):
+    train = write_prompts(tmp_path / "train.parquet", 8)
+    run = start_run(train, "data.filter_overlong_prompts=true", steps=4).end()
     assert run.code == 0, run.errors
     records = run.records()
-    failed = [record for record in records if isinstance(record, FailedAttempt)]
-    assert failed
-    assert all(record.is_final and "70 tokens" in record.reason for record in failed)
-    assert len([record for record in records if isinstance(record, Dropped)]) >= 1
-
-
-@pytest.mark.slow
-def test_a_dataset_of_prompts_that_are_all_too_long_ends_the_run(start_run, tmp_path):
-    rows = [{"prompt": "a " * 70, "answer": "1", "data_source": "toy"} for _ in range(8)]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
-    run = start_run(f"data.train={tmp_path}/train.parquet").end()
-    assert run.code == 1
-    (line,) = run.errors.splitlines()
-    assert "the prompt has 70 tokens" in line
+    assert all("70 tokens" in record.reason for record in records if isinstance(record, FailedAttempt))
+    assert {record.reason for record in records if isinstance(record, Dropped)} == {"overlong_prompt"}
