@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from asyncrl.checks.turns import num_branches
 from asyncrl.messages import FROM_NOTHING, FROM_PROMPT, Turn
+from asyncrl.observe.formatting import counted
 
 
 class TurnView(Struct, frozen=True, kw_only=True):
@@ -45,7 +46,7 @@ def summary(turns: Sequence[Turn]) -> str:
     written, context = sum(turn.num_written for turn in turns), sum(turn.num_context for turn in turns)
     call_s, reward = sum(turn.call_s for turn in turns), sum(turn.reward for turn in turns)
     return (
-        f"{_counted(len(turns), 'turn')}{branches}, {_counted(written, 'token')} of the policy and {context} of the "
+        f"{counted(len(turns), 'turn')}{branches}, {counted(written, 'token')} of the policy and {context} of the "
         f"environment, {call_s:.2g} s, turn rewards {reward:.4g}"
     )
 
@@ -61,11 +62,7 @@ def _title(turn: Turn, place: int) -> str:
 def _facts(turn: Turn) -> str:
     after = f" after {turn.num_context}" if turn.num_context else ""
     facts = [f"reward {turn.reward:.4g}"] if turn.reward else []
-    facts.append(f"{_counted(turn.num_written, 'token')}{after}")
+    facts.append(f"{counted(turn.num_written, 'token')}{after}")
     facts += [f"{turn.call_s:.2g} s"] if turn.call_s else []
     facts += [] if turn.is_trained else ["not trained"]
     return ", ".join(facts)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -14,6 +14,11 @@ def count(value: float) -> str:
     return str(int(value)) if value == int(value) else _three_digits(value)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: 1 turn, 2 turns."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def duration(seconds: float) -> str:
     """The two largest units: 6.5 s, 6 min 52 s, 2 h 14 min."""
     if seconds < 59.95:

@@ -5,7 +5,8 @@ Samples of one file for people: which file, and which few of its rows.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -71,16 +72,13 @@ def held_out_file(folder: Path, step: int | None) -> Path:
 
 def read_texts(path: Path) -> list[SampleText]:
     """Every row of a samples file. Raises `LedgerError` if it is damaged."""
-    import pyarrow as pa  # noqa: PLC0415  takes a tenth of a second
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415  takes a tenth of a second
 
-    try:
+    with _readable(path):
         known = pq.read_schema(path).names
         columns = [name for name in SampleText.__struct_fields__ if name in known or name != "num_turns"]
         rows = pq.read_table(path, columns=columns).to_pylist()
         return [SampleText(**row) for row in rows]
-    except (pa.ArrowException, OSError, TypeError) as error:
-        raise LedgerError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
 
 def chosen(rows: Sequence[SampleText], number: int, order: Order) -> list[SampleText]:
@@ -100,4 +98,20 @@ def _number(path: Path) -> int:
 
 
 def _first_step(path: Path) -> int:
-    return next((row.step for row in read_texts(path)), -1)
+    """Step of the first row, without its texts."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    with _readable(path):
+        steps = pq.read_table(path, columns=["step"])["step"]
+        return steps[0].as_py() if len(steps) else -1
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raise `LedgerError` if the file turns out to be damaged."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, TypeError) as error:
+        raise LedgerError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error

@@ -41,7 +41,7 @@ from asyncrl.config.model.weights import INDEX, WHOLE, check_weights
 from asyncrl.config.sections import Config
 from asyncrl.trainer.activations import largest_micro_batch, pass_bytes
 from asyncrl.trainer.algorithm.recipe import VALUES, Recipe
-from asyncrl.trainer.model.architecture import check_sequence_parallel, language_model, read_architecture
+from asyncrl.trainer.model.architecture import check_sequence_parallel, policy_class
 from asyncrl.trainer.model.host_moments import BUCKET
 from asyncrl.trainer.model.lora import Adapters
 from asyncrl.trainer.model.vision import freeze_tower, refuse_critic, vision_tower
@@ -105,8 +105,7 @@ class TrainerMemory:
         self._offload = trainer.offload
         self._is_sharded = self._num_ranks > 1 or config.model.dtype != "float32" or "parameters" in self._offload
         source, overrides = f"model.path={path}", config.model.overrides
-        kind = language_model(read_architecture(path, "model.path", overrides), source)
-        model = meta_model(path, kind, "model.path", overrides)
+        model = meta_model(path, policy_class(path, overrides), "model.path", overrides)
         self.reads_pictures = vision_tower(model) is not None
         """True for a model with a vision tower."""
         check_sequence_parallel(model.config, trainer.sequence_parallel, source)

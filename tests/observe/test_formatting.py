@@ -44,3 +44,7 @@ def test_a_tick_has_the_decimals_its_neighbours_ask_for(value: float, step: floa
 @pytest.mark.parametrize(("value", "step", "text"), [(0, 0.2, "0 %"), (0.4, 0.2, "40 %"), (0.005, 0.005, "0.5 %")])
 def test_a_tick_may_be_a_percentage(value: float, step: float, text: str) -> None:
     assert formatting.tick(value, step, percent=True) == text
+
+
+def test_one_thing_is_counted_in_the_singular() -> None:
+    assert [formatting.counted(number, "turn") for number in (0, 1, 2)] == ["0 turns", "1 turn", "2 turns"]

@@ -22,6 +22,7 @@ from asyncrl.data.columns import guessed
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.messages import Prompt
+from asyncrl.observe.formatting import counted
 from asyncrl.reward.routing import check_routes
 from asyncrl.reward.verifier import Verdict, verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
@@ -144,8 +145,7 @@ def trial_line(trial: Trial) -> str:
 
 def summary_lines(done: Sequence[Trial]) -> list[str]:
     """Means by kind of completion, failures by cause, and what is suspicious about them."""
-    count = f"{len(done)} verdict{'' if len(done) == 1 else 's'}"
-    lines = [f"{count} in {sum(trial.seconds for trial in done):.2f} s"]
+    lines = [f"{counted(len(done), 'verdict')} in {sum(trial.seconds for trial in done):.2f} s"]
     means: dict[str, float] = {}
     for kind in dict.fromkeys(trial.kind for trial in done):
         verdicts = [trial.verdict for trial in done if trial.kind == kind and trial.verdict]

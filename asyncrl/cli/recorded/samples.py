@@ -16,6 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from asyncrl.cli.terminal import printable
+from asyncrl.observe.formatting import counted
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.sample_texts import Order, SampleText, chosen, held_out_file, read_texts, trained_file
 
@@ -64,7 +65,7 @@ def sample_lines(found: Samples, run: Path, columns: int) -> Iterator[str]:
 
 
 def _head(row: SampleText) -> str:
-    tokens = f"{row.num_tokens} token{'' if row.num_tokens == 1 else 's'}"
+    tokens = counted(row.num_tokens, "token")
     facts = f"reward {row.reward:.4g}, {tokens}, {row.finish_reason}, staleness {row.staleness}"
     return f"── {facts}, trajectory {row.group_id}/{row.index}"
 

@@ -80,6 +80,11 @@ def language_model(config: Any, source: str) -> Any:
     )
 
 
+def policy_class(path: Path, overrides: Mapping[str, Any] = NONE) -> Any:
+    """Class of transformers for the policy in ``model.path``; raises as `read_architecture` and `language_model`."""
+    return language_model(read_architecture(path, "model.path", overrides), f"model.path={path}")
+
+
 def check_architecture(
     path: Path, shapes: Mapping[str, tuple[int, ...]], setting: str, overrides: Mapping[str, Any] = NONE
 ) -> PreTrainedConfig:

@@ -23,7 +23,7 @@ from asyncrl.messages import RouteShape
 from asyncrl.trainer.checkpoints.snapshot import emptied
 from asyncrl.trainer.checkpoints.stored import Stored
 from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
-from asyncrl.trainer.model.architecture import language_model, read_architecture
+from asyncrl.trainer.model.architecture import policy_class
 from asyncrl.trainer.model.expert_load import ExpertLoad
 from asyncrl.trainer.model.host_memory import HostActivations
 from asyncrl.trainer.model.loading import freeze, load, make_model, pack, packed_states
@@ -81,7 +81,7 @@ class Policy:
     ) -> None:
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.device = device
-        kind = language_model(read_architecture(path, "model.path", overrides), f"model.path={path}")
+        kind = policy_class(path, overrides)
         self.model: Any = make_model(path, kind, setting="model.path", overrides=overrides)
         self.processor = ImageProcessor.load(path)
         """Image processor of the model; None if it reads no pictures."""

@@ -76,14 +76,13 @@ def _architecture(config: Config, text_config: list[Any]) -> str:
 
 
 def _check_adapter(config: Config) -> None:
-    from asyncrl.trainer.model import architecture
+    from asyncrl.trainer.model.architecture import policy_class
     from asyncrl.trainer.model.lora import Adapters
     from asyncrl.trainer.sizes import meta_model
 
     path, overrides = Path(config.model.path), config.model.overrides
-    read = architecture.read_architecture(path, "model.path", overrides)
-    kind = architecture.language_model(read, f"model.path={path}")
-    Adapters(meta_model(path, kind, "model.path", overrides), config.trainer.lora).check_path()
+    model = meta_model(path, policy_class(path, overrides), "model.path", overrides)
+    Adapters(model, config.trainer.lora).check_path()
 
 
 def _positions(config: Config, text_config: Any) -> str:
