@@ -5,12 +5,13 @@ Off-policy correction as configured in ``[algorithm.correction]``: presets, and 
     importance = "token"                 importance_threshold = "0.5_5.0"         ─ thresholds ─▶ Importance
     rejection = "token_k1,seq_max_k2"    rejection_threshold = "0.6_1.6,0.4"      ─ thresholds ─▶ Rejection, Rejection
 
-Presets have verl's names:
+Presets have verl's names, and ``..._mask`` is one more:
 
     decoupled_...   against the policy the step begins with; any loss
     bypass_...      against the policy that sampled: ppo_clip with the clipped loss, pg with reinforce
     ..._is, ..._tis truncated importance weights of tokens or sequences; icepop: a band of weights
     ..._geo_rs      rejects sequences by their geometric mean ratio; k3_rs: by their mean k3
+    ..._mask        leaves divergent sequences of negative advantage out
 
 Thresholds: importance weights have an upper bound (``2.0``) or a band (``0.5_5.0``). Rejection by k1 has a band of
 ratios, sampler to trainer, and compares their logarithms; one number x is the band from 1/x to x. Rejection by k2 or
@@ -55,6 +56,7 @@ TOKEN_ICEPOP = {"importance": "token", "importance_threshold": "0.5_5.0"}
 SUM_RS = {"rejection": "seq_sum_k1", "rejection_threshold": "0.5_2.0"}
 GEO_RS = {"rejection": "seq_mean_k1", "rejection_threshold": "0.999_1.001"}
 K3_RS = {"rejection": "seq_mean_k3", "rejection_threshold": "0.01"}
+MASK = {"mask_divergent": 0.1}
 
 PRESETS = {
     "decoupled_token_is": _decoupled(**TOKEN_TIS),
@@ -70,6 +72,7 @@ PRESETS = {
     "bypass_ppo_clip": _ppo_clip(),
     "bypass_ppo_clip_geo_rs": _ppo_clip(**GEO_RS),
     "bypass_ppo_clip_k3_rs": _ppo_clip(**K3_RS),
+    "bypass_ppo_clip_mask": _ppo_clip(**MASK),
     "bypass_pg_is": _pg(**SEQ_TIS),
     "bypass_pg_token_icepop": _pg(**TOKEN_ICEPOP),
     "bypass_pg_geo_rs": _pg(**GEO_RS),
@@ -80,7 +83,7 @@ PRESETS["sequence_tis_geometric_rs"] = PRESETS["decoupled_geo_rs_seq_tis"]
 
 
 BESIDE = ("anchor", "mask_divergent")
-"""Settings that no preset sets."""
+"""Settings that may be given beside a preset, and then override its own."""
 
 
 def preset(name: str) -> Preset:
@@ -100,7 +103,7 @@ def resolved(correction: Correction) -> Correction:
     if not correction.preset:
         return correction
     chosen = preset(correction.preset)
-    beside = {key: getattr(correction, key) for key in BESIDE}
+    beside = {key: value for key in BESIDE if (value := getattr(correction, key)) != getattr(Correction(), key)}
     if correction != Correction(preset=correction.preset, **beside):
         plain, given = Correction(), structs.asdict(correction)
         others = [

@@ -468,8 +468,8 @@ class Correction(Section, frozen=True, kw_only=True):
 
     preset: str = ""
     """
-    Name for all settings below but ``anchor`` and ``mask_divergent``, such as ``decoupled_geo_rs_seq_tis``; they may
-    not be set with it.
+    Name for all settings below, such as ``decoupled_geo_rs_seq_tis``; beside it only ``anchor`` and ``mask_divergent``
+    may be set. ``bypass_ppo_clip`` is the default.
     """
     mode: Literal["bypass", "decoupled"] = "bypass"
     """

@@ -1,4 +1,4 @@
-"""Each preset is what verl's factory of that name makes, and thresholds are parsed strictly."""
+"""Each preset is what verl's factory of that name makes but for one of our own, and thresholds are parsed strictly."""
 
 from math import inf, log
 
@@ -32,8 +32,20 @@ VERL = {  # mode, importance and its threshold, rejection and its threshold
 }
 
 
-def test_there_is_every_one_of_them_and_no_other() -> None:
-    assert PRESETS.keys() == VERL.keys()
+OWN = ("bypass_ppo_clip_mask",)
+
+
+def test_there_is_every_one_of_them_and_one_more() -> None:
+    assert PRESETS.keys() == {*VERL, *OWN}
+
+
+def test_the_default_is_bypass_ppo_clip() -> None:
+    assert resolved(Correction(preset="bypass_ppo_clip")) == Correction()
+
+
+def test_a_preset_masks_divergent_sequences_and_its_bound_can_be_changed() -> None:
+    assert resolved(Correction(preset="bypass_ppo_clip_mask")) == Correction(mask_divergent=0.1)
+    assert resolved(Correction(preset="bypass_ppo_clip_mask", mask_divergent=0.2)) == Correction(mask_divergent=0.2)
 
 
 @pytest.mark.parametrize("name", VERL)
@@ -52,7 +64,7 @@ def test_a_preset_is_what_verl_means_by_it(name: str) -> None:
     assert (importance is not None, bool(rejections)) == (found.importance != "none", bool(found.rejection))
 
 
-@pytest.mark.parametrize("name", VERL)
+@pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_says_which_loss_it_is_for(name: str) -> None:
     loss = "reinforce" if name.startswith("bypass_pg") else "clipped" if name.startswith("bypass") else ""
     assert preset(name).loss == loss
