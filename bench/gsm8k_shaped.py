@@ -1,0 +1,96 @@
+"""
+A task of GSM8K's shape that a small model learns: real prompts, worked solutions with long tails, a checked answer.
+
+    asyncrl data prepare gsm8k train.jsonl --text -o cache/gsm8k/train.parquet
+    asyncrl data prepare gsm8k test.jsonl --text -o cache/gsm8k/test.parquet
+    python bench/gsm8k_shaped.py cache/gsm8k [--epochs 3]         # base model in cache/gsm8k/model, supervised
+    python bench/lagged.py bench/gsm8k_shaped.toml --methods default --staleness 0,16 --lr 2e-4
+
+GSM8K's solutions mark their calculations: ``<<48/2=24>>``. A model of a million parameters imitates them without solving
+problems, so correctness gives it no gradient. It can learn to be consistent: a completion is right if its last
+calculation is, and the number after ``####`` is its result.
+"""
+
+import argparse
+import random
+import re
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import torch
+from transformers import PreTrainedModel
+
+from asyncrl.reward.verifier import VerifierInput
+from asyncrl.toy.demonstrations import Encoded, batches_by_length, encode, loss
+from asyncrl.toy.models import save_model
+from asyncrl.toy.text_model import Sizes, random_model
+from asyncrl.toy.vocabulary import tokenizer_from_texts
+
+NUMBER = r"(-?\d+(?:\.\d+)?)"
+CALCULATION = re.compile(rf"<<{NUMBER}([-+*/]){NUMBER}={NUMBER}>>")
+ANSWER = re.compile(rf"#### {NUMBER}\s*$")
+SIZES = Sizes(layers=3, hidden_size=128, intermediate_size=384, heads=4, kv_heads=2, head_dim=32)
+VOCABULARY = 2048
+BATCH_SIZE = 32
+LR = 3e-3
+RISE_STEPS = 30
+
+
+def score(sample: VerifierInput) -> dict[str, float]:
+    """1 if the last calculation of the completion is right and its result is the answer, else 0."""
+    calculations, answer = CALCULATION.findall(sample.completion), ANSWER.search(sample.completion)
+    right = bool(calculations and answer) and _is_right(*calculations[-1], answer[1])
+    return {"score": float(right), "correct": float(right), "calculations": float(len(calculations))}
+
+
+def _is_right(left: str, sign: str, right: str, result: str, answer: str) -> bool:
+    a, b, c = Fraction(left), Fraction(right), Fraction(result)
+    if c != Fraction(answer) or (sign == "/" and b == 0):
+        return False
+    exact = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else 0}[sign]
+    return abs(c - exact) < Fraction(1, 100)
+
+
+def train(model: PreTrainedModel, examples: list[Encoded], epochs: float, seed: int) -> None:
+    """Supervised training on the solutions, with a short rise and a linear fall of the learning rate."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    rng, steps, started_s = random.Random(seed), int(epochs * len(examples) / BATCH_SIZE), time.monotonic()
+    batches: list[list[Encoded]] = []
+    for step in range(steps):
+        if not batches:
+            rng.shuffle(examples)
+            batches = [
+                batch
+                for start in range(0, len(examples), 32 * BATCH_SIZE)
+                for batch in batches_by_length(examples[start : start + 32 * BATCH_SIZE], BATCH_SIZE)
+            ]
+            rng.shuffle(batches)
+        optimizer.param_groups[0]["lr"] = LR * min(1.0, (step + 1) / RISE_STEPS) * (1 - 0.95 * step / steps)
+        optimizer.zero_grad()
+        value = loss(model, batches.pop())
+        torch.autograd.backward(value)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if (step + 1) % 50 == 0:
+            print(f"step {step + 1} of {steps}: loss {value.item():.3f}, {time.monotonic() - started_s:.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
+    parser.add_argument("directory", type=Path, help="has train.parquet, and gets the directory model")
+    parser.add_argument("--epochs", type=float, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = pq.read_table(options.directory / "train.parquet", columns=["prompt", "extra_info"]).to_pylist()
+    prompts, solutions = [row["prompt"] for row in rows], [row["extra_info"]["answer"] for row in rows]
+    tokenizer = tokenizer_from_texts([*prompts, *solutions], VOCABULARY)
+    model = random_model(SIZES, tokenizer, options.seed)
+    train(model, encode(tokenizer, prompts, solutions), options.epochs, options.seed)
+    save_model(options.directory / "model", model, tokenizer, print)
+
+
+if __name__ == "__main__":
+    main()
