@@ -6,8 +6,8 @@ A task of GSM8K's shape that a small model learns: real prompts, worked solution
     python bench/gsm8k_shaped.py cache/gsm8k [--epochs 3]         # base model in cache/gsm8k/model, supervised
     python bench/lagged.py bench/gsm8k_shaped.toml --methods default --staleness 0,16 --lr 2e-4
 
-GSM8K's solutions mark their calculations: ``<<48/2=24>>``. A model of a million parameters imitates them without solving
-problems, so correctness gives it no gradient. It can learn to be consistent: a completion is right if its last
+GSM8K's solutions mark their calculations: ``<<48/2=24>>``. A model of a million parameters imitates them without
+solving problems, so correctness gives it no gradient. It can learn to be consistent: a completion is right if its last
 calculation is, and the number after ``####`` is its result.
 """
 
@@ -15,7 +15,9 @@ import argparse
 import random
 import re
 import time
+from collections.abc import Iterator
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -36,45 +38,56 @@ VOCABULARY = 2048
 BATCH_SIZE = 32
 LR = 3e-3
 RISE_STEPS = 30
+DRAWN_TOGETHER = 32
+"""Batches that are drawn together and sorted by length, so that they have little padding."""
 
 
 def score(sample: VerifierInput) -> dict[str, float]:
     """1 if the last calculation of the completion is right and its result is the answer, else 0."""
     calculations, answer = CALCULATION.findall(sample.completion), ANSWER.search(sample.completion)
-    right = bool(calculations and answer) and _is_right(*calculations[-1], answer[1])
-    return {"score": float(right), "correct": float(right), "calculations": float(len(calculations))}
+    is_right = (
+        calculations and answer and _is_right(*calculations[-1]) and float(calculations[-1][3]) == float(answer[1])
+    )
+    return {"score": float(bool(is_right)), "correct": float(bool(is_right))}
 
 
-def _is_right(left: str, sign: str, right: str, result: str, answer: str) -> bool:
-    a, b, c = Fraction(left), Fraction(right), Fraction(result)
-    if c != Fraction(answer) or (sign == "/" and b == 0):
-        return False
-    exact = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else 0}[sign]
-    return abs(c - exact) < Fraction(1, 100)
+def _is_right(left: str, sign: str, right: str, result: str) -> bool:
+    a, b = Fraction(left), Fraction(right)
+    match sign:
+        case "/":
+            exact = a / b if b else None
+        case "*":
+            exact = a * b
+        case _:
+            exact = a + b if sign == "+" else a - b
+    return exact is not None and abs(Fraction(result) - exact) < Fraction(1, 100)
 
 
 def train(model: PreTrainedModel, examples: list[Encoded], epochs: float, seed: int) -> None:
     """Supervised training on the solutions, with a short rise and a linear fall of the learning rate."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-    rng, steps, started_s = random.Random(seed), int(epochs * len(examples) / BATCH_SIZE), time.monotonic()
-    batches: list[list[Encoded]] = []
-    for step in range(steps):
-        if not batches:
-            rng.shuffle(examples)
-            batches = [
-                batch
-                for start in range(0, len(examples), 32 * BATCH_SIZE)
-                for batch in batches_by_length(examples[start : start + 32 * BATCH_SIZE], BATCH_SIZE)
-            ]
-            rng.shuffle(batches)
+    stream, steps = batches(examples, random.Random(seed)), int(epochs * len(examples) / BATCH_SIZE)
+    started_s = time.monotonic()
+    for step, batch in enumerate(islice(stream, steps)):
         optimizer.param_groups[0]["lr"] = LR * min(1.0, (step + 1) / RISE_STEPS) * (1 - 0.95 * step / steps)
         optimizer.zero_grad()
-        value = loss(model, batches.pop())
+        value = loss(model, batch)
         torch.autograd.backward(value)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if (step + 1) % 50 == 0:
-            print(f"step {step + 1} of {steps}: loss {value.item():.3f}, {time.monotonic() - started_s:.0f} s", flush=True)
+        if step % 50 == 0:
+            print(f"step {step} of {steps}: loss {value.item():.3f}, {time.monotonic() - started_s:.0f} s", flush=True)
+
+
+def batches(examples: list[Encoded], rng: random.Random) -> Iterator[list[Encoded]]:
+    """Epochs of batches of similar length, in random order."""
+    size = DRAWN_TOGETHER * BATCH_SIZE
+    while True:
+        rng.shuffle(examples)
+        drawn = [examples[start : start + size] for start in range(0, len(examples), size)]
+        shuffled = [batch for one in drawn for batch in batches_by_length(one, BATCH_SIZE)]
+        rng.shuffle(shuffled)
+        yield from reversed(shuffled)
 
 
 def main() -> None:
