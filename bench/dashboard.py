@@ -32,7 +32,8 @@ import numpy as np
 from meter import cpu_s
 from playwright.sync_api import Page, sync_playwright
 
-from asyncrl.messages import FinishReason, Span
+from asyncrl.messages.trajectory import Span
+from asyncrl.messages.words import FinishReason
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.samples import SampleRow, SamplesWriter
 

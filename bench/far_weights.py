@@ -36,7 +36,8 @@ from ours.pause import REQUESTS, measure, tokenizer
 from asyncrl.actor.sockets.curve import hub_keys_of, link_keys_of
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
-from asyncrl.messages import CODEC, PutWeights, StoredWeights, Transfer
+from asyncrl.messages.weights import PutWeights, StoredWeights, Transfer
+from asyncrl.messages.wire import CODEC
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.spool.weights.store import WeightStore
 from asyncrl.toy import step_sums

@@ -29,7 +29,8 @@ from meter import cpu_s
 from processes import ENVIRONMENT
 
 from asyncrl.environment.interface import ChatMessage, PolicyTurn
-from asyncrl.messages import FROM_PROMPT, FinishReason, Sampling, Span
+from asyncrl.messages.trajectory import FROM_PROMPT, Sampling, Span
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.episodes.conversation import Conversation
 from asyncrl.rollout.episodes.record import EpisodeRecord

@@ -16,24 +16,14 @@ from zmq.utils import z85
 
 from asyncrl.actor.codec import Envelope, Part, cut, encode
 from asyncrl.actor.sockets.curve import LinkKeys, new_pair
-from asyncrl.messages import (
-    PROTOCOL,
-    Beat,
-    Commit,
-    Drain,
-    Exited,
-    Hello,
-    Interrupt,
-    Publishing,
-    Put,
-    PutItem,
-    Scored,
-    SpoolRef,
-    Stored,
-    StoredItem,
-    Take,
-    Unit,
-)
+from asyncrl.messages.reward import Scored
+from asyncrl.messages.session import Beat, Drain, Hello
+from asyncrl.messages.spool import Put, PutItem, SpoolRef, Stored, StoredItem
+from asyncrl.messages.supervisor import Exited, Interrupt
+from asyncrl.messages.trainer import Commit, Take
+from asyncrl.messages.trajectory import Unit
+from asyncrl.messages.weights import Publishing
+from asyncrl.messages.wire import PROTOCOL
 from asyncrl.node.broker.broker import CONTROL
 
 LOW = "low"

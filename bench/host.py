@@ -41,7 +41,7 @@ from processes import free_address
 
 from asyncrl import Engine, Host, Request, attach
 from asyncrl.config.run_file import load_config
-from asyncrl.messages import Prompt, Sampling
+from asyncrl.messages.trajectory import Prompt, Sampling
 from asyncrl.node.rollout.engine import load_engine
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine

@@ -40,7 +40,7 @@ from asyncrl.broker.metrics.ess_alarm import EssAlarm
 from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw, held_out_stream, train_stream
-from asyncrl.messages import Sampling, Span
+from asyncrl.messages.trajectory import Sampling, Span
 from asyncrl.observe.report.charts import COLOURS, Series, line_chart
 from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.verifier import verdict_of, verifier_input

@@ -18,7 +18,8 @@ from payloads import SUMMARY
 
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.records import Record, Result, Rewarded, encode
-from asyncrl.messages import SpoolRef, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import Unit
 
 GROUP_SIZE = 8
 

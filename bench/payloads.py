@@ -5,7 +5,7 @@ import random
 
 import msgspec
 
-from asyncrl.messages import Span, Trajectory, TrajectorySummary, Unit
+from asyncrl.messages.trajectory import Span, Trajectory, TrajectorySummary, Unit
 
 PROMPT_TOKENS = 512
 COMPLETION_TOKENS = 2048

@@ -34,7 +34,9 @@ from asyncrl.actor.message import Message
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.config.sections import Weights
-from asyncrl.messages import CODEC, Bye, Stop, StoreValue, Transfer
+from asyncrl.messages.session import Bye, Stop, StoreValue
+from asyncrl.messages.weights import Transfer
+from asyncrl.messages.wire import CODEC
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.publish import Publisher
 

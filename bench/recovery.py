@@ -29,7 +29,7 @@ from live_run import ENDLESS, QUICKSTART, LiveRun
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import Progressed, Reissued, Result
 from asyncrl.cli.recorded.inspect import read_audit
-from asyncrl.messages import Unit
+from asyncrl.messages.trajectory import Unit
 
 SETTINGS = ENDLESS | {
     "rollout.replicas": "1",

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
-from asyncrl.messages import FROM_PROMPT, Turn
+from asyncrl.messages.trajectory import FROM_PROMPT, Turn
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.packing.branches import branches, cut

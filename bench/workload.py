@@ -7,7 +7,7 @@ from typing import Any
 
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
-from asyncrl.messages import Prompt, Sampling
+from asyncrl.messages.trajectory import Prompt, Sampling
 from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.verifier import VerifierInput, verdict_of
 from asyncrl.rollout.engine import Request

@@ -18,7 +18,7 @@ import msgspec
 from fastapi import FastAPI
 
 import asyncrl
-from asyncrl.messages import Prompt, Sampling
+from asyncrl.messages.trajectory import Prompt, Sampling
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 
 SLOTS = 8

@@ -29,7 +29,8 @@ from asyncrl.broker.scheduler import Scheduler
 from asyncrl.client.handshake import hello, identity, shake_hands
 from asyncrl.client.spools import SpoolLinks
 from asyncrl.data.prompts import held_out_stream, train_stream
-from asyncrl.messages import Role, SpoolAddress
+from asyncrl.messages.spool import SpoolAddress
+from asyncrl.messages.words import Role
 from asyncrl.node.rollout.engine import load_engine
 from asyncrl.node.runner import Actor, serve
 from asyncrl.observe.run_directory import RunDirectory

@@ -23,9 +23,10 @@ HOST = textwrap.dedent(
     from asyncrl.client.connection import Connection
     from asyncrl.client.handshake import Identity
     from asyncrl.client.spools import SpoolLinks
-    from asyncrl.messages import (
-        Lease, Leased, Offer, Prompt, Put, Ready, Sampling, Settled, Span, SpoolAddress, SpoolSet, Trajectory, Unit
-    )
+    from asyncrl.messages.rollout import Lease, Leased, Offer, Settled
+    from asyncrl.messages.session import Ready
+    from asyncrl.messages.spool import Put, SpoolAddress, SpoolSet
+    from asyncrl.messages.trajectory import Prompt, Sampling, Span, Trajectory, Unit
     from asyncrl.rollout.actor import RolloutActor
     from asyncrl.rollout.engine import Completion
 

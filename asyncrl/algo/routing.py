@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from asyncrl.messages import RouteShape, Routing
+from asyncrl.messages.trajectory import RouteShape, Routing
 
 Experts = NDArray[np.integer]
 """Ids of experts, [tokens, layers, K] uint8 or int16."""

@@ -12,7 +12,7 @@ from asyncrl.broker.nodes.node import NodeBook
 from asyncrl.broker.pause import PauseBook
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.broker.versions.transfers import TransferBook
-from asyncrl.messages import Role
+from asyncrl.messages.words import Role
 
 PATIENCE_S = 60.0
 

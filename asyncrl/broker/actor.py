@@ -37,33 +37,23 @@ from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.sections import Config, to_json
 from asyncrl.errors import AsyncrlError, ConfigError, RunFailed
-from asyncrl.messages import (
-    PROTOCOL,
-    Bye,
-    Commit,
-    Drain,
+from asyncrl.messages.files import ModelFiles
+from asyncrl.messages.session import Bye, Drain, Hello, Ready, Reject, StoreGet, StoreSet, StoreValue, Welcome
+from asyncrl.messages.spool import SpoolAddress
+from asyncrl.messages.supervisor import (
     Exited,
-    Hello,
     Interrupt,
-    Live,
-    ModelFiles,
     Pause,
     Progress,
-    Ready,
-    Reject,
     Returned,
     SetSettings,
-    SpoolAddress,
     Stacks,
     StacksWanted,
     StatusWanted,
-    Stepped,
-    StoreGet,
-    StoreSet,
-    StoreValue,
-    ToBroker,
-    Welcome,
 )
+from asyncrl.messages.trainer import Commit, Stepped
+from asyncrl.messages.weights import Live
+from asyncrl.messages.wire import PROTOCOL, ToBroker
 from asyncrl.observe.metrics.table import Sample
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.samples import SamplesWriter

@@ -15,7 +15,9 @@ from asyncrl.actor.message import Message
 from asyncrl.broker.metrics.run_files import RunFiles, outcome
 from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.broker.nodes.node import Node, NodeBook
-from asyncrl.messages import HOSTED_SPOOL, Drain, Finished, Stop
+from asyncrl.messages.session import Drain, Stop
+from asyncrl.messages.spool import HOSTED_SPOOL
+from asyncrl.messages.supervisor import Finished
 
 INTERRUPT_S = 70.0
 """Seconds for the trainer of an interrupted run, and then for its rollouts, to store what they have."""

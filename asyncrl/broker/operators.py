@@ -18,8 +18,8 @@ from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.status.restarts import RestartBook
 from asyncrl.broker.status.status import run_status
 from asyncrl.errors import ConfigError
-from asyncrl.messages import (
-    Drain,
+from asyncrl.messages.session import Drain
+from asyncrl.messages.supervisor import (
     Drained,
     Pause,
     SetSettings,

@@ -1,7 +1,9 @@
 """Steps and versions that a node can report at this point of a run, whatever its code does."""
 
 from asyncrl.config.sections import Config
-from asyncrl.messages import Commit, Live, Publishing, Stepped, Take, ToBroker, Transferred, Uploaded
+from asyncrl.messages.trainer import Commit, Stepped, Take
+from asyncrl.messages.weights import Live, Publishing, Transferred, Uploaded
+from asyncrl.messages.wire import ToBroker
 
 REPORTS = frozenset((Commit, Live, Publishing, Stepped, Take, Transferred, Uploaded))
 """Messages that name a step or a version."""

@@ -36,7 +36,7 @@ from asyncrl.broker.ledger.records import (
 )
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.errors import BrokenInvariant, LedgerError
-from asyncrl.messages import Evaluated
+from asyncrl.messages.supervisor import Evaluated
 
 
 def replay(scheduler: Scheduler, records: Iterable[AnyRecord]) -> None:

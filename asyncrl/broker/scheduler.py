@@ -46,50 +46,27 @@ from asyncrl.config.live import Value, value_of
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import BrokenInvariant
-from asyncrl.messages import (
-    AskTurn,
-    Asleep,
-    Assembled,
-    Beat,
-    Bye,
-    Commit,
-    Disbanded,
-    Drain,
-    Draining,
+from asyncrl.messages.reward import Scored, ScoredItem
+from asyncrl.messages.rollout import Failed, Offer, StartedOver
+from asyncrl.messages.session import AskTurn, Asleep, Beat, Bye, Drain, Draining, Hello, Ready, Stop, StoreGet, StoreSet
+from asyncrl.messages.spool import Stored
+from asyncrl.messages.supervisor import (
     Exited,
-    Failed,
     Failures,
-    Hello,
     Interrupt,
-    Live,
-    Offer,
     Pause,
     Paused,
-    Prompt,
-    Publishing,
-    Ready,
-    Role,
-    Scored,
-    ScoredItem,
     SetSettings,
     SettingsChanged,
     Stacks,
     StacksWanted,
-    StartedOver,
     StatusWanted,
-    Stepped,
-    Stop,
-    Stored,
-    StoreGet,
-    StoreSet,
-    Take,
-    ToBroker,
-    TrainerMachine,
-    TransferFailed,
-    Transferred,
-    Unit,
-    Uploaded,
 )
+from asyncrl.messages.trainer import Assembled, Commit, Disbanded, Stepped, Take, TrainerMachine
+from asyncrl.messages.trajectory import Prompt, Unit
+from asyncrl.messages.weights import Live, Publishing, TransferFailed, Transferred, Uploaded
+from asyncrl.messages.wire import ToBroker
+from asyncrl.messages.words import Role
 
 LARGEST_VERDICT = reward_limits.MAX_METRICS * (reward_limits.MAX_NAME_CHARS + 10) * 4
 """Bytes that the limits of a reward allow; only a step of many thousand trajectories allows less."""

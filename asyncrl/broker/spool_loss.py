@@ -19,7 +19,8 @@ from asyncrl.broker.nodes.node import NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.training import TrainingGroups
-from asyncrl.messages import Role, SpoolAddress, Spools
+from asyncrl.messages.spool import SpoolAddress, Spools
+from asyncrl.messages.words import Role
 
 STORED = (State.STORED, State.SCORED)
 TOLD: tuple[Role, ...] = ("rollout", "reward", "trainer")

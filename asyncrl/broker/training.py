@@ -29,7 +29,8 @@ from asyncrl.broker.outbox import Outbox
 from asyncrl.config.sections import Config, Schedule
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import RunFailed
-from asyncrl.messages import Batch, Commit, Refusal, Stepped, Trim
+from asyncrl.messages.spool import Trim
+from asyncrl.messages.trainer import Batch, Commit, Refusal, Stepped
 
 
 class TrainingGroups:

@@ -8,7 +8,7 @@ The trainer compares the grids with its own, because it cuts the pictures itself
 
 from collections.abc import Sequence
 
-from asyncrl.messages import Image, Trajectory
+from asyncrl.messages.trajectory import Image, Trajectory
 
 BAD_IMAGES = "other pictures than the prompt's"
 BAD_GRIDS = "impossible grids of pictures"

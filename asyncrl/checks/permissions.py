@@ -10,49 +10,25 @@ from typing import get_args
 from asyncrl.actor.message import Message
 from asyncrl.actor.sockets.curve import Owner
 from asyncrl.keys.allow_list import owns
-from asyncrl.messages import (
-    AskTurn,
-    Asleep,
-    Beat,
-    Bye,
-    Commit,
-    Drain,
-    Draining,
-    Exited,
-    Failed,
-    Fetch,
-    FetchPart,
+from asyncrl.messages.files import FetchPart, ListFiles, OfferCheckpoint, PutCheckpointPart
+from asyncrl.messages.reward import Scored
+from asyncrl.messages.rollout import Failed, Offer, StartedOver
+from asyncrl.messages.session import AskTurn, Asleep, Beat, Bye, Drain, Draining, Hello, Ready, StoreGet, StoreSet
+from asyncrl.messages.spool import Fetch, Put, Stored
+from asyncrl.messages.supervisor import Exited, Interrupt, Pause, SetSettings, Stacks, StacksWanted, StatusWanted
+from asyncrl.messages.trainer import Commit, Stepped, Take
+from asyncrl.messages.weights import (
     FetchWeights,
-    Hello,
-    Interrupt,
-    ListFiles,
     ListWeights,
     Live,
-    Offer,
-    OfferCheckpoint,
-    Pause,
     Publishing,
-    Put,
-    PutCheckpointPart,
     PutWeights,
-    Ready,
-    Role,
-    Scored,
-    SetSettings,
-    Stacks,
-    StacksWanted,
-    StartedOver,
-    StatusWanted,
-    Stepped,
-    Stored,
-    StoreGet,
-    StoreSet,
-    Take,
-    ToBroker,
     TransferFailed,
     Transferred,
     Uploaded,
 )
+from asyncrl.messages.wire import ToBroker
+from asyncrl.messages.words import Role
 
 JOIN: frozenset[Role] = frozenset(("spool", "rollout", "reward", "trainer", "supervisor"))
 """Roles in which a node joins; the broker itself makes a trainer a ``machine``."""

@@ -6,29 +6,12 @@ from typing import Any
 
 from asyncrl.actor.message import Message
 from asyncrl.actor.stacks import MAX_CHARS as MAX_STACKS_CHARS
-from asyncrl.messages import (
-    Asleep,
-    Beat,
-    Bye,
-    Commit,
-    Exited,
-    Failed,
-    Hello,
-    Live,
-    Offer,
-    Publishing,
-    Ready,
-    Stacks,
-    StartedOver,
-    Stepped,
-    StoreGet,
-    StoreSet,
-    Take,
-    ToBroker,
-    TransferFailed,
-    Transferred,
-    Uploaded,
-)
+from asyncrl.messages.rollout import Failed, Offer, StartedOver
+from asyncrl.messages.session import Asleep, Beat, Bye, Hello, Ready, StoreGet, StoreSet
+from asyncrl.messages.supervisor import Exited, Stacks
+from asyncrl.messages.trainer import Commit, Stepped, Take
+from asyncrl.messages.weights import Live, Publishing, TransferFailed, Transferred, Uploaded
+from asyncrl.messages.wire import ToBroker
 
 MAX_NAME_CHARS = 200
 """Characters of a node's name, an incarnation, a key of a rendezvous."""

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from asyncrl.checks.images import BAD_GRIDS, grid_problem_of
 from asyncrl.checks.turns import BAD_SCORES, BAD_TURNS, MAX_CHARS, num_branches, turn_problem_of
-from asyncrl.messages import FinishReason, Span, Trajectory, TrajectoryLimits, TrajectorySummary, Unit
+from asyncrl.messages.trajectory import Span, Trajectory, TrajectoryLimits, TrajectorySummary, Unit
+from asyncrl.messages.words import FinishReason
 
 HIGHEST_LOGPROB = 0.01
 """A log-prob is at most 0; engines that round logits before they subtract exceed that by less than this."""

@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Protocol
 
 from asyncrl.checks.reward_limits import MAX_METRIC, MAX_METRICS, MAX_NAME_CHARS, MAX_REWARD
-from asyncrl.messages import FROM_NOTHING, Trajectory, TrajectoryLimits, Turn
+from asyncrl.messages.trajectory import FROM_NOTHING, Trajectory, TrajectoryLimits, Turn
 
 BAD_TURNS = "turns that do not fit the tokens"
 BAD_SCORES = "impossible metrics of the environment"

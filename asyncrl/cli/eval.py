@@ -32,7 +32,7 @@ from asyncrl.errors import ConfigError, RunFailed
 from asyncrl.evaluation.completions import CompletionRow, write_completions
 from asyncrl.evaluation.metrics import EvaluationMetrics
 from asyncrl.files.output import check_output
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 from asyncrl.node.offline.evaluation import OfflineEvaluation, OfflineEvaluator, summarize
 from asyncrl.node.process.process import configure_logging
 from asyncrl.node.rollout.engine import load_engine

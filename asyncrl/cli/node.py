@@ -14,7 +14,7 @@ from asyncrl.client.credentials import read_credentials
 from asyncrl.client.run_address import configured_key, configured_secret
 from asyncrl.config.check_addresses import check_interface
 from asyncrl.errors import ConfigError
-from asyncrl.messages import Role, WeightsVia
+from asyncrl.messages.words import Role, WeightsVia
 from asyncrl.node.machine.local_address import INTERFACE_VARIABLE
 from asyncrl.node.machine.machine import require_node
 from asyncrl.node.process.metrics_server import METRICS_VARIABLE, OPEN_VARIABLE, TARGETS_VARIABLE, metrics_options

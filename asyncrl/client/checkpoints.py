@@ -26,7 +26,7 @@ from asyncrl.files.checkpoints import (
 )
 from asyncrl.files.disk import needed
 from asyncrl.log import get_logger
-from asyncrl.messages import (
+from asyncrl.messages.files import (
     CheckpointWanted,
     FileList,
     ListFiles,

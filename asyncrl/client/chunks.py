@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from asyncrl.actor.session import Limits
-from asyncrl.messages import Image, PutItem, ScoredItem, SpoolRef
+from asyncrl.messages.reward import ScoredItem
+from asyncrl.messages.spool import PutItem, SpoolRef
+from asyncrl.messages.trajectory import Image
 
 T = TypeVar("T")
 

@@ -19,7 +19,8 @@ from msgspec import Struct
 from asyncrl.actor.link import Link
 from asyncrl.client.chunks import cut_by_bytes, wanted_bytes
 from asyncrl.errors import LinkClosed, LinkError
-from asyncrl.messages import Fetch, Fetched, Image, SpoolRef
+from asyncrl.messages.spool import Fetch, Fetched, SpoolRef
+from asyncrl.messages.trajectory import Image
 
 MAX_REFS = 64
 """Most payloads and pictures in one `Fetch`; with payloads of 20 kB the answer is about a megabyte."""

@@ -23,7 +23,7 @@ from asyncrl.files.disk import needed
 from asyncrl.files.lock import try_lock
 from asyncrl.files.user_folders import user_folder
 from asyncrl.log import get_logger
-from asyncrl.messages import FetchPart, FileDigest, FileList, FilePart, ListFiles
+from asyncrl.messages.files import FetchPart, FileDigest, FileList, FilePart, ListFiles
 
 log = get_logger()
 

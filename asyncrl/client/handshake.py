@@ -19,18 +19,10 @@ from asyncrl.client.silence import why_silent
 from asyncrl.client.spools import SpoolLinks, hosted_spool
 from asyncrl.errors import ConfigError, LinkError, LinkRefused, UnknownKey, WrongHub
 from asyncrl.log import get_logger
-from asyncrl.messages import (
-    CODEC,
-    PROTOCOL,
-    Beat,
-    Bye,
-    Hello,
-    Reject,
-    Role,
-    SpoolAddress,
-    SpoolSet,
-    Welcome,
-)
+from asyncrl.messages.session import Beat, Bye, Hello, Reject, Welcome
+from asyncrl.messages.spool import SpoolAddress, SpoolSet
+from asyncrl.messages.wire import CODEC, PROTOCOL
+from asyncrl.messages.words import Role
 
 log = get_logger()
 

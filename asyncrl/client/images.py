@@ -18,7 +18,7 @@ from msgspec import Struct
 from asyncrl.client.fetches import Payload
 from asyncrl.client.spools import SpoolLinks
 from asyncrl.errors import DecodeError
-from asyncrl.messages import Image
+from asyncrl.messages.trajectory import Image
 
 MAX_BYTES = 256 << 20
 """Size of the cache, about 2,500 pictures of 100 kB."""

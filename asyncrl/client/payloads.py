@@ -8,7 +8,8 @@ import msgspec
 
 from asyncrl.client.spools import SpoolLinks
 from asyncrl.errors import DecodeError, NotATrajectory
-from asyncrl.messages import SpoolRef, Trajectory
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import Trajectory
 
 _decoder = msgspec.msgpack.Decoder(Trajectory)
 

@@ -21,7 +21,8 @@ from asyncrl.client.fetches import FetchQueue, Payload
 from asyncrl.config.addresses import reached
 from asyncrl.errors import LinkError, SpoolAway
 from asyncrl.log import get_logger
-from asyncrl.messages import HOSTED_SPOOL, Image, Put, SpoolAddress, SpoolRef, SpoolSet
+from asyncrl.messages.spool import HOSTED_SPOOL, Put, SpoolAddress, SpoolRef, SpoolSet
+from asyncrl.messages.trajectory import Image
 
 log = get_logger()
 

@@ -15,7 +15,8 @@ from msgspec.structs import force_setattr
 
 from asyncrl.config.addresses import host_of, is_loopback, tcp
 from asyncrl.config.catalogue import ADVANTAGES
-from asyncrl.messages import Sampling, Split, Truncation
+from asyncrl.messages.trajectory import Sampling
+from asyncrl.messages.words import Split, Truncation
 
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]

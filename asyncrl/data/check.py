@@ -24,7 +24,7 @@ from asyncrl.data.dataset import BadRow, Dataset, count_reasons
 from asyncrl.data.row import dropped_keys
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import AsyncrlError, DataError
-from asyncrl.messages import Image, Prompt
+from asyncrl.messages.trajectory import Image, Prompt
 
 SHOWN = 5
 """Most frequent reasons that are listed; the others are counted."""

@@ -19,7 +19,7 @@ from asyncrl.data.images import Keep, describe, keep_nothing, read_files
 from asyncrl.data.row import read_prompt, require_columns
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError
-from asyncrl.messages import Image, Prompt
+from asyncrl.messages.trajectory import Image, Prompt
 
 
 class BadRow(Struct, frozen=True):

@@ -14,7 +14,7 @@ import msgspec
 
 from asyncrl.data.dataset import BadRow
 from asyncrl.errors import DataError
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 
 BYTES = 16
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.errors import ConfigError, DataError
-from asyncrl.messages import IMAGE_MARK, Image
+from asyncrl.messages.trajectory import IMAGE_MARK, Image
 from asyncrl.vision.settings import FAMILIES, read_settings
 
 MAX_FILE_BYTES = 32 << 20

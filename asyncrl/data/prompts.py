@@ -20,7 +20,7 @@ from asyncrl.data.images import Keep, keep_nothing
 from asyncrl.data.interleave import Interleave
 from asyncrl.data.row import num_marks
 from asyncrl.errors import DataError
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 
 
 class Draw(Struct, frozen=True):

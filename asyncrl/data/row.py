@@ -19,7 +19,7 @@ import msgspec
 from asyncrl.config.sections import Data
 from asyncrl.data.table import Row, Rows, require_column
 from asyncrl.errors import DataError
-from asyncrl.messages import IMAGE_MARK, Image, Prompt
+from asyncrl.messages.trajectory import IMAGE_MARK, Image, Prompt
 
 MEDIA = ("videos", "audios")
 """Columns of verl's multi-modal rows that are not supported; a row that has one is refused."""

@@ -9,7 +9,7 @@ from msgspec import Struct
 from asyncrl.evaluation.image_column import ImageCell, image_type
 from asyncrl.evaluation.turn_column import TurnCell, turn_type
 from asyncrl.files.output import output
-from asyncrl.messages import FinishReason
+from asyncrl.messages.words import FinishReason
 
 
 class CompletionRow(Struct, frozen=True, kw_only=True):

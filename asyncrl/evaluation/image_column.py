@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from asyncrl.messages import Image
+from asyncrl.messages.trajectory import Image
 
 if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second
     import pyarrow as pa

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from asyncrl.messages import Turn
+from asyncrl.messages.trajectory import Turn
 
 if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second
     import pyarrow as pa

@@ -16,7 +16,8 @@ from asyncrl.client.run_address import RunAddress
 from asyncrl.config.model.files import describe, difference
 from asyncrl.config.sections import Config, from_json, to_json
 from asyncrl.errors import ConfigError
-from asyncrl.messages import ModelFiles, Welcome
+from asyncrl.messages.files import ModelFiles
+from asyncrl.messages.session import Welcome
 
 
 def model_files(config: Config) -> list[ModelFiles]:

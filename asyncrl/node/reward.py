@@ -9,7 +9,7 @@ from asyncrl.client.handshake import Identity, leave, spool_links
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import from_json
 from asyncrl.errors import AsyncrlError
-from asyncrl.messages import Welcome
+from asyncrl.messages.session import Welcome
 from asyncrl.node.runner import join_steadily, named_here, run_sessions, serve, unless_told
 from asyncrl.reward.actor import RewardActor
 from asyncrl.reward.workers.pool import WorkerPool

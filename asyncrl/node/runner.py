@@ -28,7 +28,7 @@ from asyncrl.errors import (
     WrongHub,
 )
 from asyncrl.log import about, get_logger
-from asyncrl.messages import Beat, Hello, Welcome
+from asyncrl.messages.session import Beat, Hello, Welcome
 from asyncrl.node.machine.cores import Cores
 from asyncrl.node.machine.pressure import memory_stall
 from asyncrl.node.process.service_manager import service_manager

@@ -13,7 +13,9 @@ from asyncrl.config.addresses import host_of, is_wildcard, port_of, tcp
 from asyncrl.config.sections import from_json
 from asyncrl.files.private_socket import private_address
 from asyncrl.log import get_logger
-from asyncrl.messages import CODEC, Hello, SpoolAddress, Welcome
+from asyncrl.messages.session import Hello, Welcome
+from asyncrl.messages.spool import SpoolAddress
+from asyncrl.messages.wire import CODEC
 from asyncrl.node.machine.local_address import route_to
 from asyncrl.node.runner import join_steadily, run_sessions, serve, unless_told
 from asyncrl.node.spool_keys import SpoolKeys

@@ -9,7 +9,7 @@ from asyncrl.actor.sockets.curve import HubKeys, Owner, hub_keys_of
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.client.run_address import RunAddress
 from asyncrl.files.secret_file import is_secret, read_secret
-from asyncrl.messages import AcceptedKey
+from asyncrl.messages.spool import AcceptedKey
 
 
 class SpoolKeys:

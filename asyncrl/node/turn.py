@@ -14,7 +14,7 @@ from asyncrl.actor.link import Link
 from asyncrl.actor.message import Message
 from asyncrl.client.handshake import leave
 from asyncrl.errors import LinkClosed, LinkRefused
-from asyncrl.messages import AskTurn, Asleep, Reject, Sleep, Stop, Wake
+from asyncrl.messages.session import AskTurn, Asleep, Reject, Sleep, Stop, Wake
 from asyncrl.node.runner import ToldToStop, await_with_beats, unless_told
 
 

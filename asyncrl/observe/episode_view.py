@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from asyncrl.checks.turns import num_branches
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT, Turn
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Turn
 from asyncrl.observe.formatting import counted
 
 

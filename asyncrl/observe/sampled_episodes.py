@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from asyncrl.errors import LedgerError
 from asyncrl.evaluation.turn_column import turns_of
-from asyncrl.messages import Turn
+from asyncrl.messages.trajectory import Turn
 
 SHOWN = 4
 """Most episodes of a report."""

@@ -18,7 +18,8 @@ from asyncrl.errors import LedgerError
 from asyncrl.evaluation.image_column import image_cell, image_type
 from asyncrl.evaluation.turn_column import turn_cell, turn_type
 from asyncrl.files.atomic import replacing
-from asyncrl.messages import FinishReason, Image, Prompt, Span, Turn
+from asyncrl.messages.trajectory import Image, Prompt, Span, Turn
+from asyncrl.messages.words import FinishReason
 
 if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second, which `asyncrl --help` need not wait for
     import pyarrow as pa

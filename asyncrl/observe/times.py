@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from asyncrl.errors import LedgerError
 from asyncrl.files.json_lines import JsonLines
-from asyncrl.messages import Role
+from asyncrl.messages.words import Role
 
 
 class NodeTimes(Struct, frozen=True):

@@ -28,24 +28,13 @@ from asyncrl.client.chunks import MAX_VERDICT_BYTES, cut_by_bytes, verdict_bytes
 from asyncrl.client.connection import Connection
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import DecodeError, LinkClosed, SpoolAway, VerifierError
-from asyncrl.messages import (
-    REWARD_ACTIVITIES,
-    Activity,
-    Beat,
-    Drain,
-    Failed,
-    Grade,
-    GradeItem,
-    Offer,
-    Prompt,
-    Scored,
-    ScoredItem,
-    Spools,
-    Stacks,
-    StacksWanted,
-    Stop,
-    Trajectory,
-)
+from asyncrl.messages.reward import Grade, GradeItem, Scored, ScoredItem
+from asyncrl.messages.rollout import Failed, Offer
+from asyncrl.messages.session import Beat, Drain, Stop
+from asyncrl.messages.spool import Spools
+from asyncrl.messages.supervisor import Stacks, StacksWanted
+from asyncrl.messages.trajectory import Prompt, Trajectory
+from asyncrl.messages.words import REWARD_ACTIVITIES, Activity
 from asyncrl.observe.metrics.table import Sample
 from asyncrl.reward.verifier import Verdict, VerifierInput, verifier_input
 from asyncrl.reward.workers.pool import WorkerPool

@@ -18,7 +18,8 @@ from msgspec import Struct
 
 from asyncrl.checks.reward_limits import MAX_ANSWER_CHARS, MAX_METRIC, MAX_METRICS, MAX_REWARD, problem_of
 from asyncrl.errors import VerifierError
-from asyncrl.messages import FinishReason, Prompt, Turn
+from asyncrl.messages.trajectory import Prompt, Turn
+from asyncrl.messages.words import FinishReason
 
 REWARD_DIGITS = 9
 """Decimals of an episode's reward: turns that add up to 1 but for the rounding of floats give 1."""

@@ -27,40 +27,25 @@ from asyncrl.client.connection import Connection
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import DecodeError, EngineDied, EngineError, LinkClosed, LinkRefused, TransferError
 from asyncrl.log import get_logger
-from asyncrl.messages import (
-    Abort,
+from asyncrl.messages.rollout import Cancelled, Failed, Hold, Lease, Leased, Offer, Release, ResumePoint, Settled
+from asyncrl.messages.session import (
     AskTurn,
     Asleep,
     Beat,
-    Cancelled,
     Drain,
     Draining,
-    Failed,
-    Hold,
-    Lease,
-    Leased,
-    Live,
-    Offer,
-    Put,
-    PutItem,
     Ready,
     Reject,
-    Release,
-    ResumePoint,
-    Settled,
     Sleep,
-    Spools,
-    Stacks,
-    StacksWanted,
     Stop,
     StoreValue,
-    Transfer,
-    TransferFailed,
-    Transferred,
-    Unit,
     Wake,
-    WeightsVia,
 )
+from asyncrl.messages.spool import Put, PutItem, Spools
+from asyncrl.messages.supervisor import Stacks, StacksWanted
+from asyncrl.messages.trajectory import Unit
+from asyncrl.messages.weights import Abort, Live, Transfer, TransferFailed, Transferred
+from asyncrl.messages.words import WeightsVia
 from asyncrl.observe.metrics.table import Sample
 from asyncrl.rollout.engine import Engine, WeightReceiver
 from asyncrl.rollout.generations import Generations

@@ -13,7 +13,10 @@ from msgspec import Struct
 
 from asyncrl.actor.message import Message
 from asyncrl.config.sections import ToolParser, Weights
-from asyncrl.messages import Abort, FinishReason, Member, Prompt, Routing, Sampling, Span, StoreValue, Transfer
+from asyncrl.messages.session import StoreValue
+from asyncrl.messages.trajectory import Prompt, Routing, Sampling, Span
+from asyncrl.messages.weights import Abort, Member, Transfer
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.episodes.seam import Seam
 from asyncrl.weights.contents.layout import TensorSpec
 

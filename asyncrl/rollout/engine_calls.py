@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.errors import EngineError
-from asyncrl.messages import Activity
+from asyncrl.messages.words import Activity
 from asyncrl.rollout.decode_steps import DecodeSteps
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.results import check_extends

@@ -27,20 +27,11 @@ from asyncrl.checks.vocabulary import vocab_size_of
 from asyncrl.client.images import ImageCache
 from asyncrl.errors import DecodeError, EngineError, EnvironmentFailed, PromptTooLong
 from asyncrl.log import get_logger
-from asyncrl.messages import (
-    ROLLOUT_ACTIVITIES,
-    Activity,
-    Failed,
-    Held,
-    Lease,
-    Leased,
-    PutItem,
-    Sampling,
-    Stage,
-    StartedOver,
-    TrajectoryLimits,
-    Unit,
-)
+from asyncrl.messages.rollout import Failed, Lease, Leased, StartedOver
+from asyncrl.messages.session import Held
+from asyncrl.messages.spool import PutItem
+from asyncrl.messages.trajectory import Sampling, TrajectoryLimits, Unit
+from asyncrl.messages.words import ROLLOUT_ACTIVITIES, Activity, Stage
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.engine_calls import EngineCalls
 from asyncrl.rollout.episodes.episodes import Episodes

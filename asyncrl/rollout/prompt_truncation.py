@@ -9,7 +9,7 @@ Truncation of prompts that have too many tokens.
 from collections.abc import Sequence
 
 from asyncrl.errors import PromptTooLong
-from asyncrl.messages import Truncation
+from asyncrl.messages.words import Truncation
 
 
 def fit(prompt_ids: Sequence[int], max_tokens: int, truncation: Truncation, *, has_images: bool = False) -> list[int]:

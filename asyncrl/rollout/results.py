@@ -20,7 +20,9 @@ from msgspec import Struct
 from asyncrl.checks.trajectory import problem_of, summary_of
 from asyncrl.client.chunks import MAX_PAYLOAD_BYTES
 from asyncrl.errors import EngineError
-from asyncrl.messages import Lease, Leased, PutItem, Trajectory, TrajectoryLimits, Turn, Unit
+from asyncrl.messages.rollout import Lease, Leased
+from asyncrl.messages.spool import PutItem
+from asyncrl.messages.trajectory import Trajectory, TrajectoryLimits, Turn, Unit
 from asyncrl.rollout.engine import Completion
 
 COLLECT_S = 0.005

@@ -30,30 +30,21 @@ from asyncrl.checks.permissions import spool_refusal
 from asyncrl.client.chunks import MAX_PAYLOAD_BYTES
 from asyncrl.errors import LedgerError, LinkClosed
 from asyncrl.log import get_logger
-from asyncrl.messages import (
+from asyncrl.messages.files import FetchPart, FileList, FilePart, ListFiles, OfferCheckpoint, PutCheckpointPart
+from asyncrl.messages.session import Beat, Bye, Stop
+from asyncrl.messages.spool import (
     Accepted,
     AcceptedKey,
-    Beat,
-    Bye,
     Fetch,
     Fetched,
-    FetchPart,
-    FetchWeights,
-    FileList,
-    FilePart,
-    ListFiles,
-    ListWeights,
-    OfferCheckpoint,
     Put,
-    PutCheckpointPart,
     PutItem,
-    PutWeights,
     SpoolRef,
-    Stop,
     Stored,
     StoredItem,
     Trim,
 )
+from asyncrl.messages.weights import FetchWeights, ListWeights, PutWeights
 from asyncrl.observe.metrics.table import Sample
 from asyncrl.spool.checkpoints import CheckpointStore
 from asyncrl.spool.files import FileServer

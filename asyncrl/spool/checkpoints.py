@@ -29,7 +29,7 @@ from asyncrl.files.checkpoints import (
     step_folders,
 )
 from asyncrl.log import get_logger
-from asyncrl.messages import CheckpointWanted, OfferCheckpoint, PutCheckpointPart, PutCheckpointPartDone
+from asyncrl.messages.files import CheckpointWanted, OfferCheckpoint, PutCheckpointPart, PutCheckpointPartDone
 
 log = get_logger()
 

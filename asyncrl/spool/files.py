@@ -18,7 +18,7 @@ from msgspec import Struct
 from asyncrl.files.atomic import replacing
 from asyncrl.files.checkpoints import MANIFEST, ListedFiles, file_entry, newest_complete, read_manifest
 from asyncrl.files.disk import needed
-from asyncrl.messages import FileDigest
+from asyncrl.messages.files import FileDigest
 
 MAX_PART_BYTES = 1 << 20
 """Most bytes that one `read` returns."""

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from asyncrl.files.disk import needed
-from asyncrl.messages import Image
+from asyncrl.messages.trajectory import Image
 
 
 class ImageStore:

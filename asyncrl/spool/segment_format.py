@@ -24,7 +24,7 @@ import msgspec
 
 from asyncrl.actor.message import Value
 from asyncrl.errors import LedgerError
-from asyncrl.messages import TrajectorySummary, Unit
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
 
 FORMAT = 1
 MAGIC = b"arl.seg\n"

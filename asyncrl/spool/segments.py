@@ -23,7 +23,7 @@ from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.files.atomic import flush
 from asyncrl.files.disk import REMEDY, TornTail
 from asyncrl.files.lock import try_lock
-from asyncrl.messages import SpoolRef
+from asyncrl.messages.spool import SpoolRef
 from asyncrl.spool.payload_cache import PayloadCache
 from asyncrl.spool.segment_format import HEADER, Entry, Key, Place, Scan, scan, segment_path
 from asyncrl.spool.segment_writer import SegmentWriter

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from asyncrl.errors import EngineDied, EngineError
-from asyncrl.messages import Span
+from asyncrl.messages.trajectory import Span
 from asyncrl.rollout.engine import Completion
 from asyncrl.testing.subject import (
     NotConforming,

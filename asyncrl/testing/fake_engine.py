@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from asyncrl.config.sections import ToolParser
 from asyncrl.environment.interface import ChatMessage, PolicyTurn
 from asyncrl.errors import EngineError
-from asyncrl.messages import IMAGE_MARK, FinishReason, Prompt, Span
+from asyncrl.messages.trajectory import IMAGE_MARK, Prompt, Span
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.weights.contents.layout import TensorSpec
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from asyncrl.messages import Prompt, Sampling
+from asyncrl.messages.trajectory import Prompt, Sampling
 from asyncrl.rollout.engine import Completion, Engine, Request
 
 if TYPE_CHECKING:

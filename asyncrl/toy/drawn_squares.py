@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from asyncrl.data.prepare.published import write as write_parquet
-from asyncrl.messages import IMAGE_MARK, Split
+from asyncrl.messages.trajectory import IMAGE_MARK
+from asyncrl.messages.words import Split
 
 COLOURS = {
     "red": (220, 30, 30),

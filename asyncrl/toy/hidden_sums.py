@@ -27,7 +27,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from asyncrl.data.prepare.published import write as write_parquet
-from asyncrl.messages import Split
+from asyncrl.messages.words import Split
 from asyncrl.toy.demonstrations import Passage
 
 NAMES = ("Tom", "Ann", "Sam", "Mia", "Leo", "Eva", "Max", "Zoe")

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from asyncrl.messages import IMAGE_MARK
+from asyncrl.messages.trajectory import IMAGE_MARK
 from asyncrl.toy import drawn_squares, hidden_sums, step_sums
 from asyncrl.toy.demonstrations import Encoded, Passage, encode, encode_passages
 from asyncrl.toy.vision_model import IMAGE_PAD, VISION_END, VISION_START, image_processor

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2VLImageP
 
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import ConfigError, DataError
-from asyncrl.messages import Split
+from asyncrl.messages.words import Split
 from asyncrl.toy import drawn_squares, hidden_sums, step_sums
 from asyncrl.toy.lessons import Lesson, drawn_squares_lesson, hidden_sums_lesson, step_sums_lesson
 from asyncrl.toy.text_model import Sizes, check_sizes, random_model

@@ -24,7 +24,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from asyncrl.data.prepare.published import write as write_parquet
-from asyncrl.messages import Split
+from asyncrl.messages.words import Split
 
 NAMES = ("Tom", "Ann", "Sam", "Mia", "Leo", "Eva", "Max", "Zoe")
 LABELS = tuple(f" {letter}" for letter in "abcdefghijklmn")

@@ -43,37 +43,13 @@ from asyncrl.client.payloads import PayloadClient
 from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant, LinkRefused, TransferError
 from asyncrl.log import get_logger
-from asyncrl.messages import (
-    TRAINER_ACTIVITIES,
-    Abort,
-    Activity,
-    Batch,
-    Beat,
-    Commit,
-    Drain,
-    Draining,
-    Evaluated,
-    Evaluating,
-    Published,
-    Publishing,
-    Ready,
-    Refusal,
-    Reject,
-    RouteShape,
-    Spools,
-    Stacks,
-    StacksWanted,
-    Stepped,
-    Stop,
-    StoreValue,
-    Take,
-    Transfer,
-    TransferFailed,
-    Upload,
-    Uploaded,
-    Wake,
-    Work,
-)
+from asyncrl.messages.session import Beat, Drain, Draining, Ready, Reject, Stop, StoreValue, Wake
+from asyncrl.messages.spool import Spools
+from asyncrl.messages.supervisor import Evaluated, Stacks, StacksWanted
+from asyncrl.messages.trainer import Batch, Commit, Evaluating, Refusal, Stepped, Take, Work
+from asyncrl.messages.trajectory import RouteShape
+from asyncrl.messages.weights import Abort, Published, Publishing, Transfer, TransferFailed, Upload, Uploaded
+from asyncrl.messages.words import TRAINER_ACTIVITIES, Activity
 from asyncrl.observe.metrics.table import Sample
 from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
 from asyncrl.trainer.checkpoints.writer import CheckpointWriter

@@ -23,7 +23,8 @@ from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient, read_trajectory
 from asyncrl.config.sections import Config
 from asyncrl.errors import DecodeError, LinkError, NotATrajectory
-from asyncrl.messages import Batch, Refusal, RouteShape, ScoredTrajectory, Trajectory, TrajectoryLimits
+from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory
+from asyncrl.messages.trajectory import RouteShape, Trajectory, TrajectoryLimits
 from asyncrl.trainer.packing.assignment import first_sharing
 from asyncrl.trainer.packing.pictures import TrainingImage
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo

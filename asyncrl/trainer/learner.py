@@ -25,7 +25,7 @@ from torch import Tensor
 
 from asyncrl.algo.kl_controller import KlController
 from asyncrl.config.sections import Config
-from asyncrl.messages import RouteShape
+from asyncrl.messages.trajectory import RouteShape
 from asyncrl.trainer.algorithm.estimates import BEHAVIOR, Estimates, estimate
 from asyncrl.trainer.algorithm.mini_batch import MiniBatch
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, TOKEN_REWARDS, VALUES, Recipe

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from asyncrl.messages import Transferred
+from asyncrl.messages.weights import Transferred
 from asyncrl.observe.metrics.table import Sample
 
 OF_LAST_STEP = {"loss": "loss", "grad_norm": "grad_norm", "lr": "learning_rate"}

@@ -31,7 +31,11 @@ from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.sections import Config
 from asyncrl.errors import LinkClosed
 from asyncrl.files.checkpoints import FileEntry
-from asyncrl.messages import Activity, Batch, Beat, Checked, PartWritten, RouteShape, Spools, Stop, Work
+from asyncrl.messages.session import Beat, Stop
+from asyncrl.messages.spool import Spools
+from asyncrl.messages.trainer import Batch, Checked, PartWritten, Work
+from asyncrl.messages.trajectory import RouteShape
+from asyncrl.messages.words import Activity
 from asyncrl.observe.metrics.table import Sample
 from asyncrl.trainer.checkpoints.checkpoint import take, write_part
 from asyncrl.trainer.checkpoints.snapshot import Snapshot

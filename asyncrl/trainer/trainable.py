@@ -6,7 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from asyncrl.messages import Abort, StoreValue, Transfer, Transferred, Uploaded
+from asyncrl.messages.session import StoreValue
+from asyncrl.messages.weights import Abort, Transfer, Transferred, Uploaded
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
 

@@ -12,7 +12,9 @@ from typing import Any
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
 from asyncrl.actor.occupancy import Occupancy
-from asyncrl.messages import Activity, AskTurn, Asleep, Work
+from asyncrl.messages.session import AskTurn, Asleep
+from asyncrl.messages.trainer import Work
+from asyncrl.messages.words import Activity
 from asyncrl.trainer.ranks.rank_hub import OtherRanks
 from asyncrl.trainer.trainable import Sleepable
 

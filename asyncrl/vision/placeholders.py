@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.errors import DataError
-from asyncrl.messages import IMAGE_MARK, Prompt
+from asyncrl.messages.trajectory import IMAGE_MARK, Prompt
 from asyncrl.vision.positions import picture_starts
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from asyncrl.errors import TransferError
-from asyncrl.messages import Abort, StoreValue, Transfer, Transferred
+from asyncrl.messages.session import StoreValue
+from asyncrl.messages.weights import Abort, Transfer, Transferred
 
 KEPT_VERSIONS = 2
 """The newest version, and the version before it, which may still be in transfer."""

@@ -14,7 +14,8 @@ from torch import Tensor
 from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
-from asyncrl.messages import Abort, Member, StoreValue, Transfer, Transferred
+from asyncrl.messages.session import StoreValue
+from asyncrl.messages.weights import Abort, Member, Transfer, Transferred
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.header import NO_VERSION, Header
 from asyncrl.weights.contents.layout import Layout

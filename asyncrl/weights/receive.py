@@ -17,7 +17,8 @@ from torch import Tensor
 from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections import Weights
 from asyncrl.errors import ConfigError, TransferError
-from asyncrl.messages import Abort, Member, StoreValue, Transfer
+from asyncrl.messages.session import StoreValue
+from asyncrl.messages.weights import Abort, Member, Transfer
 from asyncrl.weights.contents import header
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.header import NO_VERSION

@@ -31,32 +31,15 @@ from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import train_stream
-from asyncrl.messages import (
-    PROTOCOL,
-    Batch,
-    Beat,
-    Commit,
-    Grade,
-    Hello,
-    Lease,
-    Live,
-    Offer,
-    Published,
-    Publishing,
-    Ready,
-    Role,
-    Scored,
-    ScoredItem,
-    Settled,
-    SpoolRef,
-    Stored,
-    StoredItem,
-    Take,
-    ToBroker,
-    Transfer,
-    Transferred,
-    Unit,
-)
+from asyncrl.messages.reward import Grade, Scored, ScoredItem
+from asyncrl.messages.rollout import Lease, Offer, Settled
+from asyncrl.messages.session import Beat, Hello, Ready
+from asyncrl.messages.spool import SpoolRef, Stored, StoredItem
+from asyncrl.messages.trainer import Batch, Commit, Take
+from asyncrl.messages.trajectory import Unit
+from asyncrl.messages.weights import Live, Published, Publishing, Transfer, Transferred
+from asyncrl.messages.wire import PROTOCOL, ToBroker
+from asyncrl.messages.words import Role
 from asyncrl.node.broker.broker import raise_gc_threshold
 
 GROUP_SIZE = 8

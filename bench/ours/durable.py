@@ -28,32 +28,13 @@ from asyncrl.client.handshake import Identity, identity, join, send_beats, spool
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.run_address import find_run
 from asyncrl.client.spools import SpoolLinks
-from asyncrl.messages import (
-    Batch,
-    Beat,
-    Commit,
-    Grade,
-    Lease,
-    Live,
-    Offer,
-    Published,
-    Publishing,
-    Put,
-    PutItem,
-    Ready,
-    Scored,
-    ScoredItem,
-    Spools,
-    Stepped,
-    StoreGet,
-    StoreSet,
-    StoreValue,
-    Take,
-    TrajectorySummary,
-    Transfer,
-    Transferred,
-    Unit,
-)
+from asyncrl.messages.reward import Grade, Scored, ScoredItem
+from asyncrl.messages.rollout import Lease, Offer
+from asyncrl.messages.session import Beat, Ready, StoreGet, StoreSet, StoreValue
+from asyncrl.messages.spool import Put, PutItem, Spools
+from asyncrl.messages.trainer import Batch, Commit, Stepped, Take
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
+from asyncrl.messages.weights import Live, Published, Publishing, Transfer, Transferred
 
 NAME = "asyncrl"
 PATIENCE_S = 60.0

@@ -178,7 +178,7 @@ def engine(device: str, *, is_tiny: bool) -> Iterator[Line]:
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-    from asyncrl.messages import Sampling
+    from asyncrl.messages.trajectory import Sampling
     from asyncrl.rollout.engine import Request
     from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 

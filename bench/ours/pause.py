@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from asyncrl.messages import Sampling
+from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Engine, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 

@@ -24,7 +24,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.config.sections import Weights
-from asyncrl.messages import CODEC, Bye, Stop, StoreValue, Transfer
+from asyncrl.messages.session import Bye, Stop, StoreValue
+from asyncrl.messages.weights import Transfer
+from asyncrl.messages.wire import CODEC
 from asyncrl.trainer.ranks.ranks import RankGroup
 from asyncrl.trainer.ranks.sharding import Computation, full_tensor, shard_model
 from asyncrl.weights.contents.layout import Layout, TensorSpec

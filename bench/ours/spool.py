@@ -24,21 +24,11 @@ from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
-from asyncrl.messages import (
-    CODEC,
-    Leased,
-    Put,
-    PutItem,
-    Ready,
-    Settled,
-    SpoolAddress,
-    SpoolRef,
-    SpoolSet,
-    Stored,
-    StoredItem,
-    Trim,
-    Unit,
-)
+from asyncrl.messages.rollout import Leased, Settled
+from asyncrl.messages.session import Ready
+from asyncrl.messages.spool import Put, PutItem, SpoolAddress, SpoolRef, SpoolSet, Stored, StoredItem, Trim
+from asyncrl.messages.trajectory import Unit
+from asyncrl.messages.wire import CODEC
 from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.segments import Segments
 

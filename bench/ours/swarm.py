@@ -29,26 +29,13 @@ from processes import Processes, report
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.client.handshake import Identity, hello, identity, join, send_beats
 from asyncrl.client.run_address import find_run
-from asyncrl.messages import (
-    Batch,
-    Beat,
-    Commit,
-    Grade,
-    Lease,
-    Live,
-    Offer,
-    Published,
-    Publishing,
-    Ready,
-    Role,
-    Settled,
-    SpoolAddress,
-    Stepped,
-    Stored,
-    Take,
-    Transfer,
-    Transferred,
-)
+from asyncrl.messages.reward import Grade
+from asyncrl.messages.rollout import Lease, Offer, Settled
+from asyncrl.messages.session import Beat, Ready
+from asyncrl.messages.spool import SpoolAddress, Stored
+from asyncrl.messages.trainer import Batch, Commit, Stepped, Take
+from asyncrl.messages.weights import Live, Published, Publishing, Transfer, Transferred
+from asyncrl.messages.words import Role
 
 PATIENCE_S = 60.0
 OWN_SPOOL = "spool.1"

@@ -28,7 +28,9 @@ from asyncrl.actor.message import Message
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.config.sections import Weights
-from asyncrl.messages import CODEC, Bye, Member, Stop, StoreGet, StoreSet, StoreValue, Transfer, Transferred
+from asyncrl.messages.session import Bye, Stop, StoreGet, StoreSet, StoreValue
+from asyncrl.messages.weights import Member, Transfer, Transferred
+from asyncrl.messages.wire import CODEC
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_tensors
 from asyncrl.weights.groups.rendezvous import Rendezvous

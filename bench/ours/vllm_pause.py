@@ -19,7 +19,8 @@ from asyncrl.actor.link import Link
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections import Config, Data, Model, Rollout, SamplingConfig, Vllm, Weights
-from asyncrl.messages import Member, StoreValue, Transfer
+from asyncrl.messages.session import StoreValue
+from asyncrl.messages.weights import Member, Transfer
 from asyncrl.rollout.engine import WeightReceiver
 from asyncrl.rollout.engines.vllm import arguments
 from asyncrl.rollout.engines.vllm.engine import VllmEngine

@@ -34,7 +34,7 @@ from workload import Weights, Workload
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Config
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.trainer.learner import Learner

@@ -25,7 +25,7 @@ from workload import Weights, Workload
 from asyncrl.algo.losses.resolve import resolve_loss
 from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import Config
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 from asyncrl.trainer.model.learning_rate import learning_rate
 
 SCALE_REWARDS = {"grpo": "group", "dr_grpo": "none"}

@@ -11,7 +11,8 @@ from asyncrl.actor.session import Limits
 from asyncrl.actor.sockets.curve import hub_keys_of, link_keys_of
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
-from asyncrl.messages import CODEC, Offer
+from asyncrl.messages.rollout import Offer
+from asyncrl.messages.wire import CODEC
 
 ANY_PORT = "tcp://127.0.0.1:0"
 ANY_SOCKET = "ipc://*"

@@ -6,7 +6,8 @@ from asyncrl.actor import answer
 from asyncrl.actor.answer import receive_answer
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.errors import LinkError
-from asyncrl.messages import Stop, WeightsList
+from asyncrl.messages.session import Stop
+from asyncrl.messages.weights import WeightsList
 
 
 def test_the_answer_is_of_the_kind_that_was_asked_for() -> None:

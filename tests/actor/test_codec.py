@@ -22,7 +22,8 @@ from asyncrl.actor.codec import (
 )
 from asyncrl.actor.message import Message
 from asyncrl.errors import DecodeError
-from asyncrl.messages import CODEC, Offer
+from asyncrl.messages.rollout import Offer
+from asyncrl.messages.wire import CODEC
 
 decode = CODEC.decode
 

@@ -12,7 +12,9 @@ from asyncrl.actor.memory import MemoryHub
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.errors import LinkClosed, LinkReset
-from asyncrl.messages import CODEC, Bye, Offer, Stop
+from asyncrl.messages.rollout import Offer
+from asyncrl.messages.session import Bye, Stop
+from asyncrl.messages.wire import CODEC
 
 DEADLINE_S = 30.0
 """Seconds after which a hanging test fails."""

@@ -8,7 +8,7 @@ from asyncrl.actor.inbox import Inbox
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.actor.message import Message
 from asyncrl.errors import LinkClosed, LinkReset
-from asyncrl.messages import Bye
+from asyncrl.messages.session import Bye
 
 
 def test_a_message_arrives_as_the_same_object() -> None:

@@ -22,7 +22,9 @@ from asyncrl.actor.session import (
     Transmit,
 )
 from asyncrl.errors import BrokenInvariant, DecodeError, LinkReset
-from asyncrl.messages import CODEC, Offer, StoreSet
+from asyncrl.messages.rollout import Offer
+from asyncrl.messages.session import StoreSet
+from asyncrl.messages.wire import CODEC
 
 decode = CODEC.decode
 SMALL = Limits(frame=200, message=4000, received=4000, unacked=1 << 20)

@@ -5,7 +5,7 @@ from torch import nn
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from asyncrl.algo.routing import Experts, expert_modules, from_routing, gates, route_shape, to_routing
-from asyncrl.messages import RouteShape
+from asyncrl.messages.trajectory import RouteShape
 
 LOGITS = torch.tensor([[1.0, 2.0, 3.0, 0.0], [0.0, 0.0, 0.0, 5.0]])
 EXPERTS = torch.tensor([[2, 1], [0, 1]])

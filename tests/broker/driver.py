@@ -24,44 +24,15 @@ from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw
 from asyncrl.errors import RunFailed
-from asyncrl.messages import (
-    PROTOCOL,
-    Batch,
-    Beat,
-    Bye,
-    Cancelled,
-    Commit,
-    Failed,
-    Grade,
-    GradeItem,
-    Hello,
-    Hold,
-    Lease,
-    Live,
-    Offer,
-    Prompt,
-    Published,
-    Publishing,
-    Ready,
-    Refusal,
-    Release,
-    Role,
-    Scored,
-    ScoredItem,
-    ScoredTrajectory,
-    Settled,
-    SpoolAddress,
-    SpoolRef,
-    Stepped,
-    Stored,
-    StoredItem,
-    Take,
-    TrajectorySummary,
-    Transfer,
-    TransferFailed,
-    Transferred,
-    Unit,
-)
+from asyncrl.messages.reward import Grade, GradeItem, Scored, ScoredItem
+from asyncrl.messages.rollout import Cancelled, Failed, Hold, Lease, Offer, Release, Settled
+from asyncrl.messages.session import Beat, Bye, Hello, Ready
+from asyncrl.messages.spool import SpoolAddress, SpoolRef, Stored, StoredItem
+from asyncrl.messages.trainer import Batch, Commit, Refusal, ScoredTrajectory, Stepped, Take
+from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit
+from asyncrl.messages.weights import Live, Published, Publishing, Transfer, TransferFailed, Transferred
+from asyncrl.messages.wire import PROTOCOL
+from asyncrl.messages.words import Role
 
 N = TypeVar("N", bound="Node")
 Action = tuple[str, Callable[[], object]]

@@ -29,51 +29,41 @@ from asyncrl.client.payloads import PayloadClient
 from asyncrl.config.sections import Checkpoint, Config, from_json
 from asyncrl.errors import BrokenInvariant, LinkReset, RunFailed
 from asyncrl.files.json_lines import JsonLines
-from asyncrl.messages import (
-    PROTOCOL,
-    Assembled,
+from asyncrl.messages.rollout import Offer
+from asyncrl.messages.session import (
     Beat,
     Bye,
-    Commit,
-    Disbanded,
     Drain,
-    Drained,
     Draining,
-    Exited,
-    Failures,
-    Finished,
     Hello,
-    Live,
-    Offer,
-    Pause,
-    Paused,
-    Progress,
-    Publishing,
     Ready,
     Reject,
-    Returned,
-    Role,
-    SetSettings,
-    SettingsChanged,
-    SpoolAddress,
-    Spools,
-    SpoolSet,
-    Status,
-    StatusWanted,
-    Stepped,
     Stop,
-    Stored,
     StoreGet,
     StoreSet,
     StoreValue,
-    Take,
-    TrainerMachine,
-    Transfer,
-    TransferFailed,
-    Transferred,
-    Unit,
     Welcome,
 )
+from asyncrl.messages.spool import SpoolAddress, Spools, SpoolSet, Stored
+from asyncrl.messages.supervisor import (
+    Drained,
+    Exited,
+    Failures,
+    Finished,
+    Pause,
+    Paused,
+    Progress,
+    Returned,
+    SetSettings,
+    SettingsChanged,
+    Status,
+    StatusWanted,
+)
+from asyncrl.messages.trainer import Assembled, Commit, Disbanded, Stepped, Take, TrainerMachine
+from asyncrl.messages.trajectory import Unit
+from asyncrl.messages.weights import Live, Publishing, Transfer, TransferFailed, Transferred
+from asyncrl.messages.wire import PROTOCOL
+from asyncrl.messages.words import Role
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from asyncrl.observe.samples import SamplesWriter
 from asyncrl.observe.traces.span import Span

@@ -12,7 +12,11 @@ from asyncrl.broker import ending
 from asyncrl.broker.ending import Ending
 from asyncrl.broker.nodes.node import NodeBook
 from asyncrl.errors import LinkReset
-from asyncrl.messages import PROTOCOL, Drain, Finished, Hello, Role, SpoolAddress, Stop
+from asyncrl.messages.session import Drain, Hello, Stop
+from asyncrl.messages.spool import SpoolAddress
+from asyncrl.messages.supervisor import Finished
+from asyncrl.messages.wire import PROTOCOL
+from asyncrl.messages.words import Role
 
 
 class Stage:

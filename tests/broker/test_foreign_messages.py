@@ -7,37 +7,16 @@ import pytest
 from asyncrl.broker import actor, failures
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import NodeEvent
-from asyncrl.messages import (
-    PROTOCOL,
-    Beat,
-    Bye,
-    Commit,
-    Drain,
-    Exited,
-    Failed,
-    Hello,
-    Interrupt,
-    Live,
-    Offer,
-    Publishing,
-    Ready,
-    Reject,
-    Role,
-    Scored,
-    ScoredItem,
-    SpoolRef,
-    Stepped,
-    Stored,
-    StoredItem,
-    StoreGet,
-    StoreSet,
-    StoreValue,
-    Take,
-    ToBroker,
-    TrajectorySummary,
-    Transferred,
-    Unit,
-)
+from asyncrl.messages.reward import Scored, ScoredItem
+from asyncrl.messages.rollout import Failed, Offer
+from asyncrl.messages.session import Beat, Bye, Drain, Hello, Ready, Reject, StoreGet, StoreSet, StoreValue
+from asyncrl.messages.spool import SpoolRef, Stored, StoredItem
+from asyncrl.messages.supervisor import Exited, Interrupt
+from asyncrl.messages.trainer import Commit, Stepped, Take
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
+from asyncrl.messages.weights import Live, Publishing, Transferred
+from asyncrl.messages.wire import PROTOCOL, ToBroker
+from asyncrl.messages.words import Role
 from tests.broker.test_actor import House, impatient, run
 
 __all__ = ["impatient"]

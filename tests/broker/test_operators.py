@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from asyncrl.messages import Bye, Stacks, StacksWanted
+from asyncrl.messages.session import Bye
+from asyncrl.messages.supervisor import Stacks, StacksWanted
 from tests.broker.test_actor import House, impatient, run
 
 __all__ = ["impatient"]

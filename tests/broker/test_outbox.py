@@ -2,7 +2,8 @@
 
 from asyncrl.broker.ledger.records import Committed
 from asyncrl.broker.outbox import Event, Outbox, Outgoing
-from asyncrl.messages import Published, Release
+from asyncrl.messages.rollout import Release
+from asyncrl.messages.weights import Published
 
 
 def test_output_is_drained_once_in_order() -> None:

@@ -4,7 +4,9 @@ from asyncrl.broker.absence import waits
 from asyncrl.broker.ledger.audit import audit
 from asyncrl.broker.ledger.records import SamplingPaused
 from asyncrl.broker.status.status import run_status
-from asyncrl.messages import PROTOCOL, Hello, Paused
+from asyncrl.messages.session import Hello
+from asyncrl.messages.supervisor import Paused
+from asyncrl.messages.wire import PROTOCOL
 from tests.broker.driver import Cluster, Node, Rollout, a_config
 from tests.broker.test_scheduler import HELD_OUT, a_published, finish_all, heard, of, publish
 

@@ -3,7 +3,8 @@ import pytest
 from asyncrl.actor.message import Message
 from asyncrl.broker.progress_check import ProgressCheck
 from asyncrl.config.run_file import decode
-from asyncrl.messages import Commit, Live, Publishing, Stepped, Take, Transferred, Uploaded
+from asyncrl.messages.trainer import Commit, Stepped, Take
+from asyncrl.messages.weights import Live, Publishing, Transferred, Uploaded
 
 CHECK = ProgressCheck(
     decode({"model": {"path": "m"}, "data": {"train": "t"}, "run": {"steps": 20}, "schedule": {"steps_per_publish": 4}})

@@ -32,29 +32,15 @@ from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant, LedgerError
-from asyncrl.messages import (
-    PROTOCOL,
-    Batch,
-    Commit,
-    Evaluated,
-    Hello,
-    Lease,
-    Live,
-    Offer,
-    Published,
-    Publishing,
-    Ready,
-    Role,
-    SpoolRef,
-    Stored,
-    StoredItem,
-    Take,
-    ToBroker,
-    TrajectorySummary,
-    Transfer,
-    Transferred,
-    Unit,
-)
+from asyncrl.messages.rollout import Lease, Offer
+from asyncrl.messages.session import Hello, Ready
+from asyncrl.messages.spool import SpoolRef, Stored, StoredItem
+from asyncrl.messages.supervisor import Evaluated
+from asyncrl.messages.trainer import Batch, Commit, Take
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
+from asyncrl.messages.weights import Live, Published, Publishing, Transfer, Transferred
+from asyncrl.messages.wire import PROTOCOL, ToBroker
+from asyncrl.messages.words import Role
 from tests.broker.chaos import CONFIGS, SEEDS, Chaos, check, check_promises, run_to_the_end, start_all
 from tests.broker.driver import Cluster, Rollout, a_config, a_scheduler
 

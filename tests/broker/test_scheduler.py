@@ -28,37 +28,15 @@ from asyncrl.broker.ledger.records import (
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant
-from asyncrl.messages import (
-    PROTOCOL,
-    Abort,
-    Batch,
-    Bye,
-    Draining,
-    Evaluated,
-    Evaluating,
-    Failed,
-    Failures,
-    Grade,
-    Hello,
-    Hold,
-    Lease,
-    Leased,
-    Offer,
-    Published,
-    Publishing,
-    Ready,
-    Refusal,
-    Release,
-    Scored,
-    ScoredItem,
-    Settled,
-    Stepped,
-    Take,
-    TrajectoryLimits,
-    Transfer,
-    Trim,
-    Unit,
-)
+from asyncrl.messages.reward import Grade, Scored, ScoredItem
+from asyncrl.messages.rollout import Failed, Hold, Lease, Leased, Offer, Release, Settled
+from asyncrl.messages.session import Bye, Draining, Hello, Ready
+from asyncrl.messages.spool import Trim
+from asyncrl.messages.supervisor import Evaluated, Failures
+from asyncrl.messages.trainer import Batch, Evaluating, Refusal, Stepped, Take
+from asyncrl.messages.trajectory import TrajectoryLimits, Unit
+from asyncrl.messages.weights import Abort, Published, Publishing, Transfer
+from asyncrl.messages.wire import PROTOCOL
 from tests.broker.driver import DAMAGED, SPOOL, Action, Cluster, Node, Reward, Rollout, Trainer, a_config
 
 T = TypeVar("T")

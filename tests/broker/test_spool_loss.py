@@ -16,18 +16,12 @@ from asyncrl.broker.spool_loss import SpoolLoss
 from asyncrl.broker.training import TrainingGroups
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.config.sections import Evaluation
-from asyncrl.messages import (
-    PROTOCOL,
-    Batch,
-    Hello,
-    Lease,
-    Prompt,
-    SpoolAddress,
-    SpoolRef,
-    Spools,
-    SpoolSet,
-    TrajectorySummary,
-)
+from asyncrl.messages.rollout import Lease
+from asyncrl.messages.session import Hello
+from asyncrl.messages.spool import SpoolAddress, SpoolRef, Spools, SpoolSet
+from asyncrl.messages.trainer import Batch
+from asyncrl.messages.trajectory import Prompt, TrajectorySummary
+from asyncrl.messages.wire import PROTOCOL
 from tests.broker.driver import Prompts, a_config
 
 SUMMARY = TrajectorySummary(8, 4, 0, 0, 1, "stop")

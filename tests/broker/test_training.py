@@ -16,7 +16,11 @@ from asyncrl.broker.training import TrainingGroups
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.config.sections import Evaluation
 from asyncrl.errors import RunFailed
-from asyncrl.messages import PROTOCOL, Batch, Commit, Hello, SpoolRef, TrajectorySummary, Trim
+from asyncrl.messages.session import Hello
+from asyncrl.messages.spool import SpoolRef, Trim
+from asyncrl.messages.trainer import Batch, Commit
+from asyncrl.messages.trajectory import TrajectorySummary
+from asyncrl.messages.wire import PROTOCOL
 from tests.broker.driver import Prompts, a_config
 
 SUMMARY = TrajectorySummary(8, 4, 0, 0, 1, "stop")

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from asyncrl.checks import trajectory as check
 from asyncrl.checks.images import BAD_GRIDS
 from asyncrl.checks.turns import BAD_TURNS, MAX_CHARS
-from asyncrl.messages import (
-    FinishReason,
+from asyncrl.messages.trajectory import (
     RouteShape,
     Routing,
     Span,
@@ -24,6 +23,7 @@ from asyncrl.messages import (
     Turn,
     Unit,
 )
+from asyncrl.messages.words import FinishReason
 
 VOCAB_SIZE, MAX_TOKENS, MAX_PROMPT_TOKENS, NEWEST_VERSION = 1000, 400, 60, 9
 ROUTES = RouteShape(layers=3, top_k=2, num_experts=5)

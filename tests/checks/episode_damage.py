@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from asyncrl.checks import trajectory as check
 from asyncrl.checks.reward_limits import MAX_METRICS, MAX_NAME_CHARS
 from asyncrl.checks.turns import BAD_SCORES, BAD_TURNS, MAX_CHARS
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT, Trajectory, Turn
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Trajectory, Turn
 from tests.checks.damage import (
     BAD_IDS,
     LIMITS,

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.checks.images import grid_problem_of, image_problem_of
-from asyncrl.messages import Image, Span, Trajectory, Unit
+from asyncrl.messages.trajectory import Image, Span, Trajectory, Unit
 
 RED, BLUE = (Image(bytes([number]) * 32, 8, 8, 100) for number in (1, 2))
 SOUND = Trajectory(

@@ -5,26 +5,15 @@ import pytest
 from asyncrl.actor.message import Message
 from asyncrl.actor.sockets.curve import Owner
 from asyncrl.checks.permissions import EVERY, MAY_SEND, key_refusal, refusal, spool_refusal
-from asyncrl.messages import (
-    PROTOCOL,
-    Bye,
-    Commit,
-    Exited,
-    Failed,
-    Fetch,
-    Hello,
-    Publishing,
-    Put,
-    Role,
-    Stop,
-    Stored,
-    StoreGet,
-    StoreSet,
-    Take,
-    ToBroker,
-    Trim,
-    Unit,
-)
+from asyncrl.messages.rollout import Failed
+from asyncrl.messages.session import Bye, Hello, Stop, StoreGet, StoreSet
+from asyncrl.messages.spool import Fetch, Put, Stored, Trim
+from asyncrl.messages.supervisor import Exited
+from asyncrl.messages.trainer import Commit, Take
+from asyncrl.messages.trajectory import Unit
+from asyncrl.messages.weights import Publishing
+from asyncrl.messages.wire import PROTOCOL, ToBroker
+from asyncrl.messages.words import Role
 
 
 def test_every_message_to_the_broker_is_in_the_table() -> None:

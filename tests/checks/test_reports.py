@@ -3,24 +3,12 @@ import math
 import pytest
 
 from asyncrl.checks.reports import problem_of
-from asyncrl.messages import (
-    Beat,
-    Bye,
-    Commit,
-    Hello,
-    Live,
-    Offer,
-    Publishing,
-    Ready,
-    SpoolAddress,
-    Stepped,
-    StoreGet,
-    StoreSet,
-    Take,
-    ToBroker,
-    Transferred,
-    Uploaded,
-)
+from asyncrl.messages.rollout import Offer
+from asyncrl.messages.session import Beat, Bye, Hello, Ready, StoreGet, StoreSet
+from asyncrl.messages.spool import SpoolAddress
+from asyncrl.messages.trainer import Commit, Stepped, Take
+from asyncrl.messages.weights import Live, Publishing, Transferred, Uploaded
+from asyncrl.messages.wire import ToBroker
 
 NAN, INF = float("nan"), float("inf")
 

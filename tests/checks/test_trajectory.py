@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.checks.trajectory import CAUSES, problem_of, summary_of, summary_problem_of
-from asyncrl.messages import Span, Trajectory, TrajectoryLimits, TrajectorySummary, Unit
+from asyncrl.messages.trajectory import Span, Trajectory, TrajectoryLimits, TrajectorySummary, Unit
 from tests.checks.damage import DAMAGES, LIMITS, as_bytes, sound, through_the_wire
 from tests.checks.episode_damage import OF_EPISODES
 

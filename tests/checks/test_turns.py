@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from asyncrl.checks.trajectory import problem_of, summary_of, summary_problem_of
 from asyncrl.checks.turns import num_branches, turn_problem_of
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT, Trajectory, TrajectoryLimits, Turn
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Trajectory, TrajectoryLimits, Turn
 from tests.checks.damage import as_bytes, through_the_wire
 from tests.checks.episode_damage import EPISODE_LIMITS, OF_EPISODES, sound_episode
 from tests.checks.test_trajectory import small

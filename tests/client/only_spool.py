@@ -5,7 +5,7 @@ from collections.abc import Callable
 from asyncrl.actor.link import Link
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.client.spools import SpoolLinks
-from asyncrl.messages import SpoolAddress, SpoolSet
+from asyncrl.messages.spool import SpoolAddress, SpoolSet
 
 
 def only(hub: MemoryHub, peer: str, name: str = "spool") -> SpoolLinks:

@@ -13,7 +13,7 @@ from asyncrl.client import checkpoints as module
 from asyncrl.client.checkpoints import CheckpointSender, fetch_newest
 from asyncrl.errors import LinkClosed, LinkError, RunFailed
 from asyncrl.files.checkpoints import BEST, step_folders
-from asyncrl.messages import (
+from asyncrl.messages.files import (
     FetchPart,
     FileDigest,
     FileList,

@@ -17,15 +17,10 @@ from asyncrl.client.chunks import (
     put_bytes,
     verdict_bytes,
 )
-from asyncrl.messages import (
-    Put,
-    PutItem,
-    ScoredItem,
-    ScoredTrajectory,
-    SpoolRef,
-    TrajectorySummary,
-    Unit,
-)
+from asyncrl.messages.reward import ScoredItem
+from asyncrl.messages.spool import Put, PutItem, SpoolRef
+from asyncrl.messages.trainer import ScoredTrajectory
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
 
 SUMMARY = TrajectorySummary(66_000, 1000, 3, 4, 2, "stop")
 

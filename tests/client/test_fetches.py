@@ -7,7 +7,8 @@ import pytest
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.client.fetches import FetchQueue
 from asyncrl.errors import LinkError, LinkReset, SpoolAway
-from asyncrl.messages import Fetch, Fetched, Image, SpoolRef
+from asyncrl.messages.spool import Fetch, Fetched, SpoolRef
+from asyncrl.messages.trajectory import Image
 
 REF = SpoolRef("a", 0, 16, 5, 0)
 IMAGE = Image(bytes(32), 8, 8, 3)

@@ -12,7 +12,7 @@ from asyncrl.actor.memory import MemoryHub
 from asyncrl.client import files as module
 from asyncrl.client.files import cache_folder, fetch_folder
 from asyncrl.errors import LinkError
-from asyncrl.messages import FetchPart, FileDigest, FileList, FilePart, ListFiles
+from asyncrl.messages.files import FetchPart, FileDigest, FileList, FilePart, ListFiles
 
 CONTENTS = {"config.json": b"{}", "weights": bytes(range(256)) * 10}
 

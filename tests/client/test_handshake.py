@@ -24,22 +24,12 @@ from asyncrl.client.handshake import (
 from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import ConfigError, LinkClosed, LinkError, LinkRefused, LinkReset
 from asyncrl.files.secret_file import write_secret
-from asyncrl.messages import (
-    CODEC,
-    PROTOCOL,
-    Beat,
-    Bye,
-    Hello,
-    ListWeights,
-    Offer,
-    Progress,
-    Put,
-    Reject,
-    SpoolAddress,
-    SpoolSet,
-    Stop,
-    Welcome,
-)
+from asyncrl.messages.rollout import Offer
+from asyncrl.messages.session import Beat, Bye, Hello, Reject, Stop, Welcome
+from asyncrl.messages.spool import Put, SpoolAddress, SpoolSet
+from asyncrl.messages.supervisor import Progress
+from asyncrl.messages.weights import ListWeights
+from asyncrl.messages.wire import CODEC, PROTOCOL
 
 DEADLINE_S = 30.0
 SECRET = bytes(32)

@@ -10,7 +10,8 @@ import pytest
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.client.images import ImageCache
 from asyncrl.errors import DecodeError
-from asyncrl.messages import Fetch, Fetched, Image, SpoolSet
+from asyncrl.messages.spool import Fetch, Fetched, SpoolSet
+from asyncrl.messages.trajectory import Image
 from tests.client.only_spool import only
 
 CONTENTS = [bytes([number]) * 10 for number in range(4)]

@@ -13,7 +13,8 @@ from asyncrl.client.chunks import CHUNK_BYTES
 from asyncrl.client.fetches import MAX_REFS, MAX_REQUESTED_BYTES
 from asyncrl.client.payloads import PayloadClient, read_trajectory
 from asyncrl.errors import DecodeError
-from asyncrl.messages import Fetch, Fetched, Span, SpoolRef, Trajectory, Unit
+from asyncrl.messages.spool import Fetch, Fetched, SpoolRef
+from asyncrl.messages.trajectory import Span, Trajectory, Unit
 from tests.client.only_spool import only
 
 DEADLINE_S = 30.0

@@ -9,7 +9,7 @@ from asyncrl.actor.memory import MemoryHub
 from asyncrl.client import spools as client
 from asyncrl.client.spools import SpoolLinks
 from asyncrl.errors import SpoolAway
-from asyncrl.messages import Fetch, Fetched, Put, SpoolAddress, SpoolRef, SpoolSet
+from asyncrl.messages.spool import Fetch, Fetched, Put, SpoolAddress, SpoolRef, SpoolSet
 
 DEADLINE_S = 30.0
 A, B = SpoolAddress("a", "memory-a"), SpoolAddress("b", "memory-b")

@@ -18,7 +18,8 @@ from zmq.utils import z85
 
 from asyncrl.actor.codec import Envelope, encode
 from asyncrl.actor.sockets.curve import new_pair
-from asyncrl.messages import PROTOCOL, Hello
+from asyncrl.messages.session import Hello
+from asyncrl.messages.wire import PROTOCOL
 
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 """First bytes of ZMTP 3.1 (rfc.zeromq.org/spec/37)."""

@@ -8,7 +8,7 @@ from asyncrl.config.sections import Data
 from asyncrl.data.check import bad_row_lines, inspect
 from asyncrl.data.dataset import BadRow
 from asyncrl.errors import DataError, EngineError
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 from tests.conftest import draw_picture
 
 

@@ -7,7 +7,7 @@ import pytest
 from asyncrl.config.sections import Data
 from asyncrl.data.dataset import BadRow, Dataset, count_reasons
 from asyncrl.errors import DataError
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 
 DATA = Data(train="")
 

@@ -16,7 +16,7 @@ from asyncrl.data.dataset import BadRow, Dataset
 from asyncrl.data.images import check_model_reads, describe, read_files
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.errors import ConfigError, DataError
-from asyncrl.messages import Image, Prompt
+from asyncrl.messages.trajectory import Image, Prompt
 from tests.conftest import draw_picture, make_model, make_vision_model
 
 RED, BLUE = draw_picture(24, 16), draw_picture(8, 8, seed=1, file_format="JPEG")

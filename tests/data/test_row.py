@@ -10,7 +10,7 @@ from asyncrl.config.sections import Data
 from asyncrl.data.row import dropped_keys, read_prompt, require_columns, to_prompt
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 
 DATA = Data(train="rows.jsonl")
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 3 = ?"}]

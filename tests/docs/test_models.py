@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokeniz
 from asyncrl.config.model.weights import check_weights
 from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError
-from asyncrl.messages import Sampling, Span
+from asyncrl.messages.trajectory import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.trainer.model.architecture import check_architecture

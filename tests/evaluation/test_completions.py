@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 
 from asyncrl.evaluation.completions import CompletionRow, write_completions
 from asyncrl.evaluation.turn_column import turn_cell
-from asyncrl.messages import FROM_PROMPT, Turn
+from asyncrl.messages.trajectory import FROM_PROMPT, Turn
 
 JUDGED = CompletionRow(
     place=3,

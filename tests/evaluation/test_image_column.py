@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from asyncrl.evaluation.image_column import image_cell, image_type
-from asyncrl.messages import Image
+from asyncrl.messages.trajectory import Image
 
 IMAGES = [Image(b"\1" * 32, 24, 16, 3), Image(b"\2" * 32, 8, 8, 4)]
 

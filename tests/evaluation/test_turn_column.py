@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from asyncrl.evaluation.turn_column import turn_cell, turn_type, turns_of
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT, Turn
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Turn
 
 TURNS = [
     Turn(FROM_PROMPT, 0, 3, text="look"),

@@ -10,7 +10,7 @@ import pytest
 from asyncrl.config.sections import Environment
 from asyncrl.environment.interface import Score, TaskInput
 from asyncrl.environment.program import Programs
-from asyncrl.messages import FROM_PROMPT
+from asyncrl.messages.trajectory import FROM_PROMPT
 from asyncrl.rollout.gateway.gateway import Gateway
 from asyncrl.rollout.gateway.server import serve
 from tests.rollout.gateway.doubles import Episode, user

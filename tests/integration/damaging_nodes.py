@@ -56,7 +56,8 @@ def damage_in_engine(dice: Random) -> None:
 
 
 def damage_payloads(dice: Random) -> None:
-    from asyncrl.messages import PutItem, Trajectory
+    from asyncrl.messages.spool import PutItem
+    from asyncrl.messages.trajectory import Trajectory
 
     generations: Any = importlib.import_module("asyncrl.rollout.generations")
     from tests.checks import damage

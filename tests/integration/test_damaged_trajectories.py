@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from asyncrl.broker.ledger.records import AnyRecord, FailedAttempt, Result, Rewarded, Untrained
-from asyncrl.messages import Unit
+from asyncrl.messages.trajectory import Unit
 from tests.integration.conftest import ToyRun
 
 ROOT = Path(__file__).parents[2]

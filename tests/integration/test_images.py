@@ -28,21 +28,11 @@ from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
-from asyncrl.messages import (
-    Batch,
-    Commit,
-    Fetch,
-    Published,
-    Publishing,
-    Ready,
-    Role,
-    SpoolAddress,
-    Stepped,
-    Stop,
-    Take,
-    Transfer,
-    Transferred,
-)
+from asyncrl.messages.session import Ready, Stop
+from asyncrl.messages.spool import Fetch, SpoolAddress
+from asyncrl.messages.trainer import Batch, Commit, Stepped, Take
+from asyncrl.messages.weights import Published, Publishing, Transfer, Transferred
+from asyncrl.messages.words import Role
 from asyncrl.node.runner import Actor
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.reward.actor import RewardActor

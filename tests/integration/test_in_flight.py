@@ -15,7 +15,7 @@ import torch
 
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
-from asyncrl.messages import Sampling, Span
+from asyncrl.messages.trajectory import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.trainer.learner import Learner

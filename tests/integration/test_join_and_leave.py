@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from asyncrl.broker.ledger.records import Progressed, Reissued, Result
-from asyncrl.messages import Unit
+from asyncrl.messages.trajectory import Unit
 from tests.integration.conftest import ToyRun
 from tests.patience import PATIENCE_S
 

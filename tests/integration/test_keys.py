@@ -12,7 +12,7 @@ from asyncrl.client.handshake import identity, join
 from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import LinkRefused, UnknownKey
 from asyncrl.keys.key_folder import KeyFolder
-from asyncrl.messages import Commit
+from asyncrl.messages.trainer import Commit
 from asyncrl.observe.run_directory import RunDirectory
 from tests.integration.node_processes import EX_CONFIG, Nodes, joined, until
 from tests.patience import PATIENCE_S

@@ -21,7 +21,10 @@ from asyncrl.checks.trajectory import problem_of
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.messages import Lease, Prompt, Sampling, ScoredTrajectory, SpoolRef, Trajectory, Unit
+from asyncrl.messages.rollout import Lease
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trainer import ScoredTrajectory
+from asyncrl.messages.trajectory import Prompt, Sampling, Trajectory, Unit
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.rollout.results import Sampled, to_put_item

@@ -14,7 +14,10 @@ import torch
 from asyncrl.checks.trajectory import problem_of
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
-from asyncrl.messages import Lease, Prompt, ScoredTrajectory, SpoolRef, Trajectory, Unit
+from asyncrl.messages.rollout import Lease
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trainer import ScoredTrajectory
+from asyncrl.messages.trajectory import Prompt, Trajectory, Unit
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.rollout.results import Sampled, limits_of, to_put_item

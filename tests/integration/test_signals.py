@@ -89,7 +89,7 @@ WEDGED = """
 import asyncio, sys, time
 from asyncrl.client.handshake import send_beats, identity, join
 from asyncrl.client.run_address import locate
-from asyncrl.messages import Beat
+from asyncrl.messages.session import Beat
 
 async def main():
     link, welcome = await join(locate(sys.argv[1]), identity("reward", "wedged"), 10.0)

@@ -17,7 +17,9 @@ from asyncrl.client.run_address import RunAddress
 from asyncrl.config.run_file import load_config
 from asyncrl.config.sections import to_json
 from asyncrl.files.secret_file import write_secret
-from asyncrl.messages import CODEC, PROTOCOL, Hello, SpoolSet, Welcome
+from asyncrl.messages.session import Hello, Welcome
+from asyncrl.messages.spool import SpoolSet
+from asyncrl.messages.wire import CODEC, PROTOCOL
 from tests.integration.node_processes import EX_CONFIG, EX_UNAVAILABLE, Nodes, joined, until
 from tests.patience import PATIENCE_S
 

@@ -21,7 +21,9 @@ from asyncrl.config.addresses import port_of, tcp
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
 from asyncrl.files.secret_file import read_secret
-from asyncrl.messages import CODEC, Abort, Bye, Member, Transfer
+from asyncrl.messages.session import Bye
+from asyncrl.messages.weights import Abort, Member, Transfer
+from asyncrl.messages.wire import CODEC
 from asyncrl.node.machine.local_address import local_address
 from asyncrl.weights.publish import Publisher
 from asyncrl.weights.receive import Receiver

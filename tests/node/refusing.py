@@ -12,7 +12,11 @@ from asyncrl.client.handshake import Identity, identity
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import Config, to_json
 from asyncrl.errors import ConfigError
-from asyncrl.messages import CODEC, Bye, Hello, ModelFiles, Role, SpoolSet, Welcome
+from asyncrl.messages.files import ModelFiles
+from asyncrl.messages.session import Bye, Hello, Welcome
+from asyncrl.messages.spool import SpoolSet
+from asyncrl.messages.wire import CODEC
+from asyncrl.messages.words import Role
 
 Start = Callable[[RunAddress, Identity], Awaitable[None]]
 """Starts a node, given the broker's address and the node's identity."""

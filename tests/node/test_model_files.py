@@ -17,7 +17,10 @@ from asyncrl.config.model.files import describe, difference
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import from_json, to_json
 from asyncrl.errors import ConfigError
-from asyncrl.messages import CODEC, FileDigest, ModelFiles, SpoolAddress, SpoolSet, Welcome
+from asyncrl.messages.files import FileDigest, ModelFiles
+from asyncrl.messages.session import Welcome
+from asyncrl.messages.spool import SpoolAddress, SpoolSet
+from asyncrl.messages.wire import CODEC
 from asyncrl.node.model_files import local_copies, model_files, require_same_models, with_copies
 from asyncrl.node.rollout.rollout import run_rollout
 from asyncrl.spool.actor import SpoolActor

@@ -12,7 +12,8 @@ from asyncrl.actor.memory import MemoryHub
 from asyncrl.client.handshake import Identity, identity
 from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import ConfigError, EngineError, LinkError, LinkRefused, LinkReset, LinkSilent
-from asyncrl.messages import Beat, Bye, SpoolSet, Welcome
+from asyncrl.messages.session import Beat, Bye, Welcome
+from asyncrl.messages.spool import SpoolSet
 from asyncrl.node import runner
 from asyncrl.node.process.service_manager import ServiceManager, report_to
 from asyncrl.node.runner import (

@@ -13,20 +13,10 @@ from asyncrl.client.run_address import RunAddress
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import to_json
 from asyncrl.errors import ConfigError
-from asyncrl.messages import (
-    CODEC,
-    Fetch,
-    Fetched,
-    Hello,
-    Put,
-    PutItem,
-    SpoolSet,
-    Stop,
-    Stored,
-    TrajectorySummary,
-    Unit,
-    Welcome,
-)
+from asyncrl.messages.session import Hello, Stop, Welcome
+from asyncrl.messages.spool import Fetch, Fetched, Put, PutItem, SpoolSet, Stored
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
+from asyncrl.messages.wire import CODEC
 from asyncrl.node.spool import run_spool
 
 DEADLINE_S = 60.0

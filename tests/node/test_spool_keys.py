@@ -13,7 +13,8 @@ from asyncrl.errors import LinkError, UnknownKey
 from asyncrl.files.secret_file import write_secret
 from asyncrl.keys.key import Key
 from asyncrl.keys.key_file import write_key
-from asyncrl.messages import CODEC, AcceptedKey, Put
+from asyncrl.messages.spool import AcceptedKey, Put
+from asyncrl.messages.wire import CODEC
 from asyncrl.node.spool_keys import SpoolKeys
 
 PUT = Put("rollout-0", "1", [])

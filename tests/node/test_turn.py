@@ -5,7 +5,8 @@ import pytest
 
 from asyncrl.actor.message import Message
 from asyncrl.errors import LinkClosed, LinkRefused
-from asyncrl.messages import AskTurn, Asleep, Bye, Reject, Sleep, Spools, SpoolSet, Stop, Wake
+from asyncrl.messages.session import AskTurn, Asleep, Bye, Reject, Sleep, Stop, Wake
+from asyncrl.messages.spool import Spools, SpoolSet
 from asyncrl.node.runner import ToldToStop
 from asyncrl.node.turn import wait_for_turn
 

@@ -1,6 +1,6 @@
 """An episode as people read it."""
 
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT, Turn
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Turn
 from asyncrl.observe import episode_view
 from asyncrl.observe.episode_view import summary, views
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import LedgerError
-from asyncrl.messages import Image, Span
+from asyncrl.messages.trajectory import Image, Span
 from asyncrl.observe import pictured_samples as module
 from asyncrl.observe.pictured_samples import read_pictured_samples
 from asyncrl.observe.samples import SampleRow, SamplesWriter

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.errors import LedgerError
-from asyncrl.messages import FROM_PROMPT, Turn
+from asyncrl.messages.trajectory import FROM_PROMPT, Turn
 from asyncrl.observe import sampled_episodes as module
 from asyncrl.observe.sampled_episodes import read_episodes, read_first_episodes
 from asyncrl.observe.samples import SampleRow

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from asyncrl.errors import LedgerError
 from asyncrl.evaluation.turn_column import turns_of
-from asyncrl.messages import FROM_PROMPT, Image, Span, Turn
+from asyncrl.messages.trajectory import FROM_PROMPT, Image, Span, Turn
 from asyncrl.observe.samples import SampleRow, SamplesWriter, read_facts
 
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from asyncrl.messages import ScoredTrajectory, Span, SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trainer import ScoredTrajectory
+from asyncrl.messages.trajectory import Span, TrajectorySummary, Unit
 from asyncrl.plan.result import SimulationResult, completion_tokens, token_staleness, trajectory_staleness
 from asyncrl.plan.simulated.trainer import TrainedStep
 

@@ -16,32 +16,23 @@ from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import identity
 from asyncrl.config.sections import Reward
 from asyncrl.errors import LinkClosed, LinkError, LinkReset
-from asyncrl.messages import (
+from asyncrl.messages.reward import Grade, GradeItem, Scored, ScoredItem
+from asyncrl.messages.rollout import Failed, Offer
+from asyncrl.messages.session import Stop
+from asyncrl.messages.spool import Fetch, Fetched, SpoolRef, Spools, SpoolSet
+from asyncrl.messages.supervisor import Stacks, StacksWanted
+from asyncrl.messages.trajectory import (
     FROM_PROMPT,
-    Activity,
-    Failed,
-    Fetch,
-    Fetched,
-    Grade,
-    GradeItem,
     Image,
-    Offer,
     Prompt,
-    Scored,
-    ScoredItem,
     Span,
-    SpoolRef,
-    Spools,
-    SpoolSet,
-    Stacks,
-    StacksWanted,
-    Stop,
     Trajectory,
     TrajectoryLimits,
     TrajectorySummary,
     Turn,
     Unit,
 )
+from asyncrl.messages.words import Activity
 from asyncrl.observe.metrics.table import METRICS
 from asyncrl.reward.actor import RewardActor, input_of
 from asyncrl.reward.workers.pool import WorkerPool

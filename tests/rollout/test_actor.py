@@ -18,44 +18,12 @@ from asyncrl.client.chunks import CHUNK_BYTES
 from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import Identity
 from asyncrl.errors import EngineDied, EngineError, LinkRefused, LinkReset, TransferError
-from asyncrl.messages import (
-    Abort,
-    Cancelled,
-    Drain,
-    Draining,
-    Failed,
-    Fetch,
-    Fetched,
-    Held,
-    Hold,
-    Lease,
-    Leased,
-    Live,
-    Member,
-    Offer,
-    Prompt,
-    Put,
-    Ready,
-    Reject,
-    Release,
-    ResumePoint,
-    Sampling,
-    Settled,
-    Span,
-    SpoolAddress,
-    SpoolRef,
-    Spools,
-    SpoolSet,
-    Stacks,
-    StacksWanted,
-    Stop,
-    StoreValue,
-    Trajectory,
-    Transfer,
-    TransferFailed,
-    Transferred,
-    Unit,
-)
+from asyncrl.messages.rollout import Cancelled, Failed, Hold, Lease, Leased, Offer, Release, ResumePoint, Settled
+from asyncrl.messages.session import Drain, Draining, Held, Ready, Reject, Stop, StoreValue
+from asyncrl.messages.spool import Fetch, Fetched, Put, SpoolAddress, SpoolRef, Spools, SpoolSet
+from asyncrl.messages.supervisor import Stacks, StacksWanted
+from asyncrl.messages.trajectory import Prompt, Sampling, Span, Trajectory, Unit
+from asyncrl.messages.weights import Abort, Live, Member, Transfer, TransferFailed, Transferred
 from asyncrl.observe.metrics.table import METRICS
 from asyncrl.rollout import actor as rollout
 from asyncrl.rollout import results

@@ -1,6 +1,6 @@
 """The engine interface: defaults of its values, and its runtime check."""
 
-from asyncrl.messages import Sampling
+from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import EngineLoad, MeasuredEngine, MultiProcessEngine, Request
 from asyncrl.testing import FakeEngine
 

@@ -8,7 +8,8 @@ import pytest
 
 from asyncrl.actor.occupancy import Occupancy
 from asyncrl.errors import EngineError
-from asyncrl.messages import Activity, Sampling
+from asyncrl.messages.trajectory import Sampling
+from asyncrl.messages.words import Activity
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engine_calls import EngineCalls
 from asyncrl.rollout.user_requests import UserRequests

@@ -10,7 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import Failed, Held, Image, Lease, Leased, Prompt, Sampling, Span, Unit
+from asyncrl.messages.rollout import Failed, Lease, Leased
+from asyncrl.messages.session import Held
+from asyncrl.messages.trajectory import Image, Prompt, Sampling, Span, Unit
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.generations import Generations
 from asyncrl.rollout.results import Sampled

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.errors import PromptTooLong
-from asyncrl.messages import Truncation
+from asyncrl.messages.words import Truncation
 from asyncrl.rollout.prompt_truncation import fit
 
 TEN = list(range(10))

@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import Image, Lease, Prompt, PutItem, Sampling, Span, Trajectory, Unit
+from asyncrl.messages.rollout import Lease
+from asyncrl.messages.spool import PutItem
+from asyncrl.messages.trajectory import Image, Prompt, Sampling, Span, Trajectory, Unit
 from asyncrl.rollout import results as module
 from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.results import RESEND_S, Sampled, UnsettledResults, limits_of, to_put_item, to_sampled

@@ -3,7 +3,8 @@
 import asyncio
 
 from asyncrl.actor.occupancy import Occupancy
-from asyncrl.messages import Activity, Sampling, Span
+from asyncrl.messages.trajectory import Sampling, Span
+from asyncrl.messages.words import Activity
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engine_calls import EngineCalls
 from asyncrl.rollout.single import SingleCompletion

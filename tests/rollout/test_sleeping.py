@@ -3,7 +3,8 @@ import asyncio
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.messages import Lease, Prompt, Sampling
+from asyncrl.messages.rollout import Lease
+from asyncrl.messages.trajectory import Prompt, Sampling
 from asyncrl.rollout.generations import Generations
 from asyncrl.rollout.sleeping import Sleeper, require_sleeping
 from asyncrl.testing import FakeEngine

@@ -21,7 +21,9 @@ from asyncrl.broker.scheduler import Scheduler
 from asyncrl.client.handshake import Identity, spool_connector
 from asyncrl.data.prompts import Draw
 from asyncrl.errors import RunFailed
-from asyncrl.messages import CODEC, HOSTED_SPOOL, Prompt, SpoolAddress, ToBroker
+from asyncrl.messages.spool import HOSTED_SPOOL, SpoolAddress
+from asyncrl.messages.trajectory import Prompt
+from asyncrl.messages.wire import CODEC, ToBroker
 from asyncrl.node.broker import broker as process
 from asyncrl.observe.times import TimesLine
 from asyncrl.spool.actor import SpoolActor

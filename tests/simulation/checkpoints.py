@@ -8,7 +8,7 @@ from msgspec import Struct
 from asyncrl.actor.failpoints import reach
 from asyncrl.errors import RunFailed
 from asyncrl.files.checkpoints import FileEntry
-from asyncrl.messages import Stepped
+from asyncrl.messages.trainer import Stepped
 from tests.simulation.virtual_time import PROCESS
 
 if TYPE_CHECKING:

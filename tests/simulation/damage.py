@@ -10,7 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncrl.checks.trajectory import problem_of
-from asyncrl.messages import PutItem, Span, SpoolRef, Trajectory, TrajectoryLimits, TrajectorySummary, Unit
+from asyncrl.messages.spool import PutItem, SpoolRef
+from asyncrl.messages.trajectory import Span, Trajectory, TrajectoryLimits, TrajectorySummary, Unit
 from asyncrl.rollout.results import to_put_item
 from tests.simulation.episodes import with_turns
 from tests.simulation.plan import Plan

@@ -18,17 +18,9 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncrl.checks.trajectory import summary_of
-from asyncrl.messages import (
-    FROM_PROMPT,
-    Lease,
-    PutItem,
-    ResumePoint,
-    StartedOver,
-    Trajectory,
-    TrajectoryLimits,
-    Turn,
-    Unit,
-)
+from asyncrl.messages.rollout import Lease, ResumePoint, StartedOver
+from asyncrl.messages.spool import PutItem
+from asyncrl.messages.trajectory import FROM_PROMPT, Trajectory, TrajectoryLimits, Turn, Unit
 from asyncrl.rollout.actor import RolloutActor
 from asyncrl.rollout.generations import Generations
 from tests.simulation.plan import MAX_TURNS

@@ -25,7 +25,11 @@ from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw
-from asyncrl.messages import Batch, Cancelled, Lease, PutItem, ScoredTrajectory, Settled, SpoolRef, Stop, Stored, Unit
+from asyncrl.messages.rollout import Cancelled, Lease, Settled
+from asyncrl.messages.session import Stop
+from asyncrl.messages.spool import PutItem, SpoolRef, Stored
+from asyncrl.messages.trainer import Batch, ScoredTrajectory
+from asyncrl.messages.trajectory import Unit
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from tests.simulation.checkpoints import Trained
 from tests.simulation.plan import tokens_of

@@ -17,7 +17,8 @@ from asyncrl.broker.leases.waiting import WaitingGroups
 from asyncrl.broker.ledger.records import Admitted, Reissued
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.messages import StartedOver, Stored, StoredItem
+from asyncrl.messages.rollout import StartedOver
+from asyncrl.messages.spool import Stored, StoredItem
 from tests.simulation import broker_node
 
 DONE = (State.STORED, State.SCORED)

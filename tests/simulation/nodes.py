@@ -17,7 +17,11 @@ from asyncrl.client.handshake import Identity, join, spool_links
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import from_json
 from asyncrl.errors import LinkError, VerifierError
-from asyncrl.messages import PROTOCOL, Hello, Member, PutItem, Role, Welcome
+from asyncrl.messages.session import Hello, Welcome
+from asyncrl.messages.spool import PutItem
+from asyncrl.messages.weights import Member
+from asyncrl.messages.wire import PROTOCOL
+from asyncrl.messages.words import Role
 from asyncrl.node.runner import ToldToStop, run_sessions, serve
 from asyncrl.node.turn import first_turn
 from asyncrl.reward.actor import RewardActor

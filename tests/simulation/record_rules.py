@@ -31,7 +31,7 @@ from asyncrl.broker.ledger.records import (
 )
 from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw
-from asyncrl.messages import Unit
+from asyncrl.messages.trajectory import Unit
 
 Require = Callable[[bool, str], None]
 """Reports the sentence as a violation unless the condition holds."""

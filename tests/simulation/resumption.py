@@ -10,7 +10,9 @@ The rule is written from the specification, and looks at records and leases only
 from collections.abc import Callable
 
 from asyncrl.broker.ledger.records import AnyRecord, Progressed, Refused, Reissued, Restarted, Result
-from asyncrl.messages import Lease, SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.rollout import Lease
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
 
 LOSSES = frozenset({"failed", "spool_away", "environment_lost"})
 """Causes of `Reissued` after which a trajectory begins at its prompt."""

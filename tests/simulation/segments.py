@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from asyncrl.errors import LedgerError, RunFailed
-from asyncrl.messages import SpoolRef
+from asyncrl.messages.spool import SpoolRef
 from asyncrl.spool.segment_format import Entry, Place
 from tests.simulation.virtual_time import PROCESS
 

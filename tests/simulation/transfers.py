@@ -14,7 +14,8 @@ from random import Random
 from typing import Any
 
 from asyncrl.errors import TransferError
-from asyncrl.messages import Abort, Member, StoreValue, Transfer, Transferred, Uploaded
+from asyncrl.messages.session import StoreValue
+from asyncrl.messages.weights import Abort, Member, Transfer, Transferred, Uploaded
 from tests.simulation.checkpoints import Trained
 
 Meeting = tuple[tuple[Member, ...], int, int]

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from asyncrl.actor.codec import Ack
 from asyncrl.actor.sockets.fd_socket import TICK_S
-from asyncrl.messages import CODEC
+from asyncrl.messages.wire import CODEC
 from tests.simulation.trace import Trace
 from tests.simulation.virtual_time import PROCESS, VirtualLoop
 

@@ -24,7 +24,8 @@ from asyncrl.actor.sockets import zmq_hub, zmq_link
 from asyncrl.client import handshake
 from asyncrl.client.handshake import Identity
 from asyncrl.errors import LinkError, LinkRefused, RunFailed
-from asyncrl.messages import PutItem, Role
+from asyncrl.messages.spool import PutItem
+from asyncrl.messages.words import Role
 from asyncrl.node import runner
 from asyncrl.node.broker import broker as broker_process
 from asyncrl.reward import actor as reward_actor

@@ -16,26 +16,16 @@ from asyncrl.actor.message import Message
 from asyncrl.actor.sockets.curve import Owner
 from asyncrl.client.chunks import MAX_PAYLOAD_BYTES
 from asyncrl.errors import LinkClosed, LinkReset, RunFailed
-from asyncrl.messages import (
-    Bye,
-    Fetch,
-    Fetched,
+from asyncrl.messages.session import Bye, Stop
+from asyncrl.messages.spool import Fetch, Fetched, Put, PutItem, SpoolRef, Stored, StoredItem, Trim
+from asyncrl.messages.trajectory import Image, TrajectorySummary, Unit
+from asyncrl.messages.weights import (
     FetchedWeights,
     FetchWeights,
-    Image,
     ListWeights,
-    Put,
-    PutItem,
     PutWeights,
     PutWeightsDone,
-    SpoolRef,
-    Stop,
-    Stored,
-    StoredItem,
     StoredWeights,
-    TrajectorySummary,
-    Trim,
-    Unit,
     WeightsFile,
     WeightsList,
 )

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from asyncrl.files.checkpoints import BEST, MANIFEST, FileEntry, ListedFiles, step_folders
-from asyncrl.messages import CheckpointWanted, OfferCheckpoint, PutCheckpointPart, PutCheckpointPartDone
+from asyncrl.messages.files import CheckpointWanted, OfferCheckpoint, PutCheckpointPart, PutCheckpointPartDone
 from asyncrl.spool.checkpoints import CheckpointStore
 
 FILES = {"model.safetensors": b"weights", "trainer/optimizer.safetensors": b"moments", "empty": b""}

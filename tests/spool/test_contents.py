@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from asyncrl.messages import TrajectorySummary, Unit
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.spool.contents import read_contents, segment_numbers
 from asyncrl.spool.segment_format import Entry
 from asyncrl.spool.segments import Segments

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.messages import FileDigest
+from asyncrl.messages.files import FileDigest
 from asyncrl.spool import files as module
 from asyncrl.spool.files import MAX_PART_BYTES, FileServer
 from tests.files.test_checkpoints import write_checkpoint

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import RunFailed
-from asyncrl.messages import Image
+from asyncrl.messages.trajectory import Image
 from asyncrl.spool.images import ImageStore
 
 

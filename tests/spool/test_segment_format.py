@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.errors import LedgerError
-from asyncrl.messages import TrajectorySummary, Unit
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.spool.segment_format import Entry, Place, encode_head, encode_header, scan, segment_path
 
 SUMMARY = TrajectorySummary(

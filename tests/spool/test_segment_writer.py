@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.messages import TrajectorySummary, Unit
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.spool.segment_format import Entry, scan, segment_path
 from asyncrl.spool.segment_writer import SegmentWriter
 

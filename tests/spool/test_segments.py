@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.errors import LedgerError, RunFailed
-from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.spool.segment_format import Entry, Place, scan, segment_path
 from asyncrl.spool.segments import Segments, remove
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.messages import FinishReason, Span
+from asyncrl.messages.trajectory import Span
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.testing import engine as checks
 from asyncrl.testing.engine import CHECKS, Check, NotConforming, Subject

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import Image, Prompt, Sampling, Span
+from asyncrl.messages.trajectory import Image, Prompt, Sampling, Span
 from asyncrl.rollout.engine import Request
 from asyncrl.testing import IMAGE_GRID, LOGPROB, FakeEngine
 

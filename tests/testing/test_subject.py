@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from asyncrl.messages import Span
+from asyncrl.messages.trajectory import Span
 from asyncrl.rollout.engine import Completion
 from asyncrl.testing.subject import NotConforming, Subject, request, require_whole, soon
 from tests.testing.stepping import SteppingEngine

@@ -7,7 +7,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT, Turn
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Turn
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from tests.trainer.ragged_trajectories import VOCAB
 

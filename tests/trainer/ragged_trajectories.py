@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.messages import RouteShape
+from asyncrl.messages.trajectory import RouteShape
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 
 VOCAB = 32

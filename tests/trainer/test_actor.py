@@ -19,38 +19,21 @@ from asyncrl.client.handshake import Identity
 from asyncrl.config.run_file import decode
 from asyncrl.errors import DecodeError, LinkError, LinkRefused, RunFailed, TransferError
 from asyncrl.files.checkpoints import FileEntry
-from asyncrl.messages import (
+from asyncrl.messages.session import Drain, Draining, Ready, Reject, Stop, StoreValue
+from asyncrl.messages.spool import Fetch, Fetched, SpoolRef
+from asyncrl.messages.supervisor import Stacks, StacksWanted
+from asyncrl.messages.trainer import Batch, Commit, Refusal, ScoredTrajectory, Stepped, Take, Work
+from asyncrl.messages.trajectory import Span, Trajectory, TrajectorySummary, Unit
+from asyncrl.messages.weights import (
     Abort,
-    Batch,
-    Commit,
-    Drain,
-    Draining,
-    Fetch,
-    Fetched,
     Member,
     Published,
     Publishing,
-    Ready,
-    Refusal,
-    Reject,
-    ScoredTrajectory,
-    Span,
-    SpoolRef,
-    Stacks,
-    StacksWanted,
-    Stepped,
-    Stop,
-    StoreValue,
-    Take,
-    Trajectory,
-    TrajectorySummary,
     Transfer,
     TransferFailed,
     Transferred,
-    Unit,
     Upload,
     Uploaded,
-    Work,
 )
 from asyncrl.observe.metrics.table import METRICS
 from asyncrl.trainer import fetching

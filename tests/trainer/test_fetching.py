@@ -12,19 +12,9 @@ import pytest
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config, Trainer
 from asyncrl.errors import DecodeError
-from asyncrl.messages import (
-    Batch,
-    Image,
-    Refusal,
-    ScoredTrajectory,
-    Span,
-    SpoolRef,
-    Trajectory,
-    TrajectoryLimits,
-    TrajectorySummary,
-    Turn,
-    Unit,
-)
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory
+from asyncrl.messages.trajectory import Image, Span, Trajectory, TrajectoryLimits, TrajectorySummary, Turn, Unit
 from asyncrl.trainer.fetching import FETCH_S, FetchedStep, fetch_step, limits_of
 from asyncrl.trainer.packing.micro_batches import Size
 from asyncrl.trainer.packing.step import UNASSIGNED, Step, TrajectoryInfo

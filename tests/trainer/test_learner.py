@@ -15,7 +15,7 @@ from asyncrl.config.catalogue import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, LO
 from asyncrl.config.correction import PRESETS
 from asyncrl.config.sections import Algorithm
 from asyncrl.errors import AsyncrlError
-from asyncrl.messages import Span
+from asyncrl.messages.trajectory import Span
 from asyncrl.trainer.checkpoints.prompt_files import PromptFiles
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.model.policy import Policy

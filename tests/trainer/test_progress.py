@@ -1,6 +1,6 @@
 """A trainer's totals grow with its steps and transfers."""
 
-from asyncrl.messages import Transferred
+from asyncrl.messages.weights import Transferred
 from asyncrl.observe.metrics.table import METRICS
 from asyncrl.trainer.progress import Progress
 

@@ -14,21 +14,10 @@ from asyncrl.actor.message import Message
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.errors import RankDied
-from asyncrl.messages import (
-    Batch,
-    Checked,
-    Fetch,
-    Fetched,
-    PartWritten,
-    ScoredTrajectory,
-    Span,
-    SpoolRef,
-    Stop,
-    Trajectory,
-    TrajectorySummary,
-    Unit,
-    Work,
-)
+from asyncrl.messages.session import Stop
+from asyncrl.messages.spool import Fetch, Fetched, SpoolRef
+from asyncrl.messages.trainer import Batch, Checked, PartWritten, ScoredTrajectory, Work
+from asyncrl.messages.trajectory import Span, Trajectory, TrajectorySummary, Unit
 from asyncrl.trainer.checkpoints.checkpoint import begin
 from asyncrl.trainer.checkpoints.parts import Part
 from asyncrl.trainer.checkpoints.snapshot import Snapshot

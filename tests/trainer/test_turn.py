@@ -5,7 +5,9 @@ import pytest
 
 from asyncrl.actor.message import Message
 from asyncrl.actor.occupancy import Occupancy
-from asyncrl.messages import Activity, AskTurn, Asleep, Work
+from asyncrl.messages.session import AskTurn, Asleep
+from asyncrl.messages.trainer import Work
+from asyncrl.messages.words import Activity
 from asyncrl.trainer.turn import SharedDevices, Turns
 
 

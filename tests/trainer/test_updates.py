@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from asyncrl.algo.logprobs import Scores
 from asyncrl.config.sections import Config
-from asyncrl.messages import Span
+from asyncrl.messages.trajectory import Span
 from asyncrl.trainer.algorithm.estimates import Estimates
 from asyncrl.trainer.algorithm.mini_batch import MiniBatch
 from asyncrl.trainer.algorithm.recipe import VALUES, Recipe

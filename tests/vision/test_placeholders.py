@@ -3,7 +3,7 @@
 import pytest
 
 from asyncrl.errors import DataError
-from asyncrl.messages import Image, Prompt
+from asyncrl.messages.trajectory import Image, Prompt
 from asyncrl.vision.placeholders import check_marks, collapse, expand, marked_chat, marked_text
 
 PAD = 99

@@ -13,7 +13,8 @@ from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.actor.message import Message
 from asyncrl.config.sections import Weights
-from asyncrl.messages import Member, StoreGet, StoreSet, StoreValue, Transfer
+from asyncrl.messages.session import StoreGet, StoreSet, StoreValue
+from asyncrl.messages.weights import Member, Transfer
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.publish import Publisher
 from asyncrl.weights.receive import OnBucket, Receiver

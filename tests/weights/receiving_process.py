@@ -15,7 +15,9 @@ from torch import Tensor
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
-from asyncrl.messages import CODEC, Abort, Bye, Member, Stop, StoreValue, Transfer, TransferFailed
+from asyncrl.messages.session import Bye, Stop, StoreValue
+from asyncrl.messages.weights import Abort, Member, Transfer, TransferFailed
+from asyncrl.messages.wire import CODEC
 from asyncrl.weights.contents.header import HEADER_FORMAT
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.groups.deadline import Deadline

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from asyncrl.errors import TransferError
-from asyncrl.messages import Member, Transfer
+from asyncrl.messages.weights import Member, Transfer
 from asyncrl.weights.memory import MemoryPublisher, MemoryReceiver
 
 MEMBERS = [Member("trainer", "a"), Member("rollout", "b")]

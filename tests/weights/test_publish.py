@@ -15,7 +15,9 @@ from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
-from asyncrl.messages import CODEC, Abort, Bye, TransferFailed, Transferred
+from asyncrl.messages.session import Bye
+from asyncrl.messages.weights import Abort, TransferFailed, Transferred
+from asyncrl.messages.wire import CODEC
 from asyncrl.weights.publish import Publisher
 from tests.weights import receiving_process
 from tests.weights.party import LAYOUT, LONG_S, TRAINER, Rendezvous, forward, move, party, same, tensors, transfer

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from asyncrl.config.sections import Weights
 from asyncrl.errors import ConfigError, TransferError
-from asyncrl.messages import Member, StoreValue, Transferred
+from asyncrl.messages.session import StoreValue
+from asyncrl.messages.weights import Member, Transferred
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.receive import OnBucket, Receiver

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from asyncrl.broker.audit.token_rules import span_problems
 from asyncrl.broker.ledger.record_book import RecordBook, TrainedTrajectory
 from asyncrl.broker.ledger.record_rules import unit_name
-from asyncrl.messages import Unit
+from asyncrl.messages.trajectory import Unit
 from asyncrl.observe.samples import SampleFacts
 
 

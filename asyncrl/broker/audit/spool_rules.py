@@ -16,7 +16,7 @@ from asyncrl.broker.audit.token_rules import span_problems
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.record_rules import unit_name
 from asyncrl.broker.ledger.records import Progressed, Result
-from asyncrl.messages import Trajectory, TrajectorySummary, Unit
+from asyncrl.messages.trajectory import Trajectory, TrajectorySummary, Unit
 
 Place = tuple[int, int]
 """Segment and offset."""

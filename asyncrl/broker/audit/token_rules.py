@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from asyncrl.broker.ledger.record_rules import unit_name
 from asyncrl.broker.ledger.records import Progressed, Result
-from asyncrl.messages import Span
+from asyncrl.messages.trajectory import Span
 
 
 def span_problems(

@@ -8,7 +8,8 @@ every completion of it has a reward or was given up.
 from collections.abc import Iterator
 
 from asyncrl.broker.groups.group import Group, Slot
-from asyncrl.messages import Split, Unit
+from asyncrl.messages.trajectory import Unit
+from asyncrl.messages.words import Split
 
 
 class GroupBook:

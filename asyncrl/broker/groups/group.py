@@ -14,7 +14,10 @@ from enum import Enum
 
 from msgspec import Struct
 
-from asyncrl.messages import Prompt, ScoredTrajectory, Split, SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trainer import ScoredTrajectory
+from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit
+from asyncrl.messages.words import Split
 
 
 class State(Enum):

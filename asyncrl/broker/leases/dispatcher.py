@@ -29,7 +29,10 @@ from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.config.sections import Config
-from asyncrl.messages import Cancelled, Held, StoredItem, Unit
+from asyncrl.messages.rollout import Cancelled
+from asyncrl.messages.session import Held
+from asyncrl.messages.spool import StoredItem
+from asyncrl.messages.trajectory import Unit
 
 
 class Dispatcher:

@@ -7,7 +7,8 @@ Trajectories whose spool is away are parked: no reward node could read them.
 from collections import Counter, OrderedDict
 
 from asyncrl.broker.groups.group import Group, Slot
-from asyncrl.messages import Split, Unit
+from asyncrl.messages.trajectory import Unit
+from asyncrl.messages.words import Split
 
 
 class GradeBook:

@@ -9,11 +9,12 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from asyncrl.messages import Split, Unit
+from asyncrl.messages.trajectory import Unit
+from asyncrl.messages.words import Split
 
 
 class OpenLease(Struct, eq=False, gc=False):
-    """Indices of one group leased to one node. `asyncrl.messages.Lease` is the message that grants them."""
+    """Indices of one group leased to one node. `asyncrl.messages.rollout.Lease` is the message that grants them."""
 
     lease_id: int
     node: str

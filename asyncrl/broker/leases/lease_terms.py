@@ -5,7 +5,8 @@ from msgspec.structs import replace
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.leases.lease import OpenLease
 from asyncrl.config.sections import Config
-from asyncrl.messages import Lease, ResumePoint, Sampling
+from asyncrl.messages.rollout import Lease, ResumePoint
+from asyncrl.messages.trajectory import Sampling
 
 
 def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:

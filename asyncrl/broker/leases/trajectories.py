@@ -25,20 +25,11 @@ from asyncrl.broker.versions.transfers import TransferBook
 from asyncrl.checks.trajectory import summary_problem_of
 from asyncrl.config.sections import Config
 from asyncrl.errors import BrokenInvariant
-from asyncrl.messages import (
-    Failed,
-    Grade,
-    GradeItem,
-    Leased,
-    ScoredItem,
-    Settled,
-    Split,
-    StartedOver,
-    Stored,
-    StoredItem,
-    TrajectoryLimits,
-    Unit,
-)
+from asyncrl.messages.reward import Grade, GradeItem, ScoredItem
+from asyncrl.messages.rollout import Failed, Leased, Settled, StartedOver
+from asyncrl.messages.spool import Stored, StoredItem
+from asyncrl.messages.trajectory import TrajectoryLimits, Unit
+from asyncrl.messages.words import Split
 
 
 class Trajectories:

@@ -20,7 +20,7 @@ from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.record_rules import RecordRules, unit_name
 from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.config.sections import Schedule
-from asyncrl.messages import Unit
+from asyncrl.messages.trajectory import Unit
 
 LEDGER = "ledger.sqlite"
 SHORTEST_BUCKET = 16

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from asyncrl.broker.ledger.records import Admitted, AnyRecord, FailedAt, FailedAttempt
-from asyncrl.messages import Split
+from asyncrl.messages.words import Split
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from asyncrl.broker.ledger.records import (
     VersionLive,
 )
 from asyncrl.config.sections import Schedule
-from asyncrl.messages import Unit
+from asyncrl.messages.trajectory import Unit
 
 
 class RecordRules:

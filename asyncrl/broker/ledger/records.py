@@ -24,7 +24,9 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.errors import LedgerError
-from asyncrl.messages import Role, SpoolRef, Stage, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
+from asyncrl.messages.words import Role, Stage
 
 FailedAt = Stage | Literal["trainer"]
 """``trainer``: the trajectory is damaged, found before the step that took it."""

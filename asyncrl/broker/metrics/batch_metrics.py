@@ -5,7 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from asyncrl.broker.groups.group import Group, Slot
 from asyncrl.broker.nodes.node import Node
-from asyncrl.messages import Live, Stepped, TrajectorySummary
+from asyncrl.messages.trainer import Stepped
+from asyncrl.messages.trajectory import TrajectorySummary
+from asyncrl.messages.weights import Live
 
 
 def batch_metrics(

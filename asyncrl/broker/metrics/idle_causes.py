@@ -13,7 +13,7 @@ from itertools import islice
 
 from asyncrl.broker.groups.group import Group, State
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.messages import Role
+from asyncrl.messages.words import Role
 
 LAST = 1 / 8
 """Share of a step's trajectories that count as its last ones: too few to keep the rollouts busy."""

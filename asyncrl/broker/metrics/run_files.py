@@ -22,7 +22,8 @@ from asyncrl.broker.status.incidents import IncidentBook, is_incident
 from asyncrl.config.sections import Config
 from asyncrl.errors import RunFailed
 from asyncrl.log import get_logger
-from asyncrl.messages import Live, Stepped
+from asyncrl.messages.trainer import Stepped
+from asyncrl.messages.weights import Live
 from asyncrl.observe.run_directory import Outcome, RunDirectory, RunSummary
 from asyncrl.observe.times import TimesLine
 

@@ -14,7 +14,8 @@ from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import DecodeError
 from asyncrl.log import get_logger
-from asyncrl.messages import Prompt, Stepped, Trajectory, TrajectoryLimits
+from asyncrl.messages.trainer import Stepped
+from asyncrl.messages.trajectory import Prompt, Trajectory, TrajectoryLimits
 from asyncrl.observe.samples import SampleRow, SamplesWriter, prompt_text
 
 log = get_logger()

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct, field
 
 from asyncrl.broker.nodes.node import Node
-from asyncrl.messages import Beat, Role
+from asyncrl.messages.session import Beat
+from asyncrl.messages.words import Role
 from asyncrl.observe.times import NodeTimes
 
 ROLES: tuple[Role, ...] = ("rollout", "reward", "trainer")

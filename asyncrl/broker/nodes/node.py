@@ -4,7 +4,9 @@ import math
 
 from msgspec import Struct
 
-from asyncrl.messages import Beat, Hello, Member, Ready, Role, WeightsVia
+from asyncrl.messages.session import Beat, Hello, Ready
+from asyncrl.messages.weights import Member
+from asyncrl.messages.words import Role, WeightsVia
 
 RATE_S = 10.0
 """Time constant of the average of a node's tokens per second."""

@@ -11,7 +11,7 @@ from the others.
 from collections import Counter
 from collections.abc import Iterable
 
-from asyncrl.messages import SpoolAddress, SpoolRef, SpoolSet
+from asyncrl.messages.spool import SpoolAddress, SpoolRef, SpoolSet
 
 
 class SpoolBook:

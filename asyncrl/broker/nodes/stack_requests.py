@@ -1,7 +1,8 @@
 """Operators that wait for the stacks of a node, and the broker's own answer for its process."""
 
 from asyncrl.broker.nodes.node import Node, NodeBook
-from asyncrl.messages import HOSTED_SPOOL, Role
+from asyncrl.messages.spool import HOSTED_SPOOL
+from asyncrl.messages.words import Role
 
 CAN_ANSWER: tuple[Role, ...] = ("rollout", "reward", "trainer")
 BROKERS = ("broker", "broker-0", HOSTED_SPOOL)

@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.outbox import Outbox
-from asyncrl.messages import AskTurn, Asleep, Role, Sleep, Wake
+from asyncrl.messages.session import AskTurn, Asleep, Sleep, Wake
+from asyncrl.messages.words import Role
 
 SHARERS: tuple[Role, ...] = ("trainer", "rollout")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncrl.messages import Incident
+from asyncrl.messages.supervisor import Incident
 
 KEPT = 12
 """Incidents kept, one for each sentence."""

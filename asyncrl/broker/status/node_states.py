@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.messages import NodeState, NodeStatus
+from asyncrl.messages.supervisor import NodeState, NodeStatus
 
 
 def node_status(

@@ -7,7 +7,7 @@ Nodes whose process died and is started again, until they are back.
 from msgspec import Struct
 
 from asyncrl.broker.nodes.stack_requests import BROKERS
-from asyncrl.messages import Exited
+from asyncrl.messages.supervisor import Exited
 
 
 class Absence(Struct, frozen=True):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from asyncrl.broker.groups.group import Group, State
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.status.node_states import node_status
-from asyncrl.messages import Incident, Status
+from asyncrl.messages.supervisor import Incident, Status
 
 GROUP_STATES = ("unleased", "sampling", "grading", "complete", "in batch")
 

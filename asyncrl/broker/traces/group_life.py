@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from asyncrl.broker.ledger.records import FailedAttempt, Reissued
 from asyncrl.broker.traces.ids import TraceIds
-from asyncrl.messages import TrajectorySummary
+from asyncrl.messages.trajectory import TrajectorySummary
 from asyncrl.observe.traces.span import Attribute, Span, SpanEvent
 from asyncrl.observe.traces.table import ROOT
 

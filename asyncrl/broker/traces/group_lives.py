@@ -27,7 +27,9 @@ from asyncrl.broker.ledger.records import (
 from asyncrl.broker.outbox import Outgoing
 from asyncrl.broker.traces.group_life import GroupLife
 from asyncrl.broker.traces.ids import TraceIds
-from asyncrl.messages import Grade, Lease, Unit
+from asyncrl.messages.reward import Grade
+from asyncrl.messages.rollout import Lease
+from asyncrl.messages.trajectory import Unit
 from asyncrl.observe.traces.span import Attribute, Span
 
 UnitRecord = Progressed | Result | Rewarded | FailedAttempt | Reissued

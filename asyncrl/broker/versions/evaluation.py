@@ -14,7 +14,8 @@ from asyncrl.broker.groups.group import Group, Slot, State
 from asyncrl.broker.leases.waiting import WaitingGroups
 from asyncrl.config.sections import Evaluation
 from asyncrl.evaluation.metrics import EvaluatedCompletion, EvaluatedPrompt, compute_metrics, named_metrics
-from asyncrl.messages import Evaluated, Prompt, Unit
+from asyncrl.messages.supervisor import Evaluated
+from asyncrl.messages.trajectory import Prompt, Unit
 
 
 class OngoingEvaluation:

@@ -22,7 +22,7 @@ from collections.abc import Collection, Sequence
 
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.errors import RunFailed
-from asyncrl.messages import Abort, Publishing, Transfer
+from asyncrl.messages.weights import Abort, Publishing, Transfer
 
 MAX_FAILURES = 5
 """Failed transfers of one version that end the run; failed transfers to one rollout that end this rollout."""

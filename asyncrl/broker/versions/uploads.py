@@ -14,7 +14,7 @@ from collections import Counter
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.versions.transfers import MAX_FAILURES
 from asyncrl.errors import RunFailed
-from asyncrl.messages import Publishing, Transfer, Upload, Uploaded
+from asyncrl.messages.weights import Publishing, Transfer, Upload, Uploaded
 
 NO_GROUP = 0
 """``transfer_group`` of a transfer without members; numbers of groups begin at 1."""

@@ -15,18 +15,10 @@ from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.broker.versions.transfers import TransferBook
 from asyncrl.broker.versions.uploads import NO_GROUP, UploadBook
-from asyncrl.messages import (
-    Evaluating,
-    Hold,
-    Live,
-    Published,
-    Publishing,
-    Release,
-    TransferFailed,
-    Transferred,
-    Unit,
-    Uploaded,
-)
+from asyncrl.messages.rollout import Hold, Release
+from asyncrl.messages.trainer import Evaluating
+from asyncrl.messages.trajectory import Unit
+from asyncrl.messages.weights import Live, Published, Publishing, TransferFailed, Transferred, Uploaded
 
 
 class Versions:

@@ -13,7 +13,7 @@ from asyncrl.data.chat_template import read_template
 from asyncrl.data.images import Keep
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.errors import ConfigError
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 
 NO_DATA = "-"
 """Stands for a dataset that is not read."""

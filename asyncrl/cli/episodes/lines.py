@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.text import Text
 
 from asyncrl.cli.terminal import printable
-from asyncrl.messages import Turn
+from asyncrl.messages.trajectory import Turn
 from asyncrl.observe.episode_view import TurnView, summary, views
 from asyncrl.observe.sampled_episodes import SampledEpisode
 

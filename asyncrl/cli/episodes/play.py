@@ -17,7 +17,7 @@ from asyncrl.config.sections import Config
 from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.images import check_model_reads
 from asyncrl.errors import VerifierError
-from asyncrl.messages import Prompt, Turn, Unit
+from asyncrl.messages.trajectory import Prompt, Turn, Unit
 from asyncrl.node.hub import with_local_copies
 from asyncrl.node.offline.sampling import OfflineSampler
 from asyncrl.node.process.process import configure_logging

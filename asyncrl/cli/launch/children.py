@@ -7,7 +7,7 @@ from pathlib import Path
 from asyncrl.actor.supervise import FINAL_CODES, AfterExit, Child, Exit, RestartBudget, keep_alive
 from asyncrl.config.sections import Config
 from asyncrl.errors import RunFailed
-from asyncrl.messages import Role
+from asyncrl.messages.words import Role
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.trackers.catalogue import label
 

@@ -12,7 +12,7 @@ from asyncrl.client.handshake import identity
 from asyncrl.client.run_address import RunAddress, find_run
 from asyncrl.config.addresses import check_address
 from asyncrl.errors import ConfigError
-from asyncrl.messages import Role, WeightsVia
+from asyncrl.messages.words import Role, WeightsVia
 from asyncrl.node.machine.machine import require_train
 from asyncrl.node.process.metrics_server import MetricsOptions
 from asyncrl.node.process.process import Job

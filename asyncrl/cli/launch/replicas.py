@@ -18,7 +18,7 @@ from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import Config, from_json
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, LinkError, RunFailed
 from asyncrl.log import get_logger
-from asyncrl.messages import WeightsVia
+from asyncrl.messages.words import WeightsVia
 from asyncrl.node.machine.devices import Devices, chosen, find, needed, share
 from asyncrl.node.process.metrics_server import MetricsOptions
 from asyncrl.node.process.service_manager import service_manager

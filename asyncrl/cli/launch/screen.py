@@ -7,8 +7,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from asyncrl.evaluation.metrics import failed_note
-from asyncrl.messages import Evaluated, Paused, Returned, SettingsChanged
-from asyncrl.messages import Progress as Step
+from asyncrl.messages.supervisor import Evaluated, Paused, Returned, SettingsChanged
+from asyncrl.messages.supervisor import Progress as Step
 from asyncrl.observe.failure_sentences import sentences
 from asyncrl.observe.report.evaluation_charts import multi_sample_metrics
 

@@ -24,8 +24,8 @@ from asyncrl.client.handshake import identity, leave, send_beats
 from asyncrl.client.run_address import locate
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, LedgerError, LinkError, RunFailed
-from asyncrl.messages import (
-    Beat,
+from asyncrl.messages.session import Beat
+from asyncrl.messages.supervisor import (
     Evaluated,
     Exited,
     Failures,
@@ -34,9 +34,9 @@ from asyncrl.messages import (
     Paused,
     Progress,
     Returned,
-    Role,
     SettingsChanged,
 )
+from asyncrl.messages.words import Role
 from asyncrl.node.machine.devices import Devices
 from asyncrl.node.process.metrics_server import MetricsOptions
 from asyncrl.node.runner import join_steadily

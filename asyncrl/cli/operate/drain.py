@@ -6,7 +6,8 @@ from asyncrl.actor.link import Link
 from asyncrl.cli.operate.session import operator
 from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import ConfigError, LinkError, RunFailed
-from asyncrl.messages import Drain, Drained, Finished
+from asyncrl.messages.session import Drain
+from asyncrl.messages.supervisor import Drained, Finished
 
 
 async def drain(run: RunAddress, node: str, wait_s: float) -> None:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from asyncrl.cli.operate.status import opened
 from asyncrl.cli.recorded.inspect import field_text
 from asyncrl.errors import ConfigError
-from asyncrl.messages import HOSTED_SPOOL
+from asyncrl.messages.spool import HOSTED_SPOOL
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_overview import is_run, is_served, is_supervised
 

@@ -2,7 +2,7 @@
 
 from asyncrl.cli.operate.session import operator
 from asyncrl.client.run_address import RunAddress
-from asyncrl.messages import Pause, Paused
+from asyncrl.messages.supervisor import Pause, Paused
 
 PAUSED = "paused: rollouts finish what they have and get no new leases; the trainer trains what is complete, then waits"
 RESUMED = "sampling goes on: rollouts get leases again"

@@ -17,7 +17,8 @@ from asyncrl.actor.message import Message
 from asyncrl.client.handshake import identity, join, leave, send_beats
 from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import LinkError, Unanswered
-from asyncrl.messages import Beat, Finished, Welcome
+from asyncrl.messages.session import Beat, Welcome
+from asyncrl.messages.supervisor import Finished
 
 ANSWER_S = 5.0
 """Seconds for the broker to answer a handshake, or a question that it answers at once."""

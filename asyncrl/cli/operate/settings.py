@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from asyncrl.cli.operate.session import operator
 from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import ConfigError
-from asyncrl.messages import SetSettings, SettingsChanged
+from asyncrl.messages.supervisor import SetSettings, SettingsChanged
 
 
 async def set_settings(run: RunAddress, assignments: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from asyncrl.cli.operate.session import ANSWER_S, operator
 from asyncrl.cli.operate.status import live_address, opened
 from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import ConfigError, LinkError, Unanswered
-from asyncrl.messages import Stacks, StacksWanted
+from asyncrl.messages.supervisor import Stacks, StacksWanted
 from asyncrl.observe.run_directory import RunDirectory
 
 DUMP_S = 3.0

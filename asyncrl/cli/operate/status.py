@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from asyncrl.cli.operate.session import operator
 from asyncrl.client.run_address import RunAddress, locate
 from asyncrl.errors import AsyncrlError, ConfigError, LinkError
-from asyncrl.messages import Status, StatusWanted
+from asyncrl.messages.supervisor import Status, StatusWanted
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_overview import RunOverview, is_run, is_served, is_supervised, overview
 

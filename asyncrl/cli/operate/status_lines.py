@@ -6,7 +6,7 @@ from asyncrl.cli.operate.resume import how_to_resume
 from asyncrl.cli.operate.status import RunState
 from asyncrl.cli.terminal import Row, aligned
 from asyncrl.evaluation.metrics import failed_note
-from asyncrl.messages import NodeStatus, Status
+from asyncrl.messages.supervisor import NodeStatus, Status
 from asyncrl.observe.formatting import count, duration, share
 from asyncrl.observe.run_overview import RunOverview
 

@@ -16,7 +16,7 @@ from asyncrl.client.run_address import RunAddress, locate
 from asyncrl.config.addresses import is_loopback
 from asyncrl.errors import LinkError
 from asyncrl.evaluation.metrics import failed_note
-from asyncrl.messages import Finished, Interrupt
+from asyncrl.messages.supervisor import Finished, Interrupt
 from asyncrl.observe.formatting import share
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_overview import RunOverview, is_served, is_supervised, overview

@@ -16,7 +16,7 @@ from asyncrl.cli.operate.status import RunState, run_state
 from asyncrl.cli.operate.status_lines import state_lines
 from asyncrl.client.run_address import locate
 from asyncrl.errors import LinkError
-from asyncrl.messages import Status, StatusWanted
+from asyncrl.messages.supervisor import Status, StatusWanted
 
 OPEN, CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """Codes that open and close the screen of a full-screen program; the cursor is hidden in it."""

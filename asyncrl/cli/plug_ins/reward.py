@@ -21,7 +21,7 @@ from asyncrl.config.sections import Config
 from asyncrl.data.columns import guessed
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 from asyncrl.observe.formatting import counted
 from asyncrl.reward.routing import check_routes
 from asyncrl.reward.verifier import Verdict, verifier_input

@@ -15,7 +15,7 @@ from asyncrl.broker.ledger.reader import read_records
 from asyncrl.cli.terminal import Row, aligned
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
-from asyncrl.messages import Trajectory
+from asyncrl.messages.trajectory import Trajectory
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.spool.contents import read_contents, segment_numbers
 from asyncrl.spool.segment_format import Entry, Place

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from asyncrl.cli.terminal import aligned
 from asyncrl.config.live import with_values
 from asyncrl.config.run_file import load_config
-from asyncrl.messages import Role
+from asyncrl.messages.words import Role
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_record import read_run
 from asyncrl.observe.why.explanation import Explanation, explain

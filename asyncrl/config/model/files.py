@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from asyncrl.config.model.safetensors_header import MAX_HEADER
 from asyncrl.errors import ConfigError
-from asyncrl.messages import FileDigest
+from asyncrl.messages.files import FileDigest
 
 SUFFIXES = {".json", ".safetensors", ".model", ".txt", ".jinja"}
 """Kinds of files that a model and its tokenizer are made of."""

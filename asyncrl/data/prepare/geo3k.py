@@ -21,7 +21,7 @@ import msgspec
 from asyncrl.data.prepare.published import Problem, PublishedDataset, text_of
 from asyncrl.data.table import Row, Rows, open_rows
 from asyncrl.errors import DataError
-from asyncrl.messages import IMAGE_MARK
+from asyncrl.messages.trajectory import IMAGE_MARK
 
 INFO, DIAGRAM = "data.json", "img_diagram.png"
 

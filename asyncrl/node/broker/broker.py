@@ -32,7 +32,9 @@ from asyncrl.errors import ConfigError, LinkReset
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.private_socket import private_address
 from asyncrl.log import about, get_logger
-from asyncrl.messages import CODEC, HOSTED_SPOOL, Beat, Hello, SpoolAddress
+from asyncrl.messages.session import Beat, Hello
+from asyncrl.messages.spool import HOSTED_SPOOL, SpoolAddress
+from asyncrl.messages.wire import CODEC
 from asyncrl.node.broker.auto_staleness import Choose, control_staleness
 from asyncrl.node.broker.broker_keys import BrokerKeys, cut_revoked, tell_spools
 from asyncrl.node.broker.consistency import require_consistent_files

@@ -24,7 +24,7 @@ from asyncrl.keys.allowed_keys import AllowedKeys
 from asyncrl.keys.key import ROLES, Key
 from asyncrl.keys.key_file import write_key
 from asyncrl.keys.key_folder import KeyFolder
-from asyncrl.messages import Accepted, AcceptedKey
+from asyncrl.messages.spool import Accepted, AcceptedKey
 from asyncrl.node.broker.run_folder import RunFolder
 
 LOCAL = Owner("", frozenset(ROLES))

@@ -26,7 +26,7 @@ from asyncrl.client.run_address import check_location, find_run
 from asyncrl.config.sections import from_json
 from asyncrl.errors import ConfigError, LinkError
 from asyncrl.log import get_logger
-from asyncrl.messages import WeightsVia
+from asyncrl.messages.words import WeightsVia
 from asyncrl.node.embedding.host import Host
 from asyncrl.node.rollout.sessions import roll_out
 from asyncrl.node.runner import ToldToStop, join_steadily

@@ -29,7 +29,7 @@ from asyncrl.evaluation.metrics import (
     compute_metrics_by_source,
 )
 from asyncrl.evaluation.turn_column import turn_cell
-from asyncrl.messages import Prompt, Unit
+from asyncrl.messages.trajectory import Prompt, Unit
 from asyncrl.node.offline.sampling import OfflineSampler
 from asyncrl.observe.samples import prompt_text
 from asyncrl.reward.verifier import verifier_input

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from asyncrl.broker.leases.lease_terms import sampling_seed
 from asyncrl.config.sections import Config
-from asyncrl.messages import Prompt, Unit
+from asyncrl.messages.trajectory import Prompt, Unit
 from asyncrl.rollout.engine import Engine, Request
 from asyncrl.rollout.episodes.episode import Episode
 from asyncrl.rollout.episodes.episodes import Episodes

@@ -13,7 +13,9 @@ from asyncrl.actor.link import Link
 from asyncrl.client.handshake import Identity, weights_links
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import Weights
-from asyncrl.messages import Member, WeightsVia, Welcome
+from asyncrl.messages.session import Welcome
+from asyncrl.messages.weights import Member
+from asyncrl.messages.words import WeightsVia
 from asyncrl.node.machine.local_address import local_address
 from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
 from asyncrl.weights.contents.layout import Layout

@@ -6,7 +6,7 @@ from asyncrl.actor.link import Link
 from asyncrl.client.handshake import Identity
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import from_json
-from asyncrl.messages import WeightsVia
+from asyncrl.messages.words import WeightsVia
 from asyncrl.node.embedding.host import Host
 from asyncrl.node.model_files import local_copies, require_same_models, with_copies
 from asyncrl.node.rollout.engine import load_engine

@@ -14,7 +14,9 @@ from asyncrl.client.handshake import Identity, spool_links
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import from_json
 from asyncrl.errors import LinkError, LinkReset
-from asyncrl.messages import PROTOCOL, Hello, WeightsVia, Welcome
+from asyncrl.messages.session import Hello, Welcome
+from asyncrl.messages.wire import PROTOCOL
+from asyncrl.messages.words import WeightsVia
 from asyncrl.node.embedding.host import Host
 from asyncrl.node.rollout.episodes import most_episodes, open_episodes
 from asyncrl.node.rollout.receivers import Receivers, receiving_ranks

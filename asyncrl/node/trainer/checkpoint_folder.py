@@ -12,7 +12,7 @@ from pathlib import Path
 from asyncrl.broker.ledger.reader import read_ledger_meta
 from asyncrl.errors import LedgerError
 from asyncrl.files.user_folders import user_folder
-from asyncrl.messages import Welcome
+from asyncrl.messages.session import Welcome
 from asyncrl.observe.run_directory import RunDirectory
 
 

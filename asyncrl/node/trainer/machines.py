@@ -37,7 +37,8 @@ from asyncrl.checks.permissions import TRAINER_GROUP
 from asyncrl.client.handshake import Identity, hello
 from asyncrl.config.sections import Config
 from asyncrl.errors import AsyncrlError, MachineLost
-from asyncrl.messages import Assembled, Draining, Hello, Stop, StoreGet, StoreSet, StoreValue
+from asyncrl.messages.session import Draining, Hello, Stop, StoreGet, StoreSet, StoreValue
+from asyncrl.messages.trainer import Assembled
 from asyncrl.node.process.service_manager import service_manager
 from asyncrl.node.runner import unless_told
 from asyncrl.node.trainer.checkpoint_copies import fetch_checkpoint

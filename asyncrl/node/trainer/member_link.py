@@ -16,7 +16,8 @@ from asyncrl.actor.link import Link
 from asyncrl.actor.message import Message
 from asyncrl.client.handshake import leave
 from asyncrl.errors import LinkClosed, LinkError, MachineLost
-from asyncrl.messages import Beat, Bye, Disbanded
+from asyncrl.messages.session import Beat, Bye
+from asyncrl.messages.trainer import Disbanded
 
 MAX_INBOX_BYTES = 128 << 20
 

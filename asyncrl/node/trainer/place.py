@@ -8,7 +8,8 @@ from msgspec import Struct
 from asyncrl.client.handshake import Identity
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import Config
-from asyncrl.messages import TrainerMachine, Welcome
+from asyncrl.messages.session import Welcome
+from asyncrl.messages.trainer import TrainerMachine
 
 
 class Session(Struct, frozen=True, eq=False):

@@ -25,7 +25,8 @@ from asyncrl.config.addresses import tcp
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, LinkError, MachineLost, RankDied
 from asyncrl.files.secret_file import new_secret, write_secret
-from asyncrl.messages import CODEC, Stop
+from asyncrl.messages.session import Stop
+from asyncrl.messages.wire import CODEC
 from asyncrl.node.trainer.first_rank import FirstRank, Work, exit_unless_cancelled
 from asyncrl.node.trainer.place import HubAddress, Place, RankPlace, Session
 from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, RankHub

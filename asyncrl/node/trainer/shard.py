@@ -15,7 +15,7 @@ from asyncrl.client.handshake import Identity, identity, join, spool_links
 from asyncrl.client.run_address import RunAddress, configured_key
 from asyncrl.config.sections import from_json
 from asyncrl.errors import RankDied
-from asyncrl.messages import CODEC
+from asyncrl.messages.wire import CODEC
 from asyncrl.node.model_files import require_same_models, with_copies
 from asyncrl.node.process.process import run_process
 from asyncrl.node.runner import load_with_beats, serve

@@ -14,7 +14,8 @@ from asyncrl.client.handshake import Identity, spool_links, weights_links
 from asyncrl.client.images import ImageCache
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import from_json
-from asyncrl.messages import Member, Welcome
+from asyncrl.messages.session import Welcome
+from asyncrl.messages.weights import Member
 from asyncrl.node.machine.local_address import local_address
 from asyncrl.node.model_files import local_copies, require_same_models, with_copies
 from asyncrl.node.runner import (

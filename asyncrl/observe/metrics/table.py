@@ -12,14 +12,14 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from asyncrl.messages import REWARD_ACTIVITIES, ROLLOUT_ACTIVITIES, TRAINER_ACTIVITIES
+from asyncrl.messages.words import REWARD_ACTIVITIES, ROLLOUT_ACTIVITIES, TRAINER_ACTIVITIES
 
 Kind = Literal["gauge", "counter"]
 Owner = Literal["process", "broker", "rollout", "reward", "trainer", "spool"]
 """Role that has the metric; ``process`` is every process. The broker has those of the spool in its process too."""
 
 STAGES = ("rollout", "environment", "reward", "payload", "trainer", "message", "other")
-"""Places of a failure: those of `asyncrl.messages.Stage`, the trainer's refusals, and refused messages."""
+"""Places of a failure: those of `asyncrl.messages.words.Stage`, the trainer's refusals, and refused messages."""
 GROUP_STATES = ("unleased", "in_work", "complete", "taken")
 NODE_ROLES = ("rollout", "reward", "trainer", "machine", "spool", "supervisor")
 NODE_STATES = ("joined", "ready", "quiet", "draining")

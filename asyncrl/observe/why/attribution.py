@@ -11,7 +11,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from asyncrl.messages import Role
+from asyncrl.messages.words import Role
 from asyncrl.observe.times import NodeTimes, TimesLine
 
 APART = ("loading", "waiting for the end of the run", "waiting for an operator")

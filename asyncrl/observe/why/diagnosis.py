@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from asyncrl.messages import Role
+from asyncrl.messages.words import Role
 from asyncrl.observe.why.attribution import Attribution
 
 Bottleneck = Literal[

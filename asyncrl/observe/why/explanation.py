@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from asyncrl.config.sections import Schedule
 from asyncrl.errors import LedgerError
-from asyncrl.messages import Role
+from asyncrl.messages.words import Role
 from asyncrl.observe.run_record import RunRecord
 from asyncrl.observe.why.attribution import attribute
 from asyncrl.observe.why.diagnosis import Diagnosis, Evidence, diagnose

@@ -17,22 +17,13 @@ from asyncrl.actor.message import Message
 from asyncrl.broker.ledger.records import Restarted
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.data.prompts import Draw, PromptStream
-from asyncrl.messages import (
-    PROTOCOL,
-    Grade,
-    Hello,
-    Offer,
-    Prompt,
-    Role,
-    Scored,
-    ScoredItem,
-    Span,
-    SpoolRef,
-    Stored,
-    StoredItem,
-    ToBroker,
-    Unit,
-)
+from asyncrl.messages.reward import Grade, Scored, ScoredItem
+from asyncrl.messages.rollout import Offer
+from asyncrl.messages.session import Hello
+from asyncrl.messages.spool import SpoolRef, Stored, StoredItem
+from asyncrl.messages.trajectory import Prompt, Span, Unit
+from asyncrl.messages.wire import PROTOCOL, ToBroker
+from asyncrl.messages.words import Role
 from asyncrl.plan.lengths import Lengths
 from asyncrl.plan.sections import Plan
 from asyncrl.plan.simulated.event_queue import EventQueue

@@ -8,7 +8,7 @@ Staleness is 0, and every replica waits for the longest completion.
 
 import random
 
-from asyncrl.messages import Unit
+from asyncrl.messages.trajectory import Unit
 from asyncrl.plan.lengths import Lengths
 from asyncrl.plan.result import SimulationResult
 from asyncrl.plan.sections import Plan

@@ -15,7 +15,7 @@ from itertools import count
 
 from msgspec import Struct
 
-from asyncrl.messages import Span, Unit
+from asyncrl.messages.trajectory import Span, Unit
 from asyncrl.plan.simulated.event_queue import EventQueue
 from asyncrl.plan.speeds import Line
 

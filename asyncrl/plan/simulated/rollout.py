@@ -1,19 +1,11 @@
 """Simulated rollout: exchanges the messages of a real one, but its completions are only lengths."""
 
 from asyncrl.actor.message import Message
-from asyncrl.messages import (
-    Cancelled,
-    Lease,
-    Live,
-    Offer,
-    Ready,
-    Settled,
-    StoredItem,
-    TrajectorySummary,
-    Transfer,
-    Transferred,
-    Unit,
-)
+from asyncrl.messages.rollout import Cancelled, Lease, Offer, Settled
+from asyncrl.messages.session import Ready
+from asyncrl.messages.spool import StoredItem
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
+from asyncrl.messages.weights import Live, Transfer, Transferred
 from asyncrl.plan.simulated.cluster import NOWHERE, Cluster
 from asyncrl.plan.simulated.engine import Finished, Job, SimulatedEngine
 from asyncrl.plan.speeds import Line

@@ -3,18 +3,10 @@
 from msgspec import Struct
 
 from asyncrl.actor.message import Message
-from asyncrl.messages import (
-    Batch,
-    Commit,
-    Published,
-    Publishing,
-    Ready,
-    ScoredTrajectory,
-    Span,
-    Take,
-    Transfer,
-    Transferred,
-)
+from asyncrl.messages.session import Ready
+from asyncrl.messages.trainer import Batch, Commit, ScoredTrajectory, Take
+from asyncrl.messages.trajectory import Span
+from asyncrl.messages.weights import Published, Publishing, Transfer, Transferred
 from asyncrl.plan.simulated.cluster import Cluster
 from asyncrl.plan.speeds import TrainingSpeed
 

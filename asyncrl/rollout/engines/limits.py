@@ -1,7 +1,7 @@
 """Validation of requests before they wait for a slot."""
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import Sampling
+from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Request
 
 

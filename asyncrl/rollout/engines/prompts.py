@@ -3,7 +3,7 @@
 from transformers import PreTrainedTokenizerBase
 
 from asyncrl.errors import DataError, EngineError
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 from asyncrl.rollout.engines import text
 from asyncrl.vision.placeholders import check_marks, expand, marked_chat, marked_text
 from asyncrl.vision.processor import ImageProcessor

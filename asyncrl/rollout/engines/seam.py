@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from asyncrl.environment.interface import ChatMessage, PolicyTurn
 from asyncrl.errors import EngineError
-from asyncrl.messages import FinishReason
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.chat_template import PROBE, ChatTemplate
 from asyncrl.rollout.engines.special_tokens import special_tokens, without_last

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from asyncrl.messages import Span
+from asyncrl.messages.trajectory import Span
 
 
 class Spans:

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from asyncrl.config.model.directory import require_directory
 from asyncrl.config.model.tokenizer import check_tokenizer
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 from asyncrl.plug_in import describe
 
 TemplateKwargs = Mapping[str, str | int | float | bool]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from asyncrl.environment.interface import ChatMessage, PolicyTurn
-from asyncrl.messages import FinishReason
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.chat_template import content_of
 from asyncrl.rollout.engines.turn_reader import TurnReader

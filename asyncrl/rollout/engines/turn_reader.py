@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from asyncrl.environment.interface import PolicyTurn
-from asyncrl.messages import FinishReason
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.special_tokens import special_tokens
 from asyncrl.rollout.episodes.tool_calls.forms import MARKS

@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
-from asyncrl.messages import FROM_NOTHING, Sampling
+from asyncrl.messages.trajectory import FROM_NOTHING, Sampling
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn
 from asyncrl.rollout.episodes.seam import Seam

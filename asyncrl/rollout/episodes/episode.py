@@ -13,7 +13,7 @@ from typing import Protocol
 
 from asyncrl.environment.interface import EnvironmentEpisode, Environments, Score, TaskInput
 from asyncrl.errors import EnvironmentFailed
-from asyncrl.messages import FinishReason
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.episodes.conversation import Conversation
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn

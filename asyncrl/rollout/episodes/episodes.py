@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from asyncrl.config.sections import Environment
 from asyncrl.environment.interface import EnvironmentEpisode, Environments, TaskInput
-from asyncrl.messages import Prompt, Sampling, Unit
+from asyncrl.messages.trajectory import Prompt, Sampling, Unit
 from asyncrl.rollout.engine import Completion, ConversingEngine, Request
 from asyncrl.rollout.episodes.conversation import Conversation, Sample
 from asyncrl.rollout.episodes.episode import Attempt, Episode, Player

@@ -4,7 +4,7 @@ from msgspec import structs
 
 from asyncrl.environment.interface import EnvironmentEpisode, Score, TaskInput
 from asyncrl.errors import EngineError, EnvironmentFailed
-from asyncrl.messages import FinishReason
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.episodes.conversation import Conversation
 from asyncrl.rollout.episodes.resume import EpisodeState, Resumed
 from asyncrl.rollout.gateway.gateway import Gateway

@@ -14,7 +14,8 @@ from itertools import accumulate, chain
 from msgspec import Struct
 
 from asyncrl.checks.turns import path_to
-from asyncrl.messages import FROM_NOTHING, FinishReason, Span, Turn
+from asyncrl.messages.trajectory import FROM_NOTHING, Span, Turn
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engine import Completion
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from asyncrl.environment.interface import Answer, ChatMessage
 from asyncrl.errors import EngineError
-from asyncrl.messages import FinishReason
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn, cut
 from asyncrl.rollout.results import Sampled
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from asyncrl.environment.interface import ChatMessage, PolicyTurn
-from asyncrl.messages import FinishReason
+from asyncrl.messages.words import FinishReason
 
 
 class Seam(Protocol):

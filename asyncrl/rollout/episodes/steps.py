@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from asyncrl.environment.interface import Answer, ChatMessage, EnvironmentEpisode, Resume, Score, TaskInput
 from asyncrl.errors import EnvironmentFailed
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT, FinishReason
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.episodes.conversation import Conversation, EpisodeOver
 from asyncrl.rollout.episodes.resume import EpisodeState, Resumed
 

@@ -12,7 +12,7 @@ that the second run never asks for leave the record: nothing in the new episode 
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from asyncrl.rollout.episodes.record import RecordedTurn
 
 

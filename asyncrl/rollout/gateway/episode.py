@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from asyncrl.environment.interface import Score
 from asyncrl.errors import EngineError, PromptTooLong
 from asyncrl.log import get_logger
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.episodes.conversation import Conversation, EpisodeOver, Limit
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn

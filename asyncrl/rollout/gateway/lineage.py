@@ -16,7 +16,7 @@ from typing import Literal
 from msgspec import Struct
 
 from asyncrl.environment.interface import ChatMessage
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from asyncrl.rollout.gateway.messages import SORTED, normal, tools_key
 
 RootCause = Literal["new_root", "edited_reply", "edited_history", "tools_changed", "template_differs"]

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.environment.interface import ChatMessage, PolicyTurn
-from asyncrl.messages import FinishReason
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.gateway.messages import Function, called
 
 Text = Callable[[Sequence[int]], str]

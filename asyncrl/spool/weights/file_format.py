@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from asyncrl.errors import LedgerError
-from asyncrl.messages import StoredWeights
+from asyncrl.messages.weights import StoredWeights
 
 FORMAT = 1
 MAGIC = b"arl.wts\n"

@@ -10,7 +10,7 @@ read it, and the deltas from the one before that on: they are small, and a rollo
 
 from collections.abc import Sequence
 
-from asyncrl.messages import StoredWeights
+from asyncrl.messages.weights import StoredWeights
 
 KEPT_ANCHORS = 2
 

@@ -18,7 +18,7 @@ from typing import BinaryIO
 from asyncrl.errors import LedgerError
 from asyncrl.files.atomic import flush
 from asyncrl.log import get_logger
-from asyncrl.messages import (
+from asyncrl.messages.weights import (
     FetchedWeights,
     FetchWeights,
     ListWeights,

@@ -12,7 +12,7 @@ from asyncrl.data.prepare.geo3k import GEO3K
 from asyncrl.data.prepare.gsm8k import GSM8K
 from asyncrl.data.prepare.published import Problem, PublishedDataset, write, written_row
 from asyncrl.errors import ConfigError
-from asyncrl.messages import IMAGE_MARK
+from asyncrl.messages.trajectory import IMAGE_MARK
 from asyncrl.toy import drawn_squares
 
 DATASETS = {"gsm8k": GSM8K, "dapo-math": DAPO_MATH, "aime-2024": DAPO_MATH, "geo3k": GEO3K}

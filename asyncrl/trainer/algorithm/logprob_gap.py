@@ -22,7 +22,7 @@ from torch import Tensor
 
 from asyncrl.config.sections import Config
 from asyncrl.log import get_logger
-from asyncrl.messages import Span
+from asyncrl.messages.trajectory import Span
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 
 log = get_logger()

@@ -44,7 +44,7 @@ from asyncrl.files.checkpoints import (
 from asyncrl.files.checkpoints import read_manifest as read_json_manifest
 from asyncrl.files.disk import needed
 from asyncrl.log import get_logger
-from asyncrl.messages import Stepped
+from asyncrl.messages.trainer import Stepped
 from asyncrl.trainer.checkpoints.parts import MODEL, TENSORS, Part
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
 

@@ -18,7 +18,7 @@ from asyncrl.files.atomic import replacing
 from asyncrl.files.checkpoints import BEST
 from asyncrl.files.disk import needed
 from asyncrl.log import get_logger
-from asyncrl.messages import Evaluated
+from asyncrl.messages.supervisor import Evaluated
 from asyncrl.trainer.checkpoints import checkpoint
 
 log = get_logger()

@@ -23,7 +23,8 @@ from asyncrl.client.checkpoints import CheckpointSender
 from asyncrl.config.sections import Checkpoint
 from asyncrl.files.checkpoints import FileEntry
 from asyncrl.log import get_logger
-from asyncrl.messages import Commit, Evaluated, Evaluating, Stepped
+from asyncrl.messages.supervisor import Evaluated
+from asyncrl.messages.trainer import Commit, Evaluating, Stepped
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.retention import Retention
 from asyncrl.trainer.checkpoints.snapshot import Snapshot

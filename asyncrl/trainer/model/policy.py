@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from asyncrl.algo.logprobs import Scores, score_states
 from asyncrl.config.sections import Lora
 from asyncrl.errors import ConfigError
-from asyncrl.messages import RouteShape
+from asyncrl.messages.trajectory import RouteShape
 from asyncrl.trainer.checkpoints.snapshot import emptied
 from asyncrl.trainer.checkpoints.stored import Stored
 from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing

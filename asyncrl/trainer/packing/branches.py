@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.checks.turns import path_to
-from asyncrl.messages import FROM_PROMPT, Turn
+from asyncrl.messages.trajectory import FROM_PROMPT, Turn
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 
 Scalar = TypeVar("Scalar", bound=np.generic)

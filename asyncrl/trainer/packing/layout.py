@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.errors import DataError
-from asyncrl.messages import FROM_NOTHING
+from asyncrl.messages.trajectory import FROM_NOTHING
 from asyncrl.trainer.packing.branches import Branch, branches, turns_of
 from asyncrl.trainer.packing.pictures import PictureTokens
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import AsyncrlError
-from asyncrl.messages import Span, Turn
+from asyncrl.messages.trajectory import Span, Turn
 from asyncrl.trainer.packing.pictures import TrainingImage
 
 

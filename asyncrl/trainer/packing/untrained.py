@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from asyncrl.messages import Span, Turn
+from asyncrl.messages.trajectory import Span, Turn
 from asyncrl.trainer.packing.branches import cut, turns_of
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 

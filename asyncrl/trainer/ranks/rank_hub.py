@@ -15,7 +15,8 @@ from asyncrl.actor.link import Hub
 from asyncrl.actor.message import Message
 from asyncrl.errors import LinkClosed, RankDied
 from asyncrl.files.checkpoints import FileEntry
-from asyncrl.messages import Checked, Hello, PartWritten, Refusal, Reject, StoreGet, StoreSet, StoreValue, Welcome
+from asyncrl.messages.session import Hello, Reject, StoreGet, StoreSet, StoreValue, Welcome
+from asyncrl.messages.trainer import Checked, PartWritten, Refusal
 from asyncrl.weights.groups.rendezvous import Rendezvous
 
 Answer = TypeVar("Answer")

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 from asyncrl.actor.link import Link
 from asyncrl.errors import LinkError
-from asyncrl.messages import StoreValue
+from asyncrl.messages.session import StoreValue
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.store import LinkStore
 

@@ -30,7 +30,8 @@ import torch
 from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
-from asyncrl.messages import Abort, Member, StoreValue, Transfer
+from asyncrl.messages.session import StoreValue
+from asyncrl.messages.weights import Abort, Member, Transfer
 from asyncrl.weights.groups.connections import shut_down
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.device import backend_for, device_thread

@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import Store
 
 from asyncrl.actor.message import Message
 from asyncrl.errors import TransferError
-from asyncrl.messages import StoreGet, StoreSet, StoreValue
+from asyncrl.messages.session import StoreGet, StoreSet, StoreValue
 from asyncrl.weights.groups.deadline import Deadline
 
 Send = Callable[[Message], Coroutine[object, object, None]]

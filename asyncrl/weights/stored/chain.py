@@ -10,7 +10,7 @@ a delta must meet the base that it was made from.
 from collections.abc import Sequence
 
 from asyncrl.errors import TransferError
-from asyncrl.messages import StoredWeights, WeightsFile
+from asyncrl.messages.weights import StoredWeights, WeightsFile
 
 
 def next_file(

@@ -20,13 +20,13 @@ from asyncrl.actor.answer import receive_answer
 from asyncrl.actor.link import Link
 from asyncrl.errors import LinkError, TransferError
 from asyncrl.log import get_logger
-from asyncrl.messages import (
+from asyncrl.messages.session import StoreValue
+from asyncrl.messages.weights import (
     Abort,
     FetchedWeights,
     FetchWeights,
     ListWeights,
     StoredWeights,
-    StoreValue,
     Transfer,
     WeightsFile,
     WeightsList,

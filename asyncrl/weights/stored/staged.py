@@ -9,7 +9,7 @@ It outlives the sessions of its node, so that a file is continued after its link
 import torch
 
 from asyncrl.errors import TransferError
-from asyncrl.messages import StoredWeights
+from asyncrl.messages.weights import StoredWeights
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.shared import shared_staging

@@ -21,7 +21,7 @@ from asyncrl.actor.answer import receive_answer
 from asyncrl.actor.link import Link
 from asyncrl.errors import LinkError, TransferError
 from asyncrl.log import get_logger
-from asyncrl.messages import PutWeights, PutWeightsDone, StoredWeights, Uploaded
+from asyncrl.messages.weights import PutWeights, PutWeightsDone, StoredWeights, Uploaded
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.copies import Copies

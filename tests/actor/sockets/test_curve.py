@@ -18,7 +18,8 @@ from asyncrl.actor.sockets.curve import (
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.errors import ConfigError, WrongHub
-from asyncrl.messages import CODEC, Offer
+from asyncrl.messages.rollout import Offer
+from asyncrl.messages.wire import CODEC
 
 SECRET, OTHER = bytes(32), bytes([1] * 32)
 TCP = "tcp://127.0.0.1:0"

@@ -14,7 +14,9 @@ from asyncrl.actor.sockets.handshake_guard import STRANGER_BYTES
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.errors import LinkError
-from asyncrl.messages import CODEC, Offer, StoreSet
+from asyncrl.messages.rollout import Offer
+from asyncrl.messages.session import StoreSet
+from asyncrl.messages.wire import CODEC
 from tests.actor.sockets.ipv6 import has_ipv6
 
 SECRET = bytes(32)

@@ -10,7 +10,8 @@ from asyncrl.actor.sockets.tcp import needs_ipv6, require_bindable
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.errors import LinkError
-from asyncrl.messages import CODEC, Offer
+from asyncrl.messages.rollout import Offer
+from asyncrl.messages.wire import CODEC
 from tests.actor.sockets.ipv6 import has_ipv6
 
 SECRET = bytes(32)

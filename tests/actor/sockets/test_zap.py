@@ -15,7 +15,8 @@ from asyncrl.actor.sockets.curve import HubKeys, LinkKeys, Owner, new_pair
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.errors import LinkReset, UnknownKey
-from asyncrl.messages import CODEC, Offer
+from asyncrl.messages.rollout import Offer
+from asyncrl.messages.wire import CODEC
 
 FIRST = encode(Envelope(1, 0, Offer(1), 0))
 TCP = "tcp://127.0.0.1:0"

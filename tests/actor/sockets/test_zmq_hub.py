@@ -19,14 +19,9 @@ from asyncrl.actor.sockets import fd_socket, zmq_hub
 from asyncrl.actor.sockets.curve import hub_keys_of
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.errors import LinkError, LinkReset
-from asyncrl.messages import (
-    CODEC,
-    Bye,
-    Offer,
-    Stop,
-    StoreSet,
-    StoreValue,
-)
+from asyncrl.messages.rollout import Offer
+from asyncrl.messages.session import Bye, Stop, StoreSet, StoreValue
+from asyncrl.messages.wire import CODEC
 from tests.actor.ends import ANY_SOCKET, DEADLINE_S, HOSTILE, SECRET, frame, hear_out, hub_at, link_to
 
 
@@ -242,7 +237,8 @@ import asyncio, sys, time
 import zmq
 from asyncrl.actor.sockets import zmq_hub
 from asyncrl.actor.codec import Envelope, encode
-from asyncrl.messages import CODEC, Beat
+from asyncrl.messages.session import Beat
+from asyncrl.messages.wire import CODEC
 
 zmq_hub.MAX_INBOX_BYTES = 1
 

@@ -12,22 +12,12 @@ from asyncrl.actor.sockets.curve import hub_keys_of, link_keys_of
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.errors import BrokenInvariant, LinkClosed, LinkError, LinkReset
-from asyncrl.messages import (
-    CODEC,
-    PROTOCOL,
-    Batch,
-    Bye,
-    Held,
-    Hello,
-    Offer,
-    ScoredTrajectory,
-    SpoolRef,
-    Stop,
-    StoreSet,
-    StoreValue,
-    TrajectorySummary,
-    Unit,
-)
+from asyncrl.messages.rollout import Offer
+from asyncrl.messages.session import Bye, Held, Hello, Stop, StoreSet, StoreValue
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trainer import Batch, ScoredTrajectory
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
+from asyncrl.messages.wire import CODEC, PROTOCOL
 from tests.actor.ends import ANY_SOCKET, DEADLINE_S, HOSTILE, SECRET, frame, hub_at, link_to
 
 # ── hostile peers ───────────────────────────────────────────────────────────────────────────

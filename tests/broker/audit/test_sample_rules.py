@@ -6,7 +6,8 @@ from asyncrl.broker.audit.sample_rules import sample_problems
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.records import Admitted, Result, Rewarded, Taken
 from asyncrl.config.sections import Schedule
-from asyncrl.messages import Span, SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import Span, TrajectorySummary, Unit
 from asyncrl.observe.samples import SampleFacts
 
 ROWS = [

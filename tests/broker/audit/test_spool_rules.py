@@ -8,7 +8,8 @@ from asyncrl.broker.audit.spool_rules import SpoolRules, StoredPayload
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.records import Admitted, Result
 from asyncrl.config.sections import Schedule
-from asyncrl.messages import Span, SpoolRef, Trajectory, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import Span, Trajectory, TrajectorySummary, Unit
 
 SUMMARY = TrajectorySummary(2, 1, 0, 0, 1, "stop")
 TRAJECTORY = Trajectory(

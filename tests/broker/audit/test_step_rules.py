@@ -8,7 +8,8 @@ from asyncrl.broker.audit.step_rules import lost_records, metrics_problems, summ
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.records import Admitted, AnyRecord, Committed, Result, Rewarded, Taken, VersionLive
 from asyncrl.config.sections import Schedule
-from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.observe.run_directory import RunSummary
 
 LINE: dict[str, Any] = {

@@ -4,7 +4,8 @@ import pytest
 
 from asyncrl.broker.audit.token_rules import span_problems
 from asyncrl.broker.ledger.records import Result
-from asyncrl.messages import Span, SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import Span, TrajectorySummary, Unit
 
 RESULT = Result(Unit(3, 1), 1, SpoolRef("s", 0, 0, 1, 0), TrajectorySummary(5, 4, 6, 7, 2, "stop"))
 SPANS = [Span(6, 0, 2), Span(7, 2, 5)]

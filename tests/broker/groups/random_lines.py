@@ -15,7 +15,7 @@ from asyncrl.broker.groups.group import Group
 from asyncrl.broker.groups.window import Window
 from asyncrl.broker.ledger.staleness_bound import most_versions
 from asyncrl.config.sections import Schedule
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 
 PROMPT = Prompt(text="?")
 

@@ -6,7 +6,7 @@ from asyncrl.broker.groups.batches import BatchBook
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.groups.max_staleness import StalenessBound
 from asyncrl.errors import BrokenInvariant
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 from tests.broker.groups.random_lines import lives
 
 FIFO, COMPLETION = 1, None

@@ -4,7 +4,8 @@ import pytest
 
 from asyncrl.broker.groups.book import GroupBook
 from asyncrl.broker.groups.group import Group
-from asyncrl.messages import Prompt, Split, Unit
+from asyncrl.messages.trajectory import Prompt, Unit
+from asyncrl.messages.words import Split
 
 
 def a_group(split: Split) -> Group:

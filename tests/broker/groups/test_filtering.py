@@ -13,7 +13,7 @@ from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.records import Admitted, Dropped, Rewarded, Taken
 from asyncrl.config.sections import Config, Schedule
 from asyncrl.errors import RunFailed
-from asyncrl.messages import Prompt, Unit
+from asyncrl.messages.trajectory import Prompt, Unit
 from tests.broker.driver import Cluster, Reward, a_config, right, told_apart
 
 ids = count()

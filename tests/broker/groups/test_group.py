@@ -5,7 +5,9 @@ import gc
 import pytest
 
 from asyncrl.broker.groups.group import Group, State
-from asyncrl.messages import Prompt, ScoredTrajectory, SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trainer import ScoredTrajectory
+from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit
 
 REF = SpoolRef("spool", 0, 0, 8, 0)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.groups.max_staleness import StalenessBound, Stragglers
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 
 
 def groups(*versions: int) -> list[Group]:

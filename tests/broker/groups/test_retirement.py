@@ -5,7 +5,7 @@ import pytest
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.groups.retirement import Retirement, mean_correct
 from asyncrl.errors import RunFailed
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 
 
 def a_group(row: int, *correct: float, num_greedy: int = 0) -> Group:

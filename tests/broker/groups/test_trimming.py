@@ -2,7 +2,8 @@
 
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.groups.trimming import first_needed
-from asyncrl.messages import Prompt, SpoolRef, TrajectorySummary
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import Prompt, TrajectorySummary
 
 SUMMARY = TrajectorySummary(8, 4, 0, 0, 1, "stop")
 

@@ -15,19 +15,11 @@ from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.config.sections import Evaluation
-from asyncrl.messages import (
-    PROTOCOL,
-    Cancelled,
-    Held,
-    Hello,
-    Lease,
-    Prompt,
-    ResumePoint,
-    SpoolRef,
-    StoredItem,
-    TrajectorySummary,
-    Unit,
-)
+from asyncrl.messages.rollout import Cancelled, Lease, ResumePoint
+from asyncrl.messages.session import Held, Hello
+from asyncrl.messages.spool import SpoolRef, StoredItem
+from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit
+from asyncrl.messages.wire import PROTOCOL
 from tests.broker.driver import a_config
 
 REF = SpoolRef("spool", 3, 64, 100, 7)

@@ -4,7 +4,8 @@ import pytest
 
 from asyncrl.broker.groups.group import Group, Slot
 from asyncrl.broker.leases.grading import GradeBook
-from asyncrl.messages import Prompt, SpoolRef, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import Prompt, Unit
 
 
 @pytest.fixture

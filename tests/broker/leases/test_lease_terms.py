@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.leases.lease import LeaseBook
 from asyncrl.broker.leases.lease_terms import lease_message, sampling_seed
-from asyncrl.messages import Lease, Prompt, Sampling, Split
+from asyncrl.messages.rollout import Lease
+from asyncrl.messages.trajectory import Prompt, Sampling
+from asyncrl.messages.words import Split
 from tests.broker.driver import a_config
 
 

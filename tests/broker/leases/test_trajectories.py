@@ -15,24 +15,12 @@ from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.broker.versions.transfers import TransferBook
 from asyncrl.config.sections import Evaluation
-from asyncrl.messages import (
-    Failed,
-    Grade,
-    GradeItem,
-    Held,
-    Leased,
-    Prompt,
-    Publishing,
-    ScoredItem,
-    Settled,
-    SpoolRef,
-    StartedOver,
-    Stored,
-    StoredItem,
-    TrajectoryLimits,
-    TrajectorySummary,
-    Unit,
-)
+from asyncrl.messages.reward import Grade, GradeItem, ScoredItem
+from asyncrl.messages.rollout import Failed, Leased, Settled, StartedOver
+from asyncrl.messages.session import Held
+from asyncrl.messages.spool import SpoolRef, Stored, StoredItem
+from asyncrl.messages.trajectory import Prompt, TrajectoryLimits, TrajectorySummary, Unit
+from asyncrl.messages.weights import Publishing
 from tests.broker.driver import a_config
 
 REF = SpoolRef("spool", 0, 64, 100, 7)

@@ -2,7 +2,7 @@
 
 from asyncrl.broker.groups.group import Group, State
 from asyncrl.broker.leases.waiting import WaitingGroups
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 
 
 def a_group(group_id: int) -> Group:

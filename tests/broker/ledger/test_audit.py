@@ -22,7 +22,9 @@ from asyncrl.broker.ledger.records import (
     VersionLive,
 )
 from asyncrl.config.sections import Schedule
-from asyncrl.messages import Split, SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
+from asyncrl.messages.words import Split
 
 SCHEDULE = Schedule(groups_per_step=2, group_size=2, staleness=1.0)
 """The window holds four groups."""

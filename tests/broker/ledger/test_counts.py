@@ -16,7 +16,8 @@ from asyncrl.broker.ledger.records import (
 )
 from asyncrl.broker.ledger.trained_versions import TrainedVersions
 from asyncrl.config.sections import Schedule
-from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
 
 
 def of(*records: AnyRecord) -> RecordCounts:

@@ -2,7 +2,7 @@
 
 from asyncrl.broker.ledger.dead_letters import DeadLetter, dead_letters
 from asyncrl.broker.ledger.records import Admitted, AnyRecord, FailedAttempt
-from asyncrl.messages import Unit
+from asyncrl.messages.trajectory import Unit
 
 
 def test_a_dead_letter_names_the_row_of_its_prompt():

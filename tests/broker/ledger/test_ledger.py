@@ -26,7 +26,8 @@ from asyncrl.broker.ledger.records import (
     Taken,
 )
 from asyncrl.errors import BrokenInvariant, LedgerError, RunFailed
-from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
 
 SUMMARY = TrajectorySummary(
     num_tokens=9, prompt_tokens=2, oldest_version=4, newest_version=5, num_spans=2, finish_reason="stop"

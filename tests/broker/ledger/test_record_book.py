@@ -15,7 +15,8 @@ from asyncrl.broker.ledger.records import (
     Taken,
 )
 from asyncrl.config.sections import Schedule
-from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
 
 SUMMARY = TrajectorySummary(3, 5, 0, 0, 1, "stop")
 

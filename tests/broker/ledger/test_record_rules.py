@@ -17,7 +17,8 @@ from asyncrl.broker.ledger.records import (
     VersionLive,
 )
 from asyncrl.config.sections import Schedule
-from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
 
 SCHEDULE = Schedule(groups_per_step=1, group_size=1, staleness=1.0)
 

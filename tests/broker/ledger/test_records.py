@@ -31,7 +31,8 @@ from asyncrl.broker.ledger.records import (
     unique_key,
 )
 from asyncrl.errors import LedgerError
-from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
 
 
 def result(group_id: int, index: int, num_tokens: int = 10, oldest_version: int = 0) -> Result:

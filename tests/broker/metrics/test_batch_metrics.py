@@ -9,7 +9,10 @@ from msgspec.structs import replace
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics.batch_metrics import RunTotals, SwapTimes, WaitShare, batch_metrics, line
 from asyncrl.broker.nodes.node import Node
-from asyncrl.messages import Beat, Live, Prompt, Stepped, TrajectorySummary
+from asyncrl.messages.session import Beat
+from asyncrl.messages.trainer import Stepped
+from asyncrl.messages.trajectory import Prompt, TrajectorySummary
+from asyncrl.messages.weights import Live
 
 
 def a_group() -> Group:

@@ -1,7 +1,7 @@
 """What idle nodes wait for follows from the state of the groups."""
 
 from asyncrl.broker.metrics.idle_causes import idle_causes
-from asyncrl.messages import Unit
+from asyncrl.messages.trajectory import Unit
 from tests.broker.driver import Cluster, Reward, Rollout, Trainer, a_config
 
 

@@ -8,7 +8,9 @@ import pytest
 from asyncrl.broker.metrics.batch_metrics import RunTotals
 from asyncrl.broker.metrics.readings import Readings
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.messages import Evaluated, Hello, Role
+from asyncrl.messages.session import Hello
+from asyncrl.messages.supervisor import Evaluated
+from asyncrl.messages.words import Role
 from asyncrl.observe.metrics.table import METRICS
 from tests.broker.driver import a_config, a_scheduler
 

@@ -9,7 +9,11 @@ from asyncrl.broker.failures import EVENT
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics.run_files import RunFiles
 from asyncrl.errors import RunFailed
-from asyncrl.messages import PROTOCOL, Hello, Live, Prompt, Stepped
+from asyncrl.messages.session import Hello
+from asyncrl.messages.trainer import Stepped
+from asyncrl.messages.trajectory import Prompt
+from asyncrl.messages.weights import Live
+from asyncrl.messages.wire import PROTOCOL
 from asyncrl.observe.run_directory import RunDirectory
 from tests.broker.driver import a_config, a_scheduler
 

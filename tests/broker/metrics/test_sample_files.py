@@ -14,7 +14,9 @@ from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.client.images import ImageCache
 from asyncrl.errors import DecodeError
-from asyncrl.messages import FROM_PROMPT, Prompt, Span, SpoolRef, Stepped, Trajectory, Turn, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trainer import Stepped
+from asyncrl.messages.trajectory import FROM_PROMPT, Prompt, Span, Trajectory, Turn, Unit
 from asyncrl.observe.samples import SamplesWriter
 
 

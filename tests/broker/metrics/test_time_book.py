@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from asyncrl.broker.metrics.time_book import FORGET_S, TimeBook
 from asyncrl.broker.nodes.node import Node
-from asyncrl.messages import Beat, Role
+from asyncrl.messages.session import Beat
+from asyncrl.messages.words import Role
 
 CAUSES: dict[Role, str] = {
     "rollout": "waiting for the trainer",

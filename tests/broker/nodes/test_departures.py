@@ -1,6 +1,8 @@
 from asyncrl.broker.nodes.departures import DepartureBook
 from asyncrl.broker.nodes.node import NodeBook
-from asyncrl.messages import PROTOCOL, Hello, Role
+from asyncrl.messages.session import Hello
+from asyncrl.messages.wire import PROTOCOL
+from asyncrl.messages.words import Role
 
 
 def nodes(**roles: Role) -> NodeBook:

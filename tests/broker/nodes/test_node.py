@@ -3,7 +3,9 @@
 import pytest
 
 from asyncrl.broker.nodes.node import Node, NodeBook
-from asyncrl.messages import PROTOCOL, Beat, Hello, Ready, Role
+from asyncrl.messages.session import Beat, Hello, Ready
+from asyncrl.messages.wire import PROTOCOL
+from asyncrl.messages.words import Role
 
 
 def hello(role: Role, name: str, incarnation: str = "0") -> Hello:

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncrl.broker.nodes.spools import SpoolBook
-from asyncrl.messages import SpoolAddress, SpoolRef, SpoolSet
+from asyncrl.messages.spool import SpoolAddress, SpoolRef, SpoolSet
 
 TTL_S = 60.0
 NAMES = ("a", "b", "c")

@@ -1,6 +1,8 @@
 from asyncrl.broker.nodes.node import NodeBook
 from asyncrl.broker.nodes.stack_requests import StackRequests
-from asyncrl.messages import PROTOCOL, Hello, Role
+from asyncrl.messages.session import Hello
+from asyncrl.messages.wire import PROTOCOL
+from asyncrl.messages.words import Role
 
 
 def a_book(**roles: Role) -> NodeBook:

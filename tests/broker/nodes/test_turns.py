@@ -3,7 +3,9 @@ import pytest
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.turns import TurnBook
 from asyncrl.broker.outbox import Outbox
-from asyncrl.messages import PROTOCOL, AskTurn, Asleep, Hello, Ready, Role, Sleep, Wake
+from asyncrl.messages.session import AskTurn, Asleep, Hello, Ready, Sleep, Wake
+from asyncrl.messages.wire import PROTOCOL
+from asyncrl.messages.words import Role
 
 
 class Devices:

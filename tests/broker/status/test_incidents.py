@@ -1,5 +1,5 @@
 from asyncrl.broker.status.incidents import KEPT, IncidentBook
-from asyncrl.messages import Incident
+from asyncrl.messages.supervisor import Incident
 
 
 def test_a_death_is_told_with_its_cause_and_its_age() -> None:

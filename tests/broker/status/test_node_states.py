@@ -1,7 +1,7 @@
 """What each node does or waits for, in words."""
 
 from asyncrl.broker.status.status import run_status
-from asyncrl.messages import Draining
+from asyncrl.messages.session import Draining
 from tests.broker.driver import Cluster, Rollout, a_config
 from tests.broker.test_scheduler import a_published, finish_all, publish
 

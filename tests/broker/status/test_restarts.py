@@ -1,7 +1,7 @@
 """Nodes that are started again are told until they are back."""
 
 from asyncrl.broker.status.restarts import RestartBook
-from asyncrl.messages import Exited
+from asyncrl.messages.supervisor import Exited
 
 KILLED = Exited("trainer-0", "was killed by SIGKILL", restarting=True)
 

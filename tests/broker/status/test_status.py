@@ -1,7 +1,7 @@
 """Status of a run from the scheduler's books alone, at each stage of its groups."""
 
 from asyncrl.broker.status.status import run_status
-from asyncrl.messages import NodeStatus, Status
+from asyncrl.messages.supervisor import NodeStatus, Status
 from tests.broker.driver import Cluster, a_config
 from tests.broker.test_scheduler import a_published, finish_all, judge, publish
 

@@ -5,7 +5,7 @@ import pytest
 from asyncrl.broker.ledger.records import FailedAttempt, Reissued
 from asyncrl.broker.traces.group_life import MAX_EVENTS, GroupLife
 from asyncrl.broker.traces.ids import TraceIds
-from asyncrl.messages import TrajectorySummary, Unit
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.observe.traces.span import Span
 
 SUMMARY = TrajectorySummary(24, 8, 3, 4, 2, "stop", num_turns=2, environment_s=0.5)

@@ -11,7 +11,8 @@ from asyncrl.broker.outbox import Outgoing
 from asyncrl.broker.traces.group_lives import GroupLives
 from asyncrl.broker.traces.ids import TraceIds
 from asyncrl.config.sections import Config
-from asyncrl.messages import Lease, Sampling, Unit
+from asyncrl.messages.rollout import Lease
+from asyncrl.messages.trajectory import Sampling, Unit
 from asyncrl.observe.traces.span import Span
 from asyncrl.observe.traces.table import EVENTS, ROOT, SPANS
 from tests.broker.chaos import CONFIGS, LENGTHS, SEEDS, Chaos, run_to_the_end, start_all

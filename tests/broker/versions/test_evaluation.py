@@ -6,7 +6,9 @@ from asyncrl.broker.groups.book import GroupBook
 from asyncrl.broker.groups.group import Slot
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.config.sections import Evaluation
-from asyncrl.messages import Evaluated, Prompt, SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.supervisor import Evaluated
+from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit
 
 FINAL = 7
 REF = SpoolRef("s", 0, 0, 1, 0)

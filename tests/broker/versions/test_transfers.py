@@ -5,7 +5,10 @@ import pytest
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.versions.transfers import MAX_FAILURES, OngoingTransfer, TransferBook
 from asyncrl.errors import RunFailed
-from asyncrl.messages import PROTOCOL, Abort, Hello, Member, Publishing, Role
+from asyncrl.messages.session import Hello
+from asyncrl.messages.weights import Abort, Member, Publishing
+from asyncrl.messages.wire import PROTOCOL
+from asyncrl.messages.words import Role
 
 DEADLINE_S = 30.0
 NOTICE_S, STALL_S = 2.0, 1.0

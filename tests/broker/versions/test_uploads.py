@@ -6,7 +6,10 @@ from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.versions.transfers import MAX_FAILURES
 from asyncrl.broker.versions.uploads import NO_GROUP, RETRY_S, UploadBook
 from asyncrl.errors import RunFailed
-from asyncrl.messages import PROTOCOL, Hello, Publishing, Ready, Transfer, Upload, Uploaded, WeightsVia
+from asyncrl.messages.session import Hello, Ready
+from asyncrl.messages.weights import Publishing, Transfer, Upload, Uploaded
+from asyncrl.messages.wire import PROTOCOL
+from asyncrl.messages.words import WeightsVia
 
 
 class Stage:

@@ -11,26 +11,23 @@ from asyncrl.broker.versions.transfers import TransferBook
 from asyncrl.broker.versions.uploads import NO_GROUP
 from asyncrl.broker.versions.versions import Versions
 from asyncrl.config.sections import Evaluation
-from asyncrl.messages import (
-    PROTOCOL,
+from asyncrl.messages.rollout import Hold, Release
+from asyncrl.messages.session import Hello, Ready
+from asyncrl.messages.trainer import Evaluating
+from asyncrl.messages.trajectory import Prompt, Unit
+from asyncrl.messages.weights import (
     Abort,
-    Evaluating,
-    Hello,
-    Hold,
     Live,
-    Prompt,
     Published,
     Publishing,
-    Ready,
-    Release,
-    Role,
     Transfer,
     TransferFailed,
     Transferred,
-    Unit,
     Upload,
     Uploaded,
 )
+from asyncrl.messages.wire import PROTOCOL
+from asyncrl.messages.words import Role
 
 
 class Desk:

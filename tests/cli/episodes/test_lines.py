@@ -2,7 +2,7 @@
 
 from asyncrl.cli.episodes import lines
 from asyncrl.cli.episodes.lines import end_lines, prompt_lines, reward_line, turn_lines
-from asyncrl.messages import FROM_PROMPT, Turn
+from asyncrl.messages.trajectory import FROM_PROMPT, Turn
 
 TURNS = [
     Turn(FROM_PROMPT, 0, 7, text="look"),

@@ -15,7 +15,7 @@ from asyncrl.cli.episodes.choices import try_config
 from asyncrl.cli.episodes.play import Watcher, play
 from asyncrl.config.sections import Config
 from asyncrl.errors import EngineError
-from asyncrl.messages import FROM_PROMPT, Turn
+from asyncrl.messages.trajectory import FROM_PROMPT, Turn
 from asyncrl.rollout.episodes.episodes import Episodes
 from tests.node.offline.test_sampling import Words, turn
 from tests.rollout.episodes.stage import StagedEnvironments, WordSeam

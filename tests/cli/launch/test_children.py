@@ -11,7 +11,7 @@ from asyncrl.cli.launch.children import keep_tracking, role_process, tracker_pro
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config, Data, Model, Rollout, Trainer
 from asyncrl.errors import ConfigError, TrackerError
-from asyncrl.messages import Role
+from asyncrl.messages.words import Role
 from asyncrl.observe.run_directory import RunDirectory
 
 CONFIG = Config(model=Model(path="m"), data=Data(train="t"), rollout=Rollout(threads=3), trainer=Trainer(threads=2))

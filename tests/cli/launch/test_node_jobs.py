@@ -8,7 +8,7 @@ import pytest
 from asyncrl.cli.launch.node_jobs import NodeOptions, finder, node_job, replicas_job, spool_job, until_run_is_over
 from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import ConfigError
-from asyncrl.messages import Role
+from asyncrl.messages.words import Role
 from asyncrl.node.runner import ToldToStop
 
 OPTIONS = NodeOptions("collective", may_fetch=True, wait_s=1.0)

@@ -12,7 +12,9 @@ from asyncrl.cli.launch.replicas import Replicas, run_replicas
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.sections import Config, Data, Model, Rollout, Supervisor, Vllm, to_json
 from asyncrl.errors import AsyncrlError, ConfigError, LinkError, RunFailed
-from asyncrl.messages import CODEC, Hello, SpoolSet, Welcome
+from asyncrl.messages.session import Hello, Welcome
+from asyncrl.messages.spool import SpoolSet
+from asyncrl.messages.wire import CODEC
 from asyncrl.node.process.metrics_server import MetricsOptions
 
 CONFIG = Config(model=Model(path="m"), data=Data(train="t"), supervisor=Supervisor(max_restarts=1))

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from asyncrl.cli.launch.screen import LEGEND, LEGEND_OF_TURNS, Screen, step_line
-from asyncrl.messages import Evaluated, Paused, Progress, Returned, SettingsChanged
+from asyncrl.messages.supervisor import Evaluated, Paused, Progress, Returned, SettingsChanged
 
 METRICS = {
     "version": 40,

@@ -13,7 +13,7 @@ from asyncrl.cli.launch import supervisor
 from asyncrl.cli.launch.supervisor import Supervisor
 from asyncrl.config.sections import Config, Data, Model
 from asyncrl.errors import RunFailed
-from asyncrl.messages import Exited, Failures, Finished
+from asyncrl.messages.supervisor import Exited, Failures, Finished
 from asyncrl.node.machine.devices import Devices
 from asyncrl.node.process.metrics_server import MetricsOptions
 from asyncrl.observe.run_directory import RunDirectory

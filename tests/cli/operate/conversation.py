@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 from asyncrl.actor.message import Message
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.client.run_address import RunAddress
-from asyncrl.messages import CODEC, Beat, Hello, SpoolSet, Welcome
+from asyncrl.messages.session import Beat, Hello, Welcome
+from asyncrl.messages.spool import SpoolSet
+from asyncrl.messages.wire import CODEC
 
 T = TypeVar("T")
 

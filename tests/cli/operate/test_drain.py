@@ -6,7 +6,8 @@ from asyncrl.actor.message import Message
 from asyncrl.cli.operate.drain import drain
 from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import ConfigError, LinkError, RunFailed
-from asyncrl.messages import Bye, Drain, Drained, Finished, Hello
+from asyncrl.messages.session import Bye, Drain, Hello
+from asyncrl.messages.supervisor import Drained, Finished
 from tests.cli.operate.conversation import with_broker
 
 

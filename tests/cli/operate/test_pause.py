@@ -3,7 +3,8 @@ import asyncio
 import pytest
 
 from asyncrl.cli.operate.pause import PAUSED, RESUMED, pause
-from asyncrl.messages import Bye, Hello, Pause, Paused
+from asyncrl.messages.session import Bye, Hello
+from asyncrl.messages.supervisor import Pause, Paused
 from tests.cli.operate.conversation import with_broker
 
 

@@ -9,7 +9,8 @@ from asyncrl.errors import LinkError
 from asyncrl.keys.allow_list import owns
 from asyncrl.keys.key import new_key
 from asyncrl.keys.key_file import write_key
-from asyncrl.messages import Bye, Drained, Finished, Hello, Progress, Status, StatusWanted
+from asyncrl.messages.session import Bye, Hello
+from asyncrl.messages.supervisor import Drained, Finished, Progress, Status, StatusWanted
 from tests.cli.operate.conversation import with_broker
 
 STATUS = Status("run", "running", 1, 4, 0, 4, 0, 2, {}, [])

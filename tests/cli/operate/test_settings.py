@@ -7,7 +7,8 @@ from asyncrl.cli.operate.session import operator
 from asyncrl.cli.operate.settings import set_settings
 from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import ConfigError
-from asyncrl.messages import Bye, Hello, SetSettings, SettingsChanged
+from asyncrl.messages.session import Bye, Hello
+from asyncrl.messages.supervisor import SetSettings, SettingsChanged
 from tests.cli.operate.conversation import with_broker
 
 

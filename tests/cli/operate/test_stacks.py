@@ -12,7 +12,7 @@ from asyncrl.cli.operate import stacks as module
 from asyncrl.cli.operate.stacks import ask, from_log, pid_of
 from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import ConfigError, LinkError
-from asyncrl.messages import Stacks, StacksWanted
+from asyncrl.messages.supervisor import Stacks, StacksWanted
 from asyncrl.observe.run_directory import RunDirectory
 from tests.cli.operate.conversation import with_broker
 

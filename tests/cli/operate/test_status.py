@@ -8,7 +8,7 @@ from asyncrl.cli.operate.status import ask_status, opened, plain, run_state
 from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import ConfigError, LinkError
 from asyncrl.files.lock import locked
-from asyncrl.messages import NodeStatus, Status, StatusWanted
+from asyncrl.messages.supervisor import NodeStatus, Status, StatusWanted
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from tests.cli.operate.conversation import with_broker
 

@@ -2,7 +2,7 @@ from msgspec.structs import replace
 
 from asyncrl.cli.operate.status import RunState
 from asyncrl.cli.operate.status_lines import file_lines, live_lines, node_lines, state_lines
-from asyncrl.messages import Incident, NodeStatus, Status
+from asyncrl.messages.supervisor import Incident, NodeStatus, Status
 from asyncrl.observe.run_overview import RunOverview
 
 NODES = [

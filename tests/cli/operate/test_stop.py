@@ -9,7 +9,8 @@ from asyncrl.cli.operate import stop as module
 from asyncrl.cli.operate.stop import interrupt, kept_lines, stop, wait_until_left
 from asyncrl.errors import LinkError
 from asyncrl.files.lock import locked
-from asyncrl.messages import Bye, Finished, Hello, Interrupt, Progress
+from asyncrl.messages.session import Bye, Hello
+from asyncrl.messages.supervisor import Finished, Interrupt, Progress
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_overview import RunOverview
 from tests.cli.operate.conversation import with_broker

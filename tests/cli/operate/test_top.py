@@ -9,7 +9,7 @@ from asyncrl.cli.operate.status import RunState
 from asyncrl.cli.operate.top import CLOSE, OPEN, REDRAW, Display, cropped, states
 from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import LinkError
-from asyncrl.messages import Finished, Status, StatusWanted
+from asyncrl.messages.supervisor import Finished, Status, StatusWanted
 from asyncrl.observe.run_overview import RunOverview
 from tests.cli.operate.conversation import with_broker
 

@@ -14,7 +14,7 @@ from asyncrl.cli.plug_ins.reward import (
     try_reward,
 )
 from asyncrl.errors import ConfigError, DataError
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 from asyncrl.reward.verifier import Verdict
 
 HONEST = "def score(inputs):\n    return float(inputs.answer in inputs.completion)\n"

@@ -15,7 +15,8 @@ from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.records import Admitted, FailedAttempt, Rewarded, Taken, VersionLive
 from asyncrl.cli.main import main
 from asyncrl.cli.recorded.inspect import audit_table, dead_letter_table, event_table
-from asyncrl.messages import SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.observe.run_directory import RunDirectory
 
 

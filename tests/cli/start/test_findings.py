@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.cli.start import findings
 from asyncrl.errors import ConfigError
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 from tests.config.model.directories import write_model
 
 ROW = '{"prompt": "4 + 4", "answer": "8"}\n'

@@ -17,7 +17,7 @@ from asyncrl.data.images import describe
 from asyncrl.data.prompts import train_stream
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.files.secret_file import write_secret
-from asyncrl.messages import Fetch, Fetched, SpoolRef
+from asyncrl.messages.spool import Fetch, Fetched, SpoolRef
 from asyncrl.node.broker.broker import _report_skipped_rows, _require_same_data, run_broker
 from asyncrl.node.broker.broker_keys import BrokerKeys
 from asyncrl.observe.run_directory import RunDirectory

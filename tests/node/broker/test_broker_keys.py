@@ -16,7 +16,9 @@ from asyncrl.errors import ConfigError
 from asyncrl.files.secret_file import new_secret, write_secret
 from asyncrl.keys.allowed_keys import AllowedKeys
 from asyncrl.keys.key_folder import KeyFolder
-from asyncrl.messages import CODEC, PROTOCOL, Accepted, AcceptedKey, Hello, SpoolAddress
+from asyncrl.messages.session import Hello
+from asyncrl.messages.spool import Accepted, AcceptedKey, SpoolAddress
+from asyncrl.messages.wire import CODEC, PROTOCOL
 from asyncrl.node.broker.broker_keys import LOCAL, broker_keys, cut_revoked, require_keys, tell_spools
 from asyncrl.node.broker.run_folder import RunFolder
 from asyncrl.observe.run_directory import RunDirectory

@@ -11,7 +11,8 @@ from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.run_file import decode
 from asyncrl.data.prompts import Draw
 from asyncrl.errors import LedgerError
-from asyncrl.messages import Prompt, SpoolRef, TrajectorySummary, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit
 from asyncrl.node.broker.consistency import require_consistent_files
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.spool.segment_format import Entry, Place

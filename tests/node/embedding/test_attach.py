@@ -16,16 +16,10 @@ from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.client import handshake
 from asyncrl.config.sections import to_json
 from asyncrl.errors import ConfigError
-from asyncrl.messages import (
-    CODEC,
-    PROTOCOL,
-    Bye,
-    Hello,
-    Put,
-    Ready,
-    Trajectory,
-    Welcome,
-)
+from asyncrl.messages.session import Bye, Hello, Ready, Welcome
+from asyncrl.messages.spool import Put
+from asyncrl.messages.trajectory import Trajectory
+from asyncrl.messages.wire import CODEC, PROTOCOL
 from asyncrl.node.embedding.attach import attach
 from asyncrl.node.embedding.host import Host
 from asyncrl.testing import FakeEngine

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import LinkReset
-from asyncrl.messages import Span
+from asyncrl.messages.trajectory import Span
 from asyncrl.node.embedding.batches import BatchStream
 from asyncrl.trainer.packing.step import Step, local_step
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory

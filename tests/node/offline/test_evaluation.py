@@ -11,7 +11,7 @@ from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.errors import EngineDied, EngineError, VerifierError
 from asyncrl.evaluation.completions import CompletionRow
-from asyncrl.messages import Image, Prompt, Span
+from asyncrl.messages.trajectory import Image, Prompt, Span
 from asyncrl.node.offline.evaluation import OfflineEvaluator, summarize
 from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.rollout.engine import Completion, Request

@@ -9,7 +9,7 @@ import pytest
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import Config
 from asyncrl.errors import EngineError, EnvironmentFailed
-from asyncrl.messages import Prompt, Unit
+from asyncrl.messages.trajectory import Prompt, Unit
 from asyncrl.node.offline.evaluation import OfflineEvaluator, summarize
 from asyncrl.node.offline.sampling import OfflineSampler
 from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of

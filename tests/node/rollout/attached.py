@@ -7,20 +7,11 @@ from asyncrl.actor.message import Message
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import to_json
-from asyncrl.messages import (
-    CODEC,
-    Hello,
-    Lease,
-    Leased,
-    Prompt,
-    Put,
-    Ready,
-    Sampling,
-    Settled,
-    SpoolAddress,
-    SpoolSet,
-    Welcome,
-)
+from asyncrl.messages.rollout import Lease, Leased, Settled
+from asyncrl.messages.session import Hello, Ready, Welcome
+from asyncrl.messages.spool import Put, SpoolAddress, SpoolSet
+from asyncrl.messages.trajectory import Prompt, Sampling
+from asyncrl.messages.wire import CODEC
 from asyncrl.node.embedding.attach import attach
 from asyncrl.node.embedding.host import Host
 from asyncrl.testing import FakeEngine

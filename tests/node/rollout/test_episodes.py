@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
-from asyncrl.messages import Prompt, Sampling, Span, Unit
+from asyncrl.messages.trajectory import Prompt, Sampling, Span, Unit
 from asyncrl.node.rollout.episodes import most_episodes, open_episodes
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.testing import FakeEngine

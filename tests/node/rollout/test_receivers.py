@@ -13,19 +13,9 @@ from msgspec import structs
 
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.config.sections import Weights, to_json
-from asyncrl.messages import (
-    CODEC,
-    FetchWeights,
-    Hello,
-    ListWeights,
-    Live,
-    PutWeights,
-    Ready,
-    Transfer,
-    TransferFailed,
-    WeightsList,
-    Welcome,
-)
+from asyncrl.messages.session import Hello, Ready, Welcome
+from asyncrl.messages.weights import FetchWeights, ListWeights, Live, PutWeights, Transfer, TransferFailed, WeightsList
+from asyncrl.messages.wire import CODEC
 from asyncrl.node.embedding.attach import attach
 from asyncrl.node.rollout.receivers import receiving_ranks
 from asyncrl.spool.weights.store import WeightStore

@@ -10,14 +10,9 @@ from structlog.testing import capture_logs
 from asyncrl.actor.sockets import zmq_link
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.config.sections import to_json
-from asyncrl.messages import (
-    CODEC,
-    Beat,
-    Hello,
-    Offer,
-    Ready,
-    Welcome,
-)
+from asyncrl.messages.rollout import Offer
+from asyncrl.messages.session import Beat, Hello, Ready, Welcome
+from asyncrl.messages.wire import CODEC
 from asyncrl.node.embedding.attach import attach
 from asyncrl.node.embedding.host import Host
 from asyncrl.testing import FakeEngine

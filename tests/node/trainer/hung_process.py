@@ -19,7 +19,8 @@ from asyncrl.client.handshake import identity
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.run_file import decode
 from asyncrl.errors import RankDied
-from asyncrl.messages import SpoolSet, Welcome
+from asyncrl.messages.session import Welcome
+from asyncrl.messages.spool import SpoolSet
 from asyncrl.node.trainer import first_rank, ranks
 from asyncrl.node.trainer.place import HubAddress, Session, only_machine
 from asyncrl.trainer.compute import compute_thread

@@ -16,7 +16,9 @@ from asyncrl.client.run_address import RunAddress
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections import to_json
 from asyncrl.files.checkpoints import step_folders
-from asyncrl.messages import CODEC, SpoolAddress, SpoolSet, Welcome
+from asyncrl.messages.session import Welcome
+from asyncrl.messages.spool import SpoolAddress, SpoolSet
+from asyncrl.messages.wire import CODEC
 from asyncrl.node.trainer.checkpoint_copies import checkpoint_sender, fetch_checkpoint
 from asyncrl.node.trainer.checkpoint_folder import checkpoint_folder
 from asyncrl.spool.actor import SpoolActor

@@ -4,7 +4,8 @@ from contextlib import closing
 from pathlib import Path
 
 from asyncrl.broker.ledger.ledger import Ledger
-from asyncrl.messages import SpoolSet, Welcome
+from asyncrl.messages.session import Welcome
+from asyncrl.messages.spool import SpoolSet
 from asyncrl.node.trainer.checkpoint_folder import checkpoint_folder
 
 

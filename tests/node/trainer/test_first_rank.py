@@ -9,7 +9,8 @@ import pytest
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.sections import Trainer
 from asyncrl.errors import RankDied
-from asyncrl.messages import SpoolSet, Welcome
+from asyncrl.messages.session import Welcome
+from asyncrl.messages.spool import SpoolSet
 from asyncrl.node.trainer import first_rank
 from asyncrl.node.trainer.first_rank import FirstRank
 from asyncrl.node.trainer.place import RankPlace

@@ -17,20 +17,9 @@ from asyncrl.client.handshake import identity
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.run_file import decode
 from asyncrl.errors import ConfigError, LinkReset, MachineLost, RankDied
-from asyncrl.messages import (
-    Assembled,
-    Beat,
-    Bye,
-    Disbanded,
-    Draining,
-    SpoolSet,
-    Stop,
-    StoreGet,
-    StoreSet,
-    StoreValue,
-    TrainerMachine,
-    Welcome,
-)
+from asyncrl.messages.session import Beat, Bye, Draining, Stop, StoreGet, StoreSet, StoreValue, Welcome
+from asyncrl.messages.spool import SpoolSet
+from asyncrl.messages.trainer import Assembled, Disbanded, TrainerMachine
 from asyncrl.node.runner import ToldToStop
 from asyncrl.node.trainer import machines
 from asyncrl.node.trainer.first_rank import Work

@@ -6,7 +6,8 @@ import pytest
 
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.errors import LinkReset
-from asyncrl.messages import Beat, Bye, Disbanded, Stop, Take
+from asyncrl.messages.session import Beat, Bye, Stop
+from asyncrl.messages.trainer import Disbanded, Take
 from asyncrl.node.trainer.member_link import MemberLink
 
 PEER = "trainer-a.0"

@@ -1,4 +1,4 @@
-from asyncrl.messages import TrainerMachine
+from asyncrl.messages.trainer import TrainerMachine
 from asyncrl.node.trainer.place import Place, only_machine
 
 MACHINES = [TrainerMachine("a", "host-a"), TrainerMachine("b", "host-b")]

@@ -14,7 +14,9 @@ from asyncrl.client.handshake import identity
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.run_file import decode
 from asyncrl.errors import ConfigError, MachineLost, RankDied
-from asyncrl.messages import SpoolSet, TrainerMachine, Welcome
+from asyncrl.messages.session import Welcome
+from asyncrl.messages.spool import SpoolSet
+from asyncrl.messages.trainer import TrainerMachine
 from asyncrl.node.trainer import ranks
 from asyncrl.node.trainer.place import HubAddress, Place, Session, only_machine
 from asyncrl.node.trainer.ranks import exit_error, patience_s, with_ranks

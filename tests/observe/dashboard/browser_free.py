@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from asyncrl.messages import Image, Span, Turn
+from asyncrl.messages.trajectory import Image, Span, Turn
 from asyncrl.observe.samples import SampleRow, SamplesWriter
 from asyncrl.web.asgi import App
 

@@ -3,7 +3,7 @@
 import re
 from typing import get_args
 
-from asyncrl.messages import Role, Stage
+from asyncrl.messages.words import Role, Stage
 from asyncrl.observe.metrics.table import METRICS, NODE_ROLES, STAGES
 
 

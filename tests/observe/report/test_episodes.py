@@ -1,6 +1,6 @@
 """Episodes in the page, with words that cannot become markup."""
 
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT, Turn
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Turn
 from asyncrl.observe.report.episodes import MAX_CHARS, MAX_TURNS, episodes
 from asyncrl.observe.run_record import RunRecord
 from asyncrl.observe.sampled_episodes import SampledEpisode

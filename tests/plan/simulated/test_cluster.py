@@ -5,7 +5,8 @@ import random
 import pytest
 
 from asyncrl.actor.message import Message
-from asyncrl.messages import Lease, Settled, Transfer
+from asyncrl.messages.rollout import Lease, Settled
+from asyncrl.messages.weights import Transfer
 from asyncrl.plan.inputs import inputs
 from asyncrl.plan.simulate import Simulation
 from asyncrl.plan.simulated.cluster import Cluster, Prompts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.messages import Span, Unit
+from asyncrl.messages.trajectory import Span, Unit
 from asyncrl.plan.simulated.engine import Finished, Job, SimulatedEngine
 from asyncrl.plan.simulated.event_queue import EventQueue
 from asyncrl.plan.speeds import decode_line

@@ -1,6 +1,7 @@
 """Messages that a steady run never sends to a simulated rollout."""
 
-from asyncrl.messages import Cancelled, Unit
+from asyncrl.messages.rollout import Cancelled
+from asyncrl.messages.trajectory import Unit
 from asyncrl.plan.inputs import inputs
 from asyncrl.plan.simulate import Simulation
 from tests.plan.plans import a_plan

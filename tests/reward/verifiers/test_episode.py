@@ -3,7 +3,7 @@
 import pytest
 
 from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.messages import FROM_PROMPT, Prompt, Turn
+from asyncrl.messages.trajectory import FROM_PROMPT, Prompt, Turn
 from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of, verifier_input
 from asyncrl.reward.verifiers.episode import Episode

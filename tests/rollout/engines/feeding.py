@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections import Weights
-from asyncrl.messages import Member, Transfer
+from asyncrl.messages.weights import Member, Transfer
 from asyncrl.node.rollout.receivers import receiving_ranks
 from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
 from asyncrl.weights.contents.layout import Layout

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from asyncrl.messages import Transfer
+from asyncrl.messages.weights import Transfer
 from asyncrl.rollout.engine import Engine, MultiProcessEngine
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors

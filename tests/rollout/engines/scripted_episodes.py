@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from asyncrl.environment.interface import ChatMessage
-from asyncrl.messages import FROM_PROMPT, Prompt, Sampling, Span
+from asyncrl.messages.trajectory import FROM_PROMPT, Prompt, Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.episodes.conversation import Conversation

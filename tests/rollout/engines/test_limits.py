@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import Sampling
+from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.limits import check
 

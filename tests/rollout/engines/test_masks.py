@@ -1,4 +1,4 @@
-from asyncrl.messages import Span
+from asyncrl.messages.trajectory import Span
 from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.engines.masks import Masks
 

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import Image, Prompt
+from asyncrl.messages.trajectory import Image, Prompt
 from asyncrl.rollout.engines.prompts import encode
 from asyncrl.vision.processor import ImageProcessor
 from tests.conftest import PICTURE_TOKENS, make_vision_model

@@ -1,4 +1,4 @@
-from asyncrl.messages import Span
+from asyncrl.messages.trajectory import Span
 from asyncrl.rollout.engines.spans import Spans
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 from asyncrl.rollout.engines import text
 
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image as Picture
 from transformers import AutoModelForImageTextToText, PreTrainedModel, Qwen2VLImageProcessorPil
 
-from asyncrl.messages import Sampling
+from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Request
 from asyncrl.vision.processor import ImageProcessor
 from tests.conftest import draw_picture

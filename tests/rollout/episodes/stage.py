@@ -21,7 +21,8 @@ from asyncrl.environment.interface import (
     TaskInput,
 )
 from asyncrl.errors import EnvironmentFailed
-from asyncrl.messages import FinishReason, Span
+from asyncrl.messages.trajectory import Span
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engine import Completion, Request
 
 WORDS: list[str] = []

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT, Sampling
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Sampling
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.episodes.conversation import Conversation, EpisodeOver, Sample
 from asyncrl.rollout.episodes.record import EpisodeRecord

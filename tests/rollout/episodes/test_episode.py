@@ -10,7 +10,7 @@ from msgspec import structs
 from asyncrl.config.sections import Environment
 from asyncrl.environment.interface import Answer
 from asyncrl.errors import EnvironmentFailed
-from asyncrl.messages import FROM_NOTHING, Prompt, Sampling, Unit
+from asyncrl.messages.trajectory import FROM_NOTHING, Prompt, Sampling, Unit
 from asyncrl.rollout.episodes.episode import ATTEMPTS, Episode
 from asyncrl.rollout.episodes.episodes import Episodes
 from asyncrl.rollout.results import Sampled

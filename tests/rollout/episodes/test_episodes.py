@@ -4,7 +4,7 @@ import asyncio
 
 from asyncrl.config.sections import Environment
 from asyncrl.environment.interface import Answer, TaskInput
-from asyncrl.messages import Prompt, Sampling, Unit
+from asyncrl.messages.trajectory import Prompt, Sampling, Unit
 from asyncrl.rollout.episodes.episode import Episode
 from asyncrl.rollout.episodes.episodes import Episodes
 from tests.rollout.episodes.stage import Counter, StagedEnvironments, WordEngine, WordSeam, ids

@@ -3,7 +3,7 @@
 import asyncio
 
 from asyncrl.config.sections import Environment
-from asyncrl.messages import Prompt, Sampling, Unit
+from asyncrl.messages.trajectory import Prompt, Sampling, Unit
 from asyncrl.rollout.engine import EngineLoad
 from asyncrl.rollout.episodes.concurrency import Concurrency
 from asyncrl.rollout.episodes.episodes import Episodes

@@ -10,7 +10,7 @@ import pytest
 from asyncrl.config.sections import Environment
 from asyncrl.environment.interface import Score, TaskInput
 from asyncrl.errors import EngineError, EnvironmentFailed
-from asyncrl.messages import Prompt, Sampling, Unit
+from asyncrl.messages.trajectory import Prompt, Sampling, Unit
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.episodes.episode import Episode
 from asyncrl.rollout.episodes.episodes import Episodes

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT, Span, Turn
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Span, Turn
 from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn, cut, joined
 

@@ -5,7 +5,7 @@ from msgspec import structs
 
 from asyncrl.environment.interface import Answer
 from asyncrl.errors import EngineError
-from asyncrl.messages import FROM_PROMPT, Span
+from asyncrl.messages.trajectory import FROM_PROMPT, Span
 from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn
 from asyncrl.rollout.episodes.resume import EpisodeState, as_sampled, read, recorded

@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.environment.interface import Answer, TaskInput
 from asyncrl.errors import EnvironmentFailed
-from asyncrl.messages import Sampling
+from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.episodes.conversation import Conversation
 from asyncrl.rollout.episodes.record import EpisodeRecord
 from asyncrl.rollout.episodes.resume import EpisodeState, Resumed

@@ -15,7 +15,8 @@ import msgspec
 
 from asyncrl.environment.interface import CalledTool, ChatMessage, PolicyTurn
 from asyncrl.errors import EngineError
-from asyncrl.messages import FinishReason, Sampling, Span
+from asyncrl.messages.trajectory import Sampling, Span
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.episodes.conversation import Conversation
 from asyncrl.rollout.episodes.record import EpisodeRecord

@@ -1,4 +1,4 @@
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from asyncrl.rollout.episodes.record import RecordedTurn
 from asyncrl.rollout.gateway.earlier import EarlierTurns
 from tests.rollout.gateway.doubles import completion, sampled

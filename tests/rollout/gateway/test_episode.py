@@ -12,7 +12,7 @@ from msgspec import structs
 
 from asyncrl.checks.turns import turn_problem_of
 from asyncrl.errors import EngineError, PromptTooLong
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT, Trajectory, TrajectoryLimits, Unit
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Trajectory, TrajectoryLimits, Unit
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn
 from asyncrl.rollout.gateway.app import GatewayApp
 from asyncrl.rollout.gateway.gateway import Gateway

@@ -1,5 +1,5 @@
 from asyncrl.environment.interface import ChatMessage
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from asyncrl.rollout.gateway.lineage import Found, Lineage, chain
 from asyncrl.rollout.gateway.messages import tools_key
 from tests.rollout.gateway.doubles import user

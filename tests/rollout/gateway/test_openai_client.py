@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import FROM_PROMPT
+from asyncrl.messages.trajectory import FROM_PROMPT
 from asyncrl.rollout.gateway.gateway import Gateway
 from asyncrl.rollout.gateway.server import serve
 from asyncrl.rollout.results import EpisodeLimits

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import LedgerError
-from asyncrl.messages import StoredWeights
+from asyncrl.messages.weights import StoredWeights
 from asyncrl.spool.weights.file_format import HEADER, PART, encode_header, encode_part_head, scan
 
 WEIGHTS = StoredWeights(7, "layout", "digest", 1, base_version=6, base_digest="before")

@@ -1,6 +1,6 @@
 """A rollout that joins, and one that is behind, find what they need; older files go."""
 
-from asyncrl.messages import StoredWeights
+from asyncrl.messages.weights import StoredWeights
 from asyncrl.spool.weights.retention import superseded
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from asyncrl.errors import LedgerError
-from asyncrl.messages import (
+from asyncrl.messages.weights import (
     FetchedWeights,
     FetchWeights,
     ListWeights,

@@ -3,7 +3,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from asyncrl.messages import Span
+from asyncrl.messages.trajectory import Span
 from asyncrl.trainer.algorithm.logprob_gap import Comparable, LogprobGap
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from asyncrl.messages import Span
+from asyncrl.messages.trajectory import Span
 from asyncrl.trainer.algorithm.trained_part import TrainedPart
 from asyncrl.trainer.packing.micro_batches import Size
 from asyncrl.trainer.packing.step import Step, local_step

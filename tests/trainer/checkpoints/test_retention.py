@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from asyncrl.config.sections import Checkpoint
 from asyncrl.errors import ConfigError
 from asyncrl.files.checkpoints import BEST, MANIFEST
-from asyncrl.messages import Evaluated
+from asyncrl.messages.supervisor import Evaluated
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
 from asyncrl.trainer.checkpoints.retention import Best, Retention
 

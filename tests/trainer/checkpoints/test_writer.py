@@ -13,7 +13,8 @@ from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.sections import Checkpoint
 from asyncrl.errors import ConfigError, RunFailed
 from asyncrl.files.checkpoints import BEST, MANIFEST, FileEntry
-from asyncrl.messages import Commit, Evaluated, Evaluating, Stepped
+from asyncrl.messages.supervisor import Evaluated
+from asyncrl.messages.trainer import Commit, Evaluating, Stepped
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints import writer as module
 from asyncrl.trainer.checkpoints.checkpoint import Manifest

@@ -1,6 +1,6 @@
 import numpy as np
 
-from asyncrl.messages import FROM_NOTHING, FROM_PROMPT
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from asyncrl.trainer.packing.branches import branches, turns_of
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from tests.trainer.episode_trajectories import episode

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from asyncrl.errors import AsyncrlError
-from asyncrl.messages import Turn
+from asyncrl.messages.trajectory import Turn
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from tests.trainer.episode_trajectories import episode
 

@@ -8,22 +8,11 @@ from asyncrl.actor.link import Link
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.errors import RankDied
 from asyncrl.files.checkpoints import FileEntry
-from asyncrl.messages import (
-    PROTOCOL,
-    Beat,
-    Checked,
-    Hello,
-    PartWritten,
-    Refusal,
-    Reject,
-    SpoolSet,
-    Stop,
-    StoreGet,
-    StoreSet,
-    StoreValue,
-    Unit,
-    Welcome,
-)
+from asyncrl.messages.session import Beat, Hello, Reject, Stop, StoreGet, StoreSet, StoreValue, Welcome
+from asyncrl.messages.spool import SpoolSet
+from asyncrl.messages.trainer import Checked, PartWritten, Refusal
+from asyncrl.messages.trajectory import Unit
+from asyncrl.messages.wire import PROTOCOL
 from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, RankHub
 
 WELCOME = Welcome(1, "run", b"{}", SpoolSet(), 0.5)

@@ -6,7 +6,8 @@ import pytest
 
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.errors import TransferError
-from asyncrl.messages import SpoolSet, Welcome
+from asyncrl.messages.session import Welcome
+from asyncrl.messages.spool import SpoolSet
 from asyncrl.trainer.ranks.rank_hub import RankHub
 from asyncrl.trainer.ranks.rank_store import rank_store
 

@@ -9,7 +9,8 @@ import torch
 from asyncrl.actor.message import Message
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
-from asyncrl.messages import Abort, Member, StoreSet, Transfer
+from asyncrl.messages.session import StoreSet
+from asyncrl.messages.weights import Abort, Member, Transfer
 from asyncrl.weights.groups import group_keeper
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.group import Group, LibraryGroup, _poll

@@ -5,7 +5,7 @@ import pytest
 
 from asyncrl.actor.message import Message
 from asyncrl.errors import LinkClosed, TransferError
-from asyncrl.messages import StoreGet, StoreSet, StoreValue
+from asyncrl.messages.session import StoreGet, StoreSet, StoreValue
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.store import LinkStore
 from tests.weights.party import LONG_S, SHORT_S

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from asyncrl.actor.memory import MemoryHub, MemoryLink
 from asyncrl.actor.message import Message
-from asyncrl.messages import FetchWeights, ListWeights, PutWeights
+from asyncrl.messages.weights import FetchWeights, ListWeights, PutWeights
 from asyncrl.spool.weights.store import WeightStore
 
 About = PutWeights | ListWeights | FetchWeights

@@ -3,7 +3,7 @@
 import pytest
 
 from asyncrl.errors import TransferError
-from asyncrl.messages import StoredWeights, WeightsFile
+from asyncrl.messages.weights import StoredWeights, WeightsFile
 from asyncrl.weights.stored.chain import next_file
 
 

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from asyncrl.actor import answer
 from asyncrl.actor.message import Message
 from asyncrl.errors import TransferError
-from asyncrl.messages import FetchedWeights, FetchWeights, PutWeights, StoredWeights, Transfer, WeightsList
+from asyncrl.messages.weights import FetchedWeights, FetchWeights, PutWeights, StoredWeights, Transfer, WeightsList
 from asyncrl.weights.staging import Staging
 from asyncrl.weights.stored import stream
 from asyncrl.weights.stored.download import IN_FLIGHT, Downloader

@@ -5,7 +5,7 @@ import torch
 from msgspec.structs import replace
 
 from asyncrl.errors import TransferError
-from asyncrl.messages import StoredWeights
+from asyncrl.messages.weights import StoredWeights
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.shared import SharedTensors
 from asyncrl.weights.staging import Staging

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from asyncrl.actor import answer
 from asyncrl.actor.memory import MemoryLink
 from asyncrl.actor.message import Message
-from asyncrl.messages import FetchWeights, PutWeights, PutWeightsDone, StoredWeights, Uploaded
+from asyncrl.messages.weights import FetchWeights, PutWeights, PutWeightsDone, StoredWeights, Uploaded
 from asyncrl.weights.copies import Copies
 from asyncrl.weights.stored import stream
 from asyncrl.weights.stored.staged import StagedVersion

@@ -2,7 +2,7 @@
 
 import torch
 
-from asyncrl.messages import StoredWeights
+from asyncrl.messages.weights import StoredWeights
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.staging import Staging

@@ -20,7 +20,7 @@ from asyncrl.config.sections import Config
 from asyncrl.data.chat_template import read_special_tokens, read_template
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import ConfigError
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 from asyncrl.node.machine.machine import TRAIN, missing_packages
 
 COUNTED = 5000

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from asyncrl.errors import ConfigError
-from asyncrl.messages import PROTOCOL
+from asyncrl.messages.wire import PROTOCOL
 from asyncrl.node.machine.cluster.key_state import read_key_state
 from asyncrl.node.machine.cluster.probe_messages import UNLIMITED, Facts, File, Look
 from asyncrl.node.machine.devices import DEV, find

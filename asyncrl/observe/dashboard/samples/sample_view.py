@@ -15,7 +15,7 @@ import msgspec
 
 from asyncrl.errors import LedgerError
 from asyncrl.evaluation.turn_column import turns_of
-from asyncrl.messages import Span, Turn
+from asyncrl.messages.trajectory import Span, Turn
 from asyncrl.observe.dashboard.query import Refused
 from asyncrl.observe.dashboard.samples.token_texts import TokenTexts
 from asyncrl.observe.episode_view import views

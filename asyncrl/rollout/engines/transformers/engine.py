@@ -31,7 +31,7 @@ from transformers import (
 from asyncrl.config.model.directory import check_model
 from asyncrl.config.sections import ToolParser
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 from asyncrl.plug_in import describe
 from asyncrl.rollout.engine import Completion, EngineLoad, Request
 from asyncrl.rollout.engines import parameters, prompts, text

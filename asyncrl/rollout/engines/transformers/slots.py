@@ -24,7 +24,7 @@ from torch import Tensor
 
 from asyncrl.algo.routing import Experts, to_routing
 from asyncrl.errors import EngineError
-from asyncrl.messages import FinishReason
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.transformers import sampler

@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from asyncrl.actor.message import Message
 from asyncrl.config.sections import Weights
-from asyncrl.messages import Abort, Member, StoreGet, StoreSet, StoreValue, Transfer, TransferFailed, Transferred
+from asyncrl.messages.session import StoreGet, StoreSet, StoreValue
+from asyncrl.messages.weights import Abort, Member, Transfer, TransferFailed, Transferred
 from asyncrl.weights.contents.layout import TensorSpec
 
 LENGTH = struct.Struct("<I")

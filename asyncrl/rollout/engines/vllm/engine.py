@@ -28,7 +28,8 @@ from transformers import PreTrainedTokenizerBase
 from asyncrl.config.model.directory import check_model
 from asyncrl.config.sections import Config, ToolParser, Weights
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.messages import Member, Prompt
+from asyncrl.messages.trajectory import Prompt
+from asyncrl.messages.weights import Member
 from asyncrl.rollout.engine import Completion, EngineLoad, Request, Send, WeightReceiver
 from asyncrl.rollout.engines import prompts, text
 from asyncrl.rollout.engines.limits import check

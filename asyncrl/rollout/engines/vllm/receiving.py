@@ -12,7 +12,8 @@ import torch
 
 from asyncrl.actor.message import Message
 from asyncrl.errors import BrokenInvariant, TransferError
-from asyncrl.messages import Abort, StoreValue, Transfer, TransferFailed, Transferred
+from asyncrl.messages.session import StoreValue
+from asyncrl.messages.weights import Abort, Transfer, TransferFailed, Transferred
 from asyncrl.rollout.engines.vllm.channel import Channel, ReceiverSetup
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.receive import OnBucket, Receiver

@@ -19,7 +19,8 @@ import msgspec
 from asyncrl.actor.message import Message
 from asyncrl.config.sections import Weights
 from asyncrl.errors import EngineDied, EngineError, TransferError
-from asyncrl.messages import Abort, Member, StoreGet, StoreSet, StoreValue, Transfer, TransferFailed, Transferred
+from asyncrl.messages.session import StoreGet, StoreSet, StoreValue
+from asyncrl.messages.weights import Abort, Member, Transfer, TransferFailed, Transferred
 from asyncrl.rollout.engine import Send
 from asyncrl.rollout.engines.vllm.channel import Channel, ReceiverSetup
 from asyncrl.weights.contents.layout import TensorSpec

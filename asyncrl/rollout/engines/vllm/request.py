@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncrl.algo.routing import from_routing, to_routing
-from asyncrl.messages import FinishReason, Routing
+from asyncrl.messages.trajectory import Routing
+from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.masks import Masks
 from asyncrl.rollout.engines.spans import Spans

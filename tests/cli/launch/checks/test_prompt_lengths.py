@@ -13,7 +13,7 @@ from asyncrl.cli.launch.checks.prompt_lengths import check_lengths, token_count
 from asyncrl.config.run_file import decode
 from asyncrl.data.prompts import train_stream
 from asyncrl.errors import ConfigError
-from asyncrl.messages import Prompt
+from asyncrl.messages.trajectory import Prompt
 from asyncrl.rollout.engines.text import encode, load_tokenizer
 
 TEMPLATE = (

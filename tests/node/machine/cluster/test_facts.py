@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.messages import PROTOCOL
+from asyncrl.messages.wire import PROTOCOL
 from asyncrl.node.machine.cluster import facts
 from asyncrl.node.machine.cluster.facts import connection_problem, look, read_state, source_address
 from asyncrl.node.machine.cluster.probe_messages import Look

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 import torch
 
-from asyncrl.messages import FROM_PROMPT, Prompt, Sampling
+from asyncrl.messages.trajectory import FROM_PROMPT, Prompt, Sampling
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.rollout.episodes.conversation import Conversation
 from asyncrl.rollout.episodes.record import EpisodeRecord

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from transformers import PreTrainedModel
 
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.messages import Prompt, Sampling, Span
+from asyncrl.messages.trajectory import Prompt, Sampling, Span
 from asyncrl.rollout.engine import Completion, Engine, EngineLoad, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.rollout.engines.transformers.turns import MOST

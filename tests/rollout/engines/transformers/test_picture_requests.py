@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from safetensors import safe_open
 
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.messages import Image, Prompt, Sampling, Span
+from asyncrl.messages.trajectory import Image, Prompt, Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.rollout.engines.transformers.picture_forward import PictureForward

@@ -1,6 +1,6 @@
 import pytest
 
-from asyncrl.messages import Sampling
+from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob
 

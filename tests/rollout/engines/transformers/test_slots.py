@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import Sampling
+from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob

@@ -17,7 +17,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.outputs import SamplingMaskLists
 
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.messages import Sampling
+from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engines.vllm.adapter import TESTED, Adapter
 
 

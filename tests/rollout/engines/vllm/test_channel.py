@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.actor.message import Message
-from asyncrl.messages import Abort, Member, StoreGet, StoreSet, StoreValue, Transfer
+from asyncrl.messages.session import StoreGet, StoreSet, StoreValue
+from asyncrl.messages.weights import Abort, Member, Transfer
 from asyncrl.rollout.engines.vllm.channel import Channel
 
 MESSAGES: list[Message] = [

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.messages import Prompt, Sampling, Span
+from asyncrl.messages.trajectory import Prompt, Sampling, Span
 from asyncrl.rollout.engine import Completion, EngineLoad, MultiProcessEngine, Request
 from asyncrl.rollout.engines import parameters
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from asyncrl.config.sections import Config, Model
 from asyncrl.errors import ConfigError, EngineDied, EngineError
-from asyncrl.messages import Sampling
+from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
 from tests.rollout.engines.vllm.conftest import core_pid

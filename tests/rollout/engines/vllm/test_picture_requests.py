@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from asyncrl.config.sections import Config, Data, Model, Rollout, SamplingConfig, Vllm
-from asyncrl.messages import Span
+from asyncrl.messages.trajectory import Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines import parameters
 from asyncrl.rollout.engines.vllm import arguments

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import Span
+from asyncrl.messages.trajectory import Span
 from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.engines.vllm.pictures import VllmPictures, placed
 from asyncrl.rollout.engines.vllm.request import VllmRequest

@@ -13,7 +13,7 @@ from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections import Weights
 from asyncrl.errors import EngineDied, EngineError, TransferError
-from asyncrl.messages import Abort, Member, Transfer
+from asyncrl.messages.weights import Abort, Member, Transfer
 from asyncrl.rollout.engines.vllm import relay
 from asyncrl.rollout.engines.vllm.channel import ReceiverSetup
 from asyncrl.rollout.engines.vllm.receiving import ReceiverThread

@@ -7,7 +7,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from asyncrl.algo.routing import from_routing, to_routing
-from asyncrl.messages import Sampling, Span
+from asyncrl.messages.trajectory import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.vllm.request import VllmRequest
 

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from asyncrl.errors import EngineError
-from asyncrl.messages import Sampling, Span
+from asyncrl.messages.trajectory import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.weights.contents.layout import Bucket
 from asyncrl.weights.shared import SharedTensors

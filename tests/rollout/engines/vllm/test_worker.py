@@ -14,7 +14,7 @@ pytest.importorskip("vllm")
 from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections import Weights
 from asyncrl.errors import TransferError
-from asyncrl.messages import Member
+from asyncrl.messages.weights import Member
 from asyncrl.rollout.engines.vllm import reload
 from asyncrl.rollout.engines.vllm.channel import ReceiverSetup
 from asyncrl.rollout.engines.vllm.worker import WorkerExtension

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from asyncrl.config.sections import Config, Data, Model, Rollout, SamplingConfig, Vllm, Weights
-from asyncrl.messages import Sampling
+from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
 from tests.rollout.engines.feeding import feed

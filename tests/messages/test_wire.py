@@ -1,5 +1,7 @@
 """Messages survive encoding and decoding, also between nodes of different versions."""
 
+from importlib import import_module
+from pkgutil import iter_modules
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -11,22 +13,27 @@ from msgspec import Struct
 
 from asyncrl import messages
 from asyncrl.actor.message import Message, Value
-from asyncrl.messages import AnyMessage, Hello, Offer, Scored, ScoredItem, Unit
+from asyncrl.messages import wire
+from asyncrl.messages.reward import Scored, ScoredItem
+from asyncrl.messages.rollout import Offer
+from asyncrl.messages.session import Hello
+from asyncrl.messages.spool import Fetch, Fetched, Put, Stored
+from asyncrl.messages.trajectory import Unit
+from asyncrl.messages.wire import PROTOCOL, AnyMessage
+from asyncrl.messages.words import MAX_ITEMS
 
 KINDS: list[type[Message]] = list(get_args(AnyMessage))
-RECEIVERS = {name: getattr(messages, name) for name in vars(messages) if name.startswith("To")}
+RECEIVERS = {name: value for name, value in vars(wire).items() if name.startswith("To")}
+MODULES = [import_module(f"{messages.__name__}.{found.name}") for found in iter_modules(messages.__path__)]
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
 
 
 def defined(base: type) -> list[type]:
-    """The subclasses of ``base`` in `messages`."""
-    return [
-        thing
-        for thing in vars(messages).values()
-        if isinstance(thing, type) and issubclass(thing, base) and thing != base
-    ]
+    """The subclasses of ``base`` in the modules of `messages`."""
+    things = [thing for module in MODULES for thing in vars(module).values() if isinstance(thing, type)]
+    return [thing for thing in dict.fromkeys(things) if issubclass(thing, base) and thing != base]
 
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
@@ -133,18 +140,18 @@ def test_units_sort_by_group_and_then_index() -> None:
 
 
 def test_binary_fields_stay_views_into_the_frame() -> None:
-    put = messages.Fetched(1, [memoryview(b"payload")])
+    put = Fetched(1, [memoryview(b"payload")])
     frame = _encoder.encode(put)
     (payload,) = _decoder.decode(frame).payloads
     assert payload.obj is frame
 
 
 def test_the_protocol_is_the_first_field_of_hello() -> None:
-    hello = Hello(messages.PROTOCOL, "trainer", "trainer-0", "1")
-    assert msgspec.msgpack.decode(_encoder.encode(hello))[:2] == ["Hello", messages.PROTOCOL]
+    hello = Hello(PROTOCOL, "trainer", "trainer-0", "1")
+    assert msgspec.msgpack.decode(_encoder.encode(hello))[:2] == ["Hello", PROTOCOL]
 
 
-@pytest.mark.parametrize("kind", [messages.Hello, messages.Scored, messages.Stored, messages.Put, messages.Fetch])
+@pytest.mark.parametrize("kind", [Hello, Scored, Stored, Put, Fetch])
 def test_a_list_that_is_too_long_is_refused_before_it_is_decoded(kind: type[Message]) -> None:
     listed = [hint for hint in get_type_hints(kind).values() if get_origin(hint) is list]
     assert listed
@@ -152,7 +159,7 @@ def test_a_list_that_is_too_long_is_refused_before_it_is_decoded(kind: type[Mess
     fields = [[] if hint in listed else smallest[get_origin(hint) or hint] for hint in get_type_hints(kind).values()]
     empty = _encoder.encode([kind.__name__, *fields])
     begin, end = empty.rsplit(b"\x90", 1)
-    announced = begin + b"\xdd" + (messages.MAX_ITEMS + 1).to_bytes(4, "big") + b"\xc0"
+    announced = begin + b"\xdd" + (MAX_ITEMS + 1).to_bytes(4, "big") + b"\xc0"
     assert _decoder.decode(empty)
 
     with pytest.raises(msgspec.ValidationError, match="Expected `array` of length <= 131072"):

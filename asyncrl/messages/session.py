@@ -1,0 +1,172 @@
+"""
+The session of a node: it joins, shows that it is alive, takes turns at shared devices, and leaves.
+
+    node ──Hello──▶ BROKER ──Welcome──▶ node ──Ready, Beat …──▶ BROKER ──Stop──▶ node ──Bye──▶ BROKER
+"""
+
+from asyncrl.actor.message import Message, Value
+from asyncrl.messages.files import ModelFiles
+from asyncrl.messages.spool import SpoolAddress, SpoolSet
+from asyncrl.messages.trajectory import Unit
+from asyncrl.messages.words import Activity, Listed, Role, WeightsVia
+
+
+class Held(Value, frozen=True):
+    """A trajectory of an earlier session that a rollout still samples, or has not seen settled."""
+
+    unit: Unit
+    lease_id: int
+    oldest_version: int
+    """Oldest version in its tokens, or the version it will start with."""
+
+
+class Hello(Message, frozen=True):
+    """The first message of a session."""
+
+    protocol: int
+    role: Role
+    node: str
+    incarnation: str
+    """Unique for each session; two sessions of one node are different peers."""
+    held: Listed[Held] = []
+    """Rollouts: trajectories kept from an earlier session. The broker answers `Cancelled` for unwanted ones."""
+    policy_version: int = -1
+    """Rollouts: version that the engine decodes with since an earlier session; -1 for none."""
+    run_id: str = ""
+    """Run of the node's earlier session; empty if there was none. The broker of another run refuses the node."""
+    host: str = ""
+    """Trainers and their ranks: name of the machine, for messages about it."""
+    spool: SpoolAddress | None = None
+    """Spools: where it serves. Its name is that of the node."""
+
+
+class Welcome(Message, frozen=True):
+    """Answer to `Hello`."""
+
+    broker_term: int
+    """Number of broker starts of this run."""
+    run_dir: str
+    """Run directory, a path on the broker's machine."""
+    config: bytes
+    """Resolved configuration of the run, as JSON."""
+    spools: SpoolSet
+    """Addresses with host ``*`` are on the host at which the node reached the broker."""
+    beat_s: float
+    """Seconds between two heartbeats."""
+    run_id: str = ""
+    """Identity of the run, made when it was created."""
+    models: list[ModelFiles] = []
+    """Model directories of the configuration, as far as the broker's machine has them."""
+
+
+class Reject(Message, frozen=True):
+    """Refusal of a `Hello`."""
+
+    reason: str
+
+
+class Ready(Message, frozen=True):
+    """The node has loaded its model and can take part."""
+
+    layout_hash: str = ""
+    """Trainer and rollout: digest of the weight layout (names, shapes, dtypes); a mismatch is refused at once."""
+    ranks: int = 1
+    """See `Member`."""
+    vocab_size: int = 0
+    """Trainer and rollout: rows of the model's token embedding; 0 if the node cannot tell. The trainer's counts."""
+    weights: WeightsVia = "collective"
+    """Rollouts: way by which weights reach it."""
+
+
+class Beat(Message, frozen=True):
+    """Heartbeat, sent by the node's own event loop."""
+
+    lag_s: float = 0.0
+    """Delay of the event loop in sending it, in seconds."""
+    seconds: dict[Activity, float] = {}
+    """Seconds by activity since the start of the role, which they add up to."""
+    tokens: int = 0
+    """Tokens generated or trained since the start of the role."""
+    memory_stall: float = 0.0
+    """Share of the last 10 seconds in which some process of the machine waited for memory."""
+    buckets: int = 0
+    """Trainers: buckets of weights sent in the current or last transfer."""
+    decode_steps: float = 0.0
+    """Rollouts: decode steps of the engine since the start of the role; asyncrl/rollout/decode_steps.py."""
+    cores_busy: float = 0.0
+    """Share of the time since the last one in which the cores of the machine were busy, with any process."""
+
+
+class Drain(Message, frozen=True):
+    """
+    To the broker: make ``node`` leave, then answer `Drained`. To the node: leave, after a rollout has stored its
+    unfinished trajectories and a trainer its last step. To a trainer about another machine: store the last step.
+    """
+
+    node: str
+
+
+class Draining(Message, frozen=True):
+    """
+    The rollout stores its unfinished trajectories and leaves; it takes no more leases.
+
+    From a machine of a trainer of several: it is to leave, and waits until a checkpoint contains the steps done. From
+    their trainer, once that is so: it trains no further.
+    """
+
+
+class Stop(Message, frozen=True):
+    """The run is over, or this node must leave: stop work, send `Bye`, exit."""
+
+    reason: str
+    failed: bool = False
+
+
+class Bye(Message, frozen=True):
+    """The node leaves on purpose, with nothing unfinished."""
+
+    reason: str
+
+
+class StoreSet(Message, frozen=True):
+    """Rendezvous of a process group: set a key."""
+
+    group: str
+    key: str
+    value: bytes
+
+
+class StoreGet(Message, frozen=True):
+    """Rendezvous of a process group: answer with `StoreValue` once the key is set."""
+
+    group: str
+    key: str
+
+
+class StoreValue(Message, frozen=True):
+    """Answer to `StoreGet`."""
+
+    group: str
+    key: str
+    value: bytes
+
+
+class Sleep(Message, frozen=True):
+    """The trainer waits for the shared devices: take the requests out of the engine, free its memory, and answer."""
+
+
+class Asleep(Message, frozen=True):
+    """No memory of the node is on the devices that trainer and rollouts share, from now until `Wake`."""
+
+    seconds: float = 0.0
+    """Time to free the memory."""
+    num_bytes: int = 0
+    """Bytes moved to host memory."""
+
+
+class AskTurn(Message, frozen=True):
+    """The node sleeps, and waits for its turn at the shared devices."""
+
+
+class Wake(Message, frozen=True):
+    """The shared devices are the node's, until it answers a `Sleep`; a trainer's until the end of its step."""

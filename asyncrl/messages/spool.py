@@ -1,0 +1,125 @@
+"""
+Spools, which keep payloads on disk.
+
+    ROLLOUT ──Put──▶ SPOOL ──Stored──▶ BROKER        SPOOL ◀──Fetch── any node
+                       ▲                  │            └──Fetched──▶
+                       └───────Trim───────┘
+"""
+
+from asyncrl.actor.message import Message, Value
+from asyncrl.messages.trajectory import TrajectorySummary, Unit
+from asyncrl.messages.words import Listed
+
+
+class SpoolRef(Value, frozen=True):
+    """Location of a payload."""
+
+    spool: str
+    segment: int
+    offset: int
+    length: int
+    """Size of the payload in bytes."""
+    crc32: int
+
+
+HOSTED_SPOOL = "spool"
+"""Name of the spool in the broker's process."""
+
+
+class SpoolAddress(Value, frozen=True):
+    """A spool, and how to connect to it."""
+
+    name: str
+    """`SpoolRef.spool` of its payloads."""
+    address: str
+    key: bytes = b""
+    """Public key of its socket; empty if the secret of the run opens it."""
+
+
+class SpoolSet(Value, frozen=True):
+    """The spools of a run, as told to one node."""
+
+    spools: list[SpoolAddress] = []
+    """Spools that can be reached."""
+    own: str = ""
+    """Name of the spool that this rollout stores with; empty if there is none yet, and for other roles."""
+    lost: list[str] = []
+    """Spools that were away for longer than ``broker.spool_ttl_s``: nobody waits for their payloads any more."""
+
+
+class Spools(Message, frozen=True):
+    """The spools of the run have changed since `Welcome`."""
+
+    spools: SpoolSet
+
+
+class PutItem(Value, frozen=True):
+    """One trajectory to store, finished or unfinished."""
+
+    unit: Unit
+    lease_id: int
+    summary: TrajectorySummary
+    payload: memoryview
+    """An encoded `Trajectory`; opaque to the spool."""
+
+
+class Put(Message, frozen=True):
+    """Request to store trajectories. Repeated until the broker answers `Settled`."""
+
+    node: str
+    incarnation: str
+    items: Listed[PutItem]
+
+
+class StoredItem(Value, frozen=True):
+    """A `PutItem` whose payload is on disk at ``ref``."""
+
+    unit: Unit
+    lease_id: int
+    ref: SpoolRef
+    summary: TrajectorySummary
+
+
+class Stored(Message, frozen=True):
+    """Payloads of one sender are on disk; the broker answers the sender with `Settled`."""
+
+    node: str
+    incarnation: str
+    items: Listed[StoredItem]
+
+
+class Fetch(Message, frozen=True):
+    """Request for payloads, and for pictures of prompts from the broker's spool; answered in this order."""
+
+    request_id: int
+    refs: Listed[SpoolRef]
+    images: Listed[bytes] = []
+    """Digests of pictures."""
+
+
+class Fetched(Message, frozen=True):
+    """Answer to `Fetch`; what the spool does not have is empty."""
+
+    request_id: int
+    payloads: list[memoryview]
+
+
+class Trim(Message, frozen=True):
+    """Payloads in segments below ``segment`` may be deleted."""
+
+    segment: int
+
+
+class AcceptedKey(Value, frozen=True):
+    """A key that may connect to a spool."""
+
+    public: bytes
+    name: str
+    """Names of its nodes are this one, or begin with it and ``-``; empty allows any name."""
+    roles: list[str]
+
+
+class Accepted(Message, frozen=True):
+    """Keys of all nodes that may connect, from a broker with an allow-list, whenever they change."""
+
+    keys: list[AcceptedKey]

@@ -1,0 +1,203 @@
+"""
+The supervisor, and operators, who join as one: what they learn of a run, and what they ask of it.
+
+    SUPERVISOR ──StatusWanted──▶ BROKER ──Status──▶ SUPERVISOR
+"""
+
+from typing import Literal
+
+from asyncrl.actor.message import Message, Value
+from asyncrl.messages.words import Listed, Role
+
+
+class Exited(Message, frozen=True):
+    """A child process of the supervisor ended."""
+
+    node: str
+    cause: str
+    restarting: bool
+    is_needed: bool = True
+    """False if the run can go on without this node."""
+
+
+class Returned(Message, frozen=True):
+    """A node that `Exited` told about is back, to the supervisor that started it again."""
+
+    node: str
+    away_s: float
+    step: int = -1
+    """Trainers: steps that its checkpoint has, from which it goes on; -1 for other roles."""
+
+
+class Interrupt(Message, frozen=True):
+    """End the run early: the trainer saves a checkpoint, rollouts store unfinished trajectories."""
+
+
+class Finished(Message, frozen=True):
+    """The run is over."""
+
+    status: Literal["finished", "failed", "interrupted"]
+    cause: str
+
+
+class Progress(Message, frozen=True):
+    """Metrics of one step, for display."""
+
+    step: int
+    steps: int
+    metrics: dict[str, float]
+
+
+class Evaluated(Message, frozen=True):
+    """Result of an evaluation: held-out accuracy of one version."""
+
+    policy_version: int
+    accuracy: float
+    num_prompts: int
+    metrics: dict[str, float] = {}
+
+    @property
+    def num_failed(self) -> int:
+        """Completions that failed, and are in no other number."""
+        return int(self.metrics.get("failed", 0))
+
+
+class Failures(Message, frozen=True):
+    """Failed units of the run so far, for display; sent when the counts change."""
+
+    counts: dict[str, int]
+    """Number of each cause, ``stage: reason``, most frequent first."""
+    attempts: dict[str, int] = {}
+    """Attempts by stage, the failed ones included."""
+
+
+class Drained(Message, frozen=True):
+    """Answer to `Drain`: the node has left."""
+
+    node: str
+    problem: str = ""
+    """Reason for which it did not leave as requested; empty if it did."""
+    is_refused: bool = False
+    """True if it was not asked to leave: there is no such node, or it cannot be drained."""
+
+
+NodeState = Literal["loading", "working", "waiting", "silent", "leaving"]
+"""``silent``: it was not heard for so long that it gets no new work."""
+
+
+class NodeStatus(Value, frozen=True):
+    """State of one connected node, as the broker knows it."""
+
+    node: str
+    role: Role
+    state: NodeState
+    waits_for: str = ""
+    """Reason of ``waiting`` in words, such as ``the trainer: the window is full``; empty in other states."""
+    policy_version: int = -1
+    """Rollouts: version that the engine decodes with; -1 before the first weights, and for other roles."""
+    leases: int = 0
+    trajectories: int = 0
+    """Trajectories leased to a rollout, or being graded by a reward node."""
+    tokens_per_s: float = 0.0
+    """Tokens sampled or trained per second, averaged over about ten seconds."""
+    lag_s: float = 0.0
+    """Delay of its event loop at its last beat, in seconds."""
+    silent_s: float = 0.0
+    """Seconds since it was last heard."""
+
+
+class Incident(Value, frozen=True):
+    """Death, drop, failure or wait, in one sentence; the same one again is counted."""
+
+    sentence: str
+    ago_s: float
+    """Seconds since the last time."""
+    count: int = 1
+
+
+class StatusWanted(Message, frozen=True):
+    """Request for the state of the run, answered by `Status`."""
+
+
+class Status(Message, frozen=True):
+    """Answer to `StatusWanted`: the state of the run by the broker's books."""
+
+    run: str
+    """Name of the run directory."""
+    state: Literal["running", "paused", "ending"]
+    step: int
+    """Steps that got a batch."""
+    steps: int
+    policy_version: int
+    """Live version; -1 before the first."""
+    window: int
+    """Most groups that may be open."""
+    open_groups: int
+    group_size: int
+    groups: dict[str, int]
+    """Open groups by state: ``unleased``, ``sampling``, ``grading``, ``complete``, ``in batch``."""
+    nodes: list[NodeStatus]
+    time_s: float = 0.0
+    """Duration of the run in seconds."""
+    incidents: list[Incident] = []
+    """Last deaths, drops and failures, the newest first."""
+    metrics: dict[str, float] = {}
+    """Metrics of the last step; empty before the first."""
+    accuracy: float | None = None
+    """Held-out accuracy of the last evaluation; None before the first."""
+    base_accuracy: float | None = None
+    """Held-out accuracy before the first step."""
+    notes: list[str] = []
+    """Sentences on the run as a whole, such as its pause."""
+    accuracy_failed: int = 0
+    """Completions of the last evaluation that failed, and are not in its accuracy."""
+
+
+class Pause(Message, frozen=True):
+    """
+    Grant rollouts no new leases, neither of training prompts nor of an evaluation's, or grant them again. What is in
+    hand goes on. Answered by `Paused`.
+    """
+
+    is_paused: bool
+
+
+class Paused(Message, frozen=True):
+    """Answer to `Pause`, to every supervisor: sampling is paused or goes on, and that is on disk."""
+
+    is_paused: bool
+    by: str
+    """Supervisor that asked for it."""
+
+
+class SetSettings(Message, frozen=True):
+    """Set live settings while the run goes on. Answered by `SettingsChanged`."""
+
+    assignments: Listed[str]
+    """``key=value`` texts, as of ``--set``; all of them count, or none."""
+
+
+class SettingsChanged(Message, frozen=True):
+    """Answer to `SetSettings`, to every supervisor: live settings have changed, and that is on disk."""
+
+    values: dict[str, bool | int | float | str]
+    """New values by full key; without those that were so already."""
+    by: str
+    """Supervisor that set them."""
+    problem: str = ""
+    """Reason for which nothing was changed, to that supervisor alone."""
+
+
+class StacksWanted(Message, frozen=True):
+    """To the broker: ask ``node`` for its `Stacks`. To the node: answer with them."""
+
+    node: str
+
+
+class Stacks(Message, frozen=True):
+    """Stacks of the threads and asyncio tasks of a node, to the broker, and from it to who asked."""
+
+    node: str
+    text: str
+    problem: str = ""
+    """Reason for which there are none; empty if there are."""

@@ -1,0 +1,49 @@
+"""Words that several messages use."""
+
+from typing import Annotated, Literal, TypeVar
+
+from msgspec import Meta
+
+Role = Literal["broker", "spool", "rollout", "reward", "trainer", "machine", "shard", "supervisor"]
+"""
+``machine``: in a trainer of several machines, one that waits for the others, or follows the first, which is the
+``trainer``. Each says Hello as a ``trainer``; the broker decides.
+"""
+Activity = Literal[
+    "sampling", "swapping", "asleep", "serving users", "environment", "storing",
+    "grading",
+    "training", "publishing", "checkpointing", "waiting for the devices", "fetching",
+    "idle",
+]  # fmt: skip
+"""Activity of a rollout, a reward node or a trainer at a moment."""
+ROLLOUT_ACTIVITIES: tuple[Activity, ...] = (
+    "asleep", "swapping", "serving users", "sampling", "environment", "storing",
+)  # fmt: skip
+"""The first counts where two go on at the same time."""
+REWARD_ACTIVITIES: tuple[Activity, ...] = ("grading",)
+TRAINER_ACTIVITIES: tuple[Activity, ...] = (
+    "training", "publishing", "checkpointing", "waiting for the devices", "fetching",
+)  # fmt: skip
+"""The first counts where two go on at the same time."""
+Split = Literal["train", "held_out"]
+Truncation = Literal["error", "left", "right", "middle"]
+"""Part of an over-long prompt that is cut out: its beginning, end or middle; ``error`` refuses the prompt instead."""
+FinishReason = Literal["stop", "length", "unfinished"]
+"""
+``stop``: the policy ended the completion (end of sequence or a stop string). ``length``: cut at ``max_tokens``.
+``unfinished``: stored so that a node can continue it; never graded or trained on. Engines set it; the broker compares
+it with ``unfinished``, and metrics with ``length``.
+"""
+WeightsVia = Literal["collective", "spool"]
+"""``collective``: a rollout is a member of transfers. ``spool``: it fetches versions from the spool."""
+Stage = Literal["rollout", "environment", "reward", "payload"]
+"""
+Place at which a unit failed. ``rollout``: the engine, or the check of its output. ``environment``: the environment, a
+tool or the agent program of its episode. ``reward``: the verifier. ``payload``: what is stored is lost or damaged,
+found before it is judged.
+"""
+EMPTY = memoryview(b"")
+T = TypeVar("T")
+MAX_ITEMS = 1 << 17
+"""Most items of a list that nodes send. A longer one is refused before it is decoded, to forty times its bytes."""
+Listed = Annotated[list[T], Meta(max_length=MAX_ITEMS)]
