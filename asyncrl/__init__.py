@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from asyncrl.cli.launch.run import run as run
     from asyncrl.client.connection import Connection as Connection
+    from asyncrl.config.config import Config as Config
     from asyncrl.config.run_file import load_config as load_config
-    from asyncrl.config.sections import Config as Config
     from asyncrl.errors import AsyncrlError as AsyncrlError
     from asyncrl.node.embedding.attach import attach as attach
     from asyncrl.node.embedding.batches import batches as batches
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "AsyncrlError": "asyncrl.errors",
     "Completion": "asyncrl.rollout.engine",
-    "Config": "asyncrl.config.sections",
+    "Config": "asyncrl.config.config",
     "Connection": "asyncrl.client.connection",
     "Engine": "asyncrl.rollout.engine",
     "Host": "asyncrl.node.embedding.host",

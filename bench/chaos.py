@@ -30,8 +30,8 @@ from live_run import ENDLESS, QUICKSTART, LiveRun
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import Admitted, Taken
 from asyncrl.cli.recorded.inspect import read_audit
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
-from asyncrl.config.sections import Config
 from asyncrl.data.prompts import train_stream
 from asyncrl.observe.run_directory import RunDirectory
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import uvloop
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import PolicyTurn, TaskInput
 from asyncrl.environment.pool import EnvironmentPool
 

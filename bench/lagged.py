@@ -37,8 +37,8 @@ from picture import picture
 from torch import Tensor
 
 from asyncrl.broker.metrics.ess_alarm import EssAlarm
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
-from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw, held_out_stream, train_stream
 from asyncrl.messages.trajectory import Sampling, Span
 from asyncrl.observe.report.charts import COLOURS, Series, line_chart

@@ -43,8 +43,8 @@ from ours import whole_loop
 from overlap import Overlap, summary
 from timeline import Timeline
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config, to_toml
-from asyncrl.config.sections import Config
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "conf" / "quickstart.toml"

@@ -33,7 +33,7 @@ from ours.transfers import BARE, DEADLINE_S, FORM_BARE, MEMBERS, Bare, serve
 from asyncrl.actor.message import Message
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.messages.session import Bye, Stop, StoreValue
 from asyncrl.messages.weights import Transfer
 from asyncrl.messages.wire import CODEC

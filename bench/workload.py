@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.messages.trajectory import Prompt, Sampling
 from asyncrl.reward.catalogue import resolve

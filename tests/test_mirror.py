@@ -6,6 +6,7 @@ ROOT = Path(__file__).parents[1]
 EXCEPTIONS = {
     "asyncrl/__init__.py": "tests/test_interface.py",
     "asyncrl/__main__.py": "tests/cli/test_main.py",
+    "asyncrl/config/sections": "tests/config/test_config.py",
     "asyncrl/messages": "tests/messages/test_wire.py",
 }
 """Test files with another name, by module, or by the folder of modules that share one."""

@@ -14,8 +14,9 @@ import pytest
 
 from asyncrl.algo.losses.resolve import resolve_loss
 from asyncrl.broker.ledger.records import Admitted, Dropped, Taken, VersionLive
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config, Schedule
+from asyncrl.config.sections.schedule import Schedule
 from tests.broker.driver import Action, Cluster, Rollout, Trainer, a_config
 
 VERSIONS = 4

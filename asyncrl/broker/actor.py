@@ -35,7 +35,7 @@ from asyncrl.checks.reports import MAX_NAME_CHARS, problem_of
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
-from asyncrl.config.sections import Config, to_json
+from asyncrl.config.config import Config, to_json
 from asyncrl.errors import AsyncrlError, ConfigError, RunFailed
 from asyncrl.messages.files import ModelFiles
 from asyncrl.messages.session import Bye, Drain, Hello, Ready, Reject, StoreGet, StoreSet, StoreValue, Welcome

@@ -1,6 +1,6 @@
 """Steps and versions that a node can report at this point of a run, whatever its code does."""
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.messages.trainer import Commit, Stepped, Take
 from asyncrl.messages.weights import Live, Publishing, Transferred, Uploaded
 from asyncrl.messages.wire import ToBroker

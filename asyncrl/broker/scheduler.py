@@ -42,8 +42,8 @@ from asyncrl.checks import reward_limits
 from asyncrl.checks.permissions import refusal
 from asyncrl.checks.reports import problem_of
 from asyncrl.client.chunks import max_verdict_bytes, verdict_bytes
+from asyncrl.config.config import Config
 from asyncrl.config.live import Value, value_of
-from asyncrl.config.sections import Config
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages.reward import Scored, ScoredItem

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from asyncrl.broker.staleness_control import BY, KEY
 from asyncrl.broker.training import TrainingGroups
 from asyncrl.broker.versions.evaluation import EvaluationBook
+from asyncrl.config.config import Config
 from asyncrl.config.live import Value, assigned, with_values
-from asyncrl.config.sections import Config
 
 
 class LiveSettings:

@@ -6,7 +6,8 @@
 
 from msgspec import Struct
 
-from asyncrl.config.sections import Config, Schedule
+from asyncrl.config.config import Config
+from asyncrl.config.sections.schedule import Schedule
 
 KEY = "schedule.staleness"
 BY = "auto"

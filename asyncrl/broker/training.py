@@ -26,7 +26,8 @@ from asyncrl.broker.ledger.records import Committed, Dropped, FailedAttempt, Res
 from asyncrl.broker.nodes.node import NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
-from asyncrl.config.sections import Config, Schedule
+from asyncrl.config.config import Config
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import RunFailed
 from asyncrl.messages.spool import Trim

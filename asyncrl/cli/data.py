@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from asyncrl.cli.terminal import report_errors
-from asyncrl.config.sections import Data, Reward
+from asyncrl.config.sections.data import Data
+from asyncrl.config.sections.reward import Reward
 
 if TYPE_CHECKING:  # only the commands that need pyarrow or a tokenizer import them
     from asyncrl.data.check import CountTokens, Inspection

@@ -19,9 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from asyncrl.cli.evaluated_model import model_and_run_file
 from asyncrl.cli.terminal import aligned, to_json
+from asyncrl.config.config import Config
 from asyncrl.config.model.directory import check_model
 from asyncrl.config.run_file import decode, override_one
-from asyncrl.config.sections import Config
 from asyncrl.config.toml import put, read
 from asyncrl.data.chat_template import check_template, read_template, text_advice
 from asyncrl.data.check import bad_row_lines

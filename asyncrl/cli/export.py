@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from asyncrl.config.model.weights import read_config
-from asyncrl.config.sections import Lora
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.node.hub import snapshot_name
 from asyncrl.node.process.process import configure_logging

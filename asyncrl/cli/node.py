@@ -12,7 +12,7 @@ from asyncrl.cli.launch.node_jobs import NodeOptions, finder, node_job, replicas
 from asyncrl.cli.terminal import report_errors
 from asyncrl.client.credentials import read_credentials
 from asyncrl.client.run_address import configured_key, configured_secret
-from asyncrl.config.check_addresses import check_interface
+from asyncrl.config.checks.addresses import check_interface
 from asyncrl.errors import ConfigError
 from asyncrl.messages.words import Role, WeightsVia
 from asyncrl.node.machine.local_address import INTERFACE_VARIABLE

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from asyncrl.cli.terminal import report_errors
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import read_raw
-from asyncrl.config.sections import Config
 
 PATH = click.Path(path_type=Path)
 COUNT = click.IntRange(min=1)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from asyncrl.config.sections import Config, leaves
+from asyncrl.config.config import Config, leaves
 from asyncrl.errors import ConfigError
 
 MAY_CHANGE = (

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct, structs
 
-from asyncrl.config.sections import Correction
+from asyncrl.config.sections.algorithm import Correction
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import hint
 

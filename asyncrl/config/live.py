@@ -11,8 +11,10 @@ from typing import get_args, get_type_hints
 import msgspec
 from msgspec import Struct, structs
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import SHORTHANDS, decode
-from asyncrl.config.sections import LIVE, Config, Schedule
+from asyncrl.config.sections.schedule import Schedule
+from asyncrl.config.sections.section import LIVE
 from asyncrl.config.toml import put, split_override
 from asyncrl.errors import ConfigError
 

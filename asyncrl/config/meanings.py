@@ -1,4 +1,4 @@
-"""Every setting with its type, its default and the documentation under its field in `asyncrl.config.sections`."""
+"""Every setting with its type, its default and the documentation under its field in asyncrl/config/sections/."""
 
 import ast
 import inspect
@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeGuard, get_args, get_type_hints
 import msgspec
 from msgspec import NODEFAULT, Struct
 
-from asyncrl.config import sections
 from asyncrl.config.catalogue import ADVANTAGES, LOSSES
+from asyncrl.config.config import Config
 from asyncrl.config.correction import PRESETS
-from asyncrl.config.sections import LIVE, Config, Section
+from asyncrl.config.sections.section import LIVE, Section
 from asyncrl.config.words import type_in_words
 
 VERL = re.compile(r" \[([\w.*/, ]+)\](?=[.:]|$)")
@@ -56,9 +56,7 @@ class Meaning(Struct, frozen=True, kw_only=True):
 @cache
 def meanings() -> dict[str, Meaning]:
     """Every setting of a run file by its full key, in the order of the sections."""
-    tree = ast.parse(inspect.getsource(sections))
-    texts = {node.name: dict(_docstrings(node)) for node in tree.body if isinstance(node, ast.ClassDef)}
-    return {meaning.key: meaning for meaning in _of(Config, "", texts)}
+    return {meaning.key: meaning for meaning in _of(Config, "")}
 
 
 @cache
@@ -75,12 +73,12 @@ def _sections(section: type[Section], where: str) -> Iterator[tuple[str, str]]:
             yield from _sections(kind, f"{where}{name}.")
 
 
-def _of(section: type[Section], where: str, texts: dict[str, dict[str, str]]) -> Iterator[Meaning]:
-    hints = get_type_hints(section, include_extras=True)
+def _of(section: type[Section], where: str) -> Iterator[Meaning]:
+    hints, texts = get_type_hints(section, include_extras=True), dict(_docstrings(section))
     for field in msgspec.structs.fields(section):
         key, kind = f"{where}{field.name}", hints[field.name]
         if _is_section(kind):
-            yield from _of(kind, f"{key}.", texts)
+            yield from _of(kind, f"{key}.")
             continue
         default = field.default_factory() if field.default_factory is not NODEFAULT else field.default
         required = default is NODEFAULT
@@ -90,8 +88,8 @@ def _of(section: type[Section], where: str, texts: dict[str, dict[str, str]]) ->
             default=None if required else default,
             is_required=required,
             is_live=LIVE in get_args(kind),
-            text=texts[section.__name__].get(field.name, ""),
-            items=tuple(each for item in get_args(kind) if _is_section(item) for each in _of(item, f"{key}.", texts)),
+            text=texts.get(field.name, ""),
+            items=tuple(each for item in get_args(kind) if _is_section(item) for each in _of(item, f"{key}.")),
         )
 
 
@@ -99,8 +97,10 @@ def _is_section(kind: Any) -> TypeGuard[type[Section]]:
     return isinstance(kind, type) and issubclass(kind, Section)
 
 
-def _docstrings(section: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    for field, following in zip(section.body, [*section.body[1:], None], strict=True):
+def _docstrings(section: type[Section]) -> Iterator[tuple[str, str]]:
+    (tree,) = ast.parse(inspect.getsource(section)).body
+    assert isinstance(tree, ast.ClassDef)
+    for field, following in zip(tree.body, [*tree.body[1:], None], strict=True):
         match field, following:
             case (
                 ast.AnnAssign(target=ast.Name(id=name)),

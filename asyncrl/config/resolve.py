@@ -13,8 +13,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from asyncrl.config.check import check
-from asyncrl.config.sections import Config
+from asyncrl.config.checks.check import check
+from asyncrl.config.config import Config
 from asyncrl.errors import ConfigError
 
 PATH_KEYS = ("path", "train", "held_out")

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from asyncrl.config.check import check
+from asyncrl.config.checks.check import check
+from asyncrl.config.config import Config, leaves
 from asyncrl.config.correction import resolved
 from asyncrl.config.meanings import meanings
-from asyncrl.config.sections import Config, leaves
 from asyncrl.config.toml import convert, put, read, split_override
 from asyncrl.config.words import value_in_words
 from asyncrl.errors import ConfigError

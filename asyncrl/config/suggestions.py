@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, get_args, get_type_hints
 
 from asyncrl.config.other_names import answer
-from asyncrl.config.sections import Section
+from asyncrl.config.sections.section import Section
 
 
 def unknown(name: str, root: type[Section]) -> str:

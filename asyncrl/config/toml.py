@@ -13,7 +13,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from asyncrl.config.sections import Section, leaves
+from asyncrl.config.config import leaves
+from asyncrl.config.sections.section import Section
 from asyncrl.config.suggestions import fields, section_in, unknown
 from asyncrl.errors import ConfigError
 from asyncrl.files.toml_text import toml_value

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from asyncrl.config.sections import Data
+from asyncrl.config.sections.data import Data
 from asyncrl.data.dataset import BadRow, Dataset, count_reasons
 from asyncrl.data.row import dropped_keys
 from asyncrl.data.table import Rows, open_rows

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncrl.config.sections import Data
+from asyncrl.config.sections.data import Data
 from asyncrl.data.images import Keep, describe, keep_nothing, read_files
 from asyncrl.data.row import read_prompt, require_columns
 from asyncrl.data.table import Rows, open_rows

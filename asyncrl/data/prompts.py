@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from asyncrl.config.sections import Data
+from asyncrl.config.sections.data import Data
 from asyncrl.data.dataset import BadRow, Dataset
 from asyncrl.data.digest import FileDigest, joined
 from asyncrl.data.epochs import Epochs, permutation

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.config.sections import Data
+from asyncrl.config.sections.data import Data
 from asyncrl.data.table import Row, Rows, require_column
 from asyncrl.errors import DataError
 from asyncrl.messages.trajectory import IMAGE_MARK, Image, Prompt

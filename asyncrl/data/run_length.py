@@ -1,7 +1,7 @@
 """Conversion of a run's length from epochs of its dataset to optimizer steps."""
 
+from asyncrl.config.config import Config
 from asyncrl.config.resolve import with_steps
-from asyncrl.config.sections import Config
 from asyncrl.data.prompts import train_stream
 
 

@@ -2,7 +2,7 @@
 
 from contextlib import AbstractAsyncContextManager
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import Environments
 from asyncrl.environment.pool import EnvironmentPool
 from asyncrl.environment.program import Programs

@@ -14,7 +14,7 @@ from itertools import count
 from types import TracebackType
 from typing import Self
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.calls import Suspects
 from asyncrl.environment.episode import PooledEpisode
 from asyncrl.environment.interface import Description

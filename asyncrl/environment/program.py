@@ -27,7 +27,7 @@ from typing import Self
 import msgspec
 
 from asyncrl import plug_in
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import Answer, Description, PolicyTurn, Score, TaskInput
 from asyncrl.errors import ConfigError, EnvironmentFailed
 from asyncrl.processes import folders

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 import asyncrl.environment.worker
 from asyncrl import plug_in
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.calls import Call, culprits, overdue, running
 from asyncrl.environment.frames import FrameReader, FromWorker, NotAFrame, encode
 from asyncrl.environment.interface import Description

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.calls import Suspects
 from asyncrl.environment.interface import Description
 from asyncrl.environment.worker_process import Loss, LostInLoading, WorkerProcess

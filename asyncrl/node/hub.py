@@ -20,10 +20,10 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncrl.config.config import Config
 from asyncrl.config.hub_snapshot import snapshot_of
 from asyncrl.config.model import adapter
 from asyncrl.config.model.prompt_files import PROMPT_FILES
-from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.machine import INSTALL
 

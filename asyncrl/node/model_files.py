@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from asyncrl.client.files import cache_folder, fetch_folder
 from asyncrl.client.handshake import Identity, hosted_links
 from asyncrl.client.run_address import RunAddress
+from asyncrl.config.config import Config, from_json, to_json
 from asyncrl.config.model.files import describe, difference
-from asyncrl.config.sections import Config, from_json, to_json
 from asyncrl.errors import ConfigError
 from asyncrl.messages.files import ModelFiles
 from asyncrl.messages.session import Welcome

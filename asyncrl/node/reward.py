@@ -7,7 +7,7 @@ from asyncrl.actor.link import Link
 from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import Identity, leave, spool_links
 from asyncrl.client.run_address import RunAddress
-from asyncrl.config.sections import from_json
+from asyncrl.config.config import from_json
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages.session import Welcome
 from asyncrl.node.runner import join_steadily, named_here, run_sessions, serve, unless_told

@@ -10,7 +10,7 @@ from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.client.handshake import Identity, hello, identity
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.addresses import host_of, is_wildcard, port_of, tcp
-from asyncrl.config.sections import from_json
+from asyncrl.config.config import from_json
 from asyncrl.files.private_socket import private_address
 from asyncrl.log import get_logger
 from asyncrl.messages.session import Hello, Welcome

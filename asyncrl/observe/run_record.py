@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
-from asyncrl.config.sections import leaves
+from asyncrl.config.config import leaves
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.observe.pictured_samples import PicturedSample, read_pictured_samples
 from asyncrl.observe.report.axes import Point

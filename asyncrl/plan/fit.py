@@ -16,7 +16,8 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncrl.config.sections import Config, Schedule
+from asyncrl.config.config import Config
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.observe.run_record import RunRecord
 from asyncrl.observe.times import TimesLine
 from asyncrl.observe.why.attribution import Attribution, attribute

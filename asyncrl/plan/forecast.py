@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.observe.run_record import RunRecord
 from asyncrl.plan.fit import fit_run, step_s
 from asyncrl.plan.plan_file import changed

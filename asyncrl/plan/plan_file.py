@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.config.check import check as check_run
-from asyncrl.config.sections import leaves
+from asyncrl.config.checks.check import check as check_run
+from asyncrl.config.config import leaves
 from asyncrl.config.toml import convert, put, read, split_override
 from asyncrl.errors import ConfigError
 from asyncrl.plan.sections import LengthNumbers, Plan

@@ -14,21 +14,13 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.sections import (
-    Config,
-    Count,
-    Data,
-    Model,
-    Natural,
-    NonNegative,
-    Positive,
-    Run,
-    SamplingConfig,
-    Schedule,
-    Section,
-    Seed,
-)
-from asyncrl.config.sections import Trainer as RunTrainer
+from asyncrl.config.config import Config
+from asyncrl.config.sections.data import Data
+from asyncrl.config.sections.run import Model, Run
+from asyncrl.config.sections.sampling import SamplingConfig
+from asyncrl.config.sections.schedule import Schedule
+from asyncrl.config.sections.section import Count, Natural, NonNegative, Positive, Section, Seed
+from asyncrl.config.sections.trainer import Trainer as RunTrainer
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 LONGEST = 1 << 24

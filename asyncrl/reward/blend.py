@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncrl.config.sections import Reward, RewardPart
+from asyncrl.config.sections.reward import Reward, RewardPart
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.routing import applies

@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 
-from asyncrl.config.sections import Reward, RewardPart
+from asyncrl.config.sections.reward import Reward, RewardPart
 from asyncrl.errors import ConfigError
 
 AUTO = "auto"

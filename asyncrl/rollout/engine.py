@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from msgspec import Struct
 
 from asyncrl.actor.message import Message
-from asyncrl.config.sections import ToolParser, Weights
+from asyncrl.config.sections.sampling import ToolParser
+from asyncrl.config.sections.weights import Weights
 from asyncrl.messages.session import StoreValue
 from asyncrl.messages.trajectory import Prompt, Routing, Sampling, Span
 from asyncrl.messages.weights import Abort, Member, Transfer

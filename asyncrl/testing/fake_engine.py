@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from asyncrl.config.sections import ToolParser
+from asyncrl.config.sections.sampling import ToolParser
 from asyncrl.environment.interface import ChatMessage, PolicyTurn
 from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import IMAGE_MARK, Prompt, Span

@@ -30,7 +30,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from asyncrl.algo.logprobs import score_states
 from asyncrl.algo.routing import expert_modules
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
 from asyncrl.trainer.model.loading import packed_states
 from asyncrl.trainer.model.vision import vision_tower

@@ -40,7 +40,7 @@ from asyncrl.client.checkpoints import CheckpointSender
 from asyncrl.client.connection import Connection
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import BrokenInvariant, LinkRefused, TransferError
 from asyncrl.log import get_logger
 from asyncrl.messages.session import Beat, Drain, Draining, Ready, Reject, Stop, StoreValue, Wake

@@ -21,7 +21,7 @@ from asyncrl.algo.routing import from_routing
 from asyncrl.checks.trajectory import problem_of, summary_problem_of
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient, read_trajectory
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import DecodeError, LinkError, NotATrajectory
 from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory
 from asyncrl.messages.trajectory import RouteShape, Trajectory, TrajectoryLimits

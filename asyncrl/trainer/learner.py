@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algo.kl_controller import KlController
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.messages.trajectory import RouteShape
 from asyncrl.trainer.algorithm.estimates import BEHAVIOR, Estimates, estimate
 from asyncrl.trainer.algorithm.mini_batch import MiniBatch

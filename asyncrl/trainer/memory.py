@@ -37,8 +37,8 @@ import torch
 from msgspec import Struct
 from transformers import AutoModelForTokenClassification
 
+from asyncrl.config.config import Config
 from asyncrl.config.model.weights import INDEX, WHOLE, check_weights
-from asyncrl.config.sections import Config
 from asyncrl.trainer.activations import largest_micro_batch, pass_bytes
 from asyncrl.trainer.algorithm.recipe import VALUES, Recipe
 from asyncrl.trainer.model.architecture import check_sequence_parallel, policy_class

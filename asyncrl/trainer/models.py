@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
 from asyncrl.trainer.checkpoints.snapshot import ADAPTERS, OPTIMIZER
 from asyncrl.trainer.checkpoints.stored import Stored

@@ -28,7 +28,7 @@ from asyncrl.checks.vocabulary import vocab_size_of
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import LinkClosed
 from asyncrl.files.checkpoints import FileEntry
 from asyncrl.messages.session import Beat, Stop

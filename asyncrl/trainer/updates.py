@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algo.value import value_loss
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.trainer.algorithm.logprob_gap import Comparable
 from asyncrl.trainer.algorithm.mini_batch import MiniBatch
 from asyncrl.trainer.algorithm.objective import objective

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.config.addresses import LOOPBACK
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import TransferError
 from asyncrl.messages.session import StoreValue
 from asyncrl.messages.weights import Abort, Member, Transfer, Transferred

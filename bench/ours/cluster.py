@@ -28,8 +28,8 @@ from asyncrl.actor.message import Message
 from asyncrl.broker.actor import TICK_S
 from asyncrl.broker.outbox import Outgoing
 from asyncrl.broker.scheduler import Scheduler
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.data.prompts import train_stream
 from asyncrl.messages.reward import Grade, Scored, ScoredItem
 from asyncrl.messages.rollout import Lease, Offer, Settled

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.actor.sockets.zmq_link import ZmqLink
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.messages.session import Bye, Stop, StoreValue
 from asyncrl.messages.weights import Transfer
 from asyncrl.messages.wire import CODEC

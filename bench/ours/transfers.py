@@ -27,7 +27,7 @@ from asyncrl.actor.link import Hub
 from asyncrl.actor.message import Message
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.messages.session import Bye, Stop, StoreGet, StoreSet, StoreValue
 from asyncrl.messages.weights import Member, Transfer, Transferred
 from asyncrl.messages.wire import CODEC

@@ -18,7 +18,12 @@ from torch import Tensor
 from asyncrl.actor.link import Link
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.addresses import LOOPBACK
-from asyncrl.config.sections import Config, Data, Model, Rollout, SamplingConfig, Vllm, Weights
+from asyncrl.config.config import Config
+from asyncrl.config.sections.data import Data
+from asyncrl.config.sections.rollout import Rollout, Vllm
+from asyncrl.config.sections.run import Model
+from asyncrl.config.sections.sampling import SamplingConfig
+from asyncrl.config.sections.weights import Weights
 from asyncrl.messages.session import StoreValue
 from asyncrl.messages.weights import Member, Transfer
 from asyncrl.rollout.engine import WeightReceiver

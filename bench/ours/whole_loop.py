@@ -10,8 +10,8 @@ import msgspec
 from cpu import CpuWatch
 from timeline import Timeline
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import to_toml
-from asyncrl.config.sections import Config
 from asyncrl.observe.run_record import RunRecord, read_run
 
 

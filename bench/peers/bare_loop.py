@@ -32,8 +32,8 @@ from torch.nn.utils import parameters_to_vector
 from workload import Weights, Workload
 
 from asyncrl.actor.occupancy import Occupancy
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
-from asyncrl.config.sections import Config
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine

@@ -23,8 +23,8 @@ from trl import GRPOConfig, GRPOTrainer
 from workload import Weights, Workload
 
 from asyncrl.algo.losses.resolve import resolve_loss
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
-from asyncrl.config.sections import Config
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.trainer.model.learning_rate import learning_rate
 

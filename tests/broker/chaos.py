@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asyncrl.broker.groups.filtering import ZERO_VARIANCE
 from asyncrl.broker.ledger.audit import Audit, audit
 from asyncrl.broker.ledger.records import Admitted, Dropped, Result, Rewarded, Taken, Untrained
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from tests.broker.driver import Cluster, Node, Reward, Rollout, Trainer, a_config, is_easy, version_of
 
 MAX_ACTIONS = 20_000

@@ -20,8 +20,8 @@ from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.data.prompts import Draw
 from asyncrl.errors import RunFailed
 from asyncrl.messages.reward import Grade, GradeItem, Scored, ScoredItem

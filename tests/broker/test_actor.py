@@ -26,7 +26,8 @@ from asyncrl.broker.traces.ids import TraceIds
 from asyncrl.broker.traces.traces import Traces
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
-from asyncrl.config.sections import Checkpoint, Config, from_json
+from asyncrl.config.config import Config, from_json
+from asyncrl.config.sections.checkpoint import Checkpoint
 from asyncrl.errors import BrokenInvariant, LinkReset, RunFailed
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.messages.rollout import Offer

@@ -30,7 +30,7 @@ from asyncrl.broker.ledger.records import (
 )
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import BrokenInvariant, LedgerError
 from asyncrl.messages.rollout import Lease, Offer
 from asyncrl.messages.session import Hello, Ready

@@ -26,7 +26,7 @@ from asyncrl.broker.ledger.records import (
     VersionLive,
 )
 from asyncrl.broker.outbox import Event, Outgoing
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages.reward import Grade, Scored, ScoredItem
 from asyncrl.messages.rollout import Failed, Hold, Lease, Leased, Offer, Release, Settled

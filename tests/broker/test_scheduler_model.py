@@ -11,7 +11,7 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from tests.broker.chaos import CONFIGS, check, check_promises, restart, run_to_the_end, start_all
 from tests.broker.driver import Cluster
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from asyncrl.broker.ledger.audit import audit
 from asyncrl.broker.ledger.records import Admitted, Record, SettingsSet
 from asyncrl.broker.status.status import run_status
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.messages.rollout import Lease
 from tests.broker.driver import Cluster, Rollout, a_config
 from tests.broker.test_scheduler import HELD_OUT, a_published, events, finish_all, heard, of, publish

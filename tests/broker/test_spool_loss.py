@@ -15,7 +15,7 @@ from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.spool_loss import SpoolLoss
 from asyncrl.broker.training import TrainingGroups
 from asyncrl.broker.versions.evaluation import EvaluationBook
-from asyncrl.config.sections import Evaluation
+from asyncrl.config.sections.evaluation import Evaluation
 from asyncrl.messages.rollout import Lease
 from asyncrl.messages.session import Hello
 from asyncrl.messages.spool import SpoolAddress, SpoolRef, Spools, SpoolSet

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asyncrl.broker.ledger.records import Admitted, Duplicate, Refused, Restarted, Result, Rewarded, Taken, Untrained
 from asyncrl.broker.metrics import batch_metrics
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.messages.rollout import Cancelled, Settled
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.trajectory import Unit

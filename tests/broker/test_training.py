@@ -14,7 +14,7 @@ from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.training import TrainingGroups
 from asyncrl.broker.versions.evaluation import EvaluationBook
-from asyncrl.config.sections import Evaluation
+from asyncrl.config.sections.evaluation import Evaluation
 from asyncrl.errors import RunFailed
 from asyncrl.messages.session import Hello
 from asyncrl.messages.spool import SpoolRef, Trim

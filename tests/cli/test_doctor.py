@@ -12,7 +12,7 @@ from rich.console import Console
 from asyncrl.cli.doctor import show, to_plain
 from asyncrl.cli.main import main
 from asyncrl.cli.terminal import to_json
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.node.machine.diagnosis import Diagnosis, Line
 
 FOUND = Diagnosis(

@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.cli import export
 from asyncrl.cli.export import export_run
-from asyncrl.config.sections import Lora
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
 

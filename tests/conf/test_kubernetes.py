@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.cli.node import main
 from asyncrl.config.run_file import load_config
-from asyncrl.config.sections import Rollout
+from asyncrl.config.sections.rollout import Rollout
 from asyncrl.node.process.metrics_server import metrics_options
 
 yaml = pytest.importorskip("yaml")

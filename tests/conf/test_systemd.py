@@ -13,7 +13,7 @@ import pytest
 from asyncrl.cli.node import main
 from asyncrl.cli.services.install import write_files
 from asyncrl.cli.services.render import SYSTEMD, device_files, render
-from asyncrl.config.sections import Rollout
+from asyncrl.config.sections.rollout import Rollout
 from tests.conf.unit_manager import Unit
 
 ROOT = Path(__file__).parents[2]

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 
 

@@ -24,7 +24,7 @@ from asyncrl.config.catalogue import (
     kl_path,
     loss_entry,
 )
-from asyncrl.config.sections import Algorithm
+from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import REQUIRED
 

@@ -1,8 +1,8 @@
 import pytest
 
 from asyncrl.config.changes import changed
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 
 

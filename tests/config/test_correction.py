@@ -5,7 +5,7 @@ from math import inf, log
 import pytest
 
 from asyncrl.config.correction import PRESETS, REJECTIONS, Importance, Rejection, preset, resolved, thresholds
-from asyncrl.config.sections import Correction
+from asyncrl.config.sections.algorithm import Correction
 from asyncrl.errors import ConfigError
 
 GEO, K3 = ("seq_mean_k1", "0.999_1.001"), ("seq_mean_k3", "0.01")

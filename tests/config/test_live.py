@@ -1,7 +1,7 @@
 import pytest
 
+from asyncrl.config.config import Config
 from asyncrl.config.live import assigned, live_keys, schedule_with, with_values
-from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 from tests.broker.driver import a_config
 

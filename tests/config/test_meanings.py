@@ -1,5 +1,5 @@
 from asyncrl.config.meanings import meanings, section_meanings
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 
 
 def test_every_setting_is_documented() -> None:

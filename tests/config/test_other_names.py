@@ -8,10 +8,11 @@ from typing import get_type_hints
 
 import pytest
 
-from asyncrl.config import sections as config
+from asyncrl.config import sections
+from asyncrl.config.config import Config
 from asyncrl.config.other_names import ELSEWHERE, FORMER, REMOVED, answer, from_verl
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config, Section
+from asyncrl.config.sections.section import Section
 from asyncrl.config.toml import put, split_override
 from asyncrl.errors import ConfigError
 
@@ -32,7 +33,8 @@ def keys(section: type[Section] = Config, where: str = "") -> set[str]:
 def documented() -> set[tuple[str, str]]:
     """Pairs of a setting's last name and the verl name that its docstring has in brackets."""
     found = set()
-    for section in ast.walk(ast.parse(Path(config.__file__).read_text())):
+    texts = [path.read_text(encoding="utf-8") for path in Path(*sections.__path__).glob("*.py")]
+    for section in (node for text in texts for node in ast.walk(ast.parse(text))):
         if not isinstance(section, ast.ClassDef):
             continue
         for field, said in pairwise(section.body):

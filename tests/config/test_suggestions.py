@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.config.suggestions import fields, unknown
 from asyncrl.plan.sections import Plan
 

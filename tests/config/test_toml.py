@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from asyncrl.config.sections import Section
+from asyncrl.config.sections.section import Section
 from asyncrl.config.toml import convert, put, read, split_override
 from asyncrl.errors import ConfigError
 

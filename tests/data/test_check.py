@@ -4,7 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncrl.config.sections import Data
+from asyncrl.config.sections.data import Data
 from asyncrl.data.check import bad_row_lines, inspect
 from asyncrl.data.dataset import BadRow
 from asyncrl.errors import DataError, EngineError

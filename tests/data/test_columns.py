@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncrl.config.sections import Data
+from asyncrl.config.sections.data import Data
 from asyncrl.data.columns import Columns, guess, guessed
 from asyncrl.data.table import JsonRows
 from asyncrl.errors import DataError

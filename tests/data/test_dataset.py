@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.sections import Data
+from asyncrl.config.sections.data import Data
 from asyncrl.data.dataset import BadRow, Dataset, count_reasons
 from asyncrl.errors import DataError
 from asyncrl.messages.trajectory import Prompt

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.config.sections import Data
+from asyncrl.config.sections.data import Data
 from asyncrl.data.digest import check_same
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.errors import DataError

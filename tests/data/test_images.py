@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.config.sections import Data
+from asyncrl.config.sections.data import Data
 from asyncrl.data import images as module
 from asyncrl.data.dataset import BadRow, Dataset
 from asyncrl.data.images import check_model_reads, describe, read_files

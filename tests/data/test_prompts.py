@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asyncrl.config.sections import Data
+from asyncrl.config.sections.data import Data
 from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
 from asyncrl.errors import DataError
 

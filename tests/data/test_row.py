@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.config.sections import Data
+from asyncrl.config.sections.data import Data
 from asyncrl.data.row import dropped_keys, read_prompt, require_columns, to_prompt
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError

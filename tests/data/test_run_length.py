@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.data.run_length import resolve_steps
 
 

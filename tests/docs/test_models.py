@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from asyncrl.config.model.weights import check_weights
-from asyncrl.config.sections import Lora
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.pool import EnvironmentPool
 from asyncrl.errors import EnvironmentFailed
 from tests.environment.environments import said, task, written

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from asyncrl import environment
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment import interface
 from asyncrl.environment.pool import EnvironmentPool
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.make import make_environments
 from asyncrl.environment.pool import EnvironmentPool
 from asyncrl.environment.program import Programs

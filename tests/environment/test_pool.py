@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import Answer, EnvironmentEpisode, Score
 from asyncrl.environment.pool import EnvironmentPool
 from asyncrl.errors import ConfigError, EnvironmentFailed
@@ -293,7 +293,7 @@ def test_nothing_is_left_when_a_worker_or_its_keeper_is_killed(tmp_path: Path, v
 
 HOLDS = """
 import asyncio, json, sys
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.pool import EnvironmentPool
 from tests.environment.environments import said, task
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import Description, Score, TaskInput
 from asyncrl.environment.program import Programs
 from asyncrl.errors import ConfigError, EnvironmentFailed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.worker_process import interpreter, named, require_allowed
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import ALLOW_VARIABLE

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.calls import Suspects
 from asyncrl.environment.worker_slot import WorkerSlot
 from asyncrl.errors import ConfigError

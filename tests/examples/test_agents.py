@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import Score, TaskInput
 from asyncrl.environment.program import Programs
 from asyncrl.messages.trajectory import FROM_PROMPT

@@ -25,8 +25,8 @@ from asyncrl.client.handshake import hello, identity, leave, shake_hands
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.messages.session import Ready, Stop
 from asyncrl.messages.spool import Fetch, SpoolAddress

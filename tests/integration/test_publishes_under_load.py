@@ -16,7 +16,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.config.sections import Config, Data, Model, Rollout, SamplingConfig, Vllm, Weights
+from asyncrl.config.config import Config
+from asyncrl.config.sections.data import Data
+from asyncrl.config.sections.rollout import Rollout, Vllm
+from asyncrl.config.sections.run import Model
+from asyncrl.config.sections.sampling import SamplingConfig
+from asyncrl.config.sections.weights import Weights
 from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine

@@ -18,8 +18,8 @@ from transformers.utils import logging
 
 from asyncrl.algo.routing import from_routing
 from asyncrl.checks.trajectory import problem_of
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.rollout import Lease
 from asyncrl.messages.spool import SpoolRef

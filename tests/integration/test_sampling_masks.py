@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from asyncrl.checks.trajectory import problem_of
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.messages.rollout import Lease
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trainer import ScoredTrajectory

@@ -14,8 +14,8 @@ from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.client.handshake import identity, join, leave
 from asyncrl.client.run_address import RunAddress
+from asyncrl.config.config import to_json
 from asyncrl.config.run_file import load_config
-from asyncrl.config.sections import to_json
 from asyncrl.files.secret_file import write_secret
 from asyncrl.messages.session import Hello, Welcome
 from asyncrl.messages.spool import SpoolSet

@@ -18,7 +18,7 @@ from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.addresses import port_of, tcp
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import TransferError
 from asyncrl.files.secret_file import read_secret
 from asyncrl.messages.session import Bye

@@ -10,7 +10,7 @@ from asyncrl.actor.message import Message
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.client.handshake import Identity, identity
 from asyncrl.client.run_address import RunAddress
-from asyncrl.config.sections import Config, to_json
+from asyncrl.config.config import Config, to_json
 from asyncrl.errors import ConfigError
 from asyncrl.messages.files import ModelFiles
 from asyncrl.messages.session import Bye, Hello, Welcome

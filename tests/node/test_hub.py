@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from asyncrl.config.sections import Config, Data, Lora, Model, Trainer
+from asyncrl.config.config import Config
+from asyncrl.config.sections.data import Data
+from asyncrl.config.sections.run import Model
+from asyncrl.config.sections.trainer import Lora, Trainer
 from asyncrl.errors import ConfigError
 from asyncrl.node.hub import HubName, dataset_name, model_name, snapshot_name, with_local_copies
 

@@ -12,10 +12,10 @@ from asyncrl.actor.memory import MemoryHub
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.client.handshake import Identity, identity
 from asyncrl.client.run_address import RunAddress
+from asyncrl.config.config import from_json, to_json
 from asyncrl.config.model.directory import check_model
 from asyncrl.config.model.files import describe, difference
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import from_json, to_json
 from asyncrl.errors import ConfigError
 from asyncrl.messages.files import FileDigest, ModelFiles
 from asyncrl.messages.session import Welcome

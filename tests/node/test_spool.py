@@ -10,8 +10,8 @@ from asyncrl.actor.message import Message
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.client.run_address import RunAddress
+from asyncrl.config.config import to_json
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import to_json
 from asyncrl.errors import ConfigError
 from asyncrl.messages.session import Hello, Stop, Welcome
 from asyncrl.messages.spool import Fetch, Fetched, Put, PutItem, SpoolSet, Stored

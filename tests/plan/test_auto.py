@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.config.sections import AUTO_START
+from asyncrl.config.sections.schedule import AUTO_START
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.times import NodeTimes, TimesLine
 from asyncrl.plan.auto import choice_of, choose_staleness

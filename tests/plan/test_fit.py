@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.config.sections import AUTO_START
+from asyncrl.config.sections.schedule import AUTO_START
 from asyncrl.plan.fit import UNKNOWN_SHARE, Sampling, decode_seconds, fit
 from asyncrl.plan.inputs import inputs
 from tests.plan.workloads import recorded, seen, with_staleness, workload

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.observe.run_record import RunRecord
 from asyncrl.observe.times import NodeTimes, TimesLine
 from asyncrl.plan.forecast import forecast

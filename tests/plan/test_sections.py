@@ -1,6 +1,6 @@
 """Values derived from the sections of a plan."""
 
-from asyncrl.config.check import check
+from asyncrl.config.checks.check import check
 from tests.plan.plans import a_plan, spread_out
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncrl.config.sections import AUTO_START
+from asyncrl.config.sections.schedule import AUTO_START
 from asyncrl.plan.auto import choice_of
 from asyncrl.plan.fit import Observed, Sampling, fit
 from asyncrl.plan.inputs import Inputs, inputs

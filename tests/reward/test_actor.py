@@ -14,7 +14,7 @@ from asyncrl.actor.message import Message
 from asyncrl.client.chunks import CHUNK_BYTES, verdict_bytes
 from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import identity
-from asyncrl.config.sections import Reward
+from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import LinkClosed, LinkError, LinkReset
 from asyncrl.messages.reward import Grade, GradeItem, Scored, ScoredItem
 from asyncrl.messages.rollout import Failed, Offer

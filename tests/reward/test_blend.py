@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.sections import Reward, RewardPart
+from asyncrl.config.sections.reward import Reward, RewardPart
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.blend import make_verifier
 from asyncrl.reward.verifier import Verdict, VerifierInput, is_async, verdict_of

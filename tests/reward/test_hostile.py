@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 
-from asyncrl.config.sections import Reward, RewardPart
+from asyncrl.config.sections.reward import Reward, RewardPart
 from asyncrl.errors import VerifierError
 from asyncrl.reward.blend import make_verifier
 from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of

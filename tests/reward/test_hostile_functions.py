@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.sections import Reward
+from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import VerifierError
 from asyncrl.processes import process_tree
 from asyncrl.processes.allowance import AT_ONCE_BYTES, PER_S_BYTES

@@ -4,7 +4,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from asyncrl.config.sections import Reward, RewardPart
+from asyncrl.config.sections.reward import Reward, RewardPart
 from asyncrl.errors import ConfigError
 from asyncrl.reward.catalogue import BUILT_IN
 from asyncrl.reward.routing import ROUTES, auto_routed, check_routes, route, unrouted

@@ -8,7 +8,7 @@ from asyncrl.broker.audit.step_rules import Line, lost_records, metrics_problems
 from asyncrl.broker.ledger.audit import examine
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.cli.recorded.inspect import stored_payload
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from tests.simulation.damage import Damage
 from tests.simulation.disk import Disk
 from tests.simulation.ledger import SimLedger

@@ -23,7 +23,7 @@ from asyncrl.broker.groups.group import State
 from asyncrl.broker.ledger.audit import audit
 from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.data.prompts import Draw
 from asyncrl.messages.rollout import Cancelled, Lease, Settled
 from asyncrl.messages.session import Stop

@@ -15,7 +15,7 @@ from asyncrl.actor.link import Link
 from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import Identity, join, spool_links
 from asyncrl.client.run_address import RunAddress
-from asyncrl.config.sections import from_json
+from asyncrl.config.config import from_json
 from asyncrl.errors import LinkError, VerifierError
 from asyncrl.messages.session import Hello, Welcome
 from asyncrl.messages.spool import PutItem

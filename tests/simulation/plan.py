@@ -5,8 +5,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.messages.words import WeightsVia
 from asyncrl.node.process.failpoints import PLACES, TURN_PLACES
 from tests.simulation.wire import Weather

@@ -29,7 +29,7 @@ from asyncrl.broker.ledger.records import (
     Untrained,
     VersionLive,
 )
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.data.prompts import Draw
 from asyncrl.messages.trajectory import Unit
 

@@ -12,8 +12,8 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils import logging
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from tests.trainer.ragged_trajectories import VOCAB, ragged_trajectories
 

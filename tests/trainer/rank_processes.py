@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.trainer.checkpoints.checkpoint import take, write_part
 from asyncrl.trainer.checkpoints.parts import TENSORS
 from asyncrl.trainer.checkpoints.stored import Stored, open_tensors

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config, Trainer
+from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import DecodeError
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory

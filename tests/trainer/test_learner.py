@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.config.catalogue import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, LOSSES
 from asyncrl.config.correction import PRESETS
-from asyncrl.config.sections import Algorithm
+from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages.trajectory import Span
 from asyncrl.trainer.checkpoints.prompt_files import PromptFiles

@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Qwen3Config, Qwen3MoeConfig
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.activations import LiveBytes
 from asyncrl.trainer.memory import Phase, TrainerMemory

@@ -9,7 +9,8 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not in the stubs
 from torch.distributed.tensor import DTensor
 
-from asyncrl.config.sections import Config, Lora
+from asyncrl.config.config import Config
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
 from asyncrl.trainer.model.policy import Policy

@@ -11,8 +11,8 @@ import pytest
 
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.actor.message import Message
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.errors import RankDied
 from asyncrl.messages.session import Stop
 from asyncrl.messages.spool import Fetch, Fetched, SpoolRef

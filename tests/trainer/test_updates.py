@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.algo.logprobs import Scores
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.messages.trajectory import Span
 from asyncrl.trainer.algorithm.estimates import Estimates
 from asyncrl.trainer.algorithm.mini_batch import MiniBatch

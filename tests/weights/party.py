@@ -12,7 +12,7 @@ from torch import Tensor
 from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.actor.message import Message
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.messages.session import StoreGet, StoreSet, StoreValue
 from asyncrl.messages.weights import Member, Transfer
 from asyncrl.weights.contents.layout import Layout, TensorSpec

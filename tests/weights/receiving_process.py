@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from asyncrl.actor.sockets.zmq_link import ZmqLink
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import TransferError
 from asyncrl.messages.session import Bye, Stop, StoreValue
 from asyncrl.messages.weights import Abort, Member, Transfer, TransferFailed

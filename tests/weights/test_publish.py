@@ -13,7 +13,7 @@ import torch
 
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import TransferError
 from asyncrl.messages.session import Bye
 from asyncrl.messages.weights import Abort, TransferFailed, Transferred

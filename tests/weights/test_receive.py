@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import ConfigError, TransferError
 from asyncrl.messages.session import StoreValue
 from asyncrl.messages.weights import Member, Transferred

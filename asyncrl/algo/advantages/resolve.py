@@ -19,7 +19,7 @@ import numpy as np
 
 from asyncrl.algo.outcomes import Advantages, Floats, Outcome
 from asyncrl.config.catalogue import Need, estimator_entry
-from asyncrl.config.sections import Algorithm
+from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import blamed, is_path, load_function, settings_of
 

@@ -12,7 +12,7 @@ from asyncrl.algo.correction.rejection import kept
 from asyncrl.algo.correction.weights import importance_weights
 from asyncrl.algo.ragged import Ragged
 from asyncrl.config.correction import resolved, thresholds
-from asyncrl.config.sections import Correction
+from asyncrl.config.sections.algorithm import Correction
 
 
 class Corrected(NamedTuple):

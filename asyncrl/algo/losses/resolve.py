@@ -18,7 +18,7 @@ from torch import Tensor
 from asyncrl.algo.losses.selection import Selection
 from asyncrl.algo.losses.tokens import Loss, LossFunction, PolicyLoss, Tokens
 from asyncrl.config.catalogue import loss_entry
-from asyncrl.config.sections import Algorithm
+from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import blamed, is_path, load_function, settings_of
 

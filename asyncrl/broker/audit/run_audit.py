@@ -35,7 +35,7 @@ from asyncrl.broker.audit.step_rules import (
 from asyncrl.broker.ledger.audit import LEDGER, Audit, examine
 from asyncrl.broker.ledger.reader import LedgerMeta, read_ledger_meta, read_records
 from asyncrl.broker.ledger.record_book import RecordBook
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.data.digest import check_same
 from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
 from asyncrl.errors import ConfigError, LedgerError

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from asyncrl.broker.groups.group import Group, Slot
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.errors import RunFailed
 
 ZERO_VARIANCE = "zero_variance"

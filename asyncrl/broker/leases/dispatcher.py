@@ -28,7 +28,7 @@ from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.messages.rollout import Cancelled
 from asyncrl.messages.session import Held
 from asyncrl.messages.spool import StoredItem

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.leases.lease import OpenLease
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.messages.rollout import Lease, ResumePoint
 from asyncrl.messages.trajectory import Sampling
 

@@ -23,7 +23,7 @@ from asyncrl.broker.ledger.records import Duplicate, FailedAttempt, Refused, Rei
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.transfers import TransferBook
 from asyncrl.checks.trajectory import summary_problem_of
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages.reward import Grade, GradeItem, ScoredItem
 from asyncrl.messages.rollout import Failed, Leased, Settled, StartedOver

@@ -19,7 +19,7 @@ from asyncrl.broker.ledger.counts import RecordCounts
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.record_rules import RecordRules, unit_name
 from asyncrl.broker.ledger.records import AnyRecord
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.trajectory import Unit
 
 LEDGER = "ledger.sqlite"

@@ -32,7 +32,7 @@ from asyncrl.broker.ledger.records import (
 )
 from asyncrl.broker.ledger.trained_versions import TrainedVersions
 from asyncrl.config.live import schedule_with
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
 
 

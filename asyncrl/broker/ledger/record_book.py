@@ -33,7 +33,7 @@ from asyncrl.broker.ledger.records import (
 )
 from asyncrl.broker.ledger.staleness_bound import BoundBook
 from asyncrl.broker.ledger.trained_versions import TrainedVersions
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.trajectory import Unit
 
 

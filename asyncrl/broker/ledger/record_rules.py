@@ -26,7 +26,7 @@ from asyncrl.broker.ledger.records import (
     Untrained,
     VersionLive,
 )
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.trajectory import Unit
 
 

@@ -27,7 +27,7 @@ So s <= v T + (W + R - 2) / P, and step s trains version floor(s / T), which is 
 from collections.abc import Mapping
 
 from asyncrl.config.live import Value, schedule_with
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 
 
 def most_versions(schedule: Schedule) -> int | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from math import isnan
 from statistics import fmean
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 
 STEPS = 10
 """Steps of the mean: single steps fall below the bound in healthy runs too."""

@@ -6,7 +6,7 @@ Such a difference does not stop a run, but it biases every ratio in the loss, an
 
 from collections.abc import Iterable, Mapping
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 
 BOUND = {"float32": 1e-4, "bfloat16": 0.1}
 """Mean gap of a step, nats: about 50 and 5 times that of a correct engine, which is 2e-6 and 2e-2."""

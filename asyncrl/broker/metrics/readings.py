@@ -8,7 +8,7 @@ from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.metrics.batch_metrics import RunTotals
 from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.observe.metrics.table import NODE_ROLES, NODE_STATES, STAGES, Sample
 
 OF_LAST_STEP = {

@@ -19,7 +19,7 @@ from asyncrl.broker.metrics.idle_causes import idle_causes
 from asyncrl.broker.metrics.time_book import TimeBook
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.status.incidents import IncidentBook, is_incident
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import RunFailed
 from asyncrl.log import get_logger
 from asyncrl.messages.trainer import Stepped

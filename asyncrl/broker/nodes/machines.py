@@ -10,7 +10,7 @@ at least ``trainer.min_nodes`` if so many have waited for ``trainer.wait_s``.
 """
 
 from asyncrl.broker.nodes.node import Node
-from asyncrl.config.sections import Trainer
+from asyncrl.config.sections.trainer import Trainer
 
 
 class MachineBook:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from asyncrl.broker.groups.book import GroupBook
 from asyncrl.broker.groups.group import Group, Slot, State
 from asyncrl.broker.leases.waiting import WaitingGroups
-from asyncrl.config.sections import Evaluation
+from asyncrl.config.sections.evaluation import Evaluation
 from asyncrl.evaluation.metrics import EvaluatedCompletion, EvaluatedPrompt, compute_metrics, named_metrics
 from asyncrl.messages.supervisor import Evaluated
 from asyncrl.messages.trajectory import Prompt, Unit

@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode, override_one
-from asyncrl.config.sections import Config
 from asyncrl.config.toml import put, read
 from asyncrl.data.chat_template import read_template
 from asyncrl.data.images import Keep

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from asyncrl.cli.episodes.choices import row_prompt, text_prompt
 from asyncrl.cli.episodes.lines import end_lines, prompt_lines, reward_line, turn_lines
+from asyncrl.config.config import Config
 from asyncrl.config.model.directory import check_model
-from asyncrl.config.sections import Config
 from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.images import check_model_reads
 from asyncrl.errors import VerifierError

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from asyncrl.actor.supervise import FINAL_CODES, AfterExit, Child, Exit, RestartBudget, keep_alive
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import RunFailed
 from asyncrl.messages.words import Role
 from asyncrl.observe.run_directory import RunDirectory

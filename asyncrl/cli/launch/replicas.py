@@ -15,7 +15,7 @@ from asyncrl.actor.supervise import FINAL_CODES, LATE_S, AfterExit, Child, Exit,
 from asyncrl.cli.launch.children import role_process
 from asyncrl.client.handshake import identity, leave
 from asyncrl.client.run_address import RunAddress
-from asyncrl.config.sections import Config, from_json
+from asyncrl.config.config import Config, from_json
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, LinkError, RunFailed
 from asyncrl.log import get_logger
 from asyncrl.messages.words import WeightsVia

@@ -25,11 +25,11 @@ from asyncrl.cli.launch.checks.checks import CHECKS, devices_of, resolved, where
 from asyncrl.cli.launch.outcome import outcome_lines, time_so_far
 from asyncrl.cli.launch.screen import Screen
 from asyncrl.cli.launch.supervisor import Supervisor
-from asyncrl.config.check import advice
-from asyncrl.config.check_addresses import check_one_machine
+from asyncrl.config.checks.addresses import check_one_machine
+from asyncrl.config.checks.check import advice
+from asyncrl.config.config import Config
 from asyncrl.config.resolve import with_absolute_paths
 from asyncrl.config.run_file import changes, load_config, to_toml
-from asyncrl.config.sections import Config
 from asyncrl.data.run_length import resolve_steps
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
 from asyncrl.files.lock import locked

@@ -22,7 +22,7 @@ from asyncrl.cli.launch.screen import Screen
 from asyncrl.cli.launch.startup import FIRST_S, awaited
 from asyncrl.client.handshake import identity, leave, send_beats
 from asyncrl.client.run_address import locate
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import ConfigError, LedgerError, LinkError, RunFailed
 from asyncrl.messages.session import Beat
 from asyncrl.messages.supervisor import (

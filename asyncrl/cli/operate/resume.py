@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from asyncrl.config.check_addresses import exposed_addresses
+from asyncrl.config.checks.addresses import exposed_addresses
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
 from asyncrl.observe.run_directory import RunDirectory

@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from asyncrl.algo.advantages.resolve import resolve_advantage
 from asyncrl.algo.outcomes import Floats, Outcome
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import overridden
-from asyncrl.config.sections import Config
 from asyncrl.trainer.algorithm.recipe import Recipe
 
 GROUPS: Mapping[str, Sequence[float]] = {

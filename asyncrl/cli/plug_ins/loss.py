@@ -16,8 +16,8 @@ from torch import Tensor
 from asyncrl.algo.losses.clipped import clipped
 from asyncrl.algo.losses.tokens import Loss, PolicyLoss, Tokens
 from asyncrl.algo.ragged import Ragged
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import overridden
-from asyncrl.config.sections import Config
 from asyncrl.trainer.algorithm.recipe import Recipe
 
 LENGTHS = (3, 17, 9, 31, 5, 12, 24, 1)

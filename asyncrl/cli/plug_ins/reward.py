@@ -16,8 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncrl.broker.failures import FailureBook
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config, overridden
-from asyncrl.config.sections import Config
 from asyncrl.data.columns import guessed
 from asyncrl.data.prompts import held_out_stream
 from asyncrl.errors import ConfigError, VerifierError

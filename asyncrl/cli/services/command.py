@@ -13,8 +13,10 @@ from asyncrl.cli.services.owner import find_owner, make_folders, make_secret
 from asyncrl.cli.services.render import ALL_ROLES, ROLES, Devices, Manager, Services, render
 from asyncrl.cli.terminal import report_errors
 from asyncrl.config.addresses import check_address
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
-from asyncrl.config.sections import Config, Rollout, Trainer
+from asyncrl.config.sections.rollout import Rollout
+from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import ConfigError
 from asyncrl.keys.key_folder import KeyFolder
 from asyncrl.node.machine.cluster.key_state import read_key_state

@@ -32,7 +32,7 @@ def show(config_path: Path, overrides: tuple[str, ...]) -> None:
     The origin is the file, --set, a preset, or the default. With run.epochs, run.steps is counted from data.train.
     Notes on settings that hardly anybody wants follow on stderr.
     """
-    from asyncrl.config.check import advice
+    from asyncrl.config.checks.check import advice
     from asyncrl.config.run_file import explain as origins_of
     from asyncrl.config.run_file import load_config
     from asyncrl.data.run_length import resolve_steps

@@ -10,8 +10,8 @@ Text of `asyncrl config explain`: the meanings of `asyncrl.config.meanings`, as 
 from collections.abc import Iterator
 from textwrap import wrap
 
+from asyncrl.config.config import Config
 from asyncrl.config.meanings import VERL, Meaning, meanings, section_meanings
-from asyncrl.config.sections import Config
 from asyncrl.config.suggestions import unknown
 from asyncrl.config.words import value_in_words
 from asyncrl.errors import ConfigError

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from asyncrl.config.model.directory import check_model
 from asyncrl.config.model.weights import CONFIG, check_weights, read_config
-from asyncrl.config.sections import Data
+from asyncrl.config.sections.data import Data
 from asyncrl.data.chat_template import read_template
 from asyncrl.data.check import CountTokens, inspect
 from asyncrl.data.columns import LOOKED_AT, Columns, guess

@@ -12,7 +12,8 @@ from asyncrl.cli.data import token_counter
 from asyncrl.cli.plug_ins.reward import attempt, read_rows, run_config, summary_lines
 from asyncrl.cli.start.findings import Findings, find_data, find_held_out, find_machine, find_model
 from asyncrl.cli.start.run_text import Choices, choose, render, stub
-from asyncrl.config.sections import Config, Reward
+from asyncrl.config.config import Config
+from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import ConfigError
 from asyncrl.node.hub import model_folder, model_name
 from asyncrl.node.machine.machine import ENGINES, TRAIN, missing_packages

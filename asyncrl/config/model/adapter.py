@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.config.model.safetensors_header import REMEDY, Shapes, read_shapes
-from asyncrl.config.sections import Lora
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -1,6 +1,6 @@
 """Datasets of the user's own, with any column names."""
 
-from asyncrl.config.sections import Data
+from asyncrl.config.sections.data import Data
 from asyncrl.data.prepare.published import Problem, PublishedDataset
 from asyncrl.data.row import to_prompt
 from asyncrl.data.table import Row

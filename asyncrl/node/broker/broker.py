@@ -22,8 +22,9 @@ from asyncrl.broker.traces.traces import Traces
 from asyncrl.client.handshake import Identity, hello, identity, send_beats, shake_hands, spool_connector
 from asyncrl.config.addresses import announced
 from asyncrl.config.changes import changed
-from asyncrl.config.check import advice
-from asyncrl.config.sections import Config, Data, from_json, to_json
+from asyncrl.config.checks.check import advice
+from asyncrl.config.config import Config, from_json, to_json
+from asyncrl.config.sections.data import Data
 from asyncrl.data.check import SHOWN
 from asyncrl.data.dataset import count_reasons
 from asyncrl.data.digest import check_same

@@ -16,8 +16,8 @@ from asyncrl.actor.link import Hub
 from asyncrl.actor.sockets.curve import HubKeys, LinkKeys, Owner, hub_keys_of, link_keys_of, local_pair
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.broker.nodes.node import NodeBook
-from asyncrl.config.check_addresses import exposed_addresses
-from asyncrl.config.sections import Broker
+from asyncrl.config.checks.addresses import exposed_addresses
+from asyncrl.config.sections.broker import Broker
 from asyncrl.errors import ConfigError
 from asyncrl.files.disk import needed
 from asyncrl.keys.allowed_keys import AllowedKeys

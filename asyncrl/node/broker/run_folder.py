@@ -12,9 +12,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from asyncrl.config.changes import changed
+from asyncrl.config.config import Config
 from asyncrl.config.resolve import with_absolute_paths, with_backend
 from asyncrl.config.run_file import load_config, to_toml
-from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 from asyncrl.files.disk import needed
 from asyncrl.files.lock import locked

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from asyncrl.client.handshake import hello, identity
 from asyncrl.client.run_address import check_location, find_run
-from asyncrl.config.sections import from_json
+from asyncrl.config.config import from_json
 from asyncrl.errors import ConfigError, LinkError
 from asyncrl.log import get_logger
 from asyncrl.messages.words import WeightsVia

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from asyncrl.client.handshake import identity
 from asyncrl.client.run_address import find_run
-from asyncrl.config.sections import Config, from_json
+from asyncrl.config.config import Config, from_json
 from asyncrl.errors import ConfigError
 from asyncrl.log import get_logger
 from asyncrl.node.machine.local_address import local_address

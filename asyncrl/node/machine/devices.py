@@ -18,7 +18,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from asyncrl.config.sections import Rollout, Trainer
+from asyncrl.config.sections.rollout import Rollout
+from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import ConfigError
 from asyncrl.weights.groups import device
 

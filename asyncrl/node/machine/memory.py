@@ -17,8 +17,8 @@ from typing import Any, Literal
 import torch
 from msgspec import Struct
 
+from asyncrl.config.config import Config
 from asyncrl.config.resolve import with_backend
-from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.machine import format_bytes
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache

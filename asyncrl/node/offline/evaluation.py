@@ -17,7 +17,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import EngineError, VerifierError
 from asyncrl.evaluation.completions import CompletionRow
 from asyncrl.evaluation.image_column import image_cell

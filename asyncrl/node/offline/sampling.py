@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from asyncrl.broker.leases.lease_terms import sampling_seed
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.messages.trajectory import Prompt, Unit
 from asyncrl.rollout.engine import Engine, Request
 from asyncrl.rollout.episodes.episode import Episode

@@ -2,7 +2,7 @@
 
 import os
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.node.machine.devices import find, require
 from asyncrl.rollout.engine import Engine
 from asyncrl.weights.groups.device import device_name

@@ -4,7 +4,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.environment.make import make_environments
 from asyncrl.rollout.conversing import require_seam
 from asyncrl.rollout.engine import Engine

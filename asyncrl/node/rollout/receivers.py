@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from asyncrl.actor.link import Link
 from asyncrl.client.handshake import Identity, weights_links
 from asyncrl.client.run_address import RunAddress
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.messages.session import Welcome
 from asyncrl.messages.weights import Member
 from asyncrl.messages.words import WeightsVia

@@ -5,7 +5,7 @@ import asyncio
 from asyncrl.actor.link import Link
 from asyncrl.client.handshake import Identity
 from asyncrl.client.run_address import RunAddress
-from asyncrl.config.sections import from_json
+from asyncrl.config.config import from_json
 from asyncrl.messages.words import WeightsVia
 from asyncrl.node.embedding.host import Host
 from asyncrl.node.model_files import local_copies, require_same_models, with_copies

@@ -12,7 +12,7 @@ from asyncrl.actor.link import Link
 from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import Identity, spool_links
 from asyncrl.client.run_address import RunAddress
-from asyncrl.config.sections import from_json
+from asyncrl.config.config import from_json
 from asyncrl.errors import LinkError, LinkReset
 from asyncrl.messages.session import Hello, Welcome
 from asyncrl.messages.wire import PROTOCOL

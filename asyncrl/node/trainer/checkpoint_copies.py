@@ -10,7 +10,7 @@ from pathlib import Path
 from asyncrl.client.checkpoints import CheckpointSender, fetch_newest
 from asyncrl.client.handshake import Identity, hosted_links
 from asyncrl.client.run_address import RunAddress
-from asyncrl.config.sections import from_json
+from asyncrl.config.config import from_json
 from asyncrl.log import get_logger
 from asyncrl.messages.session import Welcome
 from asyncrl.node.trainer.checkpoint_folder import checkpoint_folder, shared_folder

@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 
 from asyncrl.actor.supervise import OURS
-from asyncrl.config.sections import Trainer
+from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import AsyncrlError, RankDied
 from asyncrl.node.trainer.place import RankPlace
 from asyncrl.trainer.ranks.rank_hub import OtherRanks, RankHub

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from asyncrl.config.config import Config
 from asyncrl.config.model.directory import check_model
-from asyncrl.config.sections import Config
 from asyncrl.log import get_logger
 from asyncrl.trainer.actor import Start
 from asyncrl.trainer.checkpoints import checkpoint

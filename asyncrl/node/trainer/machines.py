@@ -35,7 +35,7 @@ from asyncrl.actor.supervise import Child
 from asyncrl.actor.waiting import OtherCameFirst, unless
 from asyncrl.checks.permissions import TRAINER_GROUP
 from asyncrl.client.handshake import Identity, hello
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import AsyncrlError, MachineLost
 from asyncrl.messages.session import Draining, Hello, Stop, StoreGet, StoreSet, StoreValue
 from asyncrl.messages.trainer import Assembled

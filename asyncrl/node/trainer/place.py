@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from asyncrl.client.handshake import Identity
 from asyncrl.client.run_address import RunAddress
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.messages.session import Welcome
 from asyncrl.messages.trainer import TrainerMachine
 

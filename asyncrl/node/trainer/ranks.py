@@ -22,7 +22,7 @@ from asyncrl.actor.sockets.curve import hub_keys_of, needs_keys
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.supervise import Child, describe_exit
 from asyncrl.config.addresses import tcp
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import ConfigError, LinkError, MachineLost, RankDied
 from asyncrl.files.secret_file import new_secret, write_secret
 from asyncrl.messages.session import Stop

@@ -13,7 +13,7 @@ from asyncrl.actor.failpoints import reach
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.client.handshake import Identity, identity, join, spool_links
 from asyncrl.client.run_address import RunAddress, configured_key
-from asyncrl.config.sections import from_json
+from asyncrl.config.config import from_json
 from asyncrl.errors import RankDied
 from asyncrl.messages.wire import CODEC
 from asyncrl.node.model_files import require_same_models, with_copies

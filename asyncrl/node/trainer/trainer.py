@@ -13,7 +13,7 @@ from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import Identity, spool_links, weights_links
 from asyncrl.client.images import ImageCache
 from asyncrl.client.run_address import RunAddress
-from asyncrl.config.sections import from_json
+from asyncrl.config.config import from_json
 from asyncrl.messages.session import Welcome
 from asyncrl.messages.weights import Member
 from asyncrl.node.machine.local_address import local_address

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from asyncrl.config.sections import leaves
+from asyncrl.config.config import leaves
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.observe.dashboard.samples.sample_index import SampleIndex

@@ -10,8 +10,11 @@ from pathlib import PurePath
 
 import msgspec
 
+from asyncrl.config.config import leaves
 from asyncrl.config.hub_snapshot import snapshot_of
-from asyncrl.config.sections import Algorithm, Lora, Reward, leaves
+from asyncrl.config.sections.algorithm import Algorithm
+from asyncrl.config.sections.reward import Reward
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.observe.report.curves import interval
 from asyncrl.observe.report.evaluation_charts import accuracy_by_source, multi_sample_metrics
 from asyncrl.observe.run_record import EvaluationEvent, RunRecord, SettingChange

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from asyncrl.config.sections import Trackers
+from asyncrl.config.sections.broker import Trackers
 from asyncrl.errors import ConfigError
 from asyncrl.observe.trackers.mlflow import MLflow
 from asyncrl.observe.trackers.tensorboard import TensorBoard

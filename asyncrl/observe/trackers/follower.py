@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from asyncrl.config.sections import leaves
+from asyncrl.config.config import leaves
 from asyncrl.config.toml import read
 from asyncrl.errors import LedgerError, TrackerError
 from asyncrl.files.atomic import replacing

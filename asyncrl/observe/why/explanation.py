@@ -3,7 +3,7 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.errors import LedgerError
 from asyncrl.messages.words import Role
 from asyncrl.observe.run_record import RunRecord

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Raw, Struct
 
-from asyncrl.config.sections import Reward
+from asyncrl.config.sections.reward import Reward
 from asyncrl.reward.verifier import Verdict
 
 HEADER_BYTES = 4

@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 from msgspec import Raw
 
-from asyncrl.config.sections import Reward
+from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import VerifierError
 from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.reward.workers.worker_slot import PendingVerdict, WorkerSlot

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from msgspec import Raw
 
-from asyncrl.config.sections import Reward
+from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.processes.allowance import AT_ONCE_BYTES
 from asyncrl.processes.keeper import Limits

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Raw, Struct
 
 from asyncrl.checks.reward_limits import MAX_REASON_CHARS, problem_of
-from asyncrl.config.sections import Reward
+from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.processes.allowance import AT_ONCE_BYTES, refilled
 from asyncrl.reward.verifier import Verdict

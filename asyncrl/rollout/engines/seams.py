@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from asyncrl.config.sections import ToolParser
+from asyncrl.config.sections.sampling import ToolParser
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.chat_template import PROBE, ChatTemplate

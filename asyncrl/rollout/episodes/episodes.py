@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec.structs import replace
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import EnvironmentEpisode, Environments, TaskInput
 from asyncrl.messages.trajectory import Prompt, Sampling, Unit
 from asyncrl.rollout.engine import Completion, ConversingEngine, Request

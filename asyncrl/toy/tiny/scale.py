@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.config.toml import convert
 from asyncrl.data.table import open_rows
 from asyncrl.toy.models import save_model

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.log import get_logger
 from asyncrl.messages.trajectory import Span
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory

@@ -19,7 +19,7 @@ from asyncrl.algo.correction.divergent import divergent
 from asyncrl.algo.logprobs import Scores
 from asyncrl.algo.losses.tokens import Tokens
 from asyncrl.algo.ragged import Ragged
-from asyncrl.config.sections import Algorithm
+from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.trainer.algorithm.mini_batch import LossInputs
 from asyncrl.trainer.algorithm.recipe import Recipe
 

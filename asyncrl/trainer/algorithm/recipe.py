@@ -22,8 +22,10 @@ from asyncrl.algo.kl import resolve_kl
 from asyncrl.algo.losses.resolve import resolve_loss
 from asyncrl.algo.outcomes import Floats, Outcome
 from asyncrl.config.catalogue import SETTINGS
+from asyncrl.config.config import Config
 from asyncrl.config.correction import resolved
-from asyncrl.config.sections import Algorithm, Config, Critic
+from asyncrl.config.sections.algorithm import Algorithm
+from asyncrl.config.sections.trainer import Critic
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import REQUIRED
 

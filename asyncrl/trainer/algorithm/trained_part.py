@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.trainer.packing.step import Step
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.packing.untrained import as_context, in_untrained_turns, older_than

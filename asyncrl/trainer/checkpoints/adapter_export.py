@@ -17,7 +17,7 @@ import torch
 
 from asyncrl.config.model import weights
 from asyncrl.config.model.adapter import CONFIG, WEIGHTS, adapter_config, layers_of, target_modules
-from asyncrl.config.sections import Lora
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
 from asyncrl.trainer.checkpoints.export import CARD, Dtype, copy_files, new_directory

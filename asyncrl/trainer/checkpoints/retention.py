@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from asyncrl.config.sections import Checkpoint
+from asyncrl.config.sections.checkpoint import Checkpoint
 from asyncrl.errors import ConfigError
 from asyncrl.files.atomic import replacing
 from asyncrl.files.checkpoints import BEST

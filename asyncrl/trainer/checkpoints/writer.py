@@ -20,7 +20,7 @@ from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Link
 from asyncrl.actor.waiting import OtherCameFirst, unless
 from asyncrl.client.checkpoints import CheckpointSender
-from asyncrl.config.sections import Checkpoint
+from asyncrl.config.sections.checkpoint import Checkpoint
 from asyncrl.files.checkpoints import FileEntry
 from asyncrl.log import get_logger
 from asyncrl.messages.supervisor import Evaluated

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForTokenClassification
 
 from asyncrl.algo.routing import expert_modules
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.trainer.checkpoints.stored import Stored, read_rows
 from asyncrl.trainer.model.activation_checkpointing import enable_checkpointing

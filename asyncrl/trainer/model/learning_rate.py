@@ -2,7 +2,7 @@
 
 from math import cos, pi
 
-from asyncrl.config.sections import Trainer
+from asyncrl.config.sections.trainer import Trainer
 
 
 def learning_rate(step: int, trainer: Trainer, num_steps: int) -> float:

@@ -24,7 +24,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from asyncrl.config.model.adapter import DOWN, PREFIX, UP, WEIGHTS, check_adapter, last_name, layers_of
-from asyncrl.config.sections import Lora
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.trainer.checkpoints.stored import Stored, StoredTensor, read_rows
 from asyncrl.trainer.model.vision import vision_tower

@@ -12,7 +12,7 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from asyncrl.config.sections import Trainer
+from asyncrl.config.sections.trainer import Trainer
 from asyncrl.trainer.checkpoints.stored import Stored
 from asyncrl.trainer.model.host_memory import host_empty
 from asyncrl.trainer.model.host_moments import moment_buckets, moments_on_device

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from asyncrl.algo.logprobs import Scores, score_states
-from asyncrl.config.sections import Lora
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import RouteShape
 from asyncrl.trainer.checkpoints.snapshot import emptied

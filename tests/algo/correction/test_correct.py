@@ -3,7 +3,7 @@ import torch
 
 from asyncrl.algo.correction.correct import Correct
 from asyncrl.algo.ragged import Ragged
-from asyncrl.config.sections import Correction
+from asyncrl.config.sections.algorithm import Correction
 from asyncrl.errors import ConfigError
 
 SEQUENCES = Ragged([2, 1])

@@ -6,7 +6,7 @@ import torch
 from asyncrl.algo.correction.metrics import importance_metrics, mismatch_metrics, rejection_metrics
 from asyncrl.algo.ragged import Ragged
 from asyncrl.config.correction import Importance, thresholds
-from asyncrl.config.sections import Correction
+from asyncrl.config.sections.algorithm import Correction
 
 SEQUENCES = Ragged([3, 0, 1])
 

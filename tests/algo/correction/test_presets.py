@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from asyncrl.algo.correction.correct import Correct
 from asyncrl.algo.ragged import Ragged
-from asyncrl.config.sections import Correction
+from asyncrl.config.sections.algorithm import Correction
 
 Rectangle = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ import torch
 from asyncrl.algo.correction.rejection import divergence, kept
 from asyncrl.algo.ragged import Ragged
 from asyncrl.config.correction import Rejection, thresholds
-from asyncrl.config.sections import Correction
+from asyncrl.config.sections.algorithm import Correction
 
 SEQUENCES = Ragged([2, 0, 1])
 LOG_RATIO = torch.tensor([1.0, -1.0, 0.2], dtype=torch.float64)

@@ -13,7 +13,7 @@ from asyncrl.broker.audit.checkpoint_rules import (
 )
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.records import AnyRecord, Committed, Taken, VersionLive
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.errors import LedgerError
 
 

@@ -17,7 +17,7 @@ from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.records import Admitted, AnyRecord, Committed, Measured, Result, Rewarded, Taken, VersionLive
 from asyncrl.config.run_file import to_toml
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.trajectory import Trajectory, Unit
 from asyncrl.spool.contents import read_contents, segment_numbers
 from asyncrl.spool.segments import Segments

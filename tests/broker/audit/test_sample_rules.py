@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from asyncrl.broker.audit.sample_rules import sample_problems
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.records import Admitted, Result, Rewarded, Taken
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import Span, TrajectorySummary, Unit
 from asyncrl.observe.samples import SampleFacts

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from asyncrl.broker.audit.spool_rules import SpoolRules, StoredPayload
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.records import Admitted, Result
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import Span, Trajectory, TrajectorySummary, Unit
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from asyncrl.broker.audit.step_rules import lost_records, metrics_problems, summary_problems, unrecorded_problems
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.records import Admitted, AnyRecord, Committed, Result, Rewarded, Taken, VersionLive
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.observe.run_directory import RunSummary

@@ -14,7 +14,7 @@ from asyncrl.broker.groups.batches import BatchBook
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.groups.window import Window
 from asyncrl.broker.ledger.staleness_bound import most_versions
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.trajectory import Prompt
 
 PROMPT = Prompt(text="?")

@@ -11,7 +11,8 @@ from asyncrl.broker.groups.drop_limit import LEAST_IN_A_ROW
 from asyncrl.broker.groups.filtering import LEAST_PATIENCE, ZERO_VARIANCE, GroupFilter
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.records import Admitted, Dropped, Rewarded, Taken
-from asyncrl.config.sections import Config, Schedule
+from asyncrl.config.config import Config
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.errors import RunFailed
 from asyncrl.messages.trajectory import Prompt, Unit
 from tests.broker.driver import Cluster, Reward, a_config, right, told_apart

@@ -3,7 +3,7 @@
 import pytest
 
 from asyncrl.broker.groups.window import Window
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.errors import BrokenInvariant
 
 

@@ -14,7 +14,7 @@ from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
-from asyncrl.config.sections import Evaluation
+from asyncrl.config.sections.evaluation import Evaluation
 from asyncrl.messages.rollout import Cancelled, Lease, ResumePoint
 from asyncrl.messages.session import Held, Hello
 from asyncrl.messages.spool import SpoolRef, StoredItem

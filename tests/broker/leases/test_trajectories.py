@@ -14,7 +14,7 @@ from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.broker.versions.transfers import TransferBook
-from asyncrl.config.sections import Evaluation
+from asyncrl.config.sections.evaluation import Evaluation
 from asyncrl.messages.reward import Grade, GradeItem, ScoredItem
 from asyncrl.messages.rollout import Failed, Leased, Settled, StartedOver
 from asyncrl.messages.session import Held

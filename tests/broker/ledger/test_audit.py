@@ -21,7 +21,7 @@ from asyncrl.broker.ledger.records import (
     Untrained,
     VersionLive,
 )
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.messages.words import Split

@@ -15,7 +15,7 @@ from asyncrl.broker.ledger.records import (
     VersionLive,
 )
 from asyncrl.broker.ledger.trained_versions import TrainedVersions
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
 

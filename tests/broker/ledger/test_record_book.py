@@ -14,7 +14,7 @@ from asyncrl.broker.ledger.records import (
     Rewarded,
     Taken,
 )
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
 

@@ -16,7 +16,7 @@ from asyncrl.broker.ledger.records import (
     Taken,
     VersionLive,
 )
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
 

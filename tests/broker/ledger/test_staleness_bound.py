@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from asyncrl.broker.ledger.staleness_bound import BoundBook, most_versions
-from asyncrl.config.sections import Schedule
+from asyncrl.config.sections.schedule import Schedule
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from asyncrl.broker.metrics.ess_alarm import STEPS, EssAlarm, advice
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 
 
 def a_config(warn: float = 0.5, **sections: Any) -> Config:

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from asyncrl.broker.metrics.gap_alarm import MIN_TOKENS, GapAlarm
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 
 
 def a_config(dtype: str = "float32", warn: float = 0.0) -> Config:

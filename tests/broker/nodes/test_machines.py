@@ -4,7 +4,7 @@ import pytest
 
 from asyncrl.broker.nodes.machines import MachineBook
 from asyncrl.broker.nodes.node import Node
-from asyncrl.config.sections import Trainer
+from asyncrl.config.sections.trainer import Trainer
 
 
 def machine(name: str, incarnation: str = "0") -> Node:

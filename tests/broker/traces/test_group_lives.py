@@ -10,7 +10,7 @@ from asyncrl.broker.ledger.records import Admitted, AnyRecord, Dropped, Restarte
 from asyncrl.broker.outbox import Outgoing
 from asyncrl.broker.traces.group_lives import GroupLives
 from asyncrl.broker.traces.ids import TraceIds
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.messages.rollout import Lease
 from asyncrl.messages.trajectory import Sampling, Unit
 from asyncrl.observe.traces.span import Span

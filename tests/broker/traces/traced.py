@@ -4,7 +4,7 @@ from typing import Any
 
 from asyncrl.broker.traces.ids import TraceIds
 from asyncrl.broker.traces.traces import Traces
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.messages.trainer import Stepped
 from asyncrl.observe.traces.span import Span
 from tests.broker.driver import Cluster, Node

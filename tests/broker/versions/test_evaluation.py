@@ -5,7 +5,7 @@ import pytest
 from asyncrl.broker.groups.book import GroupBook
 from asyncrl.broker.groups.group import Slot
 from asyncrl.broker.versions.evaluation import EvaluationBook
-from asyncrl.config.sections import Evaluation
+from asyncrl.config.sections.evaluation import Evaluation
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.supervisor import Evaluated
 from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit

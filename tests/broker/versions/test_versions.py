@@ -10,7 +10,7 @@ from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.broker.versions.transfers import TransferBook
 from asyncrl.broker.versions.uploads import NO_GROUP
 from asyncrl.broker.versions.versions import Versions
-from asyncrl.config.sections import Evaluation
+from asyncrl.config.sections.evaluation import Evaluation
 from asyncrl.messages.rollout import Hold, Release
 from asyncrl.messages.session import Hello, Ready
 from asyncrl.messages.trainer import Evaluating

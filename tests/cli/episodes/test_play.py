@@ -13,7 +13,7 @@ from rich.text import Text
 from asyncrl.cli.episodes import play as module
 from asyncrl.cli.episodes.choices import try_config
 from asyncrl.cli.episodes.play import Watcher, play
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import FROM_PROMPT, Turn
 from asyncrl.rollout.episodes.episodes import Episodes

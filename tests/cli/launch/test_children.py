@@ -8,8 +8,12 @@ import pytest
 
 from asyncrl.actor.supervise import Child, Exit
 from asyncrl.cli.launch.children import keep_tracking, role_process, tracker_process
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config, Data, Model, Rollout, Trainer
+from asyncrl.config.sections.data import Data
+from asyncrl.config.sections.rollout import Rollout
+from asyncrl.config.sections.run import Model
+from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import ConfigError, TrackerError
 from asyncrl.messages.words import Role
 from asyncrl.observe.run_directory import RunDirectory

@@ -10,7 +10,11 @@ from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.supervise import Child
 from asyncrl.cli.launch.replicas import Replicas, run_replicas
 from asyncrl.client.run_address import RunAddress
-from asyncrl.config.sections import Config, Data, Model, Rollout, Supervisor, Vllm, to_json
+from asyncrl.config.config import Config, to_json
+from asyncrl.config.sections.broker import Supervisor
+from asyncrl.config.sections.data import Data
+from asyncrl.config.sections.rollout import Rollout, Vllm
+from asyncrl.config.sections.run import Model
 from asyncrl.errors import AsyncrlError, ConfigError, LinkError, RunFailed
 from asyncrl.messages.session import Hello, Welcome
 from asyncrl.messages.spool import SpoolSet

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from asyncrl.cli.launch import run as run_module
 from asyncrl.cli.launch.run import dry_run, resume, run
+from asyncrl.config.config import Config
 from asyncrl.config.resolve import with_absolute_paths, with_backend
 from asyncrl.config.run_file import decode, load_config, to_toml
-from asyncrl.config.sections import Config
 from asyncrl.errors import AsyncrlError, ConfigError, LinkError, RunFailed
 from asyncrl.files.lock import locked
 from asyncrl.observe.run_directory import RunDirectory, RunSummary

@@ -11,7 +11,9 @@ from asyncrl.actor.memory import MemoryHub
 from asyncrl.actor.message import Message
 from asyncrl.cli.launch import supervisor
 from asyncrl.cli.launch.supervisor import Supervisor
-from asyncrl.config.sections import Config, Data, Model
+from asyncrl.config.config import Config
+from asyncrl.config.sections.data import Data
+from asyncrl.config.sections.run import Model
 from asyncrl.errors import RunFailed
 from asyncrl.messages.supervisor import Exited, Failures, Finished
 from asyncrl.node.machine.devices import Devices

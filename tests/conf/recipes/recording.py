@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config import sections
-from asyncrl.config.sections import Config, Section
+from asyncrl.config.config import Config
+from asyncrl.config.sections.section import Section
 
 HOOK = Path(__file__).parent / "hook"
 VARIABLE = "ASYNCRL_READS"

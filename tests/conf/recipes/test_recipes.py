@@ -118,6 +118,6 @@ def test_each_setting_of_a_recipe_is_claimed(name: str) -> None:
 
 
 def test_a_setting_that_only_other_code_reads_is_ignored() -> None:
-    assert ignored(["trainer.lr"], {"trainer.lr": {"asyncrl.config.check"}}) == ["trainer.lr"]
+    assert ignored(["trainer.lr"], {"trainer.lr": {"asyncrl.config.checks.check"}}) == ["trainer.lr"]
     assert ignored(["trainer.lr"], {"trainer.lr": {CLAIMS["trainer.lr"]}}) == []
     assert ignored(["trainer.unheard_of"], {"trainer.unheard_of": {"asyncrl.trainer.actor"}}) == ["trainer.unheard_of"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncrl.config.model.adapter import adapter_config, check_adapter, layers_of, target_modules
-from asyncrl.config.sections import Lora
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from tests.config.model.directories import Shapes, write_safetensors
 

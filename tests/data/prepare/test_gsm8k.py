@@ -4,7 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncrl.config.sections import Data
+from asyncrl.config.sections.data import Data
 from asyncrl.data.check import inspect
 from asyncrl.data.prepare.gsm8k import GSM8K
 from asyncrl.data.prepare.published import prepare

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.sections import Data
+from asyncrl.config.sections.data import Data
 from asyncrl.data.dataset import BadRow
 from asyncrl.data.prepare.published import PrepareResult, Problem, PublishedDataset, prepare, text_of
 from asyncrl.data.prompts import train_stream

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment import Said, Step, Task
 from asyncrl.environment.interface import Answer, PolicyTurn, Score, TaskInput
 from asyncrl.environment.pool import EnvironmentPool

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import asyncrl
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.pool import EnvironmentPool
 from asyncrl.environment.worker import start
 from tests.environment.environments import said, task

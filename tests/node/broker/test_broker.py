@@ -12,7 +12,7 @@ from asyncrl.client.handshake import identity, join, leave, spool_connector, spo
 from asyncrl.client.images import ImageCache
 from asyncrl.client.run_address import RunAddress
 from asyncrl.client.spools import reached_spools
-from asyncrl.config.sections import Data
+from asyncrl.config.sections.data import Data
 from asyncrl.data.images import describe
 from asyncrl.data.prompts import train_stream
 from asyncrl.errors import ConfigError, DataError

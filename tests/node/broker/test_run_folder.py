@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.config.config import Config
 from asyncrl.config.resolve import with_backend
 from asyncrl.config.run_file import decode, load_config
-from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError, LinkError
 from asyncrl.files.lock import locked
 from asyncrl.files.secret_file import new_secret, write_secret

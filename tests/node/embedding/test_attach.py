@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.client import handshake
-from asyncrl.config.sections import to_json
+from asyncrl.config.config import to_json
 from asyncrl.errors import ConfigError
 from asyncrl.messages.session import Bye, Hello, Ready, Welcome
 from asyncrl.messages.spool import Put

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.config.sections import Rollout, Trainer, Vllm
+from asyncrl.config.sections.rollout import Rollout, Vllm
+from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.devices import Devices, apart, chosen, find, require, share
 

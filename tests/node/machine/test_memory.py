@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from safetensors.torch import load_file
 from transformers import Qwen3Config
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine import memory
 from asyncrl.node.machine.memory import LIBRARIES_HOST, Room, check_memory, parse_bytes, plan_memory, room_here

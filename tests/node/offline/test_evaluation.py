@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.errors import EngineDied, EngineError, VerifierError
 from asyncrl.evaluation.completions import CompletionRow
 from asyncrl.messages.trajectory import Image, Prompt, Span

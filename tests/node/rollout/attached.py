@@ -5,8 +5,8 @@ import tempfile
 
 from asyncrl.actor.message import Message
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
+from asyncrl.config.config import to_json
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import to_json
 from asyncrl.messages.rollout import Lease, Leased, Settled
 from asyncrl.messages.session import Hello, Ready, Welcome
 from asyncrl.messages.spool import Put, SpoolAddress, SpoolSet

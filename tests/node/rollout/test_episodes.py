@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Prompt, Sampling, Span, Unit
 from asyncrl.node.rollout.episodes import most_episodes, open_episodes

@@ -12,7 +12,8 @@ import torch
 from msgspec import structs
 
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
-from asyncrl.config.sections import Weights, to_json
+from asyncrl.config.config import to_json
+from asyncrl.config.sections.weights import Weights
 from asyncrl.messages.session import Hello, Ready, Welcome
 from asyncrl.messages.weights import FetchWeights, ListWeights, Live, PutWeights, Transfer, TransferFailed, WeightsList
 from asyncrl.messages.wire import CODEC

@@ -8,7 +8,10 @@ import pytest
 
 from asyncrl.client.handshake import Identity
 from asyncrl.client.run_address import RunAddress
-from asyncrl.config.sections import Config, Data, Model, Rollout, Vllm
+from asyncrl.config.config import Config
+from asyncrl.config.sections.data import Data
+from asyncrl.config.sections.rollout import Rollout, Vllm
+from asyncrl.config.sections.run import Model
 from asyncrl.node.rollout.rollout import run_rollout
 from tests.node.refusing import refused
 

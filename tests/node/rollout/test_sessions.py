@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from asyncrl.actor.sockets import zmq_link
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
-from asyncrl.config.sections import to_json
+from asyncrl.config.config import to_json
 from asyncrl.messages.rollout import Offer
 from asyncrl.messages.session import Beat, Hello, Ready, Welcome
 from asyncrl.messages.wire import CODEC

@@ -13,8 +13,8 @@ from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.client.handshake import identity
 from asyncrl.client.run_address import RunAddress
+from asyncrl.config.config import to_json
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import to_json
 from asyncrl.files.checkpoints import step_folders
 from asyncrl.messages.session import Welcome
 from asyncrl.messages.spool import SpoolAddress, SpoolSet

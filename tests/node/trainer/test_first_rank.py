@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.config.sections import Trainer
+from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import RankDied
 from asyncrl.messages.session import Welcome
 from asyncrl.messages.spool import SpoolSet

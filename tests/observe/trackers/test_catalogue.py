@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.sections import Trackers
+from asyncrl.config.sections.broker import Trackers
 from asyncrl.errors import ConfigError
 from asyncrl.observe.trackers import catalogue
 from asyncrl.observe.trackers.catalogue import check_trackers, label, make_tracker

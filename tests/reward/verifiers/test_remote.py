@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from asyncrl.config.sections import Reward
+from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.verifier import Verdict, VerifierInput

@@ -6,7 +6,7 @@ import io
 import msgspec
 import pytest
 
-from asyncrl.config.sections import Reward
+from asyncrl.config.sections.reward import Reward
 from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.reward.workers.pipe import FromWorker, Judge, Judged, Load, encode, hung_message, read, receive
 

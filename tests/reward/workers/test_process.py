@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from asyncrl.config.sections import Reward
+from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.verifier import VerifierInput
 from asyncrl.reward.workers.process import WorkerProcess

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from asyncrl.config.sections import Reward
+from asyncrl.config.sections.reward import Reward
 from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.reward.workers.pipe import (
     HEADER_BYTES,
@@ -190,7 +190,7 @@ def test_a_hanging_worker_dies_with_its_parent(tmp_path: Path) -> None:
     hang.write_text("import os, time\ndef hang(sample):\n    os.write(2, b'hanging\\n')\n    time.sleep(3600)\n")
     parent_code = (
         "import asyncio\n"
-        "from asyncrl.config.sections import Reward\n"
+        "from asyncrl.config.sections.reward import Reward\n"
         "from asyncrl.reward.workers.pool import WorkerPool\n"
         "from asyncrl.reward.verifier import VerifierInput\n"
         "async def main():\n"

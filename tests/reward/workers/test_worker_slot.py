@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from asyncrl.config.sections import Reward
+from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.reward.workers.pipe import Judged

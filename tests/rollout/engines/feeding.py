@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.addresses import LOOPBACK
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.messages.weights import Member, Transfer
 from asyncrl.node.rollout.receivers import receiving_ranks
 from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.sections import ToolParser
+from asyncrl.config.sections.sampling import ToolParser
 from asyncrl.errors import ConfigError
 from asyncrl.rollout.engines.seam import ChatSeam
 from asyncrl.rollout.engines.seams import make_seam

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec import structs
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import Answer
 from asyncrl.errors import EnvironmentFailed
 from asyncrl.messages.trajectory import FROM_NOTHING, Prompt, Sampling, Unit

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import Answer, TaskInput
 from asyncrl.messages.trajectory import Prompt, Sampling, Unit
 from asyncrl.rollout.episodes.episode import Episode

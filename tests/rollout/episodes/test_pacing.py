@@ -2,7 +2,7 @@
 
 import asyncio
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.messages.trajectory import Prompt, Sampling, Unit
 from asyncrl.rollout.engine import EngineLoad
 from asyncrl.rollout.episodes.concurrency import Concurrency

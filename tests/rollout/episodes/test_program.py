@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import Score, TaskInput
 from asyncrl.errors import EngineError, EnvironmentFailed
 from asyncrl.messages.trajectory import Prompt, Sampling, Unit

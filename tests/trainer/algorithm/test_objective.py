@@ -8,7 +8,7 @@ import torch
 
 from asyncrl.algo.logprobs import Scores
 from asyncrl.algo.ragged import Ragged
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.trainer.algorithm.mini_batch import LossInputs
 from asyncrl.trainer.algorithm.objective import MicroBatchLoss, objective
 from asyncrl.trainer.algorithm.recipe import Recipe

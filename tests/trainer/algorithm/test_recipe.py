@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.algorithm.recipe import VALUES, Recipe
 

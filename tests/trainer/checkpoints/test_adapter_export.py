@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from asyncrl.config.sections import Lora
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.files.checkpoints import FileEntry
 from asyncrl.trainer.checkpoints.adapter_export import export_adapter

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from asyncrl.config.sections import Lora
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.checkpoints.adapter_export import export_adapter
 from asyncrl.trainer.checkpoints.checkpoint import read_manifest

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from asyncrl.config.sections import Checkpoint
+from asyncrl.config.sections.checkpoint import Checkpoint
 from asyncrl.errors import ConfigError
 from asyncrl.files.checkpoints import BEST, MANIFEST
 from asyncrl.messages.supervisor import Evaluated

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.config.sections import Checkpoint
+from asyncrl.config.sections.checkpoint import Checkpoint
 from asyncrl.errors import ConfigError, RunFailed
 from asyncrl.files.checkpoints import BEST, MANIFEST, FileEntry
 from asyncrl.messages.supervisor import Evaluated

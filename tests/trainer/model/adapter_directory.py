@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from safetensors.torch import save_file
 
 from asyncrl.config.model.adapter import CONFIG, WEIGHTS, adapter_config
-from asyncrl.config.sections import Lora
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.trainer.checkpoints.snapshot import host_copy
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from asyncrl.config.sections import Trainer
+from asyncrl.config.sections.trainer import Trainer
 from asyncrl.trainer.model import host_moments
 from asyncrl.trainer.model.host_moments import moment_buckets
 from asyncrl.trainer.model.optimizer import Optimizer

@@ -1,6 +1,6 @@
 import pytest
 
-from asyncrl.config.sections import Trainer
+from asyncrl.config.sections.trainer import Trainer
 from asyncrl.trainer.model.learning_rate import learning_rate
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from asyncrl.config.sections import Lora
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.trainer.checkpoints.snapshot import host_copy
 from asyncrl.trainer.model.policy import Policy

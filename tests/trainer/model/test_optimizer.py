@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from asyncrl.config.sections import Trainer
+from asyncrl.config.sections.trainer import Trainer
 from asyncrl.trainer.model.optimizer import Optimizer
 
 TRAINER = Trainer(beta1=0.9, beta2=0.99)

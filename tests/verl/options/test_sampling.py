@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.verl.option import Option
 from asyncrl.verl.options import sampling as tables
 from tests.config.test_other_names import keys

@@ -15,7 +15,7 @@ from typing import Any
 from torch._C._distributed_c10d import HashStore
 
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import TransferError
 from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.device import backend_for, current, staging_device, torch_device

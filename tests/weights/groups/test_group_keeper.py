@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from asyncrl.actor.message import Message
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import TransferError
 from asyncrl.messages.session import StoreSet
 from asyncrl.messages.weights import Abort, Member, Transfer

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from asyncrl.cli.launch.checks.own_process import answer, check_apart
+from asyncrl.config.config import Config
 from asyncrl.config.model.weights import check_weights
-from asyncrl.config.sections import Config
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.node.machine.diagnosis import Line
 

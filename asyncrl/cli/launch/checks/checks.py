@@ -14,14 +14,14 @@ from asyncrl.cli.launch.checks.engine import check_engine
 from asyncrl.cli.launch.checks.environment import check_environment
 from asyncrl.cli.launch.checks.functions import check_functions
 from asyncrl.cli.launch.checks.prompt_lengths import check_lengths
-from asyncrl.config.check_environment import check_pictures
-from asyncrl.config.check_replay import check_experts
+from asyncrl.config.checks.environment import check_pictures
+from asyncrl.config.checks.replay import check_experts
+from asyncrl.config.config import Config
 from asyncrl.config.model.adapter import check_adapter
 from asyncrl.config.model.directory import check_model, require_directory
 from asyncrl.config.model.experts import num_experts
 from asyncrl.config.model.weights import check_weights
 from asyncrl.config.resolve import with_backend
-from asyncrl.config.sections import Config
 from asyncrl.data.chat_template import check_template, read_template, text_advice
 from asyncrl.data.check import bad_row_lines
 from asyncrl.data.images import check_model_reads

@@ -4,7 +4,7 @@ import ast
 from importlib.util import find_spec
 from pathlib import Path
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.machine import ENGINES
 from asyncrl.rollout.engines.vllm.arguments import NOT_INSTALLED, engine_args

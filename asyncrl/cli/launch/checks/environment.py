@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from msgspec.structs import replace
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.environment.interface import Description
 from asyncrl.environment.make import make_environments
 from asyncrl.environment.worker_process import named

@@ -9,7 +9,7 @@ from functools import partial
 
 from asyncrl.cli.launch.checks.architecture import SECTION, examine, result_line
 from asyncrl.cli.launch.checks.checks import CHECKS, Check, devices_of, resolved
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.data.run_length import resolve_steps
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.diagnosis import Diagnosis, Line

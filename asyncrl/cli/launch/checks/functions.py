@@ -3,7 +3,8 @@
 import sys
 
 from asyncrl.cli.launch.checks.own_process import answer, check_apart
-from asyncrl.config.sections import Algorithm, Config
+from asyncrl.config.config import Config
+from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.node.machine.machine import TRAIN, missing_packages
 from asyncrl.plug_in import is_path, load_function, settings_of
 from asyncrl.reward.blend import make_verifier

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from asyncrl.actor.supervise import OURS, why
-from asyncrl.config.sections import Config, from_json, to_json
+from asyncrl.config.config import Config, from_json, to_json
 from asyncrl.errors import AsyncrlError, ConfigError
 
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.cli.data import token_counter
+from asyncrl.config.config import Config
 from asyncrl.config.model.tokenizer import FAST
-from asyncrl.config.sections import Config
 from asyncrl.data.chat_template import read_special_tokens, read_template
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import ConfigError

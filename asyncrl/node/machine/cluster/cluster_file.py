@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from asyncrl.config.addresses import TCP, check_address, host_of, port_of
-from asyncrl.config.sections import Positive, Section
+from asyncrl.config.sections.section import Positive, Section
 from asyncrl.config.toml import convert, read
 from asyncrl.errors import ConfigError
 

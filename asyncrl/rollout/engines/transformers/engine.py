@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from asyncrl.config.model.directory import check_model
-from asyncrl.config.sections import ToolParser
+from asyncrl.config.sections.sampling import ToolParser
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.plug_in import describe

@@ -6,7 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from asyncrl.config.sections import Config, Vllm
+from asyncrl.config.config import Config
+from asyncrl.config.sections.rollout import Vllm
 from asyncrl.errors import ConfigError
 from asyncrl.vision.settings import read_settings
 

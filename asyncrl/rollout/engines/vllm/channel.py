@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.actor.message import Message
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.messages.session import StoreGet, StoreSet, StoreValue
 from asyncrl.messages.weights import Abort, Member, Transfer, TransferFailed, Transferred
 from asyncrl.weights.contents.layout import TensorSpec

@@ -25,8 +25,10 @@ import msgspec
 from msgspec.structs import replace
 from transformers import PreTrainedTokenizerBase
 
+from asyncrl.config.config import Config
 from asyncrl.config.model.directory import check_model
-from asyncrl.config.sections import Config, ToolParser, Weights
+from asyncrl.config.sections.sampling import ToolParser
+from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.messages.weights import Member

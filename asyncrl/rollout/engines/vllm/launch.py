@@ -11,7 +11,7 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from asyncrl.config.sections import Config
+from asyncrl.config.config import Config
 from asyncrl.errors import ConfigError, EngineDied
 from asyncrl.rollout.engines.vllm.arguments import engine_args
 from asyncrl.rollout.engines.vllm.environment import environment, on_cpu

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from asyncrl.actor.message import Message
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import EngineDied, EngineError, TransferError
 from asyncrl.messages.session import StoreGet, StoreSet, StoreValue
 from asyncrl.messages.weights import Abort, Member, Transfer, TransferFailed, Transferred

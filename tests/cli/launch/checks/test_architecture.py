@@ -9,9 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.cli.launch.checks import architecture
+from asyncrl.config.config import Config
 from asyncrl.config.model.adapter import adapter_config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config, Lora, Vllm
+from asyncrl.config.sections.rollout import Vllm
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from tests.config.model.directories import Shapes, write_safetensors
 

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from asyncrl.cli.launch.checks import checks
 from asyncrl.cli.launch.checks.checks import CHECKS, devices_of, resolved
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config, Lora
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.devices import Devices
 from tests.config.model.directories import write_model

@@ -9,8 +9,8 @@ import pytest
 
 from asyncrl.cli.launch.checks import engine
 from asyncrl.cli.launch.checks.engine import argument_names, check_engine
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 from asyncrl.rollout.engines.vllm.arguments import FIXED
 

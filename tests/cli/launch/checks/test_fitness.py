@@ -8,8 +8,8 @@ import pytest
 from asyncrl.cli.launch.checks import fitness
 from asyncrl.cli.launch.checks.checks import Say
 from asyncrl.cli.launch.checks.fitness import diagnose_run
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.diagnosis import Diagnosis, Line
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from asyncrl.cli.launch.checks.own_process import answer, check_apart
+from asyncrl.config.config import Config, to_json
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config, to_json
 from asyncrl.errors import ConfigError
 
 

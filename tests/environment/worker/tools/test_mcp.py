@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from asyncrl.config.sections import Environment
+from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import CalledTool, PolicyTurn
 from asyncrl.environment.pool import EnvironmentPool
 from asyncrl.environment.worker.tools.mcp import content_of

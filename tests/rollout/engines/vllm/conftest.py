@@ -14,7 +14,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.config.sections import Config, Data, Environment, Model, Rollout, SamplingConfig, Vllm
+from asyncrl.config.config import Config
+from asyncrl.config.sections.data import Data
+from asyncrl.config.sections.environment import Environment
+from asyncrl.config.sections.rollout import Rollout, Vllm
+from asyncrl.config.sections.run import Model
+from asyncrl.config.sections.sampling import SamplingConfig
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.vllm import arguments
 from asyncrl.rollout.engines.vllm.engine import VllmEngine

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.config.sections import Config, Data, Evaluation, Model, Rollout, SamplingConfig, Vllm
+from asyncrl.config.config import Config
+from asyncrl.config.sections.data import Data
+from asyncrl.config.sections.evaluation import Evaluation
+from asyncrl.config.sections.rollout import Rollout, Vllm
+from asyncrl.config.sections.run import Model
+from asyncrl.config.sections.sampling import SamplingConfig
 from asyncrl.errors import ConfigError
 from asyncrl.rollout.engines.vllm import arguments
 from asyncrl.rollout.engines.vllm.arguments import CONFIGURED, FIXED, UNSUPPORTED, engine_args

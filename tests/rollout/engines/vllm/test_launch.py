@@ -13,7 +13,11 @@ from pydantic import BaseModel, ValidationError, field_validator
 from transformers import Qwen3Config
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from asyncrl.config.sections import Config, Data, Environment, Model, Rollout, Vllm
+from asyncrl.config.config import Config
+from asyncrl.config.sections.data import Data
+from asyncrl.config.sections.environment import Environment
+from asyncrl.config.sections.rollout import Rollout, Vllm
+from asyncrl.config.sections.run import Model
 from asyncrl.rollout.engines.vllm import launch
 from asyncrl.rollout.engines.vllm.load import LoadMeter
 

@@ -12,7 +12,8 @@ import pytest
 import uvloop
 from msgspec.structs import replace
 
-from asyncrl.config.sections import Config, Model
+from asyncrl.config.config import Config
+from asyncrl.config.sections.run import Model
 from asyncrl.errors import ConfigError, EngineDied, EngineError
 from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Request

@@ -12,7 +12,11 @@ from msgspec.structs import replace
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from asyncrl.config.sections import Config, Data, Model, Rollout, SamplingConfig, Vllm
+from asyncrl.config.config import Config
+from asyncrl.config.sections.data import Data
+from asyncrl.config.sections.rollout import Rollout, Vllm
+from asyncrl.config.sections.run import Model
+from asyncrl.config.sections.sampling import SamplingConfig
 from asyncrl.messages.trajectory import Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines import parameters

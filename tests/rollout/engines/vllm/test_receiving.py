@@ -7,7 +7,7 @@ import torch
 
 from asyncrl.actor.message import Message
 from asyncrl.config.addresses import LOOPBACK
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.messages.weights import Member, Transfer, TransferFailed
 from asyncrl.rollout.engines.vllm.channel import Channel, ReceiverSetup
 from asyncrl.rollout.engines.vllm.receiving import ReceiverThread

@@ -11,7 +11,7 @@ import torch
 
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.addresses import LOOPBACK
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import EngineDied, EngineError, TransferError
 from asyncrl.messages.weights import Abort, Member, Transfer
 from asyncrl.rollout.engines.vllm import relay

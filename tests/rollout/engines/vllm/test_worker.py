@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("vllm")
 
 from asyncrl.config.addresses import LOOPBACK
-from asyncrl.config.sections import Weights
+from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import TransferError
 from asyncrl.messages.weights import Member
 from asyncrl.rollout.engines.vllm import reload

@@ -9,7 +9,12 @@ import torch
 from msgspec.structs import replace
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from asyncrl.config.sections import Config, Data, Model, Rollout, SamplingConfig, Vllm, Weights
+from asyncrl.config.config import Config
+from asyncrl.config.sections.data import Data
+from asyncrl.config.sections.rollout import Rollout, Vllm
+from asyncrl.config.sections.run import Model
+from asyncrl.config.sections.sampling import SamplingConfig
+from asyncrl.config.sections.weights import Weights
 from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.vllm.engine import VllmEngine

@@ -16,8 +16,9 @@ from asyncrl.config.catalogue import (
     kl_path,
     loss_entry,
 )
+from asyncrl.config.config import Config
 from asyncrl.config.correction import preset, resolved, thresholds
-from asyncrl.config.sections import Algorithm, Config, Correction
+from asyncrl.config.sections.algorithm import Algorithm, Correction
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import is_path
 

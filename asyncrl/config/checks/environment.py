@@ -6,7 +6,8 @@ Checks of ``[environment]``, and of the settings elsewhere that only episodes ha
     reward.function = "episode"             something must give a reward: tools never do
 """
 
-from asyncrl.config.sections import Config, Environment
+from asyncrl.config.config import Config
+from asyncrl.config.sections.environment import Environment
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import hint, is_path
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.check import advice
+from asyncrl.config.checks.check import advice
 from asyncrl.config.run_file import decode
 from tests.config.configs import made, refused
 

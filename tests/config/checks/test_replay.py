@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.check import advice
-from asyncrl.config.check_replay import check_experts
+from asyncrl.config.checks.check import advice
+from asyncrl.config.checks.replay import check_experts
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 
 SYNCHRONOUS = {"schedule": {"staleness": 0.0}}

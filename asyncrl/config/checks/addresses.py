@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ipaddress import ip_network
 
 from asyncrl.config.addresses import bracketed, check_address, ip_of, is_loopback, is_wildcard, port_of
-from asyncrl.config.sections import Broker
+from asyncrl.config.sections.broker import Broker
 from asyncrl.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9._-]+")

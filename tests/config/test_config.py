@@ -7,8 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.config import sections as module
-from asyncrl.config.sections import Broker, Schedule, Section
+from asyncrl.config.config import from_json, to_json
+from asyncrl.config.sections.broker import Broker
+from asyncrl.config.sections.checkpoint import Checkpoint
+from asyncrl.config.sections.evaluation import Evaluation
+from asyncrl.config.sections.schedule import Schedule
+from asyncrl.config.sections.section import Section
 from tests.config.configs import made, refused
 
 
@@ -42,7 +46,7 @@ def test_sampling_travels_as_it_was_set() -> None:
 
 
 def test_every_section_refuses_unknown_keys() -> None:
-    sections = [thing for thing in vars(module).values() if isinstance(thing, type) and issubclass(thing, Section)]
+    sections = Section.__subclasses__()
     assert len(sections) > 10
     assert all(section.__struct_config__.forbid_unknown_fields for section in sections)
 
@@ -64,13 +68,13 @@ def test_minus_one_is_read_as_zero_wherever_that_means_all_or_never(section: str
 
     assert getattr(getattr(config, section), key) == 0
     assert config == made(**{section: {key: 0}})
-    assert module.from_json(module.to_json(config)) == config
+    assert from_json(to_json(config)) == config
     assert refused(**{section: {key: -2}}) == f"{section}.{key}: expected `int` >= -1, got -2"
 
 
 def test_a_section_made_in_code_holds_no_minus_one() -> None:
-    assert module.Evaluation(max_prompts=-1, every_versions=3) == module.Evaluation(max_prompts=0, every_versions=3)
-    assert msgspec.structs.replace(module.Checkpoint(every_steps=5), every_steps=-1).every_steps == 0
+    assert Evaluation(max_prompts=-1, every_versions=3) == Evaluation(max_prompts=0, every_versions=3)
+    assert msgspec.structs.replace(Checkpoint(every_steps=5), every_steps=-1).every_steps == 0
 
 
 def test_minus_one_stays_where_it_is_a_value() -> None:

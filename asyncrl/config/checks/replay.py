@@ -10,8 +10,8 @@ Checks of the replay of sampling masks and of routes to experts.
                               without, asynchronous   advised against
 """
 
+from asyncrl.config.config import Config
 from asyncrl.config.correction import resolved
-from asyncrl.config.sections import Config
 from asyncrl.errors import ConfigError
 
 

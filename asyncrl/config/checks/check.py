@@ -5,24 +5,19 @@ import math
 import msgspec
 
 from asyncrl.config.catalogue import ADVANTAGES, estimator_entry
-from asyncrl.config.check_addresses import check_broker_addresses, check_gateway_address, check_interface
-from asyncrl.config.check_algorithm import algorithm_advice, check_algorithm
-from asyncrl.config.check_environment import check_environment, environment_advice
-from asyncrl.config.check_replay import check_replay, replay_advice
+from asyncrl.config.checks.addresses import check_broker_addresses, check_gateway_address, check_interface
+from asyncrl.config.checks.algorithm import algorithm_advice, check_algorithm
+from asyncrl.config.checks.environment import check_environment, environment_advice
+from asyncrl.config.checks.replay import check_replay, replay_advice
+from asyncrl.config.config import Config, leaves
 from asyncrl.config.model.overrides import check_overrides
-from asyncrl.config.sections import (
-    Broker,
-    Checkpoint,
-    Config,
-    Critic,
-    Evaluation,
-    Lora,
-    Reward,
-    Schedule,
-    Trainer,
-    Vllm,
-    leaves,
-)
+from asyncrl.config.sections.broker import Broker
+from asyncrl.config.sections.checkpoint import Checkpoint
+from asyncrl.config.sections.evaluation import Evaluation
+from asyncrl.config.sections.reward import Reward
+from asyncrl.config.sections.rollout import Vllm
+from asyncrl.config.sections.schedule import Schedule
+from asyncrl.config.sections.trainer import Critic, Lora, Trainer
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import hint, is_path
 

@@ -2,14 +2,14 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.check_addresses import (
+from asyncrl.config.checks.addresses import (
     check_broker_addresses,
     check_gateway_address,
     check_host,
     check_interface,
     check_one_machine,
 )
-from asyncrl.config.sections import Broker
+from asyncrl.config.sections.broker import Broker
 from asyncrl.errors import ConfigError
 
 TWO = ["tcp://10.0.0.1:5570", "tcp://192.168.0.1:5570"]

@@ -1,0 +1,1 @@
+"""Checks of a configuration across its sections: errors, and advice."""

@@ -1,0 +1,76 @@
+"""Settings of datasets."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from asyncrl.config.sections.broker import _listed
+from asyncrl.config.sections.section import Count, Limit, Ratio, Section
+from asyncrl.messages.words import Truncation
+
+
+class Data(Section, frozen=True, kw_only=True):
+    """Prompts, as parquet or JSONL files. Their order depends only on the seed and the epoch."""
+
+    train: str | list[str]
+    """
+    File with the columns below, or several: one dataset, unless ``ratios`` is set. ``org/name:split`` or
+    ``hf://datasets/org/name:split`` is a dataset of the Hugging Face Hub [train_files].
+    """
+    ratios: list[Ratio] = []
+    """
+    Prompts taken from each file of ``train`` in turn, such as ``[3, 1]``. Each file then has its own epochs, so a
+    small file with a large ratio is repeated more often. Empty: the files are one dataset.
+    """
+    held_out: str | list[str] = ""
+    """File or files of evaluation prompts, never trained on; empty switches evaluation off [val_files]."""
+    prompt_column: str = "prompt"
+    """Column of the prompt: a text or a list of chat messages [prompt_key]."""
+    as_chat: bool = False
+    """
+    Make each prompt that is a text one message of the user, so that the model's chat template is applied to it. False:
+    the model reads the bare text.
+    """
+    answer_column: str = "answer"
+    """Column of the reference answer that the reward function gets."""
+    image_column: str = "images"
+    """
+    Column of the prompt's pictures: a list of files, each as bytes, a path beside the dataset, or ``{bytes, path}``.
+    The prompt has a mark ``<image>`` for each [image_key].
+    """
+    data_source_column: str = "data_source"
+    """Column that names the row's dataset, such as ``openai/gsm8k``; it may choose the reward [reward_fn_key]."""
+    shuffle: bool = True
+    """Draw prompts in random order, a new one each epoch; false keeps the order of the files."""
+    max_rows: Limit = 0
+    """Rows to train on, drawn by the seed, or the first without ``shuffle``; 0 or -1: all [train_max_samples]."""
+    on_bad_row: Literal["refuse", "skip"] = "refuse"
+    """
+    Handling of rows that are not valid prompts. ``refuse``: the run does not start. ``skip``: they are left out,
+    counted and reported. `asyncrl data check` lists all of them.
+    """
+    chat_template_kwargs: dict[str, str | int | float | bool] = {}
+    """Arguments of the model's chat template, such as ``enable_thinking = false`` [apply_chat_template_kwargs]."""
+    max_prompt_tokens: Count = 512
+    """Longest prompt, in tokens; the next two settings handle longer ones [max_prompt_length]."""
+    truncation: Truncation = "error"
+    """
+    Part of a longer prompt that is cut out: ``left`` its beginning, ``right`` its end (and with it the chat template's
+    generation prompt), ``middle``. ``error`` drops the prompt as a dead letter, and another prompt replaces it; too
+    many in a row end the run.
+    """
+    filter_overlong_prompts: bool = False
+    """With ``truncation = "error"``: drop longer prompts with the reason ``overlong_prompt``, without a dead letter."""
+    retire_at: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """
+    Do not sample a prompt again in later epochs once this share of its group was correct; 0 samples all prompts in
+    every epoch. The event ``prompts.retired`` counts them; a run whose prompts are all retired fails.
+    """
+
+    @property
+    def train_files(self) -> list[str]:
+        return _listed(self.train)
+
+    @property
+    def held_out_files(self) -> list[str]:
+        return _listed(self.held_out)

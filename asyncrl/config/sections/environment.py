@@ -1,0 +1,70 @@
+"""Settings of episodes."""
+
+from typing import Literal
+
+from asyncrl.config.sections.sampling import ToolParser
+from asyncrl.config.sections.section import Count, Positive, Section
+
+
+class Environment(Section, frozen=True, kw_only=True):
+    """
+    Episodes of several turns. Exactly one of ``function``, ``tools`` and ``command`` chooses what answers the policy;
+    without any, a trajectory is one completion after its prompt.
+    """
+
+    function: str = ""
+    """
+    ``file.py:name`` or ``module:name``: a class with ``reset``, ``step`` and ``close``, one instance for each episode;
+    a function ``make(task)`` that returns such an object, or an environment of skyrl-gym or textarena; or a function
+    ``solve(task, client)`` that talks to the policy as to an OpenAI server.
+    """
+    tools: list[str] = []
+    """
+    Functions that the policy may call: ``calculator``, ``python`` (in a sandbox with walls), ``python_unconfined`` (the
+    same where the kernel gives no walls), ``file.py:name``, or ``mcp:COMMAND ...`` for all tools of an MCP server.
+    """
+    command: list[str] = []
+    """Agent program, run once for each episode with ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment."""
+    gateway: str = "tcp://127.0.0.1:0"
+    """
+    Address on which a rollout listens for its agent programs; port 0 takes a free one. Other machines, and containers,
+    reach it only if another host is given, which must be an address of this machine; the traffic is not encrypted.
+    """
+    options: dict[str, str | int | float | bool] = {}
+    """Keyword arguments of ``function``."""
+    python: str = ""
+    """Interpreter of the environment's processes, with packages of its own; empty: the one that runs asyncrl."""
+    workers: Count = 2
+    """Processes of a rollout that run environments, each of which can be killed. Episodes share them."""
+    call_s: Positive = 60.0
+    """Seconds for one call of an environment; a longer one is a failure, and its worker is killed."""
+    episode_s: Positive = 3600.0
+    """Seconds for one episode; a longer one ends there with the finish reason ``length``, and is graded."""
+    max_turns: Count = 32
+    """Most turns of the policy in one episode."""
+    max_tokens: Count = 8192
+    """
+    Most tokens of one episode after its prompt, those of the environment included. One turn has at most
+    ``sampling.max_tokens``.
+    """
+    tool_parser: ToolParser = "auto"
+    """
+    Form in which the policy writes calls of tools. ``auto`` takes the tokenizer's ``response_template`` if it has one,
+    otherwise the form that its chat template shows.
+    """
+    history: Literal["as_sampled", "as_template"] = "as_sampled"
+    """
+    Earlier turns as the policy reads them: with the tokens that it sampled, or as the chat template renders them again,
+    which for reasoning models drops earlier thoughts. The latter begins a new branch where they differ.
+    """
+    memory_bytes: Count = 8 << 30
+    """Memory of one worker and all that it has started; above it they are killed, and its episodes fail."""
+    processes: Count = 1024
+    """Processes of one worker, with those that its environments start; above it they are killed."""
+    file_bytes: Count = 1 << 30
+    """Size of each file that an environment writes."""
+
+    @property
+    def is_set(self) -> bool:
+        """True if trajectories are episodes."""
+        return bool(self.function or self.tools or self.command)

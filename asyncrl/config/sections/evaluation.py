@@ -1,0 +1,45 @@
+"""Settings of evaluations."""
+
+from typing import Annotated
+
+from asyncrl.config.sections.sampling import SamplingConfig
+from asyncrl.config.sections.section import LIVE, Count, Fraction, Limit, Natural, NonNegative, Section
+from asyncrl.messages.trajectory import Sampling
+
+
+class Evaluation(Section, frozen=True, kw_only=True):
+    """Evaluation on ``data.held_out`` by one rollout at one pinned version, while the others go on training."""
+
+    every_versions: Annotated[Limit, LIVE] = 10
+    """Policy versions between two evaluations; 0 or -1: none between start and end [trainer.test_freq]."""
+    at_start: bool = True
+    """Evaluate the initial policy [val_before_train]."""
+    at_end: bool = True
+    """Evaluate the final policy."""
+    max_prompts: Limit = 256
+    """Usable rows to take from the start of each file of ``data.held_out``; 0 or -1: all [val_max_samples]."""
+    max_tokens: Natural = 0
+    """Longest completion, in tokens; 0 takes ``sampling.max_tokens``."""
+    samples: Count = 1
+    """k, completions per prompt; from 2 on, avg@k, pass@1 to pass@k and maj@k are measured [val_kwargs.n]."""
+    answers: Natural = 0
+    """
+    Completions to keep of each evaluation, in ``samples/held_out/``: evenly spread over the prompts, and of the same
+    ones each time [log_val_generations].
+    """
+    temperature: NonNegative = 0.0
+    """Divisor of the logits; 0 is greedy, so all completions of a prompt are equal [val_kwargs.temperature]."""
+    top_p: Fraction = 1.0
+    """Probability mass of the likeliest tokens to sample from; 1 keeps the whole vocabulary."""
+    top_k: Limit = 0
+    """Number of likeliest tokens to sample from; 0 or -1 keeps the whole vocabulary."""
+
+    def sampling(self, training: SamplingConfig) -> Sampling:
+        """The settings as the message type that a lease carries; stop texts are those of training."""
+        return Sampling(
+            max_tokens=self.max_tokens or training.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=training.stop,
+        )

@@ -1,0 +1,47 @@
+"""Settings of rewards."""
+
+from asyncrl.config.sections.section import Count, Positive, Section
+
+
+class RewardPart(Section, frozen=True, kw_only=True):
+    """One of several rewards that are added up."""
+
+    name: str
+    """Metric that holds this part's reward; ``algorithm.reward_weights`` and ``schedule.filter_metric`` may name it."""
+    function: str
+    """Built-in name or ``file.py:name``, like ``reward.function``."""
+    options: dict[str, str | int | float | bool] = {}
+    """Keyword arguments of the function."""
+    weight: float = 1.0
+    """Factor of this part's reward in the sum; with 0 it is only a metric."""
+    data_sources: list[str] = []
+    """Data sources this part applies to, such as ``openai/gsm8k`` or ``aime*``; empty: all rows."""
+    correct: bool = False
+    """This part decides whether a completion is correct; if none has it set, the first part for the row decides."""
+
+
+class Reward(Section, frozen=True, kw_only=True):
+    """Rewards of completions."""
+
+    function: str = "auto"
+    """
+    ``auto`` chooses by the row's data source, and refuses data sources that it does not know; ``gsm8k``, ``math``,
+    ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``length``, ``overlong``, ``reasoning_gym``,
+    ``remote``, ``reward_model`` (asyncrl/reward/verifiers) are for all rows; ``episode`` takes the word of the
+    ``[environment]``; ``file.py:name`` is a custom function of one `VerifierInput`, or with the arguments of verl's
+    ``compute_score``, sync or async, that returns a float or a dict with ``score`` [reward.custom_reward_function].
+    """
+    options: dict[str, str | int | float | bool] = {}
+    """Keyword arguments of the function, checked against its signature at the start."""
+    parts: list[RewardPart] = []
+    """Several rewards instead of ``function``; the reward is their weighted sum."""
+    workers: Count = 1
+    """Processes that run the function, each of which can be killed."""
+    timeout_s: Positive = 10.0
+    """Seconds for one verdict; a longer one counts as a failure, and its worker is killed."""
+    memory_bytes: Count = 8 << 30
+    """Memory of one worker and all that it has started; above it they are killed, and the verdict fails."""
+    processes: Count = 256
+    """Processes of one worker, with those of the programs it runs; above it they are killed."""
+    file_bytes: Count = 1 << 30
+    """Size of each file that a worker writes."""

@@ -1,0 +1,40 @@
+"""Settings of the run and of the model."""
+
+from typing import Any, Literal
+
+from asyncrl.config.sections.section import Count, Positive, Section, Seed
+
+
+class Run(Section, frozen=True, kw_only=True):
+    """Name, length and seed of the run."""
+
+    name: str = ""
+    """Folder below ``dir``. Empty takes the name of the run file, with a number appended if that is taken."""
+    dir: str = "runs"
+    """Folder of all run directories."""
+    steps: Count = 60
+    """Optimizer steps to train, unless ``epochs`` decides."""
+    epochs: Positive | None = None
+    """
+    Passes over the rows to train on, instead of ``steps``: the broker counts the rows, and takes as many whole steps of
+    ``schedule.groups_per_step`` groups as fit into them [total_epochs].
+    """
+    seed: Seed = 0
+    """Seed of the data order, of sampling and of the trainer's random state."""
+
+
+class Model(Section, frozen=True, kw_only=True):
+    """The policy."""
+
+    path: str
+    """
+    Hugging Face model directory: config, safetensors, tokenizer. ``org/name`` or ``hf://org/name@revision`` is a model
+    of the Hub, from this machine's cache or the network; the run's own configuration then has its folder and commit.
+    """
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the weights."""
+    overrides: dict[str, Any] = {}
+    """
+    Values in place of those in the config.json of ``path``, such as ``max_position_embeddings = 32768``; tables, such
+    as ``rope_scaling``, are merged. Trainer and rollouts use them, and checkpoints have them [override_config].
+    """
