@@ -14,6 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from textwrap import shorten
 
+from asyncrl.cli.start.reference import pages, without_links_elsewhere
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import hint
 
@@ -96,17 +97,16 @@ def copy(name: str, folder: Path) -> dict[Path, bool]:
     Raises:
         ConfigError: A file that differs from the example is in its place; then nothing is copied.
     """
-    pairs = {SHIPPED / file: folder / file for file in _with_uses(name)}
-    taken = [target for source, target in pairs.items() if target.exists() and _differ(source, target)]
+    contents = {folder / file: content for file, content in _contents(name).items()}
+    taken = [target for target, content in contents.items() if target.exists() and _differs(target, content)]
     if taken:
         raise ConfigError(f"{taken[0]} exists and is different: move it away, or give another folder with --to")
-    copied = {target: not target.exists() for target in pairs.values()}
-    for source, target in pairs.items():
-        if not copied[target]:
-            continue
+    copied = {target: not target.exists() for target in contents}
+    for target in (target for target, is_copied in copied.items() if is_copied):
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
-        shutil.copymode(source, target)
+        target.write_bytes(contents[target])
+        if (source := SHIPPED / target.relative_to(folder)).exists():
+            shutil.copymode(source, target)
     return copied
 
 
@@ -124,6 +124,16 @@ def _clauses(text: str, room: int) -> str:
     while (len(text) > room or text.count("(") > text.count(")")) and (ends := [*CLAUSE_END.finditer(text)]):
         text = text[: ends[-1].start()]
     return shorten(text, room, placeholder=" …")
+
+
+def _contents(name: str) -> dict[str, bytes]:
+    """Contents of the files of an example; of the documentation, with the pages that are made from the package."""
+    contents = {file: (SHIPPED / file).read_bytes() for file in _with_uses(name)}
+    if name != "docs/":
+        return contents
+    texts = {file: content.decode() for file, content in contents.items() if file.endswith(".md")}
+    texts |= {f"docs/{page}": text for page, text in pages().items()}
+    return {file: without_links_elsewhere(text).encode() for file, text in texts.items()}
 
 
 def _with_uses(name: str) -> list[str]:
@@ -147,5 +157,5 @@ def _folder_of(file: str) -> str:
     return next((f"{folder}/" for folder in FOLDERS if file.startswith(f"{folder}/")), "")
 
 
-def _differ(source: Path, target: Path) -> bool:
-    return not target.is_file() or source.read_bytes() != target.read_bytes()
+def _differs(target: Path, content: bytes) -> bool:
+    return not target.is_file() or target.read_bytes() != content

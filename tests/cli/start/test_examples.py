@@ -1,5 +1,6 @@
 """Examples are copied with what they use, to the paths that they name."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,14 @@ def test_the_files_that_a_run_file_names_come_with_it(tmp_path: Path) -> None:
 def test_a_folder_is_copied_as_a_whole(tmp_path: Path) -> None:
     copied = examples.copy("conf/kubernetes/", tmp_path)
     assert {path.name for path in copied} >= {"broker.yaml", "run.toml", ".gitignore"}
+
+
+def test_the_pages_lead_to_each_other_and_nowhere_else(tmp_path: Path) -> None:
+    pages = {path.name: path.read_text() for path in examples.copy("docs/", tmp_path)}
+    assert {"configuration.md", "errors.md", "metrics-table.md"} < pages.keys()
+    links = {link for text in pages.values() for link in re.findall(r"\]\(([^)#: ]+\.\w+)[)#]", text)}
+    assert links > {"errors.md", "keys.md"}
+    assert links <= pages.keys()
 
 
 def test_a_changed_file_is_never_overwritten_and_an_equal_one_is_no_obstacle(tmp_path: Path) -> None:
