@@ -4,6 +4,7 @@ from pathlib import Path
 
 from asyncrl.cli.start import reference
 from asyncrl.config.meanings import meanings
+from asyncrl.observe.metrics.table import METRICS
 
 
 def test_every_setting_of_a_run_file_is_on_the_page() -> None:
@@ -29,8 +30,8 @@ def test_the_page_of_errors_has_the_messages_of_the_package() -> None:
 
 def test_every_metric_has_a_row_under_its_owner() -> None:
     page = reference.metrics_page()
-    assert {metric.owner for metric in reference.METRICS.values()} == set(reference.OWNERS)
-    assert all(page.count(f"| `{name}` | {metric.kind} |") == 1 for name, metric in reference.METRICS.items())
+    assert {metric.owner for metric in METRICS.values()} == set(reference.OWNERS)
+    assert all(page.count(f"| `{name}` | {metric.kind} |") == 1 for name, metric in METRICS.items())
     assert "`stage`: reward, payload | Of these, failures by stage. |" in page
 
 
