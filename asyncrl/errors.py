@@ -146,3 +146,9 @@ class RunFailed(AsyncrlError):
     """The run ended early; the message names the cause."""
 
     exit_code = 1
+
+
+class RunInterrupted(RunFailed):
+    """The run was told to end early, and can be continued; the exit code is that of programs which SIGINT ends."""
+
+    exit_code = 130

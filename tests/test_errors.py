@@ -26,6 +26,7 @@ def test_every_error_is_an_asyncrl_error() -> None:
         (errors.LinkSilent, 69),
         (errors.LedgerError, 74),  # EX_IOERR: a restart does not repair damage
         (errors.RunFailed, 1),
+        (errors.RunInterrupted, 130),
         (errors.EngineError, 70),  # EX_SOFTWARE
         (errors.EngineDied, 70),
         (errors.BrokenInvariant, 70),

@@ -35,7 +35,7 @@ def test_ctrl_c_ends_every_process_and_reports_an_interruption(start_run):
     pids = run.processes()
     run.interrupt()
     run.end()
-    assert run.code == 1
+    assert run.code == 130
     assert run.errors.splitlines() == ["asyncrl: the run was interrupted"]
     assert (run.summary.status, run.summary.cause) == ("interrupted", "the run was interrupted")
     assert run.summary.steps >= 2
@@ -52,7 +52,7 @@ def test_ctrl_c_ends_a_run_that_is_still_loading(start_run):
     pids = run.processes()
     run.interrupt()
     run.end()
-    assert run.code == 1
+    assert run.code == 130
     assert run.summary.status == "interrupted"
     assert "interrupted" in run.summary.cause
     assert not [pid for pid in pids if is_alive(pid)]

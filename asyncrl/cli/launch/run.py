@@ -22,6 +22,7 @@ from asyncrl.broker.metrics.batch_metrics import RunTotals
 from asyncrl.cli.launch.beside import dashboard_beside
 from asyncrl.cli.launch.checks.architecture import check_architecture
 from asyncrl.cli.launch.checks.checks import CHECKS, devices_of, resolved, where
+from asyncrl.cli.launch.continuation import continuation_lines
 from asyncrl.cli.launch.outcome import outcome_lines, time_so_far
 from asyncrl.cli.launch.screen import Screen
 from asyncrl.cli.launch.supervisor import Supervisor
@@ -31,7 +32,7 @@ from asyncrl.config.config import Config
 from asyncrl.config.resolve import with_absolute_paths
 from asyncrl.config.run_file import changes, load_config, to_toml
 from asyncrl.data.run_length import resolve_steps
-from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed
+from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed, RunInterrupted
 from asyncrl.files.lock import locked
 from asyncrl.node.broker.run_folder import LOCK_WAIT_S
 from asyncrl.node.hub import with_local_copies
@@ -190,6 +191,8 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     is_traced: bool,
 ) -> RunSummary:
     _print(console, f"run directory {directory.path}  (logs in {directory.logs})")
+    for line in continuation_lines(directory):
+        _print(console, line)
     if metrics:
         where = f"from {metrics.host}:{metrics.port} on" if metrics.port else f"on free ports of {metrics.host}"
         targets = os.environ.get(TARGETS_VARIABLE) or directory.path / "metrics"
@@ -210,6 +213,8 @@ def _execute(  # noqa: PLR0917  private, and all of different types
         _print(console, f"no report was written: {error}")
     for line in outcome_lines(directory, summary, before_s, can_resume=not isinstance(failure, ConfigError)):
         _print(console, line)
+    if summary.status == "interrupted":
+        raise RunInterrupted(summary.cause)
     if failure:
         raise failure
     if summary.status != "finished":
