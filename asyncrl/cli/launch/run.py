@@ -106,6 +106,8 @@ def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> N
     if epochs is not None:
         _print(console, f"run.epochs = {epochs:g} is {config.run.steps} steps with the rows of data.train")
     _print(console, _plan(config, trainer, shares))
+    if ".py:" in config.reward.function:
+        _print(console, "no reward was computed: to grade some rows, asyncrl reward try FILE with this run file")
 
 
 def resume(

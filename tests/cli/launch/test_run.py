@@ -135,6 +135,14 @@ def test_a_dry_run_prints_the_settings_and_starts_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_dry_run_says_that_a_reward_of_ones_own_was_not_tried(config: Config, printed: StringIO) -> None:
+    dry_run(config)
+    assert "no reward was computed" not in printed.getvalue()
+    reward = structs.replace(config.reward, function="grade.py:grade")
+    dry_run(structs.replace(config, reward=reward))
+    assert printed.getvalue().endswith("to grade some rows, asyncrl reward try FILE with this run file\n")
+
+
 def test_on_the_only_device_trainer_and_rollouts_run_together_and_share_memory_for_weights(
     config: Config, supervised: Install, printed: StringIO, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
