@@ -13,8 +13,8 @@ from asyncrl.observe.failure_sentences import sentences
 from asyncrl.observe.report.evaluation_charts import multi_sample_metrics
 
 LEGEND = """\
-columns: v policy version, reward and acc accuracy of the step's batch, loss of the policy
-         (it need not fall), grad norm of the gradient, len mean tokens of a completion,
+columns: v policy version, reward and acc accuracy of the batch as it was sampled, loss
+         of the policy (it need not fall), grad norm of the gradient, len mean tokens,
          stale mean/max staleness in versions, kl from the policy that sampled, tok/s
          trained tokens per second, wait t/r share of time that trainer/rollouts waited,
          eta time left"""
@@ -68,7 +68,7 @@ class Screen:
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def waiting(self, what: str, waited_s: float) -> None:
-        self.say(f"waiting {waited_s:.0f} s for {what}")
+        self.say(f"waiting for {what}: {waited_s:.0f} s so far")
 
     def step(self, step: Step) -> None:
         if self._first is None:
