@@ -307,7 +307,8 @@ class BrokerActor:
             self._reject(peer, hello.node, reason)
             return
         for earlier in self._scheduler.nodes.earlier(hello):
-            if earlier.peer != peer:
+            if earlier.peer != peer:  # Refused, because two processes of one name would displace each other for ever.
+                self._hub.send(earlier.peer, Reject(_displaced(hello.node)))
                 self._hub.forget(earlier.peer)
         self._scheduler.joined(peer, hello, self._clock())
         welcome = Welcome(
@@ -481,6 +482,10 @@ _NODE_EVENTS: dict[str, Literal["joined", "left", "lost"]] = {
     "node.left": "left",
     "node.lost": "lost",
 }
+
+
+def _displaced(name: str) -> str:
+    return f"another process has joined as {name}, and takes its place: give each process another --name"
 
 
 def _is_session_of_operator(event: Event) -> bool:

@@ -27,10 +27,10 @@ from asyncrl.checks.trajectory import problem_of
 from asyncrl.client.chunks import MAX_VERDICT_BYTES, cut_by_bytes, verdict_bytes
 from asyncrl.client.connection import Connection
 from asyncrl.client.payloads import PayloadClient
-from asyncrl.errors import DecodeError, LinkClosed, SpoolAway, VerifierError
+from asyncrl.errors import DecodeError, LinkClosed, LinkRefused, SpoolAway, VerifierError
 from asyncrl.messages.reward import Grade, GradeItem, Scored, ScoredItem
 from asyncrl.messages.rollout import Failed, Offer
-from asyncrl.messages.session import Beat, Drain, Stop
+from asyncrl.messages.session import Beat, Drain, Reject, Stop
 from asyncrl.messages.spool import Spools
 from asyncrl.messages.supervisor import Stacks, StacksWanted
 from asyncrl.messages.trajectory import Prompt, Trajectory
@@ -131,6 +131,8 @@ class RewardActor:
                     self._on_drain()
                 case StacksWanted(node=node):
                     await self._broker.send(Stacks(node, current_stacks()))
+                case Reject(reason=reason):
+                    raise LinkRefused(reason)
                 case Stop():
                     return
 

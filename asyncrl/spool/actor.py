@@ -28,10 +28,10 @@ from asyncrl.actor.message import Message
 from asyncrl.actor.refusals import Refusals
 from asyncrl.checks.permissions import spool_refusal
 from asyncrl.client.chunks import MAX_PAYLOAD_BYTES
-from asyncrl.errors import LedgerError, LinkClosed
+from asyncrl.errors import LedgerError, LinkClosed, LinkRefused
 from asyncrl.log import get_logger
 from asyncrl.messages.files import FetchPart, FileList, FilePart, ListFiles, OfferCheckpoint, PutCheckpointPart
-from asyncrl.messages.session import Beat, Bye, Stop
+from asyncrl.messages.session import Beat, Bye, Reject, Stop
 from asyncrl.messages.spool import (
     Accepted,
     AcceptedKey,
@@ -189,6 +189,8 @@ class SpoolActor:
                         log.info("spool.trimmed", spool=self._name, below=segment, files=len(trimmed))
                 case Accepted(keys=keys):
                     self._accept(keys)
+                case Reject(reason=reason):
+                    raise LinkRefused(reason)
                 case Stop():
                     return
 

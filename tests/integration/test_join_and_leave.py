@@ -117,6 +117,22 @@ def test_a_node_that_cannot_be_drained_is_refused_in_one_sentence(start_run, nod
     run.kill()
 
 
+@pytest.mark.parametrize("role", ["rollout", "reward"])
+def test_of_two_processes_of_one_name_the_older_one_ends(start_run, role):
+    run = start_run(*SLOW, steps=LONG)
+    run.until(lambda: run.steps_done() >= 1)
+    older = run.start_node(role, "twin")
+    run.until(lambda: run.happened("node.joined", "twin"))
+    run.start_node(role, "twin")
+    _, errors = older.communicate(timeout=PATIENCE_S)
+    assert older.returncode == 78
+    assert "another process has joined as twin, and takes its place" in errors.splitlines()[-1]
+    seen = run.steps_done()
+    run.until(lambda: run.steps_done() >= seen + 3)
+    assert len(run.happened("node.joined", "twin")) == 2
+    run.kill()
+
+
 def test_a_node_that_does_not_leave_in_time_is_reported(start_run):
     run = start_run(*SLOW, steps=LONG)
     run.until(lambda: run.steps_done() >= 1)

@@ -15,10 +15,10 @@ from asyncrl.client.chunks import CHUNK_BYTES, verdict_bytes
 from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import identity
 from asyncrl.config.sections.reward import Reward
-from asyncrl.errors import LinkClosed, LinkError, LinkReset
+from asyncrl.errors import LinkClosed, LinkError, LinkRefused, LinkReset
 from asyncrl.messages.reward import Grade, GradeItem, Scored, ScoredItem
 from asyncrl.messages.rollout import Failed, Offer
-from asyncrl.messages.session import Stop
+from asyncrl.messages.session import Reject, Stop
 from asyncrl.messages.spool import Fetch, Fetched, SpoolRef, Spools, SpoolSet
 from asyncrl.messages.supervisor import Stacks, StacksWanted
 from asyncrl.messages.trajectory import (
@@ -120,6 +120,15 @@ def played(play: Play, *, function: str = "gsm8k", max_open: int = 8) -> list[Me
             return found
 
     return asyncio.run(run())
+
+
+def test_a_node_whose_place_is_taken_is_refused() -> None:
+    async def play(world: World) -> list[Message]:
+        world.broker.say(Reject("another process has joined as reward-0"))
+        return []
+
+    with pytest.raises(LinkRefused, match="another process has joined as reward-0"):
+        played(play)
 
 
 def test_each_grade_is_answered_with_its_reward() -> None:

@@ -15,8 +15,8 @@ from structlog.testing import capture_logs
 from asyncrl.actor.message import Message
 from asyncrl.actor.sockets.curve import Owner
 from asyncrl.client.chunks import MAX_PAYLOAD_BYTES
-from asyncrl.errors import LinkClosed, LinkReset, RunFailed
-from asyncrl.messages.session import Bye, Stop
+from asyncrl.errors import LinkClosed, LinkRefused, LinkReset, RunFailed
+from asyncrl.messages.session import Bye, Reject, Stop
 from asyncrl.messages.spool import Fetch, Fetched, Put, PutItem, SpoolRef, Stored, StoredItem, Trim
 from asyncrl.messages.trajectory import Image, TrajectorySummary, Unit
 from asyncrl.messages.weights import (
@@ -163,6 +163,14 @@ def play(
 
     asyncio.run(run())
     segments.close()
+
+
+def test_a_spool_whose_place_is_taken_is_refused(tmp_path: Path) -> None:
+    async def script(scene: Scene) -> None:
+        scene.link.heard.put_nowait(Reject("another process has joined as s0"))
+
+    with pytest.raises(LinkRefused, match="another process has joined as s0"):
+        play(Segments(tmp_path), script)
 
 
 def test_stored_has_the_items_of_a_put_and_their_places(tmp_path: Path) -> None:

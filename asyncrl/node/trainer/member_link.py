@@ -15,8 +15,8 @@ from asyncrl.actor.inbox import Inbox
 from asyncrl.actor.link import Link
 from asyncrl.actor.message import Message
 from asyncrl.client.handshake import leave
-from asyncrl.errors import LinkClosed, LinkError, MachineLost
-from asyncrl.messages.session import Beat, Bye
+from asyncrl.errors import LinkClosed, LinkError, LinkRefused, MachineLost
+from asyncrl.messages.session import Beat, Bye, Reject
 from asyncrl.messages.trainer import Disbanded
 
 MAX_INBOX_BYTES = 128 << 20
@@ -66,11 +66,14 @@ class MemberLink:
     async def _read(self) -> None:
         try:
             while True:
-                message = await self._link.receive()
-                if not isinstance(message, Disbanded):
-                    self._inbox.put(message, 0)
-                elif not self.lost.done():
-                    self.lost.set_result(MachineLost(message.reason))
+                match message := await self._link.receive():
+                    case Disbanded(reason=reason):
+                        if not self.lost.done():
+                            self.lost.set_result(MachineLost(reason))
+                    case Reject(reason=reason):
+                        raise LinkRefused(reason)
+                    case _:
+                        self._inbox.put(message, 0)
         except LinkError as error:
             self._inbox.fail(error)
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from asyncrl.actor.memory import MemoryHub
-from asyncrl.errors import LinkReset
-from asyncrl.messages.session import Beat, Bye, Stop
+from asyncrl.errors import LinkRefused, LinkReset
+from asyncrl.messages.session import Beat, Bye, Reject, Stop
 from asyncrl.messages.trainer import Disbanded, Take
 from asyncrl.node.trainer.member_link import MemberLink
 
@@ -22,6 +22,18 @@ def test_the_end_of_the_group_is_known_though_nobody_receives() -> None:
         assert str(await link.lost) == "b on host-b (rank 1) was lost"
         assert await link.receive() == Stop("first")
         await link.leave("done")
+
+    asyncio.run(scene())
+
+
+def test_a_machine_whose_place_is_taken_is_refused() -> None:
+    async def scene() -> None:
+        hub = MemoryHub()
+        link = MemberLink(hub.connect(PEER), 60.0)
+        hub.send(PEER, Reject("another process has joined as trainer-a"))
+        with pytest.raises(LinkRefused, match="another process has joined as trainer-a"):
+            await link.receive()
+        await link.leave("LinkRefused")
 
     asyncio.run(scene())
 
