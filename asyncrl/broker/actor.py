@@ -485,7 +485,7 @@ _NODE_EVENTS: dict[str, Literal["joined", "left", "lost"]] = {
 
 def _is_session_of_operator(event: Event) -> bool:
     """True for the coming and going of commands such as `asyncrl status`, which the ledger alone records."""
-    return event.kind in ("node.joined", "node.left") and event.fields["role"] == "supervisor"
+    return event.kind.startswith("node.") and event.fields["role"] == "supervisor"
 
 
 def _node_record(event: Event) -> list[AnyRecord]:

@@ -212,7 +212,7 @@ class Scheduler:
         for node in lost:
             self.left(node.peer, overdue[node.peer], now_s)
         for node in self.nodes.falling_quiet(now_s):
-            self.out.event("node.quiet", node=node.name, seconds=round(now_s - node.heard_s, 2))
+            self.out.event("node.quiet", node=node.name, role=node.role, seconds=round(now_s - node.heard_s, 2))
             self._credits_changed(node)
         if self.training.awaited_step is not None:
             self._suspend_silent()
@@ -290,7 +290,7 @@ class Scheduler:
             return
         if node.is_quiet:
             node.is_quiet = False
-            self.out.event("node.heard", node=node.name)
+            self.out.event("node.heard", node=node.name, role=node.role)
             self._credits_changed(node)
             self.dispatcher.resume(node, now_s)
             self.versions.changed()

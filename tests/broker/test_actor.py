@@ -943,6 +943,10 @@ def test_sessions_of_operators_are_no_events_unless_they_are_refused(tmp_path: P
         await operator.send(Bye("done"))
         await house.joined("supervisor", "operator-8", protocol=PROTOCOL + 1)
         await house.welcomed("rollout", "a")
+        await house.joined("supervisor", "operator-7", "killed")
+        for seconds, kind in ((5.0, "node.quiet"), (60.0, "node.lost")):
+            house.now_s += seconds
+            await house.happened(kind)
 
     house = run(tmp_path, script)
     assert [e["node"] for e in house.events("node.joined")] == ["a"]

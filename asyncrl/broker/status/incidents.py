@@ -49,7 +49,8 @@ COUNTED_TOTALS = ("units.failed",)
 
 def is_incident(kind: str, fields: Mapping[str, Any]) -> bool:
     """True for an event that an operator should know."""
-    return kind in SENTENCES and not (kind == "node.left" and fields.get("cause") in USUAL_ENDS)
+    is_usual = kind == "node.left" and fields.get("cause") in USUAL_ENDS
+    return kind in SENTENCES and not is_usual and fields.get("role") != "supervisor"
 
 
 class _Kept(Struct):
@@ -68,7 +69,7 @@ class IncidentBook:
 
     def add(self, kind: str, fields: Mapping[str, Any], time_s: float) -> None:
         """Keep an event, if it is an incident."""
-        if not is_incident(kind, fields) or fields.get("role") == "supervisor":
+        if not is_incident(kind, fields):
             return
         words = SENTENCES[kind].format_map(_Words(fields))
         sentence = " ".join(words.split())[:MAX_CHARS]

@@ -243,7 +243,7 @@ def _connector(bulk: ZmqHub | None, keys: BrokerKeys) -> Callable[[SpoolAddress]
 
 def _status(config: Config, scheduler: Scheduler) -> str:
     """Progress and connected nodes, for the service manager."""
-    others = [node for node in scheduler.nodes.all() if node.role != "spool"]
+    others = [node for node in scheduler.nodes.all() if node.role not in ("spool", "supervisor")]
     quiet = ", ".join(node.name for node in others if node.is_quiet)
     step, version = scheduler.training.batches.next_step, scheduler.transfers.live_version
     nodes = f"{len(others)} nodes" + (f", not heard: {quiet}" if quiet else "")

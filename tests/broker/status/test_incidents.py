@@ -45,7 +45,8 @@ def test_a_node_that_an_error_ended_is_an_incident_and_one_that_was_done_is_none
 def test_what_is_no_incident_and_what_an_operator_does_are_left_out() -> None:
     book = IncidentBook()
     book.add("version.live", {"policy_version": 3}, 1.0)
-    book.add("node.lost", {"node": "operator-7", "role": "supervisor", "cause": "silent"}, 1.0)
+    for kind in ("node.quiet", "node.lost"):
+        book.add(kind, {"node": "operator-7", "role": "supervisor", "cause": "silent"}, 1.0)
     assert book.told(2.0) == []
 
 
