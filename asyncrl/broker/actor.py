@@ -136,7 +136,8 @@ class BrokerActor:
     async def run(self) -> None:
         """Serve until the run is over or `suspend` is called. Raises `RunFailed` with the cause of an early end."""
         kind = "run.started" if self._broker_term == 1 else "run.resumed"
-        self._files.event(kind, name=self._directory.path.name, window=self._scheduler.window.size)
+        name, window = self._directory.path.name, self._scheduler.window.size
+        self._files.event(kind, name=name, window=window, start=self._broker_term)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
