@@ -30,6 +30,9 @@ from asyncrl.observe.times import TimesLine
 
 log = get_logger()
 
+FREQUENT = ("version.live",)
+"""Events of almost every step, which are in events.jsonl and would hide the others in the log."""
+
 
 class RunFiles:
     """
@@ -77,7 +80,8 @@ class RunFiles:
         scheduler.failures.restore(recorded(events), recorded_attempts(events))
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        (log.warning if is_incident(kind, fields) else log.info)(kind, **fields)
+        level = log.warning if is_incident(kind, fields) else log.debug if kind in FREQUENT else log.info
+        level(kind, **fields)
         self._directory.append_event(kind, **fields, time_s=round(self.time_s, 3))
         self.incidents.add(kind, fields, self._wall_clock())
         if kind == "node.left":
