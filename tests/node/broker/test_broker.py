@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from asyncrl.actor.sockets.curve import hub_keys_of
 from asyncrl.broker.ledger.ledger import Ledger
@@ -179,7 +180,10 @@ def test_a_broker_sends_the_pictures_of_its_prompts(tmp_path: Path) -> None:
             stopping.set()
             await serving
 
-    asyncio.run(scene())
+    with capture_logs() as logs:
+        asyncio.run(scene())
+    reading = [line["event"] for line in logs if line["event"].startswith("ledger.") and line["num_records"] == 0]
+    assert reading == ["ledger.reading", "ledger.read"]
     (sent,) = [event for event in directory.read_events() if event["event"] == "images.sent"]
     assert (sent["num_images"], sent["by_node"]) == (1, {"reward-0": 1})
 
