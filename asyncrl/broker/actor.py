@@ -134,7 +134,11 @@ class BrokerActor:
         self._ending = Ending(scheduler.nodes, hub, self._files, self._samples)
 
     async def run(self) -> None:
-        """Serve until the run is over or `suspend` is called. Raises `RunFailed` with the cause of an early end."""
+        """
+        Serve until the run is over or `suspend` is called.
+
+        Raises `RunFailed` with the cause of an early end, and `RunInterrupted` if it was asked for.
+        """
         kind = "run.started" if self._broker_term == 1 else "run.resumed"
         name, window = self._directory.path.name, self._scheduler.window.size
         self._files.event(kind, name=name, window=window, start=self._broker_term)
@@ -161,8 +165,8 @@ class BrokerActor:
         finally:
             if self._traces:
                 self._traces.stop()
-        if self._ending.cause:
-            raise RunFailed(self._ending.cause)
+        if error := self._ending.error:
+            raise error
 
     @property
     def is_suspended(self) -> bool:
