@@ -267,7 +267,7 @@ class BrokerActor:
         self._flush()
 
     def _handle(self, peer: str, message: ToBroker) -> None:
-        if not isinstance(message, Hello) and self._scheduler.refuses(peer, message):
+        if not isinstance(message, Hello) and self._refuses(peer, message):
             return
         match message:
             case Hello():
@@ -294,6 +294,12 @@ class BrokerActor:
             case _:
                 self._scheduler.handle(peer, message, self._clock())
 
+    def _refuses(self, peer: str, message: ToBroker) -> bool:
+        is_refused = self._scheduler.refuses(peer, message)
+        if is_refused and isinstance(message, Bye) and not self._scheduler.nodes.get(peer):
+            self._hub.forget(peer)  # It only asked for the configuration.
+        return is_refused
+
     def _store(self, peer: str, message: StoreSet) -> None:
         group, key, value = message.group, message.key, message.value
         if problem := self._rendezvous.problem_of(group, key, value):
@@ -311,10 +317,11 @@ class BrokerActor:
         if reason := self._refusal(peer, hello):
             self._reject(peer, hello.node, reason)
             return
-        for earlier in self._scheduler.nodes.earlier(hello):
-            if earlier.peer != peer:
-                self._hub.forget(earlier.peer)
-        self._scheduler.joined(peer, hello, self._clock())
+        if not hello.only_asks:
+            for earlier in self._scheduler.nodes.earlier(hello):
+                if earlier.peer != peer:
+                    self._hub.forget(earlier.peer)
+            self._scheduler.joined(peer, hello, self._clock())
         welcome = Welcome(
             broker_term=self._broker_term,
             run_id=self._run_id,
@@ -325,7 +332,7 @@ class BrokerActor:
             models=self._models,
         )
         self._hub.send(peer, welcome)  # Before what follows from its joining, which is sent by `_flush`.
-        if hello.role == "reward":  # It is ready at once.
+        if hello.role == "reward" and not hello.only_asks:  # It is ready at once.
             self._returned(hello.node)
 
     def _refusal(self, peer: str, hello: Hello) -> str:

@@ -53,7 +53,7 @@ SENT = "{node} failed to send weights: {cause}"
 DEATHS = ("node.lost", "node.exited")
 CONSEQUENCES = ("transfer.failed", "transfer.aborted", "lease.expired", "eval.lost", "node.quiet")
 """Kinds that follow from a death of a node that they name."""
-USUAL_ENDS = ("done", "told to stop", "knows the configuration")
+USUAL_ENDS = ("done", "told to stop")
 """Causes of a ``node.left`` that is no incident: any other is an error that ended the node."""
 LATEST_ALONE = ("run.resumed",)
 """Kinds of which the last one alone is kept."""

@@ -39,7 +39,7 @@ def test_a_node_that_is_back_ends_its_death() -> None:
 
 def test_a_node_that_an_error_ended_is_an_incident_and_one_that_was_done_is_none() -> None:
     book = IncidentBook()
-    for cause in ("done", "told to stop", "knows the configuration", "ConfigError: model.path is not that of the run"):
+    for cause in ("done", "told to stop", "ConfigError: model.path is not that of the run"):
         book.add("node.left", {"node": "gpu2-rollout", "role": "rollout", "cause": cause}, 3.0)
     assert book.told(3.0) == [Incident("gpu2-rollout left: ConfigError: model.path is not that of the run", 0.0)]
 
