@@ -109,7 +109,7 @@ def is_served(directory: RunDirectory) -> bool:
 
 
 def is_starting(directory: RunDirectory) -> bool:
-    """True if the broker that serves the run has yet to listen: it writes its address after it took the lock."""
+    """True if a broker serves the run and has yet to listen: it writes its address after it took the lock."""
     if not is_served(directory):
         return False
     try:

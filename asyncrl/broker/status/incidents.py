@@ -83,7 +83,7 @@ class IncidentBook:
 
     def __init__(self, earlier: Iterable[Mapping[str, Any]] = ()) -> None:
         self._kept: dict[str, _Kept] = {}
-        """By sentence, the oldest first."""
+        """Incident by sentence, the oldest first."""
         for event in earlier:
             if "at" in event:
                 at_s = datetime.fromisoformat(str(event["at"])).timestamp()
