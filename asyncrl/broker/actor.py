@@ -134,9 +134,14 @@ class BrokerActor:
         self._ending = Ending(scheduler.nodes, hub, self._files, self._samples)
 
     async def run(self) -> None:
-        """Serve until the run is over or `suspend` is called. Raises `RunFailed` with the cause of an early end."""
+        """
+        Serve until the run is over or `suspend` is called.
+
+        Raises `RunFailed` with the cause of an early end, and `RunInterrupted` if it was asked for.
+        """
         kind = "run.started" if self._broker_term == 1 else "run.resumed"
-        self._files.event(kind, name=self._directory.path.name, window=self._scheduler.window.size)
+        name, window = self._directory.path.name, self._scheduler.window.size
+        self._files.event(kind, name=name, window=window, start=self._broker_term)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -160,8 +165,8 @@ class BrokerActor:
         finally:
             if self._traces:
                 self._traces.stop()
-        if self._ending.cause:
-            raise RunFailed(self._ending.cause)
+        if error := self._ending.error:
+            raise error
 
     @property
     def is_suspended(self) -> bool:
@@ -262,7 +267,7 @@ class BrokerActor:
         self._flush()
 
     def _handle(self, peer: str, message: ToBroker) -> None:
-        if not isinstance(message, Hello) and self._scheduler.refuses(peer, message):
+        if not isinstance(message, Hello) and self._refuses(peer, message):
             return
         match message:
             case Hello():
@@ -289,6 +294,12 @@ class BrokerActor:
             case _:
                 self._scheduler.handle(peer, message, self._clock())
 
+    def _refuses(self, peer: str, message: ToBroker) -> bool:
+        is_refused = self._scheduler.refuses(peer, message)
+        if is_refused and isinstance(message, Bye) and not self._scheduler.nodes.get(peer):
+            self._hub.forget(peer)  # It only asked for the configuration.
+        return is_refused
+
     def _store(self, peer: str, message: StoreSet) -> None:
         group, key, value = message.group, message.key, message.value
         if problem := self._rendezvous.problem_of(group, key, value):
@@ -306,11 +317,14 @@ class BrokerActor:
         if reason := self._refusal(peer, hello):
             self._reject(peer, hello.node, reason)
             return
-        for earlier in self._scheduler.nodes.earlier(hello):
-            if earlier.peer != peer:  # Refused, because two processes of one name would displace each other for ever.
-                self._hub.send(earlier.peer, Reject(_displaced(hello.node)))
-                self._hub.forget(earlier.peer)
-        self._scheduler.joined(peer, hello, self._clock())
+        if not hello.only_asks:
+            for earlier in self._scheduler.nodes.earlier(hello):
+                if (
+                    earlier.peer != peer
+                ):  # Refused, because two processes of one name would displace each other for ever.
+                    self._hub.send(earlier.peer, Reject(_displaced(hello.node)))
+                    self._hub.forget(earlier.peer)
+            self._scheduler.joined(peer, hello, self._clock())
         welcome = Welcome(
             broker_term=self._broker_term,
             run_id=self._run_id,
@@ -321,7 +335,7 @@ class BrokerActor:
             models=self._models,
         )
         self._hub.send(peer, welcome)  # Before what follows from its joining, which is sent by `_flush`.
-        if hello.role == "reward":  # It is ready at once.
+        if hello.role == "reward" and not hello.only_asks:  # It is ready at once.
             self._returned(hello.node)
 
     def _refusal(self, peer: str, hello: Hello) -> str:
@@ -490,7 +504,7 @@ def _displaced(name: str) -> str:
 
 def _is_session_of_operator(event: Event) -> bool:
     """True for the coming and going of commands such as `asyncrl status`, which the ledger alone records."""
-    return event.kind in ("node.joined", "node.left") and event.fields["role"] == "supervisor"
+    return event.kind.startswith("node.") and event.fields["role"] == "supervisor"
 
 
 def _node_record(event: Event) -> list[AnyRecord]:

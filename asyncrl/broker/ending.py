@@ -15,6 +15,7 @@ from asyncrl.actor.message import Message
 from asyncrl.broker.metrics.run_files import RunFiles, outcome
 from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.broker.nodes.node import Node, NodeBook
+from asyncrl.errors import RunFailed, RunInterrupted
 from asyncrl.messages.session import Drain, Stop
 from asyncrl.messages.spool import HOSTED_SPOOL
 from asyncrl.messages.supervisor import Finished
@@ -45,6 +46,13 @@ class Ending:
     def has_come(self) -> bool:
         """True once the run has ended, or is left as it is."""
         return self._ended.is_set()
+
+    @property
+    def error(self) -> RunFailed | None:
+        """Error of a run that ended early; None if the run has not failed."""
+        if not self.cause:
+            return None
+        return RunInterrupted(self.cause) if self._is_interrupted else RunFailed(self.cause)
 
     async def wait(self) -> None:
         """Wait for the first call."""

@@ -112,7 +112,7 @@ class Operators:
                 now_s,
                 run=self._run,
                 time_s=files.time_s,
-                incidents=files.incidents.told(files.time_s),
+                incidents=files.incidents.told(self._wall_clock()),
                 restarts=self._restarts.notes(now_s),
                 metrics={key: float(n) for key, n in files.last_line.items() if isinstance(n, int | float)},
             )

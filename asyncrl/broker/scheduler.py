@@ -167,7 +167,7 @@ class Scheduler:
         """A node was welcomed. Its earlier incarnations are lost."""
         earlier = self.nodes.earlier(hello)
         for forgetful in earlier:
-            self._remove(forgetful, "another start of it said Hello", now_s, on_purpose=False)
+            self._remove(forgetful, "another process joined under its name", now_s, on_purpose=False)
         is_machine = hello.role == "trainer" and self.machines.are_used
         node = self.nodes.join(peer, hello, now_s, "machine" if is_machine else None)
         self.out.event("node.joined", node=node.name, role=node.role, incarnation=node.incarnation)
@@ -212,7 +212,7 @@ class Scheduler:
         for node in lost:
             self.left(node.peer, overdue[node.peer], now_s)
         for node in self.nodes.falling_quiet(now_s):
-            self.out.event("node.quiet", node=node.name, seconds=round(now_s - node.heard_s, 2))
+            self.out.event("node.quiet", node=node.name, role=node.role, seconds=round(now_s - node.heard_s, 2))
             self._credits_changed(node)
         if self.training.awaited_step is not None:
             self._suspend_silent()
@@ -290,7 +290,7 @@ class Scheduler:
             return
         if node.is_quiet:
             node.is_quiet = False
-            self.out.event("node.heard", node=node.name)
+            self.out.event("node.heard", node=node.name, role=node.role)
             self._credits_changed(node)
             self.dispatcher.resume(node, now_s)
             self.versions.changed()

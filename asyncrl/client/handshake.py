@@ -55,6 +55,11 @@ def hello(who: Identity) -> Hello:
     return Hello(PROTOCOL, who.role, who.node, who.incarnation)
 
 
+def only_asking(who: Identity) -> Hello:
+    """`Hello` of a session that joins nothing, and wants to know the configuration."""
+    return replace(hello(who), only_asks=True)
+
+
 async def join(
     run: RunAddress, who: Identity, deadline_s: float | None, make_hello: Callable[[Identity], Hello] = hello
 ) -> tuple[ZmqLink, Welcome]:

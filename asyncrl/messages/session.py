@@ -38,6 +38,8 @@ class Hello(Message, frozen=True):
     """Trainers and their ranks: name of the machine, for messages about it."""
     spool: SpoolAddress | None = None
     """Spools: where it serves. Its name is that of the node."""
+    only_asks: bool = False
+    """True for a session that wants the `Welcome` alone, for the configuration in it: it joins nothing, and leaves."""
 
 
 class Welcome(Message, frozen=True):

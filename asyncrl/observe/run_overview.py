@@ -108,6 +108,16 @@ def is_served(directory: RunDirectory) -> bool:
     return _is_held(directory.lock)
 
 
+def is_starting(directory: RunDirectory) -> bool:
+    """True if a broker serves the run and has yet to listen: it writes its address after it took the lock."""
+    if not is_served(directory):
+        return False
+    try:
+        return directory.address.stat().st_mtime_ns < directory.lock.stat().st_mtime_ns
+    except FileNotFoundError:
+        return True
+
+
 def is_supervised(directory: RunDirectory) -> bool:
     """True if `asyncrl run` or `asyncrl resume` runs the run on this machine."""
     return _is_held(directory.supervisor_lock)

@@ -32,7 +32,7 @@ class MemoryPublisher:
     def tensors(self, policy_version: int) -> dict[str, Tensor]:
         """Read-only tensors of a version, by name; raises `TransferError` if it is not, or no longer, staged."""
         if policy_version not in self._versions:
-            raise TransferError(f"policy_version {policy_version} is not staged; staged are {[*self._versions]}")
+            raise TransferError(f"version {policy_version} is not staged; staged are {[*self._versions]}")
         return self._versions[policy_version]
 
     async def transfer(self, transfer: Transfer) -> Transferred:

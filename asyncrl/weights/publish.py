@@ -98,7 +98,7 @@ class Publisher:
                 _copy(name, tensor, staging)
                 missing.discard(name)
             if missing:
-                raise TransferError(f"policy_version {policy_version} lacks {min(missing)} of the weight layout")
+                raise TransferError(f"version {policy_version} lacks {min(missing)} of the weight layout")
 
     async def transfer(self, transfer: Transfer) -> Transferred:
         """
@@ -137,7 +137,7 @@ class Publisher:
             newest = version if staging else self.copies.newest
             channel.broadcast(Header(newest, self._layout.hash, base_version, is_checked).encode(self._device))
             if staging is None:  # The receivers see it in the header and do not wait.
-                raise TransferError(f"policy_version {newest} is staged, not {version}")
+                raise TransferError(f"version {newest} is staged, not {version}")
             checksum = self._checksum if is_checked else None
             buckets, *bases = self._sent(staging, *([base] if base else []))
             send(channel, self._layout, buckets, base=bases[0] if bases else None, checksum=checksum, stats=stats)

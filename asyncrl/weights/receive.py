@@ -152,8 +152,8 @@ class Receiver:
 
     def _check_base(self, base_version: int) -> None:
         if self._on_bucket or self.policy_version != base_version:
-            held = "a single bucket" if self._on_bucket else f"policy_version {self.policy_version}"
+            held = "a single bucket" if self._on_bucket else f"version {self.policy_version}"
             raise TransferError(
-                f"the sender sends what changed since policy_version {base_version}, but {held} is staged here; the "
+                f"the sender sends what changed since version {base_version}, but {held} is staged here; the "
                 f"sender must send whole buckets"
             )

@@ -367,7 +367,7 @@ def test_the_next_start_of_the_trainer_takes_its_place_at_once_and_cuts_it_off(t
         assert trainer.incarnation == "1"
 
     (lost,) = run(tmp_path, script).events("node.lost")
-    assert (lost["node"], lost["incarnation"], lost["cause"]) == ("t", "0", "another start of it said Hello")
+    assert (lost["node"], lost["incarnation"], lost["cause"]) == ("t", "0", "another process joined under its name")
 
 
 def test_a_node_with_another_model_is_refused_with_both_layouts(tmp_path: Path) -> None:
@@ -945,6 +945,10 @@ def test_sessions_of_operators_are_no_events_unless_they_are_refused(tmp_path: P
         await operator.send(Bye("done"))
         await house.joined("supervisor", "operator-8", protocol=PROTOCOL + 1)
         await house.welcomed("rollout", "a")
+        await house.joined("supervisor", "operator-7", "killed")
+        for seconds, kind in ((5.0, "node.quiet"), (60.0, "node.lost")):
+            house.now_s += seconds
+            await house.happened(kind)
 
     house = run(tmp_path, script)
     assert [e["node"] for e in house.events("node.joined")] == ["a"]
@@ -952,6 +956,22 @@ def test_sessions_of_operators_are_no_events_unless_they_are_refused(tmp_path: P
     assert [e["node"] for e in house.events("node.rejected")] == ["operator-8"]
     records = [one for one in read_records(house.directory.ledger) if isinstance(one, NodeEvent)]
     assert ("operator-7", "joined") in [(one.node, one.event) for one in records]
+
+
+def test_a_session_that_only_asks_for_the_configuration_joins_nothing(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        link = house.hub.connect("gpu2.0")
+        await link.send(Hello(PROTOCOL, "rollout", "gpu2", "0", only_asks=True))
+        welcome = await link.receive()
+        assert isinstance(welcome, Welcome)
+        assert from_json(welcome.config) == CONFIG
+        await link.send(Bye("done"))
+        with pytest.raises(LinkReset):
+            await link.receive()
+        assert house.scheduler.nodes.all() == []
+
+    house = run(tmp_path, script)
+    assert "gpu2" not in house.directory.events.read_text()
 
 
 def test_a_child_that_is_not_restarted_ends_the_run_with_how_it_ended(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from asyncrl.actor.memory import MemoryHub, MemoryLink
 from asyncrl.broker import ending
 from asyncrl.broker.ending import Ending
 from asyncrl.broker.nodes.node import NodeBook
-from asyncrl.errors import LinkReset
+from asyncrl.errors import LinkReset, RunFailed, RunInterrupted
 from asyncrl.messages.session import Drain, Hello, Stop
 from asyncrl.messages.spool import SpoolAddress
 from asyncrl.messages.supervisor import Finished
@@ -76,6 +76,7 @@ def test_the_broker_waits_for_nobody_longer_than_it_must(monkeypatch: pytest.Mon
         stage.ending.stop("the disk is full")
         await stage.ending.say_goodbye()
         assert await reward.receive() == await spool.receive() == Stop("the disk is full", failed=True)
+        assert type(stage.ending.error) is RunFailed
 
     play(scene)
 
@@ -94,6 +95,7 @@ def test_an_interrupted_run_has_the_trainer_and_then_rollouts_store_what_they_ha
         stage.leaves("supervisor-0")
         await saying
         assert stage.events == ["run.interrupted", "samples"]
+        assert isinstance(stage.ending.error, RunInterrupted)
 
     play(scene)
 

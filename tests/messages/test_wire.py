@@ -155,7 +155,7 @@ def test_the_protocol_is_the_first_field_of_hello() -> None:
 def test_a_list_that_is_too_long_is_refused_before_it_is_decoded(kind: type[Message]) -> None:
     listed = [hint for hint in get_type_hints(kind).values() if get_origin(hint) is list]
     assert listed
-    smallest = {str: "", int: 0, Literal: "reward", UnionType: None}
+    smallest = {str: "", int: 0, bool: False, Literal: "reward", UnionType: None}
     fields = [[] if hint in listed else smallest[get_origin(hint) or hint] for hint in get_type_hints(kind).values()]
     empty = _encoder.encode([kind.__name__, *fields])
     begin, end = empty.rsplit(b"\x90", 1)

@@ -1,9 +1,10 @@
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from asyncrl.files.lock import locked
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
-from asyncrl.observe.run_overview import find_runs, is_served, is_supervised, overview
+from asyncrl.observe.run_overview import find_runs, is_served, is_starting, is_supervised, overview
 
 MakeRun = Callable[..., RunDirectory]
 
@@ -35,6 +36,17 @@ def test_a_run_whose_lock_is_held_runs(make_run: MakeRun) -> None:
     with locked(directory.supervisor_lock, "held"):
         assert is_supervised(directory)
         assert overview(directory.path).status == "stopped"
+
+
+def test_a_broker_is_starting_until_it_writes_its_address_anew(make_run: MakeRun) -> None:
+    directory = make_run()
+    directory.address.write_text("ipc:///tmp/broker\n")
+    os.utime(directory.address, (1.0, 1.0))
+    assert not is_starting(directory)
+    with locked(directory.lock, "held"):
+        assert is_starting(directory)
+        directory.address.write_text("ipc:///tmp/broker\n")
+        assert not is_starting(directory)
 
 
 def test_a_checkpoint_counts_once_its_manifest_is_written(make_run: MakeRun) -> None:

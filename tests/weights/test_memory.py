@@ -46,5 +46,5 @@ def test_a_staged_version_does_not_follow_the_model() -> None:
 def test_a_version_that_is_not_staged_fails_the_transfer_on_both_sides(version: int) -> None:
     publisher = staged(2, 3, 4)
     for side in (publisher, MemoryReceiver(publisher)):
-        with pytest.raises(TransferError, match=rf"policy_version {version} is not staged; staged are \[3, 4\]"):
+        with pytest.raises(TransferError, match=rf"version {version} is not staged; staged are \[3, 4\]"):
             asyncio.run(side.transfer(transfer(version)))

@@ -177,8 +177,8 @@ def test_both_ends_fail_at_once_if_the_requested_version_is_no_longer_staged() -
             order = transfer(1, 1, [1])
             errors = await move(order, publisher, receiver)
 
-            assert "policy_version 2 is staged, not 1" in str(errors[0])
-            assert "the sender has policy_version 2 staged, not 1" in str(errors[1])
+            assert "version 2 is staged, not 1" in str(errors[0])
+            assert "the sender has version 2 staged, not 1" in str(errors[1])
             assert receiver.policy_version is None
 
     asyncio.run(main())
@@ -210,7 +210,7 @@ def test_a_staged_version_stays_when_the_next_one_is_refused() -> None:
 
 
 def test_a_model_that_lacks_a_tensor_is_refused() -> None:
-    with pytest.raises(TransferError, match="policy_version 1 lacks embed"):
+    with pytest.raises(TransferError, match="version 1 lacks embed"):
         publisher().stage(1, [(name, tensor) for name, tensor in tensors(1).items() if name != "embed"])
 
 
@@ -284,13 +284,13 @@ def test_a_receiver_killed_or_frozen_halfway_costs_one_transfer_group_and_no_mor
             assert await received(3) == {f"rollout-{rank}": Bye(digest) for rank in (1, 2, 3)}
 
             with pytest.raises(
-                TransferError, match="policy_version 2 with rollout-1, rollout-2, rollout-3 in transfer group 1"
+                TransferError, match="version 2 with rollout-1, rollout-2, rollout-3 in transfer group 1"
             ):
                 await publish(1, 2, [1, 2, 3], "rollout-2")
             assert all(isinstance(fact, TransferFailed) for fact in (await received(2)).values())
             assert await killed.wait() == -signal.SIGKILL
 
-            with pytest.raises(TransferError, match="policy_version 3 with rollout-1, rollout-3 in transfer group 2"):
+            with pytest.raises(TransferError, match="version 3 with rollout-1, rollout-3 in transfer group 2"):
                 await publish(2, 3, [1, 3], "rollout-3")
             failed = (await received(1))["rollout-1"]
             assert isinstance(failed, TransferFailed)

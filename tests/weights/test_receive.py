@@ -119,7 +119,7 @@ def test_changes_since_a_version_that_is_not_here_are_refused(held: int | None) 
             publisher.stage(3, tensors(3).items())
             _, refusal = await move(transfer(1, 3, [1], deadline_s=SHORT_S), publisher, receiver)
 
-            assert f"what changed since policy_version 2, but policy_version {held} is staged here" in str(refusal)
+            assert f"what changed since version 2, but version {held} is staged here" in str(refusal)
             assert receiver.policy_version == held
 
     asyncio.run(main())

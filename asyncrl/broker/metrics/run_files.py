@@ -5,6 +5,7 @@ A run's files for people: events, one line of metrics per step, and a summary at
               └▶ progress ─▶ RunFiles ─▶ events.jsonl, metrics.jsonl, summary.json        no rule reads them
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,9 @@ from asyncrl.observe.times import TimesLine
 
 log = get_logger()
 
+FREQUENT = ("version.live",)
+"""Events of almost every step, which are in events.jsonl and would hide the others in the log."""
+
 
 class RunFiles:
     """
@@ -36,6 +40,7 @@ class RunFiles:
 
     Args:
         clock: Gives monotonic seconds.
+        wall_clock: Gives seconds since 1970, for the age of incidents.
         num_records: Gives the number of records that the ledger has on disk. Lines and the summary carry it, so that a
             ledger that lost its end is noticed.
     """
@@ -47,11 +52,14 @@ class RunFiles:
         directory: RunDirectory,
         clock: Callable[[], float],
         num_records: Callable[[], int],
+        *,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
         self._scheduler = scheduler
         self._directory = directory
         self._clock = clock
+        self._wall_clock = wall_clock
         self._num_records = num_records
         metrics, events = directory.read_metrics(), directory.read_events()
         self.versions = {int(line["step"]): int(line["version"]) for line in metrics}
@@ -72,9 +80,10 @@ class RunFiles:
         scheduler.failures.restore(recorded(events), recorded_attempts(events))
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        (log.warning if is_incident(kind, fields) else log.info)(kind, **fields)
+        level = log.warning if is_incident(kind, fields) else log.debug if kind in FREQUENT else log.info
+        level(kind, **fields)
         self._directory.append_event(kind, **fields, time_s=round(self.time_s, 3))
-        self.incidents.add(kind, fields, self.time_s)
+        self.incidents.add(kind, fields, self._wall_clock())
         if kind == "node.left":
             self._times.left(fields["node"])
 

@@ -3,10 +3,14 @@ Deaths, drops, failures and waits of a run in sentences, made from its events.
 
     node.lost, group.dropped, units.failed, ... ─▶ one sentence per cause, with a count and the last time
 
-The same sentence again is counted, not repeated. The oldest are forgotten.
+The same sentence again is counted, not repeated. What follows from the death of a node, such as the end of the weight
+transfers that it was in, is counted with the death. The oldest are forgotten.
 """
 
+import re
 from collections.abc import Iterable, Mapping
+from datetime import datetime
+from textwrap import shorten
 from typing import Any
 
 from msgspec import Struct
@@ -17,6 +21,8 @@ KEPT = 12
 """Incidents kept, one for each sentence."""
 MAX_CHARS = 300
 """Length of a sentence."""
+SAME_S = 60.0
+"""Seconds between a death and its last consequences: weight transfers are given up at their deadline."""
 SENTENCES = {
     "node.lost": "{node} was lost: {cause}",
     "node.exited": "{node} {cause}",
@@ -39,51 +45,97 @@ SENTENCES = {
     "step.skipped": "no update in step {step}: {cause}",
     "logprob_gap.exceeded": "rollout and trainer log-probs differ too much at step {step}",
     "broker.slept": "the broker's process stood still",
+    "run.resumed": "the broker was started again (start {start} of this run)",
 }
 """Sentence of each kind of event that may be an incident."""
-USUAL_ENDS = ("done", "told to stop", "knows the configuration")
+SENT = "{node} failed to send weights: {cause}"
+"""Sentence of a ``transfer.failed`` of the trainer."""
+DEATHS = ("node.lost", "node.exited")
+CONSEQUENCES = ("transfer.failed", "transfer.aborted", "lease.expired", "eval.lost", "node.quiet")
+"""Kinds that follow from a death of a node that they name."""
+USUAL_ENDS = ("done", "told to stop")
 """Causes of a ``node.left`` that is no incident: any other is an error that ended the node."""
+LATEST_ALONE = ("run.resumed",)
+"""Kinds of which the last one alone is kept."""
 COUNTED_TOTALS = ("units.failed",)
 """Kinds whose events carry the whole count so far."""
 
 
 def is_incident(kind: str, fields: Mapping[str, Any]) -> bool:
     """True for an event that an operator should know."""
-    return kind in SENTENCES and not (kind == "node.left" and fields.get("cause") in USUAL_ENDS)
+    is_usual = kind == "node.left" and fields.get("cause") in USUAL_ENDS
+    return kind in SENTENCES and not is_usual and fields.get("role") != "supervisor"
 
 
 class _Kept(Struct):
-    count: int
-    time_s: float
+    sentence: str
+    kind: str
+    node: str
+    cause: str
+    at_s: float
+    count: int = 1
+    followers: int = 0
+    """Consequences that are counted with it."""
 
 
 class IncidentBook:
-    """Last incidents of a run. ``earlier`` are the events of the broker's earlier lives; times are the run's clock."""
+    """Last incidents of a run. ``earlier`` are the events of the broker's earlier lives; times are Unix times."""
 
     def __init__(self, earlier: Iterable[Mapping[str, Any]] = ()) -> None:
         self._kept: dict[str, _Kept] = {}
-        """Count and last time of each sentence, the oldest first."""
+        """Incident by sentence, the oldest first."""
         for event in earlier:
-            self.add(str(event.get("event", "")), event, float(event.get("time_s") or 0.0))
+            if "at" in event:
+                at_s = datetime.fromisoformat(str(event["at"])).timestamp()
+                self.add(str(event.get("event", "")), event, at_s)
 
-    def add(self, kind: str, fields: Mapping[str, Any], time_s: float) -> None:
-        """Keep an event, if it is an incident."""
-        if not is_incident(kind, fields) or fields.get("role") == "supervisor":
+    def add(self, kind: str, fields: Mapping[str, Any], at_s: float) -> None:
+        """Keep an event, if it is an incident; count it with the death that it follows from, if there is one."""
+        if not is_incident(kind, fields):
             return
-        words = SENTENCES[kind].format_map(_Words(fields))
-        sentence = " ".join(words.split())[:MAX_CHARS]
-        before = self._kept.pop(sentence, None)
-        count = int(fields.get("count", 1)) if kind in COUNTED_TOTALS else 1 + (before.count if before else 0)
-        self._kept[sentence] = _Kept(count, time_s)
+        new = _Kept(_sentence(kind, fields), kind, str(fields.get("node", "")), str(fields.get("cause", "")), at_s)
+        for kept in reversed(self._kept.values()):
+            if _follows(new, kept):
+                kept.followers += 1
+                return
+        if before := self._kept.pop(new.sentence, None):
+            new.count, new.followers = before.count + 1, before.followers
+        if kind in COUNTED_TOTALS:
+            new.count = int(fields.get("count", 1))
+        for kept in list(self._kept.values()):
+            if _follows(kept, new):
+                new.followers += kept.count
+                del self._kept[kept.sentence]
+            elif kept.kind == kind in LATEST_ALONE:
+                del self._kept[kept.sentence]
+        self._kept[new.sentence] = new
         while len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]
 
-    def told(self, time_s: float) -> list[Incident]:
-        """All that are kept, the newest first, at ``time_s`` on the run's clock."""
-        found = [
-            Incident(sentence, max(time_s - kept.time_s, 0.0), kept.count) for sentence, kept in self._kept.items()
-        ]
+    def told(self, at_s: float) -> list[Incident]:
+        """All that are kept, the newest first, with their ages at ``at_s``."""
+        found = [Incident(_told(kept), max(at_s - kept.at_s, 0.0), kept.count) for kept in self._kept.values()]
         return found[::-1]
+
+
+def _follows(one: _Kept, death: _Kept) -> bool:
+    """True if ``one`` is a consequence of the death of a node: it names the node, and happened at about that time."""
+    if death.kind not in DEATHS or abs(one.at_s - death.at_s) > SAME_S:
+        return False
+    if one.kind == "node.lost":  # The end of its process is told, too.
+        return death.kind == "node.exited" and (one.node, one.cause) == (death.node, death.cause)
+    name = re.escape(death.node)
+    return one.kind in CONSEQUENCES and re.search(rf"(?<![\w.-]){name}(?![\w-])", one.sentence) is not None
+
+
+def _sentence(kind: str, fields: Mapping[str, Any]) -> str:
+    is_sender = kind == "transfer.failed" and fields.get("role") == "trainer"
+    words = (SENT if is_sender else SENTENCES[kind]).format_map(_Words(fields))
+    return shorten(words, MAX_CHARS, placeholder=" …", break_on_hyphens=False)
+
+
+def _told(kept: _Kept) -> str:
+    return f"{kept.sentence} (and {kept.followers} that follow from it)" if kept.followers else kept.sentence
 
 
 class _Words(dict[str, Any]):

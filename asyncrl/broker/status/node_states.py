@@ -107,12 +107,24 @@ def _trainer_waits(scheduler: Scheduler, node: Node, groups: Mapping[str, int]) 
         return "the last evaluation" if is_done and not scheduler.evaluation.is_finished else ""
     needed = scheduler.config.schedule.groups_per_step
     complete = groups["complete"]
+    absent = _absent(scheduler, groups)
     if complete >= needed:
-        return f"older groups of step {step + 1}, which younger ones may not pass"
+        oldest = f"step {step + 1} waits for its oldest groups"
+        doing = "graded" if groups["grading"] > groups["sampling"] + groups["unleased"] else "sampled"
+        return f"{oldest}: {absent}" if absent else f"{oldest}, which are still {doing}"
     if scheduler.window.room <= 0 and not groups["unleased"] + groups["sampling"] + groups["grading"]:
         return f"version {scheduler.transfers.staged_version} to be live, which frees the window"
-    rest = _whereabouts(groups, is_paused=scheduler.pause.is_set)
+    rest = absent or _whereabouts(groups, is_paused=scheduler.pause.is_set)
     return f"step {step + 1}: {complete} of {needed} groups complete, {rest}"
+
+
+def _absent(scheduler: Scheduler, groups: Mapping[str, int]) -> str:
+    """Clause about the role that work waits for and no node has; empty if there is none."""
+    if scheduler.grading.waiting and not scheduler.nodes.of("reward"):
+        return "no reward node is connected"
+    if groups["unleased"] + groups["sampling"] and not scheduler.nodes.of("rollout"):
+        return "no rollout is connected"
+    return ""
 
 
 def _whereabouts(groups: Mapping[str, int], *, is_paused: bool) -> str:

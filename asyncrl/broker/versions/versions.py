@@ -83,7 +83,7 @@ class Versions:
                 node.received_version = max(node.received_version, version)
                 self._reported(node, transfer_group, now_s)
             case TransferFailed(transfer_group=transfer_group, reason=reason):
-                self._out.event("transfer.failed", node=node.name, policy_version=version, cause=reason)
+                self._out.event("transfer.failed", node=node.name, role=node.role, policy_version=version, cause=reason)
                 self._reported(node, transfer_group, now_s, f"{node.name}: {reason}")
             case Live():
                 node.policy_version = max(node.policy_version, version)

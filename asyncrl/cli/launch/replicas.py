@@ -13,7 +13,7 @@ import signal
 
 from asyncrl.actor.supervise import FINAL_CODES, LATE_S, AfterExit, Child, Exit, RestartBudget, keep_alive
 from asyncrl.cli.launch.children import role_process
-from asyncrl.client.handshake import identity, leave
+from asyncrl.client.handshake import identity, leave, only_asking
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.config import Config, from_json
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, LinkError, RunFailed
@@ -49,8 +49,9 @@ async def run_replicas(
     too few devices, `LinkError` if the broker does not answer within ``wait_s`` seconds, and the first failure after
     which a replica was not restarted.
     """
-    _, link, welcome = await unless_told(stopping, join_steadily(run, identity("rollout", name), wait_s))
-    await leave(link, "knows the configuration")
+    asking = join_steadily(run, identity("rollout", name), wait_s, only_asking)
+    _, link, welcome = await unless_told(stopping, asking)
+    await leave(link, "done")
     config = from_json(welcome.config)
     found = find(config.rollout.wanted_device, os.environ)
     if only is not None:

@@ -36,6 +36,8 @@ class Line(Struct, frozen=True):
     text: str
     level: str = ""
     """Level of an event; empty for any other text, such as a traceback."""
+    about: str = ""
+    """Node that this line or the last event before it names; empty if none does."""
 
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -48,7 +50,7 @@ class LogFile:
         self.node = path.stem
         self._path = path
         self._offset = 0
-        self._at = ""
+        self._at = self._about = ""
 
     def read(self) -> list[Line]:
         """Complete lines since the last call. A file that was cut short is read from its beginning."""
@@ -67,15 +69,22 @@ class LogFile:
     def _line(self, text: str) -> Line:
         fields = _fields(text)
         self._at = str(fields.get("timestamp") or self._at)
-        return Line(self._at, self.node, text, str(fields.get("level", "info")) if "event" in fields else "")
+        self._about = str(fields.get("node") or self._about)
+        level = str(fields.get("level", "info")) if "event" in fields else ""
+        return Line(self._at, self.node, text, level, self._about)
 
 
 class Logs:
-    """Logs of a run on this machine; ``node`` chooses one. Events below ``level`` are left out."""
+    """
+    Logs of a run on this machine; ``node`` chooses one. Events below ``level`` are left out.
 
-    def __init__(self, directory: RunDirectory, node: str = "", level: str = "debug") -> None:
+    ``about`` chooses the lines of one node: the rollouts of a service share a log.
+    """
+
+    def __init__(self, directory: RunDirectory, node: str = "", level: str = "debug", *, about: str = "") -> None:
         self._directory = directory
         self._node = node
+        self._about = about
         self._hidden = LEVELS[: LEVELS.index(level)]
         self._files: dict[Path, LogFile] = {}
 
@@ -83,8 +92,11 @@ class Logs:
         """Lines of all logs since the last call, by time."""
         for path in sorted(self._directory.logs.glob(f"{self._node or '*'}.log")):
             self._files.setdefault(path, LogFile(path))
-        lines = [line for file in self._files.values() for line in file.read() if line.level not in self._hidden]
+        lines = [line for file in self._files.values() for line in file.read() if self._is_shown(line)]
         return sorted(lines, key=lambda line: line.at)
+
+    def _is_shown(self, line: Line) -> bool:
+        return line.level not in self._hidden and self._about in ("", line.about)
 
     async def follow(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> AsyncIterator[list[Line]]:
         """Lines as they are written, until no process serves the run; for ever if the run is on another machine."""
@@ -113,6 +125,8 @@ def open_logs(where: Path, node: str, level: str = "debug") -> tuple[Logs, list[
     if log is None:
         if node in elsewhere:
             raise ConfigError(f"{node} {_ELSEWHERE.format(logs=directory.logs)}")
+        if any(line.about == node for line in Logs(directory).read()):
+            return Logs(directory, level=level, about=node), elsewhere
         names = ", ".join(sorted(here)) or "none"
         raise ConfigError(f"{where} has no node {node}; there are logs of: {names}")
     return Logs(directory, log, level), elsewhere

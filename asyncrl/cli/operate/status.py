@@ -16,7 +16,9 @@ from asyncrl.client.run_address import RunAddress, locate
 from asyncrl.errors import AsyncrlError, ConfigError, LinkError
 from asyncrl.messages.supervisor import Status, StatusWanted
 from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.observe.run_overview import RunOverview, is_run, is_served, is_supervised, overview
+from asyncrl.observe.run_overview import RunOverview, is_run, is_served, is_starting, is_supervised, overview
+
+STARTING = "the broker is starting: it reads the prompts and the ledger"
 
 
 class RunState(Struct, frozen=True):
@@ -48,6 +50,8 @@ async def run_state(where: str, key: Path | None = None) -> RunState:
     if not is_served(directory):
         files = overview(directory.path)
         return RunState(None, files, _no_broker(files, directory), is_supervised(directory))
+    if is_starting(directory):
+        return RunState(None, overview(directory.path), STARTING, is_supervised(directory))
     try:
         return RunState(live=await ask_status(locate(where, key)))
     except AsyncrlError as error:

@@ -134,7 +134,10 @@ async def run_broker(
         _report_skipped_rows(directory, {"train": prompts, "held_out": held_out})
         held_out_prompts = [draw.prompt for draw in held_out.since(0)] if held_out else []
         scheduler = Scheduler(config, prompts, held_out_prompts, ledger.broker_term)
+        size = {"num_records": ledger.num_records, "num_bytes": directory.ledger.stat().st_size}
+        log.info("ledger.reading", **size)
         replay(scheduler, read_records(directory.ledger, is_writer_process=True))
+        log.info("ledger.read", **size)
         require_consistent_files(directory, scheduler, segments, spool=HOSTED_SPOOL, broker_term=ledger.broker_term)
         scheduler.spool_loss.expect(hosted=HOSTED_SPOOL if segments else "")
         await _serve(
@@ -243,7 +246,7 @@ def _connector(bulk: ZmqHub | None, keys: BrokerKeys) -> Callable[[SpoolAddress]
 
 def _status(config: Config, scheduler: Scheduler) -> str:
     """Progress and connected nodes, for the service manager."""
-    others = [node for node in scheduler.nodes.all() if node.role != "spool"]
+    others = [node for node in scheduler.nodes.all() if node.role not in ("spool", "supervisor")]
     quiet = ", ".join(node.name for node in others if node.is_quiet)
     step, version = scheduler.training.batches.next_step, scheduler.transfers.live_version
     nodes = f"{len(others)} nodes" + (f", not heard: {quiet}" if quiet else "")

@@ -20,7 +20,7 @@ import structlog
 import uvloop
 
 from asyncrl.actor import failpoints
-from asyncrl.errors import AsyncrlError
+from asyncrl.errors import AsyncrlError, RunFailed, RunInterrupted
 from asyncrl.log import about
 from asyncrl.node.process.failpoints import PLACES, SHARD_PLACES, TURN_PLACES
 from asyncrl.node.process.metrics_server import MetricsOptions, metrics_served
@@ -61,6 +61,10 @@ def run_process(
     try:
         manager = ServiceManager.from_environment(os.environ, os.getpid())
         uvloop.run(_as_service(job, manager, metrics, {"role": role, "node": name}))
+    except RunInterrupted as end:
+        structlog.get_logger().info("run.interrupted", cause=str(end))
+        _LossyStream(sys.stderr).write(f"asyncrl: {end}\n")
+        return RunFailed.exit_code  # No signal ended this process; service managers do not start it again.
     except AsyncrlError as error:
         structlog.get_logger().error("node.failed", cause=str(error))
         _LossyStream(sys.stderr).write(f"asyncrl: {error}\n")

@@ -82,6 +82,10 @@ class WorkerProcess:
         except EOFError as error:
             raise VerifierError(await self._process.cause(), retryable=True) from error
 
+    async def cause(self) -> str:
+        """Reason why a worker that is not alive has ended."""
+        return await self._process.cause()
+
     async def kill(self) -> None:
         """Kill the worker and everything below its keeper. Idempotent."""
         await self._process.kill()

@@ -18,10 +18,13 @@ from msgspec import Raw, Struct
 from asyncrl.checks.reward_limits import MAX_REASON_CHARS, problem_of
 from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import ConfigError, VerifierError
+from asyncrl.log import get_logger
 from asyncrl.processes.allowance import AT_ONCE_BYTES, refilled
 from asyncrl.reward.verifier import Verdict
 from asyncrl.reward.workers.pipe import Judged
 from asyncrl.reward.workers.process import WorkerProcess
+
+log = get_logger()
 
 LOST_IN_A_ROW = 3
 """Workers lost without a verdict in between from which on a loss is not retryable: the function is to blame."""
@@ -84,6 +87,7 @@ class WorkerSlot:
     async def fill(self) -> WorkerProcess:
         """Return the worker, a new one if it is dead; raises `ConfigError` if that cannot load the verifiers."""
         if self._worker is not None and not self._worker.is_alive:
+            log.warning("worker.lost", cause=await self._worker.cause())
             await self.clear()
         if self._worker is None:
             self._worker = await self._start()
@@ -123,6 +127,7 @@ class WorkerSlot:
         try:
             await worker.judge([pending.inputs for pending in batch], settle)
         except VerifierError as error:
+            log.warning("worker.lost", cause=str(error))
             self.replaced += 1
             self._lost_in_a_row += 1
             error.retryable = self._lost_in_a_row < LOST_IN_A_ROW

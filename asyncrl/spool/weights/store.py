@@ -145,9 +145,9 @@ class WeightStore:
             self._unfinished = _Unfinished(self._directory / f"{self._next_number:06d}.new", put.weights)
         file = self._unfinished
         if file is None or file.weights != put.weights or put.part != len(file.parts):
-            raise LedgerError(f"part {put.part} of policy_version {put.weights.policy_version} came out of order")
+            raise LedgerError(f"part {put.part} of version {put.weights.policy_version} came out of order")
         if zlib.crc32(put.payload) != put.crc32:
-            raise LedgerError(f"part {put.part} of policy_version {put.weights.policy_version} is damaged")
+            raise LedgerError(f"part {put.part} of version {put.weights.policy_version} is damaged")
         file.add(put)
         if put.is_last:
             self._complete(file)

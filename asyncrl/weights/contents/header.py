@@ -38,7 +38,7 @@ class Header(Struct, frozen=True):
                 f"and engine have different models, or different weights.bucket_bytes"
             )
         if self.policy_version != policy_version:
-            raise TransferError(f"the sender has policy_version {self.policy_version} staged, not {policy_version}")
+            raise TransferError(f"the sender has version {self.policy_version} staged, not {policy_version}")
 
     def encode(self, device: torch.device) -> Tensor:
         """[49] uint8."""

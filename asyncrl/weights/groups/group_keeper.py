@@ -256,7 +256,7 @@ class GroupKeeper:
 
     def _error(self, transfer: Transfer, reason: str) -> TransferError:
         others = ", ".join(member.node for member in transfer.members if member != self._member)
-        what = f"transfer of policy_version {transfer.policy_version} with {others}"
+        what = f"transfer of version {transfer.policy_version} with {others}"
         return TransferError(f"{what} in transfer group {transfer.transfer_group} failed: {reason}")
 
 

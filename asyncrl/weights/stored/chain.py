@@ -35,7 +35,7 @@ def next_file(
     anchors = [weights for weights in leading if weights.is_anchor]
     chosen = [weights for weights in leading if weights == unfinished] or deltas or anchors
     if not chosen:
-        raise TransferError(f"the spool has no files that lead to policy_version {policy_version}")
+        raise TransferError(f"the spool has no files that lead to version {policy_version}")
     return next(file for file in files if file.weights == chosen[0])
 
 

@@ -136,7 +136,7 @@ class Downloader:
                 await link.send(FetchWeights(file.weights, requested))
                 requested += 1
             part = await receive_answer(link, FetchedWeights)
-            where = f"part {staged.next_part} of {file.num_parts} of policy_version {file.weights.policy_version}"
+            where = f"part {staged.next_part} of {file.num_parts} of version {file.weights.policy_version}"
             if part.part < 0:
                 raise TransferError(f"the spool no longer has {where}")
             if part.part != staged.next_part or zlib.crc32(part.payload) != part.crc32:

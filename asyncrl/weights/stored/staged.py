@@ -64,7 +64,7 @@ class StagedVersion:
                 f"install one version of asyncrl"
             )
         if not weights.is_anchor and weights.base_digest != self.digest:
-            raise TransferError(f"the delta of policy_version {weights.policy_version} is from another base")
+            raise TransferError(f"the delta of version {weights.policy_version} is from another base")
         self._reader = Reader(self._staging, is_delta=not weights.is_anchor)
         self.unfinished, self.next_part, self.digest = weights, 0, ""
 
@@ -84,7 +84,7 @@ class StagedVersion:
         self.discard()
         if found != weights.digest:
             raise TransferError(
-                f"policy_version {weights.policy_version} is damaged: its digest is {found[:16]}, the trainer's is "
+                f"version {weights.policy_version} is damaged: its digest is {found[:16]}, the trainer's is "
                 f"{weights.digest[:16]}"
             )
         self.digest = found

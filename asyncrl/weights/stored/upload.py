@@ -111,7 +111,7 @@ class Uploader:
         new = self._spare = self._spare or host_staging(self._layout)
         with self._copies.read(policy_version) as staged:
             if staged is None:
-                raise TransferError(f"policy_version {policy_version} is not staged any more")
+                raise TransferError(f"version {policy_version} is not staged any more")
             for target, bucket in zip(new.buckets, staged.buckets, strict=True):
                 target.copy_(bucket)
         base = self._base[0] if self._base else None

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from asyncrl.broker.failures import EVENT
 from asyncrl.broker.groups.group import Group
@@ -48,6 +49,15 @@ def test_the_time_of_a_run_continues_after_a_restart(directory: RunDirectory) ->
     second.now_s += 1.0
     second.report.event("node.left", node="a")
     assert second.event("node.left")["time_s"] == 8.0
+
+
+def test_incidents_are_warnings_of_the_log_and_versions_are_left_to_debugging(directory: RunDirectory) -> None:
+    life = Life(directory, now_s=0.0)
+    with capture_logs() as logs:
+        life.report.event("broker.slept", seconds=2.0)
+        life.report.event("version.live", policy_version=3)
+        life.report.event("node.joined", node="a", role="rollout")
+    assert [line["log_level"] for line in logs] == ["warning", "debug", "info"]
 
 
 @pytest.mark.parametrize(("event", "away_s"), [("node.lost", 2.0), ("node.left", None)])

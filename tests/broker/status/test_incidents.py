@@ -1,4 +1,6 @@
-from asyncrl.broker.status.incidents import KEPT, IncidentBook
+from datetime import datetime
+
+from asyncrl.broker.status.incidents import KEPT, MAX_CHARS, SAME_S, IncidentBook
 from asyncrl.messages.supervisor import Incident
 
 
@@ -37,7 +39,7 @@ def test_a_node_that_is_back_ends_its_death() -> None:
 
 def test_a_node_that_an_error_ended_is_an_incident_and_one_that_was_done_is_none() -> None:
     book = IncidentBook()
-    for cause in ("done", "told to stop", "knows the configuration", "ConfigError: model.path is not that of the run"):
+    for cause in ("done", "told to stop", "ConfigError: model.path is not that of the run"):
         book.add("node.left", {"node": "gpu2-rollout", "role": "rollout", "cause": cause}, 3.0)
     assert book.told(3.0) == [Incident("gpu2-rollout left: ConfigError: model.path is not that of the run", 0.0)]
 
@@ -45,7 +47,8 @@ def test_a_node_that_an_error_ended_is_an_incident_and_one_that_was_done_is_none
 def test_what_is_no_incident_and_what_an_operator_does_are_left_out() -> None:
     book = IncidentBook()
     book.add("version.live", {"policy_version": 3}, 1.0)
-    book.add("node.lost", {"node": "operator-7", "role": "supervisor", "cause": "silent"}, 1.0)
+    for kind in ("node.quiet", "node.lost"):
+        book.add(kind, {"node": "operator-7", "role": "supervisor", "cause": "silent"}, 1.0)
     assert book.told(2.0) == []
 
 
@@ -58,5 +61,54 @@ def test_the_oldest_are_forgotten() -> None:
 
 
 def test_incidents_of_an_earlier_life_of_the_broker_are_told_and_a_missing_field_is_a_question_mark() -> None:
-    book = IncidentBook([{"event": "node.exited", "node": "trainer-0", "time_s": 4.0}, {"event": "run.started"}])
-    assert book.told(6.0) == [Incident("trainer-0 ?", 2.0)]
+    at = "2026-01-31T20:12:24.000Z"
+    book = IncidentBook([{"event": "node.exited", "node": "trainer-0", "at": at}, {"event": "run.started", "at": at}])
+    stopped_s = 149.0
+    assert book.told(datetime.fromisoformat(at).timestamp() + stopped_s) == [Incident("trainer-0 ?", stopped_s)]
+
+
+def test_what_follows_from_a_death_is_counted_with_it_whether_told_before_or_after() -> None:
+    book = IncidentBook()
+    book.add("transfer.failed", transfer_failed("rollout-0", "rollout-1 closed its connection"), 9.0)
+    book.add("transfer.failed", transfer_failed("rollout-0", "with rollout-11: timeout"), 9.0)
+    book.add("node.exited", {"node": "rollout-1", "cause": "was killed by SIGKILL", "restarting": True}, 10.0)
+    book.add("node.lost", {"node": "rollout-1", "role": "rollout", "cause": "was killed by SIGKILL"}, 10.0)
+    book.add("transfer.aborted", {"cause": "rollout-1 was lost"}, 11.0)
+    book.add("transfer.failed", transfer_failed("trainer-0", "rollout-1 was lost", role="trainer"), 11.0)
+    book.add("node.returned", {"node": "rollout-1", "away_s": 3}, 13.0)
+    book.add("transfer.aborted", {"cause": "rollout-1 was silent"}, 10.0 + 2 * SAME_S)
+    assert [one.sentence for one in book.told(200.0)] == [
+        "weight transfer given up: rollout-1 was silent",
+        "rollout-1 is back after 3 s",
+        "rollout-1 was killed by SIGKILL (and 4 that follow from it)",
+        "rollout-0 failed to receive weights: with rollout-11: timeout",
+    ]
+
+
+def test_a_trainer_fails_to_send_weights_and_a_rollout_to_receive_them() -> None:
+    book = IncidentBook()
+    book.add("transfer.failed", transfer_failed("trainer-0", "timeout", role="trainer"), 1.0)
+    book.add("transfer.failed", transfer_failed("rollout-0", "timeout"), 2.0)
+    assert [one.sentence for one in book.told(2.0)] == [
+        "rollout-0 failed to receive weights: timeout",
+        "trainer-0 failed to send weights: timeout",
+    ]
+
+
+def test_a_long_sentence_is_cut_between_words() -> None:
+    book = IncidentBook()
+    book.add("node.left", {"node": "a", "role": "rollout", "cause": "word-1 " * 100}, 1.0)
+    (one,) = book.told(1.0)
+    assert one.sentence.endswith("word-1 …")
+    assert len(one.sentence) <= MAX_CHARS
+
+
+def test_the_last_start_of_the_broker_is_an_incident() -> None:
+    book = IncidentBook()
+    for start in (2, 3):
+        book.add("run.resumed", {"name": "run", "window": 4, "start": start}, float(start))
+    assert book.told(3.0) == [Incident("the broker was started again (start 3 of this run)", 0.0)]
+
+
+def transfer_failed(node: str, cause: str, role: str = "rollout") -> dict[str, object]:
+    return {"node": node, "role": role, "policy_version": 3, "cause": cause}

@@ -1,8 +1,9 @@
 """What each node does or waits for, in words."""
 
-from asyncrl.broker.status.status import run_status
+from asyncrl.broker.status.node_states import node_status
+from asyncrl.broker.status.status import GROUP_STATES, run_status
 from asyncrl.messages.session import Draining
-from tests.broker.driver import Cluster, Rollout, a_config
+from tests.broker.driver import Cluster, Reward, Rollout, a_config
 from tests.broker.test_scheduler import a_published, finish_all, publish
 
 
@@ -36,6 +37,36 @@ def test_a_reward_node_without_work_waits_for_trajectories() -> None:
 def test_the_trainer_waits_for_the_groups_of_its_step_and_says_where_they_are() -> None:
     cluster = a_published()
     assert states(cluster)["trainer"] == ("waiting", "step 1: 0 of 2 groups complete, the rest is sampled")
+
+
+def test_the_trainer_says_at_once_that_no_reward_node_is_connected() -> None:
+    cluster = a_published()
+    cluster.kill(next(node for node in cluster.nodes.values() if isinstance(node, Reward)))
+    node = rollout(cluster)
+    for unit in list(node.running):
+        node.finish(unit)
+    cluster.exchange()
+    assert states(cluster)["trainer"] == (
+        "waiting",
+        "step 1: 0 of 2 groups complete, no reward node is connected",
+    )
+
+
+def test_the_trainer_says_at_once_that_no_rollout_is_connected() -> None:
+    cluster = a_published()
+    cluster.kill(rollout(cluster))
+    assert states(cluster)["trainer"] == ("waiting", "step 1: 0 of 2 groups complete, no rollout is connected")
+
+
+def test_a_step_that_waits_for_its_oldest_groups_says_what_becomes_of_them() -> None:
+    cluster = a_published()
+    groups = dict.fromkeys(GROUP_STATES, 0) | {"complete": 2, "sampling": 1}
+    trainer = cluster.scheduler.nodes.trainer()
+    assert trainer is not None
+    told = node_status(cluster.scheduler, trainer, groups, 0, cluster.now_s)
+    assert told.waits_for == "step 1 waits for its oldest groups, which are still sampled"
+    told = node_status(cluster.scheduler, trainer, groups | {"sampling": 0, "grading": 1}, 0, cluster.now_s)
+    assert told.waits_for == "step 1 waits for its oldest groups, which are still graded"
 
 
 def test_a_rollout_that_ran_ahead_waits_for_the_trainer() -> None:

@@ -107,7 +107,7 @@ def ask(config: Config, *, count: int | None = None, only: list[str] | None = No
 async def answer(hub: ZmqHub, config: Config) -> None:
     while True:
         peer, message = await hub.receive()
-        if isinstance(message, Hello):
+        if isinstance(message, Hello) and message.only_asks:
             hub.send(peer, Welcome(1, str(Path.cwd()), to_json(config), SpoolSet(), 0.5))
 
 

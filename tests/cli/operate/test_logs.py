@@ -104,6 +104,16 @@ def test_services_of_the_brokers_machine_have_one_log_for_each_role(directory: R
         assert [line.at[17:19] for line in found.read()] == ["06"]
 
 
+def test_a_rollout_that_shares_the_log_of_its_service_is_known_by_the_lines_that_name_it(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.logs.mkdir()
+    for second, replica in ((5, "gpu2-rollout-0"), (6, "gpu2-rollout-1")):
+        write(directory, "rollout", entry(second, "engine.loaded", node=replica) + f"Traceback of {replica}\n")
+    found, _ = open_logs(tmp_path, "gpu2-rollout-1")
+    shown = log_lines(found.read(), as_json=False, names_node=False)
+    assert shown == ["12:00:06.250 engine.loaded about=gpu2-rollout-1", "Traceback of gpu2-rollout-1"]
+
+
 def test_logs_of_services_are_read_without_a_run_and_followed_for_ever(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     with pytest.raises(ConfigError, match="neither a run directory"):

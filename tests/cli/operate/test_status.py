@@ -63,10 +63,18 @@ def test_a_broker_that_hangs_is_told_by_files_with_the_reason(
         raise LinkError("no broker answered")
 
     monkeypatch.setattr(module, "ask_status", hangs)
-    directory.address.write_text("ipc:///tmp/broker\n")
     with locked(directory.lock, "held"):
+        directory.address.write_text("ipc:///tmp/broker\n")
         state = asyncio.run(run_state(str(directory.path)))
     assert state.unasked == "its broker could not be asked: no broker answered"
+    assert state.files is not None
+    assert state.files.status == "running"
+
+
+def test_a_broker_that_has_yet_to_listen_is_told_to_be_starting_without_waiting(directory: RunDirectory) -> None:
+    with locked(directory.lock, "held"):
+        state = asyncio.run(run_state(str(directory.path)))
+    assert state.unasked == "the broker is starting: it reads the prompts and the ledger"
     assert state.files is not None
     assert state.files.status == "running"
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from asyncrl.actor.sockets.curve import hub_keys_of
 from asyncrl.broker.ledger.ledger import Ledger
@@ -17,10 +18,14 @@ from asyncrl.data.images import describe
 from asyncrl.data.prompts import train_stream
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.files.secret_file import write_secret
+from asyncrl.messages.session import Hello
 from asyncrl.messages.spool import Fetch, Fetched, SpoolRef
-from asyncrl.node.broker.broker import _report_skipped_rows, _require_same_data, run_broker
+from asyncrl.messages.wire import PROTOCOL
+from asyncrl.messages.words import Role
+from asyncrl.node.broker.broker import _report_skipped_rows, _require_same_data, _status, run_broker
 from asyncrl.node.broker.broker_keys import BrokerKeys
 from asyncrl.observe.run_directory import RunDirectory
+from tests.broker.driver import a_config, a_scheduler
 from tests.config.configs import made
 from tests.conftest import draw_picture
 
@@ -175,7 +180,10 @@ def test_a_broker_sends_the_pictures_of_its_prompts(tmp_path: Path) -> None:
             stopping.set()
             await serving
 
-    asyncio.run(scene())
+    with capture_logs() as logs:
+        asyncio.run(scene())
+    reading = [line["event"] for line in logs if line["event"].startswith("ledger.") and line["num_records"] == 0]
+    assert reading == ["ledger.reading", "ledger.read"]
     (sent,) = [event for event in directory.read_events() if event["event"] == "images.sent"]
     assert (sent["num_images"], sent["by_node"]) == (1, {"reward-0": 1})
 
@@ -188,3 +196,13 @@ def test_pictures_without_the_spool_that_sends_them_stop_the_broker(tmp_path: Pa
     serve = run_broker(config, directory, bind=[], keys=keys, listening=lambda _: None, stopping=asyncio.Event())
     with pytest.raises(ConfigError, match=r"prompts with pictures need the spool .*: set broker\.spool to true"):
         asyncio.run(serve)
+
+
+def test_the_state_for_a_service_manager_counts_no_sessions_of_operators() -> None:
+    config = a_config(run={"steps": 5})
+    scheduler = a_scheduler(config)
+    sessions: list[tuple[Role, str]] = [("rollout", "a"), ("supervisor", "operator-7")]
+    for role, name in sessions:
+        node = scheduler.joined(f"{name}.0", Hello(PROTOCOL, role, name, "0"), 0.0)
+        node.is_quiet = True
+    assert _status(config, scheduler) == "step 0 of 5, v-1, 1 nodes, not heard: a"

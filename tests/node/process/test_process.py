@@ -59,6 +59,14 @@ def test_an_error_of_ours_is_one_sentence_and_its_exit_code(start, error, code):
     assert '"node": "rollout-7"' in logged
 
 
+def test_an_end_that_was_asked_for_is_no_error_and_is_not_restarted(start):
+    process = start("    raise errors.RunInterrupted('the run was interrupted')")
+    _, errors = process.communicate(timeout=30)
+    logged, printed = errors.splitlines()
+    assert (process.returncode, printed) == (1, "asyncrl: the run was interrupted")
+    assert json.loads(logged).items() >= {"event": "run.interrupted", "level": "info"}.items()
+
+
 def test_a_bug_shows_its_traceback(start):
     process = start("    raise KeyError('a bug')")
     _, errors = process.communicate(timeout=30)

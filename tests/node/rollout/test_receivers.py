@@ -120,7 +120,7 @@ def test_a_host_that_fetches_its_weights_says_so_and_asks_the_spool() -> None:
             assert asking == f"{peer}.weights.1"
             spool.send(asking, WeightsList([]))
             _, failed = await received(broker, TransferFailed)
-            assert failed == TransferFailed(0, 3, "the spool has no files that lead to policy_version 3")
+            assert failed == TransferFailed(0, 3, "the spool has no files that lead to version 3")
             attached.cancel()
             await asyncio.wait([attached])
         await broker.aclose()

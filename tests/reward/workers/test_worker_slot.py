@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import ConfigError, VerifierError
@@ -98,6 +99,21 @@ def test_an_idle_worker_that_died_is_replaced_before_the_next_batch(functions: P
         return second is first
 
     assert asyncio.run(judge()) is False
+
+
+def test_each_lost_worker_is_logged_with_its_cause(functions: Path) -> None:
+    async def lose_an_idle_one() -> None:
+        slot = WorkerSlot(Reward(function="gsm8k", timeout_s=5.0))
+        await (await slot.fill()).kill()
+        await slot.fill()
+        await slot.clear()
+
+    with capture_logs() as logs:
+        outcomes(f"{functions}:decide", "die")
+        asyncio.run(lose_an_idle_one())
+    assert [(line["event"], line["log_level"]) for line in logs] == [("worker.lost", "warning")] * 2
+    assert "exited with code 7" in logs[0]["cause"]
+    assert "was lost with its parent" in logs[1]["cause"]
 
 
 def test_a_bad_function_is_a_config_error() -> None:

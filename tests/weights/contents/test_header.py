@@ -30,7 +30,7 @@ def test_a_header_is_as_long_as_its_receiver_expects() -> None:
 
 def test_another_version_or_layout_is_refused_before_the_first_bucket() -> None:
     Header(3, LAYOUT.hash).check(3, LAYOUT)
-    with pytest.raises(TransferError, match="policy_version 4 staged, not 3"):
+    with pytest.raises(TransferError, match="version 4 staged, not 3"):
         Header(4, LAYOUT.hash).check(3, LAYOUT)
     with pytest.raises(TransferError, match="different models"):
         Header(3, Layout(SPECS[:1], 64).hash).check(3, LAYOUT)

@@ -72,7 +72,7 @@ def test_weights_of_the_same_number_that_were_made_again_count() -> None:
 
 
 def test_a_version_that_cannot_be_reached_is_named() -> None:
-    with pytest.raises(TransferError, match="lead to policy_version 23"):
+    with pytest.raises(TransferError, match="lead to version 23"):
         chosen(STORED, 23, "v22")
-    with pytest.raises(TransferError, match="lead to policy_version 22"):
+    with pytest.raises(TransferError, match="lead to version 22"):
         chosen([delta(22)], 22, "v20")

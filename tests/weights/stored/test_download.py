@@ -212,7 +212,7 @@ def test_a_delta_that_does_not_give_the_trainers_version_is_thrown_away(tmp_path
             await stage.fetch(5)
         assert stage.holds(5)
         assert stage.downloader.num_restarts == 1
-        assert any("policy_version 5 is damaged" in entry.get("cause", "") for entry in logs)
+        assert any("version 5 is damaged" in entry.get("cause", "") for entry in logs)
 
     scene(tmp_path, play)
 
@@ -229,7 +229,7 @@ def test_a_part_that_changed_on_the_way_is_not_decoded(tmp_path: Path) -> None:
             return FetchedWeights(1, memoryview(b"x"), 1)
 
         stage.spool.before = change
-        with pytest.raises(TransferError, match=r"part 1 of .* of policy_version 4 is damaged"):
+        with pytest.raises(TransferError, match=r"part 1 of .* of version 4 is damaged"):
             await stage.fetch(4)
         await stage.fetch(4)
         assert stage.holds(4)
@@ -240,7 +240,7 @@ def test_a_part_that_changed_on_the_way_is_not_decoded(tmp_path: Path) -> None:
 def test_an_anchor_that_is_damaged_fails_the_transfer_and_the_next_one_may_succeed(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
         stage.store(replace(anchor(3), digest="0" * 64))
-        with pytest.raises(TransferError, match="policy_version 3 is damaged"):
+        with pytest.raises(TransferError, match="version 3 is damaged"):
             await stage.fetch(3)
         with pytest.raises(TransferError, match="no complete policy version is staged"):
             stage.downloader.weights()
@@ -254,7 +254,7 @@ def test_an_anchor_that_is_damaged_fails_the_transfer_and_the_next_one_may_succe
 def test_a_version_that_the_spool_does_not_have_fails_the_transfer(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
         stage.store(anchor(3))
-        with pytest.raises(TransferError, match="no files that lead to policy_version 4"):
+        with pytest.raises(TransferError, match="no files that lead to version 4"):
             await stage.fetch(4)
 
     scene(tmp_path, play)

@@ -92,7 +92,7 @@ def test_a_file_that_does_not_fit_is_refused_before_it_changes_anything(wrong: S
 
 def test_a_version_that_is_not_the_trainers_is_not_held() -> None:
     staged = StagedVersion(LAYOUT)
-    with pytest.raises(TransferError, match="policy_version 3 is damaged"):
+    with pytest.raises(TransferError, match="version 3 is damaged"):
         read(staged, anchor(3), contents(4))
     assert (staged.digest, staged.unfinished) == ("", None)
 

@@ -113,7 +113,7 @@ def test_a_version_that_is_not_staged_any_more_is_a_problem(tmp_path: Path) -> N
     async def play(stage: Stage) -> None:
         (answer,) = await stage.publish(3)
         answer = await stage.uploader.upload(2)
-        assert answer.problem == "policy_version 2 is not staged any more"
+        assert answer.problem == "version 2 is not staged any more"
         assert [answer.problem for answer in await stage.publish(4)] == [""]
         assert stage.stored == [anchor(3), delta(4)]
 

@@ -124,7 +124,7 @@ class WorkersReceiver:
         for channel, answer in self._answers.items():
             if answer in late:
                 raise TransferError(
-                    f"{self._name(channel)} does not answer: transfer of policy_version {transfer.policy_version} "
+                    f"{self._name(channel)} does not answer: transfer of version {transfer.policy_version} "
                     f"had {transfer.deadline_s:g} s"
                 )
         self._is_complete = True

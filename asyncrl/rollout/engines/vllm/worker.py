@@ -64,7 +64,7 @@ class WorkerExtension:
         """Load the staged version, or finish one loaded on arrival. Raises `TransferError` if it is not complete."""
         received = self._asyncrl_receiver.receiver.policy_version if self._asyncrl_receiver else None
         if self._asyncrl_receiver is None or received != policy_version:
-            raise TransferError(f"cannot swap in policy_version {policy_version}: the newest received is {received}")
+            raise TransferError(f"cannot swap in version {policy_version}: the newest received is {received}")
         if self._asyncrl_reload is None:
             self._asyncrl_load(self._asyncrl_receiver.receiver.weights(), are_borrowed=False)
         self._asyncrl_finish()

@@ -74,7 +74,7 @@ def test_a_version_that_was_not_received_is_not_swapped_in(received: int | None)
     worker = Worker()
     worker._asyncrl_receiver = receiver_with(received)
 
-    with pytest.raises(TransferError, match=f"cannot swap in policy_version 3: the newest received is {received}"):
+    with pytest.raises(TransferError, match=f"cannot swap in version 3: the newest received is {received}"):
         worker.asyncrl_swap(3)
 
 
