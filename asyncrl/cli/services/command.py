@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from asyncrl.cli.services.install import problems, to_write, write_files
-from asyncrl.cli.services.metrics_ports import metrics_by_role
+from asyncrl.cli.services.metrics_ports import metrics_by_role, told
 from asyncrl.cli.services.next_steps import SYSTEM_UNITS, next_steps
-from asyncrl.cli.services.owner import find_owner, make_folders, make_secret
+from asyncrl.cli.services.owner import closed_folder, find_owner, make_folders, make_secret
 from asyncrl.cli.services.render import ALL_ROLES, ROLES, Devices, Manager, Services, render
 from asyncrl.cli.terminal import report_errors
 from asyncrl.config.addresses import check_address
@@ -20,9 +20,10 @@ from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import ConfigError
 from asyncrl.keys.key_folder import KeyFolder
 from asyncrl.node.machine.cluster.key_state import read_key_state
-from asyncrl.node.process.metrics_server import METRICS_VARIABLE, metrics_options
+from asyncrl.node.process.metrics_server import metrics_options
 
 PATH = click.Path(path_type=Path)
+LOCAL_BROKER = "tcp://127.0.0.1:5570"
 MAX_PID = 4194304
 """supervisord appends its process id to the path while it binds."""
 LOOPBACK = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:")
@@ -34,11 +35,13 @@ def services() -> None:
 
 
 @services.command()
-@click.option("--systemd", "manager", flag_value="systemd", required=True, help="Write units for systemd.")
-@click.option("--supervisord", "manager", flag_value="supervisord", help="Write a file for supervisord.")
+@click.option("--systemd", "is_systemd", is_flag=True, help="Write units for systemd.")
+@click.option("--supervisord", "is_supervisord", is_flag=True, help="Write a file for supervisord.")
 @click.option("--config", "config_path", type=PATH, metavar="CONFIG", help="Run file. The broker needs it.")
 @click.option("--run-dir", type=PATH, metavar="DIR", help="Run directory.  [default: run.dir/NAME, as in asyncrl run]")
-@click.option("--broker", "address", default="tcp://127.0.0.1:5570", help="Address of the broker, which listens on it.")
+@click.option(
+    "--broker", "given_address", help=f"Address of the broker, which listens on it.  [default: {LOCAL_BROKER}]"
+)
 @click.option("--roles", default=",".join(ROLES), metavar="ROLE,...", help="Roles of this machine.")
 @click.option(
     "--replicas",
@@ -62,10 +65,11 @@ def services() -> None:
 @report_errors
 def install(
     *,
-    manager: Manager,
-    config_path: Path,
+    is_systemd: bool,
+    is_supervisord: bool,
+    config_path: Path | None,
     run_dir: Path | None,
-    address: str,
+    given_address: str | None,
     roles: str,
     replicas: str | None,
     devices: Devices | None,
@@ -94,14 +98,22 @@ def install(
       asyncrl services install --systemd --roles rollout --broker tcp://10.0.0.1:5570 --key node.key --run-dir runs/my
       systemctl enable --now asyncrl.target
     """
+    if is_systemd == is_supervisord:
+        raise click.UsageError("give --supervisord or --systemd, one of the two: a machine's services have one manager")
+    manager: Manager = "systemd" if is_systemd else "supervisord"
     named = _roles(roles)
+    if key and given_address is None:
+        raise ConfigError(
+            f"--key {key} is for the broker of another machine: give its address, --broker tcp://HOST:PORT"
+        )
+    address = given_address or LOCAL_BROKER
     _require_access(address, named, key=key, keys=keys, spool_dir=spool_dir)
     config, devices = load_config(config_path) if config_path else None, devices or _devices_here(Path("/dev"))
     run_dir = _run_dir(run_dir, config_path, config, named)
     secret = (secret or run_dir / "secret").absolute()
     folder = (folder or (SYSTEM_UNITS if manager == "systemd" else Path())).absolute()
     owner = find_owner(user, is_made_later=manager == "systemd")
-    served = metrics_by_role(metrics_options(metrics, is_open=metrics_open), named)
+    serving, python = metrics_options(metrics, is_open=metrics_open), _python()
     logs, control = run_dir / "logs", folder / "supervisord"
     if manager == "supervisord":
         check_address(f"ipc://{control}/ctl.sock.{MAX_PID}", "the socket of supervisord, in the folder of --to,")
@@ -110,6 +122,7 @@ def install(
         manager,
         Services(
             program=_program(),
+            python=python,
             config=str(config_path.absolute()) if config_path else "",
             run_dir=str(run_dir),
             address=address,
@@ -129,7 +142,7 @@ def install(
             rollout_threads=(config.rollout if config else Rollout()).threads,
             trainer_threads=(config.trainer if config else Trainer()).threads,
             devices=devices,
-            metrics=served,
+            metrics=metrics_by_role(serving, named),
         ),
     )
     changed = to_write(manager, folder, texts, force=force)
@@ -150,9 +163,19 @@ def install(
         click.echo("note     the services run as root; --user NAME gives them a user of their own")
     if "rollout" in named and config is None and not is_counted:
         click.echo(f"note     --replicas {replicas} on this machine, where there is no --config with rollout.replicas")
-    if served:
-        click.echo("metrics  " + ", ".join(f"{role} {it[METRICS_VARIABLE]}" for role, it in served.items()))
-    click.echo("\n".join(next_steps(manager, folder, owner, is_replaced=is_replaced)))
+    if config_path and "broker" not in named:
+        click.echo(
+            f"note     of {config_path} this machine takes run.dir, run.name, rollout.replicas, rollout.threads and "
+            "trainer.threads only; its nodes get all else from the broker"
+        )
+    if closed := next(filter(None, (closed_folder(Path(path), owner) for path in python)), None):
+        click.echo(
+            f"note     {owner.name} cannot enter {closed}, where the Python of this command is: give --user another "
+            "user, or install asyncrl with a Python outside of it"
+        )
+    if serving:
+        click.echo(f"metrics  {told(serving, named)}")
+    click.echo("\n".join(next_steps(manager, folder, owner, is_replaced=is_replaced, logs=logs)))
 
 
 def _program() -> str:
@@ -160,6 +183,11 @@ def _program() -> str:
     if not os.access(program, os.X_OK):
         raise ConfigError(f"{program} is missing: install asyncrl into the environment of {sys.executable}")
     return str(program)
+
+
+def _python() -> tuple[str, ...]:
+    """Where the environment of this command and its interpreter really are: both are often links into a home."""
+    return tuple(os.path.realpath(path) for path in (sys.prefix, sys.executable))
 
 
 def _roles(text: str) -> tuple[str, ...]:
@@ -213,6 +241,8 @@ def _require_access(
         raise ConfigError("--keys is for the machine of the broker; the nodes of other machines have --key FILE")
     if not address.startswith(LOOPBACK) and not (keys if is_broker else key):
         needed = "--keys DIR, which `asyncrl keys init --keys DIR` makes" if is_broker else "--key FILE"
+        if key:
+            needed += ", or, where --key FILE is for nodes without the broker, name them with --roles ROLE,..."
         raise ConfigError(f"--broker {address} is not a loopback address: its connections need keys; give {needed}")
     if keys and not keys.is_dir():
         raise ConfigError(f"--keys {keys}: there is no such folder; make it with `asyncrl keys init --keys {keys}`")
