@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -9,7 +10,7 @@ import click
 from asyncrl.cli.services.install import problems, to_write, write_files
 from asyncrl.cli.services.metrics_ports import metrics_by_role, told
 from asyncrl.cli.services.next_steps import SYSTEM_UNITS, next_steps
-from asyncrl.cli.services.owner import closed_folder, find_owner, make_folders, make_secret
+from asyncrl.cli.services.owner import Owner, closed_folder, find_owner, make_folders, make_secret
 from asyncrl.cli.services.render import ALL_ROLES, ROLES, Devices, Manager, Services, render
 from asyncrl.cli.terminal import report_errors
 from asyncrl.config.addresses import check_address
@@ -159,23 +160,38 @@ def install(
         click.echo(f"wrote {path}")
     if not changed:
         click.echo(f"nothing to change in {folder}")
-    if owner.name == "root" and user is None:
-        click.echo("note     the services run as root; --user NAME gives them a user of their own")
-    if "rollout" in named and config is None and not is_counted:
-        click.echo(f"note     --replicas {replicas} on this machine, where there is no --config with rollout.replicas")
-    if config_path and "broker" not in named:
-        click.echo(
-            f"note     of {config_path} this machine takes run.dir, run.name, rollout.replicas, rollout.threads and "
-            "trainer.threads only; its nodes get all else from the broker"
-        )
-    if closed := next(filter(None, (closed_folder(Path(path), owner) for path in python)), None):
-        click.echo(
-            f"note     {owner.name} cannot enter {closed}, where the Python of this command is: give --user another "
-            "user, or install asyncrl with a Python outside of it"
-        )
+    counted = None if is_counted or config else replicas
+    for note in _notes(named, owner, python, config_path, is_user_named=user is not None, replicas=counted):
+        click.echo(f"note     {note}")
     if serving:
         click.echo(f"metrics  {told(serving, named)}")
     click.echo("\n".join(next_steps(manager, folder, owner, is_replaced=is_replaced, logs=logs)))
+
+
+def _notes(
+    roles: tuple[str, ...],
+    owner: Owner,
+    python: tuple[str, ...],
+    config_path: Path | None,
+    *,
+    is_user_named: bool,
+    replicas: str | None,
+) -> Iterator[str]:
+    """Sentences on what was chosen; ``replicas`` is their number if neither an option nor a run file says it."""
+    if owner.name == "root" and not is_user_named:
+        yield "the services run as root; --user NAME gives them a user of their own"
+    if "rollout" in roles and replicas:
+        yield f"--replicas {replicas} on this machine, where there is no --config with rollout.replicas"
+    if config_path and "broker" not in roles:
+        yield (
+            f"of {config_path} this machine takes run.dir, run.name, rollout.replicas, rollout.threads and "
+            "trainer.threads only; its nodes get all else from the broker"
+        )
+    if closed := next(filter(None, (closed_folder(Path(path), owner) for path in python)), None):
+        yield (
+            f"{owner.name} cannot enter {closed}, where the Python of this command is: give --user another user, or "
+            "install asyncrl with a Python outside of it"
+        )
 
 
 def _program() -> str:
