@@ -81,6 +81,7 @@ class Replicas:
         self._children = children
         self._states = states
         self._settings = config.supervisor
+        self._drain_s = config.rollout.drain_s
         self._stopping = stopping
         self._first: Exit | None = None
         """The first failure after which a replica was not restarted."""
@@ -100,7 +101,7 @@ class Replicas:
 
     def _tell(self) -> None:
         if any(self._states.is_ready(child.pid) for child in self._children):
-            service_manager().ready(self._status)
+            service_manager().ready(self._status, stop_s=self._drain_s)
         else:
             service_manager().waiting(self._status())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,20 @@ while True:
 """A replica that is ready until SIGTERM."""
 
 
+class Manager(ServiceManager):
+    """Remembers the time that the process needs to drain."""
+
+    stop_s = 0.0
+
+    def ready(self, describe: Callable[[], str], *, stop_s: float = 0.0) -> None:
+        self.stop_s = stop_s
+        super().ready(describe, stop_s=stop_s)
+
+
 def test_the_parent_is_ready_once_one_replica_is() -> None:
     async def scene() -> list[tuple[str, str]]:
         stopping, states = asyncio.Event(), ChildStates()
-        report_to(manager := ServiceManager())
+        report_to(manager := Manager())
         environment = dict(states.environment())
         loading = Child("gpu-0", ["sh", "-c", WAIT], None, environment)
         ready = Child("gpu-1", [sys.executable, "-c", REPORTER], None, environment)
@@ -116,6 +127,7 @@ def test_the_parent_is_ready_once_one_replica_is() -> None:
         stopping.set()
         async with asyncio.timeout(30):
             await running
+        assert manager.stop_s == CONFIG.rollout.drain_s, "it waits for the replicas to drain"
         return told
 
     first, last = asyncio.run(scene())
