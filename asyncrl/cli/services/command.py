@@ -43,7 +43,7 @@ def services() -> None:
 @click.option(
     "--broker", "given_address", help=f"Address of the broker, which listens on it.  [default: {LOCAL_BROKER}]"
 )
-@click.option("--roles", default=",".join(ROLES), metavar="ROLE,...", help="Roles of this machine.")
+@click.option("--roles", multiple=True, default=ROLES, metavar="ROLE,...", help="Roles of this machine; repeatable.")
 @click.option(
     "--replicas",
     metavar="auto|N",
@@ -71,7 +71,7 @@ def install(
     config_path: Path | None,
     run_dir: Path | None,
     given_address: str | None,
-    roles: str,
+    roles: tuple[str, ...],
     replicas: str | None,
     devices: Devices | None,
     secret: Path | None,
@@ -206,8 +206,8 @@ def _python() -> tuple[str, ...]:
     return tuple(os.path.realpath(path) for path in (sys.prefix, sys.executable))
 
 
-def _roles(text: str) -> tuple[str, ...]:
-    named = {role.strip() for role in text.split(",")}
+def _roles(given: tuple[str, ...]) -> tuple[str, ...]:
+    named = {role.strip() for text in given for role in text.split(",")}
     if unknown := sorted(named - set(ALL_ROLES)):
         raise ConfigError(f"--roles has {', '.join(map(repr, unknown))}: expected some of {', '.join(ALL_ROLES)}")
     return tuple(role for role in ALL_ROLES if role in named)

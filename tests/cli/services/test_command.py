@@ -283,3 +283,11 @@ def test_a_python_that_the_user_cannot_reach_is_said(install: Install, tmp_path,
 
 def test_logs_of_supervisord_are_said(install: Install, tmp_path):
     assert f"\nlog      tail -F {tmp_path}/runs/my/logs/*.log\n" in install("--supervisord").output
+
+
+def test_roles_are_repeated_or_separated_by_commas(install: Install, tmp_path, remote):
+    for roles in (["--roles", "reward,rollout"], ["--roles", "reward", "--roles", "rollout"]):
+        assert install("--supervisord", *roles, *remote, "--to", roles[1]).exit_code == 0
+        text = (tmp_path / roles[1] / "asyncrl.conf").read_text()
+        assert "[program:reward]" in text
+        assert "[program:rollout]" in text
