@@ -202,7 +202,7 @@ def _program() -> str:
 
 
 def _python() -> tuple[str, ...]:
-    """Where the environment of this command and its interpreter really are: both are often links into a home."""
+    """Real paths of the environment of this command and its interpreter, which are often links into a home."""
     return tuple(os.path.realpath(path) for path in (sys.prefix, sys.executable))
 
 

@@ -120,7 +120,7 @@ def test_the_parent_is_ready_once_one_replica_is() -> None:
         running = asyncio.create_task(Replicas([loading, ready], states, CONFIG, stopping).run())
         while manager.status == "starting":
             await asyncio.sleep(0.01)
-        told = [(manager.state, manager.status)]
+        told: list[tuple[str, str]] = [(manager.state, manager.status)]
         while manager.state == "starting":
             await asyncio.sleep(0.01)
         told.append((manager.state, manager.status))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from asyncrl.cli.services.next_steps import SYSTEM_UNITS, next_steps
 from asyncrl.cli.services.owner import Owner
+from asyncrl.cli.services.render import Manager
 
 ADA = Owner("ada", "ada", "/home/ada", (1000, 1000))
 NEW = Owner("new", "new")
@@ -36,5 +37,6 @@ def test_a_new_user_is_made_before_its_folders_and_services():
 
 
 def test_logs_are_named_where_the_manager_puts_them():
-    for manager, log in (("supervisord", "tail -F /run/logs/*.log"), ("systemd", "journalctl -u 'asyncrl*' -f")):
+    logs: dict[Manager, str] = {"supervisord": "tail -F /run/logs/*.log", "systemd": "journalctl -u 'asyncrl*' -f"}
+    for manager, log in logs.items():
         assert next_steps(manager, FOLDER, ADA, is_replaced=False, logs=LOGS)[-1] == f"log      {log}"
