@@ -25,7 +25,7 @@ def how_to_resume(where: str) -> str:
 
 
 def _services(run: Path) -> str:
-    """Sentence with the command that starts the services of the run; `SERVICES` unless one manager is known to serve it here."""
+    """Sentence with the command that starts the services of the run; `SERVICES` unless one manager is known here."""
     known = [command for file, command in COMMANDS.items() if f"--run-dir {run.absolute()} " in _text(file)]
     return f"start its services again on every machine: {known[0]}" if len(known) == 1 else SERVICES
 
