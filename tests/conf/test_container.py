@@ -15,6 +15,10 @@ def test_its_extras_exist() -> None:
     assert named <= PROJECT["optional-dependencies"].keys()
 
 
+def test_every_image_has_the_metrics_that_the_pods_serve() -> None:
+    assert all("metrics" in found.split(",") for found in re.findall(r"EXTRAS=([\w,]+)", CONTAINER))
+
+
 def test_its_python_is_one_that_the_package_runs_on() -> None:
     (minor,) = re.findall(r"^FROM .*python:3\.(\d+)-slim$", CONTAINER, re.MULTILINE)
     assert f"Programming Language :: Python :: 3.{minor}" in PROJECT["classifiers"]

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -172,7 +173,7 @@ def test_only_pods_of_the_run_connect_to_its_pods() -> None:
     of_the_run = {"podSelector": {"matchLabels": {"app": "asyncrl"}}}
     assert policy == {**of_the_run, "policyTypes": ["Ingress"], "ingress": [{"from": [of_the_run]}]}
     (ingress,) = metrics["ingress"]
-    assert ingress["ports"] == [{"port": 9400}], "others reach the metrics alone"
+    assert ingress["ports"] == [{"port": 9400, "endPort": 9416}], "others reach the metrics of 16 replicas too, alone"
     assert all("namespaceSelector" in each for each in ingress["from"])
 
 
@@ -191,6 +192,11 @@ def test_a_pod_is_probed_at_the_pages_that_its_process_serves(role: str) -> None
     patience_s = here["livenessProbe"]["periodSeconds"] * here["livenessProbe"]["failureThreshold"]
     watchdog = next(each["value"] for each in here["env"] if each["name"] == "ASYNCRL_WATCHDOG_S")
     assert patience_s > float(watchdog), "imports and loading may block the loop for longer than work may"
+
+
+def test_the_image_is_that_of_the_package() -> None:
+    project = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert KUSTOMIZATION["images"] == [{"name": "asyncrl", "newTag": project["version"]}]
 
 
 def test_the_run_file_is_accepted_and_its_models_are_mounted() -> None:

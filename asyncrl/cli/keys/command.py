@@ -23,8 +23,16 @@ def _keys_option(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _role_option(*, required: bool) -> Callable[[Any], Any]:
-    text = "Role that the node may have; repeatable."
-    return click.option("--role", "roles", type=click.Choice(ROLES), multiple=True, required=required, help=text)
+    choice = click.Choice(ROLES)
+
+    def split(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+        if required and not given:
+            raise click.MissingParameter(f"Choose from {', '.join(ROLES)}.", ctx, param)
+        named = (choice.convert(role.strip(), param, ctx) for text in given for role in text.split(","))
+        return tuple(dict.fromkeys(named))
+
+    text = f"Roles that the node may have, of {', '.join(ROLES)}; repeatable."
+    return click.option("--role", "roles", metavar="ROLE,...", multiple=True, callback=split, help=text)
 
 
 def _public_option(text: str) -> Callable[[Any], Any]:
@@ -67,7 +75,7 @@ def add(name: str, roles: tuple[str, ...], public: str | None, path: Path | None
 
     \b
     Example:
-      asyncrl keys add gpu1 --role rollout --role reward
+      asyncrl keys add gpu1 --role rollout,reward
     """
     folder = _folder(path)
     key = folder.add(name, roles, _public(public))

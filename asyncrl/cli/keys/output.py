@@ -123,7 +123,13 @@ def _use(key: AllowedKey) -> Iterable[str]:
     """Commands that use the key, for each of its roles; nodes are named as by `asyncrl services install`."""
     roles = [role for role in key.roles if role != OPERATOR]
     if roles:
-        yield "start its nodes there:"
+        dirs = " --dir FOLDER" if "spool" in roles else ""
+        yield "run its nodes there as services, with --supervisord where there is no root:"
+        yield (
+            f"  asyncrl services install --systemd --roles {','.join(roles)} --broker {BROKER_ADDRESS} "
+            f"--key {NODE_FILE} --run-dir run{dirs}"
+        )
+        yield "or start them by hand:"
     for role in roles:
         who, folder = f"--role {role} --name {key.name}-{role}", " --dir FOLDER" if role == "spool" else ""
         yield f"  asyncrl-node {who} --broker {BROKER_ADDRESS} --key {NODE_FILE}{folder}"

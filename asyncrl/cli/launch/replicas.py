@@ -20,9 +20,11 @@ from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, LinkError, Ru
 from asyncrl.log import get_logger
 from asyncrl.messages.words import WeightsVia
 from asyncrl.node.machine.devices import Devices, chosen, find, needed, share
+from asyncrl.node.process.child_states import ChildStates
 from asyncrl.node.process.metrics_server import MetricsOptions
 from asyncrl.node.process.service_manager import service_manager
 from asyncrl.node.runner import join_steadily, unless_told
+from asyncrl.observe.formatting import counted
 
 log = get_logger()
 
@@ -60,40 +62,53 @@ async def run_replicas(
     log.info("replicas.starting", **_plan(found, shares, config))
     fetch = "auto" if may_fetch else "never"
     options = ("--broker", run.broker, "--wait", f"{wait_s:g}", "--weights", weights, "--fetch", fetch)
-    children = []
+    children, states = [], ChildStates()
     for i, devices in enumerate(shares):
-        environment = devices.environment() | run.environment()
+        environment = devices.environment() | run.environment() | states.environment()
         own = metrics.of_child(i + 1).as_options() if metrics else []
         child = role_process("rollout", f"{name}-{i}", config, None, *options, *own, environment=environment)
         children.append(child)
-    await Replicas(children, config, stopping).run()
+    await Replicas(children, states, config, stopping).run()
 
 
 class Replicas:
-    """Keeps the child processes running, and drains all of them once ``stopping`` is set."""
+    """
+    Keeps the child processes running, and drains all of them once ``stopping`` is set.
 
-    def __init__(self, children: list[Child], config: Config, stopping: asyncio.Event) -> None:
+    This process is ready while one of them is, by the reports that ``states`` has of them.
+    """
+
+    def __init__(self, children: list[Child], states: ChildStates, config: Config, stopping: asyncio.Event) -> None:
         self._children = children
+        self._states = states
         self._settings = config.supervisor
+        self._drain_s = config.rollout.drain_s
         self._stopping = stopping
         self._first: Exit | None = None
         """The first failure after which a replica was not restarted."""
 
     async def run(self) -> None:
         """Run until the last replica has left; then raise the first failure, by its exit code."""
-        try:
-            for child in self._children:
-                await child.start()
-            service_manager().ready(self._status)
-            await self._keep_all()
-        finally:
-            await asyncio.gather(*(child.end(drain_s=LATE_S) for child in self._children))
+        with self._states.received(self._tell):
+            try:
+                for child in self._children:
+                    await child.start()
+                self._tell()
+                await self._keep_all()
+            finally:
+                await asyncio.gather(*(child.end(drain_s=LATE_S) for child in self._children))
         if self._first:
             raise CAUSES.get(self._first.code, RunFailed)(f"{self._first.name} {self._first.cause}")
 
+    def _tell(self) -> None:
+        if any(self._states.is_ready(child.pid) for child in self._children):
+            service_manager().ready(self._status, stop_s=self._drain_s)
+        else:
+            service_manager().waiting(self._status())
+
     def _status(self) -> str:
-        running = sum(child.pid is not None for child in self._children)
-        return f"{running} of {len(self._children)} replicas run"
+        ready = sum(self._states.is_ready(child.pid) for child in self._children)
+        return f"{ready} of {counted(len(self._children), 'replica')} ready"
 
     async def _keep_all(self) -> None:
         draining = asyncio.create_task(self._drain())
@@ -120,6 +135,7 @@ class Replicas:
         say("replica.exited", replica=left.name, cause=left.cause, restarting=left.restarting)
         if not left.restarting and self._first is None:
             self._first = left
+        self._tell()
 
     async def _drain(self) -> None:
         """Drain all once ``stopping`` is set. `rollout.drain_s` limits the time; a second signal exits at once."""

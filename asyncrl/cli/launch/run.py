@@ -40,6 +40,7 @@ from asyncrl.node.machine.devices import Devices
 from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, require_dashboard, require_train
 from asyncrl.node.process.metrics_server import TARGETS_VARIABLE, MetricsOptions
 from asyncrl.observe.failure_sentences import sentences
+from asyncrl.observe.formatting import counted
 from asyncrl.observe.report.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 from asyncrl.observe.trackers.catalogue import check_trackers
@@ -298,7 +299,7 @@ def _plan(config: Config, trainer: Devices | None, shares: list[Devices]) -> str
     sampling = where(shares) + (", shared with the trainer" if shares[0].is_shared else "")
     ranks = f" of {config.trainer.ranks} ranks" if config.trainer.ranks > 1 else ""
     return (
-        f"would start: 1 broker (with spool), {len(shares)} rollouts, 1 reward, 1 trainer{ranks}\n"
+        f"would start: 1 broker (with spool), {counted(len(shares), 'rollout')}, 1 reward, 1 trainer{ranks}\n"
         f"rollouts sample with {config.rollout.engine} on {sampling}, the trainer computes on {trainer or 'the CPU'}\n"
         f"{steps} steps of {schedule.groups_per_step} groups of {schedule.group_size} trajectories, "
         f"{steps * schedule.groups_per_step * schedule.group_size} trajectories in total; at most {schedule.window} "

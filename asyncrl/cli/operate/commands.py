@@ -254,7 +254,7 @@ def drain(run: str, key: Path | None, node: str, wait_s: float) -> None:
     \b
     Example:
       asyncrl drain runs/quickstart rollout-1
-      asyncrl drain --key alice.key tcp://10.0.0.1:5570 gpu1-rollout
+      asyncrl drain --key alice.key tcp://10.0.0.1:5570 gpu1-rollout-0
     """
     from asyncrl.cli.operate.drain import drain as drain_node
     from asyncrl.cli.operate.status import live_address

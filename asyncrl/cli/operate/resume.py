@@ -7,7 +7,12 @@ from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
 from asyncrl.observe.run_directory import RunDirectory
 
-SERVICES = "start its services again"
+COMMANDS = {
+    Path("/etc/systemd/system/asyncrl-broker.service"): "systemctl start asyncrl.target",
+    Path("asyncrl.conf"): "supervisorctl -c asyncrl.conf start all",
+}
+"""Files of the services of a broker, where `asyncrl services install` puts them, and what starts these services."""
+SERVICES = f"start its services again on every machine: {', or '.join(COMMANDS.values())}"
 
 
 def how_to_resume(where: str) -> str:
@@ -16,4 +21,17 @@ def how_to_resume(where: str) -> str:
         exposed = exposed_addresses(load_config(RunDirectory(Path(where)).config).broker)
     except ConfigError:  # The command then says what is wrong with the configuration.
         exposed = []
-    return SERVICES if exposed else f"asyncrl resume {where}"
+    return _services(Path(where)) if exposed else f"asyncrl resume {where}"
+
+
+def _services(run: Path) -> str:
+    """Sentence with the command that starts the services of the run; `SERVICES` unless one manager is known here."""
+    known = [command for file, command in COMMANDS.items() if f"--run-dir {run.absolute()} " in _text(file)]
+    return f"start its services again on every machine: {known[0]}" if len(known) == 1 else SERVICES
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""

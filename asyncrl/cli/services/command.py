@@ -2,14 +2,15 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from asyncrl.cli.services.install import problems, to_write, write_files
-from asyncrl.cli.services.metrics_ports import metrics_by_role
+from asyncrl.cli.services.metrics_ports import metrics_by_role, told
 from asyncrl.cli.services.next_steps import SYSTEM_UNITS, next_steps
-from asyncrl.cli.services.owner import find_owner, make_folders, make_secret
+from asyncrl.cli.services.owner import Owner, closed_folder, find_owner, make_folders, make_secret
 from asyncrl.cli.services.render import ALL_ROLES, ROLES, Devices, Manager, Services, render
 from asyncrl.cli.terminal import report_errors
 from asyncrl.config.addresses import check_address
@@ -20,9 +21,10 @@ from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import ConfigError
 from asyncrl.keys.key_folder import KeyFolder
 from asyncrl.node.machine.cluster.key_state import read_key_state
-from asyncrl.node.process.metrics_server import METRICS_VARIABLE, metrics_options
+from asyncrl.node.process.metrics_server import metrics_options
 
 PATH = click.Path(path_type=Path)
+LOCAL_BROKER = "tcp://127.0.0.1:5570"
 MAX_PID = 4194304
 """supervisord appends its process id to the path while it binds."""
 LOOPBACK = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:")
@@ -34,12 +36,14 @@ def services() -> None:
 
 
 @services.command()
-@click.option("--systemd", "manager", flag_value="systemd", required=True, help="Write units for systemd.")
-@click.option("--supervisord", "manager", flag_value="supervisord", help="Write a file for supervisord.")
+@click.option("--systemd", "is_systemd", is_flag=True, help="Write units for systemd.")
+@click.option("--supervisord", "is_supervisord", is_flag=True, help="Write a file for supervisord.")
 @click.option("--config", "config_path", type=PATH, metavar="CONFIG", help="Run file. The broker needs it.")
 @click.option("--run-dir", type=PATH, metavar="DIR", help="Run directory.  [default: run.dir/NAME, as in asyncrl run]")
-@click.option("--broker", "address", default="tcp://127.0.0.1:5570", help="Address of the broker, which listens on it.")
-@click.option("--roles", default=",".join(ROLES), metavar="ROLE,...", help="Roles of this machine.")
+@click.option(
+    "--broker", "given_address", help=f"Address of the broker, which listens on it.  [default: {LOCAL_BROKER}]"
+)
+@click.option("--roles", multiple=True, default=ROLES, metavar="ROLE,...", help="Roles of this machine; repeatable.")
 @click.option(
     "--replicas",
     metavar="auto|N",
@@ -62,11 +66,12 @@ def services() -> None:
 @report_errors
 def install(
     *,
-    manager: Manager,
-    config_path: Path,
+    is_systemd: bool,
+    is_supervisord: bool,
+    config_path: Path | None,
     run_dir: Path | None,
-    address: str,
-    roles: str,
+    given_address: str | None,
+    roles: tuple[str, ...],
     replicas: str | None,
     devices: Devices | None,
     secret: Path | None,
@@ -94,14 +99,22 @@ def install(
       asyncrl services install --systemd --roles rollout --broker tcp://10.0.0.1:5570 --key node.key --run-dir runs/my
       systemctl enable --now asyncrl.target
     """
+    if is_systemd == is_supervisord:
+        raise click.UsageError("give --supervisord or --systemd, one of the two: a machine's services have one manager")
+    manager: Manager = "systemd" if is_systemd else "supervisord"
     named = _roles(roles)
+    if key and given_address is None:
+        raise ConfigError(
+            f"--key {key} is for the broker of another machine: give its address, --broker tcp://HOST:PORT"
+        )
+    address = given_address or LOCAL_BROKER
     _require_access(address, named, key=key, keys=keys, spool_dir=spool_dir)
     config, devices = load_config(config_path) if config_path else None, devices or _devices_here(Path("/dev"))
     run_dir = _run_dir(run_dir, config_path, config, named)
     secret = (secret or run_dir / "secret").absolute()
     folder = (folder or (SYSTEM_UNITS if manager == "systemd" else Path())).absolute()
     owner = find_owner(user, is_made_later=manager == "systemd")
-    served = metrics_by_role(metrics_options(metrics, is_open=metrics_open), named)
+    serving, python = metrics_options(metrics, is_open=metrics_open), _python()
     logs, control = run_dir / "logs", folder / "supervisord"
     if manager == "supervisord":
         check_address(f"ipc://{control}/ctl.sock.{MAX_PID}", "the socket of supervisord, in the folder of --to,")
@@ -110,6 +123,7 @@ def install(
         manager,
         Services(
             program=_program(),
+            python=python,
             config=str(config_path.absolute()) if config_path else "",
             run_dir=str(run_dir),
             address=address,
@@ -129,7 +143,7 @@ def install(
             rollout_threads=(config.rollout if config else Rollout()).threads,
             trainer_threads=(config.trainer if config else Trainer()).threads,
             devices=devices,
-            metrics=served,
+            metrics=metrics_by_role(serving, named),
         ),
     )
     changed = to_write(manager, folder, texts, force=force)
@@ -146,13 +160,38 @@ def install(
         click.echo(f"wrote {path}")
     if not changed:
         click.echo(f"nothing to change in {folder}")
-    if owner.name == "root" and user is None:
-        click.echo("note     the services run as root; --user NAME gives them a user of their own")
-    if "rollout" in named and config is None and not is_counted:
-        click.echo(f"note     --replicas {replicas} on this machine, where there is no --config with rollout.replicas")
-    if served:
-        click.echo("metrics  " + ", ".join(f"{role} {it[METRICS_VARIABLE]}" for role, it in served.items()))
-    click.echo("\n".join(next_steps(manager, folder, owner, is_replaced=is_replaced)))
+    counted = None if is_counted or config else replicas
+    for note in _notes(named, owner, python, config_path, is_user_named=user is not None, replicas=counted):
+        click.echo(f"note     {note}")
+    if serving:
+        click.echo(f"metrics  {told(serving, named)}")
+    click.echo("\n".join(next_steps(manager, folder, owner, is_replaced=is_replaced, logs=logs)))
+
+
+def _notes(
+    roles: tuple[str, ...],
+    owner: Owner,
+    python: tuple[str, ...],
+    config_path: Path | None,
+    *,
+    is_user_named: bool,
+    replicas: str | None,
+) -> Iterator[str]:
+    """Sentences on what was chosen; ``replicas`` is their number if neither an option nor a run file says it."""
+    if owner.name == "root" and not is_user_named:
+        yield "the services run as root; --user NAME gives them a user of their own"
+    if "rollout" in roles and replicas:
+        yield f"--replicas {replicas} on this machine, where there is no --config with rollout.replicas"
+    if config_path and "broker" not in roles:
+        yield (
+            f"of {config_path} this machine takes run.dir, run.name, rollout.replicas, rollout.threads and "
+            "trainer.threads only; its nodes get all else from the broker"
+        )
+    if closed := next(filter(None, (closed_folder(Path(path), owner) for path in python)), None):
+        yield (
+            f"{owner.name} cannot enter {closed}, where the Python of this command is: give --user another user, or "
+            "install asyncrl with a Python outside of it"
+        )
 
 
 def _program() -> str:
@@ -162,8 +201,13 @@ def _program() -> str:
     return str(program)
 
 
-def _roles(text: str) -> tuple[str, ...]:
-    named = {role.strip() for role in text.split(",")}
+def _python() -> tuple[str, ...]:
+    """Real paths of the environment of this command and its interpreter, which are often links into a home."""
+    return tuple(os.path.realpath(path) for path in (sys.prefix, sys.executable))
+
+
+def _roles(given: tuple[str, ...]) -> tuple[str, ...]:
+    named = {role.strip() for text in given for role in text.split(",")}
     if unknown := sorted(named - set(ALL_ROLES)):
         raise ConfigError(f"--roles has {', '.join(map(repr, unknown))}: expected some of {', '.join(ALL_ROLES)}")
     return tuple(role for role in ALL_ROLES if role in named)
@@ -213,6 +257,8 @@ def _require_access(
         raise ConfigError("--keys is for the machine of the broker; the nodes of other machines have --key FILE")
     if not address.startswith(LOOPBACK) and not (keys if is_broker else key):
         needed = "--keys DIR, which `asyncrl keys init --keys DIR` makes" if is_broker else "--key FILE"
+        if key:
+            needed += ", or, where --key FILE is for nodes without the broker, name them with --roles ROLE,..."
         raise ConfigError(f"--broker {address} is not a loopback address: its connections need keys; give {needed}")
     if keys and not keys.is_dir():
         raise ConfigError(f"--keys {keys}: there is no such folder; make it with `asyncrl keys init --keys {keys}`")

@@ -10,21 +10,22 @@ from asyncrl.cli.services.render import Manager
 SYSTEM_UNITS = Path("/etc/systemd/system")
 
 
-def next_steps(manager: Manager, folder: Path, owner: Owner, *, is_replaced: bool) -> list[str]:
+def next_steps(manager: Manager, folder: Path, owner: Owner, *, is_replaced: bool, logs: Path) -> list[str]:
     """
     Lines with the commands that start, apply and watch the services in ``folder``.
 
-    ``is_replaced`` is true if files that were there are different now, and may be in use.
+    ``is_replaced`` is true if files that were there are different now, and may be in use; ``logs`` is the folder for
+    the logs of supervisord's services.
     """
-    return _systemd(folder, owner, is_replaced) if manager == "systemd" else _supervisord(folder, is_replaced)
+    return _systemd(folder, owner, is_replaced) if manager == "systemd" else _supervisord(folder, is_replaced, logs)
 
 
-def _supervisord(folder: Path, is_replaced: bool) -> list[str]:
+def _supervisord(folder: Path, is_replaced: bool, logs: Path) -> list[str]:
     supervisord = shutil.which("supervisord", path=str(Path(sys.executable).parent)) or "supervisord"
     path = folder / "asyncrl.conf"
     control = f"{supervisord.removesuffix('d')}ctl -c {path}"
     apply = [f"apply    {control} update    (if supervisord runs already)"] if is_replaced else []
-    return [f"start    {supervisord} -c {path}", *apply, f"status   {control} status"]
+    return [f"start    {supervisord} -c {path}", *apply, f"status   {control} status", f"log      tail -F {logs}/*.log"]
 
 
 def _systemd(folder: Path, owner: Owner, is_replaced: bool) -> list[str]:

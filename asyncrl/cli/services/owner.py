@@ -4,8 +4,9 @@ import getpass
 import grp
 import os
 import pwd
+import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -66,6 +67,19 @@ def make_secret(path: Path, owner: Owner) -> None:
         with _creating(path):
             write_secret(path, new_secret())
             _give(path, owner)
+
+
+def closed_folder(path: Path, owner: Owner) -> Path | None:
+    """The first folder on the way to ``path`` whose mode lets ``owner`` not enter it; None if it may enter them all."""
+    uid, gid = owner.ids or (-1, -1)
+    groups = os.getgrouplist(owner.name, gid) if owner.ids else []
+    for folder in reversed(path.parents):
+        with suppress(OSError):
+            found = folder.stat()
+            bit = stat.S_IXUSR if found.st_uid == uid else stat.S_IXGRP if found.st_gid in groups else stat.S_IXOTH
+            if uid != 0 and not found.st_mode & bit:
+                return folder
+    return None
 
 
 def _give(path: Path, owner: Owner) -> None:

@@ -47,6 +47,8 @@ class Services(Struct, frozen=True, kw_only=True):
 
     program: str
     """Path of asyncrl-node."""
+    python: tuple[str, ...] = ()
+    """Real paths of its Python environment and interpreter."""
     config: str
     """Run file."""
     run_dir: str
@@ -143,7 +145,8 @@ def _systemd(services: Services) -> dict[str, str]:
         found[f"{folder}/10-role.conf"] = _filled(f"systemd/role-{role}.conf", values)
         if services.devices != "none" and role in WITH_DEVICES:
             found[f"{folder}/20-devices.conf"] = _template(f"systemd/devices-{services.devices}.conf")
-    for name in ("asyncrl.target", "asyncrl.sysusers", "asyncrl.tmpfiles"):
+    makes_user = () if services.user == "root" else ("asyncrl.sysusers",)
+    for name in ("asyncrl.target", *makes_user, "asyncrl.tmpfiles"):
         found[name] = _filled(f"systemd/{name}", values)
     return found
 
@@ -167,7 +170,7 @@ def _program(text: str) -> str:
 
 def _values(services: Services) -> dict[str, str]:
     run_folder = str(PurePosixPath(services.run_dir).parent)
-    paths = (services.program, services.config, services.directory, services.keys, f"{run_folder}/")
+    paths = (services.program, *services.python, services.config, services.directory, services.keys, f"{run_folder}/")
     by_variables = services.program.startswith("%(")
     return {
         "PROGRAM": services.program,

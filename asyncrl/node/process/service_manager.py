@@ -23,6 +23,10 @@ from typing import Literal, Protocol
 
 from asyncrl.errors import ConfigError
 
+ADDRESS_VARIABLE = "NOTIFY_SOCKET"
+"""Environment variable: address of the manager's socket."""
+STATE = "X_STATE"
+"""Field of every report with the `State`, for a manager that is an asyncrl process; systemd passes over it."""
 ALARM_VARIABLE = "ASYNCRL_WATCHDOG_S"
 """Environment variable: seconds that a ready node's event loop may be blocked before SIGALRM ends the process."""
 REPORT_S = 10.0
@@ -79,7 +83,7 @@ class ServiceManager:
         Raises:
             ConfigError: `ALARM_VARIABLE` is no positive number.
         """
-        address = environment.pop("NOTIFY_SOCKET", "")
+        address = environment.pop(ADDRESS_VARIABLE, "")
         watchdog_us, watched = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
         is_watched = watchdog_us.isdecimal() and watched in ("", str(pid))
         alarm_s = environment.pop(ALARM_VARIABLE, "")
@@ -164,7 +168,7 @@ class ServiceManager:
         # A manager that is gone or busy is no reason to stop working; the next report follows soon.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
             out.setblocking(False)
-            out.sendto("\n".join(lines).encode(), self._address)
+            out.sendto("\n".join((*lines, f"{STATE}={self.state}")).encode(), self._address)
 
     def _set_alarm_if_any(self, seconds: float) -> None:
         if self._alarm_s:

@@ -73,11 +73,20 @@ def test_add_says_how_to_install_the_key(folder: KeyFolder) -> None:
         f"copy its key file to its machine as /etc/asyncrl/node.key, mode 0600, such as by\n"
         f"  ssh root@MACHINE mkdir -p /etc/asyncrl\n"
         f"  scp -p {folder.path}/nodes/gpu1.key root@MACHINE:/etc/asyncrl/node.key\n"
-        f"start its nodes there:\n"
+        f"run its nodes there as services, with --supervisord where there is no root:\n"
+        f"  asyncrl services install --systemd --roles rollout,reward --broker tcp://HOST:PORT "
+        f"--key /etc/asyncrl/node.key --run-dir run\n"
+        f"or start them by hand:\n"
         f"  asyncrl-node --role rollout --name gpu1-rollout --broker tcp://HOST:PORT --key /etc/asyncrl/node.key\n"
         f"  asyncrl-node --role reward --name gpu1-reward --broker tcp://HOST:PORT --key /etc/asyncrl/node.key\n"
     )
     assert folder.allow_list().named("gpu1").roles == ("rollout", "reward")
+
+
+def test_roles_are_repeated_or_separated_by_commas(folder: KeyFolder) -> None:
+    done("add", "gpu1", "--role", "rollout,reward", "--role", "rollout, spool")
+    assert folder.allow_list().named("gpu1").roles == ("rollout", "reward", "spool")
+    assert keys("add", "gpu2", "--role", "rollout,").exit_code == 2
 
 
 def test_each_role_gets_the_command_that_uses_it(folder: KeyFolder) -> None:

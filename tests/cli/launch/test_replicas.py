@@ -1,6 +1,8 @@
 """Several rollouts on one machine: restarted, drained together; the first failure decides the exit code."""
 
 import asyncio
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from asyncrl.errors import AsyncrlError, ConfigError, LinkError, RunFailed
 from asyncrl.messages.session import Hello, Welcome
 from asyncrl.messages.spool import SpoolSet
 from asyncrl.messages.wire import CODEC
+from asyncrl.node.process.child_states import ChildStates
 from asyncrl.node.process.metrics_server import MetricsOptions
+from asyncrl.node.process.service_manager import ServiceManager, report_to
 
 CONFIG = Config(model=Model(path="m"), data=Data(train="t"), supervisor=Supervisor(max_restarts=1))
 WAIT = 'trap "exit 0" TERM; echo up; while :; do sleep 0.02; done'
@@ -32,7 +36,7 @@ def run(*scripts: str, stop: bool = False) -> None:
     async def scene() -> None:
         stopping = asyncio.Event()
         children = [Child(f"gpu-{i}", ["sh", "-c", script], None, {}) for i, script in enumerate(scripts)]
-        running = asyncio.create_task(Replicas(children, CONFIG, stopping).run())
+        running = asyncio.create_task(Replicas(children, ChildStates(), CONFIG, stopping).run())
         while stop and not all(child.last_line() == "up" for child in children):
             await asyncio.sleep(0.01)
         if stop:
@@ -82,6 +86,53 @@ def test_a_configuration_error_ends_all_replicas_without_a_restart(tmp_path):
 def test_a_failure_while_draining_is_reported():
     with pytest.raises(RunFailed, match="gpu-1 exited with 70"):
         run(WAIT, WAIT.replace("exit 0", "exit 70"), stop=True)
+
+
+REPORTER = """
+import os, signal, sys
+from asyncrl.node.process.service_manager import ServiceManager
+manager = ServiceManager.from_environment(os.environ, os.getpid())
+manager.ready(lambda: "v1")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+while True:
+    signal.pause()
+"""
+"""A replica that is ready until SIGTERM."""
+
+
+class Manager(ServiceManager):
+    """Remembers the time that the process needs to drain."""
+
+    stop_s = 0.0
+
+    def ready(self, describe: Callable[[], str], *, stop_s: float = 0.0) -> None:
+        self.stop_s = stop_s
+        super().ready(describe, stop_s=stop_s)
+
+
+def test_the_parent_is_ready_once_one_replica_is() -> None:
+    async def scene() -> list[tuple[str, str]]:
+        stopping, states = asyncio.Event(), ChildStates()
+        report_to(manager := Manager())
+        environment = dict(states.environment())
+        loading = Child("gpu-0", ["sh", "-c", WAIT], None, environment)
+        ready = Child("gpu-1", [sys.executable, "-c", REPORTER], None, environment)
+        running = asyncio.create_task(Replicas([loading, ready], states, CONFIG, stopping).run())
+        while manager.status == "starting":
+            await asyncio.sleep(0.01)
+        told: list[tuple[str, str]] = [(manager.state, manager.status)]
+        while manager.state == "starting":
+            await asyncio.sleep(0.01)
+        told.append((manager.state, manager.status))
+        stopping.set()
+        async with asyncio.timeout(30):
+            await running
+        assert manager.stop_s == CONFIG.rollout.drain_s, "it waits for the replicas to drain"
+        return told
+
+    first, last = asyncio.run(scene())
+    assert first == ("starting", "0 of 2 replicas ready")
+    assert last == ("ready", "1 of 2 replicas ready")
 
 
 # ── the whole way ───────────────────────────────────────────────────────────────────────────
@@ -134,7 +185,7 @@ def test_each_replica_has_a_name_and_devices_of_its_own(monkeypatch):
     asked = []
 
     def role_process(role, name, config, log, *options, environment):
-        asked.append((role, name, log, environment))
+        asked.append((role, name, log, dict(environment)))
         weights.add(options[options.index("--weights") + 1])
         return Child(name, ["true"], log, environment)
 
@@ -142,6 +193,8 @@ def test_each_replica_has_a_name_and_devices_of_its_own(monkeypatch):
     monkeypatch.setattr("asyncrl.cli.launch.replicas.role_process", role_process)
     ask(vllm(2))
     assert weights == {"collective"}
+    for *_, environment in asked:
+        assert environment.pop("NOTIFY_SOCKET").startswith("@"), "it reports to its parent"
     assert asked == [
         ("rollout", "gpu-0", None, {"CUDA_VISIBLE_DEVICES": "4,5"}),
         ("rollout", "gpu-1", None, {"CUDA_VISIBLE_DEVICES": "6,7"}),

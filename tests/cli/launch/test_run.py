@@ -135,6 +135,11 @@ def test_a_dry_run_prints_the_settings_and_starts_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_dry_run_counts_one_rollout_in_the_singular(config: Config, printed: StringIO) -> None:
+    dry_run(structs.replace(config, rollout=structs.replace(config.rollout, replicas=1)))
+    assert "(with spool), 1 rollout, 1 reward" in printed.getvalue()
+
+
 def test_a_dry_run_says_that_a_reward_of_ones_own_was_not_tried(config: Config, printed: StringIO) -> None:
     dry_run(config)
     assert "no reward was computed" not in printed.getvalue()

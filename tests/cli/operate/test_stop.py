@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.cli.operate import stop as module
+from asyncrl.cli.operate.resume import SERVICES
 from asyncrl.cli.operate.stop import interrupt, kept_lines, stop, wait_until_left
 from asyncrl.errors import LinkError
 from asyncrl.files.lock import locked
@@ -46,8 +47,8 @@ def test_a_run_that_is_over_stays_as_it_is(directory: RunDirectory) -> None:
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
-        ("tcp://10.0.0.1:5570", "resume      start its services again"),
-        ("ipc:///x", "resume      asyncrl resume /far/runs/x, there; or start its services again"),
+        ("tcp://10.0.0.1:5570", f"resume      {SERVICES}"),
+        ("ipc:///x", f"resume      asyncrl resume /far/runs/x, there; or {SERVICES}"),
     ],
 )
 def test_a_run_that_another_machine_reaches_is_continued_by_its_services(

@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable
@@ -91,9 +92,15 @@ def test_the_next_commands_are_said(install: Install, tmp_path):
         (["--systemd", "--roles", "reward", "--broker", "tcp://10.0.0.1:5570"], "need keys; give --key FILE"),
         (["--systemd", "--roles", "reward", "--keys", "k"], "--keys is for the machine of the broker"),
         (["--systemd", "--keys", "k"], "--keys k: there is no such folder; make it with `asyncrl keys init --keys k`"),
-        (["--systemd", "--key", "k"], "--key k: no such key file: "),
+        (["--systemd", "--broker", "tcp://127.0.0.1:1", "--key", "k"], "--key k: no such key file: "),
+        (["--systemd", "--roles", "reward", "--key", "k"], "--key k is for the broker of another machine: give its"),
         (
-            ["--systemd", "--roles", "reward,trainer", "--key", "node.key"],
+            ["--systemd", "--broker", "tcp://10.0.0.1:5570", "--key", "k"],
+            "give --keys DIR, which `asyncrl keys init --keys DIR` makes, or, where --key FILE is for nodes without "
+            "the broker, name them with --roles ROLE,...",
+        ),
+        (
+            ["--systemd", "--roles", "reward,trainer", "--broker", "tcp://127.0.0.1:1", "--key", "node.key"],
             "node.key is for spool, rollout, reward, not",
         ),
         (["--systemd", "--roles", "spool"], "--dir DIR and the role spool belong together"),
@@ -148,9 +155,12 @@ def test_a_broker_for_other_machines_has_its_keys(install: Install, tmp_path):
     assert (tmp_path / "runs" / "my" / "secret").is_file()
 
 
-def test_without_a_manager_the_usage_is_shown(install: Install):
-    result = install()
+@pytest.mark.parametrize("managers", [(), ("--systemd", "--supervisord")])
+def test_exactly_one_manager_is_named(install: Install, tmp_path, managers):
+    result = install(*managers)
     assert result.exit_code == 2
+    assert "give --supervisord or --systemd, one of the two" in result.stderr
+    assert not (tmp_path / "files").exists()
 
 
 def test_an_environment_without_the_program_is_one_sentence(install: Install, tmp_path):
@@ -229,7 +239,7 @@ def test_without_a_run_file_there_is_one_rollout_which_is_said(install: Install,
 def test_each_service_gets_a_port_for_its_metrics(install: Install):
     pytest.importorskip("prometheus_client")
     done = install("--supervisord", "--metrics", "9400")
-    told = "metrics  broker 127.0.0.1:9400, reward 127.0.0.1:9401, trainer 127.0.0.1:9402, rollout 127.0.0.1:9403\n"
+    told = "metrics  broker 127.0.0.1:9400, reward 127.0.0.1:9401, trainer 127.0.0.1:9402, rollout 127.0.0.1:9403, its"
     assert told in done.output
 
 
@@ -247,3 +257,37 @@ def test_a_folder_too_long_for_the_socket_of_supervisord_is_refused(install: Ins
     assert "the socket of supervisord, in the folder of --to, is 'ipc:///" in done.output
     assert "a Unix socket takes at most 107" in done.output
     assert not (tmp_path / "files").exists()
+
+
+def test_a_run_file_of_a_machine_without_the_broker_is_said_to_count_little(install: Install, remote):
+    note = "note     of my.toml this machine takes run.dir, run.name, rollout.replicas, rollout.threads and trainer.th"
+    assert note in install("--supervisord", "--roles", "reward", *remote).output
+    assert "note     of my.toml" not in install("--supervisord").output
+
+
+def test_a_python_in_a_home_is_left_visible(install: Install, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_python", lambda: ("/opt/venv", "/root/.pyenv/bin/python3"))
+    assert install("--systemd", "--dir", "/srv/spool", "--roles", "broker,spool").exit_code == 0
+    assert "\nProtectHome=read-only\n" in (tmp_path / "files" / "asyncrl-broker.service").read_text()
+
+
+def test_a_python_that_the_user_cannot_reach_is_said(install: Install, tmp_path, monkeypatch):
+    (tmp_path / "closed").mkdir(mode=0o700)
+    monkeypatch.setattr(command, "_python", lambda: (f"{tmp_path}/closed/venv", f"{tmp_path}/closed/bin/python"))
+    assert "cannot enter" not in install("--systemd").output
+    output = install("--systemd", "--user", "asyncrl-new").output
+    assert re.search(
+        r"note     asyncrl-new cannot enter /\S+, where the Python of this command is: give --user", output
+    )
+
+
+def test_logs_of_supervisord_are_said(install: Install, tmp_path):
+    assert f"\nlog      tail -F {tmp_path}/runs/my/logs/*.log\n" in install("--supervisord").output
+
+
+def test_roles_are_repeated_or_separated_by_commas(install: Install, tmp_path, remote):
+    for roles in (["--roles", "reward,rollout"], ["--roles", "reward", "--roles", "rollout"]):
+        assert install("--supervisord", *roles, *remote, "--to", roles[1]).exit_code == 0
+        text = (tmp_path / roles[1] / "asyncrl.conf").read_text()
+        assert "[program:reward]" in text
+        assert "[program:rollout]" in text

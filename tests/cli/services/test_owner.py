@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.cli.services.owner import Owner, find_owner, make_folders, make_secret
+from asyncrl.cli.services.owner import Owner, closed_folder, find_owner, make_folders, make_secret
 from asyncrl.errors import ConfigError
 from asyncrl.files.secret_file import read_secret
 
@@ -55,3 +55,20 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"cannot create .*file: File exists"):
         make_folders([tmp_path / "file" / "a"], find_owner(None, is_made_later=False))
+
+
+def test_a_folder_is_closed_to_those_whom_its_mode_keeps_out(tmp_path: Path):
+    folder = tmp_path / "a"
+    folder.mkdir(mode=0o700)
+    stranger, found = Owner("nobody", "nogroup", ids=(65534, 65534)), folder.stat()
+    group = Owner("nobody", "x", ids=(65534, found.st_gid))
+    for parent in folder.parents:
+        if parent.stat().st_uid == os.geteuid() and parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o011)
+    assert closed_folder(folder / "python", stranger) == folder
+    assert closed_folder(folder / "python", Owner("new", "new")) == folder
+    assert closed_folder(folder / "python", Owner("root", "root", ids=(0, 0))) is None
+    assert closed_folder(folder / "python", Owner("me", "me", ids=(found.st_uid, -1))) is None
+    folder.chmod(0o710)
+    assert closed_folder(folder / "python", group) is None
+    assert closed_folder(folder / "python", stranger) == folder

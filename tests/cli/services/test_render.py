@@ -47,6 +47,8 @@ def test_devices_are_for_the_roles_that_compute():
 def test_a_home_folder_is_readable_only_if_something_lies_there():
     assert "ProtectHome=yes" in changed()["asyncrl@.service"]
     assert "ProtectHome=read-only" in changed(program="/home/me/venv/bin/asyncrl-node")["asyncrl@.service"]
+    linked = changed(python=("/opt/venv", "/root/.pyenv/bin/python3"))
+    assert "ProtectHome=read-only" in linked["asyncrl@.service"]
     assert "ReadWritePaths=-/home/me/runs\n" in changed(run_dir="/home/me/runs/x")["asyncrl-broker.service"]
 
 
@@ -134,6 +136,11 @@ def test_each_service_has_the_metrics_of_its_role():
     assert "IPAddressDeny=any" not in broker, "Prometheus on another machine would be shut out"
     reward = texts["asyncrl@reward.service.d/10-role.conf"]
     assert "[Service]\nEnvironment=ASYNCRL_METRICS=127.0.0.1:9401\n" in reward
+
+
+def test_root_is_no_user_to_make():
+    assert "asyncrl.sysusers" in changed()
+    assert "asyncrl.sysusers" not in changed(user="root", group="root")
 
 
 def test_only_files_of_this_machine_are_made():

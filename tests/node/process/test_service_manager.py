@@ -22,10 +22,14 @@ class Listener:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
         self.socket.settimeout(30)
+        self.state = ""
+        """Last line of the last report."""
 
     def heard(self) -> list[str]:
-        """Lines of the next report."""
-        return self.socket.recv(4096).decode().splitlines()
+        """Lines of the next report, without the state."""
+        *lines, state = self.socket.recv(4096).decode().splitlines()
+        self.state = state
+        return lines
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -50,6 +54,20 @@ def test_a_report_names_the_phase_and_the_status(manager):
     process.stopping("ending")
     process.ready(lambda: "v42")
     assert listener.heard() == ["STATUS=v42"], "it told once that it stops, and is not ready again"
+
+
+def test_a_report_tells_a_process_that_waits_again_from_one_that_works(manager):
+    address, listener = manager
+    process = ServiceManager(address)
+    for report, state in (
+        (lambda: process.waiting("loading"), "starting"),
+        (lambda: process.ready(lambda: "v1"), "ready"),
+        (lambda: process.waiting("waiting for the broker"), "waiting"),
+        (lambda: process.stopping("told to stop"), "stopping"),
+    ):
+        report()
+        listener.heard()
+        assert listener.state == f"X_STATE={state}"
 
 
 def test_a_process_with_nothing_to_do_is_ready_before_it_ends(manager):
