@@ -13,7 +13,7 @@ from asyncrl.broker.failures import FailureBook
 from asyncrl.broker.groups.admission import AdmissionBook
 from asyncrl.broker.groups.batches import BatchBook
 from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.drop_limit import DropLimit
+from asyncrl.broker.groups.drop_limit import OVERLONG, DropLimit
 from asyncrl.broker.groups.filtering import ZERO_VARIANCE, GroupFilter
 from asyncrl.broker.groups.group import Group, Slot, State
 from asyncrl.broker.groups.max_staleness import StalenessBound, Stragglers
@@ -72,6 +72,8 @@ class TrainingGroups:
         self._wanted_step: tuple[int, str] | None = None
         """Step of the unanswered `Take`, and the trainer's peer."""
         self.committed_step = -1
+        self.num_failed = 0
+        """Groups dropped because a trajectory failed for good."""
 
     # ── changes that a record describes: made when it happens, and when it is replayed ──────────
 
@@ -108,6 +110,7 @@ class TrainingGroups:
         self._window.drop(group.group_id)
         self.admission.dropped()
         self.filtering.dropped(reason, self.batches.next_step)
+        self.num_failed += reason not in (ZERO_VARIANCE, OVERLONG)
 
     def committed(self, step: int) -> list[Group]:
         """

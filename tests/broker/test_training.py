@@ -91,7 +91,7 @@ def test_a_dropped_group_is_replaced() -> None:
     records = desk.out.drain()[1]
     assert records[2] == Dropped(0, "rollout: out of memory", 0)
     assert set(desk.groups.train) == {1, 2}
-    assert desk.training.admission.num_needed == 1
+    assert (desk.training.admission.num_needed, desk.training.num_failed) == (1, 1)
 
 
 def test_a_take_waits_for_its_groups_and_is_forgotten_with_its_trainer() -> None:

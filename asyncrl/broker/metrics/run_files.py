@@ -24,6 +24,7 @@ from asyncrl.errors import RunFailed
 from asyncrl.log import get_logger
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.weights import Live
+from asyncrl.observe.failure_sentences import by_site
 from asyncrl.observe.run_directory import Outcome, RunDirectory, RunSummary
 from asyncrl.observe.times import TimesLine
 
@@ -167,8 +168,10 @@ class RunFiles:
                 logprob_gap_mean=totals.logprob_gap_mean,
                 logprob_gap_max=totals.logprob_gap_max,
                 ledger_records=self._num_records(),
-                failed=failures.counts,
+                failed=by_site(failures.counts),
                 failures=failures.sentences(),
+                groups_issued=self._scheduler.window.num_admitted,
+                groups_failed=self._scheduler.training.num_failed,
             )
         )
 

@@ -26,7 +26,7 @@ class Life:
         self.directory = directory
         self.now_s = now_s
         scheduler = a_scheduler(config)
-        self.failures, self.nodes = scheduler.failures, scheduler.nodes
+        self.scheduler, self.failures, self.nodes = scheduler, scheduler.failures, scheduler.nodes
         self.report = RunFiles(config, scheduler, directory, lambda: self.now_s, lambda: 17)
 
     def event(self, kind: str) -> dict[str, Any]:
@@ -114,6 +114,22 @@ def test_failures_are_in_the_line_of_a_step_and_in_the_summary_of_all_lives(dire
     assert summary is not None
     assert summary.failed == {"reward: no number in 17": 4}
     assert second.event(EVENT)["count"] == 4
+
+
+def test_the_summary_names_exceptions_by_their_place_and_counts_the_groups_that_they_cost(
+    directory: RunDirectory,
+) -> None:
+    life = Life(directory, now_s=0.0)
+    training, groups = life.scheduler.training, life.scheduler.groups.train
+    training.advance(0)
+    training.give_up(groups[0], "reward: the function raised KeyError: '21' (bad.py:4)")
+    life.failures.count("reward", "the function raised KeyError: '21' (bad.py:4)", 3)
+    life.report.conclude("")
+
+    summary = directory.read_summary()
+    assert summary is not None
+    assert summary.failed == {"reward: KeyError at bad.py:4": 3}
+    assert (summary.groups_issued, summary.groups_failed) == (4, 1)
 
 
 def test_a_disk_that_takes_no_summary_is_a_cause_if_there_was_none(
