@@ -10,6 +10,7 @@ from asyncrl.cli.terminal import aligned
 from asyncrl.config.live import with_values
 from asyncrl.config.run_file import load_config
 from asyncrl.messages.words import Role
+from asyncrl.observe.formatting import counted
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_record import read_run
 from asyncrl.observe.why.explanation import Explanation, explain
@@ -58,6 +59,9 @@ def why_text(name: str, found: Why) -> str:
 
 
 def _lines(name: str, found: Explanation) -> Iterator[str]:
+    if found.status in ("failed", "interrupted"):
+        cause = f": {found.cause}" if found.status == "failed" else ""
+        yield f"{name} {found.status} after {counted(found.steps, 'step')}{cause}"
     yield f"{name}: {found.steady_s:.1f} s of {found.steps} steps, without loading and the end of the run"
     for role, shares in found.roles.items():
         yield ""
@@ -65,6 +69,9 @@ def _lines(name: str, found: Explanation) -> Iterator[str]:
         yield from _table(shares)
     yield from _nodes(found)
     yield ""
+    if not found.steps:
+        yield "No step was trained, so there is no bottleneck to name."
+        return
     if found.diagnosis is None:
         yield "No trainer has told what it does: nothing to conclude."
         return
