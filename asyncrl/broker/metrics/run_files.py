@@ -71,6 +71,8 @@ class RunFiles:
         self._ess_alarm = EssAlarm(config, metrics)
         self._is_concluded = False
         scheduler.failures.restore(recorded(events), recorded_attempts(events))
+        self._num_verdicts = scheduler.failures.attempts.get("reward", 0)
+        """Verdicts up to the last line of times."""
 
     def event(self, kind: str, /, **fields: Any) -> None:
         (log.warning if is_incident(kind, fields) else log.info)(kind, **fields)
@@ -138,7 +140,9 @@ class RunFiles:
 
     def _write_times(self, step: int) -> None:
         span_s, nodes = self._times.take(self._clock())
-        self._directory.append_times(TimesLine(step, self.time_s, span_s, nodes))
+        verdicts = self._scheduler.failures.attempts.get("reward", 0)
+        self._directory.append_times(TimesLine(step, self.time_s, span_s, nodes, verdicts - self._num_verdicts))
+        self._num_verdicts = verdicts
 
     def _write_summary(self, cause: str, status: Outcome) -> None:
         # An evaluation in which every prompt failed measured nothing.

@@ -85,8 +85,10 @@ def _forecast(found: Forecast | None) -> Iterator[str]:
         return
     yield ""
     if not found.is_close:
-        off = found.fitted_s / found.measured_s - 1
-        yield f"No prediction: a plan fitted to this run has steps of {found.fitted_s:.3g} s, {off:+.0%} against it."
+        yield (
+            f"No prediction: a step of this run takes {found.measured_s:.3g} s, and one of a plan fitted to it "
+            f"{found.fitted_s:.3g} s."
+        )
         return
     steps = f"steps of {found.fitted_s:.3g} s, measured {found.measured_s:.3g} s"
     yield f"What a change would bring, by a plan fitted to this run ({steps}):"

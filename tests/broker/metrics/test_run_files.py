@@ -84,6 +84,20 @@ def test_a_step_has_one_line_however_often_it_is_said(directory: RunDirectory) -
     assert second.event("step.repeated")["step"] == 0
 
 
+def test_a_line_of_times_has_the_verdicts_since_the_line_before_also_in_a_later_life(directory: RunDirectory) -> None:
+    first = Life(directory, now_s=0.0)
+    first.failures.attempted("reward", 5)
+    first.failures.count("reward", "no number")
+    first.report.step(Stepped(0, 0, {}), [])
+    for fields in first.failures.events(0.0):
+        first.report.event(EVENT, **fields)
+
+    second = Life(directory, now_s=0.0)
+    second.failures.attempted("reward", 2)
+    second.report.step(Stepped(1, 1, {}), [])
+    assert [line.verdicts for line in directory.read_times()] == [6, 2]
+
+
 def test_the_summary_is_written_once_and_covers_all_restarts(directory: RunDirectory) -> None:
     Life(directory, now_s=0.0).report.step(Stepped(0, 0, {}), [])
     life = Life(directory, now_s=0.0)

@@ -112,4 +112,4 @@ def test_a_plan_that_does_not_describe_the_run_predicts_nothing() -> None:
     text = why_text(
         "mine", Why(Explanation("finished", "", 2, 1.0, {}, {}, None), Forecast(2.0, 3.0, is_close=False, gains=[]))
     )
-    assert text.endswith("No prediction: a plan fitted to this run has steps of 3 s, +50% against it.")
+    assert text.endswith("No prediction: a step of this run takes 2 s, and one of a plan fitted to it 3 s.")
