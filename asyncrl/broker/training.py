@@ -71,6 +71,8 @@ class TrainingGroups:
         self._drops = DropLimit(schedule.window)
         self._wanted_step: tuple[int, str] | None = None
         """Step of the unanswered `Take`, and the trainer's peer."""
+        self._first_take: tuple[int, str] | None = None
+        """Step of the first `Take` of the newest trainer, and its peer."""
         self.committed_step = -1
         self.num_failed = 0
         """Groups dropped because a trajectory failed for good."""
@@ -141,6 +143,12 @@ class TrainingGroups:
 
     def take(self, step: int, peer: str) -> None:
         self._wanted_step = (step, peer)
+        if self._first_take is None or self._first_take[1] != peer:
+            self._first_take = self._wanted_step
+
+    def has_computed(self, step: int, peer: str) -> bool:
+        """True if a trainer that reports a step has computed it itself; earlier ones are from its checkpoint."""
+        return self._first_take is not None and self._first_take[1] == peer and step >= self._first_take[0]
 
     @property
     def awaited_step(self) -> int | None:

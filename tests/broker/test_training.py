@@ -94,6 +94,17 @@ def test_a_dropped_group_is_replaced() -> None:
     assert (desk.training.admission.num_needed, desk.training.num_failed) == (1, 1)
 
 
+def test_a_trainer_has_computed_the_steps_from_its_first_take_on() -> None:
+    desk = Desk()
+    assert not desk.training.has_computed(0, "t.0")
+    for step in (7, 8):
+        desk.training.take(step, "t.1")
+    assert [desk.training.has_computed(step, "t.1") for step in (6, 7, 8)] == [False, True, True]
+    assert not desk.training.has_computed(8, "t.0")
+    desk.training.take(5, "t.2")
+    assert desk.training.has_computed(5, "t.2")
+
+
 def test_a_take_waits_for_its_groups_and_is_forgotten_with_its_trainer() -> None:
     desk = Desk()
     desk.training.advance(0)

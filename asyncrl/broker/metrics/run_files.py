@@ -91,14 +91,16 @@ class RunFiles:
         """Note the swap times of a rollout that changed to a new version."""
         self._swap_times.add(live)
 
-    def step(self, stepped: Stepped, groups: Sequence[Group]) -> dict[str, Any] | None:
+    def step(self, stepped: Stepped, groups: Sequence[Group], *, is_computed: bool = True) -> dict[str, Any] | None:
         """
         Append the line of a step trained on ``groups`` to metrics.jsonl, and return it.
 
-        Returns None if the file has the step already. Raises RunFailed if the line cannot be written.
+        Returns None if the file has the step already: it was computed again, or, unless ``is_computed``, is only
+        reported again. Raises RunFailed if the line cannot be written.
         """
         if stepped.step in self.totals:
-            self.event("step.repeated", step=stepped.step, policy_version=stepped.policy_version)
+            if is_computed:
+                self.event("step.repeated", step=stepped.step, policy_version=stepped.policy_version)
             return None
         wait = self._waits.share(self._scheduler.nodes.of("rollout"))
         max_staleness, has_turns = self._config.schedule.max_staleness, self._config.environment.is_set

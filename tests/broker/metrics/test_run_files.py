@@ -84,6 +84,13 @@ def test_a_step_has_one_line_however_often_it_is_said(directory: RunDirectory) -
     assert second.event("step.repeated")["step"] == 0
 
 
+def test_a_step_that_is_only_reported_again_is_no_repeated_one(directory: RunDirectory) -> None:
+    life = Life(directory, now_s=0.0)
+    assert life.report.step(Stepped(0, 0, {}), [], is_computed=False) is not None
+    assert life.report.step(Stepped(0, 0, {}), [], is_computed=False) is None
+    assert not [event for event in directory.read_events() if event["event"] == "step.repeated"]
+
+
 def test_a_line_of_times_has_the_verdicts_since_the_line_before_also_in_a_later_life(directory: RunDirectory) -> None:
     first = Life(directory, now_s=0.0)
     first.failures.attempted("reward", 5)
