@@ -178,7 +178,8 @@ class TrainingGroups:
         if message.step <= self.committed_step:
             return  # A resumed trainer repeats the checkpoint it starts from.
         self._out.record(Committed(message.step, message.checkpoint))
-        self._out.event("checkpoint.written", step=message.step, path=message.checkpoint)
+        steps = message.step + 1
+        self._out.event("checkpoint.written", step=message.step, steps=steps, path=message.checkpoint)
         if done := self.committed(message.step):
             needed_from = first_needed(done, self._groups)
             for spool in self._nodes.of("spool"):

@@ -134,8 +134,9 @@ def test_groups_close_with_the_checkpoint_after_their_own() -> None:
 
     desk.train(1)
 
-    outbox, records, _ = desk.out.drain()
+    outbox, records, events = desk.out.drain()
     assert 0 not in desk.groups.train
+    assert events[-1].fields == {"step": 1, "steps": 2, "path": "step_000002"}
     assert [o.message for o in outbox if isinstance(o.message, Trim)] == [Trim(1)]
     assert Committed(1, "step_000002") in records
     desk.training.commit(Commit(1, "step_000002"))
