@@ -134,7 +134,10 @@ def eval_line(evaluated: Evaluated) -> str:
 
     Example:
         eval v10  held-out accuracy 41.0% of 256  maj@8 52.3%  pass@8 78.1%  len 212
+        eval v10  held-out accuracy: none of 256 judged
     """
+    if not evaluated.num_prompts:
+        return f"eval v{evaluated.policy_version}  held-out accuracy: none of {evaluated.num_failed} judged"
     extra = multi_sample_metrics(evaluated.metrics)
     shares = "".join(f"  {name} {value:.1%}" for name, value in extra.items() if not name.startswith("avg@"))
     return (
