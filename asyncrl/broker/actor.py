@@ -404,7 +404,8 @@ class BrokerActor:
         if self._traces:
             self._traces.stepped(stepped.step)
         groups = self._scheduler.training.trained(stepped.step)
-        if (line := self._files.step(stepped, groups)) is not None:
+        is_computed = self._scheduler.training.has_computed(stepped.step, peer)
+        if (line := self._files.step(stepped, groups, is_computed=is_computed)) is not None:
             reach("broker.step_recorded")
             self._readings.stepped(line)
             for supervisor in self._scheduler.nodes.of("supervisor"):

@@ -13,7 +13,7 @@ from asyncrl.broker.failures import FailureBook
 from asyncrl.broker.groups.admission import AdmissionBook
 from asyncrl.broker.groups.batches import BatchBook
 from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.drop_limit import DropLimit
+from asyncrl.broker.groups.drop_limit import OVERLONG, DropLimit
 from asyncrl.broker.groups.filtering import ZERO_VARIANCE, GroupFilter
 from asyncrl.broker.groups.group import Group, Slot, State
 from asyncrl.broker.groups.max_staleness import StalenessBound, Stragglers
@@ -71,7 +71,11 @@ class TrainingGroups:
         self._drops = DropLimit(schedule.window)
         self._wanted_step: tuple[int, str] | None = None
         """Step of the unanswered `Take`, and the trainer's peer."""
+        self._first_take: tuple[int, str] | None = None
+        """Step of the first `Take` of the newest trainer, and its peer."""
         self.committed_step = -1
+        self.num_failed = 0
+        """Groups dropped because a trajectory failed for good."""
 
     # ── changes that a record describes: made when it happens, and when it is replayed ──────────
 
@@ -108,6 +112,7 @@ class TrainingGroups:
         self._window.drop(group.group_id)
         self.admission.dropped()
         self.filtering.dropped(reason, self.batches.next_step)
+        self.num_failed += reason not in (ZERO_VARIANCE, OVERLONG)
 
     def committed(self, step: int) -> list[Group]:
         """
@@ -138,6 +143,12 @@ class TrainingGroups:
 
     def take(self, step: int, peer: str) -> None:
         self._wanted_step = (step, peer)
+        if self._first_take is None or self._first_take[1] != peer:
+            self._first_take = self._wanted_step
+
+    def has_computed(self, step: int, peer: str) -> bool:
+        """True if a trainer that reports a step has computed it itself; earlier ones are from its checkpoint."""
+        return self._first_take is not None and self._first_take[1] == peer and step >= self._first_take[0]
 
     @property
     def awaited_step(self) -> int | None:
@@ -167,7 +178,8 @@ class TrainingGroups:
         if message.step <= self.committed_step:
             return  # A resumed trainer repeats the checkpoint it starts from.
         self._out.record(Committed(message.step, message.checkpoint))
-        self._out.event("checkpoint.written", step=message.step, path=message.checkpoint)
+        steps = message.step + 1
+        self._out.event("checkpoint.written", step=message.step, steps=steps, path=message.checkpoint)
         if done := self.committed(message.step):
             needed_from = first_needed(done, self._groups)
             for spool in self._nodes.of("spool"):

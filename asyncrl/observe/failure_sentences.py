@@ -6,6 +6,7 @@ Failures counted by cause, in words.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import PurePath
 
@@ -47,6 +48,12 @@ class Raised(Struct, frozen=True):
         """Type and place, which are the same for exceptions that differ in their texts; empty without a place."""
         return f"{self.kind} at {self.place}" if self.place else ""
 
+    @property
+    def short_site(self) -> str:
+        """The same with the name of the file alone."""
+        file, _, line = self.place.rpartition(":")
+        return f"{self.kind} at {PurePath(file).name}:{line}" if self.place else ""
+
     def within(self, chars: int) -> str:
         """The reason in at most ``chars`` characters, if type and place leave room for any of its text."""
         rest = f"{self.before}{self.kind}: … ({self.place})"
@@ -73,6 +80,16 @@ def sentences(counts: Mapping[str, int], attempts: Mapping[str, int]) -> list[st
     return said
 
 
+def by_site(counts: Mapping[str, int]) -> dict[str, int]:
+    """The same counts with exceptions named by type and place, as in sentences, rather than by the first text."""
+    sums: Counter[str] = Counter()
+    for name, count in counts.items():
+        stage, _, reason = name.partition(": ")
+        raised = Raised.read(reason)
+        sums[f"{stage}: {raised.short_site}" if raised and raised.place else name] += count
+    return dict(sums.most_common())
+
+
 def _sentence(name: str, count: int, attempts: Mapping[str, int]) -> str:
     stage, _, reason = name.partition(": ")
     of = attempts[stage] if attempts.get(stage, 0) >= count else 0
@@ -85,9 +102,8 @@ def _sentence(name: str, count: int, attempts: Mapping[str, int]) -> str:
         return f"{where} failed: {reason}"
     if not raised.place:
         return f"{raised.kind} in {where}{f': {raised.text}' if raised.text else ''}"
-    file, _, line = raised.place.rpartition(":")
     example = f", such as {_quoted(raised.text)}" if raised.text else ""
-    return f"{raised.kind} at {PurePath(file).name}:{line} in {where}{example}"
+    return f"{raised.short_site} in {where}{example}"
 
 
 def _percent(share: float) -> str:

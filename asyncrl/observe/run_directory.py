@@ -71,9 +71,16 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     ledger_records: int = 0
     """Records that the ledger had on disk; 0 if the broker did not write this summary."""
     failed: dict[str, int] = {}
-    """Failed attempts to sample or grade a trajectory by cause, ``stage: reason``, most frequent first."""
+    """
+    Failed attempts to sample or grade a trajectory by cause, ``stage: reason``, most frequent first. Exceptions are
+    named by type and place, such as ``reward: KeyError at score.py:12``.
+    """
     failures: list[str] = []
-    """The same in words, such as ``KeyError in 41 of 88 verdicts: 'answer'``."""
+    """The same in words, such as ``KeyError at score.py:12 in 41 of 88 verdicts (47 %), such as 'answer'``."""
+    groups_issued: int = 0
+    """Training groups whose sampling began; 0 if the broker did not write this summary."""
+    groups_failed: int = 0
+    """Of them, those that were dropped because a trajectory failed for good."""
     directory: str = ""
     """Absolute path of the run directory, in what `asyncrl.run` returns; not in summary.json, which may be moved."""
     checkpoint: str = ""

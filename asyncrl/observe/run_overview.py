@@ -50,6 +50,8 @@ class RunOverview(Struct, frozen=True, kw_only=True):
     """Time of the first event, ISO 8601; before it, that of the configuration; empty without one."""
     age_s: float | None = None
     """Seconds since then."""
+    wall_s: float | None = None
+    """Seconds that it took; None if no end is recorded."""
     num_bytes: int = 0
     """Space on disk."""
     metrics: dict[str, Any] = {}
@@ -91,6 +93,7 @@ def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunO
         checkpoint=str(checkpoints[-1].parent) if checkpoints else "",
         began_at=began_at,
         age_s=wall_clock() - datetime.fromisoformat(began_at).timestamp() if began_at else None,
+        wall_s=summary.wall_s if summary else None,
         num_bytes=sum(_sizes(path)),
         metrics=line,
         notes=notes,

@@ -37,6 +37,8 @@ class TimesLine(Struct, frozen=True):
     span_s: float
     """Its length. The seconds of a node may end, or begin, up to one heartbeat earlier."""
     nodes: dict[str, NodeTimes]
+    verdicts: int = 0
+    """Rewards that came in it, and failed attempts at one."""
 
 
 def append(path: Path, line: TimesLine) -> None:

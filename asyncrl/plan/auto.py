@@ -49,8 +49,10 @@ def choice_of(fitted: Fit) -> StalenessChoice:
     plan = fitted.plan
     now = plan.schedule.staleness_bound
     if not fitted.is_close:
-        off = fitted.step_s / fitted.measured_s - 1
-        return StalenessChoice(now, now, f"the plan fitted to the run is {off:+.0%} off its step time")
+        steps = (
+            f"a step of the run takes {fitted.measured_s:.3g} s, and one of a plan fitted to it {fitted.step_s:.3g} s"
+        )
+        return StalenessChoice(now, now, f"no prediction: {steps}")
     predicted = {now: fitted.step_s}
     for staleness in sorted({*AUTO_STALENESS} - {now}):
         with suppress(ConfigError):  # A run would refuse it, because of max_staleness for instance.

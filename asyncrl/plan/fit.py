@@ -23,7 +23,7 @@ from asyncrl.observe.times import TimesLine
 from asyncrl.observe.why.attribution import Attribution, attribute
 from asyncrl.plan.inputs import inputs
 from asyncrl.plan.lengths import Lengths, read_samples
-from asyncrl.plan.sections import Horizon, LengthNumbers, Plan, Publish, Rollout, Trainer, TrainerSpeed
+from asyncrl.plan.sections import Horizon, LengthNumbers, Plan, Publish, Reward, Rollout, Trainer, TrainerSpeed
 from asyncrl.plan.simulate import simulate
 
 CLOSE = 0.15
@@ -62,6 +62,10 @@ class Observed(Struct, frozen=True, kw_only=True):
     publish_s: float
     pause_s: float
     """Seconds for which a rollout pauses for new weights."""
+    graders: int = 0
+    """Reward nodes; each counts as one that judges one completion after the other."""
+    verdict_s: float = 0.0
+    """Seconds of one reward node for a verdict."""
 
 
 class Fit(Struct, frozen=True):
@@ -111,6 +115,7 @@ def observed(record: RunRecord, config: Config, lines: Sequence[TimesLine]) -> O
     ]
     if not samplings:
         return None
+    grading_s = sum(steady.nodes[name].seconds.get("grading", 0.0) for name in steady.names("reward"))
     return Observed(
         step_s=steady.span_s / num_steps,
         rollouts=len(steady.names("rollout")),
@@ -119,6 +124,8 @@ def observed(record: RunRecord, config: Config, lines: Sequence[TimesLine]) -> O
         trained_per_s=max(trained, 1e-6) / _trainer_s(steady),
         publish_s=record.mean("receive_s") or 0.0,
         pause_s=record.mean("pause_s") or 0.0,
+        graders=len(steady.names("reward")),
+        verdict_s=grading_s / steady.verdicts if steady.verdicts else 0.0,
     )
 
 
@@ -177,6 +184,7 @@ def _plan(seen: Observed, schedule: Schedule, fixed_s: float, each_s: float) -> 
         ),
         trainer=Trainer(speeds=[TrainerSpeed(devices=1, tokens_per_s=seen.trained_per_s)]),
         publish=Publish(seconds=seen.publish_s, pause_s=seen.pause_s),
+        reward=Reward(seconds=seen.verdict_s, at_once=seen.graders),
         schedule=schedule,
     )
     versions = min(max(FEWEST_VERSIONS, plan.versions_with(COMPLETIONS)), MOST_VERSIONS)

@@ -61,6 +61,8 @@ def _changes(plan: Plan) -> dict[str, Mapping[str, Any]]:
             "schedule.steps_per_publish": 2 * schedule.steps_per_publish
         },
     }
+    if plan.reward.seconds:
+        changes["rewards twice as fast"] = {"reward.seconds": plan.reward.seconds / 2}
     if schedule.order == "fifo":
         changes['schedule.order = "windowed"'] = {"schedule.order": "windowed"}
     return changes

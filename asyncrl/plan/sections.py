@@ -98,7 +98,9 @@ class Publish(Section, frozen=True, kw_only=True):
 
 class Reward(Section, frozen=True, kw_only=True):
     seconds: NonNegative = 0.0
-    """Seconds of one verifier call; any number of calls run at once."""
+    """Seconds of one verifier call."""
+    at_once: Natural = 0
+    """Calls that run at once, while others wait; 0 runs any number."""
 
 
 class Synchronous(Section, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ class Simulation:
         beyond = schedule.steps_per_publish + 2 * -(-schedule.window // schedule.groups_per_step)
         self.steps = steps or self.last + beyond
         self.cluster = Cluster(plan, self.steps, inputs.lengths)
-        self.reward = SimulatedReward(self.cluster, plan.reward.seconds)
+        self.reward = SimulatedReward(self.cluster, plan.reward.seconds, plan.reward.at_once)
         self.rollouts = [SimulatedRollout(self.cluster, f"rollout{i}", inputs.step_s) for i in range(plan.replicas)]
         self.trainer = SimulatedTrainer(self.cluster, inputs.training, self.steps)
         self.timeline: list[tuple[float, float]] = []

@@ -300,10 +300,10 @@ class TrainerActor:
             await self._link.send(Commit(start.step - 1, start.checkpoint))
         if start.step < steps:
             self._upcoming = self._tasks.create_task(self._batch(start.step))
-        num_done = start.step
+        num_done, free_s = start.step, self._clock()
         while num_done < steps and await self._may_train(num_done):
-            await self._step(num_done)
-            num_done += 1
+            await self._step(num_done, free_s)
+            num_done, free_s = num_done + 1, self._clock()
         await self._drain_began.wait()
         if num_done > self._num_saved and self._ends_version(num_done):
             async with self._turns.turn():
@@ -325,14 +325,14 @@ class TrainerActor:
         """True if the weights after so many steps are those of a policy version."""
         return num_done % self._config.schedule.steps_per_publish == 0 or num_done == self._config.run.steps
 
-    async def _step(self, step: int) -> None:
-        started_s = self._clock()
+    async def _step(self, step: int, free_s: float) -> None:
+        """Train a step, which the trainer was free for from ``free_s`` on."""
         is_last = step + 1 == self._config.run.steps
         fetched = await self._next_batch(None if is_last else step + 1)
         async with self._turns.turn():
-            await self._train_step(step, fetched, started_s)
+            await self._train_step(step, fetched, free_s)
 
-    async def _train_step(self, step: int, fetched: FetchedStep, started_s: float) -> None:
+    async def _train_step(self, step: int, fetched: FetchedStep, free_s: float) -> None:
         is_last = step + 1 == self._config.run.steps
         left_out = _groups_of(fetched.refused)
         reach("trainer.batch_came")
@@ -347,7 +347,7 @@ class TrainerActor:
         version = self._version
         if is_last or _every(self._config.schedule.steps_per_publish, step):
             await self._publish(next_step=step + 1)
-        wait_s, train_s, stage_s = taken_s - started_s, trained_s - taken_s, self._clock() - trained_s
+        wait_s, train_s, stage_s = taken_s - free_s, trained_s - taken_s, self._clock() - trained_s
         metrics = metrics | self._timing(metrics["num_tokens"], wait_s, train_s, stage_s)
         self._progress.stepped(metrics)
         self._stepped.append(Stepped(step, version, metrics, fetched.refused))

@@ -784,8 +784,8 @@ def test_a_broker_that_stops_hands_over_what_is_open(tmp_path: Path) -> None:
 # ── a broker that starts again ──────────────────────────────────────────────────────────────
 
 
-def live(parent: Path, disk: Disk, until_step: int | None = None) -> House:
-    config = CONFIG if until_step is None else replace(CONFIG, checkpoint=Checkpoint())
+def live(parent: Path, disk: Disk, until_step: int | None = None, *, saves: bool = False) -> House:
+    config = CONFIG if until_step is None or saves else replace(CONFIG, checkpoint=Checkpoint())
 
     async def main() -> House:
         house = House(parent)
@@ -822,6 +822,15 @@ def test_a_broker_that_died_goes_on_where_it_was_and_counts_every_step_once(tmp_
     assert (summary.status, summary.steps, summary.versions) == ("finished", 3, 3)
     assert summary.trained_tokens == 3 * 2 * 2 * 8
     assert (summary.base_accuracy, summary.held_out_accuracy) == (1.0, 1.0)
+
+
+def test_steps_that_a_trainer_reports_from_its_checkpoint_are_not_repeated(tmp_path: Path) -> None:
+    disk = Disk()
+    before = live(tmp_path, disk, until_step=1, saves=True).directory.read_metrics()
+    saved = disk.checkpoints[-1]
+    assert saved > 0
+    house = live(tmp_path, disk)
+    assert [event["step"] for event in house.events("step.repeated")] == list(range(saved, len(before)))
 
 
 def test_the_summary_of_a_failed_life_gives_way_to_the_next_one(tmp_path: Path) -> None:

@@ -377,6 +377,7 @@ def test_filtered_groups_are_counted_for_the_step_they_were_filtered_before() ->
     scheduler = replayed([*STEP_0, Dropped(2, "zero_variance", 16), Dropped(3, "lost", 0)], config)
 
     assert [scheduler.training.filtering.metrics(step)["filtered_groups"] for step in (0, 1)] == [0.0, 1.0]
+    assert scheduler.training.num_failed == 1, "only the other one failed"
 
 
 def test_a_restarted_group_has_only_what_was_sampled_since() -> None:

@@ -91,7 +91,18 @@ def test_a_dropped_group_is_replaced() -> None:
     records = desk.out.drain()[1]
     assert records[2] == Dropped(0, "rollout: out of memory", 0)
     assert set(desk.groups.train) == {1, 2}
-    assert desk.training.admission.num_needed == 1
+    assert (desk.training.admission.num_needed, desk.training.num_failed) == (1, 1)
+
+
+def test_a_trainer_has_computed_the_steps_from_its_first_take_on() -> None:
+    desk = Desk()
+    assert not desk.training.has_computed(0, "t.0")
+    for step in (7, 8):
+        desk.training.take(step, "t.1")
+    assert [desk.training.has_computed(step, "t.1") for step in (6, 7, 8)] == [False, True, True]
+    assert not desk.training.has_computed(8, "t.0")
+    desk.training.take(5, "t.2")
+    assert desk.training.has_computed(5, "t.2")
 
 
 def test_a_take_waits_for_its_groups_and_is_forgotten_with_its_trainer() -> None:
@@ -123,8 +134,9 @@ def test_groups_close_with_the_checkpoint_after_their_own() -> None:
 
     desk.train(1)
 
-    outbox, records, _ = desk.out.drain()
+    outbox, records, events = desk.out.drain()
     assert 0 not in desk.groups.train
+    assert events[-1].fields == {"step": 1, "steps": 2, "path": "step_000002"}
     assert [o.message for o in outbox if isinstance(o.message, Trim)] == [Trim(1)]
     assert Committed(1, "step_000002") in records
     desk.training.commit(Commit(1, "step_000002"))

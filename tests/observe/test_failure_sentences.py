@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.observe.failure_sentences import OTHERS, Raised, sentences
+from asyncrl.observe.failure_sentences import OTHERS, Raised, by_site, sentences
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,18 @@ def test_a_long_reason_keeps_the_place() -> None:
 def test_one_failure_is_singular() -> None:
     assert sentences({"trainer: boom": 1}, {}) == ["1 batch failed: boom"]
     assert sentences({"reward: boom": 1}, {}) == ["1 verdict failed: boom"]
+
+
+def test_counts_by_site_name_no_text_of_one_exception() -> None:
+    counts = {
+        "reward: 3 is no number": 2,
+        "reward: the function raised KeyError: '21' (/home/me/bad.py:4)": 40,
+        "environment: KeyError: '21' (/home/me/bad.py:4)": 1,
+        "rollout: EngineError: out of memory": 3,
+    }
+    assert list(by_site(counts).items()) == [
+        ("reward: KeyError at bad.py:4", 40),
+        ("rollout: EngineError: out of memory", 3),
+        ("reward: 3 is no number", 2),
+        ("environment: KeyError at bad.py:4", 1),
+    ]

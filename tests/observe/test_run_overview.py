@@ -15,7 +15,7 @@ def test_a_finished_run_is_told_by_its_summary(make_run: MakeRun, summary: Calla
     found = overview(directory.path)
     assert (found.run, found.status, found.step, found.steps, found.reward) == ("tiny", "finished", 10, 10, 0.9)
     assert (found.base_accuracy, found.accuracy) == (summary().base_accuracy, summary().held_out_accuracy)
-    assert found.accuracy_failed == 3
+    assert (found.accuracy_failed, found.wall_s) == (3, summary().wall_s)
 
 
 def test_a_run_without_an_end_and_without_a_broker_has_stopped(make_run: MakeRun) -> None:
@@ -24,7 +24,7 @@ def test_a_run_without_an_end_and_without_a_broker_has_stopped(make_run: MakeRun
     found = overview(directory.path, wall_clock=lambda: 1_700_000_060.0)
     assert found.accuracy_failed == 4
     assert (found.status, found.step, found.steps) == ("stopped", 10, 10)
-    assert (found.base_accuracy, found.accuracy, found.age_s) == (0.25, 0.75, 60.0)
+    assert (found.base_accuracy, found.accuracy, found.age_s, found.wall_s) == (0.25, 0.75, 60.0, None)
     assert found.num_bytes > 0
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
@@ -27,18 +28,19 @@ def a_config(**rollout: object) -> Config:
     )
 
 
-def a_run(folder: Path, *, sampling_s: float, training_s: float) -> RunRecord:
-    """A synchronous run: a step samples 8 trajectories of 100 tokens, and then trains on them."""
+def a_run(folder: Path, *, sampling_s: float, training_s: float, grading_s: float = 0.0) -> RunRecord:
+    """A synchronous run: a step samples 8 trajectories of 100 tokens, one node grades them, and then it trains."""
     for step in range(STEPS):
         group_ids = [2 * step + place // SIZE for place in range(2 * SIZE)]
         table = pa.table({"step": [step] * 8, "group_id": group_ids, "num_tokens": [TOKENS] * 8})
         pq.write_table(table, folder / f"step_{step:06d}.parquet")
-    seconds = sampling_s + training_s
+    seconds = sampling_s + grading_s + training_s
     nodes = {
         "trainer-0": NodeTimes("trainer", {"training": training_s, "waiting for sampling": sampling_s}, 800),
         "rollout-0": NodeTimes(
             "rollout", {"sampling": sampling_s, "waiting for the trainer": training_s}, 800, decode_steps=TOKENS
         ),
+        "reward-0": NodeTimes("reward", {"grading": grading_s, "waiting for sampling": sampling_s}),
     }
     return RunRecord(
         name="mine",
@@ -47,7 +49,7 @@ def a_run(folder: Path, *, sampling_s: float, training_s: float) -> RunRecord:
         metrics=[{"step": step, "tokens": 800.0, "receive_s": 0.0, "pause_s": 0.0} for step in range(STEPS)],
         events=[],
         pictured=[],
-        times=[TimesLine(step, seconds * step, seconds, nodes) for step in range(STEPS)],
+        times=[TimesLine(step, seconds * step, seconds, nodes, verdicts=8) for step in range(STEPS)],
         notes=[],
     )
 
@@ -75,6 +77,19 @@ def test_overlapping_sampling_and_training_brings_up_to_the_longer_of_the_two(tm
 def test_a_faster_trainer_brings_nothing_where_it_hardly_trains(tmp_path: Path) -> None:
     found = gains(a_run(tmp_path, sampling_s=4.0, training_s=0.1), tmp_path)
     assert found["a trainer twice as fast"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_slow_rewards_are_part_of_the_plan_and_faster_ones_a_gain(tmp_path: Path) -> None:
+    found = gains(a_run(tmp_path, sampling_s=0.1, training_s=0.1, grading_s=4.0), tmp_path)
+    assert next(iter(found)) == "rewards twice as fast"
+    assert found["rewards twice as fast"] == pytest.approx(2.0, rel=0.1)
+    assert found["one more rollout"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_run_whose_verdicts_nobody_counted_has_no_gain_of_rewards(tmp_path: Path) -> None:
+    record = a_run(tmp_path, sampling_s=1.0, training_s=1.0)
+    record.times[:] = [replace(line, verdicts=0) for line in record.times]
+    assert "rewards twice as fast" not in gains(record, tmp_path)
 
 
 def test_shared_devices_have_no_plan(tmp_path: Path) -> None:

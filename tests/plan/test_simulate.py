@@ -18,6 +18,8 @@ from tests.plan.plans import a_plan, finished, outcome, spread_out
         ({"publish.seconds": 3.0}, 10 + 4 + 3),
         ({"publish.pause_s": 2.0}, 10 + 4 + 2),
         ({"reward.seconds": 5.0}, 10 + 5 + 4),
+        ({"reward.seconds": 5.0, "reward.at_once": 1}, 10 + 4 * 5 + 4),
+        ({"reward.seconds": 5.0, "reward.at_once": 3}, 10 + 2 * 5 + 4),
         ({"rollout.prompt_tokens": 500}, 10 + 2 * 0.5 + 24),  # A group prefills once, and trains every prompt token.
         ({"rollout.slots": 2}, 20 + 4),
         ({"rollout.prompt_tokens": 2000}, 10 + 2 * 2 + 84),  # Longer than a run's prompts are by default.

@@ -325,6 +325,20 @@ def test_a_step_fetches_its_batch_and_trains_on_it(scene):
     scene(play)
 
 
+def test_a_step_tells_how_long_it_waited_for_its_batch(scene):
+    async def play(stage):
+        stage.publisher.takes_s = 1.0
+        await stage.begin()
+        assert await stage.hear(Take) == Take(0)
+        stage.advance(3.0)
+        stage.say(Batch(0, [scored(0)]))
+        stage.answer(await stage.fetch())
+        metrics = (await stage.hear_at_last(Stepped)).metrics
+        assert (metrics["wait_s"], metrics["step_s"], metrics["wait_trainer"]) == (3.0, 4.0, 0.75)
+
+    scene(play)
+
+
 def damaged_payload(step: int) -> memoryview:
     trajectory = msgspec.msgpack.decode(payload(step), type=Trajectory)
     nan = memoryview(array.array("f", [-0.5, float("nan"), -1.5])).cast("B")

@@ -25,6 +25,7 @@ from asyncrl.errors import RunFailed
 from asyncrl.log import get_logger
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.weights import Live
+from asyncrl.observe.failure_sentences import by_site
 from asyncrl.observe.run_directory import Outcome, RunDirectory, RunSummary
 from asyncrl.observe.times import TimesLine
 
@@ -78,6 +79,8 @@ class RunFiles:
         self._ess_alarm = EssAlarm(config, metrics)
         self._is_concluded = False
         scheduler.failures.restore(recorded(events), recorded_attempts(events))
+        self._num_verdicts = scheduler.failures.attempts.get("reward", 0)
+        """Verdicts up to the last line of times."""
 
     def event(self, kind: str, /, **fields: Any) -> None:
         level = log.warning if is_incident(kind, fields) else log.debug if kind in FREQUENT else log.info
@@ -97,14 +100,16 @@ class RunFiles:
         """Note the swap times of a rollout that changed to a new version."""
         self._swap_times.add(live)
 
-    def step(self, stepped: Stepped, groups: Sequence[Group]) -> dict[str, Any] | None:
+    def step(self, stepped: Stepped, groups: Sequence[Group], *, is_computed: bool = True) -> dict[str, Any] | None:
         """
         Append the line of a step trained on ``groups`` to metrics.jsonl, and return it.
 
-        Returns None if the file has the step already. Raises RunFailed if the line cannot be written.
+        Returns None if the file has the step already: it was computed again, or, unless ``is_computed``, is only
+        reported again. Raises RunFailed if the line cannot be written.
         """
         if stepped.step in self.totals:
-            self.event("step.repeated", step=stepped.step, policy_version=stepped.policy_version)
+            if is_computed:
+                self.event("step.repeated", step=stepped.step, policy_version=stepped.policy_version)
             return None
         wait = self._waits.share(self._scheduler.nodes.of("rollout"))
         max_staleness, has_turns = self._config.schedule.max_staleness, self._config.environment.is_set
@@ -146,7 +151,9 @@ class RunFiles:
 
     def _write_times(self, step: int) -> None:
         span_s, nodes = self._times.take(self._clock())
-        self._directory.append_times(TimesLine(step, self.time_s, span_s, nodes))
+        verdicts = self._scheduler.failures.attempts.get("reward", 0)
+        self._directory.append_times(TimesLine(step, self.time_s, span_s, nodes, verdicts - self._num_verdicts))
+        self._num_verdicts = verdicts
 
     def _write_summary(self, cause: str, status: Outcome) -> None:
         # An evaluation in which every prompt failed measured nothing.
@@ -176,8 +183,10 @@ class RunFiles:
                 logprob_gap_mean=totals.logprob_gap_mean,
                 logprob_gap_max=totals.logprob_gap_max,
                 ledger_records=self._num_records(),
-                failed=failures.counts,
+                failed=by_site(failures.counts),
                 failures=failures.sentences(),
+                groups_issued=self._scheduler.window.num_admitted,
+                groups_failed=self._scheduler.training.num_failed,
             )
         )
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from asyncrl.errors import LedgerError
 from asyncrl.evaluation.metrics import failed_note
 from asyncrl.files.json_lines import JsonLines
+from asyncrl.observe.formatting import share
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
 
 
@@ -29,6 +30,12 @@ def outcome_lines(directory: RunDirectory, summary: RunSummary, before_s: float,
         f"{accuracy}, mean staleness {summary.staleness_mean:.2f} (max {summary.staleness_max}) policy versions"
     )
     yield from (f"failed      {sentence}" for sentence in summary.failures)
+    if summary.groups_failed:
+        dropped, issued = summary.groups_failed, summary.groups_issued
+        yield (
+            f"dropped     {dropped:,} of {issued:,} prompts ({share(dropped / issued)}), because a completion of each "
+            f"failed for good: asyncrl dead-letters {directory.path}"
+        )
     if _is_all_zero(directory, summary):
         yield f"every reward was 0: look at the samples: asyncrl samples {directory.path}"
     checkpoints = sorted(directory.checkpoints.glob("step_*"))

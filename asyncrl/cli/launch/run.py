@@ -39,7 +39,7 @@ from asyncrl.node.hub import with_local_copies
 from asyncrl.node.machine.devices import Devices
 from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, require_dashboard, require_train
 from asyncrl.node.process.metrics_server import TARGETS_VARIABLE, MetricsOptions
-from asyncrl.observe.failure_sentences import sentences
+from asyncrl.observe.failure_sentences import by_site, sentences
 from asyncrl.observe.formatting import counted
 from asyncrl.observe.report.report import write_report
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
@@ -284,7 +284,7 @@ def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console
         staleness_max=totals.staleness_max,
         logprob_gap_mean=totals.logprob_gap_mean,
         logprob_gap_max=totals.logprob_gap_max,
-        failed=recorded(events),
+        failed=by_site(recorded(events)),
         failures=sentences(recorded(events), recorded_attempts(events)),
     )
     try:

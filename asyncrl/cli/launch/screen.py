@@ -114,12 +114,16 @@ class Screen:
         self.say(f"{node} was drained and has left")
 
     def _eta_s(self, step: Step) -> float | None:
-        """Time left at the pace so far, without the first step, which waits for models to load; None at that step."""
+        """
+        Time left at the pace since the first step seen; None at that and the next one.
+
+        The first step waits for models to load, and the batch of the second may be complete by then.
+        """
         now_s = step.metrics.get("time_s", 0.0)
         if self._first is None:
             self._first = step.step, now_s
         first_step, first_s = self._first
-        if step.step <= first_step:
+        if step.step < first_step + 2:
             return None
         return (now_s - first_s) / (step.step - first_step) * (self._steps - 1 - step.step)
 
@@ -130,7 +134,10 @@ def eval_line(evaluated: Evaluated) -> str:
 
     Example:
         eval v10  held-out accuracy 41.0% of 256  maj@8 52.3%  pass@8 78.1%  len 212
+        eval v10  held-out accuracy: none of 256 judged
     """
+    if not evaluated.num_prompts:
+        return f"eval v{evaluated.policy_version}  held-out accuracy: none of {evaluated.num_failed} judged"
     extra = multi_sample_metrics(evaluated.metrics)
     shares = "".join(f"  {name} {value:.1%}" for name, value in extra.items() if not name.startswith("avg@"))
     return (

@@ -20,7 +20,7 @@ def list_runs(folder: Path) -> list[RunOverview]:
 
 def run_table(runs: list[RunOverview]) -> list[str]:
     """Table of the runs."""
-    rows: list[Row] = [["run", "status", "step", "reward", "accuracy", "age", "disk"]]
+    rows: list[Row] = [["run", "status", "step", "reward", "held out", "age", "disk"]]
     for run in runs:
         rows.append(
             [

@@ -16,7 +16,7 @@ NAMED = 4
 """Nodes that are listed by name in a sentence; further ones are counted."""
 METRICS = (
     ("reward", "reward", ".3f"),
-    ("accuracy", "accuracy", ".3f"),
+    ("accuracy", "batch accuracy", ".3f"),
     ("length_mean", "length", ".0f"),
     ("staleness_mean", "staleness", ".2f"),
     ("tokens_per_s", "tok/s", ""),
@@ -54,7 +54,8 @@ def file_lines(files: RunOverview) -> list[str]:
     """State by the files of the run."""
     planned = "?" if files.steps is None else files.steps
     began = f", began {duration(files.age_s)} ago" if files.age_s is not None else ""
-    lines = [f"{files.run}: {files.status}, step {files.step} of {planned}{began}"]
+    took = f" in {duration(files.wall_s)}" if files.wall_s is not None else ""
+    lines = [f"{files.run}: {files.status}, step {files.step} of {planned}{took}{began}"]
     rows = [["cause", files.cause]] if files.cause else []
     rows += _metric_rows(files)
     rows += [["checkpoint", files.checkpoint or "none"], *(["note", note] for note in files.notes)]

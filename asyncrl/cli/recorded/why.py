@@ -10,6 +10,7 @@ from asyncrl.cli.terminal import aligned
 from asyncrl.config.live import with_values
 from asyncrl.config.run_file import load_config
 from asyncrl.messages.words import Role
+from asyncrl.observe.formatting import counted
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_record import read_run
 from asyncrl.observe.why.explanation import Explanation, explain
@@ -58,6 +59,9 @@ def why_text(name: str, found: Why) -> str:
 
 
 def _lines(name: str, found: Explanation) -> Iterator[str]:
+    if found.status in ("failed", "interrupted"):
+        cause = f": {found.cause}" if found.status == "failed" else ""
+        yield f"{name} {found.status} after {counted(found.steps, 'step')}{cause}"
     yield f"{name}: {found.steady_s:.1f} s of {found.steps} steps, without loading and the end of the run"
     for role, shares in found.roles.items():
         yield ""
@@ -65,6 +69,9 @@ def _lines(name: str, found: Explanation) -> Iterator[str]:
         yield from _table(shares)
     yield from _nodes(found)
     yield ""
+    if not found.steps:
+        yield "No step was trained, so there is no bottleneck to name."
+        return
     if found.diagnosis is None:
         yield "No trainer has told what it does: nothing to conclude."
         return
@@ -78,8 +85,10 @@ def _forecast(found: Forecast | None) -> Iterator[str]:
         return
     yield ""
     if not found.is_close:
-        off = found.fitted_s / found.measured_s - 1
-        yield f"No prediction: a plan fitted to this run has steps of {found.fitted_s:.3g} s, {off:+.0%} against it."
+        yield (
+            f"No prediction: a step of this run takes {found.measured_s:.3g} s, and one of a plan fitted to it "
+            f"{found.fitted_s:.3g} s."
+        )
         return
     steps = f"steps of {found.fitted_s:.3g} s, measured {found.measured_s:.3g} s"
     yield f"What a change would bring, by a plan fitted to this run ({steps}):"

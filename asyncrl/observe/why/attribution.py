@@ -23,6 +23,7 @@ class Attribution(Struct, frozen=True):
 
     span_s: float
     nodes: Mapping[str, NodeTimes]
+    verdicts: int = 0
 
     def shares(self, role: Role) -> dict[str, float]:
         """Share of the time of all nodes of a role by activity, largest first; they add up to 1. Empty without any."""
@@ -59,7 +60,11 @@ def attribute(lines: Sequence[TimesLine], *, is_steady: bool = False) -> Attribu
     for line in lines:
         for name, node in line.nodes.items():
             sums.setdefault(name, _Sum(node.role)).add(node, without=APART if is_steady else ())
-    return Attribution(sum(line.span_s for line in lines), {name: total.times for name, total in sums.items()})
+    return Attribution(
+        sum(line.span_s for line in lines),
+        {name: total.times for name, total in sums.items()},
+        sum(line.verdicts for line in lines),
+    )
 
 
 class _Sum:

@@ -59,6 +59,8 @@ class Evidence(Struct, frozen=True):
     """Groups that were trained on."""
     staleness: float
     """``schedule.staleness``."""
+    is_on_one_machine: bool = False
+    """True if the broker serves no other machines."""
 
     def losses(self) -> Counter[str]:
         """Losses of each node."""
@@ -120,11 +122,6 @@ CAUSES = {
 """Groups of a trainer's activities that have one remedy."""
 
 REMEDIES: dict[str, tuple[Bottleneck, str, str]] = {
-    "publishing": (
-        "publishing",
-        "The trainer waits {share:.0%} of the time for new weights to reach the rollouts.",
-        "raise schedule.steps_per_publish, set weights.delta, or use a faster network (weights.interface)",
-    ),
     "checkpointing": (
         "checkpoints",
         "The trainer copies checkpoints {share:.0%} of the time.",
@@ -165,6 +162,17 @@ def _training(steady: Attribution, _evidence: Evidence, share: float) -> Diagnos
         f"The trainer trains {share:.0%} of the time, and rollouts wait for it {idle:.0%} of theirs.",
         "give it more devices (trainer.ranks, trainer.nodes), or fewer tokens (sampling.max_tokens)",
     )
+
+
+def _publishing(_steady: Attribution, evidence: Evidence, share: float) -> Diagnosis:
+    sentence = f"The trainer waits {share:.0%} of the time for new weights to reach the rollouts."
+    return Diagnosis("publishing", share, sentence, _faster_publishing(evidence))
+
+
+def _faster_publishing(evidence: Evidence) -> str:
+    if evidence.is_on_one_machine:
+        return "raise schedule.steps_per_publish"
+    return "raise schedule.steps_per_publish, set weights.delta, or use a faster network (weights.interface)"
 
 
 def _grading(steady: Attribution, evidence: Evidence, share: float) -> Diagnosis:
@@ -242,8 +250,8 @@ def _data_finding(evidence: Evidence) -> _Finding | None:
 def _idle_finding(steady: Attribution, evidence: Evidence) -> _Finding | None:
     rollout, trainer = steady.shares("rollout"), steady.shares("trainer")
     if (arriving := _waits(rollout, "weights to arrive", "newer weights")) > MUCH:
-        setting = REMEDIES["publishing"][2]
-        return _Finding("publishing", f"and rollouts wait {arriving:.0%} of theirs for new weights", setting)
+        clause = f"and rollouts wait {arriving:.0%} of theirs for new weights"
+        return _Finding("publishing", clause, _faster_publishing(evidence))
     idle = sum(share for activity, share in rollout.items() if activity.startswith("waiting for"))
     if idle <= MUCH:
         return None
@@ -279,7 +287,8 @@ def _waits(shares: Mapping[str, float], *causes: str) -> float:
 
 RULES: dict[str, Callable[[Attribution, Evidence, float], Diagnosis]] = {
     "training": _training,
+    "publishing": _publishing,
     "grading": _grading,
     "sampling": _sampling,
 }
-"""Causes whose reason is looked for in the times of other nodes and in the events."""
+"""Causes whose reason or remedy is looked for in the times of other nodes and in the records."""

@@ -8,6 +8,7 @@ Messages arrive at once and are never lost. The broker's own rules decide which 
 takes, when a version is live and when the window admits a group. The scheduler's timers are not run: no node is late.
 """
 
+import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Collection
@@ -54,18 +55,31 @@ class Prompts(PromptStream):
 
 
 class SimulatedReward:
-    """Grades each trajectory with reward 0 after a fixed delay."""
+    """Grades each trajectory with reward 0 in a fixed time: ``at_once`` of them, or any number if that is 0."""
 
-    def __init__(self, cluster: "Cluster", seconds: float) -> None:
+    def __init__(self, cluster: "Cluster", seconds: float, at_once: int = 0) -> None:
         self._cluster = cluster
         self._seconds = seconds
+        self._free_s = [0.0] * at_once
+        """Heap of the times at which each of the calls is free for what comes next."""
         self._peer = cluster.join(self, "reward", "reward")
         cluster.send(self._peer, Offer(ENDLESS))
 
     def handle(self, message: Message) -> None:
-        if isinstance(message, Grade):
-            scored = Scored([ScoredItem(item.unit, 0.0, {}, item.lease_id) for item in message.items])
-            self._cluster.after(self._seconds, lambda: self._cluster.send(self._peer, scored))
+        if not isinstance(message, Grade):
+            return
+        scored = [ScoredItem(item.unit, 0.0, {}, item.lease_id) for item in message.items]
+        if not self._free_s:
+            self._answer(self._seconds, scored)
+            return
+        now_s = self._cluster.events.now_s
+        for item in scored:
+            ends_s = max(self._free_s[0], now_s) + self._seconds
+            heapq.heapreplace(self._free_s, ends_s)
+            self._answer(ends_s - now_s, [item])
+
+    def _answer(self, seconds: float, scored: list[ScoredItem]) -> None:
+        self._cluster.after(seconds, lambda: self._cluster.send(self._peer, Scored(scored)))
 
 
 class Cluster:

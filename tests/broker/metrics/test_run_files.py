@@ -27,7 +27,7 @@ class Life:
         self.directory = directory
         self.now_s = now_s
         scheduler = a_scheduler(config)
-        self.failures, self.nodes = scheduler.failures, scheduler.nodes
+        self.scheduler, self.failures, self.nodes = scheduler, scheduler.failures, scheduler.nodes
         self.report = RunFiles(config, scheduler, directory, lambda: self.now_s, lambda: 17)
 
     def event(self, kind: str) -> dict[str, Any]:
@@ -94,6 +94,27 @@ def test_a_step_has_one_line_however_often_it_is_said(directory: RunDirectory) -
     assert second.event("step.repeated")["step"] == 0
 
 
+def test_a_step_that_is_only_reported_again_is_no_repeated_one(directory: RunDirectory) -> None:
+    life = Life(directory, now_s=0.0)
+    assert life.report.step(Stepped(0, 0, {}), [], is_computed=False) is not None
+    assert life.report.step(Stepped(0, 0, {}), [], is_computed=False) is None
+    assert not [event for event in directory.read_events() if event["event"] == "step.repeated"]
+
+
+def test_a_line_of_times_has_the_verdicts_since_the_line_before_also_in_a_later_life(directory: RunDirectory) -> None:
+    first = Life(directory, now_s=0.0)
+    first.failures.attempted("reward", 5)
+    first.failures.count("reward", "no number")
+    first.report.step(Stepped(0, 0, {}), [])
+    for fields in first.failures.events(0.0):
+        first.report.event(EVENT, **fields)
+
+    second = Life(directory, now_s=0.0)
+    second.failures.attempted("reward", 2)
+    second.report.step(Stepped(1, 1, {}), [])
+    assert [line.verdicts for line in directory.read_times()] == [6, 2]
+
+
 def test_the_summary_is_written_once_and_covers_all_restarts(directory: RunDirectory) -> None:
     Life(directory, now_s=0.0).report.step(Stepped(0, 0, {}), [])
     life = Life(directory, now_s=0.0)
@@ -124,6 +145,22 @@ def test_failures_are_in_the_line_of_a_step_and_in_the_summary_of_all_lives(dire
     assert summary is not None
     assert summary.failed == {"reward: no number in 17": 4}
     assert second.event(EVENT)["count"] == 4
+
+
+def test_the_summary_names_exceptions_by_their_place_and_counts_the_groups_that_they_cost(
+    directory: RunDirectory,
+) -> None:
+    life = Life(directory, now_s=0.0)
+    training, groups = life.scheduler.training, life.scheduler.groups.train
+    training.advance(0)
+    training.give_up(groups[0], "reward: the function raised KeyError: '21' (bad.py:4)")
+    life.failures.count("reward", "the function raised KeyError: '21' (bad.py:4)", 3)
+    life.report.conclude("")
+
+    summary = directory.read_summary()
+    assert summary is not None
+    assert summary.failed == {"reward: KeyError at bad.py:4": 3}
+    assert (summary.groups_issued, summary.groups_failed) == (4, 1)
 
 
 def test_a_disk_that_takes_no_summary_is_a_cause_if_there_was_none(

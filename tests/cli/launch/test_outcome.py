@@ -28,6 +28,17 @@ def test_completions_that_failed_are_told_beside_the_accuracy(directory: RunDire
     assert ", held-out accuracy 25.0% -> 75.0% (6 failed), mean staleness" in first
 
 
+def test_prompts_that_failures_cost_are_told_below_the_failures(directory: RunDirectory) -> None:
+    sentence = "KeyError at bad.py:4 in 1,889 of 3,495 verdicts (54 %)"
+    summary = replace(SUMMARY, failures=[sentence], groups_issued=298, groups_failed=106)
+    lines = list(outcome_lines(directory, summary, 0.0, can_resume=True))
+    assert lines[1:3] == [
+        f"failed      {sentence}",
+        "dropped     106 of 298 prompts (35.6 %), because a completion of each failed for good: "
+        f"asyncrl dead-letters {directory.path}",
+    ]
+
+
 def test_the_time_so_far_is_that_of_the_last_record(directory: RunDirectory) -> None:
     assert time_so_far(directory) == 0.0
     directory.append_metrics(METRICS)

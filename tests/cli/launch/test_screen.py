@@ -54,10 +54,11 @@ def test_the_time_left_is_shown_once_it_is_known():
     screen, written = screen_on(is_terminal=False)
     with screen:
         screen.step(progress(0))
-        screen.step(progress(1, time_s=11.0))
-    first, second = [line for line in written.getvalue().splitlines() if line.startswith("step ")]
-    assert "eta" not in first
-    assert second.endswith("eta 0:58")
+        screen.step(progress(1, time_s=10.1))
+        screen.step(progress(2, time_s=12.0))
+    first, second, third = [line for line in written.getvalue().splitlines() if line.startswith("step ")]
+    assert "eta" not in first + second
+    assert third.endswith("eta 0:57")
 
 
 def test_a_node_that_is_back_is_said():
@@ -119,6 +120,7 @@ def test_without_a_terminal_there_are_plain_lines_only():
         screen.evaluated(Evaluated(10, 0.25, 64, {"length_mean": 12.0}))
         screen.evaluated(Evaluated(15, 0.25, 58, {"length_mean": 12.0, "failed": 6.0}))
         screen.evaluated(Evaluated(20, 0.41, 64, {"length_mean": 9, "avg@4": 0.41, "pass@4": 0.8, "maj@4": 0.5}))
+        screen.evaluated(Evaluated(25, 0.0, 0, {"length_mean": 0.0, "failed": 50.0}))
         screen.exited("rollout-0", "was killed by SIGKILL", restarting=True)
         screen.exited("trainer-0", "exited with 1: [bold] no markup", restarting=False)
     assert written.getvalue().splitlines() == [
@@ -127,6 +129,7 @@ def test_without_a_terminal_there_are_plain_lines_only():
         "eval v10  held-out accuracy 25.0% of 64  len 12",
         "eval v15  held-out accuracy 25.0% of 58 (6 failed)  len 12",
         "eval v20  held-out accuracy 41.0% of 64  maj@4 50.0%  pass@4 80.0%  len 9",
+        "eval v25  held-out accuracy: none of 50 judged",
         "rollout-0 was killed by SIGKILL; starting it again",
         "trainer-0 exited with 1: [bold] no markup",
     ]
@@ -162,15 +165,16 @@ def test_on_a_terminal_failures_are_one_line_under_the_bar():
         assert "ValueError in 1,200 of 5,000 verdicts" in written.getvalue().rpartition("training")[2]
 
 
-def test_the_time_left_is_estimated_from_the_pace_after_the_first_step():
-    """Steps 0 at 10 s, 1 at 12 s, 2 at 14 s: 57 more at 2 s each."""
+def test_the_time_left_is_estimated_from_the_pace_since_the_first_step_of_this_start():
+    """Resumed at step 17 of 60: steps at 10 s, 10.1 s, 12 s and 13 s; 40 and 39 more at 1 s each."""
     screen, written = screen_on(is_terminal=False)
-    for step, time_s in enumerate((10.0, 12.0, 14.0)):
+    for step, time_s in enumerate((10.0, 10.1, 12.0, 13.0), start=17):
         screen.step(progress(step, time_s=time_s))
     assert [line.rpartition(" ")[2] for line in written.getvalue().splitlines()[len(LEGEND.splitlines()) :]] == [
         "3%/11%",
-        "1:56",
-        "1:54",
+        "3%/11%",
+        "0:40",
+        "0:39",
     ]
 
 

@@ -39,7 +39,7 @@ def test_a_run_is_one_line_with_what_is_known() -> None:
         run="broken", status="stopped", step=0, steps=None, reward=None, base_accuracy=None, accuracy=None
     )
     assert run_table([known, unknown]) == [
-        "run     status   step  reward  accuracy         age    disk",
+        "run     status   step  reward  held out         age    disk",
         "a       running  3/40   0.500     98.5%  1 min 30 s  7.70MB",
         "broken  stopped   0/?                                    0B",
     ]

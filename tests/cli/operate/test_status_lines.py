@@ -54,7 +54,7 @@ def test_the_metrics_of_a_step_that_do_not_fit_are_left_out_the_least_important_
         "kl": 0.1,
     }  # fmt: skip
     lines = live_lines(Status("run", "running", 1, 2, 0, 4, 0, 2, {}, [], metrics=metrics))
-    assert lines[2] == "last step  reward -123.457, accuracy 0.500, length 123456, staleness 12.00"
+    assert lines[2] == "last step  reward -123.457, batch accuracy 0.500, length 123456, staleness 12.00"
     assert len(lines[2]) <= 80
 
 
@@ -84,6 +84,15 @@ def test_a_run_that_failed_is_told_with_its_cause_and_how_to_resume_it() -> None
         "cause       out of memory",
         "checkpoint  runs/tiny/checkpoints/step_000002",
         "resume: asyncrl resume runs/tiny",
+    ]
+
+
+def test_a_run_that_is_over_is_told_with_its_duration() -> None:
+    over = an_overview(status="finished", step=4, wall_s=98.4, age_s=3_600.0, metrics={"accuracy": 0.5}, accuracy=0.75)
+    assert file_lines(over)[:3] == [
+        "tiny: finished, step 4 of 4 in 1 min 38 s, began 1 h 0 min ago",
+        "last step   batch accuracy 0.500",
+        "held out    75.0 % at the last evaluation",
     ]
 
 

@@ -61,6 +61,15 @@ def test_json_has_the_same_numbers(tmp_path: Path) -> None:
     assert found["explanation"]["diagnosis"]["bottleneck"] == "trainer"
 
 
+def test_a_failed_run_begins_with_its_cause_and_one_without_a_step_names_no_bottleneck(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "mine")
+    directory.append_times(TimesLine(-1, 1.0, 1.0, {"trainer-0": NodeTimes("trainer", {"publishing": 1.0})}))
+    directory.append_event("run.finished", status="failed", cause="33 groups in a row were dropped")
+    lines = why(directory.path).output.splitlines()
+    assert lines[0] == "mine failed after 0 steps: 33 groups in a row were dropped"
+    assert lines[-1] == "No step was trained, so there is no bottleneck to name."
+
+
 def test_a_run_without_times_ends_with_74_and_a_sentence(tmp_path: Path) -> None:
     result = why(RunDirectory.create(tmp_path, "new").path)
     assert result.exit_code == 74
@@ -76,7 +85,7 @@ def test_no_run_is_refused(tmp_path: Path) -> None:
 def test_changes_are_listed_with_what_they_would_bring() -> None:
     gains = [Gain("schedule.staleness = 2", 1.339), Gain("one more rollout", 1.0)]
     lines = why_text(
-        "mine", Why(Explanation(2, 1.0, {}, {}, None), Forecast(2.0, 1.95, is_close=True, gains=gains))
+        "mine", Why(Explanation("finished", "", 2, 1.0, {}, {}, None), Forecast(2.0, 1.95, is_close=True, gains=gains))
     ).splitlines()
     assert lines[-3:] == [
         "What a change would bring, by a plan fitted to this run (steps of 1.95 s, measured 2 s):",
@@ -90,7 +99,7 @@ def test_one_more_process_is_not_offered_to_a_machine_whose_cores_are_busy() -> 
     predicted = Forecast(2.0, 1.95, is_close=True, gains=gains)
 
     def offered(bottleneck: Bottleneck) -> list[str]:
-        explanation = Explanation(2, 1.0, {}, {}, Diagnosis(bottleneck, 0.5, "", ""))
+        explanation = Explanation("finished", "", 2, 1.0, {}, {}, Diagnosis(bottleneck, 0.5, "", ""))
         kept = possible(Why(explanation, predicted)).forecast
         assert kept is not None
         return [gain.change for gain in kept.gains]
@@ -100,5 +109,7 @@ def test_one_more_process_is_not_offered_to_a_machine_whose_cores_are_busy() -> 
 
 
 def test_a_plan_that_does_not_describe_the_run_predicts_nothing() -> None:
-    text = why_text("mine", Why(Explanation(2, 1.0, {}, {}, None), Forecast(2.0, 3.0, is_close=False, gains=[])))
-    assert text.endswith("No prediction: a plan fitted to this run has steps of 3 s, +50% against it.")
+    text = why_text(
+        "mine", Why(Explanation("finished", "", 2, 1.0, {}, {}, None), Forecast(2.0, 3.0, is_close=False, gains=[]))
+    )
+    assert text.endswith("No prediction: a step of this run takes 2 s, and one of a plan fitted to it 3 s.")

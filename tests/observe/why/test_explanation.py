@@ -49,6 +49,30 @@ def test_the_setting_to_change_is_named_with_its_value() -> None:
     assert found.diagnosis.setting == "raise schedule.staleness, which is 0"
 
 
+@pytest.mark.parametrize(
+    ("bind", "setting"),
+    [
+        ("tcp://127.0.0.1:0", "raise schedule.steps_per_publish"),
+        (
+            "tcp://10.0.0.1:7000",
+            "raise schedule.steps_per_publish, set weights.delta, or use a faster network (weights.interface)",
+        ),
+    ],
+)
+def test_a_faster_network_is_offered_where_there_is_one(bind: str, setting: str) -> None:
+    record = a_record(line(0), line(1, training=0.25, publishing=0.75))
+    record.config["broker.bind"] = bind
+    found = explain(record)
+    assert found.diagnosis is not None
+    assert (found.diagnosis.bottleneck, found.diagnosis.setting) == ("publishing", setting)
+
+
+def test_a_run_without_a_step_has_no_bottleneck() -> None:
+    record = a_record(line(-1, publishing=1.0))
+    record.metrics.clear()
+    assert explain(record).diagnosis is None
+
+
 def test_a_run_without_times_is_told_so() -> None:
     with pytest.raises(LedgerError, match=r"the run mine has no times\.jsonl: it has not trained a step yet"):
         explain(a_record())
