@@ -4,7 +4,6 @@ Strict conversion of TOML to Structs: an unknown key is an error with a suggesti
     file ─read─▶ nested dict ◀─put─ ``--set a.b=value``          nested dict ─convert─▶ Struct
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from asyncrl.config.sections.section import Section
 from asyncrl.config.suggestions import fields, section_in, unknown
 from asyncrl.errors import ConfigError
 from asyncrl.files.toml_text import toml_value
+from asyncrl.similar_path import did_you_mean
 
 S = TypeVar("S", bound=Section)
 
@@ -32,19 +32,17 @@ def read(path: Path, what: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"no such {what}: {path}{_meant_instead(path)}") from error
+        raise ConfigError(f"no such {what}: {path}{did_you_mean(path, _is_toml)}") from error
     except IsADirectoryError as error:
-        raise ConfigError(f"{path} is a folder, not a {what}{_meant_instead(path / 'run.toml')}") from error
+        raise ConfigError(f"{path} is a folder, not a {what}{did_you_mean(path / 'run.toml', _is_toml)}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _meant_instead(path: Path) -> str:
-    """Question after the TOML file beside ``path`` with the nearest name; empty if none has a similar one."""
-    near = difflib.get_close_matches(path.name, [found.name for found in path.parent.glob("*.toml")], n=1)
-    return f"; did you mean {path.with_name(near[0])}?" if near else ""
+def _is_toml(path: Path) -> bool:
+    return path.suffix == ".toml"
 
 
 def split_override(override: str, shorthands: Mapping[str, str]) -> tuple[str, Any]:

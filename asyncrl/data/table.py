@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from asyncrl.errors import DataError
+from asyncrl.similar_path import did_you_mean
 
 if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second
     import pyarrow as pa
@@ -66,7 +67,7 @@ def open_rows(path: Path, *, setting: str = "", on_disk: str = "") -> Rows:
         with path.open("rb") as file:
             start = file.read(4096)
     except FileNotFoundError as error:
-        raise DataError(f"no such dataset: {path}{f' ({setting})' if setting else ''}{_near(path)}") from error
+        raise DataError(f"no such dataset: {path}{f' ({setting})' if setting else ''}{did_you_mean(path)}") from error
     except OSError as error:
         raise DataError(f"cannot read dataset {path}: {error.strerror}") from error
     rows = _read_parquet(path, on_disk) if start.startswith(PARQUET_MAGIC) else _read_jsonl(path, start)
@@ -166,13 +167,6 @@ def _read_jsonl(path: Path, start: bytes) -> JsonRows:
         raise DataError(f"dataset {path} is neither parquet nor JSONL: it starts with {start[:12]!r}")
     lines = enumerate(path.read_bytes().split(b"\n"), start=1)
     return JsonRows(path, [(number, line) for number, line in lines if line.strip()])
-
-
-def _near(path: Path) -> str:
-    """The file beside it with the most similar name, as a question; empty if there is none."""
-    beside = [each.name for each in path.parent.iterdir() if each.is_file()] if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, beside, n=1)
-    return f"; did you mean {path.parent / close[0]}?" if close else ""
 
 
 def _first_line(error: Exception) -> str:
