@@ -42,7 +42,7 @@ def trained_file(folder: Path, step: int | None) -> Path:
     """File of a step, by default the newest; raises `ConfigError` if there is none."""
     if (newest := newest_file(folder)) is None:
         raise ConfigError(
-            f"there are no samples in {folder}: no step is done yet, broker.samples is false, or that is no run"
+            f"there are no samples in {folder}: no step is done yet, or broker.samples is false"
         )
     if step is None:
         return newest
