@@ -1,4 +1,4 @@
-"""The argument RUN of commands: a run directory, where files of a run are read; and the newest run, if none is named."""
+"""The argument RUN of commands that read the files of a run: a run directory, by default the newest, and no address."""
 
 from pathlib import Path
 

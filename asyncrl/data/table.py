@@ -163,6 +163,9 @@ def _read_jsonl(path: Path, start: bytes) -> JsonRows:
     first = start.lstrip()[:1]
     if first == b"[":
         raise DataError(f"dataset {path} is one JSON array: write one object per line (JSONL), or parquet")
+    if first not in (b"{", b"") and path.suffix in (".csv", ".tsv"):
+        converted = path.with_suffix(".parquet")
+        raise DataError(f"dataset {path} is CSV: convert it with `asyncrl data prepare csv {path} -o {converted}`")
     if first not in (b"{", b""):
         raise DataError(f"dataset {path} is neither parquet nor JSONL: it starts with {start[:12]!r}")
     lines = enumerate(path.read_bytes().split(b"\n"), start=1)

@@ -144,8 +144,8 @@ def samples(
     Show some samples of a step: prompt, completion and reward.
 
     RUN is a run directory, by default the newest below runs/, also of a run that goes on. By default the samples are of
-    different prompts of the newest step. Long texts are shortened in the middle; --json has them in full. Held-out samples are stored with
-    evaluation.answers.
+    different prompts of the newest step. Long texts are shortened in the middle; --json has them in full. Held-out
+    samples are stored with evaluation.answers.
 
     \b
     Example:
