@@ -76,15 +76,24 @@ def open_rows(path: Path, *, setting: str = "", on_disk: str = "") -> Rows:
     return rows
 
 
-def require_column(rows: Rows, column: str, setting: str) -> None:
-    """Raise `DataError`, with the columns there are, if the dataset lacks ``column``, which ``setting`` names."""
+def require_column(rows: Rows, column: str, setting: str, *, is_held_out: bool = False) -> None:
+    """
+    Raise `DataError`, with the columns there are, if the dataset lacks ``column``, which ``setting`` names.
+
+    Args:
+        is_held_out: The training data has the column, so that the file has to be changed, not the setting.
+    """
     if column in rows.columns:
         return
+    there = ", ".join(rows.columns)
+    if is_held_out:
+        raise DataError(
+            f"held-out dataset {rows.path} has no column {column!r}, which the training data has ({setting}): it has "
+            f"{there}; rename one of them to {column!r} in that file"
+        )
     close = difflib.get_close_matches(column, rows.columns, n=1)
     name = f"did you mean {close[0]!r}? Name it" if close else "name it"
-    raise DataError(
-        f"dataset {rows.path} has no column {column!r}: it has {', '.join(rows.columns)}; {name} with {setting}"
-    )
+    raise DataError(f"dataset {rows.path} has no column {column!r}: it has {there}; {name} with {setting}")
 
 
 class ParquetRows:
