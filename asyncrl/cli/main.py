@@ -163,7 +163,7 @@ def resume(
 @click.option("--reward", help="Reward function.  [default: from --config, or 'auto': by data source]")
 @click.option("--temperature", type=float, help="0 is greedy.  [default: from --config; or 0 for -k 1, and 1 for more]")
 @click.option("--top-p", type=float, help="Nucleus sampling.  [default: from --config, or 1]")
-@click.option("--max-tokens", type=int, help="Most tokens of a completion.  [default: from --config, or 1024]")
+@click.option("--max-tokens", type=int, help="Most tokens of a completion.  [default: from --config, or at most 1024]")
 @click.option("--max-prompts", type=int, help="Most prompts of each file, from its start.  [default: all]")
 @click.option("--engine", type=click.Choice(["transformers", "vllm"]), help="[default: from --config, or transformers]")
 @click.option("--seed", type=int, help="Sampling seed.  [default: from --config, or 0]")
