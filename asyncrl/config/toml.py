@@ -80,11 +80,16 @@ def convert(raw: Mapping[str, Any], kind: type[S], advice: str = "") -> S:
     Raises:
         ConfigError: A key is unknown or missing, or a value has a wrong type or range.
     """
-    _refuse_unknown(raw, kind, (), kind)
+    refuse_unknown(raw, kind)
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(_sentence(str(error), raw, kind, advice)) from error
+
+
+def refuse_unknown(raw: Mapping[str, Any], kind: type[Section]) -> None:
+    """Raise `ConfigError` for a key that ``kind`` does not have, with the one that was probably meant."""
+    _refuse_unknown(raw, kind, (), kind)
 
 
 def _refuse_unknown(
@@ -104,7 +109,7 @@ def _refuse_unknown(
 
 
 def _sentence(error: str, raw: Mapping[str, Any], root: type[Section], advice: str) -> str:
-    """msgspec's ``Expected `int` >= 1 - at `$.run.steps``` as ``run.steps: expected `int` >= 1, got 0``."""
+    """msgspec's ``Expected `int` >= 1 - at `$.run.steps``` as ``run.steps: expected a whole number >= 1, got 0``."""
     what, _, where = error.partition(" - at `$")
     key = where.strip("`").lstrip(".")
     if "missing required field" in what:
@@ -116,8 +121,7 @@ def _sentence(error: str, raw: Mapping[str, Any], root: type[Section], advice: s
     value = _at(raw, key)
     if what.startswith("Invalid enum value") and (kind := dict(fields(root)).get(re.sub(r"\[\d+\]", "", key))):
         return f"{key}: expected one of {', '.join(map(repr, get_args(kind)))}, got {value!r}"
-    expected, _, got = problem.partition(", got")
-    return f"{key}: {_with_example(expected, value) if got else expected}, got {value!r}"
+    return f"{key}: {_in_words(problem.partition(', got')[0], value)}, got {value!r}"
 
 
 def _missing(key: str, root: type[Section], advice: str) -> str:
@@ -128,12 +132,14 @@ def _missing(key: str, root: type[Section], advice: str) -> str:
     return f"missing section [{key}] with {' and '.join(needed)}{advice}"
 
 
-def _with_example(expected: str, value: Any) -> str:
-    """Name the wanted type of a value of another type in words: ``expected `array``` is ``expected a list such as``."""
-    if not (kinds := re.fullmatch(r"expected `([\w| ]+)`", expected)):
+def _in_words(expected: str, value: Any) -> str:
+    """Name the wanted type, with its limit or an example: ``expected `array``` is ``expected a list such as ["a"]``."""
+    if not (kinds := re.fullmatch(r"expected `([\w| ]+)`(.*)", expected)):
         return expected
     examples = {**EXAMPLES, "array": f"a list such as {toml_value([value if isinstance(value, str) else 'a'])}"}
     wanted = [examples.get(kind, kind) for kind in kinds.group(1).split(" | ") if kind != "null"]
+    if limit := kinds.group(2).removesuffix(".0"):
+        wanted = [f"{words.partition(' such as')[0]}{limit}" for words in wanted]
     return f"expected {' or '.join(wanted)}"
 
 
