@@ -40,7 +40,9 @@ def prepare() -> None:
 def _options(command: Any) -> Any:
     for option in (
         click.option("-o", "--out", type=PATH, required=True, help="The parquet file to write."),
-        click.option("--split", default="", show_default="the name of the source", help="Split named in extra_info."),
+        click.option(
+            "--split", default="", show_default=False, help="In extra_info.  [default: the name of the source]"
+        ),
         click.option("--instruction", help="Text after each prompt instead of the dataset's own; '' for none."),
         click.option("--chat/--text", "is_chat", default=True, help="Prompts as a user message, or as plain text."),
         click.option("--skip-bad", is_flag=True, help="Leave bad rows out; otherwise they are an error."),

@@ -26,16 +26,16 @@ PATH = click.Path(path_type=Path)
 device_memory_option = click.option(
     "--device-memory",
     default="",
-    show_default="that of the devices here",
+    show_default=False,
     metavar="SIZE",
-    help="Memory of each device, such as 80GB.",
+    help="Memory of each device, such as 80GB.  [default: that of the devices here]",
 )
 host_memory_option = click.option(
     "--host-memory",
     default="",
-    show_default="that of this machine",
+    show_default=False,
     metavar="SIZE",
-    help="Memory of the machine, such as 1TB.",
+    help="Memory of the machine, such as 1TB.  [default: that of this machine]",
 )
 metrics_option = click.option(
     "--metrics",

@@ -67,8 +67,7 @@ ROLES = ("broker", "rollout", "reward", "trainer", "spool")
     type=PATH,
     envvar=TARGETS_VARIABLE,
     metavar="DIR",
-    show_default="RUN/metrics",
-    help="Leave the address of the metrics here, for Prometheus' file_sd_configs.",
+    help="Leave the address of the metrics here, for Prometheus' file_sd_configs.  [default: RUN/metrics]",
 )
 @click.option("--traces", is_flag=True, help="Send spans of every trajectory by OpenTelemetry; see below. Broker only.")
 @click.option(

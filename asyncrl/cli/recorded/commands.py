@@ -36,7 +36,7 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
 @click.command()
 @click.argument("runs", metavar="RUN...", type=RUN_PATH, nargs=-1, required=True)
 @click.option("--host", default="127.0.0.1", help="Address to listen on; one beyond loopback needs a token.")
-@click.option("--port", type=click.IntRange(0, 65535), show_default="8460, or a free one", help="0 takes a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), help="0 takes a free one.  [default: 8460, or a free one]")
 @report_errors
 def dashboard(runs: tuple[Path, ...], host: str, port: int | None) -> None:
     """
@@ -141,7 +141,7 @@ def samples(
     as_json: bool,
 ) -> None:
     """
-    Show some samples of a step: prompt, completion and reward.
+    Show samples of a step: prompts, completions, rewards.
 
     RUN is a run directory, by default the newest below runs/, also of a run that goes on. By default the samples are of
     different prompts of the newest step. Long texts are shortened in the middle; --json has them in full. Held-out
