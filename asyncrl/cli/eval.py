@@ -158,9 +158,10 @@ def with_room(config: Config) -> Config:
         return replace(config, data=replace(config.data, max_prompt_tokens=limit))
     if config.longest_request > known:
         option = "--set environment.max_tokens" if config.environment.is_set else "--max-tokens"
+        beside = f"prompts of {config.data.max_prompt_tokens}" if is_cut else "a prompt"
         raise ConfigError(
-            f"the longest prompt of {config.data.max_prompt_tokens} tokens and completion of {written} do not fit the "
-            f"model, which knows {known} positions; lower {option}{' or --set data.max_prompt_tokens' * is_cut}"
+            f"completions of {written} tokens do not fit beside {beside} into the {known} positions that the model "
+            f"knows; lower {option}{' or --set data.max_prompt_tokens' * is_cut}"
         )
     return config
 

@@ -131,7 +131,7 @@ def test_lengths_that_do_not_fit_the_model_are_answered_with_the_options_of_the_
     tmp_path: Path, options: dict[str, Any], advice: str
 ) -> None:
     Qwen3Config(max_position_embeddings=128).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=rf"which knows 128 positions; {advice}$"):
+    with pytest.raises(ConfigError, match=rf"into the 128 positions that the model knows; {advice}$"):
         with_room(eval_config(str(tmp_path), data=["a"], **options))
 
 

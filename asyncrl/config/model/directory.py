@@ -34,10 +34,8 @@ def require_directory(path: str, setting: str) -> Path:
             f"{setting} {path!r} is not a local directory; to use a model of the Hugging Face Hub, download it "
             f"first, hf download {path} --local-dir models/{model.name}, and give that directory"
         )
-    raise ConfigError(
-        f"{setting} {path!r} is not a model directory (no {CONFIG} in it): give one, or make a toy model with "
-        f"`asyncrl toy step-sums DIR` or `asyncrl toy random DIR --text FILE`{meant}"
-    )
+    remedy = ": give one, or make a toy model with `asyncrl toy step-sums DIR` or `asyncrl toy random DIR --text FILE`"
+    raise ConfigError(f"{setting} {path!r} is not a model directory (no {CONFIG} in it){meant or remedy}")
 
 
 def _is_model(path: Path) -> bool:
