@@ -10,6 +10,8 @@ import hypothesis
 import pytest
 import structlog
 
+from asyncrl.processes.printed import FORMAT_VARIABLE
+
 os.environ.setdefault("TMPDIR", tempfile.gettempdir())  # For addresses "ipc://*", which libzmq else puts into "."
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # A busy one takes any time for an example.
@@ -56,11 +58,13 @@ SLOW_S = 900
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """Undo the configuration of structlog that a test of a command has made in this process."""
-    was_configured = structlog.is_configured()
+    """Undo what a test of a command has set in this process: structlog's configuration, and the form of the log."""
+    was_configured, log_format = structlog.is_configured(), os.environ.get(FORMAT_VARIABLE)
     yield
     if not was_configured:
         structlog.reset_defaults()
+    if log_format is None:
+        os.environ.pop(FORMAT_VARIABLE, None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

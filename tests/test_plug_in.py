@@ -67,7 +67,7 @@ def test_a_function_is_loaded_from_a_module() -> None:
     [
         ("zebra", "expected path/to/file.py:name or package.module:name"),
         ("{dir}/mine.py:", "expected path/to/file.py:name or package.module:name"),
-        ("{dir}/main.py:recall", "there is no file"),
+        ("{dir}/main.py:recall", "/mine.py?"),
         ("{dir}/mine.py:recal", "did you mean 'recall'?"),
         ("{dir}/mine.py:LIMIT", "is 3, expected a function"),
         ("{dir}/mine.py:Judge", "expected a function"),

@@ -73,9 +73,22 @@ LARGEST_VERDICT = reward_limits.MAX_METRICS * (reward_limits.MAX_NAME_CHARS + 10
 
 
 class Scheduler:
-    """All rules of one run; a `RunFailed` ends it. ``broker_term`` is higher than in any earlier life of the broker."""
+    """
+    All rules of one run; a `RunFailed` ends it.
 
-    def __init__(self, config: Config, prompts: PromptStream, held_out: Sequence[Prompt], broker_term: int) -> None:
+    Args:
+        broker_term: Higher than in any earlier life of the broker.
+        held_out_rows: Dataset rows of the ``held_out`` prompts; without them a prompt's place counts.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        prompts: PromptStream,
+        held_out: Sequence[Prompt],
+        broker_term: int,
+        held_out_rows: Sequence[int] = (),
+    ) -> None:
         schedule = config.schedule
         self.final_version = -(-config.run.steps // schedule.steps_per_publish)
         self.out = Outbox()
@@ -94,7 +107,7 @@ class Scheduler:
         )
         if broker_term > 1:
             self.transfers.restore(-1)  # The ledger may lack the version that was offered last.
-        self.evaluation = EvaluationBook(config.evaluation, held_out, self.final_version, self.groups)
+        self.evaluation = EvaluationBook(config.evaluation, held_out, self.final_version, self.groups, held_out_rows)
         self.versions = Versions(
             self.transfers, self.evaluation, self.nodes, self.window, turns=self.turns, out=self.out
         )

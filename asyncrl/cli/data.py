@@ -1,5 +1,6 @@
 """`asyncrl data`: convert published datasets to parquet, and check datasets before a run."""
 
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -14,11 +15,13 @@ from asyncrl.config.sections.reward import Reward
 if TYPE_CHECKING:  # only the commands that need pyarrow or a tokenizer import them
     from asyncrl.data.check import CountTokens, Inspection
     from asyncrl.data.prepare.published import PrepareResult, PublishedDataset
+    from asyncrl.data.table import Rows
 
     Checked = tuple[Inspection, str, Reward | None]
     """Inspection of a dataset, the chat template of its model, and the rewards of its run if it belongs to one."""
 
 PATH = click.Path(path_type=Path)
+COLUMN_OPTION = "--{}-column NAME"
 
 
 @click.group()
@@ -37,7 +40,9 @@ def prepare() -> None:
 def _options(command: Any) -> Any:
     for option in (
         click.option("-o", "--out", type=PATH, required=True, help="The parquet file to write."),
-        click.option("--split", default="", show_default="the name of the source", help="Split named in extra_info."),
+        click.option(
+            "--split", default="", show_default=False, help="In extra_info.  [default: the name of the source]"
+        ),
         click.option("--instruction", help="Text after each prompt instead of the dataset's own; '' for none."),
         click.option("--chat/--text", "is_chat", default=True, help="Prompts as a user message, or as plain text."),
         click.option("--skip-bad", is_flag=True, help="Leave bad rows out; otherwise they are an error."),
@@ -64,21 +69,41 @@ _add_published("math", "FILE", "competition_math:MATH", "Convert MATH from JSONL
 _add_published("dapo-math", "FILE", "dapo_math:DAPO_MATH", "Convert DAPO-Math from its parquet; keep each prompt once.")
 
 
+def _columns(command: Any) -> Any:
+    for option in (
+        click.option("--answer-column", metavar="NAME", help="Column of texts or numbers.  [default: guessed]"),
+        click.option("--prompt-column", metavar="NAME", help="Column of texts or chats.  [default: guessed]"),
+    ):
+        command = option(command)
+    return command
+
+
+def _named(prompt_column: str | None, answer_column: str | None) -> dict[str, str]:
+    return {kind: name for kind, name in (("prompt", prompt_column), ("answer", answer_column)) if name}
+
+
+def _own_options(command: Any) -> Any:
+    for option in (
+        _options,
+        click.option("--unique", is_flag=True, help="Keep a repeated prompt once."),
+        click.option(
+            "--data-source",
+            default="own",
+            show_default=True,
+            metavar="NAME",
+            help="Name that selects a built-in verifier, such as openai/gsm8k; with a reward of your own, any name.",
+        ),
+        _columns,
+        click.argument("source", metavar="FILE", type=PATH),
+    ):
+        command = option(command)
+    return command
+
+
 @prepare.command()
-@click.argument("source", metavar="FILE", type=PATH)
-@click.option("--prompt-column", default="prompt", show_default=True, metavar="NAME", help="Column of texts or chats.")
-@click.option("--answer-column", default="answer", show_default=True, metavar="NAME", help="Of texts or numbers.")
-@click.option(
-    "--data-source",
-    default="own",
-    show_default=True,
-    metavar="NAME",
-    help="Name that selects a built-in verifier, such as openai/gsm8k; with a reward of your own, any name.",
-)
-@click.option("--unique", is_flag=True, help="Keep a repeated prompt once.")
-@_options
+@_own_options
 @report_errors
-def jsonl(source: Path, prompt_column: str, answer_column: str, data_source: str, unique: bool, **choices: Any) -> None:
+def jsonl(**choices: Any) -> None:
     """
     Convert prompts and answers of your own.
 
@@ -86,9 +111,48 @@ def jsonl(source: Path, prompt_column: str, answer_column: str, data_source: str
     Example:
       asyncrl data prepare jsonl rows.jsonl -o train.parquet --prompt-column question --answer-column solution
     """
+    from asyncrl.data.table import open_rows
+
+    _prepare_own(open_rows, **choices)
+
+
+@prepare.command("csv")
+@_own_options
+@report_errors
+def csv_(**choices: Any) -> None:
+    """
+    Convert prompts and answers of your own from CSV.
+
+    FILE has the names of its columns in its first line, and commas, semicolons or tabs between values. Values are taken
+    as they are written.
+
+    \b
+    Example:
+      asyncrl data prepare csv rows.csv -o train.parquet --answer-column solution
+    """
+    from asyncrl.data.prepare.csv_rows import open_csv
+
+    _prepare_own(open_csv, **choices)
+
+
+def _prepare_own(
+    open_file: Callable[[Path], "Rows"],
+    *,
+    source: Path,
+    prompt_column: str | None,
+    answer_column: str | None,
+    data_source: str,
+    unique: bool,
+    **choices: Any,
+) -> None:
+    from asyncrl.data.columns import Columns, columns_of
     from asyncrl.data.prepare.own_rows import own_rows
 
-    _prepare(own_rows(data_source, prompt_column, answer_column, repeats=unique), source, choices)
+    rows = open_file(source)
+    columns = columns_of(rows, _named(prompt_column, answer_column), COLUMN_OPTION)
+    if columns != Columns(prompt_column or "prompt", answer_column or "answer"):
+        click.echo(f"{source}: {columns}")
+    _prepare(own_rows(data_source, columns, repeats=unique, open_file=lambda _: rows), source, choices)
 
 
 @prepare.command("reasoning-gym")
@@ -131,8 +195,17 @@ def _summary(result: "PrepareResult") -> str:
 @click.option("--model", type=PATH, help="Model directory whose tokenizer and chat template count the tokens.")
 @click.option("--max-prompt-tokens", type=click.IntRange(1), help="Longest usable prompt; needs --model.")
 @click.option("--list", "all_bad", is_flag=True, help="List every row that cannot be used.")
+@_columns
 @report_errors
-def check(paths: tuple[Path, ...], model: Path | None, max_prompt_tokens: int | None, all_bad: bool) -> None:
+def check(
+    paths: tuple[Path, ...],
+    *,
+    model: Path | None,
+    max_prompt_tokens: int | None,
+    all_bad: bool,
+    prompt_column: str | None,
+    answer_column: str | None,
+) -> None:
     """
     Describe datasets, and list rows that cannot be used.
 
@@ -144,11 +217,13 @@ def check(paths: tuple[Path, ...], model: Path | None, max_prompt_tokens: int | 
 
     if max_prompt_tokens and not model:
         raise click.UsageError("--max-prompt-tokens needs --model")
-    checked = [
-        one
-        for path in paths
-        for one in (_check_run(path) if path.suffix == ".toml" else [_check_file(path, model, max_prompt_tokens)])
-    ]
+    named = _named(prompt_column, answer_column)
+    if named and any(path.suffix == ".toml" for path in paths):
+        raise click.UsageError("--prompt-column and --answer-column are for datasets: a run file names its columns")
+    checked: list[Checked] = []
+    for path in paths:
+        is_run_file = path.suffix == ".toml"
+        checked += _check_run(path) if is_run_file else [_check_file(path, named, model, max_prompt_tokens)]
     for inspection, template, _ in checked:
         click.echo(inspection.text())
         for row in inspection.bad if all_bad else []:
@@ -161,13 +236,16 @@ def check(paths: tuple[Path, ...], model: Path | None, max_prompt_tokens: int | 
             check_routes(reward, inspection.data_sources)
 
 
-def _check_file(path: Path, model: Path | None, max_tokens: int | None) -> "Checked":
+def _check_file(path: Path, named: dict[str, str], model: Path | None, max_tokens: int | None) -> "Checked":
     from asyncrl.data.chat_template import read_template
     from asyncrl.data.check import inspect
     from asyncrl.data.columns import guessed
 
     count_tokens = token_counter(model, {}) if model else None
-    settings = guessed(Data(train=str(path)), str(path), click.echo, "data.{}_column of a run file")
+    columns = Data(
+        train=str(path), prompt_column=named.get("prompt", "prompt"), answer_column=named.get("answer", "answer")
+    )
+    settings = guessed(columns, str(path), click.echo, COLUMN_OPTION)
     inspection = inspect(path, settings, count_tokens=count_tokens, max_tokens=max_tokens)
     return inspection, read_template(model) if model else "", None
 

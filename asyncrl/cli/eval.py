@@ -44,6 +44,8 @@ from asyncrl.weights.contents.architecture import num_positions, read_config
 
 REASONS_SHOWN = 5
 """Most frequent reasons of failures that are listed; the others are counted."""
+MAX_TOKENS = 1024
+"""Longest completion if neither an option nor a run file says it, and the model knows as many positions."""
 
 
 def evaluate(config: Config, *, out: Path | None, as_json: bool) -> None:
@@ -91,11 +93,13 @@ def eval_config(
     """
     Apply the options of the command to the run file ``path``, that of the run that ``model`` is in, or the defaults.
 
+    ``evaluation.max_tokens`` is 0 if nobody gave the length of completions; see `with_room`.
+
     Raises `ConfigError` if an option, the file or the run cannot be used.
     """
     model, of_run = model_and_run_file(model)
     path = path or of_run
-    plain = {"reward": {"function": "auto"}, "evaluation": {"max_tokens": 1024}}
+    plain = {"reward": {"function": "auto"}, "evaluation": {}}
     raw: dict[str, Any] = read(path, "config file") if path else plain
     options: dict[str, Any] = {
         "model.path": model,
@@ -122,23 +126,44 @@ def eval_config(
         evaluation["temperature"] = 1.0  # with greedy decoding all completions of a prompt would be equal
     if not raw.get("data", {}).get("held_out"):
         raise ConfigError("no prompts to evaluate the model on: give --data FILE, or a --config with data.held_out")
+    is_given = evaluation.get("max_tokens") or "max_tokens" in raw.get("sampling", {})
     config = decode(raw)
-    longest = config.evaluation.max_tokens or config.sampling.max_tokens
-    return replace(config, sampling=replace(config.sampling, max_tokens=longest))  # a slot holds nothing longer
+    longest = config.evaluation.max_tokens or (config.sampling.max_tokens if path or is_given else MAX_TOKENS)
+    return replace(
+        config,
+        sampling=replace(config.sampling, max_tokens=longest),  # a slot holds nothing longer
+        evaluation=replace(config.evaluation, max_tokens=longest if is_given else 0),
+    )
 
 
 def with_room(config: Config) -> Config:
     """
-    The configuration with a limit of prompts that leaves room for completions in the positions that the model knows.
+    The configuration with limits of prompts and completions that fit the positions which the model knows.
 
-    A longer prompt then fails alone. Limits by which prompts are cut stay, because other tokens would be left of them.
+    Completions are shortened only if nobody gave their length. A prompt longer than the rest then fails alone. Limits
+    by which prompts are cut stay, because other tokens would be left of them.
+
+    Raises `ConfigError` if the lengths that were given do not fit.
     """
     known = num_positions(read_config(Path(config.model.path), config.model.overrides).get_text_config())
-    room = (known or 0) - config.longest_written("held_out")
-    if room <= 0 or config.data.truncation != "error":
+    if known is None:
         return config
-    limit = min(config.data.max_prompt_tokens, room)
-    return replace(config, data=replace(config.data, max_prompt_tokens=limit))
+    if not config.evaluation.max_tokens:
+        longest_prompt = min(config.data.max_prompt_tokens, known // 2)
+        fitting = min(config.sampling.max_tokens, known - longest_prompt)
+        config = replace(config, sampling=replace(config.sampling, max_tokens=fitting))
+    written, is_cut = config.longest_written("held_out"), config.data.truncation != "error"
+    if written < known and not is_cut:
+        limit = min(config.data.max_prompt_tokens, known - written)
+        return replace(config, data=replace(config.data, max_prompt_tokens=limit))
+    if config.longest_request > known:
+        option = "--set environment.max_tokens" if config.environment.is_set else "--max-tokens"
+        beside = f"prompts of {config.data.max_prompt_tokens}" if is_cut else "a prompt"
+        raise ConfigError(
+            f"completions of {written} tokens do not fit beside {beside} into the {known} positions that the model "
+            f"knows; lower {option}{' or --set data.max_prompt_tokens' * is_cut}"
+        )
+    return config
 
 
 def check_prompts(config: Config, say: Callable[[str], None], keep: Keep) -> list[Prompt]:

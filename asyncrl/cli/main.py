@@ -26,16 +26,16 @@ PATH = click.Path(path_type=Path)
 device_memory_option = click.option(
     "--device-memory",
     default="",
-    show_default="that of the devices here",
+    show_default=False,
     metavar="SIZE",
-    help="Memory of each device, such as 80GB.",
+    help="Memory of each device, such as 80GB.  [default: that of the devices here]",
 )
 host_memory_option = click.option(
     "--host-memory",
     default="",
-    show_default="that of this machine",
+    show_default=False,
     metavar="SIZE",
-    help="Memory of the machine, such as 1TB.",
+    help="Memory of the machine, such as 1TB.  [default: that of this machine]",
 )
 metrics_option = click.option(
     "--metrics",
@@ -163,7 +163,7 @@ def resume(
 @click.option("--reward", help="Reward function.  [default: from --config, or 'auto': by data source]")
 @click.option("--temperature", type=float, help="0 is greedy.  [default: from --config; or 0 for -k 1, and 1 for more]")
 @click.option("--top-p", type=float, help="Nucleus sampling.  [default: from --config, or 1]")
-@click.option("--max-tokens", type=int, help="Most tokens of a completion.  [default: from --config, or 1024]")
+@click.option("--max-tokens", type=int, help="Most tokens of a completion.  [default: from --config, or at most 1024]")
 @click.option("--max-prompts", type=int, help="Most prompts of each file, from its start.  [default: all]")
 @click.option("--engine", type=click.Choice(["transformers", "vllm"]), help="[default: from --config, or transformers]")
 @click.option("--seed", type=int, help="Sampling seed.  [default: from --config, or 0]")

@@ -18,8 +18,9 @@ from asyncrl.messages.words import Role, WeightsVia
 from asyncrl.node.machine.local_address import INTERFACE_VARIABLE
 from asyncrl.node.machine.machine import require_node
 from asyncrl.node.process.metrics_server import METRICS_VARIABLE, OPEN_VARIABLE, TARGETS_VARIABLE, metrics_options
-from asyncrl.node.process.process import LOG_FORMAT_VARIABLE, LogFormat, run_process
+from asyncrl.node.process.process import LogFormat, run_process
 from asyncrl.plug_in import ALLOW_VARIABLE
+from asyncrl.processes.printed import FORMAT_VARIABLE
 
 PATH = click.Path(path_type=Path)
 ROLES = ("broker", "rollout", "reward", "trainer", "spool")
@@ -67,14 +68,13 @@ ROLES = ("broker", "rollout", "reward", "trainer", "spool")
     type=PATH,
     envvar=TARGETS_VARIABLE,
     metavar="DIR",
-    show_default="RUN/metrics",
-    help="Leave the address of the metrics here, for Prometheus' file_sd_configs.",
+    help="Leave the address of the metrics here, for Prometheus' file_sd_configs.  [default: RUN/metrics]",
 )
 @click.option("--traces", is_flag=True, help="Send spans of every trajectory by OpenTelemetry; see below. Broker only.")
 @click.option(
     "--log-format",
     type=click.Choice(["auto", "json", "text"]),
-    envvar=LOG_FORMAT_VARIABLE,
+    envvar=FORMAT_VARIABLE,
     default="auto",
     help="Format of the log; auto is text on a terminal, and JSON elsewhere.",
 )

@@ -1,4 +1,4 @@
-"""The argument RUN of a command that reads the files of a run: a run directory, and no address of a broker."""
+"""The argument RUN of commands that read the files of a run: a run directory, by default the newest, and no address."""
 
 from pathlib import Path
 
@@ -25,3 +25,13 @@ class RunPath(click.ParamType[Path]):
 
 
 RUN_PATH = RunPath()
+
+
+def newest_run() -> Path:
+    """The run below runs/ that began last; raises `click.UsageError` if there is none."""
+    from asyncrl.observe.run_directory import RunDirectory
+    from asyncrl.observe.run_overview import find_runs
+
+    if runs := find_runs(Path("runs")):
+        return max(runs, key=lambda run: RunDirectory(run).config.stat().st_mtime)
+    raise click.UsageError("there are no runs below runs/: give the directory of a run")

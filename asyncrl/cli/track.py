@@ -9,7 +9,7 @@ from pathlib import Path
 
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.observe.run_overview import require_run
 from asyncrl.observe.trackers.catalogue import label, make_tracker
 from asyncrl.observe.trackers.deadline import Deadline
 from asyncrl.observe.trackers.follower import Follower
@@ -25,7 +25,7 @@ def track(path: Path, name: str, overrides: Sequence[str], *, once: bool) -> Non
     Raises `ConfigError` if the run or the tracker does not exist, or another process sends the same run to it, and
     `TrackerError` if the tracker fails.
     """
-    directory = RunDirectory(path)
+    directory = require_run(path)
     config = load_config(directory.config, overrides).trackers
     tracker = make_tracker(name, config.options.get(name, {}))
     stopping = threading.Event()

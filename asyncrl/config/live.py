@@ -6,7 +6,7 @@ Settings that `asyncrl set` changes while a run goes on: those that are marked `
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 from msgspec import Struct, structs
@@ -15,7 +15,7 @@ from asyncrl.config.config import Config
 from asyncrl.config.run_file import SHORTHANDS, decode
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.config.sections.section import LIVE
-from asyncrl.config.toml import put, split_override
+from asyncrl.config.toml import put, refuse_unknown, split_override
 from asyncrl.errors import ConfigError
 
 Value = bool | int | float | str
@@ -36,13 +36,16 @@ def assigned(config: Config, start: Config, assignments: Sequence[str]) -> dict[
         start: Configuration that the run was started with, by which its nodes made room.
 
     Raises:
-        ConfigError: A key is not live, a value is not valid, or it contradicts another setting.
+        ConfigError: A key is unknown or not live, a value is not valid, or it contradicts another setting.
     """
     raw = msgspec.to_builtins(config)
     raw["run"].pop("epochs" if config.run.epochs is None else "steps")
     given: dict[str, Value] = {}
     for text in assignments:
         key, value = split_override(text, SHORTHANDS)
+        alone: dict[str, Any] = {}
+        put(alone, key, value, where=text)
+        refuse_unknown(alone, Config)
         if key not in live_keys():
             raise ConfigError(f"{key} cannot be set while the run goes on; these can: {', '.join(live_keys())}")
         put(raw, key, value, where=text)

@@ -4,7 +4,6 @@ Strict conversion of TOML to Structs: an unknown key is an error with a suggesti
     file ─read─▶ nested dict ◀─put─ ``--set a.b=value``          nested dict ─convert─▶ Struct
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from asyncrl.config.sections.section import Section
 from asyncrl.config.suggestions import fields, section_in, unknown
 from asyncrl.errors import ConfigError
 from asyncrl.files.toml_text import toml_value
+from asyncrl.similar_path import did_you_mean
 
 S = TypeVar("S", bound=Section)
 
@@ -32,19 +32,17 @@ def read(path: Path, what: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"no such {what}: {path}{_meant_instead(path)}") from error
+        raise ConfigError(f"no such {what}: {path}{did_you_mean(path, _is_toml)}") from error
     except IsADirectoryError as error:
-        raise ConfigError(f"{path} is a folder, not a {what}{_meant_instead(path / 'run.toml')}") from error
+        raise ConfigError(f"{path} is a folder, not a {what}{did_you_mean(path / 'run.toml', _is_toml)}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _meant_instead(path: Path) -> str:
-    """Question after the TOML file beside ``path`` with the nearest name; empty if none has a similar one."""
-    near = difflib.get_close_matches(path.name, [found.name for found in path.parent.glob("*.toml")], n=1)
-    return f"; did you mean {path.with_name(near[0])}?" if near else ""
+def _is_toml(path: Path) -> bool:
+    return path.suffix == ".toml"
 
 
 def split_override(override: str, shorthands: Mapping[str, str]) -> tuple[str, Any]:
@@ -82,11 +80,16 @@ def convert(raw: Mapping[str, Any], kind: type[S], advice: str = "") -> S:
     Raises:
         ConfigError: A key is unknown or missing, or a value has a wrong type or range.
     """
-    _refuse_unknown(raw, kind, (), kind)
+    refuse_unknown(raw, kind)
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(_sentence(str(error), raw, kind, advice)) from error
+
+
+def refuse_unknown(raw: Mapping[str, Any], kind: type[Section]) -> None:
+    """Raise `ConfigError` for a key that ``kind`` does not have, with the one that was probably meant."""
+    _refuse_unknown(raw, kind, (), kind)
 
 
 def _refuse_unknown(
@@ -106,7 +109,7 @@ def _refuse_unknown(
 
 
 def _sentence(error: str, raw: Mapping[str, Any], root: type[Section], advice: str) -> str:
-    """msgspec's ``Expected `int` >= 1 - at `$.run.steps``` as ``run.steps: expected `int` >= 1, got 0``."""
+    """msgspec's ``Expected `int` >= 1 - at `$.run.steps``` as ``run.steps: expected a whole number >= 1, got 0``."""
     what, _, where = error.partition(" - at `$")
     key = where.strip("`").lstrip(".")
     if "missing required field" in what:
@@ -118,8 +121,7 @@ def _sentence(error: str, raw: Mapping[str, Any], root: type[Section], advice: s
     value = _at(raw, key)
     if what.startswith("Invalid enum value") and (kind := dict(fields(root)).get(re.sub(r"\[\d+\]", "", key))):
         return f"{key}: expected one of {', '.join(map(repr, get_args(kind)))}, got {value!r}"
-    expected, _, got = problem.partition(", got")
-    return f"{key}: {_with_example(expected, value) if got else expected}, got {value!r}"
+    return f"{key}: {_in_words(problem.partition(', got')[0], value)}, got {value!r}"
 
 
 def _missing(key: str, root: type[Section], advice: str) -> str:
@@ -130,12 +132,14 @@ def _missing(key: str, root: type[Section], advice: str) -> str:
     return f"missing section [{key}] with {' and '.join(needed)}{advice}"
 
 
-def _with_example(expected: str, value: Any) -> str:
-    """Name the wanted type of a value of another type in words: ``expected `array``` is ``expected a list such as``."""
-    if not (kinds := re.fullmatch(r"expected `([\w| ]+)`", expected)):
+def _in_words(expected: str, value: Any) -> str:
+    """Name the wanted type, with its limit or an example: ``expected `array``` is ``expected a list such as ["a"]``."""
+    if not (kinds := re.fullmatch(r"expected `([\w| ]+)`(.*)", expected)):
         return expected
     examples = {**EXAMPLES, "array": f"a list such as {toml_value([value if isinstance(value, str) else 'a'])}"}
     wanted = [examples.get(kind, kind) for kind in kinds.group(1).split(" | ") if kind != "null"]
+    if limit := kinds.group(2).removesuffix(".0"):
+        wanted = [f"{words.partition(' such as')[0]}{limit}" for words in wanted]
     return f"expected {' or '.join(wanted)}"
 
 

@@ -71,6 +71,12 @@ def guess(rows: Rows, given: Mapping[str, str], option: str = SETTING) -> Column
     return Columns(prompt, answer)
 
 
+def columns_of(rows: Rows, given: Mapping[str, str], option: str = SETTING) -> Columns:
+    """Choose as `guess`, but take ``prompt`` and ``answer`` where they exist, whatever their values are."""
+    usual = {name: name for name in rows.columns if name in ("prompt", "answer")}
+    return guess(rows, usual | dict(given), option)
+
+
 def guessed(data: Data, path: str, say: Callable[[str], None], option: str = SETTING) -> Data:
     """
     Replace the columns that ``data`` leaves at their defaults and the file lacks by guesses, and say which they are.
@@ -79,8 +85,7 @@ def guessed(data: Data, path: str, say: Callable[[str], None], option: str = SET
     """
     rows = open_rows(Path(path), on_disk=data.image_column)
     named = {"prompt": data.prompt_column, "answer": data.answer_column}
-    given = {kind: name for kind, name in named.items() if name != kind or name in rows.columns}
-    found = guess(rows, given, option)
+    found = columns_of(rows, {kind: name for kind, name in named.items() if name != kind}, option)
     now = replace(data, prompt_column=found.prompt, answer_column=found.answer or data.answer_column)
     if now != data:
         say(f"{path}: {found}")
@@ -103,10 +108,11 @@ def _sentence(rows: Rows, what: str, option: str) -> str:
 
 
 def _named(names: Sequence[str], rows: Sequence[Row], columns: Sequence[str], fits: Callable[[Any], bool]) -> str:
-    """The first of the usual names, or else of the columns whose names contain one, whose values fit."""
+    """The first of the usual names, then of those that contain one, of which most values fit, or else any."""
     longer = [column for name in names for column in columns if name in column.lower()]
     usual = [column for name in names for column in columns if column.lower() == name]
-    return next((column for column in [*usual, *longer] if all(fits(row.get(column)) for row in rows)), "")
+    fitting = {column: sum(fits(row.get(column)) for row in rows) for column in [*usual, *longer]}
+    return next((column for least in (len(rows) / 2, 0) for column in fitting if fitting[column] > least), "")
 
 
 def _is_prompt(value: Any) -> bool:

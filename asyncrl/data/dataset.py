@@ -38,7 +38,7 @@ class Dataset:
 
     def __init__(self, files: Sequence[Rows], data: Data, keep: Keep = keep_nothing) -> None:
         for file in files:
-            require_columns(file, data)
+            require_columns(file, data, is_held_out=_is_held_out_only(file, data))
         self._files = files
         self._data = data
         self._keep = keep
@@ -97,6 +97,10 @@ class Dataset:
     def _find(self, row: int) -> tuple[Rows, int]:
         file = bisect_right(self._ends, row)
         return self._files[file], row - (self._ends[file - 1] if file else 0)
+
+
+def _is_held_out_only(file: Rows, data: Data) -> bool:
+    return file.path in map(Path, data.held_out_files) and file.path not in map(Path, data.train_files)
 
 
 def count_reasons(bad: Sequence[BadRow]) -> dict[str, int]:

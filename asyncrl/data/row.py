@@ -32,15 +32,18 @@ _encoder = msgspec.msgpack.Encoder()
 Scalar = str | int | float | bool | None
 
 
-def require_columns(rows: Rows, data: Data) -> None:
-    """Raise `DataError` if a column is missing that every row needs; verl's ``reward_model`` may replace the answer."""
-    require_column(rows, data.prompt_column, "data.prompt_column")
-    if "reward_model" not in rows.columns:
-        require_column(rows, data.answer_column, "data.answer_column")
-    if data.data_source_column != "data_source":
-        require_column(rows, data.data_source_column, "data.data_source_column")
-    if data.image_column != "images":
-        require_column(rows, data.image_column, "data.image_column")
+def require_columns(rows: Rows, data: Data, *, is_held_out: bool = False) -> None:
+    """
+    Raise `DataError` if a column is missing that every row needs; verl's ``reward_model`` may replace the answer.
+
+    ``is_held_out`` is true for a file beside training data that has the columns.
+    """
+    needed = ["prompt_column"]
+    needed += ["answer_column"] if "reward_model" not in rows.columns else []
+    needed += ["data_source_column"] if data.data_source_column != "data_source" else []
+    needed += ["image_column"] if data.image_column != "images" else []
+    for name in needed:
+        require_column(rows, getattr(data, name), f"data.{name}", is_held_out=is_held_out)
 
 
 def read_prompt(rows: Rows, row: int, data: Data, images: Sequence[Image] = ()) -> Prompt:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from asyncrl.errors import DataError
+from asyncrl.similar_path import did_you_mean
 
 if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second
     import pyarrow as pa
@@ -66,7 +67,7 @@ def open_rows(path: Path, *, setting: str = "", on_disk: str = "") -> Rows:
         with path.open("rb") as file:
             start = file.read(4096)
     except FileNotFoundError as error:
-        raise DataError(f"no such dataset: {path}{f' ({setting})' if setting else ''}{_near(path)}") from error
+        raise DataError(f"no such dataset: {path}{f' ({setting})' if setting else ''}{did_you_mean(path)}") from error
     except OSError as error:
         raise DataError(f"cannot read dataset {path}: {error.strerror}") from error
     rows = _read_parquet(path, on_disk) if start.startswith(PARQUET_MAGIC) else _read_jsonl(path, start)
@@ -75,15 +76,24 @@ def open_rows(path: Path, *, setting: str = "", on_disk: str = "") -> Rows:
     return rows
 
 
-def require_column(rows: Rows, column: str, setting: str) -> None:
-    """Raise `DataError`, with the columns there are, if the dataset lacks ``column``, which ``setting`` names."""
+def require_column(rows: Rows, column: str, setting: str, *, is_held_out: bool = False) -> None:
+    """
+    Raise `DataError`, with the columns there are, if the dataset lacks ``column``, which ``setting`` names.
+
+    Args:
+        is_held_out: The training data has the column, so that the file has to be changed, not the setting.
+    """
     if column in rows.columns:
         return
+    there = ", ".join(rows.columns)
+    if is_held_out:
+        raise DataError(
+            f"held-out dataset {rows.path} has no column {column!r}, which the training data has ({setting}): it has "
+            f"{there}; rename one of them to {column!r} in that file"
+        )
     close = difflib.get_close_matches(column, rows.columns, n=1)
     name = f"did you mean {close[0]!r}? Name it" if close else "name it"
-    raise DataError(
-        f"dataset {rows.path} has no column {column!r}: it has {', '.join(rows.columns)}; {name} with {setting}"
-    )
+    raise DataError(f"dataset {rows.path} has no column {column!r}: it has {there}; {name} with {setting}")
 
 
 class ParquetRows:
@@ -162,17 +172,13 @@ def _read_jsonl(path: Path, start: bytes) -> JsonRows:
     first = start.lstrip()[:1]
     if first == b"[":
         raise DataError(f"dataset {path} is one JSON array: write one object per line (JSONL), or parquet")
+    if first not in (b"{", b"") and path.suffix in (".csv", ".tsv"):
+        converted = path.with_suffix(".parquet")
+        raise DataError(f"dataset {path} is CSV: convert it with `asyncrl data prepare csv {path} -o {converted}`")
     if first not in (b"{", b""):
         raise DataError(f"dataset {path} is neither parquet nor JSONL: it starts with {start[:12]!r}")
     lines = enumerate(path.read_bytes().split(b"\n"), start=1)
     return JsonRows(path, [(number, line) for number, line in lines if line.strip()])
-
-
-def _near(path: Path) -> str:
-    """The file beside it with the most similar name, as a question; empty if there is none."""
-    beside = [each.name for each in path.parent.iterdir() if each.is_file()] if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, beside, n=1)
-    return f"; did you mean {path.parent / close[0]}?" if close else ""
 
 
 def _first_line(error: Exception) -> str:

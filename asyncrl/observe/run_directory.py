@@ -39,6 +39,7 @@ from asyncrl.files.disk import needed
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.observe import times
 from asyncrl.observe.times import TimesLine
+from asyncrl.similar_path import did_you_mean
 
 Outcome = Literal["finished", "failed", "interrupted"]
 
@@ -150,7 +151,8 @@ class RunDirectory:
         """
         directory = cls(path)
         if not directory.config.is_file():
-            raise ConfigError(f"no run to resume: {directory.config} does not exist")
+            meant = did_you_mean(path, lambda beside: cls(beside).config.is_file())
+            raise ConfigError(f"no run to resume: {directory.config} does not exist{meant}")
         with needed(directory.summary):
             directory.summary.unlink(missing_ok=True)
             return directory._with_folders()

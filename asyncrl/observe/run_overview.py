@@ -16,10 +16,11 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
-from asyncrl.errors import LedgerError
+from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import is_locked
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
+from asyncrl.similar_path import did_you_mean
 
 T = TypeVar("T")
 RunStatus = Literal["running", "finished", "failed", "interrupted", "stopped"]
@@ -63,6 +64,14 @@ class RunOverview(Struct, frozen=True, kw_only=True):
 def is_run(path: Path) -> bool:
     """True if ``path`` is a run directory."""
     return RunDirectory(path).config.is_file()
+
+
+def require_run(path: Path) -> RunDirectory:
+    """A run directory; raises `ConfigError`, with the run that was probably meant, if ``path`` is none."""
+    if not is_run(path):
+        meant = did_you_mean(path, is_run)
+        raise ConfigError(f"{path} is not a run directory: there is no config.toml in it{meant}")
+    return RunDirectory(path)
 
 
 def find_runs(folder: Path) -> list[Path]:

@@ -19,8 +19,10 @@ from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.observe.pictured_samples import PicturedSample, read_pictured_samples
 from asyncrl.observe.report.axes import Point
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
+from asyncrl.observe.run_overview import is_run
 from asyncrl.observe.sampled_episodes import SampledEpisode, read_first_episodes
 from asyncrl.observe.times import TimesLine
+from asyncrl.similar_path import did_you_mean
 
 T = TypeVar("T")
 Status = Literal["finished", "failed", "interrupted", "open"]
@@ -159,7 +161,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
 def read_run(path: Path) -> RunRecord:
     """Read a run directory. Raises `ConfigError` if ``path`` is not a directory."""
     if not path.is_dir():
-        raise ConfigError(f"no such run: {path} is not a directory")
+        raise ConfigError(f"no such run: {path} is not a directory{did_you_mean(path, is_run)}")
     directory, notes = RunDirectory(path), list[str]()
     return RunRecord(
         name=path.resolve().name,

@@ -41,9 +41,7 @@ class SampleText(Struct, frozen=True, kw_only=True):
 def trained_file(folder: Path, step: int | None) -> Path:
     """File of a step, by default the newest; raises `ConfigError` if there is none."""
     if (newest := newest_file(folder)) is None:
-        raise ConfigError(
-            f"there are no samples in {folder}: no step is done yet, broker.samples is false, or that is no run"
-        )
+        raise ConfigError(f"there are no samples in {folder}: no step is done yet, or broker.samples is false")
     if step is None:
         return newest
     path = folder / f"step_{step:06d}.parquet"

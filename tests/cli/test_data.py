@@ -41,7 +41,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_the_kinds_are_these():
-    assert set(prepare.commands) == {"gsm8k", "geo3k", "math", "dapo-math", "jsonl", "reasoning-gym"}
+    assert set(prepare.commands) == {"gsm8k", "geo3k", "math", "dapo-math", "jsonl", "csv", "reasoning-gym"}
 
 
 def test_what_was_prepared_can_be_used(tmp_path):
@@ -80,6 +80,34 @@ def test_bad_rows_end_with_78_or_are_listed(tmp_path):
         "  1 row cannot be used",
         f"         1  'q' is empty: {source} line 2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("jsonl", '{"kind": 1, "question": "2 + 3?", "label": 5}'),
+        ("csv", "kind,question,label\n1,2 + 3?,5\n"),
+    ],
+)
+def test_columns_of_own_rows_are_guessed_and_said(tmp_path, kind, text):
+    source, out = tmp_path / f"rows.{kind}", tmp_path / "out.parquet"
+    source.write_text(text)
+
+    found = asyncrl("prepare", kind, source, "-o", out)
+
+    assert found.stdout == f"{source}: prompt from 'question', answer from 'label'\n{out}: 1 of 1 rows\n"
+    assert open_rows(out)[0]["reward_model"]["ground_truth"] == "5"
+    wrong = asyncrl("prepare", kind, source, "-o", out, "--prompt-column", "q")
+    assert wrong.exit_code == 78
+    assert "has no column 'q': it has kind, question, label; name it with --prompt-column NAME" in wrong.stderr
+
+
+def test_own_rows_in_verls_form_keep_their_answers(tmp_path):
+    source = jsonl(tmp_path / "a.jsonl", {"prompt": "2 + 3?", "reward_model": {"ground_truth": "5"}})
+
+    asyncrl("prepare", "jsonl", source, "-o", tmp_path / "out.parquet")
+
+    assert open_rows(tmp_path / "out.parquet")[0]["reward_model"]["ground_truth"] == "5"
 
 
 def test_dapo_math_and_geo3k_are_prepared_too(tmp_path):
@@ -171,7 +199,26 @@ def test_check_guesses_the_columns_of_a_dataset_alone(tmp_path):
     assert result.stdout.startswith(f"{path}: prompt from 'question', answer from 'solution'\n")
     unknown = asyncrl("check", jsonl(tmp_path / "b.jsonl", {"q": 1, "a": 1}))
     assert unknown.exit_code == 78
-    assert "name it with data.prompt_column of a run file" in unknown.stderr
+    assert "name it with --prompt-column NAME" in unknown.stderr
+    named = asyncrl("check", tmp_path / "b.jsonl", "--prompt-column", "q", "--answer-column", "a")
+    assert "1 row cannot be used\n         1  'q' is neither text nor a list of chat messages" in named.stdout
+
+
+def test_check_lists_rows_without_a_prompt_in_columns_that_it_guessed(tmp_path):
+    rows = [{"question": "one two", "label": 1, "kind": "a"} for _ in range(4)]
+    path = jsonl(tmp_path / "broken.jsonl", *rows, {"question": None, "label": 1, "kind": "a"})
+
+    result = asyncrl("check", path)
+
+    assert result.exit_code == 78
+    assert "  1 row cannot be used" in result.stdout.splitlines()
+    assert f"{path} line 5: 'question' is null or missing" in result.stderr
+
+
+def test_columns_of_a_run_file_are_named_there(tmp_path):
+    result = asyncrl("check", tmp_path / "run.toml", "--prompt-column", "q")
+    assert result.exit_code == 2
+    assert "a run file names its columns" in result.stderr
 
 
 def test_check_with_a_model_tells_of_texts_that_its_chat_template_does_not_reach(tmp_path, model):

@@ -45,7 +45,7 @@ def test_without_a_run_file_one_greedy_completion_of_every_row_is_judged_by_its_
 
     assert (config.model.path, config.data.held_out_files) == ("m", ["a.jsonl", "b.jsonl"])
     evaluation = config.evaluation
-    assert (evaluation.samples, evaluation.temperature, evaluation.max_tokens) == (1, 0.0, 1024)
+    assert (evaluation.samples, evaluation.temperature, config.longest_written("held_out")) == (1, 0.0, 1024)
     assert evaluation.max_prompts == 0
     assert config.reward.function == "auto"
 
@@ -91,13 +91,48 @@ def test_slots_have_room_for_the_completions_of_the_evaluation_alone(run_file: P
     [
         ({"max_tokens": 16}, 112),
         ({"max_tokens": 16, "overrides": ["data.max_prompt_tokens=50"]}, 50),
-        ({"max_tokens": 16, "overrides": ["data.truncation=left"]}, 512),
-        ({"max_tokens": 128}, 512),
+        ({"max_tokens": 16, "overrides": ["data.truncation=left", "data.max_prompt_tokens=40"]}, 40),
     ],
 )
 def test_prompts_have_the_positions_that_completions_leave(tmp_path: Path, options: dict[str, Any], limit: int) -> None:
     Qwen3Config(max_position_embeddings=128).save_pretrained(tmp_path)
     assert with_room(eval_config(str(tmp_path), data=["a"], **options)).data.max_prompt_tokens == limit
+
+
+@pytest.mark.parametrize(
+    ("positions", "overrides", "lengths"),
+    [
+        (128, [], (64, 64)),
+        (128, ["data.max_prompt_tokens=32"], (32, 96)),
+        (4096, [], (512, 1024)),
+        (128, ["data.max_prompt_tokens=32", "sampling.max_tokens=8"], (32, 8)),
+        (128, ["evaluation.max_tokens=8"], (120, 8)),
+    ],
+)
+def test_completions_are_as_long_as_the_model_allows_unless_their_length_is_given(
+    tmp_path: Path, positions: int, overrides: list[str], lengths: tuple[int, int]
+) -> None:
+    Qwen3Config(max_position_embeddings=positions).save_pretrained(tmp_path)
+    config = with_room(eval_config(str(tmp_path), data=["a"], overrides=overrides))
+    assert (config.data.max_prompt_tokens, config.longest_written("held_out")) == lengths
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"max_tokens": 128}, "lower --max-tokens"),
+        (
+            {"max_tokens": 16, "overrides": ["data.truncation=left"]},
+            "lower --max-tokens or --set data.max_prompt_tokens",
+        ),
+    ],
+)
+def test_lengths_that_do_not_fit_the_model_are_answered_with_the_options_of_the_command(
+    tmp_path: Path, options: dict[str, Any], advice: str
+) -> None:
+    Qwen3Config(max_position_embeddings=128).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=rf"into the 128 positions that the model knows; {advice}$"):
+        with_room(eval_config(str(tmp_path), data=["a"], **options))
 
 
 def test_overrides_come_last(run_file: Path) -> None:

@@ -1,19 +1,27 @@
-"""A command that reads files says so to whoever gives it an address."""
+"""A command that reads files says so to whoever gives it an address, and takes the newest run if no run is named."""
+
+import os
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from asyncrl.cli.main import main
-from asyncrl.cli.run_path import ADDRESSED
+from asyncrl.cli.run_path import ADDRESSED, newest_run
 
 
 def commands_with(metavar: str) -> list[str]:
+    """Commands with this argument, optional or not."""
     return [
         name
         for name, command in main.commands.items()
-        if any(isinstance(one, click.Argument) and one.metavar == metavar for one in command.params)
+        if any(isinstance(one, click.Argument) and unbracketed(one.metavar) == metavar for one in command.params)
     ]
+
+
+def unbracketed(metavar: str | None) -> str:
+    return (metavar or "").replace("[", "").replace("]", "")
 
 
 @pytest.mark.parametrize("command", ["why", "logs", "audit", "events", "samples", "dead-letters", "resume", "report"])
@@ -35,3 +43,23 @@ def test_every_other_command_refuses_one() -> None:
         (run, *_) = [one for one in main.commands[name].params if isinstance(one, click.Argument)]
         with pytest.raises(click.BadParameter, match="is an address"):
             run.type.convert("tcp://10.9.0.1:5570", run, None)
+
+
+def test_the_run_that_began_last_is_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, began_s in (("a", 1), ("b", 3), ("c", 2)):
+        config = tmp_path / "runs" / name / "config.toml"
+        config.parent.mkdir(parents=True)
+        config.touch()
+        os.utime(config, (began_s, began_s))
+    assert newest_run() == Path("runs/b")
+    assert CliRunner().invoke(main, ["status"]).stdout.startswith("b: stopped")
+    assert CliRunner().invoke(main, ["report"]).stdout == "runs/b/report.html\n"
+
+
+@pytest.mark.parametrize("command", ["status", "top", "why", "report", "samples"])
+def test_without_any_run_one_has_to_be_named(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, [command])
+    assert result.exit_code == 2
+    assert "there are no runs below runs/: give the directory of a run" in result.output

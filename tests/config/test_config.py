@@ -69,7 +69,7 @@ def test_minus_one_is_read_as_zero_wherever_that_means_all_or_never(section: str
     assert getattr(getattr(config, section), key) == 0
     assert config == made(**{section: {key: 0}})
     assert from_json(to_json(config)) == config
-    assert refused(**{section: {key: -2}}) == f"{section}.{key}: expected `int` >= -1, got -2"
+    assert refused(**{section: {key: -2}}) == f"{section}.{key}: expected a whole number >= -1, got -2"
 
 
 def test_a_section_made_in_code_holds_no_minus_one() -> None:
@@ -79,7 +79,7 @@ def test_a_section_made_in_code_holds_no_minus_one() -> None:
 
 def test_minus_one_stays_where_it_is_a_value() -> None:
     assert made(algorithm={"loss": "clip_cov", "cov_low": -1.0}).algorithm.cov_low == -1.0
-    assert refused(run={"steps": -1}) == "run.steps: expected `int` >= 1, got -1"
+    assert refused(run={"steps": -1}) == "run.steps: expected a whole number >= 1, got -1"
 
 
 def test_evaluation_takes_unset_sampling_from_training() -> None:

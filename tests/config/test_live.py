@@ -27,8 +27,10 @@ def test_values_are_converted_and_those_that_change_nothing_are_left_out() -> No
     ("config", "assignment", "sentence"),
     [
         (a_config(), "run.steps=9", "run.steps cannot be set while the run goes on; these can: schedule.staleness"),
-        (a_config(), "trainer.lr=0", "trainer.lr: expected"),
-        (a_config(), "trainer.lr=fast", "trainer.lr: expected"),
+        (a_config(), "trainer.lrr=2", "unknown key 'trainer.lrr': did you mean 'trainer.lr'"),
+        (a_config(), "algorithm.loss_options.a=2", "algorithm.loss_options.a cannot be set while the run goes on"),
+        (a_config(), "trainer.lr=-1", "trainer.lr: expected a number > 0, got -1"),
+        (a_config(), "trainer.lr=fast", "trainer.lr: expected a number such as 1e-5, got 'fast'"),
         (a_config(), "trainer.lr", "expected section.key=value"),
         (a_config(), "schedule.staleness=inf", "expected a finite number"),
         (a_config(schedule={"groups_per_step": 2, "max_staleness": 1, "order": "completion"}), "staleness=3",

@@ -1,5 +1,6 @@
 """Columns are guessed by name and value, and doubt is an error that names the option."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,13 @@ from asyncrl.errors import DataError
 CHAT = [{"role": "user", "content": "2 + 3?"}]
 
 
+def columns_of(*rows: dict[str, Any], given: Mapping[str, str] = {}) -> Columns:
+    lines = list(enumerate(map(msgspec.json.encode, rows), start=1))
+    return guess(JsonRows(Path("train.jsonl"), lines), given, "--{}-column")
+
+
 def found_in(row: dict[str, Any], **given: str) -> Columns:
-    return guess(JsonRows(Path("train.jsonl"), [(1, msgspec.json.encode(row))]), given, "--{}-column")
+    return columns_of(row, given=given)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +37,14 @@ def found_in(row: dict[str, Any], **given: str) -> Columns:
 )
 def test_columns_are_found_by_their_names_and_values(row: dict[str, Any], prompt: str, answer: str) -> None:
     assert found_in(row) == Columns(prompt, answer)
+
+
+def test_a_column_of_which_some_values_are_bad_is_found_all_the_same() -> None:
+    questions: list[Any] = ["2 + 3?", None, "", "1 + 1?", 17, "4 + 4?", "5 + 1?"]
+    rows = [{"input": "x", "question": question, "label": "5"} for question in questions]
+    assert columns_of(*rows) == Columns("question", "label")
+    assert columns_of(*rows[:3]) == Columns("input", "label")
+    assert columns_of({"question": "1 + 1?", "label": None}, rows[1], {"question": 17}).answer == "label"
 
 
 def test_a_named_column_is_taken() -> None:

@@ -47,6 +47,22 @@ def test_reasons_are_counted_the_most_frequent_first() -> None:
     assert list(count_reasons(bad).items()) == [("often", 2), ("rare", 1)]
 
 
+def test_a_held_out_file_without_a_column_of_the_training_data_is_to_be_changed(
+    files: list[str], tmp_path: Path
+) -> None:
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text('{"prompt": "?", "label": "1"}\n')
+    data = Data(train=files, held_out=str(held_out))
+    with pytest.raises(DataError) as refused:
+        Dataset.open([str(held_out)], data)
+    assert str(refused.value) == (
+        f"held-out dataset {held_out} has no column 'answer', which the training data has (data.answer_column): "
+        "it has prompt, label; rename one of them to 'answer' in that file"
+    )
+    with pytest.raises(DataError, match=r"name it with data\.answer_column$"):
+        Dataset.open([str(held_out)], Data(train=str(held_out), held_out=str(held_out)))
+
+
 def test_every_file_must_have_the_columns(files: list[str], tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text('{"question": "?", "answer": "1"}\n')
     with pytest.raises(DataError, match=r"c\.jsonl has no column 'prompt'"):

@@ -73,6 +73,13 @@ def test_a_file_that_is_no_dataset_is_refused_in_one_line(tmp_path: Path, conten
     assert "\n" not in str(caught.value)
 
 
+def test_a_csv_file_is_answered_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("prompt,answer\n")
+    with pytest.raises(DataError, match=rf"is CSV: .* `asyncrl data prepare csv {path} -o {tmp_path}/rows\.parquet`$"):
+        open_rows(path)
+
+
 def test_parquet_without_rows_is_empty(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), path)

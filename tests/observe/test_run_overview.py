@@ -2,11 +2,28 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from asyncrl.errors import ConfigError
 from asyncrl.files.lock import locked
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
-from asyncrl.observe.run_overview import find_runs, is_served, is_starting, is_supervised, overview
+from asyncrl.observe.run_overview import (
+    find_runs,
+    is_served,
+    is_starting,
+    is_supervised,
+    overview,
+    require_run,
+)
 
 MakeRun = Callable[..., RunDirectory]
+
+
+def test_a_mistyped_run_is_answered_with_the_one_beside_it(make_run: MakeRun) -> None:
+    directory = make_run()
+    assert require_run(directory.path).path == directory.path
+    with pytest.raises(ConfigError, match=rf"is not a run directory.*; did you mean {directory.path}\?$"):
+        require_run(directory.path.with_name("tinny"))
 
 
 def test_a_finished_run_is_told_by_its_summary(make_run: MakeRun, summary: Callable[..., RunSummary]) -> None:

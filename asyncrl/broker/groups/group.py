@@ -120,7 +120,7 @@ class Group(Struct, eq=False, gc=False):
     max_tokens: int = 0
     """Longest completion, if it was set while the run went on; 0 takes the one of the configuration."""
     row: int = -1
-    """Row of the dataset; -1 in a held-out group."""
+    """Row of the dataset, of a held-out group that of the held-out one; -1 if it is not known."""
     slots: tuple[Slot, ...] = ()
     """[size] By index. A tuple, because the garbage collector stops tracking tuples of untracked objects."""
 

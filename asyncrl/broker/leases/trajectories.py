@@ -110,15 +110,16 @@ class Trajectories:
             Reason to give the trajectory up, after a last attempt; empty in all other cases.
         """
         unit = message.unit
-        slot = self._failed_slot(message)
-        if slot is None:
+        slot, group = self._failed_slot(message), self._groups.group(unit)
+        if slot is None or group is None:
             return ""
         if message.stage == "payload" and message.is_unreachable:
             self._grading.add(slot)
             return ""
         slot.attempts += 1
         is_final = not message.retryable or slot.attempts >= self._config.schedule.max_attempts
-        self._out.record(FailedAttempt(unit, message.stage, message.reason, slot.attempts, is_final))
+        row = group.row if unit.split == "held_out" else -1
+        self._out.record(FailedAttempt(unit, message.stage, message.reason, slot.attempts, is_final, row))
         is_filtered = message.is_overlong and self._config.data.filter_overlong_prompts
         if not is_filtered:
             self._failures.count(message.stage, message.reason)

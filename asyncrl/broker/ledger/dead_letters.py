@@ -17,7 +17,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     epoch: int | None
     """Passes over the dataset before this one; None for held-out prompts, which are not admitted."""
     row: int | None
-    """Dataset row, from 0; None for held-out prompts."""
+    """Row, from 0, of the training data or of the held-out data; None in ledgers without that of a held-out prompt."""
     stage: FailedAt
     attempts: int
     reason: str
@@ -32,15 +32,16 @@ def dead_letters(records: Iterable[AnyRecord]) -> list[DeadLetter]:
         match record:
             case Admitted(group_id=group_id):
                 admitted[group_id] = record
-            case FailedAttempt(unit=unit, is_final=True):
+            case FailedAttempt(unit=unit, is_final=True, held_out_row=held_out_row):
                 source = admitted.get(unit.group_id) if unit.split == "train" else None
+                row = source.row if source else held_out_row
                 letters.append(
                     DeadLetter(
                         split=unit.split,
                         group_id=unit.group_id,
                         index=unit.index,
                         epoch=source.epoch if source else None,
-                        row=source.row if source else None,
+                        row=row if row >= 0 else None,
                         stage=record.stage,
                         attempts=record.attempts,
                         reason=record.reason,

@@ -112,6 +112,8 @@ class FailedAttempt(Record, frozen=True):
     """Failures of this unit, including this one."""
     is_final: bool
     """The unit is not tried again: a dead letter."""
+    held_out_row: int = -1
+    """Row of the held-out prompt; -1 for a training group, whose `Admitted` has it, and in ledgers without it."""
 
 
 class Reissued(Record, frozen=True):

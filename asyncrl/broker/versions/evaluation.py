@@ -43,14 +43,26 @@ class OngoingEvaluation:
 
 
 class EvaluationBook:
-    """Decides when to evaluate, and keeps the ongoing evaluation and all results. Without ``prompts`` none is due."""
+    """
+    Decides when to evaluate, and keeps the ongoing evaluation and all results. Without ``prompts`` none is due.
 
-    def __init__(self, config: Evaluation, prompts: Sequence[Prompt], final_version: int, groups: GroupBook) -> None:
+    ``rows`` are the dataset rows of the prompts; without them a prompt's place counts.
+    """
+
+    def __init__(
+        self,
+        config: Evaluation,
+        prompts: Sequence[Prompt],
+        final_version: int,
+        groups: GroupBook,
+        rows: Sequence[int] = (),
+    ) -> None:
         self._config = config
         self.every_versions = config.every_versions
         self.max_tokens = 0
         """Longest completion of the next evaluations; 0 takes the one of the configuration."""
         self._prompts = prompts
+        self._rows = rows or range(len(prompts))
         self._final_version = final_version
         self._groups = groups
         self._next_group_id = 0
@@ -105,6 +117,7 @@ class EvaluationBook:
                 min_version=policy_version,
                 split="held_out",
                 max_tokens=self.max_tokens,
+                row=self._rows[i],
             )
             for i, prompt in enumerate(self._prompts)
         ]

@@ -72,13 +72,13 @@ def show(run_directory: Path, step: int | None, group: int | None, index: int | 
     from rich.console import Console
 
     from asyncrl.cli.episodes.lines import sampled_lines
-    from asyncrl.observe.run_directory import RunDirectory
+    from asyncrl.observe.run_overview import require_run
     from asyncrl.observe.sampled_episodes import newest_file, read_episodes
 
-    folder = RunDirectory(run_directory).samples
+    folder = require_run(run_directory).samples
     path = newest_file(folder) if step is None else folder / f"step_{step:06d}.parquet"
     if path is None:
-        raise ConfigError(f"there are no samples in {folder} yet: no step is done, or {run_directory} is no run")
+        raise ConfigError(f"there are no samples in {folder} yet: no step is done")
     found = read_episodes(path, lambda g, i: group in (None, g) and index in (None, i))
     if not found:
         raise ConfigError(

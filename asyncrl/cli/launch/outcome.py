@@ -7,6 +7,7 @@ from asyncrl.evaluation.metrics import failed_note
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.observe.formatting import share
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
+from asyncrl.observe.sampled_episodes import newest_file
 
 
 def time_so_far(directory: RunDirectory) -> float:
@@ -41,7 +42,8 @@ def outcome_lines(directory: RunDirectory, summary: RunSummary, before_s: float,
     checkpoints = sorted(directory.checkpoints.glob("step_*"))
     yield f"dashboard   asyncrl dashboard {directory.path}"
     yield f"report      {directory.report if directory.report.exists() else 'none'}"
-    yield f"samples     asyncrl samples {directory.path}"
+    if newest_file(directory.samples):
+        yield f"samples     asyncrl samples {directory.path}"
     yield f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}"
     if summary.status != "finished" and can_resume:
         yield f"resume      asyncrl resume {directory.path}"

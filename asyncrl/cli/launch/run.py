@@ -226,13 +226,18 @@ def _execute(  # noqa: PLR0917  private, and all of different types
 
 
 def _supervise(supervisor: Supervisor) -> None:
+    if _has_loop() or threading.current_thread() is not threading.main_thread():
+        _supervise_in_thread(supervisor)
+    else:
+        uvloop.run(_until_signal(supervisor))
+
+
+def _has_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        if threading.current_thread() is threading.main_thread():
-            uvloop.run(_until_signal(supervisor))
-            return
-    _supervise_in_thread(supervisor)
+        return False
+    return True
 
 
 async def _until_signal(supervisor: Supervisor) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from asyncrl.cli.run_path import RUN_PATH
+from asyncrl.cli.run_path import RUN_PATH, newest_run
 from asyncrl.cli.terminal import json_option, report_errors, to_json
 from asyncrl.errors import LinkError
 
@@ -18,16 +18,23 @@ PATH = click.Path(path_type=Path)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+key_option = click.option(
+    "--key", type=PATH, metavar="FILE", help="Key with the role supervisor.  [default: $ASYNCRL_KEY_FILE]"
+)
+
+
 def on_run(command: Command) -> Command:
     """Add the argument RUN|ADDRESS and the option --key, with which the broker of a run is found."""
-    key = click.option(
-        "--key", type=PATH, metavar="FILE", help="Key with the role supervisor.  [default: $ASYNCRL_KEY_FILE]"
-    )
-    return click.argument("run", metavar="RUN|ADDRESS")(key(command))
+    return click.argument("run", metavar="RUN|ADDRESS")(key_option(command))
+
+
+def on_newest_run(command: Command) -> Command:
+    """The same, where the newest run will do if none is named."""
+    return click.argument("run", metavar="[RUN|ADDRESS]", default=newest_run)(key_option(command))
 
 
 @click.command()
-@on_run
+@on_newest_run
 @json_option
 @report_errors
 def status(run: str, key: Path | None, as_json: bool) -> None:
@@ -36,9 +43,9 @@ def status(run: str, key: Path | None, as_json: bool) -> None:
 
     Its step, window and nodes, what each of them waits for, and the last incidents.
 
-    The run is named by its directory on this machine, or by the broker's ADDRESS, tcp://HOST:PORT. From another machine
-    that takes a key with the role supervisor, by --key or in ASYNCRL_KEY_FILE. If no broker serves the run, its files
-    are read. Exits with 69 if the run is not over and its broker cannot be asked.
+    The run is named by its directory on this machine, by default the newest below runs/, or by the broker's ADDRESS,
+    tcp://HOST:PORT. From another machine that takes a key with the role supervisor, by --key or in ASYNCRL_KEY_FILE. If
+    no broker serves the run, its files are read. Exits with 69 if the run is not over and its broker cannot be asked.
 
     \b
     Example:
@@ -83,7 +90,7 @@ def list_(folder: Path, as_json: bool) -> None:
 
 
 @click.command()
-@on_run
+@on_newest_run
 @click.option("--every", "every_s", type=click.FloatRange(0.1), default=1.0, help="Seconds between two looks.")
 @report_errors
 def top(run: str, key: Path | None, every_s: float) -> None:
@@ -114,8 +121,9 @@ def logs(run: Path, node: str, *, follow: bool, number: int | None, level: str, 
     Merged by time, or the log of one NODE.
 
     RUN is a run directory, or the --run-dir of the services of this machine. What logs to no file there logs to its
-    service manager, such as `journalctl -u asyncrl@rollout`, on its machine. Text that is no event, such as a
-    traceback, is printed at every level.
+    service manager, such as `journalctl -u asyncrl@rollout`, on its machine. What a reward function or an environment
+    prints is of level info. Other text that is no event, such as a traceback, a warning of a library or the output of
+    an agent program, is printed at every level.
 
     \b
     Example:

@@ -20,6 +20,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.messages.spool import HOSTED_SPOOL
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_overview import is_run, is_served, is_supervised
+from asyncrl.processes.printed import PRINTED
 
 POLL_S = 0.25
 NUMBER = re.compile(r"-\d+$")
@@ -161,6 +162,8 @@ def _readable(line: Line, *, names_node: bool) -> str:
     fields = _fields(line.text)
     if "event" not in fields:
         return f"{head}{line.text}"
+    if fields["event"] == PRINTED:
+        return f"{head}{fields.get('text', '')}"
     level = str(fields.get("level", "info"))
     rest = " ".join(f"{key}={field_text(value)}" for key, value in fields.items() if key not in NOT_FIELDS)
     about = f" about={field_text(fields['node'])}" if fields.get("node", line.node) != line.node else ""

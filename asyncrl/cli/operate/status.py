@@ -17,6 +17,7 @@ from asyncrl.errors import AsyncrlError, ConfigError, LinkError
 from asyncrl.messages.supervisor import Status, StatusWanted
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_overview import RunOverview, is_run, is_served, is_starting, is_supervised, overview
+from asyncrl.similar_path import did_you_mean
 
 STARTING = "the broker is starting: it reads the prompts and the ledger"
 
@@ -82,7 +83,7 @@ def opened(where: str) -> RunDirectory:
     if not is_run(path):
         raise ConfigError(
             f"{where} is neither a run directory nor a broker's address: there is no config.toml in it; `asyncrl ls` "
-            f"lists the runs below runs/, and an address is tcp://HOST:PORT"
+            f"lists the runs below runs/, and an address is tcp://HOST:PORT{did_you_mean(path, is_run)}"
         )
     return RunDirectory(path)
 

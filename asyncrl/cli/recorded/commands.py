@@ -6,7 +6,7 @@ from typing import Literal
 
 import click
 
-from asyncrl.cli.run_path import RUN_PATH
+from asyncrl.cli.run_path import RUN_PATH, newest_run
 from asyncrl.cli.terminal import json_option, report_errors, to_json, told_if_slow
 from asyncrl.errors import LedgerError
 
@@ -14,18 +14,20 @@ PATH = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("runs", metavar="RUN...", type=RUN_PATH, nargs=-1, required=True)
+@click.argument("runs", metavar="[RUN]...", type=RUN_PATH, nargs=-1)
 @click.option("-o", "--out", type=PATH, help="File to write.  [default: report.html in the first run directory]")
 @report_errors
 def report(runs: tuple[Path, ...], out: Path | None) -> None:
     """
     Write an HTML report about one run, or compare several.
 
-    Each RUN is a run directory. The page has curves, headline numbers, settings and events, and needs no network.
+    Each RUN is a run directory, by default the newest below runs/. The page has curves, headline numbers, settings and
+    events, and needs no network.
     """
     from asyncrl.observe.report.report import write_report
     from asyncrl.observe.run_directory import RunDirectory
 
+    runs = runs or (newest_run(),)
     out = out or RunDirectory(runs[0]).report
     write_report(runs, out)
     click.echo(out)
@@ -34,7 +36,7 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
 @click.command()
 @click.argument("runs", metavar="RUN...", type=RUN_PATH, nargs=-1, required=True)
 @click.option("--host", default="127.0.0.1", help="Address to listen on; one beyond loopback needs a token.")
-@click.option("--port", type=click.IntRange(0, 65535), show_default="8460, or a free one", help="0 takes a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), help="0 takes a free one.  [default: 8460, or a free one]")
 @report_errors
 def dashboard(runs: tuple[Path, ...], host: str, port: int | None) -> None:
     """
@@ -92,7 +94,7 @@ def events(run_directory: Path, kinds: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("run_directory", metavar="RUN", type=RUN_PATH)
+@click.argument("run_directory", metavar="[RUN]", type=RUN_PATH, default=newest_run)
 @click.option("--predict/--no-predict", default=True, show_default=True, help="Simulate changes; takes some seconds.")
 @click.option("--staleness", is_flag=True, help="Choose schedule.staleness for the run from here on, as 'auto' does.")
 @json_option
@@ -101,9 +103,9 @@ def why(run_directory: Path, *, predict: bool, staleness: bool, as_json: bool) -
     """
     Say where the time of a run goes, and its bottleneck.
 
-    RUN is a run directory, also of a run that goes on. The seconds of every node are divided among what it did and what
-    it waited for. Then come the bottleneck, the setting to change, and what some changes would bring: the broker's own
-    rules in a simulated cluster that is fitted to the run.
+    RUN is a run directory, by default the newest below runs/, also of a run that goes on. The seconds of every node are
+    divided among what it did and what it waited for. Then come the bottleneck, the setting to change, and what some
+    changes would bring: the broker's own rules in a simulated cluster that is fitted to the run.
 
     With --staleness, the answer is the least schedule.staleness that is about as fast as the fastest, by such a plan.
     With schedule.staleness = "auto" the broker asks this every few steps, and sets it.
@@ -121,7 +123,7 @@ def why(run_directory: Path, *, predict: bool, staleness: bool, as_json: bool) -
 
 
 @click.command()
-@click.argument("run_directory", metavar="RUN", type=RUN_PATH)
+@click.argument("run_directory", metavar="[RUN]", type=RUN_PATH, default=newest_run)
 @click.option("--step", type=click.IntRange(0), help="Step, counted from 0 as in the files' names.  [default: newest]")
 @click.option("--best", "order", flag_value="best", help="Show those with the highest rewards.")
 @click.option("--worst", "order", flag_value="worst", help="Show those with the lowest rewards.")
@@ -139,11 +141,11 @@ def samples(
     as_json: bool,
 ) -> None:
     """
-    Show some samples of a step: prompt, completion and reward.
+    Show samples of a step: prompts, completions, rewards.
 
-    RUN is a run directory, also of a run that goes on. By default the samples are of different prompts of the newest
-    step. Long texts are shortened in the middle; --json has them in full. Held-out samples are stored with
-    evaluation.answers.
+    RUN is a run directory, by default the newest below runs/, also of a run that goes on. By default the samples are of
+    different prompts of the newest step. Long texts are shortened in the middle; --json has them in full. Held-out
+    samples are stored with evaluation.answers.
 
     \b
     Example:

@@ -14,9 +14,8 @@ from asyncrl.broker.ledger.dead_letters import DeadLetter, dead_letters
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.cli.terminal import Row, aligned
 from asyncrl.config.run_file import load_config
-from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Trajectory
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.observe.run_overview import require_run
 from asyncrl.spool.contents import read_contents, segment_numbers
 from asyncrl.spool.segment_format import Entry, Place
 
@@ -33,7 +32,7 @@ def read_audit(path: Path) -> Audit:
 
     Raises `ConfigError` if there is no run directory, and `LedgerError` if the ledger is missing or damaged.
     """
-    directory = _opened(path)
+    directory = require_run(path)
     config = load_config(directory.config)
     return RunAudit(directory, config, read_spool=_stored_payloads, list_segments=segment_numbers).audit()
 
@@ -70,19 +69,12 @@ def _trajectory(payload: bytes) -> Trajectory | None:
 
 def read_dead_letters(path: Path) -> list[DeadLetter]:
     """The dead letters of a run. Raises as `read_audit`."""
-    return dead_letters(read_records(_opened(path).ledger))
+    return dead_letters(read_records(require_run(path).ledger))
 
 
 def read_events(path: Path, kinds: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """The events of a run, in order; only those of ``kinds`` if given. Raises as `read_audit`."""
-    return [event for event in _opened(path).read_events() if not kinds or event.get("event") in kinds]
-
-
-def _opened(path: Path) -> RunDirectory:
-    directory = RunDirectory(path)
-    if not directory.config.is_file():
-        raise ConfigError(f"{path} is not a run directory: there is no {directory.config.name} in it")
-    return directory
+    return [event for event in require_run(path).read_events() if not kinds or event.get("event") in kinds]
 
 
 # ── tables ──────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from asyncrl.cli.terminal import printable
 from asyncrl.observe.formatting import counted
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.observe.run_overview import require_run
 from asyncrl.observe.sample_texts import Order, SampleText, chosen, held_out_file, read_texts, trained_file
 
 LABEL = 13
@@ -41,10 +41,10 @@ def read_samples(path: Path, *, step: int | None, is_held_out: bool, number: int
     Some samples of a step, by default the newest, or of the evaluation after ``step`` steps.
 
     Raises:
-        ConfigError: There are no such samples.
+        ConfigError: There is no such run, or it has no such samples.
         LedgerError: Their file is damaged.
     """
-    file = (held_out_file if is_held_out else trained_file)(RunDirectory(path).samples, step)
+    file = (held_out_file if is_held_out else trained_file)(require_run(path).samples, step)
     rows = read_texts(file)
     mean = sum(row.reward for row in rows) / max(len(rows), 1)
     return Samples(str(file), len(rows), mean, chosen(rows, number, order))

@@ -60,12 +60,24 @@ def init(folder: Path, model: str | None, data: str | None, columns: Mapping[str
 
 def _find(model: str | None, data: str | None, columns: Mapping[str, str], say: Say) -> Findings:
     name = model_name(model) if model else None
-    found_model = find_model(model_folder(name, "--model", say) if name else model)
+    try:
+        found_model = find_model(model_folder(name, "--model", say) if name else model)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_also_missing(data, columns)}") from error
     count = None if missing_packages(TRAIN) else token_counter(Path(found_model.path), {})
     found_data = find_data(data, columns, count, has_template=found_model.has_template)
     devices, cores = find_machine(os.environ)
     has_vllm = any(installed_version(name) for name in ENGINES)
     return Findings(found_model, found_data, find_held_out(found_data.path), devices, cores, has_vllm)
+
+
+def _also_missing(data: str | None, columns: Mapping[str, str]) -> str:
+    """End of a sentence with what is wrong with the data; empty if nothing is."""
+    try:
+        find_data(data, columns, None)
+    except ConfigError as error:
+        return f"; and {error}"
+    return ""
 
 
 def _write(written: Mapping[Path, str]) -> None:

@@ -13,12 +13,12 @@ Bytes are base64. Answers come in any order.
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
+
+from asyncrl.processes.printed import mark_prints
 
 HEADER_BYTES = 4
 
@@ -106,8 +106,7 @@ def take_pipes() -> tuple[int, int]:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # prints are not lost when it is killed
+    mark_prints()
     return inbox, outbox
 
 

@@ -132,8 +132,9 @@ async def run_broker(
             files.callback(weights.close)
         _report_torn_tails(directory, ledger, segments)
         _report_skipped_rows(directory, {"train": prompts, "held_out": held_out})
-        held_out_prompts = [draw.prompt for draw in held_out.since(0)] if held_out else []
-        scheduler = Scheduler(config, prompts, held_out_prompts, ledger.broker_term)
+        draws = list(held_out.since(0)) if held_out else []
+        held_out_prompts, held_out_rows = [draw.prompt for draw in draws], [draw.row for draw in draws]
+        scheduler = Scheduler(config, prompts, held_out_prompts, ledger.broker_term, held_out_rows)
         size = {"num_records": ledger.num_records, "num_bytes": directory.ledger.stat().st_size}
         log.info("ledger.reading", **size)
         replay(scheduler, read_records(directory.ledger, is_writer_process=True))

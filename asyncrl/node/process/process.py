@@ -25,11 +25,11 @@ from asyncrl.log import about
 from asyncrl.node.process.failpoints import PLACES, SHARD_PLACES, TURN_PLACES
 from asyncrl.node.process.metrics_server import MetricsOptions, metrics_served
 from asyncrl.node.process.service_manager import ServiceManager, report_to, show_stacks_on_abort
+from asyncrl.processes.printed import FORMAT_VARIABLE
 
 Job = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 LogFormat = Literal["auto", "json", "text"]
 """``auto``: JSON, or coloured text if standard error is a terminal."""
-LOG_FORMAT_VARIABLE = "ASYNCRL_LOG_FORMAT"
 SECOND_SIGNAL_EXIT = 143
 
 SWITCH_INTERVAL_S = 0.0005
@@ -53,6 +53,7 @@ def run_process(
         The exit code: 0, or that of the `AsyncrlError`, whose message is printed to standard error. Any other exception
         is a bug: its traceback is printed, and the exit code is that of `AsyncrlError`.
     """
+    os.environ[FORMAT_VARIABLE] = log_format = _resolved(log_format)  # for workers, which print in the same form
     configure_logging(name, role, log_format)
     show_stacks_on_abort()
     if plan := os.environ.get(failpoints.VARIABLE):
@@ -125,7 +126,7 @@ class _LossyStream:
 def configure_logging(name: str, role: str = "", log_format: LogFormat = "auto") -> None:
     """Log to standard error, with the node's name, and its ``role`` if it has one, in every line."""
     is_terminal = sys.stderr.isatty()
-    as_text = is_terminal if log_format == "auto" else log_format == "text"
+    as_text = _resolved(log_format) == "text"
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -138,3 +139,9 @@ def configure_logging(name: str, role: str = "", log_format: LogFormat = "auto")
         logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyStream(sys.stderr))),
     )
     about(node=name, **({"role": role} if role else {}))
+
+
+def _resolved(log_format: LogFormat) -> LogFormat:
+    if log_format == "auto":
+        return "text" if sys.stderr.isatty() else "json"
+    return log_format

@@ -19,7 +19,9 @@ from asyncrl.observe.dashboard.samples.sample_index import SampleIndex
 from asyncrl.observe.dashboard.samples.token_texts import TokenTexts
 from asyncrl.observe.dashboard.timeline.time_bands import TimesFile
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
+from asyncrl.observe.run_overview import is_run
 from asyncrl.observe.run_record import NO_SUMMARY, RunRecord
+from asyncrl.similar_path import did_you_mean
 
 T = TypeVar("T")
 Signature = tuple[int, int] | None
@@ -35,7 +37,7 @@ class FollowedRun:
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
-            raise ConfigError(f"no such run: {path} is not a directory")
+            raise ConfigError(f"no such run: {path} is not a directory{did_you_mean(path, is_run)}")
         self.directory = directory = RunDirectory(path)
         self.name = path.resolve().name
         self.revision = 0

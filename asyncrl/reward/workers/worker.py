@@ -21,6 +21,7 @@ from asyncrl.checks.reward_limits import MAX_REASON_CHARS
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.plug_in import describe
 from asyncrl.processes.prctl import PR_SET_PDEATHSIG, prctl
+from asyncrl.processes.printed import mark_prints
 from asyncrl.reward import blend, compute_score
 from asyncrl.reward.verifier import Verifier, VerifierInput, is_async, verdict_of
 from asyncrl.reward.workers.pipe import Judge, Judged, Load, Loaded, Refused, encode, hung_message, read
@@ -132,6 +133,7 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
+    mark_prints()
     return os.fdopen(inbox, "rb"), os.fdopen(outbox, "wb")
 
 

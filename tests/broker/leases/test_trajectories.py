@@ -32,7 +32,8 @@ class Desk:
 
     def __init__(self) -> None:
         self.failures = FailureBook()
-        groups, self.out, config = GroupBook(), Outbox(), a_config(schedule={"max_attempts": 2})
+        groups = self.groups = GroupBook()
+        self.out, config = Outbox(), a_config(schedule={"max_attempts": 2})
         evaluation = EvaluationBook(Evaluation(), [], 4, groups)
         self.group = Group(0, Prompt(text="?"), 2, min_version=0)
         groups.add(self.group)
@@ -284,6 +285,15 @@ def test_a_result_that_says_it_is_older_than_its_group_is_a_failure_of_its_lease
     desk.group.slots[0].lease(6)
     again = Stored("a", "0", [replace(STOPPED, lease_id=6)])
     assert desk.trajectories.stored(again) == [(Unit(0, 0), f"rollout: {reason}")]
+
+
+def test_a_failed_attempt_at_a_held_out_prompt_names_its_row() -> None:
+    desk = Desk()
+    group = Group(0, Prompt(text="?"), 1, min_version=0, split="held_out", row=6)
+    desk.groups.add(group)
+    group.slots[0].lease(5)
+    desk.trajectories.failed(Failed(Unit(0, 0, "held_out"), 5, "rollout", "too long", False))
+    assert desk.out.drain()[1] == [FailedAttempt(Unit(0, 0, "held_out"), "rollout", "too long", 1, True, 6)]
 
 
 def test_a_unit_that_is_damaged_each_time_is_given_up_with_the_cause() -> None:

@@ -1,5 +1,7 @@
 """Dead letters and their dataset rows."""
 
+import pytest
+
 from asyncrl.broker.ledger.dead_letters import DeadLetter, dead_letters
 from asyncrl.broker.ledger.records import Admitted, AnyRecord, FailedAttempt
 from asyncrl.messages.trajectory import Unit
@@ -25,13 +27,14 @@ def test_a_dead_letter_names_the_row_of_its_prompt():
     ]
 
 
-def test_a_held_out_dead_letter_has_no_row():
+@pytest.mark.parametrize(("recorded", "row"), [(5, 5), (0, 0), (-1, None)])
+def test_a_held_out_dead_letter_names_its_own_row_if_it_was_recorded(recorded: int, row: int | None):
     records: list[AnyRecord] = [
         Admitted(7, epoch=1, row=42, policy_version=3),
-        FailedAttempt(Unit(7, 0, "held_out"), "reward", "hung", 1, True),
+        FailedAttempt(Unit(7, 0, "held_out"), "reward", "hung", 1, True, recorded),
     ]
     (letter,) = dead_letters(records)
-    assert (letter.split, letter.epoch, letter.row) == ("held_out", None, None)
+    assert (letter.split, letter.epoch, letter.row) == ("held_out", None, row)
 
 
 def test_failures_that_were_tried_again_are_no_dead_letters():

@@ -112,6 +112,14 @@ def test_each_prompt_has_one_group_of_as_many_completions_as_configured() -> Non
     ]
 
 
+def test_groups_name_the_rows_of_their_prompts() -> None:
+    book = EvaluationBook(Evaluation(at_start=True), [Prompt(text="?")] * 2, FINAL, GroupBook(), rows=[0, 3])
+    book.version_live(0)
+    ongoing = book.start("a", 0)
+    assert ongoing
+    assert [group.row for group in ongoing.groups] == [0, 3]
+
+
 def test_several_completions_of_a_prompt_give_avg_pass_and_maj_at_k() -> None:
     book = a_book(at_start=True, samples=2)
     book.version_live(0)

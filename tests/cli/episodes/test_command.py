@@ -18,6 +18,7 @@ def asyncrl(*arguments: object) -> Result:
 def run(tmp_path: Path) -> Path:
     written(tmp_path / "samples", 3, [episode(1)])
     written(tmp_path / "samples", 4, [episode(7), episode(7, 1), episode(8)])
+    (tmp_path / "config.toml").touch()
     return tmp_path
 
 
@@ -41,8 +42,10 @@ def test_others_are_chosen_by_step_group_and_index(run: Path) -> None:
 def test_what_is_not_there_is_named(run: Path, tmp_path: Path) -> None:
     none = asyncrl("show", run, "--group", 99)
     assert (none.exit_code, "has no such episode" in none.output) == (78, True)
-    empty = asyncrl("show", tmp_path / "other")
-    assert "there are no samples in" in empty.output
+    assert "is not a run directory" in asyncrl("show", tmp_path / "other").output
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.toml").touch()
+    assert "there are no samples in" in asyncrl("show", tmp_path / "other").output
     assert "cannot be read" in asyncrl("show", run, "--step", 9).output
 
 

@@ -59,4 +59,10 @@ def test_a_run_without_any_reward_points_at_its_samples(
         directory.append_metrics({**METRICS, "step": step, "reward": reward})  # type: ignore[dict-item]
     lines = list(outcome_lines(directory, replace(SUMMARY, held_out_accuracy=accuracy), 0.0, can_resume=True))
     assert (f"{ZERO}{directory.path}" in lines) is is_said
-    assert f"samples     asyncrl samples {directory.path}" in lines
+
+
+def test_samples_are_offered_once_a_step_has_some(directory: RunDirectory) -> None:
+    offer = f"samples     asyncrl samples {directory.path}"
+    assert offer not in outcome_lines(directory, SUMMARY, 0.0, can_resume=True)
+    (directory.samples / "step_000000.parquet").touch()
+    assert offer in outcome_lines(directory, SUMMARY, 0.0, can_resume=True)

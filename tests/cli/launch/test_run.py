@@ -168,9 +168,10 @@ def test_without_a_summary_of_the_broker_one_is_made_from_the_metrics(
     config: Config, supervised: Install, printed: StringIO, tmp_path: Path
 ) -> None:
     supervised(failing(RunFailed("the broker died")))
-    with pytest.raises(RunFailed, match="the broker died"):
+    with pytest.raises(RunFailed, match="the broker died") as failed:
         run(config)
 
+    assert failed.value.__context__ is None, "the trace tells of nothing else"
     directory = RunDirectory(tmp_path / "runs" / "tiny")
     summary = directory.read_summary()
     assert summary is not None

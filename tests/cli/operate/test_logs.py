@@ -49,6 +49,12 @@ def test_events_below_a_level_are_left_out_and_text_that_is_no_event_stays(direc
     assert len(Logs(directory, level="error").read()) == 3
 
 
+def test_what_a_function_printed_is_its_text_of_level_info(directory: RunDirectory) -> None:
+    write(directory, "reward-0", json.dumps({"event": "printed", "level": "info", "text": "grading 3"}) + "\n")
+    assert log_lines(Logs(directory, "reward-0").read(), as_json=False, names_node=True) == ["reward-0   grading 3"]
+    assert Logs(directory, "reward-0", "warning").read() == []
+
+
 def test_the_log_of_one_node_can_be_read_as_it_is_in_the_file(directory: RunDirectory) -> None:
     lines = Logs(directory, "broker-0").read()
     text = (directory.logs / "broker-0.log").read_text()

@@ -84,5 +84,10 @@ def test_a_name_that_is_no_run_says_how_to_find_one(tmp_path: Path) -> None:
         opened(str(tmp_path))
 
 
+def test_a_mistyped_run_is_answered_with_the_one_beside_it(directory: RunDirectory) -> None:
+    with pytest.raises(ConfigError, match=rf"; did you mean {directory.path}\?$"):
+        opened(f"{directory.path}x")
+
+
 def test_messages_become_objects_in_json() -> None:
     assert plain(STATUS)["nodes"][0]["node"] == "spool"

@@ -18,6 +18,7 @@ from tests.observe.test_samples import row, written
 def run(tmp_path: Path) -> Path:
     good, bad = row(0, [9, 2]), replace(row(1, [9]), reward=0.0, completion="", answer="")
     written(tmp_path / "samples", 41, [good, bad])
+    (tmp_path / "config.toml").touch()
     return tmp_path
 
 
@@ -60,6 +61,7 @@ def test_a_long_text_is_wrapped_and_shortened_in_its_middle() -> None:
 
 def test_an_episode_points_at_its_turns(tmp_path: Path) -> None:
     written(tmp_path / "samples", 41, [episode(7)])
+    (tmp_path / "config.toml").touch()
     last = samples(tmp_path).output.splitlines()[-1]
     assert last == f"2 turns: asyncrl episode show {tmp_path} --step 41 --group 7 --index 0"
 

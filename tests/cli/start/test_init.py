@@ -51,3 +51,15 @@ def test_nothing_is_overwritten(name: str) -> None:
         init(Path(), None, None, {}, lambda _: None)
     assert Path(name).read_text() == "mine"
     assert len(list(Path().glob("r*.*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (None, r"^--model 'nope' is not a model directory .*--text FILE`$"),
+        ("nope.jsonl", r"^--model 'nope' is not a model directory .*; and no such dataset: nope\.jsonl$"),
+    ],
+)
+def test_all_that_is_missing_is_told_at_once(data: str | None, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        init(Path(), "nope", data, {}, lambda _: None)

@@ -28,6 +28,12 @@ def test_owner_and_name_without_such_a_directory_is_a_name_on_the_hub(path: str,
     assert ("hf download" in str(refused.value)) == is_hub
 
 
+def test_a_mistyped_directory_is_answered_with_the_model_beside_it(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    with pytest.raises(ConfigError, match=rf"; did you mean {tmp_path}/model\?$"):
+        check_model(str(tmp_path / "modle"))
+
+
 def test_a_path_below_models_is_no_name_on_the_hub() -> None:
     with pytest.raises(ConfigError, match="hf download OWNER/Qwen3-8B --local-dir models/Qwen3-8B"):
         check_model("models/Qwen3-8B")

@@ -104,6 +104,21 @@ def test_a_log_that_cannot_be_written_changes_neither_the_work_nor_the_exit_code
     assert done.returncode == 1, "of RunFailed, and not of the log"
 
 
+def test_workers_are_told_the_form_of_the_log():
+    source = """
+import os, sys
+from asyncrl.node.process.process import run_process
+async def job(stopping):
+    print(os.environ["ASYNCRL_LOG_FORMAT"])
+sys.exit(run_process(job, name="reward-0", log_format=sys.argv[1]))
+"""
+    told = [
+        subprocess.run([sys.executable, "-c", source, form], capture_output=True, text=True, check=True).stdout.strip()
+        for form in ("auto", "json", "text")
+    ]
+    assert told == ["json", "json", "text"]
+
+
 def test_every_line_of_the_log_names_the_node_its_role_and_its_run():
     job = "about(run='try-7'); get_logger().info('lease.granted', lease_id=7)"
     source = f"""

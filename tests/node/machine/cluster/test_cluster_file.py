@@ -42,7 +42,7 @@ def changed(**values: Any) -> dict[str, Any]:
         ({"broker": "ipc:///a"}, "broker is 'ipc:///a': expected tcp://HOST:PORT"),
         ({"broker": "tcp://n:0"}, "expected a port from 1 to 65535, got 0"),
         ({"machines": []}, "unknown key 'machines': did you mean 'machine'?"),
-        ({"machine": []}, "machine: expected `array` of length >= 1"),
+        ({"machine": []}, "machine: expected a list of length >= 1"),
         ({"machine": [{"name": "a", "roles": ["cook"]}]}, "machine"),
         ({"machine": [{"name": "a", "roles": ["reward"]}] * 2}, "2 machines have the name 'a'"),
         (

@@ -1,0 +1,63 @@
+"""
+Rows of a CSV file. Its first line has the names of the columns; every value is the text that is written there.
+
+    question;label      ─▶ {"question": "2 + 3?", "label": "05"}
+    2 + 3?;05
+"""
+
+import csv
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from asyncrl.data.table import Row, Rows
+from asyncrl.errors import DataError
+from asyncrl.similar_path import did_you_mean
+
+SEPARATORS = (",", ";", "\t")
+LONGEST = 1 << 24
+"""Characters of the longest value."""
+
+
+class CsvRows:
+    def __init__(self, path: Path, columns: list[str], lines: list[tuple[int, list[str]]]) -> None:
+        self.path = path
+        self.columns = columns
+        self._lines = lines
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, row: int, /) -> Row:
+        values = self._lines[row][1]
+        if len(values) != len(self.columns):
+            raise DataError(f"{self.place(row)}: it has {len(values)} values for {len(self.columns)} columns")
+        return dict(zip(self.columns, values, strict=True))
+
+    def place(self, row: int, /) -> str:
+        return f"{self.path} line {self._lines[row][0]}"
+
+    def column(self, name: str, /) -> Iterator[str | None]:
+        place = self.columns.index(name)
+        return (values[place] if place < len(values) else None for _, values in self._lines)
+
+
+def open_csv(path: Path) -> Rows:
+    """Open a CSV file, whose values are separated by what is most frequent in its first line; raises `DataError`."""
+    csv.field_size_limit(LONGEST)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=max(SEPARATORS, key=first.count), strict=True)
+            lines = [(reader.line_num, values) for values in reader if values]
+    except FileNotFoundError as error:
+        raise DataError(f"no such dataset: {path}{did_you_mean(path)}") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"cannot read {path} as CSV: {error}; write it in UTF-8, with quotes around texts") from error
+    if len(lines) < 2:
+        raise DataError(f"dataset {path} is empty: it has no rows below the names of its columns")
+    (_, columns), *rows = lines
+    if twice := [name for name, count in Counter(columns).items() if count > 1]:
+        raise DataError(f"dataset {path} has several columns {', '.join(map(repr, twice))}: give each its own name")
+    return CsvRows(path, columns, rows)

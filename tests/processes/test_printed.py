@@ -1,0 +1,44 @@
+"""Prints become events, line by line, where the node logs JSON."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from asyncrl.processes.printed import FORMAT_VARIABLE, MAX_CHARS, PrintedEvents
+
+
+def events(written: io.BytesIO) -> list[str]:
+    decoded = [json.loads(line) for line in written.getvalue().splitlines()]
+    assert all((event["event"], event["level"]) == ("printed", "info") for event in decoded)
+    return [event["text"] for event in decoded]
+
+
+def test_each_line_is_an_event_once_it_is_complete() -> None:
+    written = io.BytesIO()
+    stream = PrintedEvents(written, line_buffering=True)
+    print("grading", 3, file=stream)
+    print("2 + 3 = \N{LATIN SMALL LETTER E WITH ACUTE}", end="", file=stream)
+    assert events(written) == ["grading 3"]
+    print("\n\nlast", file=stream)
+    assert events(written) == ["grading 3", "2 + 3 = \N{LATIN SMALL LETTER E WITH ACUTE}", "", "last"]
+
+
+def test_a_line_without_end_is_cut() -> None:
+    written = io.BytesIO()
+    stream = PrintedEvents(written, line_buffering=True)
+    print("x" * (MAX_CHARS + 1), end="", file=stream)
+    assert events(written) == ["x" * (MAX_CHARS + 1)]
+
+
+@pytest.mark.parametrize(
+    ("form", "said"), [("json", '{"event": "printed", "level": "info", "text": "hello"}\n'), ("text", "hello\n")]
+)
+def test_prints_have_the_form_of_the_nodes_log_and_come_at_once(form: str, said: str) -> None:
+    source = "import os; from asyncrl.processes.printed import mark_prints; mark_prints(); print('hello'); os._exit(0)"
+    environment = {**os.environ, FORMAT_VARIABLE: form}
+    done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == said
