@@ -5,10 +5,10 @@ Off-policy correction as configured in ``[algorithm.correction]``: presets, and 
     importance = "token"                 importance_threshold = "0.5_5.0"         ─ thresholds ─▶ Importance
     rejection = "token_k1,seq_max_k2"    rejection_threshold = "0.6_1.6,0.4"      ─ thresholds ─▶ Rejection, Rejection
 
-Presets have verl's names, and ``..._mask`` is one more:
+Presets have verl's names; those on ``_mask`` are our own:
 
     decoupled_...   against the policy the step begins with; any loss
-    bypass_...      against the policy that sampled: ppo_clip with the clipped loss, pg with reinforce
+    bypass_...      against the policy that sampled: ppo_clip with the clipped loss, pg with reinforce, cispo
     ..._is, ..._tis truncated importance weights of tokens or sequences; icepop: a band of weights
     ..._geo_rs      rejects sequences by their geometric mean ratio; k3_rs: by their mean k3
     ..._mask        leaves divergent sequences of negative advantage out
@@ -73,6 +73,7 @@ PRESETS = {
     "bypass_ppo_clip_geo_rs": _ppo_clip(**GEO_RS),
     "bypass_ppo_clip_k3_rs": _ppo_clip(**K3_RS),
     "bypass_ppo_clip_mask": _ppo_clip(**MASK),
+    "bypass_cispo_mask": Preset(Correction(mode="bypass", **MASK), "cispo"),
     "bypass_pg_is": _pg(**SEQ_TIS),
     "bypass_pg_token_icepop": _pg(**TOKEN_ICEPOP),
     "bypass_pg_geo_rs": _pg(**GEO_RS),

@@ -81,7 +81,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     groups_issued: int = 0
     """Training groups whose sampling began; 0 if the broker did not write this summary."""
     groups_failed: int = 0
-    """Of them, those that were dropped because a trajectory failed for good."""
+    """Groups of these that were dropped because a trajectory failed for good."""
     directory: str = ""
     """Absolute path of the run directory, in what `asyncrl.run` returns; not in summary.json, which may be moved."""
     checkpoint: str = ""

@@ -71,7 +71,7 @@ def search(plan: Plan, inputs: Inputs) -> SearchResult:
     if not is_auto:
         return SearchResult(tried, least_lag(tried))
     tried, finalists = _again(plan, inputs, tried)
-    in_turn = colocated(plan, inputs.lengths, inputs.step_s, inputs.training)
+    in_turn = colocated(_measured_long(plan), inputs.lengths, inputs.step_s, inputs.training)
     return SearchResult(tried, least_lag([in_turn, *finalists]))
 
 
@@ -84,8 +84,12 @@ def _again(
     longer = {}
     for result in near[:FINALISTS]:
         other = with_result(plan, result)
-        longer[id(result)] = simulate(_measured(other, max(VERSIONS, other.versions_with(COMPLETIONS))), inputs)
+        longer[id(result)] = simulate(_measured_long(other), inputs)
     return [longer.get(id(result), result) for result in tried], list(longer.values())
+
+
+def _measured_long(plan: Plan) -> Plan:
+    return _measured(plan, max(VERSIONS, plan.versions_with(COMPLETIONS)))
 
 
 def _measured(plan: Plan, publishes: int) -> Plan:

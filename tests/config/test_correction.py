@@ -32,10 +32,10 @@ VERL = {  # mode, importance and its threshold, rejection and its threshold
 }
 
 
-OWN = ("bypass_ppo_clip_mask",)
+OWN = {"bypass_ppo_clip_mask": "clipped", "bypass_cispo_mask": "cispo"}
 
 
-def test_there_is_every_one_of_them_and_one_more() -> None:
+def test_there_is_every_one_of_them_and_two_more() -> None:
     assert PRESETS.keys() == {*VERL, *OWN}
 
 
@@ -43,9 +43,11 @@ def test_the_default_is_bypass_ppo_clip() -> None:
     assert resolved(Correction(preset="bypass_ppo_clip")) == Correction()
 
 
-def test_a_preset_masks_divergent_sequences_and_its_bound_can_be_changed() -> None:
-    assert resolved(Correction(preset="bypass_ppo_clip_mask")) == Correction(mask_divergent=0.1)
-    assert resolved(Correction(preset="bypass_ppo_clip_mask", mask_divergent=0.2)) == Correction(mask_divergent=0.2)
+@pytest.mark.parametrize("name", OWN)
+def test_a_preset_masks_divergent_sequences_and_its_bound_can_be_changed(name: str) -> None:
+    assert resolved(Correction(preset=name)) == Correction(mask_divergent=0.1)
+    assert resolved(Correction(preset=name, mask_divergent=0.2)) == Correction(mask_divergent=0.2)
+    assert preset(name).loss == OWN[name]
 
 
 @pytest.mark.parametrize("name", VERL)
@@ -64,7 +66,7 @@ def test_a_preset_is_what_verl_means_by_it(name: str) -> None:
     assert (importance is not None, bool(rejections)) == (found.importance != "none", bool(found.rejection))
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", VERL)
 def test_a_preset_says_which_loss_it_is_for(name: str) -> None:
     loss = "reinforce" if name.startswith("bypass_pg") else "clipped" if name.startswith("bypass") else ""
     assert preset(name).loss == loss

@@ -84,6 +84,6 @@ def colocated(plan: Plan, lengths: Lengths, step_s: Line, training: TrainingSpee
 
 
 def _generations(plan: Plan, lengths: Lengths, step_s: Line) -> list[Generation]:
-    """Successive generations: as many as the plan measures versions, at most 4."""
+    """Successive generations: as many as the plan measures versions."""
     size = plan.groups_per_publish
-    return [Generation(plan, lengths, step_s, size * i) for i in range(min(plan.horizon.publishes, 4))]
+    return [Generation(plan, lengths, step_s, size * i) for i in range(plan.horizon.publishes)]

@@ -268,6 +268,6 @@ def test_a_failed_fetch_and_a_failed_upload_are_events() -> None:
     assert events == [
         ("upload.failed", {"policy_version": 0, "cause": "No space left on device"}),
         ("version.uploaded", {"policy_version": 0, "seconds": 0.1, "num_bytes": 8}),
-        ("transfer.failed", {"node": "far", "policy_version": 0, "cause": "part 3 of 7 is damaged"}),
+        ("transfer.failed", {"node": "far", "role": "rollout", "policy_version": 0, "cause": "part 3 of 7 is damaged"}),
     ]
     assert desk.transfers.ongoing, "the transfer of the members goes on"
