@@ -287,7 +287,8 @@ def test_logs_of_supervisord_are_said(install: Install, tmp_path):
 
 def test_roles_are_repeated_or_separated_by_commas(install: Install, tmp_path, remote):
     for roles in (["--roles", "reward,rollout"], ["--roles", "reward", "--roles", "rollout"]):
-        assert install("--supervisord", *roles, *remote, "--to", roles[1]).exit_code == 0
+        done = install("--supervisord", *roles, *remote, "--to", roles[1])
+        assert (done.exit_code, done.output) == (0, "")
         text = (tmp_path / roles[1] / "asyncrl.conf").read_text()
         assert "[program:reward]" in text
         assert "[program:rollout]" in text
