@@ -24,6 +24,7 @@ from asyncrl.broker.ledger.records import AnyRecord, NodeEvent, Rewarded
 from asyncrl.broker.metrics.readings import Readings
 from asyncrl.broker.metrics.run_files import RunFiles
 from asyncrl.broker.metrics.sample_files import SampleFiles
+from asyncrl.broker.nodes.displaced import DisplacedBook, displaced
 from asyncrl.broker.operators import Operators
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.scheduler import Scheduler
@@ -124,6 +125,7 @@ class BrokerActor:
         self._rejections = Allowance(REJECTIONS_PER_S, BURST_REJECTIONS)
         """Events; a node that is rejected again and again cannot fill the disk with them."""
         self._num_rejected = 0
+        self._displaced = DisplacedBook()
         self._layout: tuple[str, str] | None = None
         """First node that was ready, and its layout hash."""
         self._dirty = asyncio.Event()
@@ -318,12 +320,11 @@ class BrokerActor:
             self._reject(peer, hello.node, reason)
             return
         if not hello.only_asks:
-            for earlier in self._scheduler.nodes.earlier(hello):
-                if (
-                    earlier.peer != peer
-                ):  # Refused, because two processes of one name would displace each other for ever.
-                    self._hub.send(earlier.peer, Reject(_displaced(hello.node)))
-                    self._hub.forget(earlier.peer)
+            earlier = [node for node in self._scheduler.nodes.earlier(hello) if node.peer != peer]
+            for node in earlier:
+                self._hub.send(node.peer, Reject(displaced(hello.node)))
+                self._hub.forget(node.peer)
+            self._displaced.joined(hello, [node.incarnation for node in earlier])
             self._scheduler.joined(peer, hello, self._clock())
         welcome = Welcome(
             broker_term=self._broker_term,
@@ -346,6 +347,8 @@ class BrokerActor:
             return f"its Hello is invalid: the session of {peer} is not that of {hello.node}.{hello.incarnation}"
         if reason := key_refusal(self._hub.owner(peer), hello.role, hello.node):
             return reason
+        if self._displaced.is_displaced(hello) and self._scheduler.nodes.named(hello.node):
+            return displaced(hello.node)
         if self._ending.has_come:
             return f"this run is over: {self._ending.cause or 'it is complete'}"
         if hello.protocol != PROTOCOL:
@@ -497,10 +500,6 @@ _NODE_EVENTS: dict[str, Literal["joined", "left", "lost"]] = {
     "node.left": "left",
     "node.lost": "lost",
 }
-
-
-def _displaced(name: str) -> str:
-    return f"another process has joined as {name}, and takes its place: give each process another --name"
 
 
 def _is_session_of_operator(event: Event) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -26,6 +27,8 @@ from asyncrl.messages.words import Role
 
 log = get_logger()
 
+PROCESS = secrets.token_hex(4)
+"""With the process id, unique among the processes of all machines."""
 ASK_S = 1.0
 """Seconds between questions to a broker that took the Hello and has not answered it."""
 FIRST_WARNING_S, LONGEST_PAUSE_S = 5.0, 600.0
@@ -46,8 +49,8 @@ class Identity(Struct, frozen=True):
 
 
 def identity(role: Role, node: str) -> Identity:
-    """Identity for a new start of ``node``; no two starts share one, even within a clock tick."""
-    return Identity(role, node, f"{time.time_ns():x}-{os.getpid()}")
+    """Identity for a new start of ``node``; no two starts share one, even within a clock tick. See `Hello.process`."""
+    return Identity(role, node, f"{time.time_ns():x}-{PROCESS}-{os.getpid()}")
 
 
 def hello(who: Identity) -> Hello:

@@ -46,6 +46,10 @@ def _ppo_clip(**settings: Any) -> Preset:
     return Preset(Correction(mode="bypass", **settings), "clipped")
 
 
+def _cispo(**settings: Any) -> Preset:
+    return Preset(Correction(mode="bypass", **settings), "cispo")
+
+
 def _pg(**settings: Any) -> Preset:
     return Preset(Correction(mode="bypass", **settings), "reinforce")
 
@@ -73,7 +77,7 @@ PRESETS = {
     "bypass_ppo_clip_geo_rs": _ppo_clip(**GEO_RS),
     "bypass_ppo_clip_k3_rs": _ppo_clip(**K3_RS),
     "bypass_ppo_clip_mask": _ppo_clip(**MASK),
-    "bypass_cispo_mask": Preset(Correction(mode="bypass", **MASK), "cispo"),
+    "bypass_cispo_mask": _cispo(**MASK),
     "bypass_pg_is": _pg(**SEQ_TIS),
     "bypass_pg_token_icepop": _pg(**TOKEN_ICEPOP),
     "bypass_pg_geo_rs": _pg(**GEO_RS),

@@ -20,6 +20,11 @@ class Held(Value, frozen=True):
     """Oldest version in its tokens, or the version it will start with."""
 
 
+def process_of(incarnation: str) -> str:
+    """Process in an incarnation, ``TIME-PROCESS``; empty if there is none."""
+    return incarnation.partition("-")[2]
+
+
 class Hello(Message, frozen=True):
     """The first message of a session."""
 
@@ -40,6 +45,11 @@ class Hello(Message, frozen=True):
     """Spools: where it serves. Its name is that of the node."""
     only_asks: bool = False
     """True for a session that wants the `Welcome` alone, for the configuration in it: it joins nothing, and leaves."""
+
+    @property
+    def process(self) -> str:
+        """Process that all sessions with it are of, on whatever machine; empty if the incarnation does not tell."""
+        return process_of(self.incarnation)
 
 
 class Welcome(Message, frozen=True):

@@ -370,6 +370,22 @@ def test_the_next_start_of_the_trainer_takes_its_place_at_once_and_cuts_it_off(t
     assert (lost["node"], lost["incarnation"], lost["cause"]) == ("t", "0", "another process joined under its name")
 
 
+def test_a_process_whose_place_was_taken_is_refused_until_the_name_is_free(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        await house.joined("rollout", "twin", "1-a-7")
+        newer = await house.joined("rollout", "twin", "2-b-7")
+        assert isinstance(await newer.receive(), Welcome)
+        refused = await house.joined("rollout", "twin", "3-a-7")
+        answer = await refused.receive()
+        assert isinstance(answer, Reject)
+        assert answer.reason.startswith("another process has joined as twin")
+        await newer.send(Bye("done"))
+        again = await house.joined("rollout", "twin", "4-a-7")
+        assert isinstance(await again.receive(), Welcome)
+
+    run(tmp_path, script)
+
+
 def test_a_node_with_another_model_is_refused_with_both_layouts(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         trainer, rollout = await house.welcomed("trainer", "t"), await house.welcomed("rollout", "a")

@@ -1,0 +1,32 @@
+"""
+Processes whose place another process of the same name has taken.
+
+    older ─Hello─▶ broker ◀─Hello─ newer        older ◀─Reject─ broker        older ─Hello─▶ broker: refused again
+
+Without it the two would displace each other for ever: a process that loses its session says Hello again.
+"""
+
+from asyncrl.messages.session import Hello, process_of
+
+
+class DisplacedBook:
+    def __init__(self) -> None:
+        self._processes: dict[str, str] = {}
+        """The process that was displaced last, by the name of the node."""
+
+    def joined(self, hello: Hello, earlier: list[str]) -> None:
+        """A node was welcomed, which displaces the ``earlier`` incarnations of its name."""
+        for process in map(process_of, earlier):
+            if process and process != hello.process:
+                self._processes[hello.node] = process
+        if self._processes.get(hello.node) == hello.process:
+            del self._processes[hello.node]
+
+    def is_displaced(self, hello: Hello) -> bool:
+        """True if another process took the place of the one that says Hello."""
+        return bool(hello.process) and self._processes.get(hello.node) == hello.process
+
+
+def displaced(name: str) -> str:
+    """Reason for which a displaced process is refused."""
+    return f"another process has joined as {name}, and takes its place: give each process another --name"
