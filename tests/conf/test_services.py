@@ -53,7 +53,7 @@ def assert_complete(run: ManagedRun, steps: int) -> None:
     assert read_audit(run.directory.path).problems == []
 
 
-@pytest.mark.parametrize("manager", MANAGERS)
+@pytest.mark.parametrize("manager", ["systemd", pytest.param("supervisord", marks=pytest.mark.long)])
 def test_a_run_goes_on_whatever_is_killed(start: Start, manager: str):
     run = start(manager, 200)
     run.until_steps(1)

@@ -45,7 +45,9 @@ def run_on_small_disk(toy: Path, tmp_path: Path) -> Callable[[str], Path]:
     return run_on_small_disk
 
 
-@pytest.mark.parametrize("full", ["100k", "400k", "700k", "1000k"])
+@pytest.mark.parametrize(
+    "full", ["400k", *(pytest.param(full, marks=pytest.mark.long) for full in ("100k", "700k", "1000k"))]
+)
 def test_a_run_that_filled_the_disk_reports_it_and_resumes_with_free_space(run_on_small_disk, full):
     left = run_on_small_disk(full)
 

@@ -56,6 +56,7 @@ def start_second(run: ToyRun, environment: dict[str, str] | None = None) -> "sub
     return run.start_node("trainer", SECOND, environment=environment)
 
 
+@pytest.mark.long
 def test_two_machines_of_two_ranks_train_what_one_of_four_and_one_process_do(start_run):
     """With this eps, AdamW's first steps are no signs of gradients, which rounding may flip where they are near 0."""
     sets = ("staleness=0", "rollout.replicas=1", "rollout.slots=1", "trainer.eps=0.01", "sampling.max_tokens=24")

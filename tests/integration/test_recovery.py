@@ -95,7 +95,13 @@ def test_an_audit_of_a_run_that_goes_on_finds_no_problem(start_run):
     assert_complete(run)
 
 
-@pytest.mark.parametrize("place", PLACES)
+OFTEN = ("broker.committed", "spool.synced", "rollout.generated", "reward.judged", "trainer.checkpoint_partial")
+"""A place of each role."""
+
+
+@pytest.mark.parametrize(
+    "place", [*OFTEN, *(pytest.param(place, marks=pytest.mark.long) for place in PLACES if place not in OFTEN)]
+)
 def test_death_at_any_failpoint_loses_and_repeats_no_step(start_run, tmp_path, place):
     passes = 20 if place.startswith(("broker", "spool", "rollout.generated")) else 2
     passes = 5 if place == "broker.step_recorded" else passes

@@ -96,7 +96,9 @@ def test_steps_before_the_last_change_do_not_count(tmp_path: Path) -> None:
     assert choice.reason == "no step has been measured under the present settings yet"
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow if seed < 3 else pytest.mark.long) for seed in range(1, 8))]
+)
 def test_a_run_comes_to_a_staleness_near_the_best(seed: int) -> None:
     score = followed(workload(seed))
     assert score.of_better >= 0.98
