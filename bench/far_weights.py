@@ -44,7 +44,7 @@ from asyncrl.toy import step_sums
 from asyncrl.toy.lessons import step_sums_lesson
 from asyncrl.toy.text_model import Sizes, random_model
 from asyncrl.toy.vocabulary import tokenizer_from_words
-from asyncrl.toy.warm_up import WarmUp, WarmUpSchedule
+from asyncrl.toy.warm_up import WarmUp, WarmUpSchedule, supervised_step
 from asyncrl.weights.contents.checksum import Checksum
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
@@ -95,8 +95,8 @@ def trained(source: str) -> tuple[Any, Callable[[float], Callable[[], object]]]:
     warm_up = WarmUp(model, lesson, WarmUpSchedule(), seed=0, report=lambda _: None)
     batches = warm_up._batches({lesson.clean: 1.0})
     for _ in range(STEP_SUMS_STEPS):
-        warm_up._step(next(batches), 1e-3)
-    return model, lambda lr: lambda: warm_up._step(next(batches), lr)
+        supervised_step(model, warm_up._optimizer, next(batches), 1e-3)
+    return model, lambda lr: lambda: supervised_step(model, warm_up._optimizer, next(batches), lr)
 
 
 def versions(model: Any, step: Callable[[], object]) -> Iterator[Staging]:

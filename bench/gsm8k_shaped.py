@@ -25,10 +25,11 @@ import torch
 from transformers import PreTrainedModel
 
 from asyncrl.reward.verifier import VerifierInput
-from asyncrl.toy.demonstrations import Encoded, batches_by_length, encode, loss
+from asyncrl.toy.demonstrations import Encoded, batches_by_length, encode
 from asyncrl.toy.models import save_model
 from asyncrl.toy.text_model import Sizes, random_model
 from asyncrl.toy.vocabulary import tokenizer_from_texts
+from asyncrl.toy.warm_up import supervised_step
 
 NUMBER = r"(-?\d+(?:\.\d+)?)"
 CALCULATION = re.compile(rf"<<{NUMBER}([-+*/]){NUMBER}={NUMBER}>>")
@@ -69,14 +70,10 @@ def train(model: PreTrainedModel, examples: list[Encoded], epochs: float, seed: 
     stream, steps = batches(examples, random.Random(seed)), int(epochs * len(examples) / BATCH_SIZE)
     started_s = time.monotonic()
     for step, batch in enumerate(islice(stream, steps)):
-        optimizer.param_groups[0]["lr"] = LR * min(1.0, (step + 1) / RISE_STEPS) * (1 - 0.95 * step / steps)
-        optimizer.zero_grad()
-        value = loss(model, batch)
-        torch.autograd.backward(value)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        lr = LR * min(1.0, (step + 1) / RISE_STEPS) * (1 - 0.95 * step / steps)
+        value = supervised_step(model, optimizer, batch, lr)
         if step % 50 == 0:
-            print(f"step {step} of {steps}: loss {value.item():.3f}, {time.monotonic() - started_s:.0f} s", flush=True)
+            print(f"step {step} of {steps}: loss {value:.3f}, {time.monotonic() - started_s:.0f} s", flush=True)
 
 
 def batches(examples: list[Encoded], rng: random.Random) -> Iterator[list[Encoded]]:

@@ -47,6 +47,19 @@ class WarmUpSchedule(Struct, frozen=True, kw_only=True):
     report_every: int = 200
 
 
+def supervised_step(
+    model: PreTrainedModel, optimizer: torch.optim.Optimizer, batch: Sequence[Encoded], lr: float
+) -> float:
+    """One update on a batch of demonstrations, its gradient clipped to norm 1. Returns the loss before it, in nats."""
+    optimizer.param_groups[0]["lr"] = lr
+    optimizer.zero_grad()
+    value = loss(model, batch)
+    torch.autograd.backward(value)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return value.item()
+
+
 class WarmUp:
     """Trains a model, in place, by a lesson; ``report`` gets a line every ``schedule.report_every`` steps."""
 
@@ -100,7 +113,7 @@ class WarmUp:
         """Train one step for each of ``rates``; ``steps_after`` are those of the next phase, for the time left."""
         batches, started = self._batches(demonstrations), time.monotonic()
         for step, lr in enumerate(rates, start=1):
-            value = self._step(next(batches), lr)
+            value = supervised_step(self.model, self._optimizer, next(batches), lr)
             if step % self._schedule.report_every == 0 or step == len(rates):
                 chains = self._chain_accuracy()
                 when = " (rises when the learning rate falls)" if lr == self._schedule.lr else ""
@@ -109,15 +122,6 @@ class WarmUp:
                     f"{name}: step {step} of {len(rates)}, loss {value:.3f}, held-out chains {chains:.3f}{when}, "
                     f"about {left_s:.0f} s left"
                 )
-
-    def _step(self, batch: list[Encoded], lr: float) -> float:
-        self._optimizer.param_groups[0]["lr"] = lr
-        self._optimizer.zero_grad()
-        value = loss(self.model, batch)
-        torch.autograd.backward(value)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self._optimizer.step()
-        return value.item()
 
     def _batches(self, demonstrations: Mapping[Demonstration, float]) -> Iterator[list[Encoded]]:
         """Yield batches of similar length in random order."""
