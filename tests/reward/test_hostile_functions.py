@@ -26,7 +26,7 @@ FUNCTIONS = Path(__file__).with_name("hostile_functions.py")
 TIMEOUT_S = 1.0
 PATIENT_S = 20.0
 """Timeout for functions that fail before it, on a busy machine too."""
-SLACK_S = 15.0
+SLACK_S = 60.0
 """Seconds beyond the timeout for a busy machine to notice the loss and start a worker."""
 SETTLE_S = 10.0
 HUNG = "hung: no verdict within 1 s"

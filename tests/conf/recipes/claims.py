@@ -17,7 +17,7 @@ CLAIMS = {
     "data.truncation": "asyncrl.broker.leases.lease_terms",
     "data.filter_overlong_prompts": "asyncrl.broker.leases.trajectories",
     "schedule.groups_per_step": "asyncrl.broker.scheduler",
-    "schedule.group_size": "asyncrl.broker.scheduler",
+    "schedule.group_size": "asyncrl.broker.training",
     "schedule.steps_per_publish": "asyncrl.trainer.actor",
     "schedule.staleness": "asyncrl.broker.scheduler",
     "schedule.order": "asyncrl.broker.training",

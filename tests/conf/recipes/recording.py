@@ -44,7 +44,7 @@ def install(folder: Path) -> None:
 
     def record(key: str) -> None:
         frame = sys._getframe(2)
-        while frame.f_back and frame.f_globals["__name__"] == sections.__name__:  # A property of the section.
+        while frame.f_back and frame.f_globals["__name__"].startswith(f"{sections.__name__}."):  # A section's property.
             frame = frame.f_back
         read = (key, frame.f_globals["__name__"])
         if read not in seen:
