@@ -13,6 +13,7 @@ tries `AUTO_STALENESS` and `AUTO_CADENCES`, measures the fastest again over more
 devices in turn, synchronously.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import product
 
@@ -31,9 +32,14 @@ AUTO_STALENESS = (0.0, 0.5, 1.0, 2.0, 4.0)
 AUTO_CADENCES = (1, 2, 4)
 """``schedule.steps_per_publish`` that ``auto`` tries."""
 ROUGH_COMPLETIONS, ROUGH = 512, 0.25
-"""Completions that ``auto`` measures at least for every setting, and how near to the fastest a finalist is by them."""
+"""
+Completions that ``auto`` measures at least for every setting, and how near a finalist is by them to the fastest of
+those that are measured again: the fastest by few completions is often one that was lucky.
+"""
 FINALISTS, COMPLETIONS, VERSIONS = 12, 4096, 16
 """Finalists at most, and what is measured for each at least: a few long completions decide about a step."""
+IN_TURN_COMPLETIONS = 4 * COMPLETIONS
+"""The same for all devices in turn, which is cheap to measure, and where each step waits for its longest completion."""
 
 
 class SearchResult(Struct, frozen=True):
@@ -71,7 +77,7 @@ def search(plan: Plan, inputs: Inputs) -> SearchResult:
     if not is_auto:
         return SearchResult(tried, least_lag(tried))
     tried, finalists = _again(plan, inputs, tried)
-    in_turn = colocated(_measured_long(plan), inputs.lengths, inputs.step_s, inputs.training)
+    in_turn = colocated(_measured_long(plan, IN_TURN_COMPLETIONS), inputs.lengths, inputs.step_s, inputs.training)
     return SearchResult(tried, least_lag([in_turn, *finalists]))
 
 
@@ -79,17 +85,19 @@ def _again(
     plan: Plan, inputs: Inputs, tried: Sequence[SimulationResult]
 ) -> tuple[list[SimulationResult], list[SimulationResult]]:
     """All results, with longer measurements of the fastest in their places; and those."""
-    fastest = min(result.group_s for result in tried)
-    near = sorted((r for r in tried if r.group_s <= (1 + ROUGH) * fastest), key=lambda result: result.group_s)
-    longer = {}
-    for result in near[:FINALISTS]:
-        other = with_result(plan, result)
-        longer[id(result)] = simulate(_measured_long(other), inputs)
+    longer: dict[int, SimulationResult] = {}
+    fastest = math.inf
+    for result in sorted(tried, key=lambda result: result.group_s)[:FINALISTS]:
+        if result.group_s > (1 + ROUGH) * fastest:
+            break
+        measured = simulate(_measured_long(with_result(plan, result)), inputs)
+        longer[id(result)] = measured
+        fastest = min(fastest, measured.group_s)
     return [longer.get(id(result), result) for result in tried], list(longer.values())
 
 
-def _measured_long(plan: Plan) -> Plan:
-    return _measured(plan, max(VERSIONS, plan.versions_with(COMPLETIONS)))
+def _measured_long(plan: Plan, completions: int = COMPLETIONS) -> Plan:
+    return _measured(plan, max(VERSIONS, plan.versions_with(completions)))
 
 
 def _measured(plan: Plan, publishes: int) -> Plan:
