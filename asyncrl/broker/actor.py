@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Literal, cast
 
-from asyncrl.actor.allowance import Allowance
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Hub, Link
 from asyncrl.broker.ending import Ending
@@ -24,29 +23,26 @@ from asyncrl.broker.ledger.records import AnyRecord, NodeEvent, Rewarded
 from asyncrl.broker.metrics.readings import Readings
 from asyncrl.broker.metrics.run_files import RunFiles
 from asyncrl.broker.metrics.sample_files import SampleFiles
-from asyncrl.broker.nodes.displaced import DisplacedBook, displaced
 from asyncrl.broker.operators import Operators
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.scheduler import Scheduler
+from asyncrl.broker.sessions import RunIdentity, Sessions
 from asyncrl.broker.staleness_control import BY, KEY, StalenessChoice
 from asyncrl.broker.status.restarts import RestartBook
 from asyncrl.broker.traces.traces import Traces
-from asyncrl.checks.permissions import key_refusal, refusal
-from asyncrl.checks.reports import MAX_NAME_CHARS, problem_of
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
-from asyncrl.config.config import Config, to_json
+from asyncrl.config.config import Config
 from asyncrl.errors import AsyncrlError, ConfigError, RunFailed
 from asyncrl.messages.files import ModelFiles
-from asyncrl.messages.session import Bye, Drain, Hello, Ready, Reject, StoreGet, StoreSet, StoreValue, Welcome
+from asyncrl.messages.session import Bye, Drain, Hello, Ready, StoreGet, StoreSet, StoreValue
 from asyncrl.messages.spool import SpoolAddress
 from asyncrl.messages.supervisor import (
     Exited,
     Interrupt,
     Pause,
     Progress,
-    Returned,
     SetSettings,
     Stacks,
     StacksWanted,
@@ -54,7 +50,7 @@ from asyncrl.messages.supervisor import (
 )
 from asyncrl.messages.trainer import Commit, Stepped
 from asyncrl.messages.weights import Live
-from asyncrl.messages.wire import PROTOCOL, ToBroker
+from asyncrl.messages.wire import ToBroker
 from asyncrl.observe.metrics.table import Sample
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.samples import SamplesWriter
@@ -65,8 +61,6 @@ IMAGE_BYTES = 64 << 20
 """Pictures that are kept for the next samples file."""
 SLEPT_S = 1.0
 """A tick this late means that the whole process stood still, and could hear no node."""
-REJECTIONS_PER_S, BURST_REJECTIONS = 1, 1000
-"""Events of rejected nodes."""
 
 
 class BrokerActor:
@@ -110,8 +104,6 @@ class BrokerActor:
             lambda step, num: self._files.event("samples.lost", step=step, trajectories=num),
         )
         self._broker_term = broker_term
-        self._run_id = run_id
-        self._models = list(models)
         self._traces = traces
         self._clock = clock
         self._sleep = sleep
@@ -122,18 +114,16 @@ class BrokerActor:
         self._operators = Operators(
             scheduler, hub, self._files, run=directory.path.name, clock=clock, restarts=self._restarts
         )
-        self._rejections = Allowance(REJECTIONS_PER_S, BURST_REJECTIONS)
-        """Events; a node that is rejected again and again cannot fill the disk with them."""
-        self._num_rejected = 0
-        self._displaced = DisplacedBook()
-        self._layout: tuple[str, str] | None = None
-        """First node that was ready, and its layout hash."""
         self._dirty = asyncio.Event()
         """Set when records or messages should be written now."""
         self._unsent: list[Outgoing] = []
         self._unwritten: list[AnyRecord] = []
         self._tasks: asyncio.TaskGroup | None = None
         self._ending = Ending(scheduler.nodes, hub, self._files, self._samples)
+        run = RunIdentity(run_id, str(directory.path.resolve()), broker_term, list(models))
+        self._sessions = Sessions(
+            run, scheduler, hub, files=self._files, ending=self._ending, restarts=self._restarts, clock=clock
+        )
 
     async def run(self) -> None:
         """
@@ -273,9 +263,9 @@ class BrokerActor:
             return
         match message:
             case Hello():
-                self._welcome(peer, message)
+                self._sessions.hello(peer, message)
             case Ready():
-                self._ready(peer, message)
+                self._sessions.ready(peer, message)
             case Bye(reason=reason):
                 self._hub.forget(peer)
                 self._scheduler.left(peer, reason, self._clock(), on_purpose=True)
@@ -309,89 +299,6 @@ class BrokerActor:
             return
         for waiting in self._rendezvous.set(group, key, value):
             self._hub.send(waiting, StoreValue(group, key, value))
-
-    def _welcome(self, peer: str, hello: Hello) -> None:
-        if self.is_suspended:
-            return  # The next broker answers; a refusal would end the node.
-        if self._scheduler.nodes.get(peer):
-            self._scheduler.refuse(peer, hello, "it has said Hello before")
-            return
-        if reason := self._refusal(peer, hello):
-            self._reject(peer, hello.node, reason)
-            return
-        if not hello.only_asks:
-            earlier = [node for node in self._scheduler.nodes.earlier(hello) if node.peer != peer]
-            for node in earlier:
-                self._hub.send(node.peer, Reject(displaced(hello.node)))
-                self._hub.forget(node.peer)
-            self._displaced.joined(hello, [node.incarnation for node in earlier])
-            self._scheduler.joined(peer, hello, self._clock())
-        welcome = Welcome(
-            broker_term=self._broker_term,
-            run_id=self._run_id,
-            run_dir=str(self._directory.path.resolve()),
-            config=to_json(self._scheduler.settings.nodes_config),
-            spools=self._scheduler.spools.told_to(peer),
-            beat_s=self._config.broker.beat_s,
-            models=self._models,
-        )
-        self._hub.send(peer, welcome)  # Before what follows from its joining, which is sent by `_flush`.
-        if hello.role == "reward" and not hello.only_asks:  # It is ready at once.
-            self._returned(hello.node)
-
-    def _refusal(self, peer: str, hello: Hello) -> str:
-        """Reason to reject a node; empty to welcome it."""
-        if reason := refusal(hello.role, hello) or problem_of(hello):
-            return f"its Hello is invalid: {reason}"
-        if peer != f"{hello.node}.{hello.incarnation}":
-            return f"its Hello is invalid: the session of {peer} is not that of {hello.node}.{hello.incarnation}"
-        if reason := key_refusal(self._hub.owner(peer), hello.role, hello.node):
-            return reason
-        if self._displaced.is_displaced(hello) and self._scheduler.nodes.named(hello.node):
-            return displaced(hello.node)
-        if self._ending.has_come:
-            return f"this run is over: {self._ending.cause or 'it is complete'}"
-        if hello.protocol != PROTOCOL:
-            return f"this broker speaks protocol {PROTOCOL}, {hello.node} speaks {hello.protocol}: install one version"
-        if hello.run_id not in ("", self._run_id):
-            remedy = "give it another --dir" if hello.role == "spool" else "start the node again"
-            return (
-                f"{hello.node} belongs to run {hello.run_id}, this broker serves run {self._run_id} in "
-                f"{self._directory.path.resolve()}: {remedy} to join this run"
-            )
-        if hello.role != "trainer":
-            return ""
-        if self._scheduler.machines.are_used:
-            return self._scheduler.machines.refusal(hello.node)
-        trainer = self._scheduler.nodes.trainer()
-        if trainer and trainer.name != hello.node:  # A new incarnation of the same node replaces it.
-            return f"this run has a trainer already: {trainer.name} (started as {trainer.incarnation})"
-        return ""
-
-    def _ready(self, peer: str, message: Ready) -> None:
-        """Reject a node whose model differs from the first node's: it could not receive the weights."""
-        if (node := self._scheduler.nodes.get(peer)) is None:
-            return
-        if message.layout_hash:
-            first, layout_hash = self._layout = self._layout or (node.name, message.layout_hash)
-            if message.layout_hash != layout_hash:
-                reason = (
-                    f"{node.name} has another model than {first}: weight layouts {message.layout_hash[:12]} and "
-                    f"{layout_hash[:12]} differ; give both the same model.path"
-                )
-                self._reject(peer, node.name, reason)
-                self._scheduler.left(peer, reason, self._clock())
-                return
-        self._files.event("node.ready", node=node.name, role=node.role)
-        self._returned(node.name, self._scheduler.training.committed_step + 1 if node.role == "trainer" else -1)
-        self._scheduler.handle(peer, message, self._clock())
-
-    def _reject(self, peer: str, name: str, reason: str) -> None:
-        self._num_rejected += 1
-        if self._rejections.take("", self._clock()):
-            rejected = {"node": name[:MAX_NAME_CHARS], "cause": reason, "num_rejected": self._num_rejected}
-            self._files.event("node.rejected", **rejected)
-        self._hub.send(peer, Reject(reason))
 
     def _progressed(self, peer: str, message: Stepped | Commit) -> None:
         if isinstance(message, Stepped):
@@ -445,13 +352,6 @@ class BrokerActor:
         await asyncio.wait(unwritten)
         with self._deciding():
             self._scheduler.handle(peer, commit, self._clock())
-
-    def _returned(self, name: str, step: int = -1) -> None:
-        """Tell who started a node again that it is back."""
-        if absence := self._restarts.returned(name):
-            away_s = round(self._clock() - absence.since_s, 1)
-            self._files.event("node.returned", node=name, away_s=away_s, **({"step": step} if step >= 0 else {}))
-            self._hub.send(absence.told_by, Returned(name, away_s, step))
 
     def _supervised(self, peer: str, message: Exited | Interrupt) -> None:
         if isinstance(message, Interrupt):

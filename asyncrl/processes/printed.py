@@ -7,6 +7,7 @@ So that a log can be read without them. What is written to standard error or by 
 module needs the standard library of Python 3.9 alone: workers of environments load it under other interpreters.
 """
 
+import atexit
 import io
 import json
 import os
@@ -33,10 +34,16 @@ class PrintedEvents(io.TextIOWrapper):
             super().write(json.dumps({"event": PRINTED, "level": "info", "text": line}) + "\n")
         return len(text)
 
+    def finish(self) -> None:
+        """End the last line."""
+        if self._rest:
+            self.write("\n")
+
 
 def mark_prints() -> None:
     """Write what Python code prints from now on at once, as events if the node logs JSON."""
     if os.environ.get(FORMAT_VARIABLE) == "json":
-        sys.stdout = PrintedEvents(os.fdopen(1, "wb", closefd=False), line_buffering=True)
+        stream = sys.stdout = PrintedEvents(os.fdopen(1, "wb", closefd=False), line_buffering=True)
+        atexit.register(stream.finish)
     elif isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # prints are not lost when the worker is killed

@@ -1,32 +1,29 @@
-"""Broker actor: admission of nodes, messages, and the run directory after every kind of end."""
+"""Broker actor: messages, and the run directory after every kind of end."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.actor.memory import MemoryHub, MemoryLink
-from asyncrl.actor.message import Message
-from asyncrl.broker import actor, ending
-from asyncrl.broker.actor import BrokerActor
+from asyncrl.actor.memory import MemoryLink
+from asyncrl.broker import actor
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import AnyRecord, Dropped, NodeEvent, Rewarded, SamplingPaused, SettingsSet
 from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.broker.operators import STATUS_S
-from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.staleness_control import StalenessChoice
 from asyncrl.broker.traces.ids import TraceIds
 from asyncrl.broker.traces.traces import Traces
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
-from asyncrl.config.config import Config, from_json
+from asyncrl.config.config import from_json
 from asyncrl.config.sections.checkpoint import Checkpoint
 from asyncrl.errors import BrokenInvariant, LinkReset, RunFailed
 from asyncrl.files.json_lines import JsonLines
@@ -36,7 +33,6 @@ from asyncrl.messages.session import (
     Bye,
     Drain,
     Draining,
-    Hello,
     Ready,
     Reject,
     Stop,
@@ -45,7 +41,7 @@ from asyncrl.messages.session import (
     StoreValue,
     Welcome,
 )
-from asyncrl.messages.spool import SpoolAddress, Spools, SpoolSet, Stored
+from asyncrl.messages.spool import Stored
 from asyncrl.messages.supervisor import (
     Drained,
     Exited,
@@ -63,223 +59,18 @@ from asyncrl.messages.supervisor import (
 from asyncrl.messages.trainer import Assembled, Commit, Disbanded, Stepped, Take, TrainerMachine
 from asyncrl.messages.trajectory import Unit
 from asyncrl.messages.weights import Live, Publishing, Transfer, TransferFailed, Transferred
-from asyncrl.messages.wire import PROTOCOL
-from asyncrl.messages.words import Role
-from asyncrl.observe.run_directory import RunDirectory, RunSummary
+from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.samples import SamplesWriter
 from asyncrl.observe.traces.span import Span
-from tests.broker.driver import SPOOL, Disk, Node, Reward, Rollout, Trainer, a_config, a_scheduler
+from tests.broker.driver import Disk, Reward, Rollout, Trainer, a_config
+from tests.broker.house import CONFIG, House, ended, impatient, run
 
-CONFIG = a_config(
-    run={"steps": 3, "seed": 5},
-    data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
-    evaluation={"every_versions": 0},
-    checkpoint={"every_steps": 1},
-    broker={"samples": False},
-)
+__all__ = ["impatient"]
+
 MACHINES = a_config(trainer={"nodes": 2})
 
 
-class WatchedDirectory(RunDirectory):
-    """Sets an event after each append."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.appended = asyncio.Event()
-
-    def append_event(self, kind: str, /, **fields: object) -> None:
-        super().append_event(kind, **fields)
-        self.appended.set()
-
-    def append_metrics(self, metrics: Mapping[str, float]) -> None:
-        super().append_metrics(metrics)
-        self.appended.set()
-
-
-class House:
-    """A broker in a run directory, and links to it."""
-
-    def __init__(self, parent: Path, config: Config = CONFIG) -> None:
-        self.config = config
-        self.now_s = 100.0
-        path = parent / "run"
-        self.directory = WatchedDirectory(path if path.exists() else RunDirectory.create(parent, "run").path)
-        self.hub = MemoryHub()
-        self.ledger = Ledger(self.directory.ledger)
-        self.scheduler = a_scheduler(config, num_held_out=2, broker_term=self.ledger.broker_term)
-        replay(self.scheduler, read_records(self.directory.ledger))
-        self.broker = BrokerActor(
-            config,
-            self.scheduler,
-            self.hub,
-            self.ledger,
-            self.directory,
-            connect=lambda _: MemoryHub().connect("broker"),
-            run_id="run-1",
-            broker_term=self.ledger.broker_term,
-            clock=lambda: self.now_s,
-        )
-
-    async def joined(self, role: Role, name: str, incarnation: str = "0", *, protocol: int = PROTOCOL) -> MemoryLink:
-        """Connect and say Hello."""
-        link = self.hub.connect(f"{name}.{incarnation}")
-        spool = SpoolAddress(name, "tcp://127.0.0.1:5555") if role == "spool" else None
-        await link.send(Hello(protocol, role, name, incarnation, spool=spool))
-        return link
-
-    async def welcomed(self, role: Role, name: str) -> MemoryLink:
-        link = await self.joined(role, name)
-        assert isinstance(await link.receive(), Welcome)
-        return link
-
-    async def play(self, node: Node, spool: list[Stored]) -> None:
-        """Run a fake node until it gets `Stop`."""
-        link = self.hub.connect(node.peer)
-        while True:
-            while node.outbox:
-                await link.send(node.outbox.popleft())
-            while spool:
-                self.hub.deliver(SPOOL, spool.pop())
-            if actions := node.actions():
-                actions[0][1]()
-                continue
-            message = await link.receive()
-            if isinstance(message, Stop):
-                await link.send(Bye("done"))
-                return
-            node.take(message)
-
-    async def happened(self, kind: str) -> None:
-        while not self.events(kind):
-            self.directory.appended.clear()
-            await self.directory.appended.wait()
-
-    async def stepped(self, step: int) -> None:
-        while not any(line["step"] == step for line in self.directory.read_metrics()):
-            self.directory.appended.clear()
-            await self.directory.appended.wait()
-
-    def events(self, kind: str) -> list[dict[str, object]]:
-        return [event for event in self.directory.read_events() if event["event"] == kind]
-
-    @property
-    def summary(self) -> RunSummary:
-        summary = self.directory.read_summary()
-        assert summary
-        return summary
-
-    @property
-    def cause(self) -> str:
-        return self.summary.cause
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tick fast, and do not wait for nodes that never say Bye."""
-    monkeypatch.setattr(actor, "TICK_S", 0.001)
-    monkeypatch.setattr(ending, "GOODBYE_S", 0.05)
-
-
-def run(parent: Path, script: Callable[[House], Awaitable[None]], config: Config = CONFIG) -> House:
-    """Run ``script`` beside the broker, then stop the broker."""
-
-    async def main() -> House:
-        house = House(parent, config)
-        running = asyncio.create_task(house.broker.run())
-        try:
-            await script(house)
-            house.broker.stop()
-            await asyncio.wait([running])
-            if (error := running.exception()) and not isinstance(error, RunFailed):
-                raise error
-        finally:
-            running.cancel()
-            await asyncio.wait([running])
-            house.ledger.close()
-        if error:
-            assert str(error) == house.cause
-        return house
-
-    return asyncio.run(main())
-
-
-async def ended(*links: MemoryLink) -> list[Message]:
-    """Wait for the end and say Bye on each link. Returns the last message to each."""
-    last: list[Message] = []
-    for link in links:
-        while not isinstance(message := await link.receive(), Stop | Finished):
-            pass
-        last.append(message)
-        await link.send(Bye("done"))
-    return last
-
-
-# ── who is let in ───────────────────────────────────────────────────────────────────────────
-
-
-def test_a_welcome_has_all_a_node_needs(tmp_path: Path) -> None:
-    async def script(house: House) -> None:
-        welcome = await (await house.joined("rollout", "a")).receive()
-        assert isinstance(welcome, Welcome)
-        assert from_json(welcome.config) == CONFIG
-        assert (welcome.spools, welcome.broker_term, welcome.beat_s) == (SpoolSet(), 1, 0.5)
-        assert Path(welcome.run_dir) == house.directory.path.resolve()
-
-    house = run(tmp_path, script)
-
-    assert [(e["node"], e["role"]) for e in house.events("node.joined")] == [("a", "rollout")]
-
-
-def test_a_node_is_told_which_spools_there_are_and_a_rollout_with_which_it_stores(tmp_path: Path) -> None:
-    address = SpoolAddress("s", "tcp://127.0.0.1:5555")
-
-    async def script(house: House) -> None:
-        early = await house.welcomed("rollout", "early")
-        spool = await house.welcomed("spool", "s")
-        assert await early.receive() == Spools(SpoolSet([address], "s"))
-        for role, own in (("rollout", "s"), ("reward", "")):
-            welcome = await (await house.joined(cast("Role", role), role)).receive()
-            assert isinstance(welcome, Welcome)
-            assert welcome.spools == SpoolSet([address], own)
-        await spool.send(Bye("told to stop"))
-        assert await early.receive() == Spools(SpoolSet())
-
-    house = run(tmp_path, script)
-
-    assert [event["spool"] for event in house.events("spool.away")] == ["s"]
-
-
-def test_a_spool_of_another_run_is_told_to_take_another_folder(tmp_path: Path) -> None:
-    async def script(house: House) -> None:
-        link = house.hub.connect("s.0")
-        await link.send(Hello(PROTOCOL, "spool", "s", "0", run_id="run-2", spool=SpoolAddress("s", "tcp://s:1")))
-        rejected = await link.receive()
-        assert isinstance(rejected, Reject)
-        assert rejected.reason.endswith("give it another --dir to join this run")
-
-    run(tmp_path, script)
-
-
-def test_another_protocol_is_refused_with_both_numbers(tmp_path: Path) -> None:
-    async def script(house: House) -> None:
-        link = await house.joined("rollout", "a", protocol=PROTOCOL + 1)
-        assert await link.receive() == Reject(
-            f"this broker speaks protocol {PROTOCOL}, a speaks {PROTOCOL + 1}: install one version"
-        )
-
-    house = run(tmp_path, script)
-
-    assert house.events("node.joined") == []
-    assert [event["node"] for event in house.events("node.rejected")] == ["a"]
-
-
-def test_a_second_trainer_is_refused(tmp_path: Path) -> None:
-    async def script(house: House) -> None:
-        await house.welcomed("trainer", "first")
-        link = await house.joined("trainer", "second", "1")
-        assert await link.receive() == Reject("this run has a trainer already: first (started as 0)")
-
-    assert run(tmp_path, script).events("node.lost") == []
+# ── machines of a trainer ──────────────────────────────────────────────────────────────────
 
 
 def test_of_several_machines_the_first_alone_is_the_trainer(tmp_path: Path) -> None:
@@ -351,54 +142,6 @@ def test_a_missing_machine_that_comes_joins_at_the_next_checkpoint(tmp_path: Pat
         assert await again.receive() == await b.receive() == Assembled(2, machines)
 
     run(tmp_path, script, a_config(trainer={"nodes": 2, "min_nodes": 1, "wait_s": 5.0}))
-
-
-def test_the_next_start_of_the_trainer_takes_its_place_at_once_and_cuts_it_off(tmp_path: Path) -> None:
-    async def script(house: House) -> None:
-        old = await house.welcomed("trainer", "t")
-        new = await house.joined("trainer", "t", "1")
-        assert isinstance(await new.receive(), Welcome)
-        reason = "another process has joined as t, and takes its place: give each process another --name"
-        assert await old.receive() == Reject(reason), "the two would displace each other for ever"
-        with pytest.raises(LinkReset):
-            await old.receive()
-        trainer = house.scheduler.nodes.trainer()
-        assert trainer
-        assert trainer.incarnation == "1"
-
-    (lost,) = run(tmp_path, script).events("node.lost")
-    assert (lost["node"], lost["incarnation"], lost["cause"]) == ("t", "0", "another process joined under its name")
-
-
-def test_a_process_whose_place_was_taken_is_refused_until_the_name_is_free(tmp_path: Path) -> None:
-    async def script(house: House) -> None:
-        await house.joined("rollout", "twin", "1-a-7")
-        newer = await house.joined("rollout", "twin", "2-b-7")
-        assert isinstance(await newer.receive(), Welcome)
-        refused = await house.joined("rollout", "twin", "3-a-7")
-        answer = await refused.receive()
-        assert isinstance(answer, Reject)
-        assert answer.reason.startswith("another process has joined as twin")
-        await newer.send(Bye("done"))
-        again = await house.joined("rollout", "twin", "4-a-7")
-        assert isinstance(await again.receive(), Welcome)
-
-    run(tmp_path, script)
-
-
-def test_a_node_with_another_model_is_refused_with_both_layouts(tmp_path: Path) -> None:
-    async def script(house: House) -> None:
-        trainer, rollout = await house.welcomed("trainer", "t"), await house.welcomed("rollout", "a")
-        await trainer.send(Ready("1" * 64))
-        await rollout.send(Ready("2" * 64))
-        reject = await rollout.receive()
-        assert reject == Reject(
-            "a has another model than t: weight layouts 222222222222 and 111111111111 differ; "
-            "give both the same model.path"
-        )
-
-    (lost,) = run(tmp_path, script).events("node.lost")
-    assert lost["node"] == "a"
 
 
 # ── samples ─────────────────────────────────────────────────────────────────────────────────
@@ -964,41 +707,6 @@ def test_a_trainer_that_is_started_again_is_told_until_it_is_back(tmp_path: Path
     assert [(e["node"], e["away_s"], e["step"]) for e in house.events("node.returned")] == [("t", 5.0, 0)]
 
 
-def test_sessions_of_operators_are_no_events_unless_they_are_refused(tmp_path: Path) -> None:
-    async def script(house: House) -> None:
-        operator = await house.welcomed("supervisor", "operator-7")
-        await operator.send(Bye("done"))
-        await house.joined("supervisor", "operator-8", protocol=PROTOCOL + 1)
-        await house.welcomed("rollout", "a")
-        await house.joined("supervisor", "operator-7", "killed")
-        for seconds, kind in ((5.0, "node.quiet"), (60.0, "node.lost")):
-            house.now_s += seconds
-            await house.happened(kind)
-
-    house = run(tmp_path, script)
-    assert [e["node"] for e in house.events("node.joined")] == ["a"]
-    assert "operator-7" not in house.directory.events.read_text()
-    assert [e["node"] for e in house.events("node.rejected")] == ["operator-8"]
-    records = [one for one in read_records(house.directory.ledger) if isinstance(one, NodeEvent)]
-    assert ("operator-7", "joined") in [(one.node, one.event) for one in records]
-
-
-def test_a_session_that_only_asks_for_the_configuration_joins_nothing(tmp_path: Path) -> None:
-    async def script(house: House) -> None:
-        link = house.hub.connect("gpu2.0")
-        await link.send(Hello(PROTOCOL, "rollout", "gpu2", "0", only_asks=True))
-        welcome = await link.receive()
-        assert isinstance(welcome, Welcome)
-        assert from_json(welcome.config) == CONFIG
-        await link.send(Bye("done"))
-        with pytest.raises(LinkReset):
-            await link.receive()
-        assert house.scheduler.nodes.all() == []
-
-    house = run(tmp_path, script)
-    assert "gpu2" not in house.directory.events.read_text()
-
-
 def test_a_child_that_is_not_restarted_ends_the_run_with_how_it_ended(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         supervisor, rollout = await house.welcomed("supervisor", "s"), await house.welcomed("rollout", "a")
@@ -1062,18 +770,6 @@ def test_a_broken_invariant_ends_the_run(tmp_path: Path) -> None:
         assert await ended(rollout) == [Stop("group 3 retired twice", failed=True)]
 
     assert run(tmp_path, script).cause == "group 3 retired twice"
-
-
-def test_a_node_that_joins_after_the_end_is_refused(tmp_path: Path) -> None:
-    async def script(house: House) -> None:
-        rollout = await house.welcomed("rollout", "a")
-        house.broker.stop("the broker was told to stop")
-        await rollout.receive()
-        late = await house.joined("rollout", "late")
-        assert await late.receive() == Reject("this run is over: the broker was told to stop")
-        await rollout.send(Bye("done"))
-
-    assert run(tmp_path, script).cause == "the broker was told to stop"
 
 
 # ── rendezvous ──────────────────────────────────────────────────────────────────────────────

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.broker import actor, failures
+from asyncrl.broker import failures, sessions
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import NodeEvent
 from asyncrl.messages.reward import Scored, ScoredItem
@@ -17,7 +17,7 @@ from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.messages.weights import Live, Publishing, Transferred
 from asyncrl.messages.wire import PROTOCOL, ToBroker
 from asyncrl.messages.words import Role
-from tests.broker.test_actor import House, impatient, run
+from tests.broker.house import House, impatient, run
 
 __all__ = ["impatient"]
 
@@ -170,7 +170,7 @@ def test_a_session_has_the_name_of_its_node(tmp_path: Path) -> None:
 
 
 def test_a_node_that_is_rejected_again_and_again_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor, "BURST_REJECTIONS", 5)
+    monkeypatch.setattr(sessions, "BURST_REJECTIONS", 5)
 
     async def script(house: House) -> None:
         link = house.hub.connect("a.0")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from asyncrl.messages.session import Bye
 from asyncrl.messages.supervisor import Stacks, StacksWanted
-from tests.broker.test_actor import House, impatient, run
+from tests.broker.house import House, impatient, run
 
 __all__ = ["impatient"]
 

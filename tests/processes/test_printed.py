@@ -42,3 +42,10 @@ def test_prints_have_the_form_of_the_nodes_log_and_come_at_once(form: str, said:
     environment = {**os.environ, FORMAT_VARIABLE: form}
     done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == said
+
+
+def test_a_line_that_the_end_of_the_process_cuts_short_is_an_event_too() -> None:
+    source = "from asyncrl.processes.printed import mark_prints; mark_prints(); print('50 %', end='')"
+    environment = {**os.environ, FORMAT_VARIABLE: "json"}
+    done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["text"] == "50 %"

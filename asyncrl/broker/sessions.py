@@ -1,0 +1,167 @@
+"""
+Sessions of nodes: which are welcomed, which are rejected and why, and which are ready.
+
+    Hello ─▶ Welcome, with the configuration ─▶ Ready ─▶ node.ready
+          └▶ Reject, with the reason                  └▶ Reject: another model than the first node's
+"""
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from asyncrl.actor.allowance import Allowance
+from asyncrl.actor.link import Hub
+from asyncrl.broker.ending import Ending
+from asyncrl.broker.metrics.run_files import RunFiles
+from asyncrl.broker.nodes.displaced import DisplacedBook, displaced
+from asyncrl.broker.scheduler import Scheduler
+from asyncrl.broker.status.restarts import RestartBook
+from asyncrl.checks.permissions import key_refusal, refusal
+from asyncrl.checks.reports import MAX_NAME_CHARS, problem_of
+from asyncrl.config.config import to_json
+from asyncrl.messages.files import ModelFiles
+from asyncrl.messages.session import Hello, Ready, Reject, Welcome
+from asyncrl.messages.supervisor import Returned
+from asyncrl.messages.wire import PROTOCOL
+
+REJECTIONS_PER_S, BURST_REJECTIONS = 1, 1000
+"""Events of rejected nodes."""
+
+
+class RunIdentity(Struct, frozen=True):
+    """What a node is told of the run, whose configuration may change."""
+
+    run_id: str
+    run_dir: str
+    broker_term: int
+    models: Sequence[ModelFiles]
+    """Model directories of this machine, which nodes compare with theirs."""
+
+
+class Sessions:
+    """Borrows everything; ``clock`` is the broker's."""
+
+    def __init__(
+        self,
+        run: RunIdentity,
+        scheduler: Scheduler,
+        hub: Hub,
+        *,
+        files: RunFiles,
+        ending: Ending,
+        restarts: RestartBook,
+        clock: Callable[[], float],
+    ) -> None:
+        self._run = run
+        self._scheduler = scheduler
+        self._hub = hub
+        self._files = files
+        self._ending = ending
+        self._restarts = restarts
+        self._clock = clock
+        self._displaced = DisplacedBook()
+        self._layout: tuple[str, str] | None = None
+        """First node that was ready, and its layout hash."""
+        self._rejections = Allowance(REJECTIONS_PER_S, BURST_REJECTIONS)
+        """Events; a node that is rejected again and again cannot fill the disk with them."""
+        self._num_rejected = 0
+
+    def hello(self, peer: str, hello: Hello) -> None:
+        """Welcome a node, or reject it."""
+        if self._ending.is_suspended:
+            return  # The next broker answers; a refusal would end the node.
+        if self._scheduler.nodes.get(peer):
+            self._scheduler.refuse(peer, hello, "it has said Hello before")
+        elif reason := self._refusal(peer, hello):
+            self._reject(peer, hello.node, reason)
+        elif hello.only_asks:
+            self._welcome(peer)
+        else:
+            self._join(peer, hello)
+            self._welcome(peer)  # Before what follows from its joining, which is sent after this message is handled.
+            if hello.role == "reward":  # It is ready at once.
+                self._returned(hello.node)
+
+    def ready(self, peer: str, message: Ready) -> None:
+        """Reject a node whose model differs from the first node's: it could not receive the weights."""
+        if (node := self._scheduler.nodes.get(peer)) is None:
+            return
+        if message.layout_hash:
+            first, layout_hash = self._layout = self._layout or (node.name, message.layout_hash)
+            if message.layout_hash != layout_hash:
+                reason = (
+                    f"{node.name} has another model than {first}: weight layouts {message.layout_hash[:12]} and "
+                    f"{layout_hash[:12]} differ; give both the same model.path"
+                )
+                self._reject(peer, node.name, reason)
+                self._scheduler.left(peer, reason, self._clock())
+                return
+        self._files.event("node.ready", node=node.name, role=node.role)
+        self._returned(node.name, self._scheduler.training.committed_step + 1 if node.role == "trainer" else -1)
+        self._scheduler.handle(peer, message, self._clock())
+
+    def _join(self, peer: str, hello: Hello) -> None:
+        earlier = [node for node in self._scheduler.nodes.earlier(hello) if node.peer != peer]
+        for node in earlier:
+            self._hub.send(node.peer, Reject(displaced(hello.node)))
+            self._hub.forget(node.peer)
+        self._displaced.joined(hello, [node.incarnation for node in earlier])
+        self._scheduler.joined(peer, hello, self._clock())
+
+    def _welcome(self, peer: str) -> None:
+        settings = self._scheduler.settings
+        welcome = Welcome(
+            broker_term=self._run.broker_term,
+            run_id=self._run.run_id,
+            run_dir=self._run.run_dir,
+            config=to_json(settings.nodes_config),
+            spools=self._scheduler.spools.told_to(peer),
+            beat_s=settings.config.broker.beat_s,
+            models=list(self._run.models),
+        )
+        self._hub.send(peer, welcome)
+
+    def _refusal(self, peer: str, hello: Hello) -> str:
+        """Reason to reject a node; empty to welcome it."""
+        if reason := refusal(hello.role, hello) or problem_of(hello):
+            return f"its Hello is invalid: {reason}"
+        if peer != f"{hello.node}.{hello.incarnation}":
+            return f"its Hello is invalid: the session of {peer} is not that of {hello.node}.{hello.incarnation}"
+        if reason := key_refusal(self._hub.owner(peer), hello.role, hello.node):
+            return reason
+        if self._displaced.is_displaced(hello) and self._scheduler.nodes.named(hello.node):
+            return displaced(hello.node)
+        if self._ending.has_come:
+            return f"this run is over: {self._ending.cause or 'it is complete'}"
+        if hello.protocol != PROTOCOL:
+            return f"this broker speaks protocol {PROTOCOL}, {hello.node} speaks {hello.protocol}: install one version"
+        if hello.run_id not in ("", self._run.run_id):
+            remedy = "give it another --dir" if hello.role == "spool" else "start the node again"
+            return (
+                f"{hello.node} belongs to run {hello.run_id}, this broker serves run {self._run.run_id} in "
+                f"{self._run.run_dir}: {remedy} to join this run"
+            )
+        return self._trainer_refusal(hello) if hello.role == "trainer" else ""
+
+    def _trainer_refusal(self, hello: Hello) -> str:
+        """Reason to reject a trainer: the run has one already."""
+        if self._scheduler.machines.are_used:
+            return self._scheduler.machines.refusal(hello.node)
+        trainer = self._scheduler.nodes.trainer()
+        if trainer and trainer.name != hello.node:  # A new incarnation of the same node replaces it.
+            return f"this run has a trainer already: {trainer.name} (started as {trainer.incarnation})"
+        return ""
+
+    def _reject(self, peer: str, name: str, reason: str) -> None:
+        self._num_rejected += 1
+        if self._rejections.take("", self._clock()):
+            rejected = {"node": name[:MAX_NAME_CHARS], "cause": reason, "num_rejected": self._num_rejected}
+            self._files.event("node.rejected", **rejected)
+        self._hub.send(peer, Reject(reason))
+
+    def _returned(self, name: str, step: int = -1) -> None:
+        """Tell who started a node again that it is back."""
+        if absence := self._restarts.returned(name):
+            away_s = round(self._clock() - absence.since_s, 1)
+            self._files.event("node.returned", node=name, away_s=away_s, **({"step": step} if step >= 0 else {}))
+            self._hub.send(absence.told_by, Returned(name, away_s, step))
