@@ -36,7 +36,7 @@ import torch
 from picture import picture
 from torch import Tensor
 
-from asyncrl.broker.metrics.ess_alarm import EssAlarm
+from asyncrl.broker.metrics.drift_alarms import ess_alarm
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
 from asyncrl.data.prompts import Draw, held_out_stream, train_stream
@@ -227,7 +227,7 @@ def lowest(curve: Sequence[float]) -> float | None:
 
 
 def alarms(ess: Sequence[float]) -> list[int]:
-    alarm = EssAlarm(load_config(QUICKSTART))
+    alarm = ess_alarm(load_config(QUICKSTART))
     return [step for step, size in enumerate(ess) if alarm.check({"step": step, "ess": size})]
 
 

@@ -13,8 +13,7 @@ from asyncrl.broker.failures import EVENT as FAILED_EVENT
 from asyncrl.broker.failures import recorded, recorded_attempts
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics import batch_metrics
-from asyncrl.broker.metrics.ess_alarm import EVENT as ESS_EVENT
-from asyncrl.broker.metrics.ess_alarm import EssAlarm, advice
+from asyncrl.broker.metrics.drift_alarms import DriftAlarms
 from asyncrl.broker.metrics.gap_alarm import GapAlarm
 from asyncrl.broker.metrics.idle_causes import idle_causes
 from asyncrl.broker.metrics.time_book import TimeBook
@@ -76,7 +75,7 @@ class RunFiles:
         self.totals = batch_metrics.RunTotals(metrics)
         self._times = TimeBook(clock())
         self._gap_alarm = GapAlarm(config, metrics)
-        self._ess_alarm = EssAlarm(config, metrics)
+        self._drift_alarms = DriftAlarms(config, metrics)
         self._is_concluded = False
         scheduler.failures.restore(recorded(events), recorded_attempts(events))
         self._num_verdicts = scheduler.failures.attempts.get("reward", 0)
@@ -129,8 +128,8 @@ class RunFiles:
             self.event("step.skipped", step=stepped.step, updates=int(updates), cause=cause)
         if alarm := self._gap_alarm.check(line):
             self.event("logprob_gap.exceeded", **alarm)
-        if low := self._ess_alarm.check(line):
-            self.event(ESS_EVENT, **low, advice=advice(self._scheduler.config))
+        for kind, fields in self._drift_alarms.check(line, self._scheduler.config):
+            self.event(kind, **fields)
         return line
 
     def conclude(self, cause: str, *, is_interrupted: bool = False) -> str:

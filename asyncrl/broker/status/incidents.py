@@ -44,6 +44,8 @@ SENTENCES = {
     "samples.lost": "samples of step {step} were lost",
     "step.skipped": "no update in step {step}: {cause}",
     "logprob_gap.exceeded": "rollout and trainer log-probs differ too much at step {step}",
+    "ess.low": "a few tokens outweigh the others since step {step}: `asyncrl why` says what to change",
+    "clip.high": "many tokens are clipped since step {step}: `asyncrl why` says what to change",
     "broker.slept": "the broker's process stood still",
     "run.resumed": "the broker was started again (start {start} of this run)",
 }

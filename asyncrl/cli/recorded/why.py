@@ -1,6 +1,6 @@
-"""`asyncrl why`: where the time of a run went, as text."""
+"""`asyncrl why`: where the time of a run went, and what it warned about, as text."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -10,6 +10,7 @@ from asyncrl.cli.terminal import aligned
 from asyncrl.config.live import with_values
 from asyncrl.config.run_file import load_config
 from asyncrl.messages.words import Role
+from asyncrl.observe.alarms import Alarm
 from asyncrl.observe.formatting import counted
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_record import read_run
@@ -55,7 +56,7 @@ def possible(found: Why) -> Why:
 
 
 def why_text(name: str, found: Why) -> str:
-    return "\n".join([*_lines(name, found.explanation), *_forecast(found.forecast)])
+    return "\n".join([*_lines(name, found.explanation), *_forecast(found.forecast), *_alarms(found.explanation.alarms)])
 
 
 def _lines(name: str, found: Explanation) -> Iterator[str]:
@@ -93,6 +94,12 @@ def _forecast(found: Forecast | None) -> Iterator[str]:
     steps = f"steps of {found.fitted_s:.3g} s, measured {found.measured_s:.3g} s"
     yield f"What a change would bring, by a plan fitted to this run ({steps}):"
     yield from (f"  {gain.speedup:.2f}x  {gain.change}" for gain in found.gains)
+
+
+def _alarms(found: Sequence[Alarm]) -> Iterator[str]:
+    for alarm in found:
+        yield ""
+        yield f"{alarm.sentence}: {alarm.advice}."
 
 
 def _table(shares: Mapping[str, float]) -> Iterator[str]:

@@ -124,4 +124,9 @@ class Algorithm(Section, frozen=True, kw_only=True):
     Warn (event ``ess.low``) when the effective sample size of the ratios of tokens, the metric ``ess``, falls below
     this share in the mean of ten steps; 0 never warns.
     """
+    clip_warn: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    """
+    Warn (event ``clip.high``) when the loss clips more than this share of the tokens, the metric ``clip_fraction``, in
+    the mean of ten steps; 1 never warns, and ``cispo`` and ``gspo`` are not warned about.
+    """
     correction: Correction = Correction()

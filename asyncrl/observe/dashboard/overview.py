@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from asyncrl.evaluation.metrics import failed_note
 from asyncrl.observe import formatting
+from asyncrl.observe.alarms import alarms
 from asyncrl.observe.formatting import UNKNOWN
 from asyncrl.observe.run_record import NO_SUMMARY, EvaluationEvent, RunRecord
 
@@ -73,13 +74,14 @@ def sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
         return f"Interrupted after step {steps(record)}{of}; `asyncrl resume` continues it."
     if record.status == "finished":
         took = f" in {formatting.duration(record.wall_s)}" if record.wall_s else ""
-        return f"Finished {steps(record)} steps{took}{_accuracy(record)}.{_gap(record)}"
+        return f"Finished {steps(record)} steps{took}{_accuracy(record)}.{_alarms(record)}"
     if not is_live(record, silent_s):
         since = f" for {formatting.duration(silent_s)}" if silent_s is not None else ""
         return f"Nothing was recorded{since} and no end either: the run was killed, or a step takes long."
     if not record.metrics:
         return f"Before the first step{_waiting(record)}."
-    return f"Training, step {steps(record)}{of}{_time_left(record)}{_accuracy(record)}.{_bottleneck(record, waits)}"
+    now = f"Training, step {steps(record)}{of}{_time_left(record)}{_accuracy(record)}."
+    return f"{now}{_bottleneck(record, waits)}{_alarms(record)}"
 
 
 def tiles(record: RunRecord) -> list[Tile]:
@@ -161,9 +163,8 @@ def _accuracy_of(evaluation: EvaluationEvent) -> str:
     return f"{formatting.share(evaluation.accuracy)}{failed_note(evaluation.metrics.get('failed', 0))}"
 
 
-def _gap(record: RunRecord) -> str:
-    alarms = sum(event.get("event") == "logprob_gap.exceeded" for event in record.events)
-    return f" The log-prob gap exceeded its limit {alarms} times: see Events." if alarms else ""
+def _alarms(record: RunRecord) -> str:
+    return "".join(f" {alarm.sentence}: see Events." for alarm in alarms(record.events))
 
 
 def _waiting(record: RunRecord) -> str:

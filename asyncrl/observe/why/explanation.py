@@ -1,4 +1,4 @@
-"""Explanation of a run's speed: the time of each role by activity, and the bottleneck."""
+"""Explanation of a run's speed: the time of each role by activity, and the bottleneck. Alarms about learning."""
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -7,6 +7,7 @@ from asyncrl.config.sections.broker import Broker
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.errors import LedgerError
 from asyncrl.messages.words import Role
+from asyncrl.observe.alarms import Alarm, alarms
 from asyncrl.observe.run_record import RunRecord, Status
 from asyncrl.observe.why.attribution import attribute
 from asyncrl.observe.why.diagnosis import Diagnosis, Evidence, diagnose
@@ -27,6 +28,8 @@ class Explanation(Struct, frozen=True):
     nodes: dict[str, dict[str, float]]
     diagnosis: Diagnosis | None
     """None of a run without a step, and of one whose trainer has told nothing."""
+    alarms: list[Alarm] = []
+    """Alarms about learning."""
 
 
 def explain(record: RunRecord) -> Explanation:
@@ -45,6 +48,7 @@ def explain(record: RunRecord) -> Explanation:
         {role: shares for role in ROLES if (shares := steady.shares(role))},
         {name: steady.node_shares(name) for name in steady.nodes},
         diagnose(steady, _evidence(record)) if record.metrics else None,
+        alarms(record.events),
     )
 
 

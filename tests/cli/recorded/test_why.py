@@ -113,3 +113,14 @@ def test_a_plan_that_does_not_describe_the_run_predicts_nothing() -> None:
         "mine", Why(Explanation("finished", "", 2, 1.0, {}, {}, None), Forecast(2.0, 3.0, is_close=False, gains=[]))
     )
     assert text.endswith("No prediction: a step of this run takes 2 s, and one of a plan fitted to it 3 s.")
+
+
+def test_alarms_about_learning_come_last_with_what_to_change(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    run.append_event("clip.high", step=1, clip_fraction=0.2, bound=0.1, advice="lower trainer.lr (now 0.1)")
+
+    assert why(run.path).output.endswith(
+        "\n\nAt step 1 the loss clipped 20% of the tokens: lower trainer.lr (now 0.1).\n"
+    )
+    (alarm,) = json.loads(why(run.path, "--json").output)["explanation"]["alarms"]
+    assert alarm["advice"] == "lower trainer.lr (now 0.1)"

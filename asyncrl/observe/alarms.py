@@ -1,0 +1,28 @@
+"""What the alarms about learning have said, in sentences."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+SENTENCES = {
+    "ess.low": "the effective sample size of the tokens had fallen to {ess:.0%}",
+    "clip.high": "the loss clipped {clip_fraction:.0%} of the tokens",
+    "logprob_gap.exceeded": "log-probs of rollouts and trainer differed by {logprob_gap_mean:.2g} nats",
+}
+"""Sentence of each kind of event."""
+
+
+class Alarm(Struct, frozen=True):
+    sentence: str
+    advice: str
+
+
+def alarms(events: Iterable[Mapping[str, Any]]) -> list[Alarm]:
+    """The last alarm of each kind, the newest last."""
+    last = {event["event"]: event for event in events if event.get("event") in SENTENCES}
+    newest = sorted(last.values(), key=lambda event: event["step"])
+    return [
+        Alarm(f"At step {event['step']:g} {SENTENCES[event['event']].format_map(event)}", event["advice"])
+        for event in newest
+    ]

@@ -1,0 +1,111 @@
+"""Alarms of drift: when they warn, when they warn again, and what they advise."""
+
+from typing import Any
+
+import pytest
+
+from asyncrl.broker.metrics.drift_alarms import STEPS, DriftAlarm, DriftAlarms, advice, clip_alarm, ess_alarm
+from asyncrl.config.config import Config
+from asyncrl.config.run_file import decode
+
+
+def a_config(warn: float = 0.5, **sections: Any) -> Config:
+    plain = {"model": {"path": "m"}, "data": {"train": "t"}, "algorithm": {"ess_warn": warn}}
+    return decode(plain | sections)
+
+
+def lines(*sizes: float | None) -> list[dict[str, Any]]:
+    return [{"step": step, "ess": size} for step, size in enumerate(sizes)]
+
+
+def alarms(alarm: DriftAlarm, *sizes: float | None) -> list[int]:
+    """Steps at which it warns."""
+    return [line["step"] for line in lines(*sizes) if alarm.check(line)]
+
+
+def test_it_warns_when_the_mean_of_ten_steps_falls_below_the_bound() -> None:
+    alarm = ess_alarm(a_config())
+    said = [alarm.check(line) for line in lines(*[0.9] * STEPS, *[0.099] * STEPS)]
+    first = next(place for place, fields in enumerate(said) if fields)
+
+    assert first == STEPS + 5 - 1, "five steps of .9 and five of .099 have a mean just below .5"
+    assert {key: said[first][key] for key in ("step", "ess", "bound")} == {"step": 14, "ess": 0.4995, "bound": 0.5}
+    assert sum(map(bool, said)) == 1, "once for each fall"
+
+
+def test_a_few_low_steps_raise_no_alarm() -> None:
+    assert alarms(ess_alarm(a_config()), *[0.9] * STEPS, 0.01, 0.01, 0.01, *[0.9] * STEPS) == []
+    assert alarms(ess_alarm(a_config()), *[0.1] * (STEPS - 1)) == [], "the first steps are no mean yet"
+
+
+def test_it_warns_again_only_after_the_mean_has_come_halfway_back() -> None:
+    low, half, high = [0.1] * STEPS, [0.7] * STEPS, [0.9] * STEPS
+
+    assert len(alarms(ess_alarm(a_config()), *low, *half, *low)) == 1
+    assert len(alarms(ess_alarm(a_config()), *low, *high, *low)) == 2
+
+
+def test_steps_without_a_number_are_passed_over() -> None:
+    for nothing in (None, float("nan")):
+        assert alarms(ess_alarm(a_config()), *[0.1] * (STEPS - 1), nothing, 0.1) == [STEPS]
+    assert ess_alarm(a_config()).check({"step": 0}) == {}
+
+
+def test_a_restarted_broker_goes_on_where_it_was() -> None:
+    earlier = lines(*[0.1] * STEPS)
+
+    assert ess_alarm(a_config(), earlier).check({"step": STEPS, "ess": 0.1}) == {}
+    assert ess_alarm(a_config(), earlier[:-1]).check({"step": STEPS - 1, "ess": 0.1})
+
+
+@pytest.mark.parametrize(("warn", "warned"), [(0.0, []), (0.05, []), (0.2, [STEPS - 1])])
+def test_the_bound_is_a_setting_and_0_never_warns(warn: float, warned: list[int]) -> None:
+    assert alarms(ess_alarm(a_config(warn)), *[0.1] * STEPS) == warned
+
+
+def test_the_advice_names_the_settings_that_matter_in_this_run() -> None:
+    stale = advice("ess.low", a_config(schedule={"staleness": 16}))
+    assert "lower schedule.staleness (now 16), or lower trainer.lr" in stale
+    assert "mask_divergent" in stale
+    assert "fewer updates" not in stale
+    fresh = advice("ess.low", a_config(schedule={"staleness": 0}, trainer={"mini_batches": 4}))
+    assert "staleness" not in fresh
+    assert "fewer updates per batch (trainer.epochs and mini_batches, now 4)" in fresh
+    masked = a_config(algorithm={"correction": {"mask_divergent": 0.1}})
+    assert "mask_divergent" not in advice("ess.low", masked)
+
+
+def clipped(*shares: float) -> list[dict[str, float]]:
+    return [{"step": step, "ess": 0.9, "clip_fraction": share} for step, share in enumerate(shares)]
+
+
+def test_it_warns_when_more_tokens_are_clipped_than_the_bound_and_again_after_the_mean_has_halved() -> None:
+    alarm = clip_alarm(a_config())
+    shares = [*[0.2] * STEPS, *[0.06] * STEPS, *[0.2] * STEPS, *[0.04] * STEPS, *[0.2] * STEPS]
+
+    said = [fields for line in clipped(*shares) if (fields := alarm.check(line))]
+
+    assert said[0] == {"step": STEPS - 1, "clip_fraction": 0.2, "bound": 0.1}
+    assert [fields["step"] for fields in said] == [9, 43]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "is_warned"),
+    [({}, True), ({"clip_warn": 1.0}, False), ({"loss": "cispo"}, False), ({"loss": "gspo"}, False)],
+)
+def test_losses_that_learn_from_clipped_tokens_or_clip_many_by_design_are_not_warned_about(
+    algorithm: dict[str, Any], is_warned: bool
+) -> None:
+    alarm = clip_alarm(a_config(algorithm=algorithm))
+    assert any(alarm.check(line) for line in clipped(*[0.9] * STEPS)) == is_warned
+
+
+def test_all_alarms_tell_their_event_with_advice_by_the_settings_that_hold_now() -> None:
+    alarms = DriftAlarms(a_config(), [{"step": step, "ess": 0.1, "clip_fraction": 0.2} for step in range(STEPS - 1)])
+    now = a_config(schedule={"staleness": 4})
+
+    found = dict(alarms.check({"step": STEPS - 1, "ess": 0.1, "clip_fraction": 0.2}, now))
+
+    assert list(found) == ["ess.low", "clip.high"]
+    assert "lower schedule.staleness (now 4)" in str(found["clip.high"]["advice"])
+    assert "algorithm.correction.preset = 'bypass_cispo_mask'" in str(found["clip.high"]["advice"])
