@@ -137,12 +137,16 @@ class RunRecord(Struct, frozen=True, kw_only=True):
         return sum(values) if values else None
 
     def evaluations(self) -> list[EvaluationEvent]:
-        """Every evaluation, ordered by version; of a version evaluated twice, the later one."""
+        """
+        Every evaluation, ordered by version; of a version evaluated twice, the later one.
+
+        One in which every prompt failed has measured nothing, and is left out.
+        """
         found: dict[int, EvaluationEvent] = {}
-        for event in self.events:
+        for event in (event for event in self.events if event.get("event") == "eval.finished"):
             version, accuracy = event.get("policy_version"), _number(event.get("accuracy"))
-            if event.get("event") == "eval.finished" and isinstance(version, int) and accuracy is not None:
-                prompts = int(_number(event.get("num_prompts")) or 0)
+            prompts = int(_number(event.get("num_prompts")) or 0)
+            if isinstance(version, int) and accuracy is not None and prompts:
                 numbers = {key: number for key in event if (number := _number(event[key])) is not None}
                 metrics = {key: number for key, number in numbers.items() if key not in NOT_METRICS}
                 found[version] = EvaluationEvent(version, accuracy, prompts, numbers.get("time_s"), metrics)

@@ -99,6 +99,14 @@ def test_a_version_evaluated_again_counts_once(make_run: MakeRun) -> None:
     assert read_run(directory.path).evaluations()[1:] == [EvaluationEvent(10, 0.8, 64, None)]
 
 
+def test_an_evaluation_in_which_every_prompt_failed_is_no_result(make_run: MakeRun) -> None:
+    directory = make_run()
+    before = read_run(directory.path).evaluations()
+    directory.append_event("eval.finished", policy_version=20, accuracy=0.0, num_prompts=0, failed=64)
+
+    assert read_run(directory.path).evaluations() == before
+
+
 def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such run: .*nowhere is not a directory"):
         read_run(tmp_path / "nowhere")

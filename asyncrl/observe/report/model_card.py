@@ -157,7 +157,7 @@ def _settings(record: RunRecord, step: int, dtype: str | None) -> Iterator[list[
 
 def _results(record: RunRecord, policy_version: int) -> list[str]:
     """The evaluations of the base model and of these weights side by side, as far as they exist."""
-    found = {evaluation.policy_version: evaluation for evaluation in record.evaluations() if evaluation.num_prompts}
+    found = {evaluation.policy_version: evaluation for evaluation in record.evaluations()}
     columns = [found[v] for v in dict.fromkeys((0, policy_version)) if v in found]
     lines = ["## Held-out prompts", ""]
     if columns:
