@@ -71,6 +71,13 @@ def replace_folder(unfinished: Path, folder: Path) -> None:
     flush(folder.parent)
 
 
+def remove_folder(folder: Path, unfinished: Path) -> None:
+    """Have ``folder`` vanish as a whole: nobody sees a part of it. What is left of it is ``unfinished`` by then."""
+    shutil.rmtree(unfinished, ignore_errors=True)
+    folder.rename(unfinished)
+    shutil.rmtree(unfinished)
+
+
 def _is_stream(path: Path) -> bool:
     """True for a device, FIFO or socket, also behind a link; False for a file, or nothing."""
     refuse_folder(path)

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.errors import LedgerError
-from asyncrl.files.atomic import replace_folder, replacing
+from asyncrl.files.atomic import remove_folder, replace_folder, replacing
 from asyncrl.files.checkpoints import (
     BEST,
     MANIFEST,
@@ -89,7 +89,7 @@ class CheckpointStore:
         if (known := self._incoming) and known.step == offer.step and _manifest(known.folder) == offer.manifest:
             return known
         folder = step_folder(self._directory, offer.step)
-        partial = folder.with_name(f".{folder.name}.copying")
+        partial = _unfinished(folder)
         if _manifest(partial) != offer.manifest:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -124,9 +124,11 @@ class CheckpointStore:
     def _prune(self, offer: OfferCheckpoint) -> None:
         """Remove copies that the trainer no longer keeps, and unfinished ones; write ``best.json``."""
         folders = step_folders(self._directory)
-        doomed = [folder for step, folder in folders.items() if step < offer.step and step not in offer.kept]
-        for folder in [*doomed, *self._directory.glob(".step_*.copying")]:
-            shutil.rmtree(folder)
+        for unfinished in self._directory.glob(".step_*.copying"):
+            shutil.rmtree(unfinished)
+        for step, folder in folders.items():
+            if step < offer.step and step not in offer.kept:
+                remove_folder(folder, _unfinished(folder))
         best = self._directory / BEST
         if offer.best and not (best.exists() and best.read_bytes() == offer.best):
             with replacing(best) as unfinished:
@@ -150,6 +152,11 @@ def _is_inside(name: str) -> bool:
     return (
         1 <= len(parts) <= 2 and "/".join(parts) == name and not {"/", "..", MANIFEST} & {*parts} and "\0" not in name
     )
+
+
+def _unfinished(folder: Path) -> Path:
+    """Name of a copy while it arrives, and while it is removed."""
+    return folder.with_name(f".{folder.name}.copying")
 
 
 def _manifest(folder: Path) -> bytes:

@@ -1,11 +1,12 @@
 import os
+import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from asyncrl.files.atomic import replace_folder, replacing
+from asyncrl.files.atomic import remove_folder, replace_folder, replacing
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -113,3 +114,24 @@ def test_a_folder_appears_in_place_of_the_one_before(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [folder]
     assert [path for path in folder.rglob("*") if path.is_file()] == [folder / "inner" / "new"]
     assert (folder / "inner" / "new").read_text() == "new"
+
+
+def test_a_folder_vanishes_whole_before_any_of_its_files_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, unfinished = tmp_path / "step_000001", tmp_path / ".step_000001.partial"
+    for path in (folder, unfinished):  # what a process that was killed while it removed one has left
+        path.mkdir()
+        (path / "model").write_text("weights", encoding="utf-8")
+    seen = []
+    remove = shutil.rmtree
+
+    def rmtree(path: Path, **options: bool) -> None:
+        seen.append((path.name, folder.exists()))
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    remove_folder(folder, unfinished)
+
+    assert seen[-1] == (unfinished.name, False)
+    assert list(tmp_path.iterdir()) == []

@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 
 from asyncrl.actor.failpoints import reach
 from asyncrl.errors import LedgerError, RunFailed
-from asyncrl.files.atomic import replace_folder
+from asyncrl.files.atomic import remove_folder, replace_folder
 from asyncrl.files.checkpoints import (
     MANIFEST,
     FileEntry,
@@ -40,6 +40,7 @@ from asyncrl.files.checkpoints import (
     step_folder,
     step_folders,
     step_name,
+    step_of,
 )
 from asyncrl.files.checkpoints import read_manifest as read_json_manifest
 from asyncrl.files.disk import needed
@@ -256,7 +257,7 @@ def prune(directory: Path, keep: int, spared: Collection[Path] = ()) -> list[Pat
     doomed = [folder for folder in older if folder not in kept and folder not in spared]
     for folder in doomed:
         with needed(folder):
-            shutil.rmtree(folder)
+            remove_folder(folder, _partial(directory, step_of(folder.name)))
     return doomed
 
 
