@@ -62,7 +62,7 @@ def test_a_run_goes_on_whatever_is_killed(start: Start, manager: str):
     assert_complete(run, 200)
 
 
-@pytest.mark.parametrize("manager", MANAGERS)
+@pytest.mark.parametrize("manager", ["supervisord", pytest.param("systemd", marks=pytest.mark.long)])
 def test_every_role_can_be_restarted_without_losing_a_token(start: Start, manager: str):
     run = start(manager, 60)
     run.until_steps(2)
@@ -122,7 +122,7 @@ def test_nodes_of_a_broker_with_keys_find_the_key_of_their_machine(start: Start,
     assert (run.directory.path / "key").exists()
 
 
-@pytest.mark.parametrize("manager", MANAGERS)
+@pytest.mark.parametrize("manager", ["supervisord", pytest.param("systemd", marks=pytest.mark.long)])
 def test_starting_the_services_of_a_complete_run_changes_nothing(start: Start, manager: str):
     run = start(manager, 4)
     assert_complete(run, 4)

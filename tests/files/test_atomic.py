@@ -126,9 +126,9 @@ def test_a_folder_vanishes_whole_before_any_of_its_files_is_removed(
     seen = []
     remove = shutil.rmtree
 
-    def rmtree(path: Path, **options: bool) -> None:
+    def rmtree(path: Path, *, ignore_errors: bool = False) -> None:
         seen.append((path.name, folder.exists()))
-        remove(path, **options)
+        remove(path, ignore_errors=ignore_errors)
 
     monkeypatch.setattr(shutil, "rmtree", rmtree)
     remove_folder(folder, unfinished)

@@ -58,7 +58,7 @@ def test_it_learns_over_summaries_and_with_looks_that_fail(start: StartRun) -> N
     assert run.directory.read_metrics()[-1]["branches_mean"] > 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_agent_program_teaches_it_over_http(hidden_sums: Path, start: StartRun) -> None:
     """Its summaries begin new contexts, as those of the environment do."""
     agent = [f"environment.function={hidden_sums}/hidden_sums_agent.py:solve", "environment.options.compact_every=4"]

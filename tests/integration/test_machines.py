@@ -98,6 +98,7 @@ def test_a_rank_that_dies_in_load_step_publish_or_checkpoint_is_named_and_the_ru
     assert not run.happened("node.exited", "trainer-0"), "the first machine joined again, without a restart"
 
 
+@pytest.mark.long
 def test_a_silent_machine_and_a_killed_one_are_named_and_their_group_forms_again(start_run):
     run = start_run(*SETTINGS, steps=STEPS)
     second = start_second(run)

@@ -40,6 +40,7 @@ def test_a_killed_trainer_continues_from_its_checkpoint_with_the_same_batches(st
     assert '"event": "trainer.resumed"' in log.read_text()
 
 
+@pytest.mark.long
 def test_all_ranks_of_the_trainer_restart_from_the_checkpoint_when_one_is_killed(start_run):
     run = start_run(CHECKPOINTS, "trainer.ranks=2", steps=STEPS)
     run.until(lambda: run.steps_done() >= 6)

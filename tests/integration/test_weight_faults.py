@@ -205,7 +205,10 @@ def test_a_trainer_killed_during_a_transfer_restarts_and_both_rollouts_continue(
 # ── a rollout that can never receive the weights ────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("fault", ["other-shapes", "other-names", "other-buckets"])
+@pytest.mark.parametrize(
+    "fault",
+    ["other-shapes", *(pytest.param(fault, marks=pytest.mark.long) for fault in ("other-names", "other-buckets"))],
+)
 def test_a_rollout_with_another_model_is_refused_in_one_sentence(run, start_faulty, fault):
     process = start_faulty(run, fault, fault)
     run.until(lambda: process.poll() is not None)

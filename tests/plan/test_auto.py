@@ -105,7 +105,7 @@ def test_a_run_comes_to_a_staleness_near_the_best(seed: int) -> None:
     assert score.of_best >= 0.95
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_plan_finds_settings_near_the_best() -> None:
     score = planned(workload(4))
     assert score.of_better >= 0.98
