@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from asyncrl.actor.message import Message
-from asyncrl.actor.sockets.curve import Owner
+from asyncrl.actor.sockets.curve import Owner, RefusedKey
 
 
 class Link(Protocol):
@@ -60,6 +60,10 @@ class Hub(Protocol):
 
     def owner(self, peer: str, /) -> Owner | None:
         """Holder of the key with which a peer proved who it is; None if it is trusted without one."""
+
+    @property
+    def refused_key(self) -> RefusedKey | None:
+        """The last peer that was refused because nobody owns its key."""
 
     async def receive(self) -> tuple[str, Message]:
         """

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 from asyncrl.actor.inbox import Inbox
 from asyncrl.actor.message import Message
-from asyncrl.actor.sockets.curve import Owner
+from asyncrl.actor.sockets.curve import Owner, RefusedKey
 from asyncrl.errors import LinkClosed, LinkReset
 
 UNBOUNDED = 1 << 62
@@ -51,6 +51,7 @@ class MemoryHub:
     """
 
     address = "memory"
+    refused_key: RefusedKey | None = None
 
     def __init__(self, inbox: "Inbox[tuple[str, Message]] | None" = None) -> None:
         self._inbox = inbox or Inbox[tuple[str, Message]](UNBOUNDED)

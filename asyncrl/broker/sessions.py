@@ -7,7 +7,7 @@ Sessions of nodes: which are welcomed, which are rejected and why, and which are
 
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from asyncrl.actor.allowance import Allowance
 from asyncrl.actor.link import Hub
@@ -65,6 +65,8 @@ class Sessions:
         self._rejections = Allowance(REJECTIONS_PER_S, BURST_REJECTIONS)
         """Events; a node that is rejected again and again cannot fill the disk with them."""
         self._num_rejected = 0
+        self._refused_keys: set[tuple[str, str]] = set()
+        """Keys and addresses of events."""
 
     def hello(self, peer: str, hello: Hello) -> None:
         """Welcome a node, or reject it."""
@@ -99,6 +101,14 @@ class Sessions:
         self._files.event("node.ready", node=node.name, role=node.role)
         self._returned(node.name, self._scheduler.training.committed_step + 1 if node.role == "trainer" else -1)
         self._scheduler.handle(peer, message, self._clock())
+
+    def tick(self) -> None:
+        """Record the peer that the hub refused last, once: it tries again and again."""
+        refused = self._hub.refused_key
+        is_new = refused and (refused.key, refused.address) not in self._refused_keys
+        if refused and is_new and self._rejections.take("key", self._clock()):
+            self._refused_keys.add((refused.key, refused.address))
+            self._files.event("key.refused", **to_builtins(refused))
 
     def _join(self, peer: str, hello: Hello) -> None:
         earlier = [node for node in self._scheduler.nodes.earlier(hello) if node.peer != peer]

@@ -101,8 +101,8 @@ class House:
                 return
             node.take(message)
 
-    async def happened(self, kind: str) -> None:
-        while not self.events(kind):
+    async def happened(self, kind: str, times: int = 1) -> None:
+        while len(self.events(kind)) < times:
             self.directory.appended.clear()
             await self.directory.appended.wait()
 

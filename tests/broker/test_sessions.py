@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 
+from asyncrl.actor.sockets.curve import RefusedKey
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import NodeEvent
 from asyncrl.config.config import from_json
@@ -164,6 +165,21 @@ def test_a_session_that_only_asks_for_the_configuration_joins_nothing(tmp_path: 
 
     house = run(tmp_path, script)
     assert "gpu2" not in house.directory.events.read_text()
+
+
+def test_a_peer_whose_key_nobody_owns_is_an_event_once(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        for number in range(1, 4):  # It tries again.
+            house.hub.refused_key = RefusedKey("00ff", "10.0.0.7", number)
+            await house.happened("key.refused")
+        house.hub.refused_key = RefusedKey("00aa", "10.0.0.7", 4)
+        await house.happened("key.refused", 2)
+
+    events = run(tmp_path, script).events("key.refused")
+    assert [(event["key"], event["address"], event["num_refused"]) for event in events] == [
+        ("00ff", "10.0.0.7", 1),
+        ("00aa", "10.0.0.7", 4),
+    ]
 
 
 def test_a_node_that_joins_after_the_end_is_refused(tmp_path: Path) -> None:

@@ -81,7 +81,15 @@ def test_another_key_and_the_secret_are_refused_in_one_sentence_within_seconds(k
         assert node.returncode == EX_CONFIG, errors
         sentence = errors.splitlines()[-1]
         assert re.search(expected, sentence), sentence
+        if file == removed:
+            assert f"({refused_key(keyed)})" in sentence, "operator and node name the same digits"
     assert joined(keyed.run) == []
+
+
+def refused_key(keyed: Keyed) -> str:
+    """Digits of the key of a peer that the broker did not let in."""
+    until(lambda: "key.refused" in [event["event"] for event in keyed.run.read_events()], keyed.process)
+    return next(event["key"] for event in keyed.run.read_events() if event["event"] == "key.refused")
 
 
 def test_a_key_is_for_its_roles_and_its_name(keyed: Keyed) -> None:

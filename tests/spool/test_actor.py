@@ -62,6 +62,8 @@ class ScriptedHub:
             raise LinkClosed("the hub was closed")
         return heard
 
+    refused_key = None
+
     def owner(self, peer: str, /) -> Owner | None:
         return self.owners.get(peer)
 

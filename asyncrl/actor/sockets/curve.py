@@ -52,6 +52,16 @@ class LinkKeys(Struct, frozen=True):
         return [("public", self.public.hex()[:16])]
 
 
+class RefusedKey(Struct, frozen=True):
+    """A handshake with a key that has no owner."""
+
+    key: str
+    """Its first 16 hexadecimal digits."""
+    address: str
+    num_refused: int
+    """Such handshakes so far."""
+
+
 class HubKeys(Struct, frozen=True, eq=False):
     """Keys of a listening end: 32 bytes each."""
 

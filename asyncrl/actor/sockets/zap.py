@@ -9,7 +9,7 @@ learns the status: its monitor reports it.
 
 import zmq
 
-from asyncrl.actor.sockets.curve import HubKeys
+from asyncrl.actor.sockets.curve import HubKeys, RefusedKey
 from asyncrl.actor.sockets.fd_socket import FdSocket
 from asyncrl.log import get_logger
 
@@ -26,8 +26,8 @@ class ZapHandler:
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: HubKeys) -> None:
         self._keys = keys
-        self.num_refused = 0
-        """Handshakes with a key that has no owner."""
+        self.refused: RefusedKey | None = None
+        """The last handshake with a key that has no owner."""
         socket = context.socket(zmq.REP)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(ENDPOINT)
@@ -48,6 +48,7 @@ class ZapHandler:
         self._fd.send([version, request_id, *status, user.encode(), b""])
 
     def _count_refusal(self, public: bytes, address: str) -> None:
-        self.num_refused += 1
-        if self.num_refused & (self.num_refused - 1) == 0:  # 1, 2, 4, 8 ...: strangers cannot fill the log
-            log.warning("key.refused", key=public.hex()[:16], address=address, num_refused=self.num_refused)
+        number = self.refused.num_refused + 1 if self.refused else 1
+        self.refused = RefusedKey(public.hex()[:16], address, number)
+        if number & (number - 1) == 0:  # 1, 2, 4, 8 ...: strangers cannot fill the log
+            log.warning("key.refused", key=self.refused.key, address=address, num_refused=number)

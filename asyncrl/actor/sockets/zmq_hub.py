@@ -21,7 +21,7 @@ from asyncrl.actor.memory import MemoryHub, MemoryLink
 from asyncrl.actor.message import Message
 from asyncrl.actor.refusals import Refusals
 from asyncrl.actor.session import Limits, Session
-from asyncrl.actor.sockets.curve import HubKeys, Owner, needs_keys, secure_hub
+from asyncrl.actor.sockets.curve import HubKeys, Owner, RefusedKey, needs_keys, secure_hub
 from asyncrl.actor.sockets.fd_socket import TICK_S, FdSocket
 from asyncrl.actor.sockets.handshake_guard import HandshakeGuard, shut_down
 from asyncrl.actor.sockets.options import new_socket
@@ -145,9 +145,8 @@ class ZmqHub:
         return self._guard.num_cut if self._guard else 0
 
     @property
-    def num_refused(self) -> int:
-        """Handshakes with a key that has no owner."""
-        return self._zap.num_refused if self._zap else 0
+    def refused_key(self) -> RefusedKey | None:
+        return self._zap.refused if self._zap else None
 
     @property
     def num_refused_frames(self) -> int:

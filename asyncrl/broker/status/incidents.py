@@ -29,6 +29,7 @@ SENTENCES = {
     "node.returned": "{node} is back after {away_s} s",
     "node.left": "{node} left: {cause}",
     "node.rejected": "{node} was refused: {cause}",
+    "key.refused": "a peer at {address} was refused: nobody here owns its key, {key}",
     "node.quiet": "{node} fell silent",
     "trainer.disbanded": "the trainer's machines parted: {cause}",
     "lease.expired": "a lease of {node} expired",
