@@ -29,7 +29,7 @@ REJECTIONS_PER_S, BURST_REJECTIONS = 1, 1000
 
 
 class RunIdentity(Struct, frozen=True):
-    """What a node is told of the run, whose configuration may change."""
+    """Facts of the run that a node is told; they never change, as the configuration may."""
 
     run_id: str
     run_dir: str

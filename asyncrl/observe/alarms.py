@@ -1,4 +1,4 @@
-"""What the alarms about learning have said, in sentences."""
+"""Sentences of the alarms about learning that a run has raised."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

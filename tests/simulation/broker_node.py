@@ -111,6 +111,7 @@ class WatchedHub:
         self._world = world
         self._process = PROCESS.get()
         self._hub = hub
+        self.refused_key = hub.refused_key
         self.receive = hub.receive
         self.forget = hub.forget
         self.owner = hub.owner

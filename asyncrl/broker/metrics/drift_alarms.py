@@ -87,7 +87,7 @@ class DriftAlarms:
 
 
 def advice(kind: str, config: Config) -> str:
-    """What the event means, and the settings to change, in a sentence."""
+    """Meaning of the event, and the settings to change, in a sentence."""
     schedule, trainer, correction = config.schedule, config.trainer, config.algorithm.correction
     remedies = [f"lower trainer.lr (now {trainer.lr:g})"]
     if schedule.staleness_bound:
