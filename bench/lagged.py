@@ -55,6 +55,7 @@ CISPO = ["algorithm.loss=cispo", "algorithm.clip_high=4"]
 DR_GRPO = ["algorithm.advantage=dr_grpo"]
 FILTER = ["schedule.filter=zero_variance"]
 MASK = ["algorithm.correction.mask_divergent=0.1"]
+WIDE1, WIDE4 = ["algorithm.clip_high=1"], ["algorithm.clip_high=4"]
 METHODS = {
     "default": [],
     "decoupled": ["algorithm.correction.mode=decoupled"],
@@ -63,11 +64,14 @@ METHODS = {
     "dr_grpo": DR_GRPO,
     "filter": FILTER,
     "mask": MASK,
+    "wide1": WIDE1,
+    "wide4": WIDE4,
+    "wide1+mask": [*WIDE1, *MASK],
     "cispo4+mask": [*CISPO, *MASK],
     "cispo4+dr_grpo+filter+mask": [*CISPO, *DR_GRPO, *FILTER, *MASK],
     "plain": ["algorithm.loss=reinforce", "algorithm.correction={importance='token', importance_threshold=1e6}"],
 }
-"""``plain`` is importance sampling without a bound that matters."""
+"""``plain`` is importance sampling without a bound that matters; ``wide`` is `clipped` with another upper bound."""
 CURVES = ("reward", "ess", "ess_sequence", "kl", "log_ratio_abs_mean", "grad_norm", "clip_fraction", "length_mean")
 SMOOTH = 10
 """Steps over which the reward is averaged before a collapse is looked for."""

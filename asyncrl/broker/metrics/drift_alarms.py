@@ -22,6 +22,8 @@ STEPS = 10
 """Steps of the mean: single steps exceed the bound in healthy runs too."""
 LEARNS_FROM_CLIPPED = ("cispo", "gspo")
 """Losses that are not warned about: one learns from clipped tokens too, the other clips many by design."""
+WIDE = 4
+"""``algorithm.clip_high`` with which old trajectories teach as fast as new ones do: bench/RESULTS.md."""
 Line = Mapping[str, float]
 
 
@@ -98,8 +100,8 @@ def advice(kind: str, config: Config) -> str:
         meaning = (
             "the policy moves far between sampling and training; clipped tokens teach nothing, so it learns slowly"
         )
-        if config.algorithm.loss == "clipped" and correction.mode == "bypass":
-            remedies.append("learn from them too (algorithm.correction.preset = 'bypass_cispo_mask')")
+        if config.algorithm.loss == "clipped" and (config.algorithm.clip_high or 0.0) < WIDE:
+            remedies.append(f"widen the bound (algorithm.clip_high, such as {WIDE})")
     else:
         meaning = (
             "the trained trajectories are far from what the policy in training would write, and a few of their tokens "

@@ -108,4 +108,5 @@ def test_all_alarms_tell_their_event_with_advice_by_the_settings_that_hold_now()
 
     assert list(found) == ["ess.low", "clip.high"]
     assert "lower schedule.staleness (now 4)" in str(found["clip.high"]["advice"])
-    assert "algorithm.correction.preset = 'bypass_cispo_mask'" in str(found["clip.high"]["advice"])
+    assert "widen the bound (algorithm.clip_high, such as 4)" in str(found["clip.high"]["advice"])
+    assert "widen" not in advice("clip.high", a_config(algorithm={"clip_high": 4.0}))
