@@ -55,23 +55,26 @@ CISPO = ["algorithm.loss=cispo", "algorithm.clip_high=4"]
 DR_GRPO = ["algorithm.advantage=dr_grpo"]
 FILTER = ["schedule.filter=zero_variance"]
 MASK = ["algorithm.correction.mask_divergent=0.1"]
-WIDE1, WIDE4 = ["algorithm.clip_high=1"], ["algorithm.clip_high=4"]
+NARROW, WIDE1 = ["algorithm.clip_high=0.28"], ["algorithm.clip_high=1"]
 METHODS = {
     "default": [],
     "decoupled": ["algorithm.correction.mode=decoupled"],
     "cispo": ["algorithm.loss=cispo"],
     "cispo4": CISPO,
-    "dr_grpo": DR_GRPO,
-    "filter": FILTER,
-    "mask": MASK,
+    "narrow": NARROW,
+    "dr_grpo": [*DR_GRPO, *NARROW],
+    "filter": [*FILTER, *NARROW],
+    "mask": [*MASK, *NARROW],
     "wide1": WIDE1,
-    "wide4": WIDE4,
     "wide1+mask": [*WIDE1, *MASK],
     "cispo4+mask": [*CISPO, *MASK],
     "cispo4+dr_grpo+filter+mask": [*CISPO, *DR_GRPO, *FILTER, *MASK],
     "plain": ["algorithm.loss=reinforce", "algorithm.correction={importance='token', importance_threshold=1e6}"],
 }
-"""``plain`` is importance sampling without a bound that matters; ``wide`` is `clipped` with another upper bound."""
+"""
+``default`` has a ``clip_high`` of 4 from a staleness of 4 on; ``narrow``, ``dr_grpo``, ``filter`` and ``mask`` have
+.28, ``wide1`` 1. ``plain`` is importance sampling without a bound that matters.
+"""
 CURVES = ("reward", "ess", "ess_sequence", "kl", "log_ratio_abs_mean", "grad_norm", "clip_fraction", "length_mean")
 SMOOTH = 10
 """Steps over which the reward is averaged before a collapse is looked for."""
@@ -89,7 +92,8 @@ class Cell(NamedTuple):
     seed: int
 
     def overrides(self) -> list[str]:
-        return [*METHODS[self.method], f"trainer.lr={self.lr}", f"run.steps={self.steps}", f"run.seed={self.seed}"]
+        run = [f"run.steps={self.steps}", f"run.seed={self.seed}"]
+        return [*METHODS[self.method], f"schedule.staleness={self.staleness}", f"trainer.lr={self.lr}", *run]
 
 
 class Problem(NamedTuple):

@@ -16,14 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import isnan
 from statistics import fmean
 
+from asyncrl.config.clipping import WIDE, with_clip_high
 from asyncrl.config.config import Config
 
 STEPS = 10
 """Steps of the mean: single steps exceed the bound in healthy runs too."""
 LEARNS_FROM_CLIPPED = ("cispo", "gspo")
 """Losses that are not warned about: one learns from clipped tokens too, the other clips many by design."""
-WIDE = 4
-"""``algorithm.clip_high`` with which old trajectories teach as fast as new ones do: bench/RESULTS.md."""
 Line = Mapping[str, float]
 
 
@@ -100,8 +99,8 @@ def advice(kind: str, config: Config) -> str:
         meaning = (
             "the policy moves far between sampling and training; clipped tokens teach nothing, so it learns slowly"
         )
-        if config.algorithm.loss == "clipped" and (config.algorithm.clip_high or 0.0) < WIDE:
-            remedies.append(f"widen the bound (algorithm.clip_high, such as {WIDE})")
+        if config.algorithm.loss == "clipped" and (with_clip_high(config).clip_high or 0.0) < WIDE:
+            remedies.append(f"widen the bound (algorithm.clip_high, such as {WIDE:g})")
     else:
         meaning = (
             "the trained trajectories are far from what the policy in training would write, and a few of their tokens "

@@ -16,6 +16,7 @@ from asyncrl.config.catalogue import (
     kl_path,
     loss_entry,
 )
+from asyncrl.config.clipping import WIDE, is_widened
 from asyncrl.config.config import Config
 from asyncrl.config.correction import preset, resolved, thresholds
 from asyncrl.config.sections.algorithm import Algorithm, Correction
@@ -45,8 +46,14 @@ def check_algorithm(config: Config) -> None:
 
 
 def algorithm_advice(config: Config) -> list[str]:
-    """Sentences of advice on importance weights that nothing bounds, in an asynchronous run."""
+    """Sentences of advice on old trajectories: the default of their clip, and importance weights without a bound."""
     algorithm, staleness = config.algorithm, config.schedule.staleness_bound
+    if is_widened(config):
+        age = config.schedule.staleness
+        return [
+            f"schedule.staleness is {age if age == 'auto' else f'{age:g}'}, so the default of algorithm.clip_high is "
+            f"{WIDE:g}: with .28 old trajectories would teach slowly; set it to have another bound"
+        ]
     if staleness < 1 or is_path(algorithm.loss) or resolved(algorithm.correction).rejection:
         return []
     if (bound := _weight_bound(algorithm)) <= MAX_WEIGHT:

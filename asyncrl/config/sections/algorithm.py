@@ -71,7 +71,11 @@ class Algorithm(Section, frozen=True, kw_only=True):
     clip_low: Positive | None = None
     """Lower bound of the ratio is ``1 - clip_low``; some losses bound another quantity [clip_ratio_low]."""
     clip_high: Positive | None = None
-    """Upper bound of the ratio is ``1 + clip_high``; some losses bound another quantity [clip_ratio_high]."""
+    """
+    Upper bound of the ratio is ``1 + clip_high``; some losses bound another quantity [clip_ratio_high]. Unset, each
+    loss has its own; with ``clipped`` it is .28, and 4 where ``schedule.staleness`` is 4 or more, or ``auto``, and
+    ``correction.mode`` is ``bypass``: asyncrl/config/clipping.py.
+    """
     dual_clip: NonNegative | None = None
     """``clipped``: bound of the loss at a negative advantage, in units of -advantage; 0 is off [clip_ratio_c]."""
     ratio_cap: Positive | None = None

@@ -22,6 +22,7 @@ from asyncrl.algo.kl import resolve_kl
 from asyncrl.algo.losses.resolve import resolve_loss
 from asyncrl.algo.outcomes import Floats, Outcome
 from asyncrl.config.catalogue import SETTINGS
+from asyncrl.config.clipping import with_clip_high
 from asyncrl.config.config import Config
 from asyncrl.config.correction import resolved
 from asyncrl.config.sections.algorithm import Algorithm
@@ -44,7 +45,7 @@ class Recipe:
     """
 
     def __init__(self, config: Config) -> None:
-        algorithm = config.algorithm
+        algorithm = with_clip_high(config)
         self._algorithm = algorithm
         self.estimator = resolve_advantage(algorithm.advantage, algorithm.advantage_options)
         self.loss = resolve_loss(algorithm.loss, algorithm.loss_options)

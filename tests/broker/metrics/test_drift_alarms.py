@@ -102,11 +102,12 @@ def test_losses_that_learn_from_clipped_tokens_or_clip_many_by_design_are_not_wa
 
 def test_all_alarms_tell_their_event_with_advice_by_the_settings_that_hold_now() -> None:
     alarms = DriftAlarms(a_config(), [{"step": step, "ess": 0.1, "clip_fraction": 0.2} for step in range(STEPS - 1)])
-    now = a_config(schedule={"staleness": 4})
+    now = a_config(schedule={"staleness": 2})
 
     found = dict(alarms.check({"step": STEPS - 1, "ess": 0.1, "clip_fraction": 0.2}, now))
 
     assert list(found) == ["ess.low", "clip.high"]
-    assert "lower schedule.staleness (now 4)" in str(found["clip.high"]["advice"])
+    assert "lower schedule.staleness (now 2)" in str(found["clip.high"]["advice"])
     assert "widen the bound (algorithm.clip_high, such as 4)" in str(found["clip.high"]["advice"])
     assert "widen" not in advice("clip.high", a_config(algorithm={"clip_high": 4.0}))
+    assert "widen" not in advice("clip.high", a_config(schedule={"staleness": 4}))

@@ -98,11 +98,13 @@ PLAIN = {"importance": "token", "importance_threshold": 1e6}
         ({"loss": "cispo", "clip_high": 4}, 8, ""),
         ({"loss": "dro", "dro_beta": 0.1}, 8, ""),
         ({"loss": "my.py:loss"}, 8, ""),
-        ({}, 64, ""),
+        ({"clip_high": 0.28}, 64, ""),
+        ({}, 64, "schedule.staleness is 64, so the default of algorithm.clip_high is 4"),
+        ({}, 1, ""),
     ],
     ids=str,
 )
-def test_importance_weights_without_a_bound_are_advised_against_in_asynchronous_runs(
+def test_weights_without_a_bound_and_a_default_for_old_trajectories_are_told_of_in_asynchronous_runs(
     algorithm: dict[str, Any], staleness: float, said: str
 ) -> None:
     sentences = algorithm_advice(made(algorithm=algorithm, schedule={"staleness": staleness}))

@@ -78,3 +78,10 @@ def test_a_custom_function_may_read_where_rewards_were_given(config, tmp_path):
     algorithm = {"advantage": f"{tmp_path / 'own.py'}:own"}
     assert Recipe(config(algorithm=algorithm, environment={"tools": ["calculator"]})).reads_token_rewards
     assert not Recipe(config(algorithm=algorithm)).reads_token_rewards
+
+
+@pytest.mark.parametrize(("staleness", "keywords"), [(1, {}), (16, {"clip_high": 4.0})])
+def test_the_bound_of_the_loss_is_that_for_the_age_of_its_trajectories(config, staleness, keywords):
+    losses = Recipe(config(schedule={"staleness": staleness})).losses
+    assert isinstance(losses, partial)
+    assert losses.keywords == keywords
