@@ -12,7 +12,6 @@ existing link, which only nodes of the run have.
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
 from datetime import timedelta
 
 from torch.distributed.distributed_c10d import Store
@@ -52,6 +51,8 @@ class LinkStore(Store):
         self._own: list[bytes] = []
         """Values that this rank set."""
         self._abandoned = ""
+        self._sending: set[asyncio.Task[object]] = set()
+        """Messages on their way; of the event loop alone, which drops what is posted once it has ended."""
 
     def set(self, key: str, value: str | bytes) -> None:
         content = value.encode() if isinstance(value, str) else bytes(value)
@@ -102,9 +103,15 @@ class LinkStore(Store):
             self._changed.notify_all()
 
     def _post(self, message: Message) -> None:
-        asyncio.run_coroutine_threadsafe(self._send(message), self._loop).add_done_callback(self._posted)
+        self._loop.call_soon_threadsafe(self._begin, message)
 
-    def _posted(self, sent: "Future[None]") -> None:
+    def _begin(self, message: Message) -> None:
+        sending = self._loop.create_task(self._send(message))
+        self._sending.add(sending)
+        sending.add_done_callback(self._posted)
+
+    def _posted(self, sent: "asyncio.Task[object]") -> None:
+        self._sending.discard(sent)
         if sent.cancelled():
             self.abandon("the event loop was stopped during the rendezvous")
         elif error := sent.exception():
