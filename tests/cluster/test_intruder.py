@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,10 +83,14 @@ class Scene:
         return found
 
     def state(self) -> tuple[object, ...]:
-        """Everything that a run leaves on its disk."""
+        """Everything that a run leaves on its disk, without what it says of refused keys."""
         files = [path for path in self.run.spool.rglob("*") if path.is_file()]
         spool = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-        return list(read_records(self.run.ledger)), spool, self.run.events.read_bytes()
+        return list(read_records(self.run.ledger)), spool, self.events(refused=False)
+
+    def events(self, *, refused: bool) -> list[dict[str, Any]]:
+        """Events of refused keys, or all others."""
+        return [event for event in self.run.read_events() if (event["event"] == "key.refused") == refused]
 
 
 @pytest.fixture
@@ -106,6 +111,7 @@ def test_an_intruder_reads_nothing_and_changes_nothing(scene: Scene) -> None:
         assert max(found.values()) <= GREETING_BYTES, found
 
     assert scene.state() == before
+    assert {event["address"] for event in scene.events(refused=True)} == {scene.intruder.ipv4}
     scene.join("later", scene.address(CONTROL))
     assert scene.joined() == ["spool", "honest", "later"]
     for kept in ("", ".answers"):
