@@ -228,7 +228,7 @@ class BrokerActor:
                     self._scheduler.slept(late_s)
                 for node in self._scheduler.tick(self._clock()):
                     self._hub.forget(node.peer)
-            self._sessions.tick()
+                self._sessions.tick()
             self._files.tick()
             self._dirty.set()
 

@@ -5,7 +5,7 @@ Sessions of nodes: which are welcomed, which are rejected and why, and which are
           └▶ Reject, with the reason                  └▶ Reject: another model than the first node's
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from msgspec import Struct, to_builtins
 
@@ -34,7 +34,7 @@ class RunIdentity(Struct, frozen=True):
     run_id: str
     run_dir: str
     broker_term: int
-    models: Sequence[ModelFiles]
+    models: list[ModelFiles]
     """Model directories of this machine, which nodes compare with theirs."""
 
 
@@ -127,7 +127,7 @@ class Sessions:
             config=to_json(settings.nodes_config),
             spools=self._scheduler.spools.told_to(peer),
             beat_s=settings.config.broker.beat_s,
-            models=list(self._run.models),
+            models=self._run.models,
         )
         self._hub.send(peer, welcome)
 

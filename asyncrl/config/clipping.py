@@ -26,12 +26,16 @@ WIDE = 4.0
 
 def is_widened(config: Config) -> bool:
     """True if ``clip_high`` is not set, and bounds the ratio to the policy that sampled old trajectories."""
-    algorithm, staleness = config.algorithm, config.schedule.staleness
-    if algorithm.clip_high is not None or is_path(algorithm.loss):
-        return False
-    is_clipped = loss_entry(algorithm.loss).function == LOSSES["clipped"].function
+    staleness = config.schedule.staleness
     is_old = staleness == "auto" or staleness >= OLD
-    return is_clipped and is_old and resolved(algorithm.correction).mode == "bypass"
+    return is_old and config.algorithm.clip_high is None and clips_to_sampler(config.algorithm)
+
+
+def clips_to_sampler(algorithm: Algorithm) -> bool:
+    """True if the loss clips the ratio to the policy that sampled."""
+    if is_path(algorithm.loss) or loss_entry(algorithm.loss).function != LOSSES["clipped"].function:
+        return False
+    return resolved(algorithm.correction).mode == "bypass"
 
 
 def with_clip_high(config: Config) -> Algorithm:

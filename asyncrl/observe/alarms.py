@@ -23,6 +23,6 @@ def alarms(events: Iterable[Mapping[str, Any]]) -> list[Alarm]:
     last = {event["event"]: event for event in events if event.get("event") in SENTENCES}
     newest = sorted(last.values(), key=lambda event: event["step"])
     return [
-        Alarm(f"At step {event['step']:g} {SENTENCES[event['event']].format_map(event)}", event["advice"])
+        Alarm(f"At step {event['step']:.0f} {SENTENCES[event['event']].format_map(event)}", event["advice"])
         for event in newest
     ]

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import isnan
 from statistics import fmean
 
-from asyncrl.config.clipping import WIDE, with_clip_high
+from asyncrl.config.clipping import WIDE, clips_to_sampler, with_clip_high
 from asyncrl.config.config import Config
 
 STEPS = 10
@@ -99,7 +99,7 @@ def advice(kind: str, config: Config) -> str:
         meaning = (
             "the policy moves far between sampling and training; clipped tokens teach nothing, so it learns slowly"
         )
-        if config.algorithm.loss == "clipped" and (with_clip_high(config).clip_high or 0.0) < WIDE:
+        if clips_to_sampler(config.algorithm) and (with_clip_high(config).clip_high or 0.0) < WIDE:
             remedies.append(f"widen the bound (algorithm.clip_high, such as {WIDE:g})")
     else:
         meaning = (
