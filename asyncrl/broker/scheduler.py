@@ -14,9 +14,7 @@ Messages that announce durable facts are sent with ``once_durable``: `Settled`, 
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from asyncrl.actor.message import Message
 from asyncrl.broker.absence import AbsenceBook, waits
-from asyncrl.broker.failures import EVENT as FAILED_EVENT
 from asyncrl.broker.failures import FailureBook
 from asyncrl.broker.groups.book import GroupBook
 from asyncrl.broker.groups.window import Window
@@ -24,8 +22,9 @@ from asyncrl.broker.leases.credits import CreditBook
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.leases.trajectories import Trajectories
+from asyncrl.broker.leases.verdicts import VerdictLimits
 from asyncrl.broker.ledger.records import AnyRecord, SamplingPaused, SettingsSet
-from asyncrl.broker.nodes.machines import MachineBook
+from asyncrl.broker.nodes.machines import Disbandment, MachineBook
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.nodes.turns import TurnBook
@@ -34,25 +33,23 @@ from asyncrl.broker.pause import PauseBook
 from asyncrl.broker.progress_check import REPORTS, ProgressCheck
 from asyncrl.broker.settings import LiveSettings
 from asyncrl.broker.spool_loss import SpoolLoss
+from asyncrl.broker.supervisors import Supervisors
 from asyncrl.broker.training import TrainingGroups
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.broker.versions.transfers import MAX_FAILURES, TransferBook
 from asyncrl.broker.versions.versions import Versions
-from asyncrl.checks import reward_limits
 from asyncrl.checks.permissions import refusal
 from asyncrl.checks.reports import problem_of
-from asyncrl.client.chunks import max_verdict_bytes, verdict_bytes
 from asyncrl.config.config import Config
 from asyncrl.config.live import Value, value_of
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import BrokenInvariant
-from asyncrl.messages.reward import Scored, ScoredItem
+from asyncrl.messages.reward import Scored
 from asyncrl.messages.rollout import Failed, Offer, StartedOver
-from asyncrl.messages.session import AskTurn, Asleep, Beat, Bye, Drain, Draining, Hello, Ready, Stop, StoreGet, StoreSet
+from asyncrl.messages.session import AskTurn, Asleep, Beat, Bye, Drain, Draining, Hello, Ready, StoreGet, StoreSet
 from asyncrl.messages.spool import Stored
 from asyncrl.messages.supervisor import (
     Exited,
-    Failures,
     Interrupt,
     Pause,
     Paused,
@@ -62,14 +59,11 @@ from asyncrl.messages.supervisor import (
     StacksWanted,
     StatusWanted,
 )
-from asyncrl.messages.trainer import Assembled, Commit, Disbanded, Stepped, Take, TrainerMachine
+from asyncrl.messages.trainer import Commit, Stepped, Take
 from asyncrl.messages.trajectory import Prompt, Unit
 from asyncrl.messages.weights import Live, Publishing, TransferFailed, Transferred, Uploaded
 from asyncrl.messages.wire import ToBroker
 from asyncrl.messages.words import Role
-
-LARGEST_VERDICT = reward_limits.MAX_METRICS * (reward_limits.MAX_NAME_CHARS + 10) * 4
-"""Bytes that the limits of a reward allow; only a step of many thousand trajectories allows less."""
 
 
 class Scheduler:
@@ -93,7 +87,7 @@ class Scheduler:
         self.final_version = -(-config.run.steps // schedule.steps_per_publish)
         self.out = Outbox()
         self.nodes = NodeBook(config.broker.notice_s, config.broker.node_ttl_s)
-        self.machines = MachineBook(config.trainer)
+        self.machines = MachineBook(config.trainer, self.nodes, self.out)
         self.spools = SpoolBook(config.broker.spool_ttl_s)
         self.turns = TurnBook(self.nodes, self.out, is_used=config.rollout.colocated)
         self.window = Window(schedule.window)
@@ -138,6 +132,7 @@ class Scheduler:
             ttl_s=config.broker.spool_ttl_s,
         )
         self._progress = ProgressCheck(config)
+        self._verdict_limits = VerdictLimits(config)
         self._trajectories = Trajectories(
             config,
             self.groups,
@@ -154,9 +149,9 @@ class Scheduler:
         self.settings = LiveSettings(config, self.training, self.evaluation)
         self._absence = AbsenceBook()
         self.pause = PauseBook()
+        self.supervisors = Supervisors(self.nodes, self.failures, self.pause, self.out)
         self.is_over = False
         """Set by the caller once the run ends: nobody joins again."""
-        self._max_verdict_bytes = max_verdict_bytes(config.trajectories_per_step)
 
     # ── what the shell calls ────────────────────────────────────────────────────────────────
 
@@ -193,7 +188,7 @@ class Scheduler:
         elif node.role == "spool" and hello.spool:
             self.spool_loss.joined(hello.spool)
         elif node.role == "supervisor":
-            self._brief(node)
+            self.supervisors.joined(node)
         elif node.role == "machine":
             self.machines.joined(node, now_s)
         if earlier or is_machine or hello.spool:
@@ -235,7 +230,7 @@ class Scheduler:
         self._advance(now_s)
         for wait, sentence in self._absence.overdue(waits(self), now_s):
             self.out.event("run.waiting", role=wait.role, cause=sentence)
-        self._tell_failures(now_s)
+        self.supervisors.tell_failures(now_s)
         return lost
 
     def set_paused(self, *, is_paused: bool, by: str, at_s: float, now_s: float) -> None:
@@ -250,7 +245,7 @@ class Scheduler:
             self.pause.set(is_paused=is_paused, by=by)
             self.out.record(SamplingPaused(is_paused, by, at_s))
             self.out.event("sampling.paused" if is_paused else "sampling.resumed", by=by)
-        self._tell_supervisors(Paused(self.pause.is_set, self.pause.by or by), once_durable=True)
+        self.supervisors.tell(Paused(self.pause.is_set, self.pause.by or by))
         self._advance(now_s)
 
     def set_settings(self, values: Mapping[str, Value], *, by: str, at_s: float, now_s: float) -> None:
@@ -265,7 +260,7 @@ class Scheduler:
             self.out.record(SettingsSet(dict(values), by, at_s))
         for key, value in values.items():
             self.out.event("setting.changed", key=key, value=value, before=before[key], by=by)
-        self._tell_supervisors(SettingsChanged(dict(values), by), once_durable=True)
+        self.supervisors.tell(SettingsChanged(dict(values), by))
         self._advance(now_s)
 
     def refuses(self, peer: str, message: ToBroker) -> bool:
@@ -357,7 +352,7 @@ class Scheduler:
                 self.versions.ready(node)
             case Draining():
                 node.is_draining = True
-                self._drain_machines(node, now_s)
+                self._remove_disbanded(self.machines.draining(node, now_s), now_s)
             case Offer(limit=limit):
                 node.credit_limit = max(node.credit_limit, limit)
             case Asleep() | AskTurn():
@@ -371,9 +366,8 @@ class Scheduler:
                 self.training.take(step, node.peer)
             case Commit():
                 self.training.commit(message)
-                if self.machines.is_incomplete and not self.is_trained:
-                    reason = "a missing machine of the trainer has come, and a checkpoint has just been written"
-                    self._disband(self.machines.disband(now_s), reason, now_s)
+                if not self.is_trained:
+                    self._remove_disbanded(self.machines.committed(now_s), now_s)
             case Stepped():
                 self.training.stepped(message)
             case Publishing():
@@ -385,7 +379,7 @@ class Scheduler:
 
     def _scored(self, message: Scored) -> None:
         for item in message.items:
-            if failed := self._failed_verdict(item):
+            if failed := self._verdict_limits.failure(item):
                 self._failed(failed)
             elif (group := self._trajectories.rewarded(item)) is None:
                 continue
@@ -409,19 +403,6 @@ class Scheduler:
         if reason := self._trajectories.failed(message):
             self._give_up(message.unit, reason)
 
-    def _failed_verdict(self, item: ScoredItem) -> Failed | None:
-        """Failure of a verdict that is beyond the limits; None if it is within."""
-        if problem := reward_limits.problem_of(item.reward, item.metrics, item.answer):
-            return Failed(item.unit, item.lease_id, "reward", problem, retryable=True)
-        if self._max_verdict_bytes < LARGEST_VERDICT and (size := verdict_bytes(item)) > self._max_verdict_bytes:
-            reason = (
-                f"the verdict has {size} bytes of metrics and answer, but at most {self._max_verdict_bytes} are "
-                f"allowed where a step has {self.config.trajectories_per_step} trajectories; return fewer or shorter "
-                f"ones"
-            )
-            return Failed(item.unit, item.lease_id, "reward", reason, retryable=False)
-        return None
-
     def _give_up(self, unit: Unit, reason: str) -> None:
         if unit.split == "held_out":
             self.versions.settle_held_out(unit, failed=True)
@@ -436,8 +417,7 @@ class Scheduler:
             self.versions.advance(now_s)
         if self.turns.advance(may_train=self.versions.are_at_rest, now_s=now_s):
             self.versions.advance(now_s)
-        if formed := self.machines.form(now_s):
-            self._assemble(formed)
+        self.machines.advance(now_s)
         live_version = self.transfers.live_version
         self.training.advance(live_version)
         if not self.pause.is_set or self.is_over:  # An interrupted trainer may need samples to the end of a version.
@@ -446,30 +426,12 @@ class Scheduler:
         self.training.answer_take(live_version)
         self.spool_loss.tell()
 
-    def _brief(self, supervisor: Node) -> None:
-        """Tell a supervisor that has just joined what the others were told before."""
-        if self.failures.total:
-            self.out.send(supervisor.peer, Failures(self.failures.counts, self.failures.attempts))
-        if self.pause.is_set:
-            self.out.send(supervisor.peer, Paused(True, self.pause.by), once_durable=True)
-
-    def _tell_failures(self, now_s: float) -> None:
-        for fields in self.failures.events(now_s):
-            self.out.event(FAILED_EVENT, **fields)
-        if news := self.failures.news(now_s):
-            self._tell_supervisors(Failures(news, self.failures.attempts))
-
-    def _tell_supervisors(self, message: Message, *, once_durable: bool = False) -> None:
-        for supervisor in self.nodes.of("supervisor"):
-            self.out.send(supervisor.peer, message, once_durable=once_durable)
-
     # ── loss ────────────────────────────────────────────────────────────────────────────────
 
     def _remove(self, node: Node, cause: str, now_s: float, *, on_purpose: bool) -> None:
         """Remove a node that is gone, and queue its work for others. A member of the trainer takes the others along."""
         self.nodes.leave(node.peer)
         how = "left" if on_purpose else "lost"
-        lost = f"{self.machines.describe(node)} {'left' if on_purpose else 'was lost'}: {cause}"
         num_leases = self.dispatcher.revoke(node, f"node_{how}")
         self.out.event(
             f"node.{how}",
@@ -488,33 +450,14 @@ class Scheduler:
             self.spool_loss.left(node.name, now_s)
         elif node.role == "trainer":
             self.training.trainer_left()
-        self._disband(self.machines.left(node, now_s), lost, now_s)
+        gone = f"{'left' if on_purpose else 'was lost'}: {cause}"
+        self._remove_disbanded(self.machines.left(node, gone, now_s, is_over=self.is_over), now_s)
 
-    def _assemble(self, members: Sequence[Node]) -> None:
-        """Let machines train together; from now on the first one is the trainer."""
-        self.nodes.promote(members[0])
-        machines = [TrainerMachine(node.name, node.host) for node in members]
-        for node in members:
-            self.out.send(node.peer, Assembled(self.machines.num_groups, machines))
-        self.out.event(
-            "trainer.assembled", group=self.machines.num_groups, machines=[self.machines.describe(n) for n in members]
-        )
-
-    def _drain_machines(self, node: Node, now_s: float) -> None:
-        """Have the trainer save its steps before another of its machines leaves; once it has, end the group."""
-        if node.role == "machine" and (trainer := self.nodes.trainer()):
-            self.out.send(trainer.peer, Drain(node.name))
-        elif leaving := [member for member in self.machines.members if member.is_draining and member is not node]:
-            reason = f"{self.machines.describe(leaving[0])} is to stop, and a checkpoint has just been written"
-            self._disband(self.machines.disband(now_s), reason, now_s)
-
-    def _disband(self, members: Sequence[Node], reason: str, now_s: float) -> None:
-        """End the sessions of these members at once, so that none of them can take, commit or publish any more."""
-        if members and not self.is_over:
-            self.out.event("trainer.disbanded", cause=reason)
-        for node in members:
-            self.out.send(node.peer, Stop(reason) if self.is_over else Disbanded(reason))
-            self._remove(node, reason, now_s, on_purpose=True)
+    def _remove_disbanded(self, ended: Disbandment | None, now_s: float) -> None:
+        """End the sessions of a group's members at once, so that none of them can take, commit or publish any more."""
+        if ended:
+            for node in ended.members:
+                self._remove(node, ended.reason, now_s, on_purpose=True)
 
     def _suspend_silent(self) -> None:
         """Let others sample what silent rollouts hold, if there are others."""

@@ -603,7 +603,7 @@ def test_a_verdict_too_large_for_a_batch_fails_its_trajectory_alone() -> None:
 
     item = judge_.in_hand.popleft()
     metrics = {f"metric {number}": 1.0 for number in range(60)}
-    cluster.scheduler._max_verdict_bytes = 100
+    cluster.scheduler._verdict_limits.max_bytes = 100
     judge_.say(Scored([ScoredItem(item.unit, 1.0, metrics, item.lease_id)]))
     cluster.exchange()
 

@@ -9,14 +9,31 @@ Invariants: there is at most one group; its first member is the run's only train
 at least ``trainer.min_nodes`` if so many have waited for ``trainer.wait_s``.
 """
 
-from asyncrl.broker.nodes.node import Node
+from typing import NamedTuple
+
+from asyncrl.broker.nodes.node import Node, NodeBook
+from asyncrl.broker.outbox import Outbox
 from asyncrl.config.sections.trainer import Trainer
+from asyncrl.messages.session import Drain, Stop
+from asyncrl.messages.trainer import Assembled, Disbanded, TrainerMachine
+
+SAVED = "and a checkpoint has just been written"
+
+
+class Disbandment(NamedTuple):
+    """End of a group. Its members were told; the caller removes them, and they join again by a new Hello."""
+
+    members: list[Node]
+    """Those that are still there."""
+    reason: str
 
 
 class MachineBook:
     """Empty for ever if the trainer is one machine."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, nodes: NodeBook, out: Outbox) -> None:
+        self._node_book = nodes
+        self._out = out
         self._nodes = trainer.nodes
         self._ranks = trainer.ranks
         self._fewest = trainer.min_nodes or trainer.nodes
@@ -40,11 +57,6 @@ class MachineBook:
         """True while a group trains with too few members, and a machine waits that could be one."""
         return bool(self._members and self._waiting) and len(self._members) < self._nodes
 
-    @property
-    def members(self) -> list[Node]:
-        """The group, its first machine first; empty while there is none."""
-        return list(self._members)
-
     def names(self) -> list[str]:
         """Machines that wait or train."""
         return [node.name for node in (*self._members, *self._waiting)]
@@ -60,24 +72,36 @@ class MachineBook:
         self._waiting.append(node)
         self._count(now_s)
 
-    def left(self, node: Node, now_s: float) -> list[Node]:
-        """A node is gone. Returns the other members of its group, which has ended with it."""
+    def left(self, node: Node, cause: str, now_s: float, *, is_over: bool = False) -> Disbandment | None:
+        """A node is gone, because of ``cause``, and its group ends. With ``is_over`` there is no run to join again."""
         if node in self._waiting:
             self._waiting.remove(node)
             self._count(now_s)
         if node not in self._members:
-            return []
-        return [member for member in self.disband(now_s) if member is not node]
+            return None
+        reason = f"{self.describe(node)} {cause}"
+        return self._disband(reason, now_s, without=node, is_over=is_over)
 
-    def disband(self, now_s: float) -> list[Node]:
-        """End the group. Returns its members, for which those that wait already wait ``wait_s`` again."""
-        members, self._members = self._members, []
-        self._enough_since_s = None
-        self._count(now_s)
-        return members
+    def draining(self, node: Node, now_s: float) -> Disbandment | None:
+        """A member is to stop: the trainer saves its steps first, and once it has (``node``), the group ends."""
+        if node.role == "machine" and (trainer := self._node_book.trainer()):
+            self._out.send(trainer.peer, Drain(node.name))
+        elif leaving := [member for member in self._members if member.is_draining and member is not node]:
+            return self._disband(f"{self.describe(leaving[0])} is to stop, {SAVED}", now_s)
+        return None
 
-    def form(self, now_s: float) -> list[Node]:
-        """Members of a new group, the first one first; empty while there is a group, or machines are missing."""
+    def committed(self, now_s: float) -> Disbandment | None:
+        """A checkpoint was written. The group ends if a missing machine waits for it."""
+        if not self.is_incomplete:
+            return None
+        return self._disband(f"a missing machine of the trainer has come, {SAVED}", now_s)
+
+    def advance(self, now_s: float) -> list[Node]:
+        """
+        Form a group if there is none and its machines are there; its first member becomes the trainer.
+
+        Returns its members; none if no group was formed.
+        """
         if self._members or not self._waiting or not self._is_complete(now_s):
             return []
         self._waiting.sort(key=lambda node: node.name != self._first)  # stable: otherwise in the order of joining
@@ -85,7 +109,13 @@ class MachineBook:
         self._first = self._members[0].name
         self._enough_since_s = None
         self.num_groups += 1
-        return self._members
+        self._node_book.promote(self._members[0])
+        assembled = Assembled(self.num_groups, [TrainerMachine(node.name, node.host) for node in self._members])
+        for node in self._members:
+            self._out.send(node.peer, assembled)
+        described = [self.describe(node) for node in self._members]
+        self._out.event("trainer.assembled", group=self.num_groups, machines=described)
+        return list(self._members)
 
     def describe(self, node: Node) -> str:
         """Name, host and ranks of a member of the group; the name of any other node."""
@@ -102,6 +132,17 @@ class MachineBook:
             return ""
         there = ", ".join(node.name for node in self._waiting)
         return f"only {len(self._waiting)} of the trainer's {self._nodes} machines (trainer.nodes) are there ({there})"
+
+    def _disband(self, reason: str, now_s: float, *, without: Node | None = None, is_over: bool = False) -> Disbandment:
+        """End the group; machines that wait already wait ``wait_s`` again, for its members."""
+        members, self._members = [member for member in self._members if member is not without], []
+        self._enough_since_s = None
+        self._count(now_s)
+        if members and not is_over:
+            self._out.event("trainer.disbanded", cause=reason)
+        for node in members:
+            self._out.send(node.peer, Stop(reason) if is_over else Disbanded(reason))
+        return Disbandment(members, reason)
 
     def _count(self, now_s: float) -> None:
         if len(self._waiting) < self._fewest:
