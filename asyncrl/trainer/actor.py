@@ -11,10 +11,8 @@ A resumed trainer starts from its checkpoint: it publishes the weights under the
 Groups with a damaged trajectory are left out of their step, and named in `Stepped`. A step without any group left
 changes no weights, and counts.
 
-All computation runs in one thread, which keeps the event loop free for beats and transfers. Weights are copied to
-staging buffers before a transfer, which therefore never sees a half-updated model; the next version is copied while the
-last one is transferred. A checkpoint's files are written between two steps, into memory of the system as long as that
-has room, and completed by another thread.
+All computation runs in one thread, which keeps the event loop free for beats and transfers. A checkpoint's files are
+written between two steps, into memory of the system as long as that has room, and completed by another thread.
 
 Safe to run inside another process: no signal handler, no logging configuration; its threads end with `run`.
 """
@@ -41,31 +39,29 @@ from asyncrl.client.connection import Connection
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.config.config import Config
-from asyncrl.errors import BrokenInvariant, LinkRefused, TransferError
+from asyncrl.errors import LinkRefused
 from asyncrl.log import get_logger
 from asyncrl.messages.session import Beat, Drain, Draining, Ready, Reject, Stop, StoreValue, Wake
 from asyncrl.messages.spool import Spools
 from asyncrl.messages.supervisor import Evaluated, Stacks, StacksWanted
-from asyncrl.messages.trainer import Batch, Commit, Evaluating, Refusal, Stepped, Take, Work
-from asyncrl.messages.trajectory import RouteShape
-from asyncrl.messages.weights import Abort, Published, Publishing, Transfer, TransferFailed, Upload, Uploaded
+from asyncrl.messages.trainer import Batch, Commit, Evaluating, Refusal, Stepped, Work
+from asyncrl.messages.weights import Abort, Published, Transfer, Upload
 from asyncrl.messages.words import TRAINER_ACTIVITIES, Activity
 from asyncrl.observe.metrics.table import Sample
 from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
 from asyncrl.trainer.checkpoints.writer import CheckpointWriter
-from asyncrl.trainer.compute import compute_thread
-from asyncrl.trainer.fetching import FetchedStep, fetch_step, limits_of
-from asyncrl.trainer.progress import Progress
+from asyncrl.trainer.loop.batches import BATCHES_AHEAD, Batches
+from asyncrl.trainer.loop.compute import compute_thread
+from asyncrl.trainer.loop.fetching import FetchedStep
+from asyncrl.trainer.loop.progress import Progress
+from asyncrl.trainer.loop.publications import Publications
+from asyncrl.trainer.loop.turn import SharedDevices, Turns
 from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, OtherRanks
 from asyncrl.trainer.trainable import Sleepable, Trainable, WeightPublisher, WeightUploader
-from asyncrl.trainer.turn import SharedDevices, Turns
 from asyncrl.weights.groups.group import CPU
 
 log = get_logger()
 Result = TypeVar("Result")
-
-BATCHES_AHEAD = 2
-"""Batches held at once, in training and next: the number of steps that can be trained without a broker."""
 
 
 class Start(Struct, frozen=True):
@@ -123,13 +119,9 @@ class TrainerActor:
         self._config = config
         self._learner = learner
         self._publisher = publisher
-        self._uploader = uploader
         self._node = connection.identity.node
         self._link = connection.broker
         self._spools = connection.spools
-        self._payloads = PayloadClient(connection.spools)
-        self._images = images or ImageCache()
-        self._images.connect(connection.spools)
         self._layout_hash = layout_hash
         self._checkpoints = CheckpointWriter(
             checkpoints,
@@ -148,24 +140,37 @@ class TrainerActor:
         self._device = device
         self._on_drain = on_drain
         self._vocab_size = vocab_size_of(learner)
-        self._routes: RouteShape | None = getattr(learner, "route_shape", None)
         self._clock = clock
-        self._batches: dict[int, asyncio.Future[Batch]] = {}
-        self._transfers: asyncio.Queue[Transfer] = asyncio.Queue()
-        self._uploads: asyncio.Queue[Upload] = asyncio.Queue()
-        self._upcoming: asyncio.Task[FetchedStep] | None = None
-        """Fetch of the next step."""
-        self._version = start.policy_version - 1
-        """Newest staged version."""
-        self._live_version = self._version
-        self._went_live = asyncio.Event()
+        self._progress = Progress()
+        pictures = images or ImageCache()
+        pictures.connect(connection.spools)
+        self._batches = Batches(
+            self._link,
+            PayloadClient(connection.spools),
+            pictures,
+            learner=learner,
+            vocab_size=self._vocab_size,
+            config=config,
+            others=others,
+            occupancy=self._occupancy,
+        )
+        self._publications = Publications(
+            self._link,
+            publisher,
+            uploader,
+            learner=learner,
+            others=others,
+            newest=start.policy_version - 1,
+            progress=self._progress,
+            occupancy=self._occupancy,
+            in_thread=self._in_thread,
+        )
         self._stepped = deque(start.stepped, maxlen=max(config.checkpoint.every_steps, 1) + BATCHES_AHEAD)
         """Reports of the newest steps, saved in checkpoints: a broker that died may not have received them."""
         self._drain_began = asyncio.Event()
         self._is_drained = asyncio.Event()
         self._num_saved = start.step
         """Steps in the newest checkpoint, which may still be being written."""
-        self._progress = Progress()
         self._draining: asyncio.Task[Literal[True]]
         self._compute: ThreadPoolExecutor
         self._tasks: asyncio.TaskGroup
@@ -189,11 +194,12 @@ class TrainerActor:
             async with asyncio.TaskGroup() as self._tasks:
                 tasks = self._tasks
                 self._draining = tasks.create_task(self._drain_began.wait())
-                loops = (self._spools.run, self._transfer, self._upload, self._train)
+                loops = (self._spools.run, self._publications.transfer, self._publications.upload, self._train)
                 jobs = [tasks.create_task(loop()) for loop in loops]
                 await self._serve()
                 self._checkpoints.end_copies()
-                for task in filter(None, (*jobs, self._draining, self._upcoming)):
+                self._batches.cancel()
+                for task in (*jobs, self._draining):
                     task.cancel()
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
@@ -205,7 +211,7 @@ class TrainerActor:
         A checkpoint has the weights of one version: with several steps per publish, the remaining ones are trained.
         """
         self._drain_began.set()
-        self._went_live.set()
+        self._publications.end()
         try:
             async with asyncio.timeout(deadline_s):
                 await self._is_drained.wait()
@@ -222,7 +228,7 @@ class TrainerActor:
     async def _drain_for_another(self) -> None:
         """Train to the end of a version, and save a checkpoint, because another machine of the trainer is to leave."""
         self._drain_began.set()
-        self._went_live.set()
+        self._publications.end()
         await self._is_drained.wait()
         await self._link.send(Draining())
 
@@ -232,11 +238,11 @@ class TrainerActor:
     def status(self) -> str:
         """Steps done, and the newest published version."""
         done = self._stepped[-1].step + 1 if self._stepped else self._start.step
-        return f"step {done} of {self._config.run.steps}, v{self._live_version}"
+        return f"step {done} of {self._config.run.steps}, v{self._publications.live}"
 
     def metrics(self) -> Iterator[Sample]:
         """Values of its metrics now, for a scrape."""
-        yield Sample("asyncrl_trainer_policy_version", self._live_version)
+        yield Sample("asyncrl_trainer_policy_version", self._publications.live)
         yield from self._progress
         for activity, seconds in self._occupancy.seconds.items():
             yield Sample("asyncrl_trainer_seconds_total", seconds, {"activity": activity})
@@ -254,18 +260,14 @@ class TrainerActor:
 
     def _handle(self, message: Message) -> None:
         match message:
-            case Batch(step=step):
-                if (future := self._batches.get(step)) and not future.done():
-                    future.set_result(message)
-            case Transfer():
-                self._transfers.put_nowait(message)
-            case Upload():
-                self._uploads.put_nowait(message)
+            case Batch():
+                self._batches.arrived(message)
+            case Transfer() | Upload():
+                self._publications.request(message)
             case StoreValue() | Abort():
                 self._hand_over(message)
             case Published(policy_version=version):
-                self._live_version = max(self._live_version, version)
-                self._went_live.set()
+                self._publications.went_live(version)
             case Evaluating() | Evaluated():
                 self._tasks.create_task(self._checkpoints.handle_evaluation(message))
             case Wake():
@@ -292,14 +294,14 @@ class TrainerActor:
     async def _train(self) -> None:
         start, steps = self._start, self._config.run.steps
         await self._link.send(Ready(self._layout_hash, vocab_size=self._vocab_size))
-        await self._publish(next_step=start.step)
+        await self._publications.publish(next_step=start.step)
         await self._turns.end()
         for stepped in start.stepped:
             await self._link.send(stepped)
         if start.checkpoint:
             await self._link.send(Commit(start.step - 1, start.checkpoint))
         if start.step < steps:
-            self._upcoming = self._tasks.create_task(self._batch(start.step))
+            self._batches.request(start.step, self._tasks)
         num_done, free_s = start.step, self._clock()
         while num_done < steps and await self._may_train(num_done):
             await self._step(num_done, free_s)
@@ -313,11 +315,10 @@ class TrainerActor:
 
     async def _may_train(self, num_done: int) -> bool:
         """Wait for the next batch, or for `drain`. False if no further step is to be trained."""
-        if self._upcoming is None:
-            raise BrokenInvariant("a step began before its batch was requested")
-        await asyncio.wait([self._upcoming, self._draining], return_when=asyncio.FIRST_COMPLETED)
+        upcoming = self._batches.upcoming
+        await asyncio.wait([upcoming, self._draining], return_when=asyncio.FIRST_COMPLETED)
         if not self._ends_version(num_done):
-            await asyncio.wait([self._upcoming])
+            await asyncio.wait([upcoming])
             return True
         return not self._drain_began.is_set()
 
@@ -327,8 +328,9 @@ class TrainerActor:
 
     async def _step(self, step: int, free_s: float) -> None:
         """Train a step, which the trainer was free for from ``free_s`` on."""
-        is_last = step + 1 == self._config.run.steps
-        fetched = await self._next_batch(None if is_last else step + 1)
+        fetched = await self._batches.upcoming
+        if step + 1 < self._config.run.steps:
+            self._batches.request(step + 1, self._tasks)
         async with self._turns.turn():
             await self._train_step(step, fetched, free_s)
 
@@ -344,9 +346,9 @@ class TrainerActor:
         metrics = await self._in_thread("training", self._learner.train, fetched.step.without(left_out), version_before)
         reach("trainer.trained")
         trained_s = self._clock()
-        version = self._version
+        version = self._publications.newest
         if is_last or _every(self._config.schedule.steps_per_publish, step):
-            await self._publish(next_step=step + 1)
+            await self._publications.publish(next_step=step + 1)
         wait_s, train_s, stage_s = taken_s - free_s, trained_s - taken_s, self._clock() - trained_s
         metrics = metrics | self._timing(metrics["num_tokens"], wait_s, train_s, stage_s)
         self._progress.stepped(metrics)
@@ -358,41 +360,7 @@ class TrainerActor:
     def _version_before(self, step: int) -> int | None:
         """Published version of the weights before ``step``; None between two publishes."""
         is_published = step == self._start.step or step % self._config.schedule.steps_per_publish == 0
-        return self._version if is_published else None
-
-    async def _next_batch(self, following: int | None) -> FetchedStep:
-        """Wait for the requested step, then request the ``following`` one."""
-        if self._upcoming is None:
-            raise BrokenInvariant("a step began before its batch was requested")
-        step = await self._upcoming
-        self._upcoming = None if following is None else self._tasks.create_task(self._batch(following))
-        return step
-
-    async def _batch(self, step: int) -> FetchedStep:
-        """Request and fetch a batch, with the refusals of all ranks."""
-        future: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
-        self._batches[step] = future
-        await self._link.send(Take(step))
-        batch = await future
-        del self._batches[step]
-        self._others.broadcast(batch)
-        with self._occupancy.doing("fetching"):
-            own = await fetch_step(
-                batch,
-                self._learner,
-                self._payloads,
-                images=self._images,
-                rank=0,
-                config=self._config,
-                limits=limits_of(self._config, self._vocab_size, step, self._routes),
-            )
-            found = own.refused + await self._others.refused(step)
-        refused = list({refusal.unit: refusal for refusal in found}.values())  # ranks that share a row say the same
-        for refusal in refused:
-            unit = refusal.unit
-            at = {"step": step, "group_id": unit.group_id, "index": unit.index}
-            log.warning("trajectory.refused", **at, reason=refusal.reason)
-        return FetchedStep(own.step, refused, batch.lr)
+        return self._publications.newest if is_published else None
 
     def _timing(self, num_tokens: float, wait_s: float, train_s: float, stage_s: float) -> dict[str, float]:
         # stage_s: wait for an earlier version to go live, and copy of the new one; about 0 without a publish.
@@ -409,52 +377,6 @@ class TrainerActor:
             **self._turns.metrics,
         }
 
-    # ── weights ─────────────────────────────────────────────────────────────────────────────
-
-    async def _publish(self, *, next_step: int) -> None:
-        """
-        Copy the weights and offer them to the broker. Returns after the copy; transfers run while the next steps train.
-
-        One version may wait while another is transferred; the next waits here until one of the two is live. It must not
-        replace the waiting one: the broker may be about to request that, and the transfer would break for every member.
-        (The broker requests the newest version offered, and so may skip one whose transfer broke.)
-        """
-        with self._occupancy.doing("publishing"):
-            while self._live_version < self._version - 1 and not self._drain_began.is_set():
-                self._went_live.clear()
-                await self._went_live.wait()
-        if self._drain_began.is_set():
-            self._version += 1  # Published after the restart, from the checkpoint.
-            return
-        self._others.broadcast(Work("gather", next_step))
-        await self._in_thread("publishing", self._publisher.stage, self._version + 1, self._learner.named_weights())
-        self._version += 1
-        reach("trainer.staged")
-        await self._link.send(Publishing(self._version, next_step))
-
-    async def _transfer(self) -> None:
-        """Run transfers one after the other, in the order requested by the broker."""
-        while True:
-            transfer = await self._transfers.get()
-            try:
-                done = await self._publisher.transfer(transfer)
-            except TransferError as error:
-                log.warning("transfer.failed", policy_version=transfer.policy_version, reason=str(error))
-                await self._link.send(TransferFailed(transfer.transfer_group, transfer.policy_version, str(error)))
-            else:
-                self._progress.published(done)
-                await self._link.send(done)
-
-    async def _upload(self) -> None:
-        """Put versions into the spool, one after the other, while the next steps train."""
-        while True:
-            version = (await self._uploads.get()).policy_version
-            if self._uploader is None:
-                await self._link.send(Uploaded(version, 0.0, 0, problem="this trainer stores no weights"))
-            else:
-                await self._link.send(await self._uploader.upload(version))
-                await self._uploader.upload_anchor()
-
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────
 
     async def _checkpoint(self, step: int) -> None:
@@ -467,7 +389,7 @@ class TrainerActor:
         self._checkpoints.write(
             self._tasks,
             step=step + 1,
-            policy_version=self._version,
+            policy_version=self._publications.newest,
             stepped=self._stepped,
             snapshot=snapshot,
             others=partial(self._others.written, step),

@@ -39,9 +39,9 @@ from asyncrl.messages.words import Activity
 from asyncrl.observe.metrics.table import Sample
 from asyncrl.trainer.checkpoints.checkpoint import take, write_part
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
-from asyncrl.trainer.compute import compute_thread
-from asyncrl.trainer.fetching import fetch_step, limits_of
 from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.loop.compute import compute_thread
+from asyncrl.trainer.loop.fetching import fetch_step, limits_of
 from asyncrl.trainer.packing.step import Step
 from asyncrl.weights.groups.group import CPU
 

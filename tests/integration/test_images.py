@@ -43,7 +43,7 @@ from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.images import ImageStore
 from asyncrl.spool.segments import Segments
 from asyncrl.testing import IMAGE_GRID, FakeEngine
-from asyncrl.trainer.fetching import fetch_step, limits_of
+from asyncrl.trainer.loop.fetching import fetch_step, limits_of
 from asyncrl.trainer.packing.step import Step
 from tests.conftest import draw_picture, make_vision_model
 from tests.integration.conftest import ToyRun

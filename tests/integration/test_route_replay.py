@@ -28,8 +28,8 @@ from asyncrl.messages.trajectory import Prompt, Sampling, Trajectory, Unit
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.rollout.results import Sampled, to_put_item
-from asyncrl.trainer.fetching import limits_of, training_trajectory
 from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.loop.fetching import limits_of, training_trajectory
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 
 PROMPT_IDS = [14, 12, 3, 15, 17]

@@ -21,9 +21,9 @@ from asyncrl.messages.trajectory import Prompt, Trajectory, Unit
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.rollout.results import Sampled, limits_of, to_put_item
-from asyncrl.trainer.fetching import limits_of as trainer_limits_of
-from asyncrl.trainer.fetching import training_trajectory
 from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.loop.fetching import limits_of as trainer_limits_of
+from asyncrl.trainer.loop.fetching import training_trajectory
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from tests.integration.conftest import StartRun
 

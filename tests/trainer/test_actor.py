@@ -30,17 +30,16 @@ from asyncrl.messages.weights import (
     Published,
     Publishing,
     Transfer,
-    TransferFailed,
     Transferred,
-    Upload,
     Uploaded,
 )
 from asyncrl.observe.metrics.table import METRICS
-from asyncrl.trainer import fetching
 from asyncrl.trainer.actor import Start, TrainerActor
 from asyncrl.trainer.checkpoints import retention
 from asyncrl.trainer.checkpoints import writer as checkpoint_writer
+from asyncrl.trainer.loop import fetching
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
+from asyncrl.trainer.ranks.rank_hub import NoOtherRanks
 from tests.client.only_spool import only
 
 M = TypeVar("M", bound=Message)
@@ -152,7 +151,7 @@ class FakeCheckpoints:
 class Stage:
     """Everything around one actor. ``serving`` answers the usual messages by itself, as a broker and a spool would."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, start: Start, sections: dict[str, Any]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, start: Start, sections: dict[str, Any], others: Any) -> None:
         base = {"model": {"path": "unused"}, "data": {"train": "unused"}}
         self._monkeypatch = monkeypatch
         self.log: list[str] = []
@@ -176,6 +175,7 @@ class Stage:
             checkpoints=Path("checkpoints"),
             start=start,
             uploader=self.uploader,
+            others=others,
             clock=lambda: self.now_s,
         )
 
@@ -185,13 +185,13 @@ class Stage:
 
     def waits_for_a_version(self) -> asyncio.Event:
         """Set once the actor waits for one to be live."""
-        waits, went_live = asyncio.Event(), self.actor._went_live.wait
+        waits, went_live = asyncio.Event(), self.actor._publications._went_live.wait
 
         async def watched() -> bool:
             waits.set()
             return await went_live()
 
-        self._monkeypatch.setattr(self.actor._went_live, "wait", watched)
+        self._monkeypatch.setattr(self.actor._publications._went_live, "wait", watched)
         return waits
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -271,8 +271,8 @@ Play = Callable[[Stage], Awaitable[None]]
 def scene(monkeypatch):
     """Run the actor beside a play, then stop it; neither task nor thread may be left behind."""
 
-    def run(play: Play, *, start: Start = Start(), **sections: Any) -> Stage:  # noqa: B008  immutable
-        return asyncio.run(_scene(Stage(monkeypatch, start, sections), play))
+    def run(play: Play, *, start: Start = Start(), others: Any = None, **sections: Any) -> Stage:  # noqa: B008  immutable
+        return asyncio.run(_scene(Stage(monkeypatch, start, sections, others or NoOtherRanks()), play))
 
     async def _scene(stage: Stage, play: Play) -> Stage:
         running = asyncio.create_task(stage.actor.run())
@@ -411,7 +411,6 @@ def test_what_another_rank_refuses_is_left_out_by_all(scene):
     other = OneOther()
 
     async def play(stage):
-        stage.actor._others = other
         await stage.begin()
         await stage.give(0)
         stepped = await stage.hear_at_last(Stepped)
@@ -420,7 +419,7 @@ def test_what_another_rank_refuses_is_left_out_by_all(scene):
         (work,) = [one for one in other.told if isinstance(one, Work) and one.kind == "train"]
         assert work.left_out == [0]
 
-    scene(play)
+    scene(play, others=other)
 
 
 def test_the_next_batch_is_asked_and_fetched_while_this_one_trains(scene):
@@ -490,25 +489,6 @@ def test_a_version_is_staged_while_the_one_before_travels_and_the_next_waits(sce
     scene(play)
 
 
-def test_a_version_that_was_passed_over_is_not_waited_for(scene):
-    """Its transfer broke while the next was staged already; that one went live in its place."""
-
-    async def play(stage):
-        await stage.begin()
-        await stage.give(0)
-        await stage.give(1)
-        assert await stage.hear(Publishing) == Publishing(1, 1)
-        await stage.hear(Stepped)
-        await stage.give(2)
-        assert await stage.hear(Publishing) == Publishing(2, 2)
-        await stage.hear(Stepped)
-        stage.say(Published(2))
-        await stage.give(3)
-        assert await stage.hear(Publishing) == Publishing(3, 3)
-
-    scene(play)
-
-
 def test_steps_per_publish_steps_make_one_version_and_the_last_step_always_does(scene):
     async def play(stage):
         heard: list[Message] = []
@@ -561,12 +541,11 @@ def test_checkpoints_are_written_at_their_interval_with_step_and_version(scene):
 
 def test_a_checkpoint_has_the_files_of_all_ranks(scene):
     async def play(stage):
-        stage.actor._others = OneOther()
         await stage.begin()
         await stage.give(0)
         await stage.hear_at_last(Commit)
 
-    stage = scene(play, checkpoint={"every_steps": 1})
+    stage = scene(play, others=OneOther(), checkpoint={"every_steps": 1})
     assert stage.checkpoints.written[0]["parts"].keys() == {"after 1 steps", "theirs of 0"}
 
 
@@ -621,55 +600,6 @@ def test_a_disk_that_takes_no_checkpoint_ends_it(scene, monkeypatch):
 
     with pytest.raises(RunFailed, match="No space left on device"):
         scene(play, checkpoint={"every_steps": 1})
-
-
-def test_transfers_run_in_the_order_they_were_asked(scene):
-    async def play(stage):
-        await stage.begin()
-        await stage.hear(Take)
-        stage.say(transfer(0, transfer_group=1), transfer(0, transfer_group=2))
-        assert (await stage.hear(Transferred)).transfer_group == 1
-        assert (await stage.hear(Transferred)).transfer_group == 2
-
-    scene(play)
-
-
-def test_a_broken_transfer_is_reported_and_the_next_one_is_run(scene):
-    async def play(stage):
-        await stage.begin()
-        await stage.hear(Take)
-        stage.publisher.error = TransferError("r-0 is late")
-        stage.say(transfer(0, transfer_group=1))
-        assert await stage.hear(TransferFailed) == TransferFailed(1, 0, "r-0 is late")
-        stage.publisher.error = None
-        stage.say(transfer(0, transfer_group=2))
-        assert (await stage.hear(Transferred)).transfer_group == 2
-
-    scene(play)
-
-
-def test_versions_are_uploaded_in_the_order_they_were_asked_and_an_anchor_after_the_answer(scene):
-    async def play(stage):
-        await stage.begin()
-        await stage.hear(Take)
-        stage.say(Upload(0), Upload(1))
-        assert await stage.hear(Uploaded) == Uploaded(0, 0.5, 77)
-        assert await stage.hear(Uploaded) == Uploaded(1, 0.5, 77)
-        await stage.until(lambda: len(stage.uploader.calls) == 4)
-        assert stage.uploader.calls == ["upload 0", "anchor", "upload 1", "anchor"]
-
-    scene(play)
-
-
-def test_a_trainer_that_stores_no_weights_says_so(scene):
-    async def play(stage):
-        stage.actor._uploader = None
-        await stage.begin()
-        await stage.hear(Take)
-        stage.say(Upload(0))
-        assert (await stage.hear(Uploaded)).problem == "this trainer stores no weights"
-
-    scene(play)
 
 
 def test_its_stacks_are_told_also_while_it_trains(scene):
@@ -846,7 +776,7 @@ def test_a_learner_that_fails_ends_it_with_its_error(scene):
 
 def test_cancelling_it_leaves_neither_task_nor_thread(monkeypatch):
     async def main():
-        stage = Stage(monkeypatch, Start(), {})
+        stage = Stage(monkeypatch, Start(), {}, NoOtherRanks())
         running = asyncio.create_task(stage.actor.run())
         await stage.begin()
         await stage.hear(Take)

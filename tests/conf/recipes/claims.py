@@ -47,7 +47,7 @@ CLAIMS = {
     "algorithm.correction.rejection_threshold": "asyncrl.config.correction",
     "trainer.device": "asyncrl.node.trainer.learner",
     "trainer.ranks": "asyncrl.node.trainer.trainer",
-    "trainer.sequence_parallel": "asyncrl.trainer.fetching",
+    "trainer.sequence_parallel": "asyncrl.trainer.loop.fetching",
     "trainer.lr": "asyncrl.trainer.model.learning_rate",
     "trainer.warmup_steps": "asyncrl.trainer.model.learning_rate",
     "trainer.weight_decay": "asyncrl.trainer.models",

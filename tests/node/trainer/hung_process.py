@@ -23,7 +23,7 @@ from asyncrl.messages.session import Welcome
 from asyncrl.messages.spool import SpoolSet
 from asyncrl.node.trainer import first_rank, ranks
 from asyncrl.node.trainer.place import HubAddress, Session, only_machine
-from asyncrl.trainer.compute import compute_thread
+from asyncrl.trainer.loop.compute import compute_thread
 from asyncrl.trainer.ranks.ranks import Ranks
 from asyncrl.weights.groups.group import CPU
 

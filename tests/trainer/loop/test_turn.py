@@ -8,7 +8,7 @@ from asyncrl.actor.occupancy import Occupancy
 from asyncrl.messages.session import AskTurn, Asleep
 from asyncrl.messages.trainer import Work
 from asyncrl.messages.words import Activity
-from asyncrl.trainer.turn import SharedDevices, Turns
+from asyncrl.trainer.loop.turn import SharedDevices, Turns
 
 
 class Everything:

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from asyncrl.trainer.compute import compute_thread
+from asyncrl.trainer.loop.compute import compute_thread
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from asyncrl.errors import DecodeError
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory
 from asyncrl.messages.trajectory import Image, Span, Trajectory, TrajectoryLimits, TrajectorySummary, Turn, Unit
-from asyncrl.trainer.fetching import FETCH_S, FetchedStep, fetch_step, limits_of
+from asyncrl.trainer.loop.fetching import FETCH_S, FetchedStep, fetch_step, limits_of
 from asyncrl.trainer.packing.micro_batches import Size
 from asyncrl.trainer.packing.step import UNASSIGNED, Step, TrajectoryInfo
 

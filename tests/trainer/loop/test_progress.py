@@ -2,7 +2,7 @@
 
 from asyncrl.messages.weights import Transferred
 from asyncrl.observe.metrics.table import METRICS
-from asyncrl.trainer.progress import Progress
+from asyncrl.trainer.loop.progress import Progress
 
 STEP = {"num_tokens": 100.0, "loss": -0.25, "grad_norm": 3.0, "lr": 1e-5}
 
