@@ -7,6 +7,7 @@ from typing import Literal
 import click
 
 from asyncrl.cli.run_path import RUN_PATH, newest_run
+from asyncrl.cli.settings.command import set_option
 from asyncrl.cli.terminal import json_option, report_errors, to_json, told_if_slow
 from asyncrl.errors import LedgerError
 
@@ -181,4 +182,26 @@ def dead_letters(run_directory: Path, as_json: bool) -> None:
     click.echo(to_json(letters) if as_json else dead_letter_table(letters))
 
 
-COMMANDS = (report, dashboard, samples, audit, events, why, dead_letters)
+@click.command()
+@click.argument("run_directory", metavar="RUN", type=RUN_PATH)
+@click.argument("tracker", metavar="TRACKER")
+@click.option("--once", is_flag=True, help="Send the existing records, then exit.")
+@set_option
+@report_errors
+def track(run_directory: Path, tracker: str, overrides: tuple[str, ...], once: bool) -> None:
+    """
+    Send the metrics and events of a run to a tracker.
+
+    RUN is a run directory; TRACKER is tensorboard, wandb, mlflow or file.py:name. Continues after the last record sent,
+    and follows a running run to its end. `asyncrl run` starts this command for each tracker in trackers.use.
+
+    \b
+    Example:
+      asyncrl track runs/quickstart tensorboard
+    """
+    from asyncrl.cli.recorded.track import track as track_run
+
+    track_run(run_directory, tracker, overrides, once=once)
+
+
+COMMANDS = (report, dashboard, samples, audit, events, why, dead_letters, track)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import Qwen3Config
 
-from asyncrl.cli.eval import eval_config, failures, table, with_room
+from asyncrl.cli.models.eval import eval_config, failures, table, with_room
 from asyncrl.errors import ConfigError
 from asyncrl.evaluation.completions import CompletionRow
 from asyncrl.evaluation.metrics import EvaluationMetrics

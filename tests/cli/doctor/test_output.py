@@ -5,15 +5,12 @@ import sys
 from io import StringIO
 from pathlib import Path
 
-import pytest
-from click.testing import CliRunner, Result
 from rich.console import Console
 
-from asyncrl.cli.doctor import show, to_plain
-from asyncrl.cli.main import main
+from asyncrl.cli.doctor.output import show, to_plain
 from asyncrl.cli.terminal import to_json
-from asyncrl.config.config import Config
 from asyncrl.node.machine.diagnosis import Diagnosis, Line
+from tests.cli.doctor.test_command import doctor
 
 FOUND = Diagnosis(
     (
@@ -47,10 +44,6 @@ def test_json_has_the_same_content() -> None:
     assert said["is_fit"] is False
     assert said["problems"] == ["torch sees no cuda device: install another"]
     assert [line["state"] for line in said["lines"]] == ["good", "absent", "bad"]
-
-
-def doctor(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["doctor", *arguments])
 
 
 def test_doctor_checks_gloo_between_two_processes_and_finds_a_trainer_can_run() -> None:
@@ -91,27 +84,3 @@ def test_a_mistake_in_a_cluster_file_is_one_sentence(tmp_path: Path) -> None:
     done = doctor("--cluster", str(tmp_path / "cluster.toml"))
     assert (done.exit_code, done.stdout) == (78, "")
     assert done.stderr == "asyncrl: unknown key 'machine.role': did you mean 'machine.roles'?\n"
-
-
-@pytest.mark.parametrize(
-    "arguments", [("--npu", "--role", "trainer"), ("--role", "cook"), ("--npu", "--cluster", "cluster.toml")]
-)
-def test_contradictory_options_are_refused(arguments: tuple[str, ...]) -> None:
-    assert doctor(*arguments).exit_code == 2
-
-
-def test_a_run_file_is_judged_by_its_own_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def diagnose_run(config: Config, *memory: str) -> Diagnosis:
-        assert (config.run.seed, memory) == (5, ("80GB", "1TB"))
-        return FOUND
-
-    monkeypatch.setattr("asyncrl.cli.launch.checks.fitness.diagnose_run", diagnose_run)
-    (tmp_path / "run.toml").write_text('[model]\npath = "m"\n[data]\ntrain = "t"\n')
-    result = doctor(str(tmp_path / "run.toml"), "--set", "seed=5", "--device-memory", "80GB", "--host-memory", "1TB")
-    assert result.exit_code == 1
-    assert "torch sees no cuda device" in result.output
-
-
-def test_a_run_file_is_not_asked_together_with_other_checks(tmp_path: Path) -> None:
-    assert "give one of them" in doctor(str(tmp_path / "run.toml"), "--npu").stderr
-    assert "are for CONFIG" in doctor("--set", "seed=5").stderr

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.cli.track import track
+from asyncrl.cli.recorded.track import track
 from asyncrl.errors import ConfigError, TrackerError
 from asyncrl.observe.run_directory import RunDirectory
 
@@ -54,7 +54,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 @pytest.fixture(autouse=True)
 def keep_signal_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncrl.cli.track.signal.signal", lambda *_: None)
+    monkeypatch.setattr("asyncrl.cli.recorded.track.signal.signal", lambda *_: None)
 
 
 def notes(directory: RunDirectory) -> list[str]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.cli import export
-from asyncrl.cli.export import export_run
+from asyncrl.cli.models import export
+from asyncrl.cli.models.export import export_run
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.checkpoints.checkpoint import Manifest

@@ -25,7 +25,7 @@ ORDER: Sequence[Fate] = ("mapped", "not needed", "substituted", "not supported",
 NPU = re.compile(r"npu|\b(HCCL|ASCEND|VLLM_ASCEND)_|/Ascend/")
 
 
-def import_verl(arguments: Sequence[str], environment: Sequence[str], out: Path | None, rows: int | None) -> None:
+def import_script(arguments: Sequence[str], environment: Sequence[str], out: Path | None, rows: int | None) -> None:
     """
     Print or write the run file of a launch, and print the accounts to stderr. Exit with 1 if the file cannot be run.
 

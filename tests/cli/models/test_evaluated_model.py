@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.cli import evaluated_model
-from asyncrl.cli.evaluated_model import model_and_run_file
+from asyncrl.cli.models import evaluated_model
+from asyncrl.cli.models.evaluated_model import model_and_run_file
 from asyncrl.errors import ConfigError
 from asyncrl.observe.run_directory import RunDirectory
 

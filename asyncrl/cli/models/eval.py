@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from asyncrl.cli.evaluated_model import model_and_run_file
+from asyncrl.cli.models.evaluated_model import model_and_run_file
 from asyncrl.cli.terminal import aligned, to_json
 from asyncrl.config.config import Config
 from asyncrl.config.model.directory import check_model

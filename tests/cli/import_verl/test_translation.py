@@ -1,32 +1,20 @@
-"""`asyncrl import-verl` prints a run file, accounts for every option, and exits with 1 if the run cannot work."""
+"""A launch script becomes a run file, and every option is accounted for."""
 
 import tomllib
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from asyncrl.cli.main import main
 from asyncrl.config.run_file import load_config
+from tests.cli.import_verl.test_command import NEEDED, invoke
 
-NEEDED = (
-    "actor_rollout_ref.model.path=models/base",
-    "data.train_files=train.jsonl",
-    "algorithm.adv_estimator=grpo",
-    "actor_rollout_ref.rollout.n=4",
-    "data.train_batch_size=8",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-)
 SCRIPT = """
 set -x
 OPTIONS=(actor_rollout_ref.rollout.n=4 data.train_batch_size=${BATCH:-8} algorithm.adv_estimator=grpo)
 python3 -m verl.experimental.one_step_off_policy.main_ppo "${OPTIONS[@]}" \\
     actor_rollout_ref.model.path=models/base data.train_files=train.jsonl "$@"
 """
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["import-verl", *arguments])
 
 
 def in_jail(*arguments: str) -> Result:
@@ -54,13 +42,6 @@ def test_a_script_becomes_a_valid_run_file(tmp_path: Path) -> None:
     assert (config.schedule.groups_per_step, config.run.seed, config.run.steps) == (16, 3, 30 * 10)
 
 
-def test_an_output_that_cannot_be_written_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    result = invoke(*NEEDED, "-o", str(tmp_path / "file" / "run.toml"))
-    assert result.exit_code == 78
-    assert result.stderr.startswith("asyncrl: cannot write ")
-
-
 def test_rows_are_counted_if_the_data_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.jsonl").write_text('{"prompt": "1", "answer": "1"}\n' * 24)
@@ -75,36 +56,6 @@ def test_a_script_for_npus_gets_npus(tmp_path: Path) -> None:
     result = in_jail(str(script))
     assert tomllib.loads(result.stdout)["trainer"]["device"] == "npu"
     assert "note: the script is for Ascend NPUs" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("trainer.val_only=True", *NEEDED), "cannot: "),
-        (("algorithm.adv_estimator=grpo",), "missing: model.path is missing"),
-        ((*NEEDED, "actor_rollout_ref.rollout.n=1"), "note: the run file does not pass the check"),
-    ],
-)
-def test_a_run_that_cannot_work_is_still_printed_and_exits_with_1(options: tuple[str, ...], sentence: str) -> None:
-    result = invoke(*options)
-    assert result.exit_code == 1
-    assert tomllib.loads(result.stdout)
-    assert sentence in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("nowhere.sh",), "the script nowhere.sh cannot be read: No such file or directory"),
-        (("a.b=1", "nonsense"), "'nonsense' is no option: expected KEY=VALUE"),
-        ((__file__, "--env", "1=2"), "--env '1=2': expected NAME=VALUE"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_in_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
-    result = invoke(*arguments)
-    assert result.exit_code == 78
-    assert result.stderr.startswith("asyncrl: ")
-    assert sentence in result.stderr
 
 
 def test_a_script_without_a_trainer_is_refused_with_what_its_shell_says(tmp_path: Path) -> None:
