@@ -1,6 +1,4 @@
-"""
-What supervisors are told: pauses, changed settings and failure counts. One that joins later is told it too.
-"""
+"""Messages to supervisors: pauses, changed settings and failure counts, also for one that joins later."""
 
 from asyncrl.actor.message import Message
 from asyncrl.broker.failures import EVENT, FailureBook

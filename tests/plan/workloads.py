@@ -28,6 +28,11 @@ SEEN_GROUPS = 256
 """Groups whose lengths a run has recorded when it chooses."""
 JUDGED = 8
 """Fixed settings that are judged: the fastest of all with the seed of the choice."""
+COMPLETIONS, HEAVY, HEAVY_COMPLETIONS = 4096, 1.0, 16_384
+"""
+Completions of a judgement at least; more where sigma is ``HEAVY`` or above, and few long ones make up much of a step's
+time: two seeds then differ by 3 % after 4096.
+"""
 ROUNDS = 3
 """Choices of a run at most, each by what was seen since the one before."""
 
@@ -216,7 +221,8 @@ def with_staleness(plan: Plan, staleness: float) -> Plan:
 
 
 def _judging(plan: Plan) -> Plan:
-    return replace(plan, horizon=replace(plan.horizon, seed=1, publishes=max(16, plan.versions_with(4096))))
+    completions = HEAVY_COMPLETIONS if plan.lengths.sigma >= HEAVY else COMPLETIONS
+    return replace(plan, horizon=replace(plan.horizon, seed=1, publishes=max(16, plan.versions_with(completions))))
 
 
 def as_line(seed: int | str, plan: Plan) -> dict[str, Any]:

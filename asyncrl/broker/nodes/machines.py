@@ -24,7 +24,7 @@ class Disbandment(NamedTuple):
     """End of a group. Its members were told; the caller removes them, and they join again by a new Hello."""
 
     members: list[Node]
-    """Those that are still there."""
+    """Members that are still there."""
     reason: str
 
 
