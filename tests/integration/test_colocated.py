@@ -43,7 +43,7 @@ def test_turns_are_measured_and_in_the_report(complete):
     assert "Bytes moved" in report
 
 
-@pytest.mark.parametrize("place", ["trainer.woken", "trainer.trained"])
+@pytest.mark.parametrize("place", ["trainer.woken", pytest.param("trainer.trained", marks=pytest.mark.long)])
 def test_a_trainer_killed_in_its_turn_costs_no_trajectory(start_run, place, tmp_path):
     run = start_run(*COLOCATED, environment={failpoints.VARIABLE: f"{place}:3:{tmp_path}/died"}, steps=6)
     run.end()

@@ -131,6 +131,7 @@ def test_a_machine_that_is_told_to_stop_leaves_a_checkpoint_of_every_step_behind
     assert causes(run) == [f"{SECOND} on HOST (ranks 2 to 3) is to stop, and a checkpoint has just been written"]
 
 
+@pytest.mark.long
 def test_fewer_machines_go_on_until_the_missing_one_has_come(start_run):
     sets = ("trainer.min_nodes=1", "trainer.wait_s=5", "broker.node_ttl_s=60")
     run = start_run(*SETTINGS, *sets, steps=STEPS)

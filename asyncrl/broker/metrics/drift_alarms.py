@@ -89,7 +89,7 @@ class DriftAlarms:
 
 def advice(kind: str, config: Config) -> str:
     """Meaning of the event, and the settings to change, in a sentence."""
-    schedule, trainer, correction = config.schedule, config.trainer, config.algorithm.correction
+    schedule, trainer, algorithm = config.schedule, config.trainer, with_clip_high(config)
     remedies = [f"lower trainer.lr (now {trainer.lr:g})"]
     if schedule.staleness_bound:
         remedies.insert(0, f"lower schedule.staleness (now {schedule.staleness_bound:g})")
@@ -99,13 +99,15 @@ def advice(kind: str, config: Config) -> str:
         meaning = (
             "the policy moves far between sampling and training; clipped tokens teach nothing, so it learns slowly"
         )
-        if clips_to_sampler(config.algorithm) and (with_clip_high(config).clip_high or 0.0) < WIDE:
+        if clips_to_sampler(config.algorithm) and (algorithm.clip_high or 0.0) < WIDE:
             remedies.append(f"widen the bound (algorithm.clip_high, such as {WIDE:g})")
     else:
         meaning = (
             "the trained trajectories are far from what the policy in training would write, and a few of their tokens "
             "outweigh the others"
         )
-        if not correction.mask_divergent:
+        if not algorithm.sampler_kl_coef:
+            remedies.append("set algorithm.sampler_kl_coef (such as 0.1)")
+        if not algorithm.correction.mask_divergent:
             remedies.append("set algorithm.correction.mask_divergent (such as 0.1)")
     return f"{meaning}; {', or '.join(remedies)}"

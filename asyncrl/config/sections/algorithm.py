@@ -104,6 +104,8 @@ class Algorithm(Section, frozen=True, kw_only=True):
     Divisor of ``seq-mean-token-sum-norm``; 0 takes ``sampling.max_tokens``, or ``environment.max_tokens`` of episodes
     [loss_scale_factor].
     """
+    sampler_kl_coef: NonNegative = 0.0
+    """Weight of the KL to the policy that sampled, by the estimator ``k2``, of the tokens in the policy loss."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the initial policy; 0 loads no reference model [kl_loss_coef]."""
     kl: str = "k3"

@@ -1,12 +1,12 @@
 """
 Loss of one micro-batch, as its share of the loss of a step.
 
-    loss = Σ_t  w_t (  importance_t · policy_loss_t  +  kl_coef · KL_t  -  entropy_coef · H_t  )
+    loss = Σ_t  w_t ( importance_t · policy_loss_t + sampler_kl_coef · k2_t + kl_coef · KL_t - entropy_coef · H_t )
 
 w_t is the token's weight by the aggregation, and zero where decoupled correction rejects it. In bypass mode the
 correction compares the policy in training with the sampler, changes with every update, and is computed here; so is the
-mask of divergent sequences in both modes. Rejected and masked tokens are excluded from the policy loss, and from the
-means that sequence losses take.
+mask of divergent sequences in both modes. Rejected and masked tokens are excluded from the policy loss, from the means
+that sequence losses take, and from k2, the KL to the policy that sampled.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algo.correction.divergent import divergent
+from asyncrl.algo.kl import k2
 from asyncrl.algo.logprobs import Scores
 from asyncrl.algo.losses.tokens import Tokens
 from asyncrl.algo.ragged import Ragged
@@ -84,6 +85,9 @@ def _policy_loss(recipe: Recipe, logprobs: Tensor, inputs: LossInputs) -> tuple[
         if recipe.loss.entry.is_of_sequences:
             importance = sequences.spread(sequences.mean((importance + LOG_FLOOR).log()).exp())
         losses = losses * importance
+    if recipe.sampler_kl_coef:
+        kl = k2(_kept(logprobs, keep), _kept(inputs.behavior_logprobs, keep))
+        losses = losses + recipe.sampler_kl_coef * kl
     return torch.dot(losses, _kept(weights, keep)), {**policy.metrics, **masked}
 
 

@@ -54,6 +54,8 @@ class Recipe:
         self.correct = Correct(algorithm.correction)
         self.mask_divergent = algorithm.correction.mask_divergent
         """Threshold of `asyncrl.algo.correction.divergent`, nats per token; 0 masks nothing."""
+        self.sampler_kl_coef = algorithm.sampler_kl_coef
+        """Weight of the KL to the policy that sampled."""
         self.is_decoupled = resolved(algorithm.correction).mode == "decoupled"
         """Ratios compare with the policy before the step, not with the one that sampled."""
         self.keeps_anchor = resolved(algorithm.correction).anchor == "publish"

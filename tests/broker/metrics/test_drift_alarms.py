@@ -71,8 +71,10 @@ def test_the_advice_names_the_settings_that_matter_in_this_run() -> None:
     fresh = advice("ess.low", a_config(schedule={"staleness": 0}, trainer={"mini_batches": 4}))
     assert "staleness" not in fresh
     assert "fewer updates per batch (trainer.epochs and mini_batches, now 4)" in fresh
-    masked = a_config(algorithm={"correction": {"mask_divergent": 0.1}})
-    assert "mask_divergent" not in advice("ess.low", masked)
+    assert "sampler_kl_coef (such as 0.1)" in stale
+    held = a_config(algorithm={"correction": {"mask_divergent": 0.1}, "sampler_kl_coef": 0.1})
+    assert "mask_divergent" not in advice("ess.low", held)
+    assert "sampler_kl_coef" not in advice("ess.low", held)
 
 
 def clipped(*shares: float) -> list[dict[str, float]]:

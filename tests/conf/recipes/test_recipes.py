@@ -18,6 +18,8 @@ from tests.conf.recipes import recording, sparse_model
 from tests.conf.recipes.claims import CLAIMS, ignored, settings
 
 RECIPES = Path("conf/recipes").resolve()
+LIKE_ANOTHER = "geo3k-qwen3-vl-8b-sync-npu"
+"""The synchronous form of another one."""
 NAMES = sorted(path.stem for path in RECIPES.glob("*.toml"))
 STEPS = 3
 
@@ -57,7 +59,9 @@ def run(*command: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name == LIKE_ANOTHER else name for name in NAMES]
+)
 def test_a_recipe_runs_at_tiny_scale_and_each_of_its_settings_is_honoured(name: str, cache: Path) -> None:
     recipe = str(RECIPES / f"{name}.toml")
     run("-m", "asyncrl", "run", recipe, "--scale", "tiny", "--set", f"run.steps={STEPS}", folder=cache)

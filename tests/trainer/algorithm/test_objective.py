@@ -51,8 +51,23 @@ def test_regularisers_are_weighed_like_the_policys_loss(config):
 
 def test_importance_weighs_the_policys_loss_alone(config):
     algorithm = {"loss": "reinforce", "correction": {"mode": "decoupled", "importance": "token"}}
-    parts = loss_of(config, algorithm, Scores(LOGPROBS), importance=torch.tensor([2.0, 0.0, 1.0]))
-    assert parts.loss.item() == pytest.approx(2 * 0.5 * 1.1 + 0.25 * -1.0, abs=1e-6)
+    importance = torch.tensor([2.0, 0.0, 1.0])
+    policy = 2 * 0.5 * 1.1 + 0.25 * -1.0
+    assert loss_of(config, algorithm, Scores(LOGPROBS), importance=importance).loss.item() == pytest.approx(policy)
+    damped = loss_of(config, {**algorithm, "sampler_kl_coef": 2.0}, Scores(LOGPROBS), importance=importance)
+    assert damped.loss.item() == pytest.approx(policy + 2.0 * (0.5 + 0.25) * 0.1**2 / 2)
+
+
+def test_the_kl_to_the_sampler_is_of_the_tokens_in_the_policys_loss(config):
+    correction = {"rejection": "token_k1", "rejection_threshold": "0.95_2.0"}
+    algorithm = {"loss": "reinforce", "sampler_kl_coef": 2.0, "correction": correction}
+    logprobs = LOGPROBS.clone().requires_grad_()
+    parts = loss_of(config, algorithm, Scores(logprobs))
+    torch.autograd.backward(parts.loss)
+
+    assert parts.loss.item() == pytest.approx(0.5 * 1.1 - 0.25 + 2.0 * 0.5 * 0.1**2 / 2), "the second is rejected"
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([0.5 * (-1.0 + 2.0 * -0.1), 0.0, 0.25])
 
 
 def test_a_rejected_token_is_in_no_mean_of_its_sequence(config):

@@ -125,7 +125,7 @@ def test_five_steps_are_the_same_however_they_are_computed(tmp_path, model_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("freeze_vision", [False, True])
+@pytest.mark.parametrize("freeze_vision", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("qwen2_5_vl", marks=pytest.mark.long)])
 def test_five_steps_with_pictures_are_the_same_however_they_are_computed(tmp_path, family, freeze_vision):
     """Also where a rank's part of a row has pictures and another's has none."""
