@@ -55,7 +55,8 @@ CISPO = ["algorithm.loss=cispo", "algorithm.clip_high=4"]
 DR_GRPO = ["algorithm.advantage=dr_grpo"]
 FILTER = ["schedule.filter=zero_variance"]
 MASK = ["algorithm.correction.mask_divergent=0.1"]
-NARROW, WIDE1 = ["algorithm.clip_high=0.28"], ["algorithm.clip_high=1"]
+NARROW, WIDE1, WIDE2 = ([f"algorithm.clip_high={bound}"] for bound in ("0.28", "1", "2"))
+DUAL = ["algorithm.dual_clip=1.2"]
 METHODS = {
     "default": [],
     "decoupled": ["algorithm.correction.mode=decoupled"],
@@ -67,13 +68,26 @@ METHODS = {
     "mask": [*MASK, *NARROW],
     "wide1": WIDE1,
     "wide1+mask": [*WIDE1, *MASK],
+    "wide2": WIDE2,
+    "wide2+mask": [*WIDE2, *MASK],
+    "default+mask": MASK,
+    "default+dr_grpo": DR_GRPO,
+    **{f"low{bound}": [f"algorithm.clip_low=0{bound}"] for bound in (".05", ".1", ".15", ".5", ".8")},
+    "low.5+wide1": ["algorithm.clip_low=0.5", *WIDE1],
+    "dual1.2": DUAL,
+    "low.1+dual1.2": ["algorithm.clip_low=0.1", *DUAL],
+    **{f"sampler_kl{coef}": [f"algorithm.sampler_kl_coef=0{coef}"] for coef in (".02", ".05", ".1", ".3")},
+    "dppo_tv": ["algorithm.loss=dppo_tv"],
+    "dppo_tv.2": ["algorithm.loss=dppo_tv", "algorithm.clip_low=0.2", "algorithm.clip_high=0.2"],
+    "dppo_kl": ["algorithm.loss=dppo_kl"],
     "cispo4+mask": [*CISPO, *MASK],
     "cispo4+dr_grpo+filter+mask": [*CISPO, *DR_GRPO, *FILTER, *MASK],
     "plain": ["algorithm.loss=reinforce", "algorithm.correction={importance='token', importance_threshold=1e6}"],
 }
 """
-``default`` has a ``clip_high`` of 4 from a staleness of 4 on; ``narrow``, ``dr_grpo``, ``filter`` and ``mask`` have
-.28, ``wide1`` 1. ``plain`` is importance sampling without a bound that matters.
+``default`` has a ``clip_high`` of 4 from a staleness of 4 on, as have ``low...``, ``dual...`` and ``sampler_kl...``;
+``narrow``, ``dr_grpo``, ``filter`` and ``mask`` have .28, ``wide1`` 1. ``plain`` is importance sampling without a bound
+that matters.
 """
 CURVES = ("reward", "ess", "ess_sequence", "kl", "log_ratio_abs_mean", "grad_norm", "clip_fraction", "length_mean")
 SMOOTH = 10
