@@ -41,6 +41,9 @@ log = get_logger()
 REJOIN_PAUSES_S = (0.1, 0.5, 2.0, 10.0)
 """Seconds before each further handshake with a broker that restarts again and again; the last one repeats."""
 
+RENEWAL_S = 3.0
+"""Time that a broker of another run takes, from the first connection on, to leave its secret in place of an old one."""
+
 Loaded = TypeVar("Loaded")
 
 
@@ -177,17 +180,19 @@ async def join_steadily(
 
     Raises as `join`; without a limit ``wait_s`` only `LinkRefused`. A member of the run waits while another process
     holds the broker's port, and while the secret cannot be read: a broker that ends removes it for nodes of its user.
+    One that was killed does not, so a new node waits for the secret of the next broker at that address.
     """
     tolerated: type[LinkError] = LinkError if wait_s is None else LinkReset
     pauses_s = chain(REJOIN_PAUSES_S, repeat(REJOIN_PAUSES_S[-1]))
     clock = asyncio.get_running_loop().time
     deadline_s = None if wait_s is None else clock() + wait_s
     while True:
+        used = _credentials_text(run)
         try:
             left_s = None if deadline_s is None else max(round(deadline_s - clock(), 1), POLL_S)
             link, welcome = await join(run, who, left_s, make_hello)
         except WrongHub as error:
-            if not is_member:
+            if not is_member and not await _are_renewed(run, used, sleep):
                 raise
             log.warning("broker.another_run", node=who.node, cause=str(error))
         except ConfigError as error:
@@ -205,6 +210,21 @@ async def join_steadily(
             return who, link, welcome
         await sleep(next(pauses_s))
         who = identity(who.role, who.node)
+
+
+async def _are_renewed(run: RunAddress, used: str, sleep: Callable[[float], Awaitable[None]]) -> bool:
+    """True as soon as the credentials file has others than the ``used`` ones; False if it keeps them."""
+    for _ in range(round(RENEWAL_S / POLL_S)):
+        if _credentials_text(run) not in ("", used):
+            return True
+        await sleep(POLL_S)
+    return False
+
+
+def _credentials_text(run: RunAddress) -> str:
+    """Contents of the credentials file; empty if there is none."""
+    file = run.credentials_file
+    return file.read_text(encoding="utf-8") if file and file.is_file() else ""
 
 
 async def await_with_beats(link: Link, beat_s: float, waiting: Awaitable[Loaded]) -> Loaded:

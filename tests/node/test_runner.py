@@ -2,6 +2,7 @@
 
 import asyncio
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +11,14 @@ from structlog.testing import capture_logs
 
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.client.handshake import Identity, identity
-from asyncrl.client.run_address import RunAddress
-from asyncrl.errors import ConfigError, EngineError, LinkError, LinkRefused, LinkReset, LinkSilent
+from asyncrl.client.run_address import POLL_S, RunAddress
+from asyncrl.errors import ConfigError, EngineError, LinkError, LinkRefused, LinkReset, LinkSilent, WrongHub
 from asyncrl.messages.session import Beat, Bye, Welcome
 from asyncrl.messages.spool import SpoolSet
 from asyncrl.node import runner
 from asyncrl.node.process.service_manager import ServiceManager, report_to
 from asyncrl.node.runner import (
+    RENEWAL_S,
     ToldToStop,
     join_steadily,
     load_with_beats,
@@ -339,6 +341,44 @@ def test_a_member_waits_while_a_broker_that_ended_has_removed_the_secret_and_oth
     broker = Broker(monkeypatch, gone)
     with pytest.raises(ConfigError, match="cannot read the secret"):
         asyncio.run(join_steadily(RunAddress("tcp://a:1"), WHO, 0.0, is_member=True, sleep=broker.sleep))
+
+
+class Successor(Broker):
+    """A broker of another run than the one whose secret is in ``file``; it leaves its own after some pauses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, file: Path, after: int) -> None:
+        super().__init__(monkeypatch)
+        self._file = file
+        self._after = after
+
+    async def join(self, run: RunAddress, who: Identity, wait_s: float | None, make_hello: object) -> Any:
+        self.errors = [] if self._file.read_text() == "new" else [WrongHub("it does not share the secret")]
+        return await super().join(run, who, wait_s, make_hello)
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds)
+        if len(self.paused_s) == self._after:
+            self._file.write_text("new")
+
+
+def test_a_new_node_waits_for_the_secret_of_the_broker_that_follows_a_killed_one(monkeypatch, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("old")
+    broker = Successor(monkeypatch, secret, after=5)
+    with capture_logs():
+        who, _, _ = asyncio.run(join_steadily(RunAddress("tcp://a:1", secret), WHO, 600.0, sleep=broker.sleep))
+
+    assert broker.joined == [WHO, who]
+    assert broker.paused_s == [POLL_S] * 5 + [0.1]
+
+
+def test_a_new_node_with_the_secret_of_another_run_is_refused_soon(monkeypatch, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("old")
+    broker = Successor(monkeypatch, secret, after=1000)
+    with pytest.raises(WrongHub, match="does not share the secret"):
+        asyncio.run(join_steadily(RunAddress("tcp://a:1", secret), WHO, None, sleep=broker.sleep))
+    assert sum(broker.paused_s) == pytest.approx(RENEWAL_S)
 
 
 def test_a_broker_that_is_away_for_a_day_is_joined_when_it_returns(monkeypatch):
