@@ -32,9 +32,9 @@ class MachineBook:
     """Empty for ever if the trainer is one machine."""
 
     def __init__(self, trainer: Trainer, nodes: NodeBook, out: Outbox) -> None:
-        self._node_book = nodes
+        self._nodes = nodes
         self._out = out
-        self._nodes = trainer.nodes
+        self._num_machines = trainer.nodes
         self._ranks = trainer.ranks
         self._fewest = trainer.min_nodes or trainer.nodes
         self._wait_s = trainer.wait_s
@@ -50,12 +50,12 @@ class MachineBook:
     @property
     def are_used(self) -> bool:
         """True if the trainer has several machines."""
-        return self._nodes > 1
+        return self._num_machines > 1
 
     @property
     def is_incomplete(self) -> bool:
         """True while a group trains with too few members, and a machine waits that could be one."""
-        return bool(self._members and self._waiting) and len(self._members) < self._nodes
+        return bool(self._members and self._waiting) and len(self._members) < self._num_machines
 
     def names(self) -> list[str]:
         """Machines that wait or train."""
@@ -64,9 +64,9 @@ class MachineBook:
     def refusal(self, name: str) -> str:
         """Reason to refuse one more machine; empty to let it wait."""
         others = [other for other in self.names() if other != name]
-        if len(others) < self._nodes:
+        if len(others) < self._num_machines:
             return ""
-        return f"this run has its {self._nodes} trainer machines already (trainer.nodes): {', '.join(others)}"
+        return f"this run has its {self._num_machines} trainer machines already (trainer.nodes): {', '.join(others)}"
 
     def joined(self, node: Node, now_s: float) -> None:
         self._waiting.append(node)
@@ -84,7 +84,7 @@ class MachineBook:
 
     def draining(self, node: Node, now_s: float) -> Disbandment | None:
         """A member is to stop: the trainer saves its steps first, and once it has (``node``), the group ends."""
-        if node.role == "machine" and (trainer := self._node_book.trainer()):
+        if node.role == "machine" and (trainer := self._nodes.trainer()):
             self._out.send(trainer.peer, Drain(node.name))
         elif leaving := [member for member in self._members if member.is_draining and member is not node]:
             return self._disband(f"{self.describe(leaving[0])} is to stop, {SAVED}", now_s)
@@ -105,11 +105,11 @@ class MachineBook:
         if self._members or not self._waiting or not self._is_complete(now_s):
             return []
         self._waiting.sort(key=lambda node: node.name != self._first)  # stable: otherwise in the order of joining
-        self._members, self._waiting = self._waiting[: self._nodes], self._waiting[self._nodes :]
+        self._members, self._waiting = self._waiting[: self._num_machines], self._waiting[self._num_machines :]
         self._first = self._members[0].name
         self._enough_since_s = None
         self.num_groups += 1
-        self._node_book.promote(self._members[0])
+        self._nodes.promote(self._members[0])
         assembled = Assembled(self.num_groups, [TrainerMachine(node.name, node.host) for node in self._members])
         for node in self._members:
             self._out.send(node.peer, assembled)
@@ -131,7 +131,7 @@ class MachineBook:
         if self._members or not self._waiting:
             return ""
         there = ", ".join(node.name for node in self._waiting)
-        return f"only {len(self._waiting)} of the trainer's {self._nodes} machines (trainer.nodes) are there ({there})"
+        return f"only {len(self._waiting)} of the trainer's {self._num_machines} machines (trainer.nodes) are there ({there})"
 
     def _disband(self, reason: str, now_s: float, *, without: Node | None = None, is_over: bool = False) -> Disbandment:
         """End the group; machines that wait already wait ``wait_s`` again, for its members."""
@@ -151,6 +151,6 @@ class MachineBook:
             self._enough_since_s = now_s
 
     def _is_complete(self, now_s: float) -> bool:
-        if len(self._waiting) >= self._nodes:
+        if len(self._waiting) >= self._num_machines:
             return True
         return self._enough_since_s is not None and now_s - self._enough_since_s >= self._wait_s
