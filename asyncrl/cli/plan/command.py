@@ -39,9 +39,9 @@ def plan(
     Predict the speed of a cluster, or the memory of a run.
 
     PLAN is a TOML file with measured speeds, completion lengths and a schedule; conf/plan/ has one that explains every
-    number. The broker's own rules run against simulated nodes in simulated time, and tell step time, idle
-    shares and staleness. Speed-ups are relative to synchronous
-    training that uses all devices for sampling and for training in turn.
+    number. The broker's own rules run against simulated nodes in simulated time, and tell step time, idle shares and
+    staleness. Speed-ups are relative to synchronous training that uses all devices for sampling and for training in
+    turn.
 
     With --memory, PLAN is a run file, and the answer is the bytes on a device and on a host at every phase. Only the
     config.json of its model has to be there.
