@@ -130,8 +130,9 @@ class MachineBook:
         """Description of the machines that wait for others, as a clause; empty if there is a group, or none waits."""
         if self._members or not self._waiting:
             return ""
-        there = ", ".join(node.name for node in self._waiting)
-        return f"only {len(self._waiting)} of the trainer's {self._num_machines} machines (trainer.nodes) are there ({there})"
+        there = f"({', '.join(node.name for node in self._waiting)})"
+        waiting, wanted = len(self._waiting), self._num_machines
+        return f"only {waiting} of the trainer's {wanted} machines (trainer.nodes) are there {there}"
 
     def _disband(self, reason: str, now_s: float, *, without: Node | None = None, is_over: bool = False) -> Disbandment:
         """End the group; machines that wait already wait ``wait_s`` again, for its members."""
