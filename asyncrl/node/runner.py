@@ -187,7 +187,7 @@ async def join_steadily(
     clock = asyncio.get_running_loop().time
     deadline_s = None if wait_s is None else clock() + wait_s
     while True:
-        used = _credentials_text(run)
+        used = _credentials_bytes(run)
         try:
             left_s = None if deadline_s is None else max(round(deadline_s - clock(), 1), POLL_S)
             link, welcome = await join(run, who, left_s, make_hello)
@@ -212,19 +212,21 @@ async def join_steadily(
         who = identity(who.role, who.node)
 
 
-async def _are_renewed(run: RunAddress, used: str, sleep: Callable[[float], Awaitable[None]]) -> bool:
+async def _are_renewed(run: RunAddress, used: bytes, sleep: Callable[[float], Awaitable[None]]) -> bool:
     """True as soon as the credentials file has others than the ``used`` ones; False if it keeps them."""
     for _ in range(round(RENEWAL_S / POLL_S)):
-        if _credentials_text(run) not in ("", used):
+        if _credentials_bytes(run) not in (b"", used):
             return True
         await sleep(POLL_S)
     return False
 
 
-def _credentials_text(run: RunAddress) -> str:
-    """Contents of the credentials file; empty if there is none."""
-    file = run.credentials_file
-    return file.read_text(encoding="utf-8") if file and file.is_file() else ""
+def _credentials_bytes(run: RunAddress) -> bytes:
+    """Contents of the credentials file; empty if they cannot be read, of which `join` tells."""
+    try:
+        return run.credentials_file.read_bytes() if run.credentials_file else b""
+    except OSError:
+        return b""
 
 
 async def await_with_beats(link: Link, beat_s: float, waiting: Awaitable[Loaded]) -> Loaded:

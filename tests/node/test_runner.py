@@ -372,6 +372,17 @@ def test_a_new_node_waits_for_the_secret_of_the_broker_that_follows_a_killed_one
     assert broker.paused_s == [POLL_S] * 5 + [0.1]
 
 
+def test_a_file_that_holds_no_credentials_is_told_in_the_words_of_the_handshake(monkeypatch, tmp_path):
+    """Its bytes are compared, and only `join` reads them as credentials."""
+    folder, binary = tmp_path / "folder", tmp_path / "binary"
+    folder.mkdir()
+    binary.write_bytes(b"\xff")
+    for file in (folder, binary):
+        broker = Broker(monkeypatch, ConfigError("cannot read the secret file"))
+        with pytest.raises(ConfigError, match="cannot read the secret file"):
+            asyncio.run(join_steadily(RunAddress("tcp://a:1", file), WHO, None, sleep=broker.sleep))
+
+
 def test_a_new_node_with_the_secret_of_another_run_is_refused_soon(monkeypatch, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("old")

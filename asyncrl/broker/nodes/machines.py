@@ -52,11 +52,6 @@ class MachineBook:
         """True if the trainer has several machines."""
         return self._num_machines > 1
 
-    @property
-    def is_incomplete(self) -> bool:
-        """True while a group trains with too few members, and a machine waits that could be one."""
-        return bool(self._members and self._waiting) and len(self._members) < self._num_machines
-
     def names(self) -> list[str]:
         """Machines that wait or train."""
         return [node.name for node in (*self._members, *self._waiting)]
@@ -91,8 +86,8 @@ class MachineBook:
         return None
 
     def committed(self, now_s: float) -> Disbandment | None:
-        """A checkpoint was written. The group ends if a missing machine waits for it."""
-        if not self.is_incomplete:
+        """A checkpoint was written. A group with too few members ends if a machine waits that could be one."""
+        if not (self._members and self._waiting and len(self._members) < self._num_machines):
             return None
         return self._disband(f"a missing machine of the trainer has come, {SAVED}", now_s)
 

@@ -3,24 +3,19 @@
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from asyncrl.cli.main import main
 from asyncrl.config.config import Config
 from asyncrl.node.machine.diagnosis import Diagnosis, Line
+from tests.cli.invoke import asyncrl
 
 FOUND = Diagnosis((Line("devices", "cuda", "bad", "none", "torch sees no cuda device: install another"),), is_fit=False)
-
-
-def doctor(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["doctor", *arguments])
 
 
 @pytest.mark.parametrize(
     "arguments", [("--npu", "--role", "trainer"), ("--role", "cook"), ("--npu", "--cluster", "cluster.toml")]
 )
 def test_contradictory_options_are_refused(arguments: tuple[str, ...]) -> None:
-    assert doctor(*arguments).exit_code == 2
+    assert asyncrl("doctor", *arguments).exit_code == 2
 
 
 def test_a_run_file_is_judged_by_its_own_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,11 +25,13 @@ def test_a_run_file_is_judged_by_its_own_needs(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr("asyncrl.cli.launch.checks.fitness.diagnose_run", diagnose_run)
     (tmp_path / "run.toml").write_text('[model]\npath = "m"\n[data]\ntrain = "t"\n')
-    result = doctor(str(tmp_path / "run.toml"), "--set", "seed=5", "--device-memory", "80GB", "--host-memory", "1TB")
+    result = asyncrl(
+        "doctor", str(tmp_path / "run.toml"), "--set", "seed=5", "--device-memory", "80GB", "--host-memory", "1TB"
+    )
     assert result.exit_code == 1
     assert "torch sees no cuda device" in result.output
 
 
 def test_a_run_file_is_not_asked_together_with_other_checks(tmp_path: Path) -> None:
-    assert "give one of them" in doctor(str(tmp_path / "run.toml"), "--npu").stderr
-    assert "are for CONFIG" in doctor("--set", "seed=5").stderr
+    assert "give one of them" in asyncrl("doctor", str(tmp_path / "run.toml"), "--npu").stderr
+    assert "are for CONFIG" in asyncrl("doctor", "--set", "seed=5").stderr

@@ -10,7 +10,7 @@ from rich.console import Console
 from asyncrl.cli.doctor.output import show, to_plain
 from asyncrl.cli.terminal import to_json
 from asyncrl.node.machine.diagnosis import Diagnosis, Line
-from tests.cli.doctor.test_command import doctor
+from tests.cli.invoke import asyncrl
 
 FOUND = Diagnosis(
     (
@@ -68,8 +68,8 @@ key = "/nonexistent/key"
 def test_the_machines_of_a_cluster_file_are_checked(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as broker:
         (tmp_path / "cluster.toml").write_text(CLUSTER.format(port=broker.getsockname()[1]))
-        done = doctor("--cluster", str(tmp_path / "cluster.toml"), "--json")
-        table = doctor("--cluster", str(tmp_path / "cluster.toml"))
+        done = asyncrl("doctor", "--cluster", str(tmp_path / "cluster.toml"), "--json")
+        table = asyncrl("doctor", "--cluster", str(tmp_path / "cluster.toml"))
     assert (done.exit_code, table.exit_code) == (1, 1), done.stderr
     said = json.loads(done.stdout)
     assert said["is_fit"] is False
@@ -81,6 +81,6 @@ def test_the_machines_of_a_cluster_file_are_checked(tmp_path: Path) -> None:
 
 def test_a_mistake_in_a_cluster_file_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(CLUSTER.format(port=1).replace("roles", "role"))
-    done = doctor("--cluster", str(tmp_path / "cluster.toml"))
+    done = asyncrl("doctor", "--cluster", str(tmp_path / "cluster.toml"))
     assert (done.exit_code, done.stdout) == (78, "")
     assert done.stderr == "asyncrl: unknown key 'machine.role': did you mean 'machine.roles'?\n"

@@ -4,27 +4,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from asyncrl.cli.main import main
-
-NEEDED = (
-    "actor_rollout_ref.model.path=models/base",
-    "data.train_files=train.jsonl",
-    "algorithm.adv_estimator=grpo",
-    "actor_rollout_ref.rollout.n=4",
-    "data.train_batch_size=8",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-)
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["import-verl", *arguments])
+from tests.cli.import_verl.options import NEEDED
+from tests.cli.invoke import asyncrl
 
 
 def test_an_output_that_cannot_be_written_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    result = invoke(*NEEDED, "-o", str(tmp_path / "file" / "run.toml"))
+    result = asyncrl("import-verl", *NEEDED, "-o", str(tmp_path / "file" / "run.toml"))
     assert result.exit_code == 78
     assert result.stderr.startswith("asyncrl: cannot write ")
 
@@ -38,7 +25,7 @@ def test_an_output_that_cannot_be_written_is_refused_in_one_sentence(tmp_path: P
     ],
 )
 def test_a_run_that_cannot_work_is_still_printed_and_exits_with_1(options: tuple[str, ...], sentence: str) -> None:
-    result = invoke(*options)
+    result = asyncrl("import-verl", *options)
     assert result.exit_code == 1
     assert tomllib.loads(result.stdout)
     assert sentence in result.stderr
@@ -53,7 +40,7 @@ def test_a_run_that_cannot_work_is_still_printed_and_exits_with_1(options: tuple
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
-    result = invoke(*arguments)
+    result = asyncrl("import-verl", *arguments)
     assert result.exit_code == 78
     assert result.stderr.startswith("asyncrl: ")
     assert sentence in result.stderr

@@ -7,7 +7,8 @@ import pytest
 from click.testing import Result
 
 from asyncrl.config.run_file import load_config
-from tests.cli.import_verl.test_command import NEEDED, invoke
+from tests.cli.import_verl.options import NEEDED
+from tests.cli.invoke import asyncrl
 
 SCRIPT = """
 set -x
@@ -18,14 +19,14 @@ python3 -m verl.experimental.one_step_off_policy.main_ppo "${OPTIONS[@]}" \\
 
 
 def in_jail(*arguments: str) -> Result:
-    result = invoke(*arguments)
+    result = asyncrl("import-verl", *arguments)
     if "cannot expand a launch script safely" in result.stderr:
         pytest.skip(result.stderr)
     return result
 
 
 def test_options_become_a_run_file_on_stdout_and_accounts_on_stderr() -> None:
-    result = invoke(*NEEDED, "data.return_raw_chat=True", "+data.nonsense=1")
+    result = asyncrl("import-verl", *NEEDED, "data.return_raw_chat=True", "+data.nonsense=1")
     assert result.exit_code == 0
     assert tomllib.loads(result.stdout)["schedule"]["groups_per_step"] == 8
     for option in (*NEEDED, "data.return_raw_chat=True", "+data.nonsense=1"):
@@ -45,8 +46,8 @@ def test_a_script_becomes_a_valid_run_file(tmp_path: Path) -> None:
 def test_rows_are_counted_if_the_data_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.jsonl").write_text('{"prompt": "1", "answer": "1"}\n' * 24)
-    assert tomllib.loads(invoke(*NEEDED, "trainer.total_epochs=2").stdout)["run"] == {"steps": 6}
-    limited = invoke(*NEEDED, "trainer.total_epochs=2", "data.train_max_samples=16")
+    assert tomllib.loads(asyncrl("import-verl", *NEEDED, "trainer.total_epochs=2").stdout)["run"] == {"steps": 6}
+    limited = asyncrl("import-verl", *NEEDED, "trainer.total_epochs=2", "data.train_max_samples=16")
     assert tomllib.loads(limited.stdout)["run"] == {"steps": 4}
 
 

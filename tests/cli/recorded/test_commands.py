@@ -6,9 +6,7 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
-from asyncrl.cli.main import main
 from asyncrl.cli.recorded.commands import COMMANDS
 from asyncrl.observe.run_directory import RunDirectory
 from tests.cli.invoke import asyncrl
@@ -17,7 +15,7 @@ from tests.cli.invoke import asyncrl
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_a_run_that_does_not_exist_is_named(command: click.Command, tmp_path: Path) -> None:
     others = ["tensorboard"] if command.name == "track" else []
-    found = CliRunner().invoke(main, [command.name or "", str(tmp_path / "none"), *others])
+    found = asyncrl(command.name, tmp_path / "none", *others)
     assert found.exit_code == 78
     assert f"{tmp_path / 'none'}" in found.output
     assert len(found.output.splitlines()) == 1
