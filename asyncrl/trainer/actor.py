@@ -328,7 +328,7 @@ class TrainerActor:
 
     async def _step(self, step: int, free_s: float) -> None:
         """Train a step, which the trainer was free for from ``free_s`` on."""
-        fetched = await self._batches.upcoming
+        fetched = await self._batches.take()
         if step + 1 < self._config.run.steps:
             self._batches.request(step + 1, self._tasks)
         async with self._turns.turn():

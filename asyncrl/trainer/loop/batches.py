@@ -64,6 +64,12 @@ class Batches:
         """Ask for the batch of ``step``, and fetch it as a task of the group."""
         self._upcoming = tasks.create_task(self._batch(step))
 
+    async def take(self) -> FetchedStep:
+        """Wait for the step that was requested. It is not kept here: its arrays are freed once it is trained."""
+        step = await self.upcoming
+        self._upcoming = None
+        return step
+
     def arrived(self, batch: Batch) -> None:
         """The broker has sent a batch; one that nobody waits for changes nothing."""
         if (future := self._asked.get(batch.step)) and not future.done():

@@ -112,6 +112,18 @@ def test_a_step_that_begins_before_its_request_is_a_mistake(trainer: Everything)
         trainer.batches.upcoming  # noqa: B018
 
 
+def test_a_step_is_taken_once_and_not_kept(trainer: Everything) -> None:
+    async def act(tasks: asyncio.TaskGroup) -> None:
+        trainer.batches.request(4, tasks)
+        await asyncio.sleep(0)
+        trainer.batches.arrived(Batch(4, [], 0.5))
+        assert (await trainer.batches.take()).lr == 0.5
+        with pytest.raises(BrokenInvariant):
+            trainer.batches.upcoming  # noqa: B018
+
+    play(act)
+
+
 def test_a_request_can_be_cancelled(trainer: Everything) -> None:
     async def act(tasks: asyncio.TaskGroup) -> None:
         trainer.batches.cancel()
