@@ -102,6 +102,10 @@ class EngineDied(AsyncrlError):
     """The engine's own process ended. No trajectory is to blame: the node ends and is restarted."""
 
 
+class NodeStalled(AsyncrlError):
+    """The node lives, and its work has made no progress for too long: it ends, and is restarted."""
+
+
 class RankDied(AsyncrlError):
     """One process of a sharded trainer ended or hangs. The others end too, and all are restarted together."""
 

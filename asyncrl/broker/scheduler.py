@@ -86,7 +86,7 @@ class Scheduler:
         schedule = config.schedule
         self.final_version = -(-config.run.steps // schedule.steps_per_publish)
         self.out = Outbox()
-        self.nodes = NodeBook(config.broker.notice_s, config.broker.node_ttl_s)
+        self.nodes = NodeBook(config.broker)
         self.machines = MachineBook(config.trainer, self.nodes, self.out)
         self.spools = SpoolBook(config.broker.spool_ttl_s)
         self.turns = TurnBook(self.nodes, self.out, is_used=config.rollout.colocated)
@@ -185,6 +185,7 @@ class Scheduler:
                 node.policy_version = node.received_version = hello.policy_version
             self.spools.assign(peer)
             self.dispatcher.adopt(node, hello.held, now_s)
+            self.versions.adopted(node)
         elif node.role == "spool" and hello.spool:
             self.spool_loss.joined(hello.spool)
         elif node.role == "supervisor":
@@ -222,8 +223,9 @@ class Scheduler:
         for node in self.nodes.falling_quiet(now_s):
             self.out.event("node.quiet", node=node.name, role=node.role, seconds=round(now_s - node.heard_s, 2))
             self._credits_changed(node)
-        if self.training.awaited_step is not None:
-            self._suspend_silent()
+        for node in self.nodes.stalling(now_s):
+            self._stall_changed(node, now_s)
+        self._suspend_away(is_awaited=self.training.awaited_step is not None)
         self.dispatcher.expire(now_s)
         self.spool_loss.tick(now_s, self.transfers.live_version)
         self.versions.changed()
@@ -299,9 +301,7 @@ class Scheduler:
         if node.is_quiet:
             node.is_quiet = False
             self.out.event("node.heard", node=node.name, role=node.role)
-            self._credits_changed(node)
-            self.dispatcher.resume(node, now_s)
-            self.versions.changed()
+            self._back(node, now_s)
         match message:
             case Beat():
                 node.beats(message, now_s)
@@ -417,6 +417,8 @@ class Scheduler:
             self.versions.advance(now_s)
         if self.turns.advance(may_train=self.versions.are_at_rest, now_s=now_s):
             self.versions.advance(now_s)
+        for group in self.evaluation.take_abandoned():
+            self.grading.drop(group)
         self.machines.advance(now_s)
         live_version = self.transfers.live_version
         self.training.advance(live_version)
@@ -443,8 +445,7 @@ class Scheduler:
         )
         self._trajectories.revoke(node.peer)
         self.turns.left(node.peer, now_s)
-        for group in self.versions.left(node):
-            self.grading.drop(group)
+        self.versions.left(node)
         self.spools.release(node.peer)
         if node.role == "spool" and not self.is_finished:
             self.spool_loss.left(node.name, now_s)
@@ -459,13 +460,38 @@ class Scheduler:
             for node in ended.members:
                 self._remove(node, ended.reason, now_s, on_purpose=True)
 
-    def _suspend_silent(self) -> None:
-        """Let others sample what silent rollouts hold, if there are others."""
+    def _suspend_away(self, *, is_awaited: bool) -> None:
+        """
+        Let others sample what stalled rollouts hold, if there are others; what silent ones hold if it ``is_awaited``.
+
+        A silent node is lost soon, and may only have been slow to answer; a stalled one keeps its leases for ever.
+        """
         rollouts = self.nodes.rollouts()
-        if not all(node.is_quiet for node in rollouts):
+        if not all(node.is_away for node in rollouts):
             for node in rollouts:
-                if node.is_quiet:
+                if node.is_stalled or (node.is_quiet and is_awaited):
                     self.dispatcher.suspend(node)
+
+    def _stall_changed(self, node: Node, now_s: float) -> None:
+        """A node was found without progress for too long, or makes progress again."""
+        if node.is_stalled:
+            cause = node.standstill.sentence(now_s)
+            self.out.event("node.stalled", node=node.name, role=node.role, cause=cause)
+            self._credits_changed(node)
+            if not all(other.is_away for other in self.nodes.rollouts()):
+                self.dispatcher.leave_evaluation(node)
+                self.versions.free_evaluation(node)
+        else:
+            self.out.event("node.moving", node=node.name, role=node.role)
+            if not node.is_quiet:
+                self._back(node, now_s)
+
+    def _back(self, node: Node, now_s: float) -> None:
+        """A node that was away works again: it gets back what nobody has taken over."""
+        self._credits_changed(node)
+        if not node.is_away:
+            self.dispatcher.resume(node, now_s)
+        self.versions.changed()
 
     def _credits_changed(self, node: Node) -> None:
         if book := self._credits.get(node.role):

@@ -64,6 +64,8 @@ def _beat(message: Beat) -> str:
         or _count("tokens", message.tokens)
         or _seconds("decode_steps", message.decode_steps)
         or _seconds("cores_busy", message.cores_busy)
+        or _count("progress", message.progress)
+        or _seconds("cores", message.cores)
     )
 
 

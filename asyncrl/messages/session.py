@@ -4,6 +4,8 @@ The session of a node: it joins, shows that it is alive, takes turns at shared d
     node ──Hello──▶ BROKER ──Welcome──▶ node ──Ready, Beat …──▶ BROKER ──Stop──▶ node ──Bye──▶ BROKER
 """
 
+from typing import Literal
+
 from asyncrl.actor.message import Message, Value
 from asyncrl.messages.files import ModelFiles
 from asyncrl.messages.spool import SpoolAddress, SpoolSet
@@ -91,7 +93,7 @@ class Ready(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """Heartbeat, sent by the node's own event loop."""
+    """Heartbeat. It says that the node lives; that ``progress`` grows says that it works."""
 
     lag_s: float = 0.0
     """Delay of the event loop in sending it, in seconds."""
@@ -107,6 +109,15 @@ class Beat(Message, frozen=True):
     """Rollouts: decode steps of the engine since the start of the role; asyncrl/rollout/decode_steps.py."""
     cores_busy: float = 0.0
     """Share of the time since the last one in which the cores of the machine were busy, with any process."""
+    doing: Activity | Literal[""] = ""
+    """Activity at this moment; empty before the role has begun."""
+    progress: int = 0
+    """
+    Work since the start of the role, in units of its own that grow while it works: tokens computed by an engine;
+    micro-batches, buckets and steps of a trainer.
+    """
+    cores: float = 0.0
+    """Cores that the node's processes used since the last one, on average."""
 
 
 class Drain(Message, frozen=True):

@@ -81,8 +81,11 @@ class Drained(Message, frozen=True):
     """True if it was not asked to leave: there is no such node, or it cannot be drained."""
 
 
-NodeState = Literal["loading", "working", "waiting", "silent", "leaving"]
-"""``silent``: it was not heard for so long that it gets no new work."""
+NodeState = Literal["loading", "working", "waiting", "silent", "stalled", "leaving"]
+"""
+``silent``: it was not heard for so long that it gets no new work. ``stalled``: it is heard, and has made no progress
+for so long.
+"""
 
 
 class NodeStatus(Value, frozen=True):
@@ -104,6 +107,8 @@ class NodeStatus(Value, frozen=True):
     """Delay of its event loop at its last beat, in seconds."""
     silent_s: float = 0.0
     """Seconds since it was last heard."""
+    still: str = ""
+    """What it has done without progress, such as ``sampling for 31 s without a token``; empty for a few seconds."""
 
 
 class Incident(Value, frozen=True):

@@ -87,7 +87,7 @@ from asyncrl.messages.weights import (
     WeightsList,
 )
 
-PROTOCOL = 11
+PROTOCOL = 12
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 ToBroker = (
     Hello | Ready | Beat | Asleep | AskTurn | Draining | Bye | Drain | StoreSet | StoreGet

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -15,6 +15,8 @@ from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.actor.waiting import OtherCameFirst, unless
 from asyncrl.client.handshake import Identity, hello, identity, join, leave, send_beats, unknown_key
 from asyncrl.client.run_address import POLL_S, RunAddress
+from asyncrl.client.standstill import Standstill
+from asyncrl.config.sections.broker import Broker
 from asyncrl.errors import (
     AsyncrlError,
     ConfigError,
@@ -24,13 +26,15 @@ from asyncrl.errors import (
     LinkReset,
     LinkSilent,
     MachineLost,
+    NodeStalled,
     UnknownKey,
     WrongHub,
 )
 from asyncrl.log import about, get_logger
 from asyncrl.messages.session import Beat, Hello, Welcome
-from asyncrl.node.machine.cores import Cores
+from asyncrl.node.machine.cores import Cores, OwnCores
 from asyncrl.node.machine.pressure import memory_stall
+from asyncrl.node.process.process import exit_unless_cancelled
 from asyncrl.node.process.service_manager import service_manager
 from asyncrl.observe.metrics.sources import read_from
 from asyncrl.observe.metrics.table import Sample
@@ -83,17 +87,31 @@ async def serve(
     stopping: asyncio.Event,
     drain: Callable[[float], Awaitable[object]] | None = None,
     drain_s: float = 0.0,
+    limits: Broker | None = None,
 ) -> None:
     """
     Run ``actor`` to its end, or until ``stopping`` is set and ``drain`` has finished; then send Bye.
 
-    ``drain_s`` is the time limit given to ``drain``, which the service manager is asked to wait.
-    """
+    Args:
+        drain_s: Time limit given to ``drain``, which the service manager is asked to wait.
+        limits: Time limits of a role whose work must make progress; None for a role that only answers.
 
-    cores = Cores()
+    Raises:
+        NodeStalled: There was no progress for ``limits.stall_limit_s``. A process of `run_process` ends soon after,
+            whatever its threads do.
+    """
+    cores, own_cores = Cores(), OwnCores()
+    clock = asyncio.get_running_loop().time
+    standstill = limits and Standstill(limits, clock())
+    stalled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def beat(lag_s: float) -> Beat:
-        return replace(actor.beat(lag_s), memory_stall=memory_stall(), cores_busy=cores.busy())
+        made = replace(actor.beat(lag_s), memory_stall=memory_stall(), cores_busy=cores.busy(), cores=own_cores.used())
+        if standstill:
+            standstill.heard(made, clock())
+            if standstill.is_over_limit(clock()) and not stalled.done():
+                stalled.set_result(standstill.sentence(clock()))
+        return made
 
     beats = asyncio.create_task(send_beats(link, beat_s, beat), name="beats")
     running = asyncio.create_task(actor.run(), name="actor")
@@ -102,16 +120,32 @@ async def serve(
     log.info("node.ready", status=actor.status())
     try:
         with read_from(actor.metrics):
-            await asyncio.wait([running, draining], return_when=asyncio.FIRST_COMPLETED)
+            ends: tuple[asyncio.Future[Any], ...] = (running, draining, stalled)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
+        if stalled.done():
+            raise NodeStalled(f"no progress: {stalled.result()}; this node ends, to be started again")
+    except NodeStalled as error:
+        await _end_stalled(error, link)
+        raise
     finally:
         for task in (beats, running, draining):
             task.cancel()
-        await asyncio.gather(beats, running, draining, return_exceptions=True)
-        reason = _bye_reason(running, stopping)
-        log.info("node.left", reason=reason, status=actor.status())
-        await leave(link, reason)
+        if not stalled.done():
+            await asyncio.gather(beats, running, draining, return_exceptions=True)
+            reason = _bye_reason(running, stopping)
+            log.info("node.left", reason=reason, status=actor.status())
+            await leave(link, reason)
+        stalled.cancel()
+
+
+async def _end_stalled(error: NodeStalled, link: Link) -> None:
+    """Leave the run at once, and end this process even if its threads never return; a host's process stays."""
+    log.error("node.stalled", cause=str(error))
+    if service_manager().owns_process:
+        exit_unless_cancelled(error)
+    await leave(link, f"{type(error).__name__}: {error}")
 
 
 async def run_sessions(

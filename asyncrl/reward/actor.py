@@ -82,7 +82,7 @@ class RewardActor:
         self._has_scored = asyncio.Event()
 
     def beat(self, lag_s: float) -> Beat:
-        return Beat(lag_s, self._occupancy.seconds)
+        return Beat(lag_s, self._occupancy.seconds, doing=self._occupancy.current, progress=self._settled)
 
     def status(self) -> str:
         """Trajectories graded and in hand."""

@@ -194,7 +194,14 @@ class RolloutActor:
     def beat(self, lag_s: float) -> Beat:
         """Heartbeat with running totals; ``lag_s`` is the delay of the event loop."""
         made = self._generations
-        return Beat(lag_s, made.occupancy.seconds, made.num_tokens, decode_steps=made.decode_steps)
+        return Beat(
+            lag_s,
+            made.occupancy.seconds,
+            made.num_tokens,
+            decode_steps=made.decode_steps,
+            doing=made.occupancy.current,
+            progress=made.num_computed,
+        )
 
     def status(self) -> str:
         """Version of the weights, and completions in hand."""

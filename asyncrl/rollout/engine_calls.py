@@ -73,6 +73,14 @@ class EngineCalls:
         """True if no request is in the engine."""
         return not any(call.is_in_engine for call in self._calls.values())
 
+    @property
+    def num_computed(self) -> int:
+        """Work of the engine so far: the tokens that it has computed, or written if it tells no more."""
+        if isinstance(computed := getattr(self._engine, "num_computed", None), int):
+            return computed
+        running = [written for call in self._calls.values() if (written := self._written_by(call))]
+        return self.num_tokens + sum(len(written.completion_ids) for written in running)
+
     async def complete(self, request: Request) -> Completion:
         """Sample one completion, in the caller's task. Raises `EngineError`."""
         task = asyncio.current_task()
@@ -91,9 +99,10 @@ class EngineCalls:
 
     def written(self, request: Request) -> Completion | None:
         """Tokens of a request so far, in the engine or outside; None if there are none, or it does not run."""
-        if call := self._calls.get(id(request)):
-            return self._engine.written(call.request) or call.request.resume_from
-        return None
+        return self._written_by(call) if (call := self._calls.get(id(request))) else None
+
+    def _written_by(self, call: EngineCall) -> Completion | None:
+        return self._engine.written(call.request) or call.request.resume_from
 
     def make_way(self) -> None:
         """

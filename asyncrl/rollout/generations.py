@@ -127,6 +127,11 @@ class Generations:
         return self._calls.num_tokens
 
     @property
+    def num_computed(self) -> int:
+        """Work of the engine so far, in tokens; it grows while the engine works."""
+        return self._calls.num_computed
+
+    @property
     def decode_steps(self) -> float:
         """Decode steps of the engine so far."""
         return self._calls.decode_steps.number

@@ -233,7 +233,15 @@ class TrainerActor:
         await self._link.send(Draining())
 
     def beat(self, lag_s: float) -> Beat:
-        return Beat(lag_s, self._occupancy.seconds, self._progress.num_tokens, buckets=self._publisher.num_buckets)
+        num_computed = self._learner.num_computed
+        return Beat(
+            lag_s,
+            self._occupancy.seconds,
+            self._progress.num_tokens,
+            buckets=self._publisher.num_buckets,
+            doing="" if num_computed is None else self._occupancy.current,
+            progress=num_computed or 0,
+        )
 
     def status(self) -> str:
         """Steps done, and the newest published version."""

@@ -91,6 +91,11 @@ class Learner:
         return self._num_steps
 
     @property
+    def num_computed(self) -> int:
+        """Micro-batches begun so far: it grows while a step trains."""
+        return self._models.num_collated
+
+    @property
     def policy(self) -> Policy:
         return self._models.policy
 

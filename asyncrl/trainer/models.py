@@ -56,6 +56,8 @@ class Models:
         place: dict[str, Any] = {"overrides": overrides, "dtype": dtype, "device": ranks.device, "mesh": ranks.mesh}
         place |= {"expert_parallel": trainer.expert_parallel}
         offload = trainer.offload
+        self.num_collated = 0
+        """Micro-batches packed so far."""
         self.policy = Policy(
             model_path,
             **place,
@@ -80,6 +82,7 @@ class Models:
     def collate(self, trajectories: Sequence[TrainingTrajectory]) -> MicroBatch:
         """Pack trajectories as the models read them, pictures included."""
         ranks = self._ranks
+        self.num_collated += 1
         return collate(trajectories, device=ranks.device, group=ranks.sequence, processor=self.policy.processor)
 
     def score(self, batch: MicroBatch, wanted: Collection[str]) -> dict[str, Tensor]:

@@ -109,7 +109,9 @@ class ShardActor:
                 raise group.exceptions[0] from None
 
     def beat(self, lag_s: float) -> Beat:
-        return Beat(lag_s, self._occupancy.seconds)
+        return Beat(
+            lag_s, self._occupancy.seconds, doing=self._occupancy.current, progress=self._learner.num_computed or 0
+        )
 
     def status(self) -> str:
         return f"rank {self._rank}"

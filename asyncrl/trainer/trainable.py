@@ -25,6 +25,10 @@ class Trainable(Protocol):
     lr: float
     """Learning rate after the warm-up. The actor sets it before each step: `asyncrl set` may have changed it."""
 
+    @property
+    def num_computed(self) -> int | None:
+        """Micro-batches begun so far, or another number that grows while a step trains; None if nobody can tell."""
+
     def assign_ranks(self, infos: Sequence[TrajectoryInfo], /) -> list[int]:
         """
         Rank that trains each trajectory of a batch; 0 for all where there is one process.

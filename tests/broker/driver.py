@@ -10,7 +10,7 @@ leave with the action "commit".
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -455,11 +455,13 @@ class Cluster:
         for outgoing in unsent:
             self._deliver(outgoing)
 
-    def tick(self, seconds: float = 0.25, silent: Collection[str] = ()) -> None:
-        """Let time pass, with beats of all peers but ``silent``."""
+    def tick(
+        self, seconds: float = 0.25, silent: Collection[str] = (), beats: Mapping[str, Beat] | None = None
+    ) -> None:
+        """Let time pass, with beats of all peers but ``silent``; ``beats`` has those that tell of work."""
         self.now_s += seconds
         for peer in {SPOOL, *self.nodes} - set(silent):
-            self.scheduler.handle(peer, Beat(), self.now_s)
+            self.scheduler.handle(peer, (beats or {}).get(peer, Beat()), self.now_s)
         self._run(lambda: self.scheduler.tick(self.now_s))
 
     # ── until nothing more happens ──────────────────────────────────────────────────────────

@@ -24,7 +24,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.hub = MemoryHub()
-        self.nodes = NodeBook(2.0, 10.0)
+        self.nodes = NodeBook()
         self.events: list[str] = []
         files: Any = SimpleNamespace(conclude=lambda cause, **_: cause, event=self.events.append)
         samples: Any = SimpleNamespace(wait=self._written)

@@ -30,7 +30,7 @@ from asyncrl.config.config import Config
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages.reward import Grade, Scored, ScoredItem
 from asyncrl.messages.rollout import Failed, Hold, Lease, Leased, Offer, Release, Settled
-from asyncrl.messages.session import Bye, Draining, Hello, Ready
+from asyncrl.messages.session import Beat, Bye, Draining, Hello, Ready
 from asyncrl.messages.spool import Trim
 from asyncrl.messages.supervisor import Evaluated, Failures
 from asyncrl.messages.trainer import Batch, Evaluating, Refusal, Stepped, Take
@@ -379,6 +379,60 @@ def test_what_the_only_rollout_holds_stays_its_own_however_silent_it_is() -> Non
     cluster.tick(2.1, silent=[silent.peer])
     assert events(cluster, "node.quiet")
     assert not of(cluster, Reissued)
+
+
+def test_what_a_rollout_without_progress_holds_is_sampled_by_others_and_it_gets_back_the_rest() -> None:
+    cluster = a_published(capacity=4)
+    stuck, other = rollouts(cluster)[0], cluster.start_rollout("b", capacity=2)
+    publish(cluster)
+    cluster.scheduler.training.trainer_left()  # Nobody waits for a batch.
+    held = set(stuck.running)
+    standing = {stuck.peer: Beat(doing="sampling", progress=5)}
+
+    for _ in range(90):
+        cluster.tick(0.25, beats=standing)
+    (stalled,) = events(cluster, "node.stalled")
+    assert stalled.fields["node"] == stuck.name
+    assert stalled.fields["cause"] == "sampling for 20 s without a token, and it has computed nothing for 20 s"
+    for unit in list(other.running):
+        other.finish(unit)
+    cluster.exchange()
+    assert {record.unit for record in of(cluster, Reissued) if record.cause == "stalled"} == held
+    assert set(other.running) & held
+    assert not [*events(cluster, "node.quiet"), *events(cluster, "node.lost"), *events(cluster, "lease.expired")]
+
+    cluster.tick(0.25, beats={stuck.peer: Beat(doing="sampling", progress=6)})
+    assert [event.fields["node"] for event in events(cluster, "node.moving")] == [stuck.name]
+    finish_all(cluster, stuck)
+    finish_all(cluster, other)
+    results = [record.unit for record in of(cluster, Result)]
+    assert held <= set(results)
+    assert len(results) == len(set(results)), "the first result counts"
+
+
+def test_what_the_only_rollout_holds_stays_its_own_however_long_it_stands_still() -> None:
+    cluster = a_published(capacity=4)
+    (stuck,) = rollouts(cluster)
+    held = set(stuck.running)
+    for _ in range(400):
+        cluster.tick(1.0, beats={stuck.peer: Beat(doing="sampling", progress=5)})
+    assert events(cluster, "node.stalled")
+    assert set(stuck.running) == held
+    assert not of(cluster, Reissued)
+
+
+def test_an_evaluation_moves_on_from_a_node_that_makes_no_progress() -> None:
+    cluster = a_published(HELD_OUT, rollouts=2, num_held_out=2)
+    a, b = rollouts(cluster)
+    assert a.is_held
+
+    for _ in range(90):
+        cluster.tick(0.25, beats={a.peer: Beat(doing="sampling", progress=1)})
+    cluster.exchange()
+
+    assert (a.is_held, b.is_held) == (False, True)
+    cluster.settle()
+    assert {result.num_prompts for result in cluster.scheduler.evaluation.results} == {2}
 
 
 def test_a_transfer_with_a_silent_member_is_aborted_for_the_others_and_repeated_without_it() -> None:
@@ -1038,7 +1092,7 @@ def test_weights_go_live_while_a_node_is_held() -> None:
     assert [result.policy_version for result in cluster.scheduler.evaluation.results] == [0, 2 + 2]
 
 
-def test_an_evaluation_whose_node_is_lost_restarts_on_another() -> None:
+def test_an_evaluation_whose_node_is_lost_goes_on_on_another() -> None:
     cluster = a_published(HELD_OUT, rollouts=2, num_held_out=2)
     a, b = rollouts(cluster)
     a.finish(Unit(0, 0, "held_out"))

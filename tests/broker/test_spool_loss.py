@@ -34,7 +34,7 @@ class Desk:
 
     def __init__(self) -> None:
         config = a_config(run={"steps": 4}, schedule={"groups_per_step": 1, "group_size": 2, "staleness": 1.0})
-        self.groups, self.out, self.grading, self.nodes = GroupBook(), Outbox(), GradeBook(), NodeBook(2.0, 10.0)
+        self.groups, self.out, self.grading, self.nodes = GroupBook(), Outbox(), GradeBook(), NodeBook()
         self.spools = SpoolBook(TTL_S)
         evaluation = EvaluationBook(Evaluation(), [], 4, self.groups)
         self.dispatcher = Dispatcher(config, self.groups, evaluation, self.spools, out=self.out, broker_term=1)

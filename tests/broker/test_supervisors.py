@@ -17,7 +17,7 @@ CAUSE = "reward: KeyError: 'answer' (score.py:3)"
 
 class Office:
     def __init__(self) -> None:
-        self.nodes, self.failures, self.pause, self.out = NodeBook(2.0, 10.0), FailureBook(), PauseBook(), Outbox()
+        self.nodes, self.failures, self.pause, self.out = NodeBook(), FailureBook(), PauseBook(), Outbox()
         self.supervisors = Supervisors(self.nodes, self.failures, self.pause, self.out)
 
     def join(self, name: str) -> None:

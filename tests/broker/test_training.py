@@ -32,7 +32,7 @@ class Desk:
     def __init__(self) -> None:
         self.config = a_config(run={"steps": 3}, schedule={"groups_per_step": 1, "group_size": 2, "staleness": 1.0})
         self.groups, self.out, self.window = GroupBook(), Outbox(), Window(self.config.schedule.window)
-        nodes = NodeBook(2.0, 10.0)
+        nodes = NodeBook()
         nodes.join("spool.0", Hello(PROTOCOL, "spool", "spool", "0"), 0.0)
         evaluation = EvaluationBook(Evaluation(), [], 3, self.groups)
         self.spools = SpoolBook(60.0)

@@ -209,6 +209,7 @@ class SimLearner:
     def __init__(self, world: World, trained: Trained) -> None:
         self._world = world
         self.trained = trained
+        self.num_computed = 0
         self.is_awake = True
 
     def assign_ranks(self, infos: Sequence[TrajectoryInfo]) -> list[int]:
@@ -216,6 +217,7 @@ class SimLearner:
 
     def train(self, trained: Step, policy_version: int | None) -> dict[str, float]:
         assert self.is_awake, "the model sleeps"
+        self.num_computed += 1
         trajectories = list(trained.trajectories.values())
         step = len(self.trained)
         if PROCESS.get().is_alive:

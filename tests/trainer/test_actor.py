@@ -55,6 +55,7 @@ class FakeLearner:
         self._log = log
         self.may_train = threading.Event()
         self.may_train.set()
+        self.num_computed = 0
         self.batches: list[list[Any]] = []
         self.versions: list[int | None] = []
         self.rates: list[float] = []

@@ -39,6 +39,7 @@ class FakeLearner:
         self.checked: list[Any] = []
         self.written: list[Any] = []
         self.parts = 1
+        self.num_computed = 0
 
     def assign_ranks(self, infos):
         self.baselines = [one.outcome.baseline for one in infos]

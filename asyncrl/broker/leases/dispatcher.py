@@ -8,8 +8,9 @@ Leases from grant to end: which rollout samples which group.
        └── refused: damaged ─────────────────────────────────────────────────┘
            leased again from the part on disk, the missing indices only, before fresh groups
 
-What a silent node holds may be leased to others while the trainer waits (`suspend`). If it is heard again, it gets back
-what nobody has taken over (`resume`); of two nodes that sample the same trajectory, the first result counts.
+What a stalled node holds, and a silent one while the trainer waits, may be leased to others (`suspend`). If it works
+again, it gets back what nobody has taken over (`resume`); of two nodes that sample the same trajectory, the first
+result counts.
 
 After a restart the broker grants no lease until every rollout of its earlier life has reported what it still samples
 (`adopt`) or has been given up: otherwise two nodes would sample the same trajectory.
@@ -29,7 +30,7 @@ from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.config.config import Config
-from asyncrl.messages.rollout import Cancelled
+from asyncrl.messages.rollout import Cancelled, Release
 from asyncrl.messages.session import Held
 from asyncrl.messages.spool import StoredItem
 from asyncrl.messages.trajectory import Unit
@@ -138,18 +139,27 @@ class Dispatcher:
         return len(revoked)
 
     def suspend(self, node: Node) -> None:
-        """Let other rollouts sample what a silent node holds."""
-        if suspended := self.leases.suspend(node.peer):
+        """Let other rollouts sample what a node holds that is silent or makes no progress."""
+        if suspended := self.leases.suspend(node.peer, "train"):
             groups = [self._groups.group(Unit(lease.group_id, 0, lease.split)) for lease in suspended]
             self._suspended[node.peer] = [
                 (lease, group.num_restarts) for lease, group in zip(suspended, groups, strict=True) if group
             ]
             for lease in suspended:
-                self._lost(lease, "silent")
+                self._lost(lease, "stalled" if node.is_stalled else "silent")
             self._out.event("leases.suspended", node=node.name, leases=len(suspended))
 
+    def leave_evaluation(self, node: Node) -> None:
+        """Take back the held-out groups of a node that makes no progress, and tell it."""
+        leases = self.leases.suspend(node.peer, "held_out")
+        for lease in leases:
+            self._lost(lease, "stalled")
+        if leases:
+            self._out.send(node.peer, Cancelled([lease.lease_id for lease in leases]))
+            self._out.send(node.peer, Release())
+
     def resume(self, node: Node, now_s: float) -> None:
-        """A silent node is heard again: lease to it what nobody has taken over, and cancel what is not wanted."""
+        """A node works again: lease to it what nobody has taken over, and cancel what is not wanted."""
         unwanted: list[Unit] = []
         for lease, num_restarts in self._suspended.pop(node.peer, ()):
             for index in lease.open:
@@ -227,7 +237,12 @@ class Dispatcher:
         group, slot = self._groups.find(unit)
         if group is None or slot is None or slot.state is not State.MISSING:
             return False
-        if unit.split == "held_out" or item.oldest_version < group.min_version or item.lease_id < slot.void_below:
+        if item.oldest_version < group.min_version or item.lease_id < slot.void_below:
+            return False
+        if unit.split == "held_out" and not (
+            self.leases.is_current_term(item.lease_id)  # Another term may have given the group's id to another prompt.
+            and self._evaluation.returned(node.peer, item.oldest_version)
+        ):
             return False
         self.leases.adopt(item.lease_id, node.peer, unit, now_s)
         slot.lease(item.lease_id)

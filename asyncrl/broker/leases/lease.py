@@ -94,9 +94,9 @@ class LeaseBook:
     def revoke(self, node: str) -> list[OpenLease]:
         return self._remove(list(self._of_node.get(node, {}).values()))
 
-    def suspend(self, node: str) -> list[OpenLease]:
-        """Remove the leases of training groups of a node that has fallen silent."""
-        return self._remove([lease for lease in self._of_node.get(node, {}).values() if lease.split == "train"])
+    def suspend(self, node: str, split: Split) -> list[OpenLease]:
+        """Remove the leases of one split of a node that is silent or makes no progress."""
+        return self._remove([lease for lease in self._of_node.get(node, {}).values() if lease.split == split])
 
     def cancel(self, group_id: int, split: Split) -> list[OpenLease]:
         return self._remove(self._of_group.get((group_id, split), ()))

@@ -2,8 +2,10 @@
 
 import math
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from asyncrl.client.standstill import Standstill
+from asyncrl.config.sections.broker import Broker
 from asyncrl.messages.session import Beat, Hello, Ready
 from asyncrl.messages.weights import Member
 from asyncrl.messages.words import Role, WeightsVia
@@ -47,6 +49,9 @@ class Node(Struct, eq=False, gc=False):
     is_draining: bool = False
     is_quiet: bool = False
     """True while it is silent for so long that it gets no new work."""
+    standstill: Standstill = field(default_factory=Standstill)
+    is_stalled: bool = False
+    """True while it beats without progress for so long that it gets no new work."""
 
     @property
     def credits(self) -> int:
@@ -57,15 +62,21 @@ class Node(Struct, eq=False, gc=False):
         return Member(self.name, self.incarnation, self.ranks)
 
     @property
+    def is_away(self) -> bool:
+        """True while others should do its work: it is silent, or makes no progress."""
+        return self.is_quiet or self.is_stalled
+
+    @property
     def is_able(self) -> bool:
         """True if it can be given work now. A rollout needs weights first."""
-        return self.credits > 0 and not self.is_quiet and (self.role != "rollout" or self.policy_version >= 0)
+        return self.credits > 0 and not self.is_away and (self.role != "rollout" or self.policy_version >= 0)
 
     def beats(self, beat: Beat, now_s: float) -> None:
         """Keep a heartbeat, and follow the rate of its tokens."""
         seconds, tokens = now_s - self.beat_at_s, beat.tokens - self.beat.tokens
         if self.beat_at_s and seconds > 0 and tokens >= 0:
             self.tokens_per_s += (1 - math.exp(-seconds / RATE_S)) * (tokens / seconds - self.tokens_per_s)
+        self.standstill.heard(beat, now_s)
         self.beat, self.beat_at_s = beat, now_s
 
     def __repr__(self) -> str:
@@ -73,11 +84,13 @@ class Node(Struct, eq=False, gc=False):
 
 
 class NodeBook:
-    """Connected nodes by peer, in the order they joined: quiet after ``notice_s`` of silence, lost after ``ttl_s``."""
+    """
+    Connected nodes by peer, in the order they joined: quiet after ``notice_s`` of silence, lost after ``node_ttl_s``,
+    and stalled without progress as `Standstill` decides.
+    """
 
-    def __init__(self, notice_s: float, ttl_s: float) -> None:
-        self._notice_s = notice_s
-        self._ttl_s = ttl_s
+    def __init__(self, limits: Broker = Broker()) -> None:  # noqa: B008  immutable
+        self._limits = limits
         self._nodes: dict[str, Node] = {}
         self._by_role: dict[Role, dict[str, Node]] = {}
         self._by_name: dict[str, tuple[Node, ...]] = {}
@@ -86,6 +99,7 @@ class NodeBook:
     def join(self, peer: str, hello: Hello, now_s: float, role: Role | None = None) -> Node:
         """Add a node, in another ``role`` than it says if that is given."""
         node = Node(peer, hello.node, hello.incarnation, role or hello.role, now_s, hello.host)
+        node.standstill = Standstill(self._limits, now_s)
         self._nodes[peer] = node
         self._by_role.setdefault(node.role, {})[peer] = node
         self._by_name[node.name] = (*self.earlier(hello), node)
@@ -122,19 +136,27 @@ class NodeBook:
         return node
 
     def silent(self, now_s: float) -> list[Node]:
-        return [node for node in self._nodes.values() if now_s - node.heard_s > self._ttl_s]
+        return [node for node in self._nodes.values() if now_s - node.heard_s > self._limits.node_ttl_s]
 
     def excuse(self, seconds: float) -> None:
         """Ignore ``seconds`` of silence, in which the broker could hear no node."""
         for node in self._nodes.values():
             node.heard_s += seconds
+            node.standstill.excuse(seconds)
 
     def falling_quiet(self, now_s: float) -> list[Node]:
         """Mark nodes quiet that have been silent for longer than ``notice_s``. Returns the newly quiet ones."""
-        quiet = [n for n in self._nodes.values() if not n.is_quiet and now_s - n.heard_s > self._notice_s]
+        quiet = [n for n in self._nodes.values() if not n.is_quiet and now_s - n.heard_s > self._limits.notice_s]
         for node in quiet:
             node.is_quiet = True
         return quiet
+
+    def stalling(self, now_s: float) -> list[Node]:
+        """Mark nodes that make no progress, and unmark those that do again. Returns those whose mark has changed."""
+        changed = [n for n in self._nodes.values() if n.is_stalled != n.standstill.is_stalled(now_s)]
+        for node in changed:
+            node.is_stalled = not node.is_stalled
+        return changed
 
     def earlier(self, hello: Hello) -> list[Node]:
         """Earlier incarnations of the node that says Hello: dead, or without memory of their work."""

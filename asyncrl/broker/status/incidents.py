@@ -31,6 +31,7 @@ SENTENCES = {
     "node.rejected": "{node} was refused: {cause}",
     "key.refused": "a peer at {address} was refused: nobody here owns its key, {key}",
     "node.quiet": "{node} fell silent",
+    "node.stalled": "{node} makes no progress: {cause}",
     "trainer.disbanded": "the trainer's machines parted: {cause}",
     "lease.expired": "a lease of {node} expired",
     "group.dropped": "group dropped: {reason}",
@@ -40,7 +41,7 @@ SENTENCES = {
     "transfer.failed": "{node} failed to receive weights: {cause}",
     "transfer.aborted": "weight transfer given up: {cause}",
     "upload.failed": "version {policy_version} could not be stored at the spool: {cause}",
-    "eval.lost": "evaluation of v{policy_version} lost with {node}",
+    "eval.lost": "evaluation of v{policy_version} interrupted: {node} has it no more",
     "run.waiting": "{cause}",
     "samples.lost": "samples of step {step} were lost",
     "step.skipped": "no update in step {step}: {cause}",
@@ -54,7 +55,7 @@ SENTENCES = {
 SENT = "{node} failed to send weights: {cause}"
 """Sentence of a ``transfer.failed`` of the trainer."""
 DEATHS = ("node.lost", "node.exited")
-CONSEQUENCES = ("transfer.failed", "transfer.aborted", "lease.expired", "eval.lost", "node.quiet")
+CONSEQUENCES = ("transfer.failed", "transfer.aborted", "lease.expired", "eval.lost", "node.quiet", "node.stalled")
 """Kinds that follow from a death of a node that they name."""
 USUAL_ENDS = ("done", "told to stop")
 """Causes of a ``node.left`` that is no incident: any other is an error that ended the node."""

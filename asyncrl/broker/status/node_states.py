@@ -12,6 +12,9 @@ from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.messages.supervisor import NodeState, NodeStatus
 
+STILL_S = 5.0
+"""Seconds without progress after which the state of a node says so."""
+
 
 def node_status(
     scheduler: Scheduler, node: Node, groups: Mapping[str, int], num_graded: int, now_s: float
@@ -37,12 +40,15 @@ def node_status(
         tokens_per_s=round(node.tokens_per_s, 1),
         lag_s=round(node.beat.lag_s, 4),
         silent_s=round(max(now_s - node.heard_s, 0.0), 3),
+        still=node.standstill.clause(now_s) if node.standstill.seconds(now_s) >= STILL_S else "",
     )
 
 
 def _state(scheduler: Scheduler, node: Node, groups: Mapping[str, int], in_hand: int) -> tuple[NodeState, str]:
     if node.is_quiet:
         return "silent", ""
+    if node.is_stalled:
+        return "stalled", ""
     if node.is_draining:
         return "leaving", ""
     if node.role in ("rollout", "trainer") and not node.is_ready and not scheduler.turns.is_asleep(node.peer):

@@ -4,7 +4,9 @@ Evaluation of held-out prompts by one rollout that is held at one version while 
     version live, evaluation due ─▶ Hold one node ─▶ lease it every prompt, k times ─▶ graded ─▶ Evaluated, Release
 
 `asyncrl.evaluation.metrics` computes the result; completions that failed for good are left out of every mean. If the
-node is lost, its evaluation ends without a result and starts again on another node, at the version that is live then.
+node is lost, its evaluation goes on where it stopped: on the next node that has the version, or on the same one, if it
+comes back with what it has sampled before another is free. If the first free node has a newer version, the evaluation
+ends without a result, and one of that version begins.
 """
 
 from collections.abc import Sequence
@@ -23,6 +25,7 @@ class OngoingEvaluation:
 
     def __init__(self, peer: str, policy_version: int, groups: list[Group]) -> None:
         self.peer = peer
+        """The node; empty while none has it, because the last one is gone."""
         self.policy_version = policy_version
         self.groups = groups
         self.waiting = WaitingGroups(groups)
@@ -73,6 +76,7 @@ class EvaluationBook:
         self.ongoing: OngoingEvaluation | None = None
         self.results: list[Evaluated] = []
         self._finished: list[OngoingEvaluation] = []
+        self._abandoned: list[Group] = []
 
     @property
     def is_finished(self) -> bool:
@@ -80,8 +84,8 @@ class EvaluationBook:
 
     @property
     def is_waiting(self) -> bool:
-        """True if an evaluation is due and needs a node."""
-        return self._due is not None and self.ongoing is None
+        """True if an evaluation is due, or goes on, and needs a node."""
+        return self._due is not None if self.ongoing is None else not self.ongoing.peer
 
     @property
     def measurements(self) -> list[Evaluated]:
@@ -106,9 +110,15 @@ class EvaluationBook:
             self._due = policy_version
 
     def start(self, peer: str, policy_version: int) -> OngoingEvaluation | None:
-        """Start the evaluation that is due on this node; None if none is due or one is ongoing."""
+        """Start the evaluation that is due, or go on with one, on this node; None if none needs a node."""
         if not self.is_waiting:
             return None
+        if self.ongoing and self.ongoing.policy_version == policy_version:
+            self.ongoing.peer = peer
+            return self.ongoing
+        if self.ongoing:
+            self._abandoned += self.ongoing.groups
+            self._groups.held_out.clear()
         groups = [
             Group(
                 self._next_group_id + i,
@@ -160,13 +170,29 @@ class EvaluationBook:
         self._next_group_id = max(self._next_group_id, group_id + 1)
 
     def left(self, peer: str) -> OngoingEvaluation | None:
-        """A node is gone. Returns the evaluation lost with it, which is due again."""
+        """A node is gone, or makes no progress. Returns the evaluation that it had, which needs a node now."""
         lost = self.ongoing if self.ongoing and self.ongoing.peer == peer else None
         if lost:
-            self._groups.held_out.clear()
-            self.ongoing = None
-            self._due = max(lost.policy_version, self._due or 0)
+            lost.peer = ""
         return lost
+
+    def returned(self, peer: str, oldest_version: int) -> bool:
+        """
+        A node says that it samples a held-out completion since an earlier session.
+
+        True if that is one of an evaluation without a node, or of its own, of the version that the evaluation is of:
+        the node then has the evaluation.
+        """
+        ongoing = self.ongoing
+        if ongoing is None or ongoing.peer not in ("", peer) or oldest_version != ongoing.policy_version:
+            return False
+        ongoing.peer = peer
+        return True
+
+    def take_abandoned(self) -> list[Group]:
+        """Groups of evaluations that have ended without a result since the last call."""
+        abandoned, self._abandoned = self._abandoned, []
+        return abandoned
 
 
 def _evaluated_prompt(group: Group) -> EvaluatedPrompt:

@@ -6,7 +6,6 @@ Path of a policy version: transferred to the rollouts, live, evaluated.
                                                         └─▶ Hold ─▶ held-out prompts ─▶ Measured ─▶ Release
 """
 
-from asyncrl.broker.groups.group import Group
 from asyncrl.broker.groups.window import Window
 from asyncrl.broker.ledger.records import Measured, VersionLive
 from asyncrl.broker.nodes.node import Node, NodeBook
@@ -46,7 +45,8 @@ class Versions:
     @property
     def held(self) -> list[str]:
         """[<= 1] Peer that keeps its version for the ongoing evaluation."""
-        return [self._evaluation.ongoing.peer] if self._evaluation.ongoing else []
+        ongoing = self._evaluation.ongoing
+        return [ongoing.peer] if ongoing and ongoing.peer else []
 
     def are_at_rest(self) -> bool:
         """True if rollouts have the newest version, and evaluate none that they have or can be given."""
@@ -129,17 +129,25 @@ class Versions:
         for node in (*self._nodes.of("supervisor"), *self._nodes.of("trainer")):
             self._out.send(node.peer, result)
 
-    def left(self, node: Node) -> list[Group]:
-        """A node is gone. Returns the held-out groups of the evaluation that was lost with it."""
+    def left(self, node: Node) -> None:
+        """A node is gone."""
         self.changed()
         self._transfers.left(node.peer, node.name)
         self.uploads.left(node, self._nodes, self._transfers.live_version)
         if node.role == "trainer":
             self._transfers.unstage()
-        if (lost := self._evaluation.left(node.peer)) is None:
-            return []
-        self._out.event("eval.lost", node=node.name, policy_version=lost.policy_version)
-        return lost.groups
+        self.free_evaluation(node)
+
+    def free_evaluation(self, node: Node) -> None:
+        """Let another node go on with the evaluation that this one has, if it has one."""
+        if lost := self._evaluation.left(node.peer):
+            self._out.event("eval.lost", node=node.name, policy_version=lost.policy_version)
+            self.changed()
+
+    def adopted(self, node: Node) -> None:
+        """A node has returned with completions of the ongoing evaluation: it keeps its version for them."""
+        if (ongoing := self._evaluation.ongoing) and ongoing.peer == node.peer:
+            self._out.send(node.peer, Hold(ongoing.policy_version))
 
     def _abort_transfer(self, now_s: float) -> None:
         """Tell the members of a transfer that cannot end to give it up."""
@@ -214,7 +222,7 @@ class Versions:
             return
         version = self._transfers.live_version
         current = (n for n in self._nodes.rollouts() if n.policy_version == n.received_version == version)
-        able = (n for n in current if not n.is_fetching and not n.transfer_group)
+        able = (n for n in current if not n.is_fetching and not n.transfer_group and not n.is_away)
         if (node := next((n for n in able if not n.is_draining), None)) and self._evaluation.start(node.peer, version):
             self._out.send(node.peer, Hold(version))
             if trainer := self._nodes.trainer():

@@ -42,6 +42,8 @@ def live_lines(status: Status) -> list[str]:
     rows = [["window", _window(status)], *_metric_rows(status)]
     lines = [f"{head}, {version}, {duration(status.time_s)}", *status.notes, *aligned(rows)]
     lines += ["", *node_lines(status.nodes)]
+    if still := [[f"  {node.node}", node.still] for node in status.nodes if node.still]:
+        lines += ["", "without progress", *aligned(still)]
     if waiting := _waits(status.nodes):
         lines += ["", "waiting for", *aligned(waiting)]
     if status.incidents:

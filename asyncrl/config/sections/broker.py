@@ -38,7 +38,7 @@ class Broker(Section, frozen=True, kw_only=True):
     advertise: str = ""
     """Host name or address at which all nodes reach this machine; empty takes the one at which each node did."""
     beat_s: Positive = 0.5
-    """Seconds between two heartbeats of a node, sent from the loop that does its work."""
+    """Seconds between two heartbeats of a node. Models compute in threads, so that a long computation delays none."""
     notice_s: Positive = 2.0
     """
     Seconds without a heartbeat after which a node gets no new leases until its next one; logged as an event. Weight
@@ -46,6 +46,16 @@ class Broker(Section, frozen=True, kw_only=True):
     """
     node_ttl_s: Positive = 10.0
     """Seconds without a heartbeat after which a node is lost and its leases go to other nodes."""
+    stall_s: Positive = 20.0
+    """
+    Seconds after which a node is stalled that beats, and neither computes nor makes progress with its work (tokens,
+    micro-batches): an event tells what it does, it gets no new leases, and others take over what it holds.
+    """
+    stall_limit_s: Positive = 600.0
+    """
+    Seconds without progress after which a node ends itself with that cause, whether it computes or not, so that whoever
+    started it starts it again. Longer than the longest decode step or micro-batch.
+    """
     segment_bytes: Count = 256 << 20
     """Bytes at which a spool segment is closed."""
     samples: bool = True

@@ -130,6 +130,8 @@ class BatchStream:
         self.config = config
         """The run's configuration."""
         self.lr = config.trainer.lr
+        self.num_computed = None
+        """A program's own step may take as long as it likes."""
         """Learning rate that the run has by now, for a loop whose optimizer follows `asyncrl set trainer.lr=...`."""
         self._model = model
         self._step = first_step

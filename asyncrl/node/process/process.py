@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -20,6 +21,7 @@ import structlog
 import uvloop
 
 from asyncrl.actor import failpoints
+from asyncrl.actor.supervise import OURS
 from asyncrl.errors import AsyncrlError, RunFailed, RunInterrupted
 from asyncrl.log import about
 from asyncrl.node.process.failpoints import PLACES, SHARD_PLACES, TURN_PLACES
@@ -27,6 +29,8 @@ from asyncrl.node.process.metrics_server import MetricsOptions, metrics_served
 from asyncrl.node.process.service_manager import ServiceManager, report_to, show_stacks_on_abort
 from asyncrl.processes.printed import FORMAT_VARIABLE
 
+LET_GO_S = 10.0
+"""Time for a library to let go of a thread, such as one in an aborted collective."""
 Job = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 LogFormat = Literal["auto", "json", "text"]
 """``auto``: JSON, or coloured text if standard error is a terminal."""
@@ -121,6 +125,24 @@ class _LossyStream:
     def flush(self) -> None:
         with contextlib.suppress(OSError):
             self._stream.flush()
+
+
+def exit_unless_cancelled(error: AsyncrlError) -> threading.Timer:
+    """
+    Start a timer that ends this process with ``error`` after `LET_GO_S`. Cancel it once all threads have left.
+
+    Nobody can end a thread in a collective of a device, or in a kernel that hangs, nor the loop that waits for it.
+    """
+
+    def leave() -> None:
+        sys.stderr.write(f"{OURS}{error}\n")
+        sys.stderr.flush()
+        os._exit(error.exit_code)
+
+    timer = threading.Timer(LET_GO_S, leave)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def configure_logging(name: str, role: str = "", log_format: LogFormat = "auto") -> None:

@@ -105,6 +105,11 @@ class ServiceManager:
         """Work or wait of the process, in one line."""
         return " ".join(self._describe().split())
 
+    @property
+    def owns_process(self) -> bool:
+        """True in a process that `run_process` started, which may end it; False inside a host."""
+        return self is not _NONE
+
     # ── changes ─────────────────────────────────────────────────────────────────────────────
 
     def waiting(self, status: str) -> None:

@@ -146,6 +146,7 @@ class RolloutSessions:
                     stopping=self._stopping,
                     drain=actor.drain,
                     drain_s=config.rollout.drain_s,
+                    limits=config.broker,
                 )
         except LinkError as lost:
             host.failed(lost)

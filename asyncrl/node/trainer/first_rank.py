@@ -7,16 +7,13 @@ Rank 0 of a trainer in this process, and the end of all waits for other ranks.
 """
 
 import asyncio
-import os
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
 from functools import partial
 
-from asyncrl.actor.supervise import OURS
 from asyncrl.config.sections.trainer import Trainer
-from asyncrl.errors import AsyncrlError, RankDied
+from asyncrl.errors import RankDied
 from asyncrl.node.trainer.place import RankPlace
 from asyncrl.trainer.ranks.rank_hub import OtherRanks, RankHub
 from asyncrl.trainer.ranks.ranks import RankGroup, Ranks, SingleRank
@@ -25,8 +22,6 @@ from asyncrl.weights.groups.store import LinkStore
 
 START_S = 120.0
 """Time for all ranks to start and import their libraries."""
-LET_GO_S = 10.0
-"""Time for a library to let go of a thread in an aborted collective."""
 
 Work = Callable[[Callable[[], Ranks], OtherRanks], Awaitable[None]]
 """The first rank's part: takes a function that forms the group, to be called on the thread that loads the model."""
@@ -53,24 +48,6 @@ def end_waits(store: LinkStore, group: RankGroup | None, reason: str) -> None:
     shut_down(store.values())
     if group:
         group.abort()
-
-
-def exit_unless_cancelled(error: AsyncrlError) -> threading.Timer:
-    """
-    Start a timer that ends this process with ``error`` after `LET_GO_S`. Cancel it once all threads have left.
-
-    The death of a peer ends gloo's collectives, but not those of devices, and aborting one may block the event loop.
-    """
-
-    def leave() -> None:
-        sys.stderr.write(f"{OURS}{error}\n")
-        sys.stderr.flush()
-        os._exit(error.exit_code)
-
-    timer = threading.Timer(LET_GO_S, leave)
-    timer.daemon = True
-    timer.start()
-    return timer
 
 
 class FirstRank:

@@ -27,7 +27,8 @@ from asyncrl.errors import ConfigError, LinkError, MachineLost, RankDied
 from asyncrl.files.secret_file import new_secret, write_secret
 from asyncrl.messages.session import Stop
 from asyncrl.messages.wire import CODEC
-from asyncrl.node.trainer.first_rank import FirstRank, Work, exit_unless_cancelled
+from asyncrl.node.process.process import exit_unless_cancelled
+from asyncrl.node.trainer.first_rank import FirstRank, Work
 from asyncrl.node.trainer.place import HubAddress, Place, RankPlace, Session
 from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, RankHub
 from asyncrl.trainer.ranks.rank_store import rank_store

@@ -17,10 +17,10 @@ from asyncrl.config.config import from_json
 from asyncrl.errors import RankDied
 from asyncrl.messages.wire import CODEC
 from asyncrl.node.model_files import require_same_models, with_copies
-from asyncrl.node.process.process import run_process
+from asyncrl.node.process.process import exit_unless_cancelled, run_process
 from asyncrl.node.runner import load_with_beats, serve
 from asyncrl.node.trainer.checkpoint_folder import checkpoint_folder
-from asyncrl.node.trainer.first_rank import START_S, end_waits, exit_unless_cancelled, form_group
+from asyncrl.node.trainer.first_rank import START_S, end_waits, form_group
 from asyncrl.node.trainer.learner import load_learner
 from asyncrl.node.trainer.machines import machine_hello
 from asyncrl.node.trainer.place import RankPlace

@@ -195,4 +195,12 @@ async def serve_trainer(
         on_drain=stopping.set,
     )
     async with aclosing(publisher), aclosing(uploader):
-        await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping, drain=actor.drain, drain_s=DRAIN_S)
+        await serve(
+            actor,
+            link,
+            beat_s=welcome.beat_s,
+            stopping=stopping,
+            drain=actor.drain,
+            drain_s=DRAIN_S,
+            limits=config.broker,
+        )

@@ -35,6 +35,8 @@ STATES = {
     "node.ready": "ready",
     "node.quiet": "quiet",
     "node.heard": "ready",
+    "node.stalled": "stalled",
+    "node.moving": "ready",
     "node.draining": "draining",
     "node.left": "left",
     "node.lost": "lost",

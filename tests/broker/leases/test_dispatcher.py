@@ -14,6 +14,7 @@ from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
+from asyncrl.config.sections.broker import Broker
 from asyncrl.config.sections.evaluation import Evaluation
 from asyncrl.messages.rollout import Cancelled, Lease, ResumePoint
 from asyncrl.messages.session import Held, Hello
@@ -35,7 +36,7 @@ class Desk:
         self.config = a_config(broker={"node_ttl_s": node_ttl_s})
         self.groups = GroupBook()
         self.out = Outbox()
-        self.nodes = NodeBook(2.0, node_ttl_s)
+        self.nodes = NodeBook(Broker(node_ttl_s=node_ttl_s))
         self.evaluation = EvaluationBook(Evaluation(), [], 4, self.groups)
         self.spools = SpoolBook(60.0)
         self.dispatcher = Dispatcher(

@@ -16,7 +16,7 @@ class Site:
     """Machines that come and go; time passes by hand."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self.nodes, self.out = NodeBook(2.0, 10.0), Outbox()
+        self.nodes, self.out = NodeBook(), Outbox()
         self.book = MachineBook(trainer, self.nodes, self.out)
 
     def come(self, names: str, now_s: float = 0.0, incarnation: str = "0") -> list[Node]:

@@ -17,7 +17,7 @@ def join(book: NodeBook, role: Role, name: str, incarnation: str = "0", now_s: f
 
 
 def test_any_message_is_a_sign_of_life() -> None:
-    book = NodeBook(notice_s=2.0, ttl_s=10.0)
+    book = NodeBook()
     join(book, "rollout", "a")
     silent = join(book, "rollout", "b")
 
@@ -29,7 +29,7 @@ def test_any_message_is_a_sign_of_life() -> None:
 
 
 def test_a_node_falls_quiet_once_and_gets_no_work_until_it_is_heard() -> None:
-    book = NodeBook(notice_s=2.0, ttl_s=10.0)
+    book = NodeBook()
     node = join(book, "reward", "r")
     node.credit_limit = 4
 
@@ -38,8 +38,21 @@ def test_a_node_falls_quiet_once_and_gets_no_work_until_it_is_heard() -> None:
     assert not node.is_able
 
 
+def test_a_node_that_beats_without_progress_is_stalled_once_and_gets_no_work_until_it_makes_some() -> None:
+    book = NodeBook()
+    node = join(book, "rollout", "a")
+    node.credit_limit, node.policy_version = 4, 0
+    node.beats(Beat(doing="sampling", progress=7), 1.0)
+
+    assert book.stalling(20.9) == []
+    assert (book.stalling(21.0), book.stalling(22.0)) == ([node], [])
+    assert not node.is_able
+    node.beats(Beat(doing="sampling", progress=8), 23.0)
+    assert (book.stalling(23.0), node.is_able) == ([node], True)
+
+
 def test_roles_are_kept_in_the_order_of_joining() -> None:
-    book = NodeBook(notice_s=2.0, ttl_s=10.0)
+    book = NodeBook()
     first, judge, second = join(book, "rollout", "b"), join(book, "reward", "r"), join(book, "rollout", "a")
 
     assert book.of("rollout") == [first, second]
@@ -51,7 +64,7 @@ def test_roles_are_kept_in_the_order_of_joining() -> None:
 
 
 def test_a_machine_joins_as_one_and_may_become_the_trainer() -> None:
-    book = NodeBook(notice_s=2.0, ttl_s=10.0)
+    book = NodeBook()
     first, second = (book.join(f"{name}.0", hello("trainer", name), 0.0, "machine") for name in "ab")
     assert (book.trainer(), book.of("machine")) == (None, [first, second])
 
@@ -62,7 +75,7 @@ def test_a_machine_joins_as_one_and_may_become_the_trainer() -> None:
 
 
 def test_only_rollouts_whose_model_is_loaded_take_part_in_transfers() -> None:
-    book = NodeBook(notice_s=2.0, ttl_s=10.0)
+    book = NodeBook()
     loading, ready = join(book, "rollout", "a"), join(book, "rollout", "b")
     ready.is_ready = True
 
@@ -71,7 +84,7 @@ def test_only_rollouts_whose_model_is_loaded_take_part_in_transfers() -> None:
 
 
 def test_a_node_that_says_hello_again_is_found_by_its_name() -> None:
-    book = NodeBook(notice_s=2.0, ttl_s=10.0)
+    book = NodeBook()
     old = join(book, "rollout", "a", "0")
     join(book, "rollout", "b", "0")
 
@@ -79,7 +92,7 @@ def test_a_node_that_says_hello_again_is_found_by_its_name() -> None:
 
 
 def test_several_starts_of_a_node_are_all_found_until_they_leave() -> None:
-    book = NodeBook(notice_s=2.0, ttl_s=10.0)
+    book = NodeBook()
     first, second = join(book, "rollout", "a", "0"), join(book, "rollout", "a", "1")
     assert book.earlier(hello("rollout", "a", "2")) == [first, second]
 
@@ -90,7 +103,7 @@ def test_several_starts_of_a_node_are_all_found_until_they_leave() -> None:
 
 
 def test_credits_are_what_was_offered_less_what_was_given_and_a_draining_node_has_none() -> None:
-    node = join(NodeBook(notice_s=2.0, ttl_s=10.0), "rollout", "a")
+    node = join(NodeBook(), "rollout", "a")
     node.credit_limit, node.granted = 10, 4
     assert (node.credits, node.is_able) == (6, False), "no weights, no work"
 
@@ -101,7 +114,7 @@ def test_credits_are_what_was_offered_less_what_was_given_and_a_draining_node_ha
 
 
 def test_rollouts_that_fetch_weights_are_no_members_of_transfers_and_loading_ones_are_neither() -> None:
-    book = NodeBook(2.0, 10.0)
+    book = NodeBook()
     near, far, _loading = (join(book, "rollout", name) for name in ("near", "far", "new"))
     book.ready(near, Ready(ranks=2))
     book.ready(far, Ready(weights="spool"))
@@ -113,13 +126,13 @@ def test_rollouts_that_fetch_weights_are_no_members_of_transfers_and_loading_one
 
 
 def test_a_trainer_that_is_ready_is_no_rollout() -> None:
-    book = NodeBook(2.0, 10.0)
+    book = NodeBook()
     book.ready(join(book, "trainer", "t"), Ready(weights="spool"))
     assert book.fetchers() == []
 
 
 def test_the_rate_of_tokens_follows_the_beats_and_a_new_start_of_the_count_is_left_out() -> None:
-    node = join(NodeBook(notice_s=2.0, ttl_s=10.0), "rollout", "a")
+    node = join(NodeBook(), "rollout", "a")
     node.beats(Beat(tokens=1000), 10.0)
     assert node.tokens_per_s == 0.0
     for second in range(1, 101):

@@ -6,7 +6,7 @@ from asyncrl.messages.words import Role
 
 
 def a_book(**roles: Role) -> NodeBook:
-    book = NodeBook(notice_s=2.0, ttl_s=10.0)
+    book = NodeBook()
     for name, role in roles.items():
         book.join(f"{name}.0", Hello(PROTOCOL, role, name, "0"), 0.0)
     return book

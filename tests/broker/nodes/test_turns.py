@@ -12,7 +12,7 @@ class Devices:
     """A trainer and two rollouts at shared devices; time passes by hand."""
 
     def __init__(self, *, is_used: bool = True) -> None:
-        self.nodes, self.out, self.now_s, self.may_train = NodeBook(2.0, 10.0), Outbox(), 0.0, True
+        self.nodes, self.out, self.now_s, self.may_train = NodeBook(), Outbox(), 0.0, True
         self.turns = TurnBook(self.nodes, self.out, is_used=is_used)
         self.trainer, self.a, self.b = self.join("trainer", "t"), self.join("rollout", "a"), self.join("rollout", "b")
 

@@ -148,20 +148,52 @@ def test_a_completion_that_failed_for_good_leaves_the_others_of_its_prompt() -> 
     assert (result.accuracy, result.num_prompts, result.metrics["failed"]) == (0.5, 1, 1.0)
 
 
-def test_an_evaluation_lost_with_its_node_restarts_on_another_with_new_ids() -> None:
+def test_the_evaluation_of_a_lost_node_goes_on_where_it_stopped() -> None:
     book = a_book(at_start=True)
     book.version_live(0)
     book.start("lost", 0)
+    complete(book, 0, reward=1.0)
     assert book.left("somebody else") is None
 
-    lost = book.left("lost")
+    assert book.left("lost")
+
+    assert (book.is_waiting, book.is_finished) == (True, False)
+    again = book.start("other", 0)
+    assert again
+    assert (again.peer, book.is_waiting, book.take_abandoned()) == ("other", False, [])
+    result = complete(book, 1, reward=0.0)
+    assert result
+    assert (result.policy_version, result.accuracy, result.num_prompts) == (0, 0.5, 2)
+
+
+def test_it_ends_without_a_result_if_the_next_node_has_another_version() -> None:
+    book = a_book(at_start=True)
+    book.version_live(0)
+    lost = book.start("lost", 0)
+    book.left("lost")
+
+    again = book.start("other", 1)
 
     assert lost
-    assert not book.is_finished
-    again = book.start("other", 1)
     assert again
     assert again.policy_version == 1
     assert [group.group_id for group in (*lost.groups, *again.groups)] == [0, 1, 2, 3]
+    assert (book.take_abandoned(), book.take_abandoned()) == (lost.groups, [])
+
+
+def test_a_node_that_returns_with_completions_of_the_evaluation_has_it_again_unless_another_took_it() -> None:
+    book = a_book(at_start=True)
+    book.version_live(0)
+    book.start("lost", 0)
+    assert not book.returned("another", 0)
+    book.left("lost")
+
+    assert not book.returned("again", oldest_version=1), "its tokens are of another version"
+    assert book.returned("again", oldest_version=0)
+    assert book.returned("again", oldest_version=0), "its next completion"
+    assert not book.returned("another", oldest_version=0)
+    assert book.ongoing
+    assert book.ongoing.peer == "again"
 
 
 def test_evaluations_that_fall_due_meanwhile_become_one_afterwards() -> None:

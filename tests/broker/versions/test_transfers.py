@@ -4,6 +4,7 @@ import pytest
 
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.versions.transfers import MAX_FAILURES, OngoingTransfer, TransferBook
+from asyncrl.config.sections.broker import Broker
 from asyncrl.errors import RunFailed
 from asyncrl.messages.session import Hello
 from asyncrl.messages.weights import Abort, Member, Publishing
@@ -19,7 +20,7 @@ class Stage:
 
     def __init__(self, *rollouts: str, swaps_at_once: bool = True, is_patient: bool = False) -> None:
         self.book = TransferBook(DEADLINE_S, STALL_S, swaps_at_once=swaps_at_once, is_patient=is_patient)
-        self.nodes = NodeBook(NOTICE_S, ttl_s=10.0)
+        self.nodes = NodeBook(Broker(notice_s=NOTICE_S))
         self.now_s = 0.0
         self.join("trainer", "trainer")
         for name in rollouts:

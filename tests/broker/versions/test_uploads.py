@@ -16,7 +16,7 @@ class Stage:
     """An UploadBook, and rollouts that fetch from the spool."""
 
     def __init__(self, *fetchers: str) -> None:
-        self.book, self.nodes, self.now_s = UploadBook(), NodeBook(2.0, 10.0), 0.0
+        self.book, self.nodes, self.now_s = UploadBook(), NodeBook(), 0.0
         self.live_version = -1
         self.staged: Publishing | None = None
         self.trainer = self.nodes.join("trainer", Hello(PROTOCOL, "trainer", "trainer", "0"), 0.0)

@@ -34,7 +34,7 @@ class Desk:
     """A trainer and a rollout that are ready, and one held-out prompt to evaluate at version 0."""
 
     def __init__(self) -> None:
-        self.groups, self.out, self.window, self.nodes = GroupBook(), Outbox(), Window(4), NodeBook(2.0, 10.0)
+        self.groups, self.out, self.window, self.nodes = GroupBook(), Outbox(), Window(4), NodeBook()
         self.transfers = TransferBook(30.0, 2.0)
         self.evaluation = EvaluationBook(Evaluation(at_start=True), [Prompt(text="?")], 4, self.groups)
         turns = TurnBook(self.nodes, self.out, is_used=False)
@@ -98,16 +98,16 @@ def test_the_last_held_out_completion_releases_the_node_and_reports_the_result()
     assert desk.sent() == [("t.0", result)], "a trainer that is ready again gets all results"
 
 
-def test_a_lost_node_takes_its_evaluation_and_its_transfer_along() -> None:
+def test_the_evaluation_of_a_lost_node_waits_for_another_and_its_transfer_ends() -> None:
     desk = Desk()
     desk.receive(desk.offer())
     desk.sent()
     desk.nodes.leave("a.0")
 
-    (group,) = desk.versions.left(desk.rollout)
+    desk.versions.left(desk.rollout)
 
-    assert (group.split, desk.versions.held, bool(desk.groups)) == ("held_out", [], False)
-    assert desk.versions.left(desk.trainer) == []
+    assert (desk.versions.held, desk.evaluation.is_waiting, list(desk.groups.held_out)) == ([], True, [0])
+    desk.versions.left(desk.trainer)
     assert desk.transfers.staged_version == -1
 
 

@@ -114,7 +114,7 @@ def test_connections_of_revoked_keys_are_cut_at_the_next_look(
 
 
 def test_every_spool_is_told_which_keys_may_connect_when_it_joins_and_when_they_change() -> None:
-    nodes, told = NodeBook(2.0, 10.0), list[tuple[str, list[str]]]()
+    nodes, told = NodeBook(), list[tuple[str, list[str]]]()
     entries: dict[bytes, SimpleNamespace] = {}
     hub, allowed = MemoryHub(), SimpleNamespace(accepted=lambda: entries)
     always = AcceptedKey(b"local", "", ["rollout"])

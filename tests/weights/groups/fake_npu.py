@@ -415,6 +415,7 @@ def _become_torch_npu() -> None:
     npu.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     npu._is_in_bad_fork = lambda: False
     npu.empty_cache = lambda: None
+    npu.synchronize = lambda device=None: None  # Every operation of this device has ended when its call returns.
     npu.manual_seed_all = lambda seed: None
     _setup_privateuseone_for_python_backend("npu", npu)
     sys.modules["torch.npu"] = npu

@@ -1,12 +1,15 @@
 """
-The built-in engine: a transformers model decoded in the host's event loop.
+The built-in engine: a transformers model decoded in a thread of its own.
 
-    generate ─▶ waiting ─▶ SlotTable ─ step, turns of the event loop, step … ─▶ the caller's future
-                              ▲
-             pause ─ swap ─ resume       run between two steps, so nothing needs a lock
+    event loop    generate ─▶ waiting             the caller's future ◀─ finished, turns of the loop
+                                 │                                           ▲
+    thread                       └─▶ SlotTable ─ one step, or one prefill ───┘
+                                        ▲
+    pause ─ swap ─ resume ──────────────┘ between two steps
 
-There is no thread, and no task while there is nothing to decode. Weights, cache and sampler are on the device of the
-model, which is the thread's current one only while the engine computes: the thread is the host's.
+Everything that computes runs in the thread: steps, prefills, pictures, new weights. The event loop of the host keeps
+turning meanwhile, so that heartbeats, messages and users' requests never wait for a model. There is no task while there
+is nothing to decode. Weights, cache and sampler are on the device of the model, the current one of the thread.
 
 transformers' own continuous batching (5.19) is not used: it decodes in a background thread behind blocking queues,
 draws all requests from one process-wide generator with `torch.multinomial`, so a request cannot have a seed, and can
@@ -15,9 +18,9 @@ neither tell which weights wrote a token nor recompute the cache of a running re
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -50,8 +53,10 @@ from asyncrl.rollout.episodes.seam import Seam
 from asyncrl.vision.processor import ImageProcessor
 from asyncrl.weights.contents.architecture import NONE, read_config
 from asyncrl.weights.contents.layout import TensorSpec
-from asyncrl.weights.groups.device import current, torch_device
+from asyncrl.weights.groups.device import current, device_thread, torch_device
 from asyncrl.weights.parking import Parking
+
+Result = TypeVar("Result")
 
 
 class TransformersEngine:
@@ -109,9 +114,13 @@ class TransformersEngine:
                 device=self.device,
                 never=processor.vision_token_ids if processor else (),
             )
+        self._thread = device_thread(self.device, "asyncrl-engine")
         self._waiting: deque[SlotJob] = deque()
+        """Requests without a slot; changed under the table's lock, because the thread takes from it."""
         self._futures: dict[SlotJob, asyncio.Future[Completion]] = {}
         self._decoding: asyncio.Task[None] | None = None
+        self._computing: asyncio.Future[None] | None = None
+        """The step in the thread; None between two, when everything that it finished has reached its caller."""
         self._recomputing: Iterator[int] = iter(())
         """Recomputation of the cache after a swap; it ends before the next step."""
         if replay_routes:
@@ -202,10 +211,13 @@ class TransformersEngine:
         check(request, positions=self._max_tokens, vocab_size=self._vocab_size)
         if request.sampling.replay_routes and self._table.cache.routes is None:
             raise EngineError("this engine records no experts: make it with replay_routes", retryable=False)
-        job = SlotJob(request, self._placed(request))
+        job = SlotJob(request, await self._placed(request))
+        if self._is_closed:
+            raise EngineError("the engine was closed")
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._futures[job] = future
-        self._waiting.insert(self._place_of(request), job)
+        with self._table.lock:
+            self._waiting.insert(self._place_of(request), job)
         self._wake()
         try:
             return await future
@@ -213,10 +225,10 @@ class TransformersEngine:
             if self._futures.pop(job, None) is not None:  # cancelled
                 self._abandon(job)
 
-    def _placed(self, request: Request) -> PlacedPictures | None:
-        """Pictures of a request among its tokens."""
+    async def _placed(self, request: Request) -> PlacedPictures | None:
+        """Pictures of a request among its tokens; they are decoded in the thread."""
         if self._tower is not None:
-            return self._tower.place(request)
+            return await self._in_thread(self._tower.place, request) if request.images else self._tower.place(request)
         if request.images:
             raise EngineError(prompts.READS_NONE, retryable=False)
         return None
@@ -229,7 +241,7 @@ class TransformersEngine:
     def written(self, request: Request) -> Completion | None:
         """See `Engine.written`. A request that waits for a slot has the tokens of its ``resume_from``."""
         if job := next((job for job in self._futures if job.request is request), None):
-            with current(self.device):
+            with current(self.device), self._table.lock:
                 return request.resume_from if job in self._waiting else self._table.written(job)
         return None
 
@@ -238,15 +250,24 @@ class TransformersEngine:
         num_running = len(self._table.running)
         return EngineLoad(num_running / self._slots, 0, num_running, len(self._waiting))
 
+    @property
+    def num_computed(self) -> int:
+        """See `Engine`."""
+        return self._table.num_computed
+
     async def pause(self) -> None:
-        self._is_paused = True  # No step is running: steps never await.
+        self._is_paused = True
+        while self._is_paused and self._computing:
+            await asyncio.wait([self._computing])
 
     async def swap(self, policy_version: int, weights: Mapping[str, Tensor]) -> None:
         """See `Engine.swap`. Raises `EngineError` and keeps the old weights if not paused or if they do not match."""
         if not self._is_paused:
             raise EngineError("swap needs a paused engine: call pause() first", retryable=False)
-        with current(self.device):
-            parameters.load(self._model, weights)
+        await self._in_thread(self._load, policy_version, weights)
+
+    def _load(self, policy_version: int, weights: Mapping[str, Tensor]) -> None:
+        parameters.load(self._model, weights)
         self._forget()
         self._table.set_version(policy_version)
         if self._kv == "recompute":
@@ -258,15 +279,16 @@ class TransformersEngine:
 
     async def sleep(self) -> int:
         """See `SleepingEngine.sleep`. On a CPU the weights stay where they are, and the cache keeps its memory."""
-        with current(self.device):
-            self._forget()
-            self._table.clear()  # Finished turns are in the cache, whose memory goes.
-            weights = [*self._model.parameters(), *self._model.buffers()]
-            return self._parking.park(weights, self._table.cache.memory())
+        return await self._in_thread(self._park)
+
+    def _park(self) -> int:
+        self._forget()
+        self._table.clear()  # Finished turns are in the cache, whose memory goes.
+        weights = [*self._model.parameters(), *self._model.buffers()]
+        return self._parking.park(weights, self._table.cache.memory())
 
     async def wake(self) -> None:
-        with current(self.device):
-            self._parking.fetch()
+        await self._in_thread(self._parking.fetch)
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -274,6 +296,7 @@ class TransformersEngine:
             self._decoding.cancel()
             await asyncio.wait([self._decoding])
         self._fail("the engine was closed")
+        self._thread.shutdown(wait=False)
 
     # ── the loop ────────────────────────────────────────────────────────────────────────────
 
@@ -288,17 +311,35 @@ class TransformersEngine:
 
     async def _decode(self) -> None:
         while self._has_work():
-            with current(self.device):
-                self._compute()
+            self._computing = asyncio.get_running_loop().create_future()
+            try:
+                for job, result in await self._in_thread(self._compute):
+                    self._settle(job, result)
+            finally:
+                done, self._computing = self._computing, None
+                done.set_result(None)
             await self._turns.give()
 
-    def _compute(self) -> None:
-        """One batch of a recomputation, or one step."""
+    def _compute(self) -> list[tuple[SlotJob, Completion | EngineError]]:
+        """One batch of a recomputation, or one step with the prefill before it. Returns what has ended."""
         if next(self._recomputing, 0):
-            return
+            return []
         self._table.admit(self._waiting)
-        for job, result in self._table.step():
-            self._settle(job, result)
+        return self._table.step()
+
+    async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """
+        Call a function in the engine's thread, after the calls before it.
+
+        It runs to its end even if the caller is cancelled, who is told then: nobody may change the slots under it.
+        """
+        running = asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            running.exception()  # It is nobody's any more.
+            raise
 
     def _report(self, task: asyncio.Task[None]) -> None:
         """Fail every request if the decoding task failed, so that no caller waits forever."""
@@ -326,10 +367,11 @@ class TransformersEngine:
             self._settle(job, error)
 
     def _abandon(self, job: SlotJob) -> None:
-        if job in self._waiting:
-            self._waiting.remove(job)
-        elif job in self._table.running:
-            self._table.release(job)
+        with self._table.lock:
+            if job in self._waiting:
+                self._waiting.remove(job)
+            elif job in self._table.running:
+                self._table.release(job)
 
     def _forget(self) -> None:
         """Drop the features of pictures, because the weights have changed."""

@@ -9,14 +9,17 @@ ends. A cell is ``slot * positions + position``. The cursor of a slot is the cel
 not in the cache yet, so a prefix of L tokens needs L - 1 cached positions before it is decoded. Uniforms are counted
 from the end of the prompt, so a resumed completion continues with the draws of an uninterrupted one.
 
-There is no event loop here: `asyncrl.rollout.engines.transformers.engine` drives the table.
+There is no event loop here: `asyncrl.rollout.engines.transformers.engine` drives the table from one thread. Others may
+call `written` and `release` meanwhile: a lock is held while rows change, and never during a forward pass.
 """
 
 import math
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -35,9 +38,32 @@ from asyncrl.rollout.engines.transformers.slot_job import SlotJob
 
 PREFILL_TOKENS = 2048
 """Most padded tokens of one prefill by default: enough to fill the kernels, few enough for CPU caches."""
+PREFILL_S = 0.5
+"""Longest time of a prefill of several requests, as far as it can be foreseen: running completions wait meanwhile."""
+FEWEST_PREFILL_TOKENS = 64
+"""Padded tokens that a prefill may have however slow the device is: below it, launching costs more than computing."""
 
 LENGTH_STEP = 16
 """Attention length is rounded up to a multiple of this: kernels prefer whole blocks, and shapes repeat."""
+
+
+class PrefillPace:
+    """
+    Follows how fast prefills are, and bounds the padded tokens of the next one to `PREFILL_S`.
+
+    ``most`` tokens are the bound before the first, and never exceeded.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.max_tokens = most
+        """Padded tokens that requests may share a prefill with."""
+
+    def took(self, num_tokens: int, seconds: float) -> None:
+        """A prefill of so many padded tokens took so long: the next bound is half way to what fits the time."""
+        fitting = int(num_tokens / max(seconds, 1e-9) * PREFILL_S)
+        bound = (self.max_tokens + fitting) // 2 if fitting > self.max_tokens else fitting
+        self.max_tokens = min(max(bound, FEWEST_PREFILL_TOKENS), self._most)
 
 
 class SlotTable:
@@ -60,7 +86,11 @@ class SlotTable:
         positions = forward.cache.positions
         self._forward, self._slots, self._positions = forward, slots, positions
         self._stops_here = stops_here
-        self._prefill_tokens = prefill_tokens
+        self._pace = PrefillPace(prefill_tokens)
+        self.num_computed = 0
+        """Tokens whose keys and values were computed so far: it grows while the device works."""
+        self.lock = threading.RLock()
+        """Held while jobs take, change or leave slots; by callers who compare their own lists with the slots."""
         self.policy_version = policy_version
         self._jobs: list[SlotJob | None] = []
         """Indexed by slot; None if its completion ended since the last step."""
@@ -101,17 +131,27 @@ class SlotTable:
 
     @torch.inference_mode()
     def admit(self, waiting: deque[SlotJob]) -> None:
-        """Move jobs from the head of ``waiting`` into free slots, as many as fit one prefill."""
-        free = self._free_slots() if waiting else deque[int]()
-        if not free:
+        """Move jobs from the head of ``waiting`` into free slots, as many as fit one prefill, and compute it."""
+        with self.lock:
+            fresh, followers = self._take(waiting)
+        if not fresh and not followers:
             return
+        whole = [job for job in fresh if not job.num_kept]
+        self._prefill(whole, [len(job.prefix) - 1 for job in whole])
+        self._extend([job for job in fresh if 0 < job.num_kept < len(job.prefix) - 1])
+        for job, leader in followers:
+            self._forward.cache.copy(leader.slot, job.slot, len(job.prefix) - 1)
+
+    def _take(self, waiting: deque[SlotJob]) -> tuple[list[SlotJob], list[tuple[SlotJob, SlotJob]]]:
+        """Place jobs in free slots. Returns those to prefill, and pairs of a job and the one whose cache it copies."""
         # A running job whose prefix was computed under the current weights is copied instead of computed again.
         leaders = {job.key: job for job in self.running if job.prefix_version == self.policy_version}
         fresh: list[SlotJob] = []
         followers: list[tuple[SlotJob, SlotJob]] = []
+        free = self._free_slots() if waiting else deque[int]()
         while waiting and free:
             leader = leaders.get(waiting[0].key)
-            if leader is None and fresh and _padded_tokens([*fresh, waiting[0]]) > self._prefill_tokens:
+            if leader is None and fresh and _padded_tokens([*fresh, waiting[0]]) > self._pace.max_tokens:
                 break
             job = waiting.popleft()
             self._place(job, self._slot_for(job, free, is_led=leader is not None))
@@ -120,13 +160,10 @@ class SlotTable:
                 fresh.append(job)
             else:
                 followers.append((job, leader))
-        self._write_rows([*fresh, *(job for job, _ in followers)])
-        whole = [job for job in fresh if not job.num_kept]
-        self._prefill(whole, [len(job.prefix) - 1 for job in whole])
-        self._extend([job for job in fresh if 0 < job.num_kept < len(job.prefix) - 1])
-        for job, leader in followers:
-            self._forward.cache.copy(leader.slot, job.slot, len(job.prefix) - 1)
-        self._update_summary()
+        if placed := [*fresh, *(job for job, _ in followers)]:
+            self._write_rows(placed)
+            self._update_summary()
+        return fresh, followers
 
     def _slot_for(self, job: SlotJob, free: deque[int], *, is_led: bool) -> int:
         """Take a free slot for a job; one that has the beginning of its prefix in the cache, or gets a copy of it."""
@@ -140,42 +177,49 @@ class SlotTable:
         return slot
 
     def release(self, job: SlotJob) -> None:
-        self._jobs[job.slot] = None
+        """Free the slot of a running job."""
+        with self.lock:
+            self._jobs[job.slot] = None
 
     def clear(self) -> None:
-        self._jobs.clear()
-        self._kept.clear()
-        self._update_summary()
+        with self.lock:
+            self._jobs.clear()
+            self._kept.clear()
+            self._update_summary()
 
     def written(self, job: SlotJob) -> Completion | None:
-        """Unfinished completion of a running job; None if it has no tokens."""
-        if self._end(job) == self._begin(job):
-            return None
-        return self._completion(job, "unfinished")
+        """Unfinished completion of a running job; None if it has no tokens, or does not run."""
+        with self.lock:
+            if job not in self._jobs or self._end(job) == self._begin(job):
+                return None
+            return self._completion(job, "unfinished")
 
     # ── decoding ────────────────────────────────────────────────────────────────────────────
 
     @torch.inference_mode()
     def step(self) -> list[tuple[SlotJob, Completion | EngineError]]:
         """Decode one token for every running job; return those that ended, with their slots freed."""
-        if not self:
-            return []
-        self._compact()
-        rows = len(self._jobs)
+        with self.lock:
+            if not self:
+                return []
+            self._compact()
+            rows, longest = len(self._jobs), self._longest + self._steps
         cursor = self._cursor[:rows]
-        length = min(self._positions, -(-(self._longest + self._steps) // LENGTH_STEP) * LENGTH_STEP)
+        length = min(self._positions, -(-longest // LENGTH_STEP) * LENGTH_STEP)
         positions = cursor - self._first_cell[:rows]
         rotary = positions + self._delta[:rows] if self._has_pictures else None
         logits = self._forward.step(self._ids[cursor], positions, cursor, length, rotary).float()
         if self._never is not None:
             logits.index_fill_(-1, self._never, -torch.inf)
-        cursor += 1
-        tokens, logprobs = self._draw(logits, self._uniforms[cursor - self._prompt_tokens[:rows]])
-        self._ids[cursor] = tokens
-        self._logprobs[cursor] = logprobs
-        self._steps += 1
-        ended = (self._is_eos[tokens] | (cursor == self._last_cell[:rows])).nonzero()
-        return [self._finish(job) for job in self._ended(ended[:, 0].tolist())]
+        with self.lock:
+            cursor += 1
+            tokens, logprobs = self._draw(logits, self._uniforms[cursor - self._prompt_tokens[:rows]])
+            self._ids[cursor] = tokens
+            self._logprobs[cursor] = logprobs
+            self._steps += 1
+            self.num_computed += rows
+            ended = (self._is_eos[tokens] | (cursor == self._last_cell[:rows])).nonzero()
+            return [self._finish(job) for job in self._ended(ended[:, 0].tolist())]
 
     def _draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         temperatures = self._temperature[: len(logits)]
@@ -275,7 +319,7 @@ class SlotTable:
         while jobs := [job for job in jobs if self._jobs[job.slot] is job]:
             batch = [jobs.pop()]
             longest = self._num_tokens(batch[0])
-            while jobs and longest * (len(batch) + 1) <= self._prefill_tokens:
+            while jobs and longest * (len(batch) + 1) <= self._pace.max_tokens:
                 batch.append(jobs.pop())
             self._prefill(batch, [self._num_tokens(job) - 1 for job in batch])
             yield len(batch)
@@ -292,7 +336,9 @@ class SlotTable:
             return
         slots = self._tensor([job.slot for job in jobs])
         placed = [job.placed for job in jobs] if any(job.placed for job in jobs) else []
-        self._forward.prefill(slots, self._grid(self._ids)[slots, :longest], self._tensor(lengths), placed)
+        with self._paced(len(jobs) * longest):
+            self._forward.prefill(slots, self._grid(self._ids)[slots, :longest], self._tensor(lengths), placed)
+        self.num_computed += sum(lengths)
 
     @torch.inference_mode()
     def _extend(self, jobs: Sequence[SlotJob]) -> None:
@@ -301,7 +347,18 @@ class SlotTable:
             return
         lengths = [len(job.prefix) - 1 for job in jobs]
         slots, starts = self._tensor([job.slot for job in jobs]), self._tensor([job.num_kept for job in jobs])
-        self._forward.extend(slots, self._grid(self._ids)[slots, : max(lengths)], starts, self._tensor(lengths))
+        with self._paced(len(jobs) * (max(lengths) - min(job.num_kept for job in jobs))):
+            self._forward.extend(slots, self._grid(self._ids)[slots, : max(lengths)], starts, self._tensor(lengths))
+        self.num_computed += sum(length - job.num_kept for length, job in zip(lengths, jobs, strict=True))
+
+    @contextmanager
+    def _paced(self, num_tokens: int) -> Iterator[None]:
+        """Let the pace learn from a prefill of so many padded tokens."""
+        start_s = time.perf_counter()
+        yield
+        if (device := self._ids.device).type != "cpu":
+            torch.get_device_module(device).synchronize(device)
+        self._pace.took(num_tokens, time.perf_counter() - start_s)
 
     def _free_slots(self) -> deque[int]:
         """Holes first, so that fewer completions have to move; those with a finished turn last."""

@@ -99,6 +99,8 @@ class VllmEngine:
         self._processor = ImageProcessor.load(Path(model_path))
         self._checking: asyncio.Task[None] | None = None
         self._requests: list[VllmRequest] = []
+        self._num_written = 0
+        """Tokens of requests that have ended."""
         self._is_paused = False
         self._is_closed = False
 
@@ -168,6 +170,7 @@ class VllmEngine:
             output = await self._sample(vllm_request)
         finally:
             self._requests.remove(vllm_request)
+        self._num_written += len(output.token_ids)
         if not all(map(math.isfinite, output.logprobs)):
             raise EngineError(
                 f"policy version {self.policy_version} gave log-probabilities that are not finite; check its weights",
@@ -182,6 +185,11 @@ class VllmEngine:
             return None
         output = self._adapter.written(vllm_request.id)
         return vllm_request.completion(output, "unfinished") if output and output.token_ids else request.resume_from
+
+    @property
+    def num_computed(self) -> int:
+        """See `Engine`: tokens written so far."""
+        return self._num_written + sum(self._adapter.num_written(one.id) or 0 for one in self._requests)
 
     def measure(self) -> EngineLoad | None:
         """See `MeasuredEngine.measure`."""
