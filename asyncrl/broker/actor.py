@@ -28,6 +28,7 @@ from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.sessions import RunIdentity, Sessions
 from asyncrl.broker.staleness_control import BY, KEY, StalenessChoice
+from asyncrl.broker.status.long_silence import LongSilence, sentence
 from asyncrl.broker.status.restarts import RestartBook
 from asyncrl.broker.traces.traces import Traces
 from asyncrl.client.images import ImageCache
@@ -109,6 +110,7 @@ class BrokerActor:
         self._sleep = sleep
         self._files = RunFiles(config, scheduler, directory, clock, lambda: ledger.num_records)
         self._readings = Readings(config, scheduler, ledger, self._files.totals)
+        self._silence = LongSilence(clock())
         self._rendezvous = Rendezvous()
         self._restarts = RestartBook()
         self._operators = Operators(
@@ -229,8 +231,18 @@ class BrokerActor:
                 for node in self._scheduler.tick(self._clock()):
                     self._hub.forget(node.peer)
                 self._sessions.tick()
+                self._break_silence()
             self._files.tick()
             self._dirty.set()
+
+    def _break_silence(self) -> None:
+        """Tell supervisors what a run with weights does, if it has printed nothing for longer than usual."""
+        scheduler, now_s = self._scheduler, self._clock()
+        if scheduler.transfers.live_version < 0 or scheduler.is_over:
+            return
+        news = len(self._files.versions), len(scheduler.evaluation.results)
+        if silent_s := self._silence.due(news, now_s):
+            scheduler.supervisors.notice(sentence(scheduler, silent_s, now_s))
 
     async def _write(self) -> None:
         """Write records in transactions: one takes everything that arrived while the previous one ran."""

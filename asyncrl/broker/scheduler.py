@@ -477,12 +477,14 @@ class Scheduler:
         if node.is_stalled:
             cause = node.standstill.sentence(now_s)
             self.out.event("node.stalled", node=node.name, role=node.role, cause=cause)
+            self.supervisors.notice(f"{node.name} makes no progress: {cause}; others take over its work")
             self._credits_changed(node)
             if not all(other.is_away for other in self.nodes.rollouts()):
                 self.dispatcher.leave_evaluation(node)
                 self.versions.free_evaluation(node)
         else:
             self.out.event("node.moving", node=node.name, role=node.role)
+            self.supervisors.notice(f"{node.name} makes progress again")
             if not node.is_quiet:
                 self._back(node, now_s)
 

@@ -5,7 +5,7 @@ from asyncrl.broker.failures import EVENT, FailureBook
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.pause import PauseBook
-from asyncrl.messages.supervisor import Failures, Paused
+from asyncrl.messages.supervisor import Failures, Notice, Paused
 
 
 class Supervisors:
@@ -27,6 +27,10 @@ class Supervisors:
     def tell(self, message: Message) -> None:
         """Tell all supervisors once the records so far are durable."""
         self._send(message, once_durable=True)
+
+    def notice(self, sentence: str) -> None:
+        """Tell the person at the screen now."""
+        self._send(Notice(sentence), once_durable=False)
 
     def tell_failures(self, now_s: float) -> None:
         """Tell what has failed since supervisors were last told, and make the events that are due."""

@@ -71,6 +71,12 @@ class Failures(Message, frozen=True):
     """Attempts by stage, the failed ones included."""
 
 
+class Notice(Message, frozen=True):
+    """A sentence for the person at the screen: what a long silence is about, or a node without progress."""
+
+    sentence: str
+
+
 class Drained(Message, frozen=True):
     """Answer to `Drain`: the node has left."""
 

@@ -46,6 +46,7 @@ from asyncrl.messages.supervisor import (
     Failures,
     Finished,
     Interrupt,
+    Notice,
     Pause,
     Paused,
     Progress,
@@ -116,7 +117,7 @@ ToSpool = (
     | PutWeights | ListWeights | FetchWeights | ListFiles | FetchPart | OfferCheckpoint | PutCheckpointPart | Accepted
 )  # fmt: skip
 ToSupervisor = (
-    Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished | Failures
+    Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished | Failures | Notice
     | Status | Paused | SettingsChanged | Stacks | Returned
 )  # fmt: skip
 AnyMessage = ToBroker | ToRollout | ToReward | ToTrainer | ToMachine | ToFirstRank | ToShard | ToSpool | ToSupervisor

@@ -52,7 +52,7 @@ class Versions:
         """True if rollouts have the newest version, and evaluate none that they have or can be given."""
         if all(node.is_draining for node in self._nodes.rollouts()):
             return True
-        is_evaluated = self._evaluation.ongoing is None and not (self._evaluation.is_waiting and self._may_evaluate)
+        is_evaluated = not self.held and not (self._evaluation.is_waiting and self._may_evaluate)
         return is_evaluated and self._transfers.is_at_rest
 
     def ready(self, node: Node) -> None:
@@ -223,7 +223,11 @@ class Versions:
         version = self._transfers.live_version
         current = (n for n in self._nodes.rollouts() if n.policy_version == n.received_version == version)
         able = (n for n in current if not n.is_fetching and not n.transfer_group and not n.is_away)
-        if (node := next((n for n in able if not n.is_draining), None)) and self._evaluation.start(node.peer, version):
+        if (node := next((n for n in able if not n.is_draining), None)) and (
+            started := self._evaluation.start(node.peer, version)
+        ):
+            num_prompts = len(started.groups)
+            self._out.event("eval.started", node=node.name, policy_version=version, num_prompts=num_prompts)
             self._out.send(node.peer, Hold(version))
             if trainer := self._nodes.trainer():
                 self._out.send(trainer.peer, Evaluating(version))

@@ -14,6 +14,7 @@ def awaited(nodes: Sequence[str], events: Iterable[dict[str, Any]]) -> str:
     """
     Describe what the first step waits for, such as "trainer-0 to start, rollout-0 and rollout-1 to load the model".
 
+    Empty once rollouts have weights: from there on the broker tells what a long silence is about.
     ``nodes`` are all nodes that were started; only rollouts and trainers load a model. ``events`` before the latest
     start of the run are ignored.
     """
@@ -22,7 +23,7 @@ def awaited(nodes: Sequence[str], events: Iterable[dict[str, Any]]) -> str:
     to_load = [node for node in nodes if joined.get(node) in ("rollout", "trainer") and node not in ready]
     waits = [f"{_named(to_start)} to start"] if to_start else []
     waits += [f"{_named(to_load)} to load the model"] if to_load else []
-    return ", ".join(waits) or ("the first step" if are_weights_live else "the rollouts to receive the weights")
+    return ", ".join(waits) or ("" if are_weights_live else "the rollouts to receive the weights")
 
 
 def _seen(events: Iterable[dict[str, Any]]) -> tuple[dict[str, str], set[str], bool]:

@@ -31,6 +31,7 @@ from asyncrl.messages.supervisor import (
     Failures,
     Finished,
     Interrupt,
+    Notice,
     Paused,
     Progress,
     Returned,
@@ -240,6 +241,8 @@ class Supervisor:
                     self._screen.paused(message)
                 case SettingsChanged():
                     self._screen.changed(message)
+                case Notice(sentence=sentence):
+                    self._screen.say(sentence)
                 case Returned():
                     self._screen.returned(message)
                 case Evaluated():
@@ -260,7 +263,9 @@ class Supervisor:
             waited_s += pause_s
             pause_s = waited_s
             with contextlib.suppress(LedgerError):  # Damaged events: the broker fails with the same error.
-                self._screen.waiting(awaited(nodes, self._directory.read_events()), waited_s)
+                if not (what := awaited(nodes, self._directory.read_events())):
+                    return
+                self._screen.waiting(what, waited_s)
 
     async def _interrupt(self, stopping: asyncio.Event) -> None:
         """On the first signal let the broker end the run; on the second, or without an answer in time, end it here."""

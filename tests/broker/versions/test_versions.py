@@ -79,7 +79,7 @@ def test_a_version_goes_live_and_is_evaluated_on_a_held_node() -> None:
         ("t.0", Evaluating(0)),
     ]
     assert records == [VersionLive(0, 0)]
-    assert [event.kind for event in events] == ["version.live"]
+    assert [event.kind for event in events] == ["version.live", "eval.started"]
     assert desk.versions.held == ["a.0"]
 
 

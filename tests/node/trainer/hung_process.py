@@ -21,6 +21,7 @@ from asyncrl.config.run_file import decode
 from asyncrl.errors import RankDied
 from asyncrl.messages.session import Welcome
 from asyncrl.messages.spool import SpoolSet
+from asyncrl.node.process import process
 from asyncrl.node.trainer import first_rank, ranks
 from asyncrl.node.trainer.place import HubAddress, Session, only_machine
 from asyncrl.trainer.loop.compute import compute_thread
@@ -82,7 +83,7 @@ async def main(library: str) -> None:
 
     ranks.start_ranks = start_ranks  # type: ignore[assignment]
     first_rank.form_group = lambda *_: group  # type: ignore[assignment]
-    first_rank.LET_GO_S = 1.0
+    process.LET_GO_S = 1.0
     try:
         await ranks.with_ranks(SESSION, work, only_machine("trainer-0", 2))
     except RankDied as error:
