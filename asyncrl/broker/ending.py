@@ -119,5 +119,5 @@ class Ending:
 
 
 def _holds_work(node: Node) -> bool:
-    """True for a node that can be heard, and leaves something on disk when it is drained."""
-    return node.is_ready and not node.is_quiet
+    """True for a node that can be heard and makes progress, and leaves something on disk when it is drained."""
+    return node.is_ready and not node.is_away

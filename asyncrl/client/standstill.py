@@ -13,9 +13,9 @@ from asyncrl.config.sections.broker import Broker
 from asyncrl.messages.session import Beat
 from asyncrl.messages.words import Activity
 
-AT_WORK: frozenset[Activity | str] = frozenset(("sampling", "training", "checkpointing"))
+AT_WORK: frozenset[Activity | str] = frozenset(("sampling", "swapping", "training", "checkpointing"))
 """Activities that end in progress. Transfers, turns at shared devices, environments and verdicts have deadlines."""
-UNITS = {"sampling": "a token", "training": "a micro-batch"}
+UNITS = {"sampling": "a token", "swapping": "an end", "training": "a micro-batch"}
 """Unit of progress by activity."""
 COMPUTES = 0.05
 """Share of a core from which a node computes: one that only waits and beats uses about .01, a starved one more."""

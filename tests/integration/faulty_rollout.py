@@ -6,6 +6,8 @@ A rollout with a fault: ``faulty_rollout.py FAULT [asyncrl-node's options]``.
     other-names     its parameters have other names
     other-buckets   its buckets have another size
     damages         receives every version, and reports that it is damaged
+    computes        computes one decode step for `COMPUTES_S`, as a large model on a slow machine does
+    hangs           never ends a decode step, and beats
 
 Other processes of the run start and treat it like `asyncrl-node`.
 """
@@ -15,18 +17,27 @@ import signal
 import socket
 import stat
 import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from asyncrl.cli.node import main
 from asyncrl.errors import TransferError
 from asyncrl.node.rollout import sessions
+from asyncrl.rollout.engines.transformers.slots import SlotTable
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.groups.group_keeper import GroupKeeper
 from asyncrl.weights.receive import Receiver
 
+COMPUTES_S = float(os.environ.get("COMPUTES_S", "8"))
+STEPS_BEFORE = 20
+"""Decode steps before the one that takes long."""
 FROZEN_TRANSFER, FROZEN_BROADCAST = 2, 8
 """More buckets follow than the kernel's socket buffers hold, so the trainer must wait."""
 RECEIVE_BYTES = 1 << 20
@@ -101,6 +112,27 @@ async def damaged(self: Receiver, transfer: Any) -> float:
 
 
 RECEIVE = Receiver.transfer
+STEP = SlotTable.step
+
+
+def compute() -> None:
+    """Keep a core busy with a kernel, as a model does."""
+    matrix, end_s = torch.ones(256, 256), time.monotonic() + COMPUTES_S
+    while time.monotonic() < end_s:
+        torch.mm(matrix, matrix)
+
+
+def at_step(number: int, block: Callable[[], object]) -> Callable[[SlotTable], Any]:
+    """A decode step that calls ``block`` before the step ``number``."""
+    steps = count()
+
+    def step(self: SlotTable) -> Any:
+        if next(steps) == number:
+            block()
+        return STEP(self)
+
+    return step
+
 
 if __name__ == "__main__":
     match sys.argv.pop(1):
@@ -114,6 +146,10 @@ if __name__ == "__main__":
             sessions.Layout = cut_elsewhere  # type: ignore[assignment, attr-defined]
         case "damages":
             Receiver.transfer = damaged  # type: ignore[method-assign]
+        case "computes":
+            SlotTable.step = at_step(STEPS_BEFORE, compute)  # type: ignore[method-assign]
+        case "hangs":
+            SlotTable.step = at_step(STEPS_BEFORE, threading.Event().wait)  # type: ignore[method-assign]
         case fault:
             sys.exit(f"{Path(__file__).name}: {fault!r} is not one of the faults")
     main()

@@ -7,12 +7,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from asyncrl.actor.memory import MemoryHub
 from asyncrl.client.handshake import Identity, identity
 from asyncrl.client.run_address import POLL_S, RunAddress
-from asyncrl.errors import ConfigError, EngineError, LinkError, LinkRefused, LinkReset, LinkSilent, WrongHub
+from asyncrl.config.sections import broker
+from asyncrl.errors import (
+    ConfigError,
+    EngineError,
+    LinkError,
+    LinkRefused,
+    LinkReset,
+    LinkSilent,
+    NodeStalled,
+    WrongHub,
+)
 from asyncrl.messages.session import Beat, Bye, Welcome
 from asyncrl.messages.spool import SpoolSet
 from asyncrl.node import runner
@@ -39,6 +50,7 @@ class FakeActor:
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
         self.error: Exception | None = None
+        self.made = Beat(seconds={"training": 4.0})
 
     async def run(self) -> None:
         await self.may_end.wait()
@@ -46,7 +58,7 @@ class FakeActor:
             raise self.error
 
     def beat(self, lag_s: float) -> Beat:
-        return Beat(lag_s, {"training": 4.0})
+        return replace(self.made, lag_s=lag_s)
 
     def status(self) -> str:
         return "2 of 5"
@@ -111,6 +123,26 @@ def test_an_actor_that_fails_sends_its_error_in_the_bye():
         with pytest.raises(EngineError, match="out of memory"):
             await serve(actor, hub.connect(PEER), beat_s=60, stopping=asyncio.Event())
         assert await last(hub) == Bye("EngineError: out of memory")
+
+    asyncio.run(main())
+
+
+def test_a_node_without_progress_ends_with_that_cause_though_its_work_never_returns():
+    async def main():
+        hub, actor = MemoryHub(), FakeActor()
+        actor.made = Beat(doing="training", progress=3)
+        serving = serve(
+            actor,
+            hub.connect(PEER),
+            beat_s=0.001,
+            stopping=asyncio.Event(),
+            limits=broker.Broker(stall_s=0.005, stall_limit_s=0.01),
+        )
+        with pytest.raises(NodeStalled, match="no progress: training for 0 s without a micro-batch"):
+            await serving
+        said = await last(hub)
+        assert isinstance(said, Bye)
+        assert said.reason.startswith("NodeStalled: no progress")
 
     asyncio.run(main())
 

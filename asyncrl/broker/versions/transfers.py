@@ -137,7 +137,7 @@ class TransferBook:
         Start the next transfer, if one is due: a new version to all rollouts, or the live one to one that lacks it.
 
         Returns None while a transfer is ongoing, while a resumed trainer repeats steps behind the live version, and
-        while only silent nodes could take part.
+        while only nodes that are silent or stalled could take part.
         """
         if self.ongoing or self._staged is None or (trainer := nodes.trainer()) is None or trainer.is_quiet:
             return None
@@ -145,7 +145,7 @@ class TransferBook:
         if version < self.live_version:
             return None
         keep = version > self.live_version
-        able = [node for node in nodes.members() if not node.is_quiet]
+        able = [node for node in nodes.members() if not node.is_away]
         receivers = self._all(able) if keep else self._joiner(able, version)
         if not receivers:
             return None
@@ -290,12 +290,12 @@ class TransferBook:
             )
 
     def _silent(self, ongoing: OngoingTransfer, nodes: NodeBook) -> set[str]:
-        """Peers of quiet receivers that the transfer waits for, if a rollout that is not quiet waits for it too."""
+        """Peers of receivers that are away, if the transfer waits for them, and so does a rollout that is not."""
         waited_for = ongoing.unreported | ongoing.swapping
-        silent = {peer for peer in waited_for if (node := nodes.get(peer)) and node.is_quiet and node.role == "rollout"}
+        silent = {peer for peer in waited_for if (node := nodes.get(peer)) and node.is_away and node.role == "rollout"}
         if not silent or ongoing.is_patient:
             return set()
-        others = [node for node in nodes.members() if not node.is_quiet]
+        others = [node for node in nodes.members() if not node.is_away]
         if ongoing.message.keep:
             is_awaited = any(node.peer in ongoing.peers for node in others)
         else:

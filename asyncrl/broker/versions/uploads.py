@@ -68,7 +68,7 @@ class UploadBook:
     def fetches(self, nodes: NodeBook, now_s: float) -> list[tuple[Node, Transfer]]:
         """Rollouts that are to fetch the stored version now, each with its request."""
         version = self.stored_version
-        able = [node for node in nodes.fetchers() if not node.is_fetching and not node.is_quiet]
+        able = [node for node in nodes.fetchers() if not node.is_fetching and not node.is_away]
         lacking = [node for node in able if node.received_version < version]
         due = [node for node in lacking if now_s >= self._fetch_not_before_s.get(node.peer, now_s)]
         for node in due:

@@ -2,6 +2,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Coroutine
 from copy import deepcopy
 from itertools import accumulate, pairwise
@@ -551,6 +552,69 @@ def test_a_failure_of_decoding_reaches_every_caller_and_the_engine_goes_on(make_
     assert all(isinstance(error, EngineError) and error.retryable for error in failed)
     assert "decoding failed: ZeroDivisionError" in str(failed[0])
     assert done.completion_ids == run(make_engine(), req)[0].completion_ids
+
+
+def test_while_a_step_computes_the_loop_turns_and_a_pause_waits_for_the_step(make_model, tokenizer):
+    """However long a forward pass takes, heartbeats and messages are served meanwhile."""
+    model = make_model("llama")
+    engine = TransformersEngine(model, tokenizer, slots=4, max_tokens_per_slot=64)
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def compute_for_long(*_: object) -> None:
+        has_begun.set()
+        assert may_end.wait(60)
+
+    async def scenario() -> Completion:
+        asked, other = request(max_tokens=5, temperature=0.0), request(9, 9)
+        hook = model.register_forward_pre_hook(compute_for_long)
+        task = asyncio.create_task(engine.generate(asked))
+        assert await asyncio.to_thread(has_begun.wait, 60)
+
+        pausing = asyncio.create_task(engine.pause())
+        another = asyncio.create_task(engine.generate(other))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (engine.written(asked), engine.written(other)) == (None, None)
+        assert engine.measure() == EngineLoad(0.25, 0, num_running=1, num_waiting=1)
+        another.cancel()
+        await asyncio.wait([another])
+        assert not pausing.done()
+
+        hook.remove()
+        may_end.set()
+        await pausing
+        written = engine.written(asked)
+        assert written
+        assert len(written.completion_ids) == 1
+        await engine.resume()
+        return await task
+
+    assert len(asyncio.run(scenario()).completion_ids) == 5
+
+
+def test_a_caller_that_is_cancelled_amid_a_step_leaves_its_slot_to_others(make_engine, make_model, tokenizer):
+    model = make_model("llama")
+    engine = TransformersEngine(model, tokenizer, slots=1, max_tokens_per_slot=64)
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def compute_for_long(*_: object) -> None:
+        has_begun.set()
+        assert may_end.wait(60)
+
+    async def scenario() -> Completion:
+        hook = model.register_forward_pre_hook(compute_for_long)
+        task = asyncio.create_task(engine.generate(request(max_tokens=40)))
+        assert await asyncio.to_thread(has_begun.wait, 60)
+        task.cancel()
+        await asyncio.wait([task])
+        hook.remove()
+        may_end.set()
+        return await engine.generate(request(max_tokens=5, temperature=0.0))
+
+    assert (
+        asyncio.run(scenario()).completion_ids
+        == run(make_engine("llama"), request(max_tokens=5, temperature=0.0))[0].completion_ids
+    )
 
 
 def test_an_idle_engine_leaves_no_task_behind(make_engine):

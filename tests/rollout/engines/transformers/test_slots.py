@@ -11,7 +11,13 @@ from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob
-from asyncrl.rollout.engines.transformers.slots import PREFILL_TOKENS, SlotTable
+from asyncrl.rollout.engines.transformers.slots import (
+    FEWEST_PREFILL_TOKENS,
+    PREFILL_S,
+    PREFILL_TOKENS,
+    PrefillPace,
+    SlotTable,
+)
 
 VOCAB = 10
 
@@ -272,3 +278,15 @@ def test_a_slot_that_another_takes_is_no_longer_kept(make_table):
     table.admit(deque([job(1, 2, 3, 4, 5, 6, 9)]))
 
     assert forward.prefills[2:] == [[[1, 2, 3, 4, 5, 6]]]
+
+
+def test_a_prefill_is_cut_by_the_time_that_the_last_ones_took() -> None:
+    pace = PrefillPace(2048)
+    pace.took(2048, 8 * PREFILL_S)
+    assert pace.max_tokens == 256, "what fits the time"
+    pace.took(256, PREFILL_S / 2)
+    assert pace.max_tokens == 384, "half way to the 512 that would fit"
+    pace.took(384, 1e-6)
+    assert pace.max_tokens == 2048, "never above the bound"
+    pace.took(64, 100.0)
+    assert pace.max_tokens == FEWEST_PREFILL_TOKENS, "never so few that launching costs more than computing"
