@@ -43,6 +43,7 @@ CAUSES: dict[str, dict[tuple[str, ...], float]] = {
     "AsyncrlNoReward": {("asyncrl_broker_nodes", "reward", "ready"): 0},
     "AsyncrlNoTrainer": {("asyncrl_broker_nodes", "trainer", "ready"): 0},
     "AsyncrlNodeQuiet": {("asyncrl_broker_nodes", "rollout", "quiet"): 1},
+    "AsyncrlNodeStalled": {("asyncrl_broker_nodes", "rollout", "stalled"): 1},
     "AsyncrlFailures": {("asyncrl_broker_failures_total", "reward"): 101},
     "AsyncrlRewardWorkersDie": {("asyncrl_reward_workers_replaced_total",): 6},
     "AsyncrlDiskLow": {("asyncrl_spool_disk_free_bytes",): 9e10},
@@ -67,7 +68,7 @@ def samples(changed: dict[tuple[str, ...], float]) -> Iterator[Sample]:
         for values in metric.labels.values():
             combinations = [(*before, value) for before in combinations for value in values]
         for labels in combinations:
-            healthy = 0 if "quiet" in labels else HEALTHY.get(metric.name, 0)
+            healthy = 0 if {"quiet", "stalled"} & set(labels) else HEALTHY.get(metric.name, 0)
             value = changed.get((metric.name, *labels), healthy)
             yield Sample(metric.name, value, dict(zip(metric.labels, labels, strict=True)))
 

@@ -83,7 +83,7 @@ class TransformersEngine:
             max_tokens_per_slot: Longest prompt and completion together, tokens.
             kv: After new weights, ``recompute`` the cache of running completions or ``keep`` the old one.
             prefill_tokens: Most tokens that requests share a prefill with. A request that arrives meanwhile waits for
-                its end, so a host that serves users on a CPU takes about 256.
+                its end; `PrefillPace` keeps that to about half a second.
             processor: Image processor of the model; None if the model reads no pictures.
             replay_routes: Record the experts of tokens, for requests that ask for it.
 
