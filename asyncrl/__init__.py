@@ -53,7 +53,7 @@ __all__ = [*_MODULES]  # noqa: PLE0604  strings
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return import_module("importlib.metadata").version("asyncrl")
+        return import_module("asyncrl.version").VERSION
     if name not in _MODULES:
         raise AttributeError(f"module 'asyncrl' has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

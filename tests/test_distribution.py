@@ -11,6 +11,8 @@ from shutil import copytree, ignore_patterns
 
 import pytest
 
+from asyncrl.version import VERSION
+
 ROOT = Path(__file__).parents[1]
 PARTS = ("asyncrl", "bin", "conf", "docs", "examples", "requirements", "tests/cli")
 """Folders that the built tree has; one of the tests is there, so that its absence in the sdist means something."""
@@ -89,7 +91,8 @@ def test_the_wheel_has_every_module_and_all_package_data(wheel: Path) -> None:
 
 def test_the_metadata_says_what_it_is_and_names_every_extra(wheel: Path) -> None:
     said = metadata(wheel)
-    assert (said["Name"], said["License-Expression"], said["Requires-Python"]) == ("asyncrl", "Apache-2.0", ">=3.11")
+    assert (said["Name"], said["Version"], said["License-Expression"]) == ("asyncrl", VERSION, "Apache-2.0")
+    assert said["Requires-Python"] == ">=3.11"
     assert said["Keywords"]
     assert "Typing :: Typed" in (said.get_all("Classifier") or [])
     assert {"node", "train", "vllm", "math", "tracking"} <= set(said.get_all("Provides-Extra") or [])

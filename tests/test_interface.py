@@ -1,12 +1,12 @@
 """The names that a host imports from asyncrl."""
 
 import ast
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 import asyncrl
+from asyncrl.version import VERSION
 
 TYPED = Path(asyncrl.__file__).with_name("py.typed")
 README = Path(__file__).parents[1] / "README.md"
@@ -25,8 +25,8 @@ def test_type_checkers_see_the_public_names() -> None:
     assert TYPED.is_file()
 
 
-def test_the_version_is_that_of_the_distribution() -> None:
-    assert asyncrl.__version__ == version("asyncrl")
+def test_the_version_is_public() -> None:
+    assert asyncrl.__version__ == VERSION
 
 
 def test_an_unknown_name_raises_an_attribute_error() -> None:

@@ -17,12 +17,13 @@ from asyncrl.cli.services.command import services
 from asyncrl.cli.settings.command import config
 from asyncrl.cli.start.command import example, init
 from asyncrl.cli.toy import toy
+from asyncrl.version import VERSION
 
 GROUPS = (advantage, config, data, episode, keys, loss, reward, services, toy)
 
 
 @click.group(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="asyncrl")
+@click.version_option(VERSION)
 def main() -> None:
     """
     Asynchronous reinforcement-learning post-training of language models.

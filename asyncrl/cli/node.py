@@ -21,6 +21,7 @@ from asyncrl.node.process.metrics_server import METRICS_VARIABLE, OPEN_VARIABLE,
 from asyncrl.node.process.process import LogFormat, run_process
 from asyncrl.plug_in import ALLOW_VARIABLE
 from asyncrl.processes.printed import FORMAT_VARIABLE
+from asyncrl.version import VERSION
 
 PATH = click.Path(path_type=Path)
 ROLES = ("broker", "rollout", "reward", "trainer", "spool")
@@ -79,7 +80,7 @@ ROLES = ("broker", "rollout", "reward", "trainer", "spool")
     help="Format of the log; auto is text on a terminal, and JSON elsewhere.",
 )
 @click.option("--wait", "wait_s", type=float, default=30.0, help="Seconds to wait for the broker's answer.")
-@click.version_option(package_name="asyncrl")
+@click.version_option(VERSION)
 @report_errors
 def main(
     *,

@@ -1,6 +1,5 @@
 """Output and errors of the commands of `asyncrl`."""
 
-import importlib.metadata
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ import pytest
 
 from asyncrl.cli.main import main
 from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.version import VERSION
 from tests.cli.invoke import asyncrl
 
 
@@ -19,7 +19,7 @@ def test_h_is_help_everywhere():
 
 
 def test_version():
-    assert importlib.metadata.version("asyncrl") in asyncrl("--version").output
+    assert VERSION in asyncrl("--version").output
 
 
 def _commands(group: str) -> set[str]:

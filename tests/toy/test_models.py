@@ -15,6 +15,7 @@ from asyncrl.toy.models import DRAWN_SQUARES, make_drawn_squares, make_hidden_su
 from asyncrl.toy.step_sums import WORDS
 from asyncrl.toy.text_model import Sizes
 from asyncrl.toy.warm_up import WarmUpSchedule
+from tests.conftest import require_pictures
 
 SIZES = Sizes(layers=1, hidden_size=16, intermediate_size=16, heads=4, kv_heads=2, head_dim=8)
 BRIEF = WarmUpSchedule(
@@ -116,6 +117,7 @@ def test_experts_make_a_mixture_whose_token_costs_as_much_as_in_a_dense_model(tm
 
 
 def test_drawn_squares_makes_a_model_its_tokenizer_its_processor_and_its_data(tmp_path: Path) -> None:
+    require_pictures()
     said: list[str] = []
     make_drawn_squares(tmp_path, schedule=BRIEF, report=said.append)
     model = AutoModelForImageTextToText.from_pretrained(tmp_path / "model")

@@ -134,7 +134,8 @@ def fake_ranks() -> Iterator[Callable[[int], DeviceMesh]]:
         return init_device_mesh("cpu", (size,))
 
     yield form
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class Measured(NamedTuple):

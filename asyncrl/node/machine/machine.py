@@ -9,6 +9,7 @@ from tempfile import TemporaryFile
 
 from asyncrl.errors import ConfigError
 from asyncrl.node.machine.diagnosis import Line
+from asyncrl.version import VERSION
 from asyncrl.weights.groups.device import installed_version
 
 CORE = ("pyzmq", "msgspec", "uvloop", "structlog", "click", "rich")
@@ -75,7 +76,7 @@ def software_lines(torch: Line) -> Iterable[Line]:
     else:
         shown = {name: installed_version(name) for name in ("pyzmq", "msgspec", "pyarrow")}
         core = ", ".join(f"{name} {version}" for name, version in shown.items() if version)
-        yield Line("installed", "asyncrl", "good", f"{installed_version('asyncrl')}, with {core}")
+        yield Line("installed", "asyncrl", "good", f"{VERSION}, with {core}")
     yield torch
     for name in ("transformers", *ENGINES, "torch-npu"):
         yield package_line(name)

@@ -4,11 +4,11 @@ Samples as text for Prometheus. `prometheus_client` (extra ``metrics``) is impor
 
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.metadata import version
 from typing import Any
 
 from asyncrl.errors import BrokenInvariant, ConfigError
 from asyncrl.observe.metrics.table import METRICS, Metric, Sample
+from asyncrl.version import VERSION
 
 STANDARD = "process_"
 """Beginning of the names that `prometheus_client` reads from /proc itself."""
@@ -31,9 +31,7 @@ class Exposition:
         self._labels = dict(labels)
         self._samples = samples
         self._process = self._client.ProcessCollector(registry=None)
-        self._build_info = Sample(
-            "asyncrl_build_info", 1, {"version": version("asyncrl"), "python": platform.python_version()}
-        )
+        self._build_info = Sample("asyncrl_build_info", 1, {"version": VERSION, "python": platform.python_version()})
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
         """The text and its content type, in the format that ``accept``, a request's header, asks for."""

@@ -5,7 +5,6 @@ Models and data have their names on the Hugging Face Hub, or those of their file
 """
 
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from pathlib import PurePath
 
 import msgspec
@@ -18,6 +17,7 @@ from asyncrl.config.sections.trainer import Lora
 from asyncrl.observe.report.curves import interval
 from asyncrl.observe.report.evaluation_charts import accuracy_by_source, multi_sample_metrics
 from asyncrl.observe.run_record import EvaluationEvent, RunRecord, SettingChange
+from asyncrl.version import VERSION
 
 HEADER = """\
 ---
@@ -119,7 +119,7 @@ def model_card(
     about = (
         f"{'A LoRA adapter of ' if adapter_of else ''}`{base}` after {step} optimizer steps of asynchronous "
         f"reinforcement learning: "
-        f"run `{record.name}`, policy version {policy_version}. Exported by asyncrl {version('asyncrl')}."
+        f"run `{record.name}`, policy version {policy_version}. Exported by asyncrl {VERSION}."
     )
     training = _table(["setting", "value"], [*_settings(record, step, dtype)])
     parts = [

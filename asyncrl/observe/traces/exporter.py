@@ -11,7 +11,6 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -27,6 +26,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.observe.traces.reports import Reports
 from asyncrl.observe.traces.span import Attribute, Span
 from asyncrl.observe.traces.table import PREFIX, ROOT
+from asyncrl.version import VERSION
 
 QUEUE = 16384
 """Most spans that wait for the collector, unless the variable says otherwise. A version that goes live ends the groups
@@ -60,7 +60,7 @@ class SpanExport:
         except ValueError as error:
             self._reports.close()
             raise ConfigError(f"--traces: a variable OTEL_* is wrong: {error}") from error
-        self._scope = InstrumentationScope("asyncrl", version("asyncrl"))
+        self._scope = InstrumentationScope("asyncrl", VERSION)
 
     def send(self, spans: Sequence[Span]) -> None:
         """Queue those spans whose traces are sampled."""
@@ -108,7 +108,7 @@ def _context(trace_id: int, span_id: int) -> SpanContext:
 
 def _resource(run: str) -> Resource:
     """Attributes of all spans; ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` come before ours."""
-    ours = {SERVICE_NAME: "asyncrl", SERVICE_VERSION: version("asyncrl"), f"{PREFIX}run": run}
+    ours = {SERVICE_NAME: "asyncrl", SERVICE_VERSION: VERSION, f"{PREFIX}run": run}
     return Resource.create(ours).merge(OTELResourceDetector().detect())
 
 

@@ -13,6 +13,7 @@ import transformers
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PreTrainedConfig,
@@ -21,6 +22,7 @@ from transformers import (
 
 from asyncrl.config.model import weights
 from asyncrl.errors import ConfigError
+from asyncrl.vision.encoded import require_encoded
 from asyncrl.vision.settings import FAMILIES
 from asyncrl.weights.contents.architecture import NONE, read_config
 from asyncrl.weights.contents.names import checkpoint_specs
@@ -61,7 +63,8 @@ def language_model(config: Any, source: str) -> Any:
     Auto class of transformers for the language model of a config, with a vision tower if it reads pictures.
 
     Raises:
-        ConfigError: The model, named by ``source``, is of another kind, or its attention cannot be replaced.
+        ConfigError: The model, named by ``source``, is of another kind, its attention cannot be replaced, or it reads
+            pictures, which the installed transformers does not take.
     """
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -73,6 +76,7 @@ def language_model(config: Any, source: str) -> Any:
             )
         return AutoModelForCausalLM
     if config.model_type in FAMILIES:
+        require_encoded(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)], source)
         return AutoModelForImageTextToText
     raise ConfigError(
         f"{source}: {config.model_type!r} is not a causal language model (model_type in config.json); use a model that "

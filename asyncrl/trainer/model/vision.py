@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from asyncrl.errors import ConfigError
 from asyncrl.trainer.packing.pictures import Pictures
+from asyncrl.vision.encoded import ENCODED
 
 
 def vision_tower(model: Any) -> nn.Module | None:
@@ -50,7 +51,7 @@ def picture_features(model: Any, pictures: Pictures | None, device: torch.device
     seen.pooler_output = [_shown(seen.pooler_output, pictures)]
     if hasattr(seen, "deepstack_features"):
         seen.deepstack_features = [[_shown(layer, pictures)] for layer in seen.deepstack_features]
-    return {"mm_encoder_outputs": {"image": seen}}
+    return {ENCODED: {"image": seen}}
 
 
 def _shown(features: tuple[Tensor, ...], pictures: Pictures) -> Tensor:

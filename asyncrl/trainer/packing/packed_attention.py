@@ -7,7 +7,8 @@ Attention over a packed row of sequences: each sequence attends to itself only.
                      1 x 4   2 x 2           c · · ▚
 
 On a CUDA device of compute capability 8.0 or more with a 16-bit dtype, and on an NPU, one variable-length kernel takes
-all sequences. Elsewhere, sequences of the same length go through torch's scaled_dot_product_attention as a batch.
+all sequences. Elsewhere, sequences of the same length go through torch's scaled_dot_product_attention as a batch; on a
+CUDA device, the reason is logged once.
 
 Ranks that share the row (`SequenceGroup`) each compute it for a part of the heads.
 
@@ -15,10 +16,12 @@ Models find the function by its name, `PACKED`, and receive the `Row` as a keywo
 `picture_attention` by `PICTURES`: there the sequences are the patches of pictures, each of which sees all of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from inspect import signature
 from itertools import groupby
+from math import isclose
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,16 +30,19 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 
+from asyncrl.log import get_logger
 from asyncrl.trainer.packing.npu_attention import npu_attention
 from asyncrl.trainer.packing.row import Row
+
+log = get_logger()
 
 Heads = tuple[Tensor, Tensor, Tensor]
 """Queries [K, heads, D], keys and values [K, kv_heads, D]."""
 
 PACKED, PICTURES = "asyncrl_packed", "asyncrl_flash_pictures"
 """Names in transformers; "flash" in the second makes a vision tower call it once for all pictures."""
-HAS_ARGUMENTS = "enable_gqa" in signature(varlen_attn).parameters
-"""False for the first torch releases with `varlen_attn`, which lack sliding windows and shared key heads."""
+TAKES = frozenset(signature(varlen_attn).parameters)
+"""Names of the arguments of the installed torch's kernel."""
 CAPABILITY = (8, 0)
 """Oldest GPUs that the kernel, FlashAttention 2, is built for: Ampere."""
 
@@ -70,8 +76,8 @@ def packed_attention(
     row = row or Row([np.arange(query.shape[2])], query.device)
     heads = [row.group.to_heads(part) for part in (query, key, value)]
     queries, keys, values = (_take_rows(part[0].transpose(0, 1), row.indices) for part in heads)
-    if query.is_cuda and _has_kernel(query.device) and (dtype := _half_dtype(value)):
-        out = _varlen_attention((queries, keys, values), row, scaling, sliding_window, dtype)
+    if query.is_cuda and (kernel := _kernel(value, row, scaling, sliding_window)):
+        out = _varlen_attention((queries, keys, values), row, *kernel)
     elif query.device.type == "npu":
         out = npu_attention((queries, keys.to(queries), values.to(queries)), row.lengths, scaling, sliding_window)
     else:
@@ -103,8 +109,8 @@ def picture_attention(
     ends = cu_seq_lens_q.tolist()
     row = Row(np.split(np.arange(ends[-1]), ends[1:-1]), query.device)
     queries, keys, values = (_take_rows(part[0].transpose(0, 1), row.indices) for part in (query, key, value))
-    if query.is_cuda and _has_kernel(query.device) and (dtype := _half_dtype(value)):
-        out = _varlen_attention((queries, keys, values), row, scaling, None, dtype, is_causal=False)
+    if query.is_cuda and (kernel := _kernel(value, row, scaling, None, is_causal=False)):
+        out = _varlen_attention((queries, keys, values), row, *kernel)
     else:
         out = _batched_attention((queries, keys, values), row.lengths, scaling, None, is_causal=False)
     return _take_rows(out, row.firsts)[None], None
@@ -122,9 +128,59 @@ def set_attention(model: PreTrainedModel, text: str, pictures: str) -> None:
     model.set_attn_implementation({"": text, "text_config": text, "vision_config": pictures})
 
 
+def kernel_options(
+    takes: Collection[str],
+    head_dim: int,
+    longest: int,
+    scaling: float | None,
+    window: int | None,
+    *,
+    is_causal: bool = True,
+) -> dict[str, Any] | str:
+    """
+    Arguments of torch's `varlen_attn` besides the sequences, whose longest has ``longest`` tokens; or what it lacks.
+
+    Args:
+        takes: Names of its arguments. In torch 2.10, ``is_causal`` is the only one of these, later ``scale`` and
+            ``window_size`` take its place. The kernel lets key heads be shared in all releases; 2.13 wants to be told.
+    """
+    options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in takes else {}
+    if "scale" in takes:
+        options["scale"] = scaling
+    elif scaling is not None and not isclose(scaling, head_dim**-0.5):
+        return f"a scale of the scores other than {head_dim}^-0.5"
+    if "window_size" in takes:
+        return options | {"window_size": (-1 if window is None else window - 1, 0 if is_causal else -1)}
+    if window is not None and window < longest:
+        return "a sliding window"
+    return options | {"is_causal": is_causal}
+
+
+def _kernel(
+    value: Tensor, row: Row, scaling: float | None, window: int | None, *, is_causal: bool = True
+) -> tuple[torch.dtype, dict[str, Any]] | None:
+    """Dtype and arguments of the kernel on a CUDA device; None if it cannot take these, which is logged once."""
+    capability, dtype = _capability(value.device), _half_dtype(value)
+    options = kernel_options(TAKES, value.shape[-1], max(row.lengths), scaling, window, is_causal=is_causal)
+    if capability < CAPABILITY:
+        _log_slow("a GPU of compute capability {}.{}; 8.0 is the least".format(*capability))
+    elif dtype is None:
+        _log_slow(f"{value.dtype}; it takes 16-bit numbers")
+    elif isinstance(options, str):
+        _log_slow(options)
+    else:
+        return dtype, options
+    return None
+
+
 @cache
-def _has_kernel(device: torch.device) -> bool:
-    return HAS_ARGUMENTS and torch.cuda.get_device_capability(device) >= CAPABILITY
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+@cache
+def _log_slow(lacks: str) -> None:
+    log.warning("attention.slow", torch=torch.__version__, kernel_lacks=lacks)
 
 
 def _take_rows(part: Tensor, indices: Tensor) -> Tensor:
@@ -133,24 +189,11 @@ def _take_rows(part: Tensor, indices: Tensor) -> Tensor:
     return F.embedding(indices, part.flatten(1)).view(-1, *part.shape[1:])
 
 
-def _varlen_attention(
-    heads: Heads, row: Row, scaling: float | None, window: int | None, dtype: torch.dtype, *, is_causal: bool = True
-) -> Tensor:
+def _varlen_attention(heads: Heads, row: Row, dtype: torch.dtype, options: dict[str, Any]) -> Tensor:
     """[K, heads, D] by one kernel that takes the ends of the sequences."""
     queries, keys, values = (part.to(dtype) for part in heads)
     longest = max(row.lengths)
-    out = varlen_attn(
-        queries,
-        keys,
-        values,
-        row.ends,
-        row.ends,
-        longest,
-        longest,
-        scale=scaling,
-        window_size=(-1 if window is None else window - 1, 0 if is_causal else -1),
-        enable_gqa=True,
-    )
+    out = varlen_attn(queries, keys, values, row.ends, row.ends, longest, longest, **options)
     assert isinstance(out, Tensor)  # without return_aux
     return out
 

@@ -16,8 +16,11 @@ from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.packing.packed_attention import (
     _batched_attention,
-    _has_kernel,
+    _capability,
+    _kernel,
+    _log_slow,
     _varlen_attention,
+    kernel_options,
     packed_attention,
     picture_attention,
     use_packed_attention,
@@ -156,13 +159,24 @@ def test_other_attentions_are_kept_apart_too(model):
         torch.testing.assert_close(got[:, places], logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("window", "is_causal"), [(None, True), (3, True), (None, False)])
-def test_the_varlen_kernel_gets_arguments_equivalent_to_batches(window, is_causal, monkeypatch):
-    def kernel(query, key, value, ends, key_ends, longest, most_keys, *, scale, window_size, enable_gqa):
+RELEASES = {
+    "2.10": {"is_causal"},
+    "2.11": {"scale", "window_size"},
+    "2.13": {"scale", "window_size", "enable_gqa"},
+}
+"""torch: arguments of its kernel besides the sequences."""
+
+
+@pytest.mark.parametrize("takes", RELEASES.values(), ids=RELEASES)
+@pytest.mark.parametrize(("window", "is_causal"), [(None, True), (3, True), (9, True), (None, False)])
+@pytest.mark.parametrize("scale", [8**-0.5, None, 0.5])
+def test_the_varlen_kernel_gets_arguments_equivalent_to_batches(takes, window, is_causal, scale, monkeypatch):
+    def kernel(query, key, value, ends, key_ends, longest, most_keys, **given):
         """Reference by its documentation: sequences end at ``ends``; a token sees itself and ``left`` tokens before."""
+        assert given.keys() == takes
         assert ends.tolist() == key_ends.tolist()
         assert longest == most_keys == int(ends.diff().max())
-        left, right = window_size
+        left, right = given.get("window_size", (-1, 0 if given.get("is_causal") else -1))
         found = []
         for start, end in itertools.pairwise(ends.tolist()):
             at = torch.arange(end - start)
@@ -170,15 +184,23 @@ def test_the_varlen_kernel_gets_arguments_equivalent_to_batches(window, is_causa
             mask &= (at <= at[:, None] + right) if right >= 0 else True
             mask &= (at >= at[:, None] - left) if left >= 0 else True
             q, k, v = (part[start:end].transpose(0, 1) for part in (query, key, value))
-            out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=enable_gqa)
+            out = F.scaled_dot_product_attention(q, k, v, mask, scale=given.get("scale"), enable_gqa=True)
             found.append(out.transpose(0, 1))
         return torch.cat(found)
 
     monkeypatch.setattr("asyncrl.trainer.packing.packed_attention.varlen_attn", kernel)
     row = Row([np.arange(6), np.arange(6, 9), np.arange(9, 12), np.arange(12, 14)], CPU)
     heads = torch.randn(14, 4, 8), *torch.randn(2, 14, 2, 8)
-    got = _varlen_attention(heads, row, 0.5, window, torch.float32, is_causal=is_causal)
-    expected = _batched_attention(heads, row.lengths, 0.5, window, is_causal=is_causal)
+    options = kernel_options(takes, 8, max(row.lengths), scale, window, is_causal=is_causal)
+    if isinstance(options, str):
+        assert takes == RELEASES["2.10"]
+        assert (scale, options) == (0.5, "a scale of the scores other than 8^-0.5") or (
+            (window, options) == (3, "a sliding window")
+        )
+        return
+    assert takes != RELEASES["2.10"] or (scale != 0.5 and window != 3)
+    got = _varlen_attention(heads, row, torch.float32, options)
+    expected = _batched_attention(heads, row.lengths, scale, window, is_causal=is_causal)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -216,11 +238,27 @@ def test_a_layer_of_a_tower_attends_to_all_pictures_in_one_call(family, tmp_path
     assert len({ends[-1] for ends in calls}) == 1
 
 
-@pytest.mark.parametrize(("capability", "has_kernel"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
-def test_only_gpus_that_the_kernel_is_built_for_use_it(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_kernel: bool
-) -> None:
-    _has_kernel.cache_clear()
+@pytest.mark.parametrize(
+    ("capability", "dtype", "window", "lacks"),
+    [
+        ((8, 0), torch.bfloat16, None, None),
+        ((9, 0), torch.float16, None, None),
+        ((7, 5), torch.float16, None, "a GPU of compute capability 7.5; 8.0 is the least"),
+        ((9, 0), torch.float32, None, "torch.float32; it takes 16-bit numbers"),
+        ((9, 0), torch.bfloat16, 2, "a sliding window"),
+    ],
+)
+def test_sequences_that_the_kernel_does_not_take_are_attended_to_as_batches_which_is_said_once(
+    monkeypatch, caplog, capability, dtype, window, lacks
+):
+    _capability.cache_clear()
+    _log_slow.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    assert _has_kernel(torch.device("cuda", 0)) == has_kernel
-    _has_kernel.cache_clear()
+    monkeypatch.setattr("asyncrl.trainer.packing.packed_attention.TAKES", RELEASES["2.10"])
+    values, row = torch.zeros(1, 2, 4, 8, dtype=dtype), Row([np.arange(4)], CPU)
+    taken = [_kernel(values, row, 8**-0.5, window) for _ in range(2)]
+    assert taken == [None if lacks else (dtype, {"is_causal": True})] * 2
+    expected = [f"attention.slow torch={str(torch.__version__)!r} kernel_lacks={lacks!r}"] if lacks else []
+    assert [record.getMessage() for record in caplog.records] == expected
+    _capability.cache_clear()
+    _log_slow.cache_clear()

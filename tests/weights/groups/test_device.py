@@ -1,6 +1,7 @@
 import subprocess
 import sys
 import threading
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ def test_npu_without_torch_npu_is_one_sentence_that_names_it_and_the_page() -> N
     with pytest.raises(ConfigError) as refused:
         require("npu")
     assert str(refused.value) == (
-        f"npu devices need torch_npu, but torch {torch.__version__} is installed, torch_npu is not: install what "
+        f"npu devices need torch_npu, but torch {version('torch')} is installed, torch_npu is not: install what "
         f"docs/ascend.md lists, and source CANN's set_env.sh"
     )
 

@@ -17,11 +17,12 @@ from asyncrl.node.machine.cluster.probe_messages import UNLIMITED, Facts, File, 
 from asyncrl.node.machine.devices import DEV, find
 from asyncrl.node.machine.local_address import route_to
 from asyncrl.node.machine.machine import CORE, ENGINES, TRAIN, missing_packages
+from asyncrl.version import VERSION
 from asyncrl.weights.groups.device import installed_version
 from asyncrl.weights.groups.network_interface import interface_name
 
-COMPARED = ("asyncrl", "pyzmq", "msgspec", "numpy", "torch", "transformers", *ENGINES, "torch-npu")
-"""Distributions whose versions are compared."""
+COMPARED = ("pyzmq", "msgspec", "numpy", "torch", "transformers", *ENGINES, "torch-npu")
+"""Distributions whose versions are compared, beside Python and asyncrl."""
 CONNECT_S = 5.0
 
 
@@ -30,9 +31,10 @@ def look(request: Look, environment: Mapping[str, str] = os.environ, dev: Path =
     problem = connection_problem(request.broker_host, request.broker_port)
     address = request.address or source_address(request.broker_host)
     found = {name: installed_version(name) for name in COMPARED}
+    ours = {"python": platform.python_version(), "asyncrl": VERSION}
     return Facts(
         protocol=PROTOCOL,
-        versions={"python": platform.python_version()} | {name: version for name, version in found.items() if version},
+        versions=ours | {name: version for name, version in found.items() if version},
         missing=missing_packages((*CORE, *TRAIN)),
         clock_s=time.time(),
         address=address,

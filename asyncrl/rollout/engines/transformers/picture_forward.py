@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from asyncrl.rollout.engines.transformers.forward import ModelForward
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.pictures import PlacedPictures, VisionTower, mrope
+from asyncrl.vision.encoded import ENCODED
 
 
 class PictureForward(ModelForward):
@@ -35,7 +36,7 @@ class PictureForward(ModelForward):
         )
         return inputs | {
             "position_ids": mrope(placed, ids.shape[1], ids.device),
-            "mm_encoder_outputs": {"image": seen},
+            ENCODED: {"image": seen},
         }
 
     def _position_ids(self, rotary: Tensor) -> Tensor:

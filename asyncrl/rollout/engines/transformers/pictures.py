@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.errors import DataError, EngineError
 from asyncrl.rollout.engine import Request
+from asyncrl.vision.encoded import require_encoded
 from asyncrl.vision.positions import Grid
 from asyncrl.vision.processor import ImageProcessor
 
@@ -64,9 +65,10 @@ class PlacedPictures:
 
 
 class VisionTower:
-    """Vision tower of a model, with a cache of the features of recent pictures."""
+    """Vision tower of a model, with a cache of the features of recent pictures. Raises as `require_encoded`."""
 
     def __init__(self, model: PreTrainedModel, processor: ImageProcessor) -> None:
+        require_encoded(type(model), "the model")
         self._model = model.base_model
         self._processor = processor
         self._live: WeakValueDictionary[tuple[bytes, ...], Pictures] = WeakValueDictionary()

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, Qwen3VLForConditionalGeneration
 
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.pictures import PlacedPictures, VisionTower, mrope
-from asyncrl.rollout.engines.transformers.qwen3 import Qwen3Forward, fits_decoder
+from asyncrl.rollout.engines.transformers.qwen3 import Qwen3Forward, Rotation, fits_decoder
 
 
 def fits(model: PreTrainedModel) -> bool:
@@ -48,3 +48,6 @@ class Qwen3VLForward(Qwen3Forward):
                 output.index_add_(0, at, features.deepstack[layer].to(output.dtype))
 
         self._run(hidden, (cos[:, None], sin[:, None]), self._prefilling(slots, real, ids.shape), add)
+
+    def _rotations(self, positions: Tensor) -> Rotation:
+        return super()._rotations(positions.expand(3, 1, -1))  # before transformers 5.19, only so

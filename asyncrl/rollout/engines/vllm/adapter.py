@@ -66,8 +66,8 @@ class Adapter:
         config = llm.vllm_config
         self.records_masks = bool(getattr(config.model_config, "return_sampling_mask", False))
         """vLLM then refuses requests that decode greedily or without top-k."""
-        aux_output = getattr(config, "aux_output_config", None)
-        self.records_routes = bool(getattr(aux_output, "enable_return_routed_experts", False))
+        places = (getattr(config, "aux_output_config", None), config.model_config)  # vLLM 0.32 has the first
+        self.records_routes = any(getattr(place, ROUTES, False) for place in places)
         self.ranks: int = config.parallel_config.world_size
         self.max_tokens: int = config.model_config.max_model_len
         """Longest prompt and completion together, tokens."""

@@ -164,16 +164,18 @@ def test_the_engine_takes_every_argument_that_is_set_or_refused(vllm: Source) ->
 @on_every_vllm
 def test_a_vllm_that_takes_the_arguments_to_record_gives_masks_and_experts_by_these_names(vllm: Source) -> None:
     fields = attributes(vllm.find("vllm/engine/arg_utils.py", "EngineArgs"))
-    if not {arguments.MASKS, arguments.ROUTES} <= fields:
-        pytest.skip("it records neither")
-
-    assert {"sampling_mask", "routed_experts"} <= attributes(vllm.find("vllm/outputs.py", "CompletionOutput"))
-    assert "token_ids" in attributes(vllm.find("vllm/outputs.py", "SamplingMask"))
-    assert "to_nested_list" in attributes(vllm.find("vllm/v1/outputs.py", "SamplingMaskLists"))
-    assert arguments.ROUTES in attributes(vllm.find("vllm/config/aux_output.py", "AuxOutputConfig"))
-    processor = vllm.bytes(PROCESSOR)
-    assert b"self.sampling_mask_chunks" in processor
-    assert b"self.routed_experts_chunks" in processor
+    output, processor = attributes(vllm.find("vllm/outputs.py", "CompletionOutput")), vllm.bytes(PROCESSOR)
+    if arguments.MASKS in fields:
+        assert "sampling_mask" in output
+        assert "token_ids" in attributes(vllm.find("vllm/outputs.py", "SamplingMask"))
+        assert "to_nested_list" in attributes(vllm.find("vllm/v1/outputs.py", "SamplingMaskLists"))
+        assert arguments.MASKS in attributes(vllm.find("vllm/config/model.py", "ModelConfig"))
+        assert b"self.sampling_mask_chunks" in processor
+    if arguments.ROUTES in fields:
+        assert "routed_experts" in output
+        place = ("aux_output", "AuxOutputConfig") if vllm.has("vllm/config/aux_output.py") else ("model", "ModelConfig")
+        assert arguments.ROUTES in attributes(vllm.find(f"vllm/config/{place[0]}.py", place[1]))
+        assert b"self.routed_experts_chunks" in processor
 
 
 @on_every_vllm
