@@ -52,7 +52,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "trainer_step": {"spreads": [2], "rounds": 1, "steps": 1, "groups": 1, "mean": 16},
     "tries": {"hidden": 128, "layers": 1, "rounds": 1, "share": 64, "prompt": 32, "tool": 4},
-    "weights": {"sizes": ["tiny"], "dtypes": ["float32"], "parts": ["transfer", "pause", "delta"]},
+    "weights": {"sizes": ["tiny"], "dtypes": ["float32"], "parts": ["transfer", "pause"]},
     "windowed": {"steps": 8, "seeds": 1},
 }  # fmt: skip
 """Values of options by bench."""
