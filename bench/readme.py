@@ -4,7 +4,7 @@ Prints the table of README's section "Numbers", by running the benches that meas
     python bench/readme.py [--rows loop,recovery,...] [--smoke]
 
 The peers have to be installed: ``pip install -e .[bench]``; the cell of one that is not says so. Every bench takes its
-run file from conf/. It takes about half an hour on two quiet cores; commands and times go to standard error.
+run file from conf/. It takes a quarter of an hour on two quiet cores; commands and times go to standard error.
 """
 
 import argparse
@@ -49,7 +49,12 @@ class Lines(list[Line]):
 def figure(line: Line) -> str:
     """Three digits, and the unit unless the row says it."""
     value, unit = line["ours"], {"s": " s", "GB/s": " GB/s"}.get(line["unit"], "")
-    return f"{float(f'{value:.3g}'):,.0f}{unit}" if value >= 100 else f"{value:.3g}{unit}"
+    return f"{float(f'{value:.3g}'):,.0f}{unit}" if value >= 100 else short(f"{value:.3g}") + unit
+
+
+def short(number: str) -> str:
+    """Without a zero before the point."""
+    return number.removeprefix("0") or "0"
 
 
 # ── rows ────────────────────────────────────────────────────────────────────────────────────
@@ -80,7 +85,7 @@ def weights(lines: Lines) -> Iterator[Cells]:
 def recovery(lines: Lines) -> Iterator[Cells]:
     found = {line["case"].rpartition(" ")[2]: line["ours"] for line in lines if line["case"].startswith("kill")}
     roles = [role for role in ROLES if role in found]
-    seconds = ", ".join(f"{found[role]:.1f}" for role in roles)
+    seconds = ", ".join(short(f"{found[role]:.1f}") for role in roles)
     yield f"from `kill -9` to useful work: {', '.join(roles)}", f"{seconds} s", ""
 
 

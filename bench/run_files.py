@@ -53,28 +53,31 @@ def add_run_file(parser: argparse.ArgumentParser, shipped: Path = QUICKSTART) ->
 
 
 def take(options: argparse.Namespace, settings: Sequence[str] = (), evaluations: Evaluations | None = None) -> Config:
+    """The run file of a command line as `changed`, whose base model is made if it is missing."""
+    tiny: Sequence[str] = ()
+    if options.smoke:
+        tiny = (*TINY, *(TINY_TIMES if evaluations is None else ()), *_tiny_base(options.config))
+    config = changed(options.config, [*tiny, *settings, *options.overrides], evaluations)
+    make_base_of(config)
+    return config
+
+
+def changed(path: Path, settings: Sequence[str], evaluations: Evaluations | None) -> Config:
     """
-    The run file of a command line, changed for a bench; its base model is made if it is missing.
+    A run file with other settings, as ``a.b=value``, the last of which counts.
 
     Args:
-        options: Of `add_run_file` and `smoke.parsed`.
-        settings: The bench's own, as ``a.b=value``; those of the command line override them.
         evaluations: When to evaluate in place of what the file says. Which checkpoint is best is then not kept.
 
     Raises:
         ConfigError: The file, or what has become of it, contradicts itself.
     """
-    raw = read_raw(options.config)
+    raw = read_raw(path)
     if evaluations is not None:
         raw["evaluation"] = raw.get("evaluation", {}) | evaluations
         for key in BEST:
             raw.get("checkpoint", {}).pop(key, None)
-    tiny: Sequence[str] = ()
-    if options.smoke:
-        tiny = (*TINY, *(TINY_TIMES if evaluations is None else ()), *_tiny_base(has_turns="environment" in raw))
-    config = overridden(raw, [*tiny, *settings, *options.overrides])
-    make_base_of(config)
-    return config
+    return overridden(raw, settings)
 
 
 def written(config: Config, folder: Path, name: str) -> Path:
@@ -97,9 +100,9 @@ def toy(*arguments: object) -> None:
     subprocess.run([sys.executable, "-m", "asyncrl", "toy", *map(str, arguments)], check=True, stdout=sys.stderr)
 
 
-def _tiny_base(*, has_turns: bool) -> list[str]:
+def _tiny_base(path: Path) -> list[str]:
     """Settings that name a model with random weights and its data, made in ``cache/smoke`` if they are missing."""
-    task = "hidden-sums" if has_turns else "step-sums"
+    task = "hidden-sums" if "environment" in read_raw(path) else "step-sums"
     folder = Path("cache", "smoke", task).absolute()
     if not (folder / "model").exists():
         _make_tiny(task, folder)

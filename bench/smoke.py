@@ -36,7 +36,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "host": {"rounds": 1, "requests": 2, "utilisation": 0.9},
     "joiner": {"steps": 2},
     "lagged": {"methods": ["default"], "staleness": [1], "lr": [2e-4], "steps": 2, "out": f"{FOLDER}/lagged.jsonl"},
-    "loop": {"rounds": 1, "peers": ["bare"]},
+    "loop": {"rounds": 1, "trl_rows": 4},
     "memory": {"shapes": ["0.6b"]},
     "messages": {**BRIEF, "batches": [16]},
     "publish": {"shape": "tiny", "dtypes": "bfloat16", "rounds": 1},
