@@ -30,20 +30,25 @@ class Lines(list[Line]):
     """What a bench has printed."""
 
     def of(self, case: str, peer: str = "") -> Line:
-        """The line of a case and peer, by what their names begin with; of several peers the best one."""
-        found = [one for one in self if one["case"].startswith(case) and str(one.get("peer", "")).startswith(peer)]
-        if measured := [one for one in found if "ours" in one]:
-            sign = 1 if measured[0]["better"] == "higher" else -1
-            return max(measured, key=lambda one: sign * (one.get("peer_value") or 0))
-        raise SystemExit(f"{case!r} beside {peer!r} is not among: {[(one['case'], one.get('peer')) for one in self]}")
+        """The measured line of a case and peer, by what their names begin with; of several peers the best one."""
+        if not (found := self._measured(case, peer)):
+            known = [(one["case"], one.get("peer")) for one in self]
+            raise SystemExit(f"no line has the case {case!r} and the peer {peer!r}, but there are {known}")
+        sign = 1 if found[0]["better"] == "higher" else -1
+        return max(found, key=lambda one: sign * (one.get("peer_value") or 0))
 
     def beside(self, case: str, peer: str, name: str) -> tuple[str, str]:
         """Cells of our figure, and of a peer's under a name for readers, or why it has none."""
         reasons = [one["skipped"] for one in self if "skipped" in one and one.get("peer", "").startswith(peer)]
-        if reasons:
+        if reasons and not self._measured(case, peer):
             return figure(self.of(case)), f"{name}: {reasons[0]}"
         line = self.of(case, peer)
         return figure(line), f"{name}: {figure(line | {'ours': line['peer_value']})}"
+
+    def _measured(self, case: str, peer: str) -> list[Line]:
+        """Those in CPU seconds are left out."""
+        found = [one for one in self if one["case"].startswith(case) and one.get("peer", "").startswith(peer)]
+        return [one for one in found if one.get("unit", "CPU-s") != "CPU-s"]
 
 
 def figure(line: Line) -> str:
@@ -91,9 +96,8 @@ def recovery(lines: Lines) -> Iterator[Cells]:
 
 def chaos(lines: Lines) -> Iterator[Cells]:
     line = lines.of("random faults")
-    counts = ", ".join(str(line[key]) for key in ("skipped", "double_trained", "tokens_thrown_away"))
-    kills = f"{line['faults']} random kills"
-    yield f"{kills}: groups skipped, groups trained twice, tokens thrown away", counts, ""
+    counts = f"{line['skipped']}, {line['double_trained']}, {sum(line['tokens_thrown_away'].values())}"
+    yield f"{line['faults']} random kills: groups skipped, groups trained twice, tokens thrown away", counts, ""
 
 
 class Part(NamedTuple):
