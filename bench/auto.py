@@ -23,8 +23,20 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import smoke
+
+from asyncrl.plan.plan_file import decode
 from tests.plan.workloads import PUBLISHED, as_line, published, workload
 
+TINY = {
+    "devices": 2,
+    "lengths": {"mean": 50, "sigma": 0.0, "max_tokens": 400},
+    "rollout": {"devices": 1, "slots": 8, "decode": [[1, 100], [8, 600]], "prefill_tokens_per_s": 1e5, "kv": "keep"},
+    "trainer": {"speeds": [{"devices": 1, "tokens_per_s": 600}]},
+    "publish": {"seconds": 0.1, "pause_s": 0.0},
+    "schedule": {"groups_per_step": 2, "group_size": 2, "staleness": "auto"},
+}
+"""The only workload of ``--smoke``."""
 GOALS = {"of_better": 0.98, "of_best": 0.95}
 
 
@@ -35,19 +47,24 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/auto.jsonl"))
     parser.add_argument("--table", action="store_true")
-    given = parser.parse_args()
+    given = smoke.parsed(parser)
     if not given.table:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         names = [*PUBLISHED, *map(str, range(given.first, given.first + given.workloads - len(PUBLISHED)))]
+        if given.smoke:
+            names = ["tiny"]
         known = {line["workload"] for line in lines(given.out)}
         with ProcessPoolExecutor(given.processes) as pool, given.out.open("a", encoding="utf-8") as out:
             for line in pool.map(one, [name for name in names if name not in known]):
                 print(json.dumps(line), file=out, flush=True)
+                print(json.dumps({"bench": "auto", **line}), flush=True)
     for row in table(list(lines(given.out))):
         print(row)
 
 
 def one(name: str) -> dict[str, Any]:
+    if name == "tiny":
+        return as_line(name, decode(TINY), completions=64)
     return as_line(name, published(name) if name in PUBLISHED else workload(int(name)))
 
 

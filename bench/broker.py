@@ -27,10 +27,9 @@ from statistics import median
 from typing import Any
 
 import ledgers
+import smoke
 from ours import cluster, swarm
 from processes import ChildFailed, Processes
-
-LEDGER_SECONDS = 1.0
 
 
 async def main(options: argparse.Namespace) -> None:
@@ -95,7 +94,7 @@ def _ledger(options: argparse.Namespace) -> None:
         for _ in range(options.rounds):
             for name, keep in ways.items():
                 with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", dir=options.directory) as path:
-                    rates[name].append(keep(Path(path), together, LEDGER_SECONDS))
+                    rates[name].append(keep(Path(path), together, options.ledger_seconds))
         ours = rates.pop("asyncrl")
         for name, theirs in rates.items():
             _print_ledger(together, ours, name, theirs)
@@ -149,6 +148,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--ledger", type=_numbers, default=[1, 16, 64], help="trajectories per ledger commit; empty skips this part"
     )
+    parser.add_argument("--ledger-seconds", type=float, default=1.0, help="duration of each ledger measurement")
     parser.add_argument("--rounds", type=int, default=3, help="number of measurements of each size")
     parser.add_argument(
         "--directory",
@@ -156,7 +156,7 @@ def _options() -> argparse.Namespace:
         default=Path(tempfile.gettempdir()),
         help="parent of temporary directories, on the disk to measure",
     )
-    return parser.parse_args()
+    return smoke.parsed(parser)
 
 
 def _numbers(text: str) -> list[int]:

@@ -8,7 +8,7 @@ Fault injection: processes of a run are killed, stopped and disconnected at rand
     cut       no network traffic between the processes for up to the same time (needs Linux network namespaces)
 
 Faults occur at random times and can overlap: a process may be killed while another is stopped, loading, writing a
-checkpoint or publishing. After the last fault the run must take ten more steps. Then the bench audits the run
+checkpoint or publishing. After the last fault the run must take some more steps. Then the bench audits the run
 directory, every file against the ledger, and compares the prompts trained on with the order of the data. Any difference
 is an error.
 """
@@ -25,7 +25,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from live_run import ENDLESS, QUICKSTART, LiveRun
+import smoke
+from live_run import LiveRun
+from run_files import ENDLESS, add_run_file, take
 
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import Admitted, Taken
@@ -35,21 +37,19 @@ from asyncrl.config.run_file import load_config
 from asyncrl.data.prompts import train_stream
 from asyncrl.observe.run_directory import RunDirectory
 
-SETTINGS = ENDLESS | {
-    "checkpoint.every_steps": "5",
-    "rollout.progress_every_s": "0.2",
-    "broker.node_ttl_s": "4",
-    "evaluation.every_versions": "50",
-    "evaluation.at_start": "true",
-    "evaluation.at_end": "true",
-    "supervisor.window_s": "1",  # a window this short makes every restart count as the first
-}
+SETTINGS = (
+    *ENDLESS,
+    "checkpoint.every_steps=5",
+    "rollout.progress_every_s=0.2",
+    "broker.node_ttl_s=4",
+    "supervisor.window_s=1",  # a window this short makes every restart count as the first
+)
+EVALUATIONS = {"every_versions": 50}
 KINDS = ("kill", "freeze", "cut")
 ENGINE_CORE = "VLLM::EngineCore"
 """Process name of vLLM's engine core."""
 LONGEST_S = 8.0
 """Longest freeze or cut: twice ``broker.node_ttl_s``."""
-FINAL_STEPS = 10
 
 
 class FaultInjector:
@@ -74,7 +74,8 @@ class FaultInjector:
                 self._cut(self._random.uniform(0.1, LONGEST_S))
             else:
                 self._hit(kind, node)
-        self._sleep(LONGEST_S)
+        while self._resumes:
+            self._sleep(0.1)
 
     def _hit(self, kind: str, node: str) -> None:
         if (pid := self._run.pid_of(node)) is None:
@@ -109,16 +110,15 @@ def main(options: argparse.Namespace) -> None:
     for kind in set(options.kinds) - set(kinds):
         print_line({"case": kind, "skipped": "cannot create network namespaces with unshare -Urn"})
     with tempfile.TemporaryDirectory() as folder:
-        run = LiveRun(Path(folder), options.config, SETTINGS, options.overrides, isolated="cut" in kinds)
-        injector = FaultInjector(
-            run, kinds, nodes(load_config(options.config, options.overrides)), options.seed, options.every
-        )
+        config = take(options, SETTINGS, EVALUATIONS)
+        run = LiveRun(Path(folder), config, isolated="cut" in kinds)
+        injector = FaultInjector(run, kinds, nodes(config), options.seed, options.every)
         try:
-            run.until(lambda: run.steps_taken() >= FINAL_STEPS)
+            run.until(lambda: run.steps_taken() >= options.steps_after)
             started_s = time.monotonic()
             injector.inject(options.faults)
             faults_s = time.monotonic() - started_s
-            steps_wanted = run.steps_taken() + FINAL_STEPS
+            steps_wanted = run.steps_taken() + options.steps_after
             calm_s = run.until(lambda: run.steps_taken() >= steps_wanted) - started_s - faults_s
         finally:
             run.end()
@@ -149,7 +149,7 @@ def report(directory: RunDirectory, done: Counter[str], faults_s: float, calm_s:
             "faults": sum(done.values()),
             "kinds": dict(sorted(done.items())),
             "seconds": round(faults_s, 1),
-            f"s_to_{FINAL_STEPS}_steps_after": round(calm_s, 1),
+            "s_of_steps_after": round(calm_s, 1),
             "steps": audit.steps,
             "skipped": audit.skipped,
             "double_trained": audit.double_trained,
@@ -190,14 +190,14 @@ def print_line(fields: dict[str, object]) -> None:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    add_run_file(parser)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--every", type=float, default=2.0, help="Mean seconds from one fault to the next.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
+    parser.add_argument("--steps-after", type=int, default=10, help="Steps before the first fault, and after the last.")
     parser.add_argument("--keep", type=Path, help="Copy the run directory here afterwards.")
-    return parser.parse_args()
+    return smoke.parsed(parser)
 
 
 if __name__ == "__main__":

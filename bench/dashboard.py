@@ -24,32 +24,42 @@ import sys
 import tempfile
 import time
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import smoke
 from meter import cpu_s
-from playwright.sync_api import Page, sync_playwright
 
 from asyncrl.messages.trajectory import Span
 from asyncrl.messages.words import FinishReason
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.samples import SampleRow, SamplesWriter
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
 ROWS, GROUP, TOKENS, STEPS_OF_TIMES = 1000, 10, 32, 400
+SHARE_OF_STEPS = 0.4
+"""Kept by the filter of steps."""
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 PAINT = "performance.getEntriesByType('paint').find(entry => entry.name === 'first-contentful-paint')?.startTime"
 ROWS_SHOWN = """() => new Promise(done => {
     const look = () => document.querySelector('tbody tr td') ? done(performance.now()) : requestAnimationFrame(look);
     look();
 })"""
-FILTER = """([name, value]) => new Promise(done => {
+FILTER = """([name, value]) => new Promise((done, failed) => {
     const input = document.querySelector(`input[aria-label="${name}"]`), begun = performance.now();
     const status = document.querySelector('.status'), before = status.textContent;
     input.value = value;
     input.dispatchEvent(new Event('input', {bubbles: true}));
-    const look = () => status.textContent !== before ? done(performance.now() - begun) : requestAnimationFrame(look);
+    const look = () => {
+        if (status.textContent !== before) done(performance.now() - begun);
+        else if (performance.now() - begun > 30000) failed(`${name} ${value} changes nothing: ${before}`);
+        else requestAnimationFrame(look);
+    };
     requestAnimationFrame(look);
 })"""
 
@@ -122,7 +132,7 @@ def wait_for_index(url: str) -> dict[str, Any]:
             return found
 
 
-def opened(page: Page, url: str) -> tuple[float, float]:
+def opened(page: "Page", url: str) -> tuple[float, float]:
     """Seconds to the first paint and to the first rows."""
     page.goto("about:blank")
     page.goto(url)
@@ -135,7 +145,9 @@ def say(case: str, **figures: Any) -> None:
     print(json.dumps({"bench": "dashboard", "case": case, **figures}), flush=True)
 
 
-def measure(url: str, rounds: int) -> None:
+def measure(url: str, rounds: int, num_samples: int) -> None:
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         for name in ("overview", "samples", "cluster"):
@@ -157,18 +169,20 @@ def measure(url: str, rounds: int) -> None:
         page = browser.new_page()
         page.goto(f"{url}#/samples")
         page.evaluate(ROWS_SHOWN)
-        bounds = {"reward, minimum": "0.5", "length, minimum": "30", "staleness, minimum": "2", "step, maximum": "400"}
+        bounds = {"reward, minimum": "0.5", "length, minimum": "30", "staleness, minimum": "2"}
+        bounds["step, maximum"] = str(int(SHARE_OF_STEPS * num_samples / ROWS))
         for name, value in bounds.items():
             times = []
             for _ in range(rounds):
                 times.append(page.evaluate(FILTER, [name, value]) / 1000)
                 page.evaluate(FILTER, [name, ""])
             say(f"filter, {name} {value}", ours=round(median(times), 3), unit="s", goal=0.3, worst=round(max(times), 3))
+        middle = num_samples // 2
         for order in ("reward", "length", "staleness"):
             begun = time.monotonic()
-            with urllib.request.urlopen(f"{url}api/runs/0/samples?sort={order}&offset=500000", timeout=60) as answer:
+            with urllib.request.urlopen(f"{url}api/runs/0/samples?sort={order}&offset={middle}", timeout=60) as answer:
                 answer.read()
-            say(f"sort by {order}, row 500,000, server alone", ours=round(time.monotonic() - begun, 3), unit="s")
+            say(f"sort by {order}, row {middle:,}, server alone", ours=round(time.monotonic() - begun, 3), unit="s")
         begun = time.monotonic()
         page.goto(f"{url}#/timeline")
         page.locator(".timeline .tools", has_text="nodes").wait_for()
@@ -176,8 +190,10 @@ def measure(url: str, rounds: int) -> None:
         browser.close()
 
 
-def measure_idle(url: str, folder: Path, pid: int, seconds: int = 30) -> None:
+def measure_idle(url: str, folder: Path, pid: int, seconds: int) -> None:
     """CPU of the server with an open page and a step a second."""
+    from playwright.sync_api import sync_playwright
+
     directory = RunDirectory(folder)
     size = directory.metrics.stat().st_size
     with sync_playwright() as playwright:
@@ -195,13 +211,24 @@ def measure_idle(url: str, folder: Path, pid: int, seconds: int = 30) -> None:
     say("idle, one page, a step a second", ours=round(100 * share, 2), unit="% of one core", goal=1.0)
 
 
+def what_is_missing() -> str:
+    """Why no page can be opened here; empty if one can."""
+    if not find_spec("playwright"):
+        return "playwright is not installed: pip install -e .[dev]"
+    return "" if shutil.which("chromium") else "Chromium is not on the path"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=1_000_000)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "asyncrl-bench-dashboard" / "run")
-    options = parser.parse_args()
+    parser.add_argument("--idle", type=int, default=30, help="seconds of the idle case")
+    options = smoke.parsed(parser)
+    if missing := what_is_missing():
+        say("all", skipped=missing)
+        return
     make_run(options.folder, options.samples, options.nodes)
     command = [sys.executable, "-m", "asyncrl", "dashboard", str(options.folder), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -211,8 +238,8 @@ def main() -> None:
         begun = time.monotonic()
         found = wait_for_index(url)
         say("index", ours=round(time.monotonic() - begun, 2), unit="s", samples=found["indexed"], files=found["files"])
-        measure(url, options.rounds)
-        measure_idle(url, options.folder, process.pid)
+        measure(url, options.rounds, options.samples)
+        measure_idle(url, options.folder, process.pid, options.idle)
     finally:
         process.terminate()
         process.wait(10)

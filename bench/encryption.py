@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import smoke
 from keyed import KeyedProcesses, PlainProcesses
 from meter import Rate
 from ours import cluster, durable, spool, swarm
@@ -140,7 +141,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3.0, help="duration of each measurement")
     parser.add_argument("--rounds", type=int, default=3, help="number of measurements of each contender")
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()), help="parent of temporary ones")
-    return parser.parse_args()
+    return smoke.parsed(parser)
 
 
 if __name__ == "__main__":

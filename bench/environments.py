@@ -1,15 +1,20 @@
 """
 Calls per second of environments: many concurrent episodes in one worker process, whose environment does nothing.
 
-    python bench/environments.py                 128 episodes x 100 steps, async methods and plain functions
+    python bench/environments.py [--episodes 128] [--steps 100] [--rounds 3]
+
+``Plain`` has functions, ``Async`` has async methods.
 """
 
 import argparse
 import asyncio
+import json
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
+import smoke
 import uvloop
 
 from asyncrl.config.sections.environment import Environment
@@ -57,15 +62,21 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=128)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
-    chosen = parser.parse_args()
+    chosen = smoke.parsed(parser)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "environments.py")
         path.write_text(CODE)
         for name in ("Plain", "Async"):
-            rounds = (
+            rates = [
                 uvloop.run(calls_per_s(f"{path}:{name}", chosen.episodes, chosen.steps)) for _ in range(chosen.rounds)
-            )
-            print(f"{name}: {', '.join(f'{round_:,.0f}' for round_ in rounds)} calls/s")
+            ]
+            line = {
+                "bench": "environments",
+                "case": f"{name}, {chosen.episodes} episodes",
+                "ours": round(median(rates)),
+            }
+            line |= {"unit": "calls/s", "better": "higher", "peer": "none", "rounds": [round(rate) for rate in rates]}
+            print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ Kills in the middle of episodes: rollout, environment workers, agent programs, b
 
     python bench/episode_kills.py [--modes replay,snapshot,none,solve,command] [--kills 40] [--every 3] [--seed 0]
 
-Each mode is a run of hidden sums whose environment notes every turn that it answers. After the kills the run takes five
+Each mode is a run of hidden sums whose environment notes every turn that it answers. After the kills the run takes some
 more steps and is ended; then the run directory is audited, every file against the ledger, and the turns that were noted
 are looked for in the trajectories that were trained. A turn that is not there was thrown away. Nothing may be left:
 no process of the run, no folder of a worker.
@@ -22,34 +22,35 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from live_run import ENDLESS, ENVIRONMENT, LiveRun
+import smoke
+from live_run import ENVIRONMENT, LiveRun
+from run_files import CONF, ENDLESS, NEVER, add_run_file, take
 
 from asyncrl.broker.ledger.reader import read_ledger_meta
 from asyncrl.cli.recorded.inspect import read_audit
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.processes import process_tree
 
-ROOT = Path(__file__).parents[1]
-BOXES = "bench/ours/noted_boxes.py"
-FEW = {"schedule.groups_per_step": "4", "schedule.group_size": "4", "rollout.episodes": "8"}
+BOXES = str(Path(__file__).parent / "ours" / "noted_boxes.py")
+FEW = ("schedule.groups_per_step=4", "schedule.group_size=4", "rollout.episodes=8")
 """A process for each episode: fewer of them."""
-MODES: dict[str, dict[str, str]] = {
-    "replay": {"environment.function": f"{BOXES}:Replayed"},
-    "snapshot": {"environment.function": f"{BOXES}:Saved"},
-    "none": {"environment.function": f"{BOXES}:Forgotten"},
-    "solve": {"environment.function": f"{BOXES}:solve"},
-    "command": {"environment.function": "", "environment.command": json.dumps([sys.executable, BOXES]), **FEW},
+MODES: dict[str, tuple[str, ...]] = {
+    "replay": (f"environment.function={BOXES}:Replayed",),
+    "snapshot": (f"environment.function={BOXES}:Saved",),
+    "none": (f"environment.function={BOXES}:Forgotten",),
+    "solve": (f"environment.function={BOXES}:solve",),
+    "command": ('environment.function=""', f"environment.command={json.dumps([sys.executable, BOXES])}", *FEW),
 }
-SETTINGS = ENDLESS | {
-    "checkpoint.every_steps": "5",
-    "broker.node_ttl_s": "4",
-    "rollout.replicas": "2",
-    "supervisor.window_s": "1",
-}
+SETTINGS = (
+    *ENDLESS,
+    "checkpoint.every_steps=5",
+    "broker.node_ttl_s=4",
+    "rollout.replicas=2",
+    "supervisor.window_s=1",
+)
 WORKER = "environment/worker/start.py"
 NODES = ("rollout-0", "rollout-1", "broker-0", "trainer-0")
-STEPS_BEFORE, STEPS_AFTER = 2, 5
-CALM_S = 8.0
+STEPS_BEFORE = 2
 
 
 def main(options: argparse.Namespace) -> None:
@@ -63,15 +64,15 @@ def kills_in(mode: str, options: argparse.Namespace) -> list[str]:
         folder = Path(name)
         (workers := folder / "workers").mkdir()
         ENVIRONMENT.update(EPISODE_NOTES=str(folder / "notes.jsonl"), TMPDIR=str(workers))
-        run = LiveRun(folder, ROOT / "conf" / "hidden-sums.toml", SETTINGS | MODES[mode], options.overrides)
+        run = LiveRun(folder, take(options, (*SETTINGS, *MODES[mode]), NEVER))
         dice, done = random.Random(options.seed), Counter[str]()
         try:
             run.until(lambda: run.steps_taken() >= STEPS_BEFORE)
             for _ in range(options.kills):
                 time.sleep(dice.expovariate(1 / options.every))
                 done[kill(run, mode, dice)] += 1
-            time.sleep(CALM_S)
-            wanted = run.steps_taken() + STEPS_AFTER
+            time.sleep(options.calm)
+            wanted = run.steps_taken() + options.steps_after
             run.until(lambda: run.steps_taken() >= wanted)
         except SystemExit:
             print((folder / "run.log").read_text()[-3000:], flush=True)
@@ -174,12 +175,14 @@ def print_line(fields: dict[str, object]) -> None:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_run_file(parser, CONF / "hidden-sums.toml")
     parser.add_argument("--modes", type=lambda text: text.split(","), default=list(MODES))
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--kills", type=int, default=40, help="In each mode.")
     parser.add_argument("--every", type=float, default=3.0, help="Mean seconds from one kill to the next.")
+    parser.add_argument("--steps-after", type=int, default=5, help="Steps after the last kill.")
+    parser.add_argument("--calm", type=float, default=8.0, help="Seconds after the last kill.")
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    return smoke.parsed(parser)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """
 Weights for rollouts that fetch them from the spool: bytes, seconds, and the pause behind a slow line.
 
-    PYTHONPATH=. python bench/far_weights.py [--sources step-sums,30M,300M] [--parts bytes,pause]
+    python bench/far_weights.py [--sources step-sums,30M,300M] [--parts bytes,pause]
 
 bytes    a version after a real optimizer step, beside encodings of the same change as others document them: ``indices``
          (verl and slime: int32 positions, values) and ``deltas_zstd`` (slime: 16-bit gaps through zstd, values);
@@ -28,6 +28,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import smoke
 import torch
 import zstandard
 from ours import shapes
@@ -56,7 +57,7 @@ from asyncrl.weights.stored.stream import FORMAT, host_staging, write
 from tests.integration.forwarder import slow_line
 
 SOURCES = ("step-sums", "30M", "300M")
-LEARNING_RATES = {"step-sums": (1e-6, 8.2e-6, 3e-5), "30M": (1e-6, 2.05e-6, 1e-5), "300M": (1e-6,)}
+LEARNING_RATES = {"tiny": (1e-5,), "step-sums": (1e-6, 8.2e-6, 3e-5), "30M": (1e-6, 2.05e-6, 1e-5), "300M": (1e-6,)}
 """The second one changes about 2.9 % of the elements."""
 BEFORE, VERSIONS = 4, 3
 """Steps before the first version, because those of a fresh optimizer are not typical; versions after the first."""
@@ -272,9 +273,9 @@ PARTS = {"bytes": measure_bytes, "pause": measure_pause}
 if __name__ == "__main__":
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sources", default=",".join(SOURCES))
-    parser.add_argument("--parts", default=",".join(PARTS))
-    chosen = parser.parse_args()
-    for source in chosen.sources.split(","):
-        for part in chosen.parts.split(","):
+    parser.add_argument("--sources", type=lambda text: text.split(","), default=SOURCES)
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS))
+    chosen = smoke.parsed(parser)
+    for source in chosen.sources:
+        for part in chosen.parts:
             PARTS[part](source)

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+import smoke
 import uvloop
 from meter import cpu_s
 from processes import ENVIRONMENT
@@ -254,6 +255,7 @@ async def main(options: argparse.Namespace) -> None:
     middle = {name: median(found[name] for found in rounds) for name in rounds[0]}
     _print(
         {
+            "bench": "gateway",
             "case": f"throughput, {options.connections} connections",
             "ours": round(middle["turns_per_s"]),
             "unit": "turns/s",
@@ -264,6 +266,7 @@ async def main(options: argparse.Namespace) -> None:
     )
     _print(
         {
+            "bench": "gateway",
             "case": f"latency at {options.load} turns/s",
             "ours": round(middle["p50_ms"], 3),
             "unit": "ms",
@@ -288,5 +291,5 @@ if __name__ == "__main__":
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--load", type=int, default=200)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
+    chosen = smoke.parsed(parser)
     uvloop.run(serve_episodes() if chosen.serve else main(chosen))

@@ -12,15 +12,19 @@ calculation is, and the number after ``####`` is its result.
 """
 
 import argparse
+import json
 import random
 import re
+import sys
 import time
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
+import smoke
 import torch
 from transformers import PreTrainedModel
 
@@ -73,7 +77,8 @@ def train(model: PreTrainedModel, examples: list[Encoded], epochs: float, seed: 
         lr = LR * min(1.0, (step + 1) / RISE_STEPS) * (1 - 0.95 * step / steps)
         value = supervised_step(model, optimizer, batch, lr)
         if step % 50 == 0:
-            print(f"step {step} of {steps}: loss {value:.3f}, {time.monotonic() - started_s:.0f} s", flush=True)
+            line = {"bench": "gsm8k_shaped", "case": f"step {step} of {steps}", "loss": round(value, 3)}
+            print(json.dumps(line | {"seconds": round(time.monotonic() - started_s)}), flush=True)
 
 
 def batches(examples: list[Encoded], rng: random.Random) -> Iterator[list[Encoded]]:
@@ -87,19 +92,38 @@ def batches(examples: list[Encoded], rng: random.Random) -> Iterator[list[Encode
         yield from reversed(shuffled)
 
 
+def write_few(path: Path) -> None:
+    """Data of ``--smoke``: problems as GSM8K has them, of our own."""
+    solution = "He has <<{a}+{b}={c}>>{c} apples.\n#### {c}"
+    rows = [
+        {"prompt": f"Tom has {a} apples and buys {b}.", "extra_info": {"answer": solution.format(a=a, b=b, c=a + b)}}
+        for a in range(8)
+        for b in range(8)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
-    parser.add_argument("directory", type=Path, help="has train.parquet, and gets the directory model")
+    parser.add_argument(
+        "directory",
+        type=Path,
+        nargs="?",
+        default=Path("cache/gsm8k"),
+        help="has train.parquet, and gets the directory model",
+    )
     parser.add_argument("--epochs", type=float, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = smoke.parsed(parser)
+    if options.smoke:
+        write_few(options.directory / "train.parquet")
     torch.set_num_threads(1)
     rows = pq.read_table(options.directory / "train.parquet", columns=["prompt", "extra_info"]).to_pylist()
     prompts, solutions = [row["prompt"] for row in rows], [row["extra_info"]["answer"] for row in rows]
     tokenizer = tokenizer_from_texts([*prompts, *solutions], VOCABULARY)
     model = random_model(SIZES, tokenizer, options.seed)
     train(model, encode(tokenizer, prompts, solutions), options.epochs, options.seed)
-    save_model(options.directory / "model", model, tokenizer, print)
+    save_model(options.directory / "model", model, tokenizer, lambda line: print(line, file=sys.stderr))
 
 
 if __name__ == "__main__":

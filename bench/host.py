@@ -35,6 +35,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
+import smoke
 import torch
 from msgspec import Struct
 from processes import free_address
@@ -243,7 +244,7 @@ class Bench:
         tokens, before_s = host.health.num_tokens, time.monotonic()
         self._side.start("broker")
         await until(lambda: host.health.state == "rolling_out" and host.health.num_tokens > tokens + 1000)
-        line = {"case": f"broker away for {seconds:g} s", "requests": len(latencies), "states": states}
+        line = {"bench": "host", "case": f"broker away for {seconds:g} s", "requests": len(latencies), "states": states}
         line |= {
             "p50_ms": 1000 * median(latency.wall_s for latency in latencies),
             "rolling_out_again_s": time.monotonic() - before_s,
@@ -322,7 +323,7 @@ async def main(arguments: argparse.Namespace) -> None:
             rounds.append({})
             for case in CASES[number % 3 :] + CASES[: number % 3]:
                 rounds[-1][case] = measured = await bench.case(case, arguments.seed + number)
-                say({"engine": arguments.engine, "round": number, "case": case} | figures(measured))
+                say({"bench": "host", "engine": arguments.engine, "round": number, "case": case} | figures(measured))
         for case in CASES if rounds else ():
             say({"bench": "host", "engine": arguments.engine, "rounds": len(rounds)} | summary(rounds, case))
         if arguments.away:
@@ -360,4 +361,4 @@ if __name__ == "__main__":
     parser.add_argument("--away", type=float, default=0.0, metavar="SECONDS")
     logging.basicConfig(filename=os.devnull)
     os.sched_setaffinity(0, CORES[:1])
-    asyncio.run(main(parser.parse_args()))
+    asyncio.run(main(smoke.parsed(parser)))

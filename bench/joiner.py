@@ -19,17 +19,19 @@ from pathlib import Path
 from statistics import median
 
 import pyarrow.parquet as pq
-from base_model import make_base, toy
-from live_run import ENDLESS, PATIENCE_S, QUICKSTART, LiveRun
+import smoke
+from live_run import PATIENCE_S, LiveRun
+from msgspec import structs
+from run_files import ENDLESS, NEVER, add_run_file, take, toy
 
 from asyncrl.cli.recorded.inspect import read_audit
-from asyncrl.config.run_file import load_config
 
-SETTINGS = ENDLESS | {
-    "rollout.replicas": "1",
-    "rollout.slots": "8",  # small batches make sampling the bottleneck, which is the reason to add a rollout
-    "schedule.groups_per_step": "8",
-}
+SETTINGS = (
+    *ENDLESS,
+    "rollout.replicas=1",
+    "rollout.slots=8",  # small batches make sampling the bottleneck, which is the reason to add a rollout
+    "schedule.groups_per_step=8",
+)
 SIZES = ("--hidden-size", "64", "--intermediate-size", "192", "--head-dim", "16")
 """Options for a model as large as the quickstart's."""
 JOINER = "joiner"
@@ -46,12 +48,12 @@ class Pace:
 
 def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        make_base(options.config, options.overrides)
-        text = load_config(options.config, options.overrides).data.train_files[0]
-        # A random model never emits the end token, so every completion has 128 tokens.
-        toy("random", f"{folder}/model", "--text", text, *SIZES)
-        settings = SETTINGS | {"model.path": json.dumps(f"{folder}/model")}
-        run = LiveRun(Path(folder), options.config, settings, options.overrides)
+        config = take(options, SETTINGS, NEVER)
+        if not options.smoke:  # whose model is random already
+            # A random model never emits the end token, so every completion has 128 tokens.
+            toy("random", f"{folder}/model", "--text", config.data.train_files[0], *SIZES)
+            config = structs.replace(config, model=structs.replace(config.model, path=f"{folder}/model"))
+        run = LiveRun(Path(folder), config)
         try:
             report(run, options.steps)
         finally:
@@ -128,10 +130,9 @@ def line(case: str, ours: float, unit: str, better: str, **fields: object) -> No
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    add_run_file(parser)
     parser.add_argument("--steps", type=int, default=12, help="number of steps in each phase")
-    return parser.parse_args()
+    return smoke.parsed(parser)
 
 
 if __name__ == "__main__":

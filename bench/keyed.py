@@ -41,7 +41,8 @@ class PlainProcesses(Processes):
     """Child processes whose TCP connections are neither encrypted nor authenticated."""
 
     async def command(self, name: str, arguments: list[str], environment: Mapping[str, str] = ENVIRONMENT) -> Child:
-        return await super().command(name, [str(Path(__file__)), *arguments], environment)
+        start = "import sys, keyed; keyed.run_plain(sys.argv[1:])"
+        return await super().command(name, ["-c", start, *arguments], environment)
 
 
 def make_keys(path: Path, roles: Mapping[str, str]) -> KeyFolder:
@@ -83,8 +84,8 @@ def hub_keys() -> HubKeys | None:
     return HubKeys(own.public, own.private, owner_of)
 
 
-def _run_plain(arguments: list[str]) -> None:
-    """Run a script, or ``-m MODULE``, with its arguments."""
+def run_plain(arguments: list[str]) -> None:
+    """In a child: run a script, or ``-m MODULE``, with its arguments."""
     curve.needs_keys = lambda address: False  # before any other module has imported it
     sys.path[0] = os.environ["PYTHONPATH"].partition(os.pathsep)[0]
     if arguments[0] == "-m":
@@ -93,7 +94,3 @@ def _run_plain(arguments: list[str]) -> None:
     else:
         sys.argv = arguments
         runpy.run_path(arguments[0], run_name="__main__")
-
-
-if __name__ == "__main__":
-    _run_plain(sys.argv[1:])

@@ -8,8 +8,9 @@ Learning at an exact staleness, for several losses and learning rates: one proce
 The trajectories of step k are sampled by the weights of version max(0, k - S), whole trajectories by one version, so a
 run of S = 64 takes no longer than one of S = 0 and does not depend on the speed of the machine. Engine, verifier and
 trainer are those of `asyncrl run`. Every run is a JSON line of ``--out`` with its curves; runs that are in the file are
-not repeated, so the sweep can be stopped and restarted. ``--table`` prints the runs of the file and runs nothing,
-``--picture`` draws them too: accuracy at the end by staleness for each learning rate, and rewards of the first method.
+not repeated, so the sweep can be stopped and restarted. ``--table`` prints the runs of the file and runs nothing, also
+of a file of what was printed (``--table --out bench/lagged.jsonl``); ``--picture`` draws them too: accuracy at the end
+by staleness for each learning rate, and rewards of the first method, if there are curves.
 
     accuracy     of the last weights on held-out problems, greedy
     best         the best of the evaluations on the way, the last included
@@ -32,8 +33,10 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
+import smoke
 import torch
 from picture import picture
+from run_files import QUICKSTART, add_run_file, take
 from torch import Tensor
 
 from asyncrl.broker.metrics.drift_alarms import ess_alarm
@@ -48,8 +51,6 @@ from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
-
-QUICKSTART = Path(__file__).parent.parent / "conf" / "quickstart.toml"
 
 CISPO = ["algorithm.loss=cispo", "algorithm.clip_high=4"]
 DR_GRPO = ["algorithm.advantage=dr_grpo"]
@@ -105,7 +106,7 @@ class Cell(NamedTuple):
     steps: int
     seed: int
 
-    def overrides(self) -> list[str]:
+    def settings(self) -> list[str]:
         run = [f"run.steps={self.steps}", f"run.seed={self.seed}"]
         return [*METHODS[self.method], f"schedule.staleness={self.staleness}", f"trainer.lr={self.lr}", *run]
 
@@ -228,9 +229,12 @@ async def run(config: Config, cell: Cell) -> dict[str, Any]:
 
 
 def summary(record: dict[str, Any]) -> dict[str, Any]:
-    """Fields of the output line of a run."""
+    """The output line of a run, from its record or from such a line."""
+    if is_line(record):
+        return record
     accuracy = list(record["accuracy"].values())
     return {
+        "bench": "lagged",
         **{name: record[name] for name in Cell._fields},
         "accuracy": round(accuracy[-1], 4),
         "best": round(max(accuracy), 4),
@@ -241,6 +245,11 @@ def summary(record: dict[str, Any]) -> dict[str, Any]:
         "collapse": collapse(record["reward"]),
         "wall_s": record["wall_s"],
     }
+
+
+def is_line(record: dict[str, Any]) -> bool:
+    """True for an output line, which has no curves; the runs beside this file are kept as such."""
+    return "bench" in record
 
 
 def lowest(curve: Sequence[float]) -> float | None:
@@ -266,7 +275,7 @@ def collapse(reward: Sequence[float]) -> int | None:
 
 
 def read(path: Path) -> dict[Cell, dict[str, Any]]:
-    """Records of the finished runs by cell."""
+    """Records, or output lines, of the finished runs by cell."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     records = map(json.loads, lines)
     return {Cell(*(record[name] for name in Cell._fields)): record for record in records}
@@ -280,7 +289,7 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
 
 def show(records: Iterable[dict[str, Any]]) -> None:
     for record in records:
-        print(json.dumps({"bench": "lagged", **summary(record)}), flush=True)
+        print(json.dumps(summary(record)), flush=True)
 
 
 def draw(records: dict[Cell, dict[str, Any]]) -> str:
@@ -293,7 +302,8 @@ def draw(records: dict[Cell, dict[str, Any]]) -> str:
         charts.append(line_chart(title, lines, x_label="log2(1 + staleness)", percent=True, whole=False))
     method = next(cell.method for cell in records)
     for lr in sorted({cell.lr for cell in records})[1:3]:
-        runs = {c.staleness: r for c, r in records.items() if (c.method, c.lr, c.seed) == (method, lr, 0)}
+        of_method = {c.staleness: r for c, r in records.items() if (c.method, c.lr, c.seed) == (method, lr, 0)}
+        runs = {staleness: record for staleness, record in of_method.items() if not is_line(record)}
         curves = [
             Series(
                 points=list(enumerate(smooth(runs[staleness]["reward"])))[::4],
@@ -316,7 +326,7 @@ def ended(method: str, records: dict[Cell, dict[str, Any]]) -> Series:
     found: dict[int, list[float]] = {}
     for cell, record in sorted(records.items()):
         if cell.method == method:
-            found.setdefault(cell.staleness, []).append(list(record["accuracy"].values())[-1])
+            found.setdefault(cell.staleness, []).append(summary(record)["accuracy"])
     at = {staleness: math.log2(1 + staleness) for staleness in found}
     return Series(
         points=[(at[staleness], fmean(values)) for staleness, values in found.items()],
@@ -346,7 +356,7 @@ def main(options: argparse.Namespace) -> None:
         if cell in read(options.out):
             continue
         print(f"{cell}", file=sys.stderr, flush=True)
-        record = asyncio.run(run(load_config(options.config, [*options.overrides, *cell.overrides()]), cell))
+        record = asyncio.run(run(take(options, cell.settings()), cell))
         with options.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         show([record])
@@ -365,8 +375,7 @@ def methods(text: str) -> list[str]:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
-    parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
-    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=value")
+    add_run_file(parser)
     parser.add_argument("--methods", type=methods, default=list(METHODS), help=f"of {','.join(METHODS)}")
     parser.add_argument("--staleness", type=listed(int), default=[0, 1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--lr", type=listed(float), default=[1e-4, 2e-4, 5e-4, 1e-3])
@@ -375,7 +384,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("runs") / "lagged.jsonl", help="JSON lines of all runs")
     parser.add_argument("--table", action="store_true", help="print the runs in --out, and run nothing")
     parser.add_argument("--picture", type=Path, help="with --table: SVG file to write")
-    return parser.parse_args()
+    return smoke.parsed(parser)
 
 
 if __name__ == "__main__":

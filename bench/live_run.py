@@ -1,28 +1,18 @@
 """A running `asyncrl run` that a bench observes and injects faults into."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from base_model import make_base
+from run_files import written
 
+from asyncrl.config.config import Config
 from asyncrl.observe.run_directory import RunDirectory
-
-QUICKSTART = Path(__file__).parent.parent / "conf" / "quickstart.toml"
-ENDLESS = {
-    "run.steps": "1000000",
-    "evaluation.every_versions": "0",
-    "evaluation.at_start": "false",
-    "evaluation.at_end": "false",
-    "trainer.lr": "1e-6",  # the quickstart's rate is meant for 40 steps; a long run would diverge with it
-}
-"""Settings of a run that continues until its bench ends it."""
 
 LOOK_S = 0.03
 PATIENCE_S = 120.0
@@ -36,27 +26,13 @@ class LiveRun:
 
     Args:
         directory: Parent of the run directory.
-        config: Run file.
-        settings: Override the run file.
-        overrides: Override the settings, as ``a.b=value``.
+        config: Its name and directory are replaced.
         isolated: Run in a new network namespace, whose loopback interface `in_namespace` can switch off.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        config: Path,
-        settings: Mapping[str, str],
-        overrides: list[str],
-        *,
-        isolated: bool = False,
-    ) -> None:
-        settings = {**settings, "run.name": '"live"', "run.dir": json.dumps(str(directory))}
-        command = [*(NAMESPACE if isolated else ()), sys.executable, "-m", "asyncrl", "run", str(config)]
-        overrides = [*(f"{key}={value}" for key, value in settings.items()), *overrides]
-        make_base(config, overrides)
-        for override in overrides:
-            command += ["--set", override]
+    def __init__(self, directory: Path, config: Config, *, isolated: bool = False) -> None:
+        path = written(config, directory, "live")
+        command = [*(NAMESPACE if isolated else ()), sys.executable, "-m", "asyncrl", "run", str(path)]
         self.directory = RunDirectory(directory / "live")
         with (directory / "run.log").open("w") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT)

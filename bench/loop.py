@@ -37,20 +37,18 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
-from base_model import make_base
+import smoke
 from cpu import CpuWatch
 from ours import whole_loop
 from overlap import Overlap, summary
+from processes import version_of
+from run_files import AT_END, NEVER, add_run_file, take
 from timeline import Timeline
 
 from asyncrl.config.config import Config
-from asyncrl.config.run_file import load_config, to_toml
+from asyncrl.config.run_file import to_toml
 
 HERE = Path(__file__).parent
-QUICKSTART = HERE.parent / "conf" / "quickstart.toml"
-NO_EVALUATION = ("evaluation.every_versions=0", "evaluation.at_start=false", "evaluation.at_end=false")
-ONLY_AT_END = ("evaluation.every_versions=0", "evaluation.at_start=false")
-
 STALENESS = {"synchronous": 0, "asynchronous": 1}
 
 Contender = Callable[[Path], Timeline]
@@ -74,7 +72,6 @@ FIGURES = [
 
 
 def main(options: argparse.Namespace) -> None:
-    make_base(options.config, options.overrides)
     if options.sync_async:
         compare_sync_async(options)
     else:
@@ -87,10 +84,8 @@ def main(options: argparse.Namespace) -> None:
 def compare_peers(options: argparse.Namespace) -> None:
     """Print a line for each figure and peer."""
     ours: dict[str, Contender] = {
-        "asyncrl": partial(whole_loop.run, load_config(options.config, options.overrides)),
-        "asyncrl, not evaluated": partial(
-            whole_loop.run, load_config(options.config, [*options.overrides, *NO_EVALUATION])
-        ),
+        "asyncrl": partial(whole_loop.run, take(options)),
+        "asyncrl, not evaluated": partial(whole_loop.run, take(options, evaluations=NEVER)),
     }
     peers = available_peers(options)
     timelines = take_turns(ours | peers, options.rounds)
@@ -103,13 +98,13 @@ def compare_peers(options: argparse.Namespace) -> None:
 
 def available_peers(options: argparse.Namespace) -> dict[str, Contender]:
     """Peers that can run here. Prints a line for each peer that cannot."""
-    config = load_config(options.config, options.overrides)
+    config = take(options)
     found: dict[str, Contender] = {}
     if "bare" in options.peers:
         found["bare loop"] = partial(bare_loop, config)
     if "trl" not in options.peers:
         return found
-    if not (version := trl_version(options.trl_python)):
+    if not (version := version_of("trl", options.trl_python)):
         reason = f"trl is not installed for {options.trl_python}: pip install -e .[bench]"
         print_line({"case": "all", "peer": "trl", "skipped": reason})
         return found
@@ -147,13 +142,6 @@ def run_peer(  # noqa: PLR0917  all arguments but the last are bound with partia
     if code:
         raise SystemExit(f"{module} failed with exit code {code}: {(directory / 'peer.log').read_text()[-2000:]}")
     return msgspec.json.decode(output.read_bytes().splitlines()[-1], type=Timeline).with_process_times(started_s, watch)
-
-
-def trl_version(python: str) -> str:
-    """Version of trl in this interpreter; empty if it is not installed."""
-    script = "import importlib.metadata as m; print(m.version('trl'))"
-    done = subprocess.run([python, "-c", script], check=False, capture_output=True, text=True)
-    return done.stdout.strip()
 
 
 def show_accuracy(accuracy: float, ours: Timelines, peer: str, theirs: Timelines) -> None:
@@ -206,9 +194,8 @@ def compare_sync_async(options: argparse.Namespace) -> None:
 def overlaps(options: argparse.Namespace) -> dict[str, Overlap]:
     """Measured overlap of each contender, by name."""
     runs = {"asyncrl": whole_loop.run} | ({"bare loop": bare_loop} if "bare" in options.peers else {})
-    overrides = [*options.overrides, *ONLY_AT_END, "rollout.replicas=1"]
     contenders: dict[str, Contender] = {
-        f"{name}, {way}": partial(run, load_config(options.config, [*overrides, f"schedule.staleness={staleness}"]))
+        f"{name}, {way}": partial(run, take(options, ("rollout.replicas=1", f"schedule.staleness={staleness}"), AT_END))
         for name, run in runs.items()
         for way, staleness in STALENESS.items()
     }
@@ -281,8 +268,7 @@ def print_line(fields: dict[str, Any]) -> None:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
-    parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
-    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=value")
+    add_run_file(parser)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--accuracy", type=float, default=0.9, help="target accuracy on held-out prompts")
     parser.add_argument(
@@ -291,7 +277,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--trl-python", default=sys.executable, help="Python interpreter with trl installed")
     parser.add_argument("--trl-rows", type=int, default=32, help="TRL's batch size; 32 was the fastest of 8 to 128")
     parser.add_argument("--sync-async", action="store_true", help="compare each contender with itself without overlap")
-    return parser.parse_args()
+    return smoke.parsed(parser)
 
 
 if __name__ == "__main__":

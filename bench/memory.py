@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import smoke
 from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from asyncrl.config.run_file import decode
@@ -89,7 +90,7 @@ def _gb(num_bytes: int) -> float:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--shapes", type=lambda text: text.split(","), default=[*CASES])
-    return parser.parse_args()
+    return smoke.parsed(parser)
 
 
 if __name__ == "__main__":

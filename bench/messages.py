@@ -34,6 +34,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
+import smoke
 from meter import Rate
 from processes import ChildFailed, Processes
 
@@ -205,7 +206,7 @@ def _options() -> argparse.Namespace:
         default=Path(tempfile.gettempdir()),
         help="parent of temporary directories, on the disk to measure",
     )
-    options = parser.parse_args()
+    options = smoke.parsed(parser)
     if unknown := set(options.peers) - set(known) - {""}:
         parser.error(f"unknown peers {sorted(unknown)}; choose from {', '.join(known)}")
     return options

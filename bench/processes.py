@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -88,6 +89,12 @@ class Processes:
 def report(path: str, result: object) -> None:
     """Called in a child: save its result for `Processes.result`."""
     (Path(path) / "result.json").write_bytes(msgspec.json.encode(result))
+
+
+def version_of(package: str, python: str) -> str:
+    """Version of a package for another Python interpreter; empty if it is not installed there."""
+    script = f"import importlib.metadata as m; print(m.version({package!r}))"
+    return subprocess.run([python, "-c", script], check=False, capture_output=True, text=True).stdout.strip()
 
 
 def free_address() -> str:

@@ -1,7 +1,7 @@
 """
 Publish of a real model: gathered layer by layer from two ranks of a trainer, sent to two rollouts over Gloo.
 
-    python bench/publish.py [--dtypes float32,bfloat16] [--rounds 5]
+    python bench/publish.py [--dtypes float32,bfloat16] [--rounds 5] [--shape 0.6B]
 
 Qwen3 0.6B with random weights, each role a process on this machine. Prints, for 2.4 GB (float32) and 1.2 GB (bfloat16):
 
@@ -25,6 +25,7 @@ from statistics import median
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
+import smoke
 import torch
 from ours import publishing
 from ours.publishing import Peaks, Shards, child, look_at_each_broadcast, many
@@ -54,9 +55,9 @@ def report(case: str, ours: float, unit: str, peer: str, peer_value: float, **mo
 class Trainer:
     """Rank 0 of the trainer, and the broker."""
 
-    def __init__(self, dtype: str, folder: str) -> None:
+    def __init__(self, shape: str, dtype: str, folder: str) -> None:
         config = Weights()
-        self.layout = Layout(publishing.specs(dtype), config.bucket_bytes)
+        self.layout = Layout(publishing.specs(shape, dtype), config.bucket_bytes)
         self.hub = ZmqHub(f"ipc://{mkdtemp()}/hub", CODEC)
         self.link = ZmqLink(self.hub.address, "trainer", CODEC)
         self.publisher = Publisher(self.layout, MEMBERS[0], self.link.send, config)
@@ -124,10 +125,10 @@ class Trainer:
         await self.hub.aclose()
 
 
-async def measure(dtype: str, rounds: int) -> None:
+async def measure(shape: str, dtype: str, rounds: int) -> None:
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="asyncrl-bench-"))
-        trainer = Trainer(dtype, folder)
+        trainer = Trainer(shape, dtype, folder)
         for task in (serve(trainer.hub, trainer.received), trainer.forward()):
             stack.callback(asyncio.create_task(task).cancel)
 
@@ -136,15 +137,15 @@ async def measure(dtype: str, rounds: int) -> None:
             stack.callback(lambda: process.kill() if process.returncode is None else None)
             return process
 
-        rank = await start("--rank", folder, dtype)
-        shards = await asyncio.to_thread(Shards, folder, 0, dtype)
+        rank = await start("--rank", folder, shape, dtype)
+        shards = await asyncio.to_thread(Shards, folder, 0, shape, dtype)
         stages = [await trainer.stage(shards, rank) for _ in range(3)]
         if not SWAPS[dtype]:
             await _end(shards, rank)
-        options = (dtype, "swaps" if SWAPS[dtype] else "", folder)
+        options = (shape, dtype, "swaps" if SWAPS[dtype] else "", folder)
         rollouts = [await start("--rollout", trainer.hub.address, str(i), *options) for i in range(1, len(MEMBERS))]
         await trainer.replies()
-        await _rounds(trainer, stages, dtype, rounds)
+        await _rounds(trainer, stages, f"{shape} {dtype}", rounds, swaps=SWAPS[dtype])
         await trainer.aclose()
         for process in rollouts:
             await process.wait()
@@ -158,7 +159,7 @@ async def _end(shards: Shards, rank: Any) -> None:
     await rank.wait()
 
 
-async def _rounds(trainer: Trainer, stages: list[Any], dtype: str, rounds: int) -> None:
+async def _rounds(trainer: Trainer, stages: list[Any], case: str, rounds: int, *, swaps: bool) -> None:
     num_bytes, sent, bare = trainer.layout.num_bytes, [], []
     await trainer.transfer()  # forms the group, and makes all copies resident
     await trainer.broadcast(FORM_BARE)
@@ -169,8 +170,8 @@ async def _rounds(trainer: Trainer, stages: list[Any], dtype: str, rounds: int) 
     _, looked = await trainer.transfer(looks=True)
     seconds, bare_s = (median(each[0] for each in results) for results in (sent, bare))
     rounds_s = [[round(each[0], 2) for each in pair] for pair in zip(sent, bare, strict=True)]
-    bare_bytes = round(num_bytes / publishing.BARE_BYTES) * publishing.BARE_BYTES
-    case = f"0.6B {dtype}, {num_bytes / 1e9:.1f} GB"
+    bare_bytes = publishing.num_bare(num_bytes) * publishing.BARE_BYTES
+    case = f"{case}, {num_bytes / 1e9:.1f} GB"
     report(
         f"bandwidth, {case}",
         num_bytes / 1e9 / seconds,
@@ -202,7 +203,7 @@ async def _rounds(trainer: Trainer, stages: list[Any], dtype: str, rounds: int) 
     report(
         f"steps during a transfer, {case}", steps, "steps/s", "during bare broadcasts", bare_steps, longest_s=longest_s
     )
-    if SWAPS[dtype]:
+    if swaps:
         pause_s = median(each["pause_s"] for _, results in sent for each in results[1:])
         report(f"pause for a swap, {case}", pause_s, "s", "transfer", seconds, GB_per_s=num_bytes / 1e9 / pause_s)
 
@@ -210,14 +211,15 @@ async def _rounds(trainer: Trainer, stages: list[Any], dtype: str, rounds: int) 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     match sys.argv[1:]:
-        case ["--rank", folder, dtype]:
-            publishing.run_rank(folder, dtype)
-        case ["--rollout", address, number, dtype, swaps, folder]:
-            asyncio.run(publishing.run_rollout(address, int(number), dtype, swaps=bool(swaps), folder=folder))
+        case ["--rank", folder, shape, dtype]:
+            publishing.run_rank(folder, shape, dtype)
+        case ["--rollout", address, number, shape, dtype, swaps, folder]:
+            asyncio.run(publishing.run_rollout(address, int(number), shape, dtype, swaps=bool(swaps), folder=folder))
         case _:
             parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
             parser.add_argument("--dtypes", default="float32,bfloat16")
             parser.add_argument("--rounds", type=int, default=5)
-            chosen = parser.parse_args()
+            parser.add_argument("--shape", default="0.6B", choices=publishing.SHAPES)
+            chosen = smoke.parsed(parser)
             for dtype in chosen.dtypes.split(","):
-                asyncio.run(measure(dtype, chosen.rounds))
+                asyncio.run(measure(chosen.shape, dtype, chosen.rounds))

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
+import smoke
 from transformers import Qwen3Config, Qwen3MoeConfig
 
 from tests.trainer.memory_process import Case
@@ -30,6 +31,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
         ),
         DENSE,
     ),
+    "tiny": (DENSE, DENSE),
     "experts": (
         Qwen3MoeConfig(
             vocab_size=8192, hidden_size=512, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=8,
@@ -73,5 +75,6 @@ def measure(name: str, ranks: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
-    parser.add_argument("--cases", default="dense:2,experts:2,experts:4,dense:4")
-    main(parser.parse_args().cases.split(","))
+    cases = ["dense:2", "experts:2", "experts:4", "dense:4"]
+    parser.add_argument("--cases", type=lambda text: text.split(","), default=cases, help="MODEL:RANKS,...")
+    main(smoke.parsed(parser).cases)

@@ -24,28 +24,31 @@ from collections import Counter
 from pathlib import Path
 from statistics import median
 
-from live_run import ENDLESS, QUICKSTART, LiveRun
+import smoke
+from live_run import LiveRun
+from run_files import ENDLESS, NEVER, add_run_file, take
 
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import Progressed, Reissued, Result
 from asyncrl.cli.recorded.inspect import read_audit
 from asyncrl.messages.trajectory import Unit
 
-SETTINGS = ENDLESS | {
-    "rollout.replicas": "1",
-    "checkpoint.every_steps": "5",
-    "supervisor.window_s": "1",  # a window this short makes every restart count as the first
-}
+SETTINGS = (
+    *ENDLESS,
+    "rollout.replicas=1",
+    "checkpoint.every_steps=5",
+    "supervisor.window_s=1",  # a window this short makes every restart count as the first
+)
 ROLES = ("rollout", "reward", "trainer", "broker")
-PACE_STEPS = 10
-"""Optimizer steps between a recovery and the next kill."""
 
 
 def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        run = LiveRun(Path(folder), options.config, SETTINGS, options.overrides)
+        run = LiveRun(Path(folder), take(options, SETTINGS, NEVER))
         try:
-            took = {role: [recovery(run, f"{role}-0") for _ in range(options.kills)] for role in options.roles}
+            took = {
+                role: [recovery(run, f"{role}-0", options.pace) for _ in range(options.kills)] for role in options.roles
+            }
         finally:
             run.end()
         audit, lost = read_audit(run.directory.path), tokens_lost(run)
@@ -101,9 +104,9 @@ def tokens_lost(run: LiveRun) -> int:
     return lost
 
 
-def recovery(run: LiveRun, node: str) -> tuple[float, float]:
-    """Kill ``node``. Returns seconds until it is back, and until a step has used its work."""
-    paced = run.steps_taken() + PACE_STEPS
+def recovery(run: LiveRun, node: str, pace: int) -> tuple[float, float]:
+    """Kill ``node`` after ``pace`` more steps. Returns seconds until it is back, and until a step has used its work."""
+    paced = run.steps_taken() + pace
     run.until(lambda: run.steps_taken() >= paced)
     starts = run.starts_of(node)
     run.kill(node)
@@ -120,13 +123,11 @@ def print_line(fields: dict[str, object]) -> None:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    add_run_file(parser)
     parser.add_argument("--kills", type=int, default=5, help="number of kills of each role")
-    parser.add_argument(
-        "--roles", type=lambda text: text.split(","), default=["rollout", "reward", "trainer", "broker"]
-    )
-    return parser.parse_args()
+    parser.add_argument("--roles", type=lambda text: text.split(","), default=list(ROLES))
+    parser.add_argument("--pace", type=int, default=10, help="optimizer steps from a recovery to the next kill")
+    return smoke.parsed(parser)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """
 CPU time of whole runs with metrics, each process scraped every second, against the same runs without, in turns.
 
-    python bench/scraped.py --turns 4             after `asyncrl toy step-sums cache/step-sums`
+    python bench/scraped.py [CONFIG] [--set a.b=value] [--turns 4]
 
-`run` is the CPU time of all processes of a run of conf/quickstart.toml, whose sampling differs from run to run: its
+`run` is the CPU time of all processes of a run, whose sampling differs from run to run: its
 spread is printed beside the ratio. `scrape` is the CPU time of one scrape of a broker, alone.
 """
 
@@ -21,6 +21,10 @@ import time
 import urllib.request
 from pathlib import Path
 
+import smoke
+from run_files import NEVER, add_run_file, take, written
+
+from asyncrl.config.config import Config
 from asyncrl.observe.metrics.exposition import Exposition
 from asyncrl.observe.metrics.table import METRICS, Sample
 
@@ -28,17 +32,15 @@ ROOT = Path(__file__).parents[1]
 EVERY_S = 1.0
 
 
-def run(folder: Path, steps: int, *, with_metrics: bool) -> tuple[float, int]:
+def run(config: Config, folder: Path, *, with_metrics: bool) -> tuple[float, int]:
     """CPU seconds of a whole run, and how many times one of its processes was scraped."""
     targets = folder / "targets"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     if with_metrics:
         environment |= {"ASYNCRL_METRICS": "0", "ASYNCRL_METRICS_TARGETS": str(targets)}
-    settings = (f"steps={steps}", f'run.dir="{folder}"', "evaluation.every_versions=0")
-    options = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "asyncrl", "run", "conf/quickstart.toml", *options]
+    command = [sys.executable, "-m", "asyncrl", "run", str(written(config, folder, "scraped"))]
     before = _children_s()
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
         over, scrapes = threading.Event(), [0]
         scraper = threading.Thread(target=_scrape_all, args=(targets, over, scrapes))
         scraper.start()
@@ -84,10 +86,12 @@ def scrape_ms(repeat: int = 200) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_run_file(parser)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--steps", type=int, default=40)
-    arguments = parser.parse_args()
+    arguments = smoke.parsed(parser)
+    config = take(arguments, (f"run.steps={arguments.steps}",), NEVER)
     print(
         json.dumps({"bench": "scraped", "case": "scrape", "ours": round(scrape_ms(), 3), "unit": "CPU ms"}), flush=True
     )
@@ -98,7 +102,7 @@ def main() -> None:
         # Each begins every other turn: the machine gets slower or faster while they run.
         for with_metrics in (turn % 2 == 0, turn % 2 == 1):
             with tempfile.TemporaryDirectory() as folder:
-                used_s, scrapes = run(Path(folder), arguments.steps, with_metrics=with_metrics)
+                used_s, scrapes = run(config, Path(folder), with_metrics=with_metrics)
             (scraped if with_metrics else without).append(used_s)
             count += scrapes
             print(f"{'scraped' if with_metrics else 'without'}: {used_s:.2f} CPU s, {scrapes} scrapes", file=sys.stderr)

@@ -1,7 +1,7 @@
 """
 Random kills of a run whose roles are services, then the audit of its ledger.
 
-    PYTHONPATH=. python bench/services.py --manager systemd|supervisord [--kills 50] [--every 3] [--steps 300]
+    PYTHONPATH=. python bench/services.py [--manager supervisord|systemd] [--kills 50] [--every 3] [--steps 300]
 
 The service files are those that `asyncrl services install` writes for this machine, unchanged. supervisord is the real
 one; systemd is played by tests/conf/unit_manager.py, which runs the units' own command lines as strictly as systemd.
@@ -16,25 +16,27 @@ import tempfile
 import time
 from pathlib import Path
 
-from base_model import toy
+import smoke
+from run_files import add_run_file, take, written
 
 from asyncrl.cli.recorded.inspect import read_audit
-from asyncrl.config.run_file import load_config, to_toml
+from asyncrl.config.resolve import with_absolute_paths
 from tests.conf.managed_run import MANAGERS, ManagedRun, kill_at_random
 
-ROOT = Path(__file__).parents[1]
-BASE = ROOT / "cache" / "step-sums"
 SETTINGS = (
     "trainer.lr=1e-6",  # the quickstart's rate is meant for 40 steps
     "checkpoint.every_steps=5",
     "rollout.progress_every_s=0.2",
-    "evaluation.every_versions=50",
 )
+EVALUATIONS = {"every_versions": 50}
 
 
 def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        run = MANAGERS[options.manager](Path(folder), run_file(Path(folder), options))
+        settings = (*SETTINGS, f"run.steps={options.steps}")
+        config = with_absolute_paths(take(options, settings, EVALUATIONS), Path.cwd())
+        run_file = written(config, Path(folder), "live")
+        run = MANAGERS[options.manager](Path(folder), run_file)
         began_s = time.monotonic()
         run.start()
         try:
@@ -52,20 +54,6 @@ def main(options: argparse.Namespace) -> None:
         problems = report(run, options, dict(sorted(kills.items())), killed_s, time.monotonic() - began_s)
     if problems:
         raise SystemExit("\n".join(problems))
-
-
-def run_file(folder: Path, options: argparse.Namespace) -> Path:
-    """The quickstart, or another run file, with absolute paths."""
-    toy("step-sums", BASE)
-    absolute = (
-        f"model.path={BASE}/model",
-        f"data.train={BASE}/train.parquet",
-        f"data.held_out={BASE}/held_out.parquet",
-    )
-    settings = (*absolute, *SETTINGS, f"run.steps={options.steps}", *options.overrides)
-    path = folder / "live.toml"
-    path.write_text(to_toml(load_config(options.config, settings)))
-    return path
 
 
 def report(
@@ -102,15 +90,14 @@ def report(
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", nargs="?", type=Path, default=ROOT / "conf" / "quickstart.toml")
-    parser.add_argument("--manager", choices=MANAGERS, required=True)
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    add_run_file(parser)
+    parser.add_argument("--manager", choices=MANAGERS, default="supervisord")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--every", type=float, default=3.0, help="Mean seconds from one kill to the next.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=300, help="More than are done before the last kill.")
     parser.add_argument("--keep", type=Path, help="Copy run, logs and service files here afterwards.")
-    return parser.parse_args()
+    return smoke.parsed(parser)
 
 
 if __name__ == "__main__":

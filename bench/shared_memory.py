@@ -15,6 +15,7 @@ import time
 from statistics import median
 from tempfile import TemporaryDirectory
 
+import smoke
 import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but not exported
 
@@ -22,11 +23,11 @@ from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.group import form
 
 BACKENDS = ("shared", "gloo")
-BUCKET, COUNT = 64 << 20, 18
+BUCKET = 64 << 20
 LIMIT_S = 120.0
 
 
-def run(folder: str, rank: int, size: int, rounds: int) -> dict[str, list[float]]:
+def run(folder: str, rank: int, size: int, rounds: int, buckets: int) -> dict[str, list[float]]:
     """Seconds of each round by backend."""
     torch.set_num_threads(1)
     store = FileStore(f"{folder}/store", size)
@@ -38,7 +39,7 @@ def run(folder: str, rank: int, size: int, rounds: int) -> dict[str, list[float]
     for number in range(rounds):
         for backend, group in groups.items():
             began_s = time.perf_counter()
-            for _ in range(COUNT):
+            for _ in range(buckets):
                 group.broadcast(bucket, 0, Deadline(LIMIT_S))
             key = f"{backend} {number}"
             store.add(key, 1)
@@ -54,20 +55,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--receivers", type=int, default=2)
+    parser.add_argument("--buckets", type=int, default=18, help="of 64 MiB")
     parser.add_argument("--join", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = smoke.parsed(parser)
     size = options.receivers + 1
     if options.join:
-        run(options.join[0], int(options.join[1]), size, options.rounds)
+        run(options.join[0], int(options.join[1]), size, options.rounds, options.buckets)
         return
     with TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--rounds", str(options.rounds), "--receivers", str(options.receivers)]
-        others = [subprocess.Popen([*command, "--join", folder, str(rank)]) for rank in range(1, size)]
-        seconds = run(folder, 0, size, options.rounds)
+        command = [sys.executable, *sys.argv, "--join", folder]
+        others = [subprocess.Popen([*command, str(rank)]) for rank in range(1, size)]
+        seconds = run(folder, 0, size, options.rounds, options.buckets)
         for other in others:
             other.wait(LIMIT_S)
-    speeds = {backend: BUCKET * COUNT / median(times) / 1e9 for backend, times in seconds.items()}
-    case = f"broadcast of {BUCKET * COUNT / 1e9:.1f} GB to {options.receivers} processes of this machine"
+    num_bytes = BUCKET * options.buckets
+    speeds = {backend: num_bytes / median(times) / 1e9 for backend, times in seconds.items()}
+    case = f"broadcast of {num_bytes / 1e9:.1f} GB to {options.receivers} processes of this machine"
     found = {"bench": "shared_memory", "case": case, "ours": speeds["shared"], "unit": "GB/s", "peer": "gloo"}
     found |= {"peer_value": speeds["gloo"], "ratio": speeds["shared"] / speeds["gloo"], "better": "higher"}
     sys.stdout.write(json.dumps(found | {"seconds": seconds}) + "\n")

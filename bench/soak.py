@@ -4,12 +4,12 @@ A long run whose rollouts come and go: does any process, or the run directory, g
     python bench/soak.py [CONFIG] [--set a.b=value] [--minutes 60] [--every-s 25] [--seed 0] [--out FILE]
     python bench/soak.py --read FILE       # the figures of an earlier --out
 
-Broker, trainer, reward and four rollouts are `asyncrl-node` processes of their own. At random times, from a seed, one
-of the last three rollouts is drained (`asyncrl drain`), terminated (SIGTERM) or killed (SIGKILL), and a new one starts
-seconds later: every other one under a name that the run has not seen. The first rollout stays. At the end `asyncrl
+Broker, trainer, reward and ``--rollouts`` are `asyncrl-node` processes of their own. At random times, from a seed, one
+of the rollouts but the first is drained (`asyncrl drain`), terminated (SIGTERM) or killed (SIGKILL), and a new one
+starts seconds later: every other one under a name that the run has not seen. At the end `asyncrl
 stop` ends the run, and the run directory is audited. A problem is an error, and so is a process that does not leave.
 
-Every 10 seconds the bench samples each process, with the processes below it:
+Every ``--sample-s`` seconds the bench samples each process, with the processes below it:
 
     memory MB       what it has allocated, with its share of shared memory
     pss MB          the same with its share of libraries and files; changes when other processes map them, too
@@ -42,28 +42,25 @@ from pathlib import Path
 from typing import TextIO
 
 import msgspec
-from base_model import make_base
+import smoke
 from growth import Sample, disk_values, process_values, rows
-from live_run import ENDLESS, QUICKSTART
 from processes import Processes
+from run_files import ENDLESS, add_run_file, take, written
 
 from asyncrl.actor.supervise import Child
 from asyncrl.cli.recorded.inspect import read_audit
-from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.observe.run_directory import RunDirectory
 
-SETTINGS = ENDLESS | {
-    "schedule.groups_per_step": "4",
-    "rollout.slots": "16",
-    "rollout.progress_every_s": "1",
-    "evaluation.every_versions": "200",
-    "checkpoint.every_steps": "20",
-    "checkpoint.keep": "2",
-    "checkpoint.keep_best": "false",
-    "broker.segment_bytes": str(1 << 20),  # small, so that old segments can be removed within minutes
-}
-ROLLOUTS = 4
-SAMPLE_S = 10.0
+SETTINGS = (
+    *ENDLESS,
+    "schedule.groups_per_step=4",
+    "rollout.slots=16",
+    "rollout.progress_every_s=1",
+    "checkpoint.every_steps=20",
+    "checkpoint.keep=2",
+    f"broker.segment_bytes={1 << 20}",  # small, so that old segments can be removed within minutes
+)
+EVALUATIONS = {"every_versions": 200, "at_start": False, "at_end": False}
 AWAY_S = (2.0, 8.0)
 """Shortest and longest time from the end of a rollout to the start of the next one."""
 START_S, LEAVE_S, STOP_S = 180.0, 90.0, 300.0
@@ -99,9 +96,9 @@ class Soak:
         self._processes = processes
         self._random = random.Random(options.seed)
         self._every_s: float = options.every_s
-        self._config = _run_file(processes.path, options)
+        self._config = written(take(options, SETTINGS, EVALUATIONS), processes.path, "live")
         self.directory = RunDirectory(processes.path / "live")
-        self.slots = [Slot(number) for number in range(ROLLOUTS)]
+        self.slots = [Slot(number) for number in range(options.rollouts)]
         self.done: Counter[str] = Counter()
         """Departures of rollouts by kind."""
         self._roles: dict[str, Child] = {}
@@ -226,15 +223,6 @@ class Soak:
             await asyncio.sleep(0.2)
 
 
-def _run_file(folder: Path, options: argparse.Namespace) -> Path:
-    settings = [f"{key}={value}" for key, value in SETTINGS.items()]
-    overrides = [*settings, *options.overrides]
-    make_base(options.config, overrides)
-    path = folder / "live.toml"
-    path.write_text(to_toml(load_config(options.config, overrides)))
-    return path
-
-
 async def soak(options: argparse.Namespace, out: TextIO) -> list[str]:
     """Run for the time wanted. Returns the problems found."""
     async with Processes(options.folder) as processes:
@@ -243,7 +231,7 @@ async def soak(options: argparse.Namespace, out: TextIO) -> list[str]:
             await run.start()
             churn = asyncio.create_task(run.churn())
             try:
-                samples = await _watch(run, churn, options.minutes * 60, out)
+                samples = await _watch(run, churn, options, out)
             finally:
                 churn.cancel()
                 with suppress(asyncio.CancelledError):
@@ -259,9 +247,9 @@ async def soak(options: argparse.Namespace, out: TextIO) -> list[str]:
         return _report_end(run, codes, out)
 
 
-async def _watch(run: Soak, churn: "asyncio.Task[None]", seconds: float, out: TextIO) -> list[Sample]:
+async def _watch(run: Soak, churn: "asyncio.Task[None]", options: argparse.Namespace, out: TextIO) -> list[Sample]:
     began_s, samples = time.monotonic(), list[Sample]()
-    while (at_s := time.monotonic() - began_s) < seconds:
+    while (at_s := time.monotonic() - began_s) < options.minutes * 60:
         if churn.done():
             churn.result()
         run.check()
@@ -270,7 +258,7 @@ async def _watch(run: Soak, churn: "asyncio.Task[None]", seconds: float, out: Te
         for sample in found:
             out.write(json.dumps({"sample": msgspec.to_builtins(sample)}) + "\n")
         out.flush()
-        await asyncio.sleep(SAMPLE_S - (time.monotonic() - began_s) % SAMPLE_S)
+        await asyncio.sleep(options.sample_s - (time.monotonic() - began_s) % options.sample_s)
     return samples
 
 
@@ -345,16 +333,17 @@ def main(options: argparse.Namespace) -> None:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    add_run_file(parser)
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--rollouts", type=int, default=4)
+    parser.add_argument("--sample-s", type=float, default=10.0, help="Seconds from one sample to the next.")
     parser.add_argument("--every-s", type=float, default=25.0, help="Mean seconds from a new rollout to the next end.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="Parent of the run directory.")
     parser.add_argument("--keep", type=Path, help="Copy run and logs here afterwards.")
     parser.add_argument("--out", type=Path, help="Write samples and figures here, as JSON lines.")
     parser.add_argument("--read", type=Path, metavar="FILE", help="Print the figures of an earlier --out.")
-    return parser.parse_args()
+    return smoke.parsed(parser)
 
 
 if __name__ == "__main__":

@@ -33,16 +33,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from base_model import make_base
+import smoke
 from picture import picture
+from run_files import add_run_file, take, written
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
 from asyncrl.observe.report.charts import Series, line_chart
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_record import RunRecord, read_run
 
 HERE = Path(__file__).parent
-QUICKSTART = HERE.parent / "conf" / "quickstart.toml"
 
 METHODS = {
     "clipped": ["algorithm.loss=clipped"],
@@ -58,7 +59,7 @@ METHODS = {
     ],
 }
 AS_PUBLISHED = ["clipped", "decoupled", "gspo", "cispo", "tis + geo-rs"]
-OFTEN = "evaluation.every_versions=5"
+OFTEN = {"every_versions": 5}
 """Evaluations for a curve of nine points instead of five; ``--set`` overrides it."""
 
 MEANS = ("log_ratio_abs_mean", "clip_fraction", "rollout_rs_masked_fraction", "rollout_is_eff_sample_size", "skipped")
@@ -79,21 +80,21 @@ class Cell(NamedTuple):
         """Name of the run directory."""
         return f"{self.method.replace(' + ', '-').replace(' ', '-')}-s{self.staleness:g}-seed{self.seed}"
 
-    def settings(self, runs: Path) -> list[str]:
+    @property
+    def settings(self) -> list[str]:
         """Config overrides specific to this run."""
-        here = [f"run.dir={json.dumps(str(runs))}", f'run.name="{self.name}"', f"run.seed={self.seed}"]
-        return [*METHODS[self.method], f"schedule.staleness={self.staleness:g}", *here]
+        return [*METHODS[self.method], f"schedule.staleness={self.staleness:g}", f"run.seed={self.seed}"]
 
 
 def main(options: argparse.Namespace) -> None:
     cells = [Cell(*of) for of in product(options.methods, options.staleness, range(options.seeds))]
-    make_base(options.config, options.overrides)
+    options.runs.mkdir(parents=True, exist_ok=True)
     failed = []
     for number, cell in enumerate(cells, 1):
-        overrides = [OFTEN, *options.overrides, *cell.settings(options.runs)]
-        if not is_done(options.runs / cell.name, options.config, overrides):
+        path = written(take(options, cell.settings, OFTEN), options.runs, cell.name)
+        if not is_done(options.runs / cell.name, load_config(path)):
             print(f"run {number} of {len(cells)}: {cell.name}", file=sys.stderr, flush=True)
-            if code := run(options.config, overrides, options.runs / f"{cell.name}.log"):
+            if code := run(path, options.runs / f"{cell.name}.log"):
                 failed.append(f"{cell.name} ended with exit code {code}: see {options.runs / cell.name}.log")
     records = finished_runs(cells, options.runs)
     for (method, staleness), seeds in grouped(records).items():
@@ -106,7 +107,7 @@ def main(options: argparse.Namespace) -> None:
 # ── runs ────────────────────────────────────────────────────────────────────────────────────
 
 
-def is_done(path: Path, config: Path, overrides: list[str]) -> bool:
+def is_done(path: Path, config: Config) -> bool:
     """
     True if a finished run with these settings exists. Removes an unfinished run.
 
@@ -116,7 +117,7 @@ def is_done(path: Path, config: Path, overrides: list[str]) -> bool:
     directory = RunDirectory(path)
     if not directory.config.exists():
         return False
-    if load_config(directory.config) != load_config(config, overrides):
+    if load_config(directory.config) != config:
         raise SystemExit(f"{path} is a run with other settings: remove it, or choose another directory with --runs")
     summary = directory.read_summary()
     if summary is not None and summary.status == "finished":
@@ -125,15 +126,11 @@ def is_done(path: Path, config: Path, overrides: list[str]) -> bool:
     return False
 
 
-def run(config: Path, overrides: list[str], log: Path) -> int:
+def run(config: Path, log: Path) -> int:
     """Run ``asyncrl run`` to its end. Returns its exit code."""
     command = [sys.executable, "-m", "asyncrl", "run", str(config)]
-    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
-        settings = [part for override in overrides for part in ("--set", override)]
-        return subprocess.run(
-            [*command, *settings], check=False, stdout=output, stderr=output, env=ENVIRONMENT
-        ).returncode
+        return subprocess.run(command, check=False, stdout=output, stderr=output, env=ENVIRONMENT).returncode
 
 
 Records = dict[Cell, RunRecord]
@@ -238,14 +235,13 @@ def print_line(fields: dict[str, Any]) -> None:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
-    parser.add_argument("config", nargs="?", type=Path, default=QUICKSTART)
-    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="a.b=value")
+    add_run_file(parser)
     parser.add_argument("--staleness", type=lambda text: [float(s) for s in text.split(",")], default=[0, 1, 4, 8])
     parser.add_argument("--methods", type=methods, default=AS_PUBLISHED, help=f"methods to run, of {','.join(METHODS)}")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--runs", type=Path, default=Path("runs") / "staleness", help="directory for the runs")
     parser.add_argument("--picture", type=Path, default=HERE / "staleness.svg", help="SVG file to write")
-    return parser.parse_args()
+    return smoke.parsed(parser)
 
 
 def methods(text: str) -> list[str]:

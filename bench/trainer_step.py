@@ -25,6 +25,8 @@ from typing import Any
 
 import msgspec
 import ragged
+import smoke
+from processes import version_of
 
 HERE = Path(__file__).parent
 MODULES = {"asyncrl": "ours.packed_step", "padded": "peers.padded_step", "trl": "peers.trl_step"}
@@ -41,11 +43,21 @@ def main(options: argparse.Namespace) -> None:
     else:
         with TemporaryDirectory(prefix="asyncrl-bench-") as directory:
             ragged.save_model(Path(directory) / "model")
+            options.peers = available_peers(options)
             for spread in options.spreads:
                 show_steps(options, Path(directory), spread)
 
 
 # ── time ────────────────────────────────────────────────────────────────────────────────────
+
+
+def available_peers(options: argparse.Namespace) -> list[str]:
+    """Peers that can run here. Prints a line for each that cannot."""
+    if "trl" not in options.peers or version_of("trl", options.trl_python):
+        return list(options.peers)
+    reason = f"trl is not installed for {options.trl_python}: pip install -e .[bench]"
+    print_line({"case": "all", "peer": "trl", "skipped": reason})
+    return [name for name in options.peers if name != "trl"]
 
 
 def show_steps(options: argparse.Namespace, directory: Path, spread: float) -> None:
@@ -159,7 +171,7 @@ def parsed() -> argparse.Namespace:
         "--device", default="", help="measure tokens/s and MFU of real model shapes on this device, such as cuda"
     )
     parser.add_argument("--shapes", type=names, default=["qwen3-0.6b", "qwen3-4b"])
-    return parser.parse_args()
+    return smoke.parsed(parser)
 
 
 if __name__ == "__main__":

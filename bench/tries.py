@@ -27,6 +27,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import smoke
 import torch
 from numpy.typing import NDArray
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -204,7 +205,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--tool", type=int, default=48, help="tokens of a tool's output")
     parser.add_argument("--thought", type=int, default=12, help="tokens of a thought")
     parser.add_argument("--call", type=int, default=8, help="tokens of a call")
-    return parser.parse_args()
+    return smoke.parsed(parser)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from itertools import product
 from statistics import median
 from typing import Any
 
+import smoke
 import torch
 from ours import shapes
 from ours.pause import REQUESTS, Kv, measure_transformers
@@ -35,8 +36,9 @@ from ours.vllm_pause import measure_vllm
 
 from asyncrl.weights.contents.names import checkpoint_tensors
 
-ROUNDS = {"1M": 25, "30M": 11, "300M": 5}
+ROUNDS = {"tiny": 2, "1M": 25, "30M": 11, "300M": 5}
 """Number of measured publishes by model size."""
+SIZES = ("1M", "30M", "300M")
 KV: tuple[Kv, ...] = ("recompute", "keep")
 BARE_LOADS = {"transformers": "copy", "vllm": "reload_weights of vLLM"}
 UPDATES = 3
@@ -196,7 +198,7 @@ if __name__ == "__main__":
             asyncio.run(run_rollout(address, int(rank), size, dtype, is_delta=bool(is_delta), folder=folder))
         case _:
             parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-            for option, known in (("--sizes", shapes.SHAPES), ("--dtypes", shapes.DTYPES), ("--parts", PARTS)):
+            for option, known in (("--sizes", SIZES), ("--dtypes", shapes.DTYPES), ("--parts", PARTS)):
                 parser.add_argument(option, type=_several(known), default=list(known))
-            chosen = parser.parse_args()
+            chosen = smoke.parsed(parser)
             measure(chosen.sizes, chosen.dtypes, chosen.parts)

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+import smoke
 from msgspec import Struct
 
 from asyncrl.broker.ledger.staleness_bound import most_versions
@@ -181,7 +182,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     parser.add_argument("--steps", type=int, default=96)
     parser.add_argument("--seeds", type=int, default=3)
-    return parser.parse_args()
+    return smoke.parsed(parser)
 
 
 if __name__ == "__main__":

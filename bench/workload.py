@@ -7,10 +7,11 @@ from typing import Any
 
 from asyncrl.config.config import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
-from asyncrl.messages.trajectory import Prompt, Sampling
+from asyncrl.messages.trajectory import Prompt
+from asyncrl.messages.words import FinishReason
 from asyncrl.reward.catalogue import resolve
-from asyncrl.reward.verifier import VerifierInput, verdict_of
-from asyncrl.rollout.engine import Request
+from asyncrl.reward.verifier import verdict_of, verifier_input
+from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 
 Weights = Mapping[str, Any]
@@ -30,12 +31,14 @@ class Workload:
         count = self.config.schedule.groups_per_step
         return [self._stream.at(step * count + i).prompt for i in range(count)]
 
-    def reward(self, prompt: Prompt, completion: str) -> float:
-        inputs = VerifierInput(
-            prompt=prompt.text, completion=completion, answer=prompt.answer, data_source=prompt.data_source
-        )
+    def reward(self, prompt: Prompt, completion: str, num_tokens: int, finish_reason: FinishReason) -> float:
+        inputs = verifier_input(prompt, completion, num_tokens=num_tokens, finish_reason=finish_reason)
         score: float = verdict_of(self._verifier(inputs)).reward
         return score
+
+    def reward_of(self, engine: TransformersEngine, prompt: Prompt, completion: Completion) -> float:
+        ids = completion.completion_ids
+        return self.reward(prompt, engine.decode(ids), len(ids), completion.finish_reason)
 
     def engine(self) -> TransformersEngine:
         """An engine with as many slots as all rollouts of the config together."""
@@ -46,6 +49,8 @@ class Workload:
             max_tokens_per_slot=config.data.max_prompt_tokens + config.sampling.max_tokens,
             kv=config.rollout.kv,
             dtype=config.model.dtype,
+            overrides=config.model.overrides,
+            chat_template_kwargs=config.data.chat_template_kwargs,
         )
 
     def accuracies(self, policies: list[Weights]) -> list[float]:
@@ -63,11 +68,10 @@ class Workload:
         await engine.pause()
         await engine.swap(0, weights)
         await engine.resume()
-        evaluation = self.config.evaluation
-        sampling = Sampling(evaluation.max_tokens or self.config.sampling.max_tokens, evaluation.temperature)
-        stream = held_out_stream(self.config.data, evaluation.max_prompts)
+        sampling = self.config.evaluation.sampling(self.config.sampling)
+        stream = held_out_stream(self.config.data, self.config.evaluation.max_prompts)
         prompts = [draw.prompt for draw in islice(stream.since(0), stream.limit)]
         requests = [Request(prompt_ids=engine.encode(prompt), sampling=sampling, seed=0) for prompt in prompts]
         completions = await asyncio.gather(*map(engine.generate, requests))
-        texts = [engine.decode(completion.completion_ids) for completion in completions]
-        return sum(map(self.reward, prompts, texts)) / len(prompts)
+        rewards = [self.reward_of(engine, *pair) for pair in zip(prompts, completions, strict=True)]
+        return sum(rewards) / len(prompts)

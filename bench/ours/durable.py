@@ -61,6 +61,8 @@ max_tokens = 2048
 groups_per_step = {groups_per_step}
 group_size = {group_size}
 staleness = {staleness}
+[reward]
+function = "gsm8k"
 [broker]
 samples = false
 segment_bytes = 33554432

@@ -45,19 +45,27 @@ STEP_S, STEP_SIZE = 0.005, 256
 """Pause between two steps of the stand-in for an engine, and rows and columns of the matrices it multiplies."""
 
 
-def model() -> Qwen3ForCausalLM:
-    """Qwen3 0.6B without weights."""
+SHAPES = {
+    "0.6B": {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28},
+    "tiny": {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+}
+"""Qwen3 0.6B, and what ``--smoke`` takes in its place."""
+
+
+def model(shape: str) -> Qwen3ForCausalLM:
+    """A model without weights."""
+    heads = {"head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 8}
     with torch.device("meta"):
-        return Qwen3ForCausalLM(
-            Qwen3Config(
-                vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, head_dim=128,
-                num_attention_heads=16, num_key_value_heads=8, tie_word_embeddings=True,
-            )
-        )  # fmt: skip
+        return Qwen3ForCausalLM(Qwen3Config(**SHAPES[shape], **heads, tie_word_embeddings=True))
 
 
-def specs(dtype: str) -> list[TensorSpec]:
-    return checkpoint_specs(model(), dtype)
+def specs(shape: str, dtype: str) -> list[TensorSpec]:
+    return checkpoint_specs(model(shape), dtype)
+
+
+def num_bare(num_bytes: int) -> int:
+    """Number of bare broadcasts with about as many bytes."""
+    return max(1, round(num_bytes / BARE_BYTES))
 
 
 # ── memory ──────────────────────────────────────────────────────────────────────────────────
@@ -109,10 +117,10 @@ def look_at_each_broadcast(peaks: Peaks) -> Any:
 class Shards:
     """A rank's half of random float32 weights, which both ranks gather one by one."""
 
-    def __init__(self, folder: str, rank: int, dtype: str) -> None:
+    def __init__(self, folder: str, rank: int, shape: str, dtype: str) -> None:
         store = dist.FileStore(f"{folder}/ranks", RANKS)  # type: ignore[attr-defined]
         self._group = RankGroup(store, rank=rank, size=RANKS, timeout_s=300.0)
-        self._model, self._dtype = model(), getattr(torch, dtype)
+        self._model, self._dtype = model(shape), getattr(torch, dtype)
         shard_model(self._model, Computation(self._model), self._group.mesh, torch.bfloat16)
         self._model.to_empty(device="cpu")
         with torch.no_grad():
@@ -130,9 +138,9 @@ class Shards:
         gc.collect()
 
 
-def run_rank(folder: str, dtype: str) -> None:
+def run_rank(folder: str, shape: str, dtype: str) -> None:
     """Rank 1: gathers once for each line of stdin, and answers with its extra memory."""
-    shards, peaks = Shards(folder, 1, dtype), Peaks()
+    shards, peaks = Shards(folder, 1, shape, dtype), Peaks()
     for _ in sys.stdin:
         peaks.begin()
         for number, _ in enumerate(shards.named()):
@@ -171,10 +179,10 @@ class StandIn:
         return time.perf_counter() - start_s
 
 
-async def run_rollout(address: str, rank: int, dtype: str, *, swaps: bool, folder: str) -> None:
+async def run_rollout(address: str, rank: int, shape: str, dtype: str, *, swaps: bool, folder: str) -> None:
     """Answer every `Transfer` with what was measured, until `Stop`."""
     link = ZmqLink(address, MEMBERS[rank].node, CODEC)
-    layout = Layout(specs(dtype), Weights().bucket_bytes)
+    layout = Layout(specs(shape, dtype), Weights().bucket_bytes)
     receiver, bare = Receiver(layout, MEMBERS[rank], link.send, Weights()), Bare(folder, rank, BARE_BYTES)
     engine, peaks = StandIn(layout if swaps else None), Peaks()
     decoding = asyncio.create_task(engine.decode())
@@ -220,7 +228,7 @@ def many(bare: Bare, num_bytes: int) -> Any:
     """A function that sends about as many bytes by bare broadcasts."""
 
     def send() -> None:
-        for _ in range(round(num_bytes / BARE_BYTES)):
+        for _ in range(num_bare(num_bytes)):
             bare.broadcast()
 
     return send

@@ -1,4 +1,4 @@
-"""Qwen3 models of three sizes with random weights, and realistic optimizer steps on them."""
+"""Qwen3 models of several sizes with random weights, and realistic optimizer steps on them."""
 
 from typing import Any
 
@@ -9,7 +9,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
 
-SHAPES = {"1M": (2048, 128, 4, 32), "30M": (16384, 384, 14, 64), "300M": (32768, 1024, 21, 64)}
+SHAPES = {
+    "tiny": (2048, 64, 2, 16),
+    "1M": (2048, 128, 4, 32),
+    "30M": (16384, 384, 14, 64),
+    "300M": (32768, 1024, 21, 64),
+}
 """(vocabulary, hidden size, layers, head size). Query heads fill the hidden size; half as many key-value heads."""
 DTYPES = ("bfloat16", "float32")
 ROWS, TOKENS = 4, 32

@@ -6,12 +6,11 @@ from datetime import datetime
 from pathlib import Path
 from time import monotonic, time
 
-import msgspec
 from cpu import CpuWatch
+from run_files import written
 from timeline import Timeline
 
 from asyncrl.config.config import Config
-from asyncrl.config.run_file import to_toml
 from asyncrl.observe.run_record import RunRecord, read_run
 
 
@@ -22,9 +21,7 @@ def run(config: Config, directory: Path) -> Timeline:
     Raises:
         SystemExit: The run failed; the message contains its output.
     """
-    here = msgspec.structs.replace(config.run, dir=str(directory), name="asyncrl")
-    path = directory / "asyncrl.toml"
-    path.write_text(to_toml(msgspec.structs.replace(config, run=here)))
+    path = written(config, directory, "asyncrl")
     started_s = monotonic()
     with (directory / "asyncrl.log").open("w") as log:
         process = subprocess.Popen([sys.executable, "-m", "asyncrl", "run", str(path)], stdout=log)

@@ -120,7 +120,7 @@ class Sampler:
                 prompt_ids=np.array(prompt_ids, np.int32),
                 completion_ids=np.array(completion.completion_ids, np.int32),
                 behavior_logprobs=np.array(completion.behavior_logprobs, np.float32),
-                reward=self._workload.reward(prompt, self._engine.decode(completion.completion_ids)),
+                reward=self._workload.reward_of(self._engine, prompt, completion),
             )
             for completion in completions
         ]

@@ -3,10 +3,11 @@ TRL's GRPOTrainer on the CPU: one process that alternates between generation wit
 
     PYTHONPATH=bench python -m peers.trl_grpo CONFIG THREADS ROWS
 
-The following is the same as for asyncrl: base model, prompts and their order, group size, lengths, loss (DAPO's token
-mean, clip bounds, no KL), AdamW with its warm-up, and reward function. Trackers, checkpoints, progress bars and
-gradient checkpointing are off, because they only cost time. ROWS is ``per_device_train_batch_size``; the gradients of
-the micro-batches are accumulated to one optimizer step, so ROWS changes the speed and not the algorithm.
+The following is the same as for asyncrl: base model, prompts (text, or chats through the model's template) and their
+order, group size, lengths, loss (DAPO's token mean, clip bounds, no KL), AdamW with its warm-up, and reward function.
+Trackers, checkpoints, progress bars and gradient checkpointing are off, because they only cost time. ROWS is
+``per_device_train_batch_size``; the gradients of the micro-batches are accumulated to one optimizer step, so ROWS
+changes the speed and not the algorithm.
 """
 
 import sys
@@ -18,7 +19,13 @@ import msgspec
 import torch
 from datasets import Dataset
 from timeline import Stopwatch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+)
 from trl import GRPOConfig, GRPOTrainer
 from workload import Weights, Workload
 
@@ -26,6 +33,8 @@ from asyncrl.algo.losses.resolve import resolve_loss
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
 from asyncrl.messages.trajectory import Prompt
+from asyncrl.messages.words import FinishReason
+from asyncrl.rollout.engines import text
 from asyncrl.trainer.model.learning_rate import learning_rate
 
 SCALE_REWARDS = {"grpo": "group", "dr_grpo": "none"}
@@ -48,6 +57,7 @@ def arguments(config: Config, rows: int, output: str) -> GRPOConfig:
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
+        chat_template_kwargs=config.data.chat_template_kwargs,
         loss_type="dapo",
         epsilon=loss["clip_low"] if algorithm.clip_low is None else algorithm.clip_low,
         epsilon_high=loss["clip_high"] if algorithm.clip_high is None else algorithm.clip_high,
@@ -66,26 +76,28 @@ def arguments(config: Config, rows: int, output: str) -> GRPOConfig:
 
 
 class RewardFunction:
-    """Reward function with TRL's signature, which also counts the completion tokens of the step."""
+    """
+    Reward function with TRL's signature, which also counts the completion tokens of the step.
+
+    Args:
+        prompts: In the order of the dataset, whose column ``place`` has the place of each.
+    """
 
     __name__ = "reward_function"
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> None:
         self._workload = workload
+        self._prompts = prompts
+        self._tokenizer = tokenizer
         self.tokens = 0
 
-    def __call__(
-        self,
-        *,
-        prompts: list[str],
-        completions: list[str],
-        completion_ids: list[list[int]],
-        answer: list[str],
-        **_: Any,
-    ) -> list[float]:
+    def __call__(self, *, completion_ids: list[list[int]], place: list[int], **_: Any) -> list[float]:
         self.tokens = sum(map(len, completion_ids))
-        answered = (Prompt(text=text, answer=right) for text, right in zip(prompts, answer, strict=True))
-        return list(map(self._workload.reward, answered, completions))
+        return [self._reward(self._prompts[number], ids) for number, ids in zip(place, completion_ids, strict=True)]
+
+    def _reward(self, prompt: Prompt, ids: list[int]) -> float:
+        finish_reason: FinishReason = "stop" if ids[-1:] == [self._tokenizer.eos_token_id] else "length"
+        return self._workload.reward(prompt, text.decode(self._tokenizer, ids), len(ids), finish_reason)
 
 
 class Timing(TrainerCallback):  # type: ignore[misc]
@@ -126,7 +138,11 @@ def main(path: Path, threads: int, rows: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(config.model.path, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
     prompts_in_order = [prompt for step in range(config.run.steps) for prompt in workload.prompts(step)]
-    reward_function = RewardFunction(workload)
+    if any(prompt.images or prompt.tools for prompt in prompts_in_order):
+        raise SystemExit(
+            "this peer takes text and chats, but the prompts have pictures or tools; leave it out: --peers bare"
+        )
+    reward_function = RewardFunction(workload, prompts_in_order, tokenizer)
 
     def weights() -> Weights:
         return {name: weight.detach().clone() for name, weight in model.named_parameters()}
@@ -137,7 +153,9 @@ def main(path: Path, threads: int, rows: int) -> None:
             model=model,
             reward_funcs=reward_function,
             args=arguments(config, rows, output),
-            train_dataset=Dataset.from_list([{"prompt": p.text, "answer": p.answer} for p in prompts_in_order]),
+            train_dataset=Dataset.from_list(
+                [{"prompt": p.chat or p.text, "place": place} for place, p in enumerate(prompts_in_order)]
+            ),
             processing_class=tokenizer,
             callbacks=[Timing(watch, reward_function)],
             optimizers=optimizers(config, model),

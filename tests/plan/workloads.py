@@ -140,30 +140,30 @@ def published(name: str) -> Plan:
     return decode(PUBLISHED[name])
 
 
-def planned(plan: Plan) -> Score:
+def planned(plan: Plan, completions: int = COMPLETIONS) -> Score:
     """Settings that `asyncrl plan` finds with known speeds: staleness, steps per publish and split."""
     found = search(plan, inputs(plan))
-    best, known = found.best, inputs(_judging(plan))
+    best, known = found.best, inputs(_judging(plan, completions))
 
     @cache
     def judged(split: int, staleness: float, cadence: int) -> float:
         schedule = replace(plan.schedule, staleness=staleness, steps_per_publish=cadence)
         other = replace(plan, schedule=schedule, rollout=replace(plan.rollout, devices=split))
-        return simulate(_judging(other), known).group_s
+        return simulate(_judging(other, completions), known).group_s
 
     def group_s(result: SimulationResult) -> float:
         return judged(result.rollout_devices, result.staleness, result.steps_per_publish)
 
     fast = sorted(found.tried, key=lambda result: result.group_s)[:JUDGED]
     plain = [result for result in found.tried if result.staleness == 1 and result.steps_per_publish == 1]
-    in_turn = colocated(_judging(plan), known.lengths, known.step_s, known.training).group_s
+    in_turn = colocated(_judging(plan, completions), known.lengths, known.step_s, known.training).group_s
     separate = group_s(min(plain, key=lambda result: result.group_s))
     chosen = in_turn if best.rollout_devices == plan.devices else group_s(best)
     name = f"{best.rollout_devices} of {plan.devices}, S {best.staleness:g}, T {best.steps_per_publish}"
     return Score(name, min(in_turn, separate) / chosen, min(in_turn, chosen, *map(group_s, fast)) / chosen)
 
 
-def followed(plan: Plan) -> Score:
+def followed(plan: Plan, completions: int = COMPLETIONS) -> Score:
     """Staleness that a run comes to by what is seen of it, beginning with 1, at the plan's split."""
     staleness, lengths = AUTO_START, recorded(plan)
     for _ in range(ROUNDS):
@@ -171,7 +171,7 @@ def followed(plan: Plan) -> Score:
         before, staleness = staleness, choice_of(fit(seen(now, inputs(now)), now.schedule, lengths)).staleness
         if staleness == before:
             break
-    judged = _judging(plan)
+    judged = _judging(plan, completions)
     known = inputs(judged)
     step_s = {s: simulate(with_staleness(judged, s), known).step_s for s in AUTO_STALENESS}
     chosen = step_s[staleness]
@@ -220,14 +220,15 @@ def with_staleness(plan: Plan, staleness: float) -> Plan:
     return replace(plan, schedule=replace(plan.schedule, staleness=staleness))
 
 
-def _judging(plan: Plan) -> Plan:
-    completions = HEAVY_COMPLETIONS if plan.lengths.sigma >= HEAVY else COMPLETIONS
+def _judging(plan: Plan, completions: int) -> Plan:
+    if plan.lengths.sigma >= HEAVY:
+        completions = max(completions, HEAVY_COMPLETIONS)
     return replace(plan, horizon=replace(plan.horizon, seed=1, publishes=max(16, plan.versions_with(completions))))
 
 
-def as_line(seed: int | str, plan: Plan) -> dict[str, Any]:
-    """Both scores of a workload, as `bench/auto.py` records them."""
-    scores = {"planned": planned(plan), "followed": followed(plan)}
+def as_line(seed: int | str, plan: Plan, completions: int = COMPLETIONS) -> dict[str, Any]:
+    """Both scores of a workload, judged over so many completions at least, as `bench/auto.py` records them."""
+    scores = {"planned": planned(plan, completions), "followed": followed(plan, completions)}
     return {"workload": seed} | {
         f"{how}_{key}": getattr(score, key) for how, score in scores.items() for key in Score.__struct_fields__
     }

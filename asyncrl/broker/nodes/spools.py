@@ -8,7 +8,7 @@ A rollout gets the spool with the fewest rollouts, and keeps it while it is reac
 from the others.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 
 from asyncrl.messages.spool import SpoolAddress, SpoolRef, SpoolSet
@@ -25,6 +25,8 @@ class SpoolBook:
         self._lost: dict[str, None] = {}
         self._own: dict[str, str] = {}
         """Spool of each rollout, by its peer; empty while there is none."""
+        self._users: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        """The same by spool, its newest rollout last: no change may cost a look at all rollouts."""
         self.revision = 0
         """Number of changes that nodes are told."""
 
@@ -74,11 +76,12 @@ class SpoolBook:
 
     def assign(self, peer: str) -> None:
         """A rollout has joined."""
-        self._own[peer] = self._least_used()
+        self._move(peer, self._least_used())
 
     def release(self, peer: str) -> None:
         """A rollout has left."""
-        self._own.pop(peer, None)
+        if (name := self._own.pop(peer, None)) is not None:
+            del self._users[name][peer]
 
     def told_to(self, peer: str) -> SpoolSet:
         """The spools as this node is told them."""
@@ -87,29 +90,26 @@ class SpoolBook:
     def _place(self) -> None:
         """Give rollouts without a reachable spool another one, then even out the numbers."""
         self.revision += 1
-        for peer, name in self._own.items():
-            if name not in self._reachable:
-                self._own[peer] = ""
-        for peer, name in self._own.items():
-            if not name:
-                self._own[peer] = self._least_used()
+        for name in [name for name in self._users if name not in self._reachable]:
+            for peer in list(self._users[name]):
+                self._move(peer, self._least_used())
         self._even_out()
 
     def _even_out(self) -> None:
-        """Move as few rollouts as possible, the newest first, until no spool has two more than another."""
-        if not self._reachable:
-            return
-        used = Counter(self._own.values())
-        share, rest = divmod(len(self._own), len(self._reachable))
-        by_use = sorted(self._reachable, key=lambda name: -used[name])
-        excess = {name: used[name] - share - (place < rest) for place, name in enumerate(by_use)}
-        for peer, name in reversed(self._own.items()):
-            if excess[name] > 0:
-                fewest = min(excess, key=excess.__getitem__)
-                self._own[peer] = fewest
-                excess[name] -= 1
-                excess[fewest] += 1
+        """Move as few rollouts as possible, the newest of a spool first, until no spool has two more than another."""
+        while self._reachable:
+            fewest, most = self._least_used(), max(self._reachable, key=self._num_users)
+            if self._num_users(most) - self._num_users(fewest) < 2:
+                return
+            self._move(next(reversed(self._users[most])), fewest)
+
+    def _move(self, peer: str, name: str) -> None:
+        self.release(peer)
+        self._own[peer] = name
+        self._users[name][peer] = None
 
     def _least_used(self) -> str:
-        used = Counter(self._own.values())
-        return min(self._reachable, key=lambda name: used[name], default="")
+        return min(self._reachable, key=self._num_users, default="")
+
+    def _num_users(self, name: str) -> int:
+        return len(self._users[name])
