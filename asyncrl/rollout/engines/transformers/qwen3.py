@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
+from asyncrl.algo.attention import ready_kernels
 from asyncrl.algo.products import head_logits
 from asyncrl.rollout.engines.transformers.forward import causal_bias
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
@@ -141,6 +142,10 @@ class Qwen3Forward:
 
     def _run(self, hidden: Tensor, rotation: Rotation, attend: Attend, add: Add | None = None) -> Tensor:
         """[N, H] output of the last layer before the final norm; meaningless if ``attend`` returned None."""
+        with ready_kernels(hidden.device):
+            return self._layered(hidden, rotation, attend, add)
+
+    def _layered(self, hidden: Tensor, rotation: Rotation, attend: Attend, add: Add | None) -> Tensor:
         cos, sin = rotation
         norms = self._head_norms.view(len(self._layers), 2, -1)[:, self._head_kind]
         for index, layer in enumerate(self._layers):
