@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.algo.logprobs import score_states
+from asyncrl.algo.logprobs import chunk_logits, score_states
 from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
@@ -99,7 +99,7 @@ class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class OnCard(TorchFunctionMode):
     """
     Makes tensors on ``meta`` pass for those of a GPU: attention and norms are one kernel each, and what is read from
-    the device is zeros, counted as a read. Masks are taken to be true everywhere.
+    the device is zeros, counted as a read. Masks are taken to be true everywhere, and what is compared to be equal.
     """
 
     def __init__(self, kernels: Kernels) -> None:
@@ -113,6 +113,8 @@ class OnCard(TorchFunctionMode):
         if func in NORMS:
             return self._one("rms_norm", torch.empty_like(args[0]), *args, *kwargs.values())
         if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+            return True
+        if func is torch.allclose:
             return True
         if func is torch.Tensor.tolist:
             self._kernels.reads += 1
@@ -205,7 +207,8 @@ def head(shape: str, num_tokens: int) -> list[Kernel]:
     ids = torch.empty(num_tokens, device=META, dtype=torch.int64)
 
     def both() -> None:
-        scores = score_states(states, weight, None, ids, temperature=1.0, dtype=torch.bfloat16)
+        sizes: Any = {"dtype": torch.bfloat16, "chunk": chunk_logits("cuda")}
+        scores = score_states(states, weight, None, ids, temperature=1.0, **sizes)
         node: Any = scores.logprobs.grad_fn  # called itself, because `backward` leaves modes of torch functions
         node.apply(torch.empty_like(scores.logprobs), None, None)
 

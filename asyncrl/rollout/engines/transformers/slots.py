@@ -26,7 +26,6 @@ from asyncrl.algo.routing import Experts, to_routing
 from asyncrl.errors import EngineError
 from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engine import Completion
-from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.transformers import sampler
 from asyncrl.rollout.engines.transformers.forward import Forward
 from asyncrl.rollout.engines.transformers.kept_turns import KeptTurns
@@ -174,8 +173,10 @@ class SlotTable:
         self._ids[cursor] = tokens
         self._logprobs[cursor] = logprobs
         self._steps += 1
-        ended = (self._is_eos[tokens] | (cursor == self._last_cell[:rows])).nonzero()
-        return [self._finish(job) for job in self._ended(ended[:, 0].tolist())]
+        has_ended = self._is_eos[tokens] | (cursor == self._last_cell[:rows])
+        # Each read from a device waits for the step: one tells the tokens, and by their sign those that are the last.
+        drawn: list[int] = torch.where(has_ended, ~tokens, tokens).tolist()
+        return [self._finish(job, max(drawn[job.slot], ~drawn[job.slot])) for job in self._ended(drawn)]
 
     def _draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         temperatures = self._temperature[: len(logits)]
@@ -199,22 +200,23 @@ class SlotTable:
         for job, count in zip(self._masked.values(), counts, strict=True):
             job.masks.add(ids[end : (end := end + count)])
 
-    def _ended(self, slots: list[int]) -> list[SlotJob]:
-        """Jobs in ``slots``, and jobs whose text now contains a stop string."""
-        ended = {job.slot: job for job in map(self._jobs.__getitem__, slots) if job is not None}
+    def _ended(self, drawn: list[int]) -> list[SlotJob]:
+        """Jobs whose token of this step is negated (``~``), and jobs whose text now contains a stop string."""
+        rows = enumerate(zip(self._jobs, drawn, strict=True))
+        ended = {slot: job for slot, (job, token) in rows if job is not None and token < 0}
         for job in self._with_stops:
-            if job.slot not in ended and self._jobs[job.slot] is job and self._is_stopped(job):
-                ended[job.slot] = job
+            if self._jobs[job.slot] is job:
+                token = drawn[job.slot]
+                job.tail.append(max(token, ~token))
+                if self._is_stopped(job):
+                    ended[job.slot] = job
         return list(ended.values())
 
     def _is_stopped(self, job: SlotJob) -> bool:
-        stop = job.request.sampling.stop
-        end = self._end(job)
-        start = max(self._begin(job), end - text.stop_window(stop))
-        return self._stops_here(self._ids[start:end].tolist(), stop)
+        return self._stops_here(list(job.tail), job.request.sampling.stop)
 
-    def _finish(self, job: SlotJob) -> tuple[SlotJob, Completion | EngineError]:
-        completion = self._completion(job, self._finish_reason(job))
+    def _finish(self, job: SlotJob, newest: int) -> tuple[SlotJob, Completion | EngineError]:
+        completion = self._completion(job, self._finish_reason(job, newest))
         self.release(job)
         if job.prefix_version == self.policy_version and not job.placed:
             self._kept.keep(job.slot, (*job.request.prompt_ids, *completion.completion_ids[:-1]))
@@ -225,10 +227,9 @@ class SlotTable:
             )
         return job, completion
 
-    def _finish_reason(self, job: SlotJob) -> FinishReason:
+    def _finish_reason(self, job: SlotJob, newest: int) -> FinishReason:
         sampling = job.request.sampling
         is_full = self._end(job) - self._begin(job) == sampling.max_tokens
-        newest = int(self._ids[self._end(job) - 1])
         is_stopped = newest in self._eos_ids or bool(sampling.stop and self._is_stopped(job))
         return "length" if is_full and not is_stopped else "stop"
 
