@@ -39,6 +39,7 @@ from asyncrl.algo.logprobs import chunk_logits, score_states
 from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.layer_kernels import TritonKernels
 from asyncrl.rollout.engines.transformers.qwen3 import Qwen3Forward
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob
 from asyncrl.rollout.engines.transformers.slots import SlotTable
@@ -87,6 +88,12 @@ class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_on_card and not is_view and name not in FREE:
             self.found.append(Kernel(name, moved(name, args, kwargs or {}, out), multiplied(name, args)))
         return out
+
+    def launched(self, name: str, _: object, arguments: dict[str, Any]) -> None:
+        """One kernel, which reads and writes its arguments; of the cache, the cells of its tokens."""
+        parts = [value for name, value in arguments.items() if is_tensor(value) and name != "cache"]
+        written = parts[0] if name == "place" else arguments["out"]
+        self.found.append(Kernel(name, sum(map(size, parts)) + size(written)))
 
     def of(self, run: Callable[[], object]) -> list[Kernel]:
         """Kernels of a call."""
@@ -180,8 +187,10 @@ def decode(shape: str, rows: int, context: int) -> tuple[list[Kernel], int, int]
     positions = context + 16
     cache = KVCache(model.config, slots=rows, positions=positions, dtype=torch.bfloat16, device=META)
     never: Any = lambda token_ids, stop: False  # noqa: E731
+    config = model.config
+    fused = TritonKernels(config.num_key_value_heads, config.rms_norm_eps, kernels.launched)
     table = SlotTable(
-        Qwen3Forward(model, cache),
+        Qwen3Forward(model, cache, fused),
         slots=rows,
         eos_ids=[1],
         vocab_size=model.config.vocab_size,
@@ -194,7 +203,6 @@ def decode(shape: str, rows: int, context: int) -> tuple[list[Kernel], int, int]
     waiting = deque(SlotJob(Request(prompt_ids=[5] * context, sampling=sampling, seed=i)) for i in range(rows))
     kernels.of(lambda: table.admit(waiting))
     found = kernels.of(table.step)
-    config = model.config
     pairs = rows * context * config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim
     return found, kernels.reads, 2 * (sum(one.numel() for one in model.parameters()) + pairs)
 
