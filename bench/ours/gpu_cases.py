@@ -191,7 +191,8 @@ def engine(place: Place) -> Iterator[Line]:
     shape, path = place.model("qwen3-0.6b")
     slots, length = ((1, 4), 8) if place.is_small else ((1, 64, 256), 128)
     own = load(place, path, slots=max(slots), positions=64 + length)
-    yield {"case": "engine, elementwise kernels", "kind": type(own._table._forward._kernels).__name__}
+    forward: Any = own._table._forward
+    yield {"case": "engine, elementwise kernels", "kind": type(forward._kernels).__name__}
     for number in slots:
         _, _, first = decoded(own, number, length)
         requests, done, rate = decoded(own, number, length)

@@ -213,7 +213,8 @@ def test_chunks_of_any_size_give_the_same_values_to_the_rounding_of_float32(inpu
     found = []
     for chunk in (3 * V, 8 * 3 * V, None):
         tensors = [torch.tensor(array).float().requires_grad_() for array in inputs[:3]]
-        scores = score_states(*tensors, torch.tensor(inputs[3]), temperature=1.0, chunk=chunk)
+        states, weight, bias = tensors
+        scores = score_states(states, weight, bias, torch.tensor(inputs[3]), temperature=1.0, chunk=chunk)
         scores.logprobs.sum().backward()
         found.append([scores.logprobs.detach(), *map(grad_of, tensors)])
     for other in found[1:]:
