@@ -1,7 +1,7 @@
 """
 Log-probabilities of sampled tokens without a tensor of all logits.
 
-    forward     a few rows of logits at a time ─▶ log-prob, normaliser, entropy, Σ p² of each row; logits are freed
+    forward     some rows of logits at a time  ─▶ log-prob, entropy, Σ p² of each row;             logits are freed
     backward    the same logits recomputed     ─▶ their gradient ─▶ those of states and head;      logits are freed
 
 Shapes: N tokens, H hidden size, V vocabulary. At V = 150,000 one row of logits is 600 kB as float32, and sequences have
@@ -20,11 +20,19 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from asyncrl.algo.products import head_logits, product
+from asyncrl.algo.products import add_product, head_logits, product
 from asyncrl.algo.sampling_mask import REMOVED, SamplingMask
 
-CHUNK_LOGITS = 1 << 25
-"""Number of logits in memory at a time: 128 MiB as float32, and enough rows for an efficient product."""
+HOST_CHUNK, DEVICE_CHUNK = 1 << 25, 1 << 28
+"""
+Logits in memory at a time: 128 MiB as float32 on a CPU, whose cores are busy with fewer, and 1 GiB on other devices.
+Each chunk reads the head again and writes all of its gradient, so on those the chunks must be few.
+"""
+
+
+def chunk_logits(kind: str) -> int:
+    """Logits that `score_states` computes at a time on a kind of device."""
+    return HOST_CHUNK if kind in {"cpu", "meta"} else DEVICE_CHUNK
 
 
 class Scores(NamedTuple):
@@ -50,7 +58,7 @@ def score_states(
     sum_pi_squared: bool = False,
     banned: Tensor | None = None,
     mask: SamplingMask | None = None,
-    chunk: int = CHUNK_LOGITS,
+    chunk: int | None = None,
 ) -> Scores:
     """
     Score tokens from the last hidden states, with at most ``chunk`` logits in memory.
@@ -64,9 +72,10 @@ def score_states(
         mask: Ids that were left when the N tokens were drawn; None is the whole vocabulary.
         dtype: Data type of the factors of products with the head; logits and all else are at least float32.
         banned: [B] int64 ids that are never sampled: the others have all of the probability. None of ``token_ids``.
-        chunk: Number of logits computed at a time; at least one row.
+        chunk: Number of logits computed at a time, at least one row; None is `chunk_logits` of the device.
     """
-    work = _Work(temperature, dtype, max(1, chunk // len(weight)), entropy, sum_pi_squared, banned, mask)
+    num_rows = max(1, (chunk or chunk_logits(states.device.type)) // len(weight))
+    work = _Work(temperature, dtype, num_rows, entropy, sum_pi_squared, banned, mask)
     logprobs, entropies, sums = _Score.apply(states, weight, bias, token_ids, work)  # type: ignore[no-untyped-call]
     return Scores(logprobs, entropies if entropy else None, sums if sum_pi_squared else None)
 
@@ -108,15 +117,13 @@ class _Score(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         num_tokens = len(states)
         # Separate tensors, not rows of one: a returned view may lose the hooks of a sharded model.
-        logprobs, normaliser = (states.new_empty(num_tokens, dtype=work.exact) for _ in range(2))
+        logprobs = states.new_empty(num_tokens, dtype=work.exact)
         entropy = states.new_empty(num_tokens if work.entropy else 0, dtype=work.exact)
         sums = states.new_empty(num_tokens if work.sum_pi_squared else 0, dtype=work.exact)
         head = _cast(weight, bias, work.dtype)
         log_p = states
         for rows in work.chunks(num_tokens):
-            log_p = work.logits(rows, states, *head)
-            torch.logsumexp(log_p, -1, out=normaliser[rows])
-            log_p -= normaliser[rows, None]
+            log_p = work.logits(rows, states, *head).log_softmax(-1)
             logprobs[rows] = log_p.gather(1, token_ids[rows, None])[:, 0]
             if work.entropy or work.sum_pi_squared:
                 p = log_p.exp()
@@ -125,7 +132,7 @@ class _Score(torch.autograd.Function):
             if work.sum_pi_squared:
                 sums[rows] = torch.linalg.vecdot(p, p)
         kept = log_p if num_tokens <= work.num_rows else None
-        ctx.save_for_backward(states, weight, bias, token_ids, normaliser, entropy, kept)
+        ctx.save_for_backward(states, weight, bias, token_ids, entropy, kept)
         ctx.work = work
         ctx.mark_non_differentiable(sums)
         return logprobs, entropy, sums
@@ -133,7 +140,7 @@ class _Score(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        states, weight, bias, token_ids, normaliser, entropy, kept = ctx.saved_tensors
+        states, weight, bias, token_ids, entropy, kept = ctx.saved_tensors
         work: _Work = ctx.work
         grad_states, grad_weight, grad_bias = (
             torch.zeros_like(tensor, dtype=work.exact) if needed else None
@@ -141,18 +148,26 @@ class _Score(torch.autograd.Function):
         )
         head = _cast(weight, bias, work.dtype)
         for rows in work.chunks(len(states)):
-            log_p = work.logits(rows, states, *head).sub_(normaliser[rows, None]) if kept is None else kept
-            p = log_p.exp()
             # d log p_i / d z_j = [i = j] - p_j and dH / d z_j = -p_j (log p_j + H), for z the scaled logits.
             push = grad_logprobs[rows, None]
+            if kept is not None or work.entropy:
+                log_p = work.logits(rows, states, *head).log_softmax(-1) if kept is None else kept
+                p = log_p.exp()
+            else:
+                p = work.logits(rows, states, *head).softmax(-1)
             if work.entropy:
-                push = (log_p + entropy[rows, None]).mul_(grad_entropy[rows, None]).add_(push)
-            grad = p.mul_(push).neg_().scatter_add_(1, token_ids[rows, None], grad_logprobs[rows, None])
-            grad = grad.div_(work.temperature).to(work.dtype)
+                p *= (log_p + entropy[rows, None]).mul_(grad_entropy[rows, None]).add_(push)
+                p.scatter_add_(1, token_ids[rows, None], -push)
+                scale = torch.full_like(push, -1 / work.temperature)
+            else:
+                p.scatter_add_(1, token_ids[rows, None], torch.full_like(push, -1))
+                scale = push / -work.temperature
+            grad = torch.mul(p, scale, out=p if p.dtype == work.dtype else torch.empty_like(p, dtype=work.dtype))
+            del p
             if grad_states is not None:
                 grad_states[rows] = product(grad, head[0])
             if grad_weight is not None:
-                grad_weight += product(grad.T, states[rows].to(work.dtype))
+                add_product(grad_weight, grad.T, states[rows].to(work.dtype))
             if grad_bias is not None:
                 grad_bias += grad.sum(0, dtype=work.exact)
         return grad_states, grad_weight, grad_bias, None, None

@@ -160,6 +160,7 @@ def pass_bytes(
     checkpointing: Checkpointing = False,
     offload: bool = False,
     expert_ranks: int = 0,
+    chunk: int | None = None,
 ) -> PassBytes:
     """
     Peak bytes of scoring a micro-batch and of its backward pass, gradients of weights excluded.
@@ -171,6 +172,7 @@ def pass_bytes(
         checkpointing: Activations to recompute; see `enable_checkpointing`.
         offload: The inputs of layers that are recomputed wait on the host.
         expert_ranks: Ranks over which experts are spread (expert parallelism); 0 computes all of them here.
+        chunk: Logits of the device at a time; None is those of a CPU. See `chunk_logits`.
     """
     inputs = LayerInputs(leave=offload)
     AttentionInterface.register(PLANNED, _planned_attention)
@@ -209,7 +211,8 @@ def pass_bytes(
         states = whole[batch.positions]
         del whole
         states.register_hook(mark)  # type: ignore[no-untyped-call]
-        scores = score_states(states, weight, head.bias, batch.token_ids, temperature=1.0, dtype=dtype, entropy=entropy)
+        how: dict[str, Any] = {"dtype": dtype, "entropy": entropy, "chunk": chunk}
+        scores = score_states(states, weight, head.bias, batch.token_ids, temperature=1.0, **how)
         del states
         terms = scores.logprobs if scores.entropy is None else scores.logprobs + scores.entropy
         torch.autograd.backward(terms.sum())

@@ -37,6 +37,7 @@ import torch
 from msgspec import Struct
 from transformers import AutoModelForTokenClassification
 
+from asyncrl.algo.logprobs import chunk_logits
 from asyncrl.config.config import Config
 from asyncrl.config.model.weights import INDEX, WHOLE, check_weights
 from asyncrl.trainer.activations import largest_micro_batch, pass_bytes
@@ -141,6 +142,7 @@ class TrainerMemory:
             checkpointing=trainer.gradient_checkpointing,
             expert_ranks=self._shards if self._experts_stay else 0,
             offload="activations" in self._offload,
+            chunk=chunk_logits(trainer.device),
         )
         """Activations of the largest micro-batch; see `pass_bytes`."""
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from asyncrl.algo.logprobs import Scores, score_states
+from asyncrl.algo.logprobs import Scores, chunk_logits, score_states
 from asyncrl.algo.sampling_mask import SamplingMask
 from tests.algo.losses.worked import grad_of
 
@@ -205,3 +205,17 @@ class _Largest(TorchFunctionMode):
         if isinstance(out, torch.Tensor):
             self.numbers = max(self.numbers, out.numel())
         return out
+
+
+def test_chunks_of_any_size_give_the_same_values_to_the_rounding_of_float32(inputs: Inputs) -> None:
+    """Those of a GPU are eight times those of a CPU."""
+    assert chunk_logits("cuda") == 8 * chunk_logits("cpu")
+    found = []
+    for chunk in (3 * V, 8 * 3 * V, None):
+        tensors = [torch.tensor(array).float().requires_grad_() for array in inputs[:3]]
+        states, weight, bias = tensors
+        scores = score_states(states, weight, bias, torch.tensor(inputs[3]), temperature=1.0, chunk=chunk)
+        scores.logprobs.sum().backward()
+        found.append([scores.logprobs.detach(), *map(grad_of, tensors)])
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-5)

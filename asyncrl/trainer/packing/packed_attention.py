@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 
+from asyncrl.algo.attention import ready_kernels
 from asyncrl.log import get_logger
 from asyncrl.trainer.packing.npu_attention import npu_attention
 from asyncrl.trainer.packing.row import Row
@@ -208,15 +209,16 @@ def _batched_attention(
     pieces = []
     for (length, count), query, key, value in zip(runs, queries, keys, values, strict=True):
         mask = _band(length, window, query.device) if window and window < length else None
-        out = F.scaled_dot_product_attention(
-            _to_batch(query, count),
-            _to_batch(key, count),
-            _to_batch(value, count),
-            mask,
-            is_causal=is_causal and mask is None,
-            scale=scaling,
-            enable_gqa=True,
-        )
+        with ready_kernels(query.device):
+            out = F.scaled_dot_product_attention(
+                _to_batch(query, count),
+                _to_batch(key, count),
+                _to_batch(value, count),
+                mask,
+                is_causal=is_causal and mask is None,
+                scale=scaling,
+                enable_gqa=True,
+            )
         pieces.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(pieces)
 

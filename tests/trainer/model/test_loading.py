@@ -20,11 +20,15 @@ from asyncrl.trainer.ranks.sharding import Computation
 CPU = torch.device("cpu")
 
 
-def loaded(path, kind=AutoModelForCausalLM, *, setting="model.path", may_lack=(), **options):
+def loaded(
+    path, kind=AutoModelForCausalLM, *, setting="model.path", may_lack=(), dtype=torch.float32, own="", **options
+):
     model = make_model(path, kind, setting=setting, **options)
     computation = Computation(model)
-    load(path, kind, computation, setting=setting, device=CPU, may_lack=may_lack)
-    pack(computation, f"{setting}={path}", torch.float32, CPU)
+    load(path, kind, computation, setting=setting, device=CPU, may_lack=may_lack, dtype=dtype)
+    if own:
+        model.set_attn_implementation(own)
+    pack(computation, f"{setting}={path}", dtype, CPU)
     return model
 
 
@@ -108,12 +112,23 @@ def test_a_head_that_may_be_missing_is_zero_then(model_path):
     assert not model.score.bias.any()
 
 
-def test_a_model_that_mixes_a_row_by_more_than_attention_is_refused(tmp_path):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_model_that_mixes_a_row_by_more_than_attention_is_refused(tmp_path, dtype):
     """A recurrence runs on from one sequence into the next."""
     config = MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4, initializer_range=0.5)
     MambaForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="MambaForCausalLM"):
-        loaded(tmp_path)
+        loaded(tmp_path, dtype=dtype)
+
+
+def test_a_deep_model_is_not_refused_because_two_kernels_round_differently(save_model):
+    """Here states of norm 40 differ by more than 1: on a GPU packed attention is another kernel than the model's."""
+    path = save_model(seed=8, num_hidden_layers=36)
+    weights = load_file(path / "model.safetensors")
+    weights["model.norm.weight"].fill_(10.0)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    model = loaded(path, dtype=torch.bfloat16, own="eager")
+    assert model.config._attn_implementation == "asyncrl_packed"
 
 
 def test_positions_that_are_learned_start_again_with_each_sequence(tmp_path):

@@ -47,7 +47,7 @@ from asyncrl.rollout.engines.transformers.picture_forward import PictureForward
 from asyncrl.rollout.engines.transformers.pictures import PlacedPictures, VisionTower
 from asyncrl.rollout.engines.transformers.route_cache import RouteCache
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob
-from asyncrl.rollout.engines.transformers.slots import PREFILL_TOKENS, SlotTable
+from asyncrl.rollout.engines.transformers.slots import SlotTable
 from asyncrl.rollout.engines.transformers.turns import Turns
 from asyncrl.rollout.episodes.seam import Seam
 from asyncrl.vision.processor import ImageProcessor
@@ -72,7 +72,7 @@ class TransformersEngine:
         kv: Literal["keep", "recompute"] = "recompute",
         policy_version: int = 0,
         chat_template_kwargs: text.TemplateKwargs = text.NO_KWARGS,
-        prefill_tokens: int = PREFILL_TOKENS,
+        prefill_tokens: int = 0,
         processor: ImageProcessor | None = None,
         replay_routes: bool = False,
     ) -> None:
@@ -82,8 +82,8 @@ class TransformersEngine:
         Args:
             max_tokens_per_slot: Longest prompt and completion together, tokens.
             kv: After new weights, ``recompute`` the cache of running completions or ``keep`` the old one.
-            prefill_tokens: Most tokens that requests share a prefill with. A request that arrives meanwhile waits for
-                its end; `PrefillPace` keeps that to about half a second.
+            prefill_tokens: Most tokens that requests share a prefill with; 0 takes those of the device. A request that
+                arrives meanwhile waits for its end; `PrefillPace` keeps that to about half a second.
             processor: Image processor of the model; None if the model reads no pictures.
             replay_routes: Record the experts of tokens, for requests that ask for it.
 

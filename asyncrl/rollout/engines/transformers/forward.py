@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from asyncrl.algo.attention import ready_kernels
 from asyncrl.algo.products import head_logits
 from asyncrl.errors import ConfigError
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
@@ -83,25 +84,28 @@ class ModelForward:
         # Padding is computed too: a model's own forward takes rectangles.
         columns = self._columns[: ids.shape[1]]
         self._set_target((slots[:, None] * self.cache.positions + columns).flatten(), None)
-        self._model.base_model(
-            **self._inputs(ids, lengths, placed),
-            attention_mask=causal_bias(columns, columns, self._model.dtype).expand(len(ids), 1, -1, -1),
-            past_key_values=self._past,
-            use_cache=True,
-        )
+        inputs = self._inputs(ids, lengths, placed)
+        with ready_kernels(self._model.device):
+            self._model.base_model(
+                **inputs,
+                attention_mask=causal_bias(columns, columns, self._model.dtype).expand(len(ids), 1, -1, -1),
+                past_key_values=self._past,
+                use_cache=True,
+            )
 
     def extend(self, slots: Tensor, ids: Tensor, starts: Tensor, lengths: Tensor) -> None:
         self.prefill(slots, ids, lengths)
 
     def step(self, ids: Tensor, positions: Tensor, cells: Tensor, length: int, rotary: Tensor | None = None) -> Tensor:
         self._set_target(cells, length)
-        output = self._model(
-            input_ids=ids[:, None],
-            position_ids=self._position_ids(positions if rotary is None else rotary),
-            attention_mask=causal_bias(positions, self._columns[:length], self._model.dtype)[:, None, None],
-            past_key_values=self._past,
-            use_cache=True,
-        )
+        with ready_kernels(self._model.device):
+            output = self._model(
+                input_ids=ids[:, None],
+                position_ids=self._position_ids(positions if rotary is None else rotary),
+                attention_mask=causal_bias(positions, self._columns[:length], self._model.dtype)[:, None, None],
+                past_key_values=self._past,
+                use_cache=True,
+            )
         logits: Tensor = output.logits[:, -1]
         return logits
 

@@ -39,6 +39,10 @@ class KVCache:
         """All allocated tensors, borrowed."""
         return [self.storage] if self.routes is None else [self.storage, self.routes.storage]
 
+    def cells(self, layer: int) -> Tensor:
+        """View [slots * positions, 2 * kv_heads * head_dim] of a layer, keys first."""
+        return self._cells[layer]
+
     def write(self, layer: int, cells: Tensor, keys_values: Tensor) -> None:
         """Store [N, 2 * kv_heads * head_dim], keys first, at [N] cells ``slot * positions + position``."""
         self._cells[layer].index_copy_(0, cells, keys_values)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.algo.attention import ready_kernels
 from asyncrl.errors import DataError, EngineError
 from asyncrl.rollout.engine import Request
 from asyncrl.vision.encoded import require_encoded
@@ -116,7 +117,8 @@ class VisionTower:
     def _features(self, pictures: Pictures) -> Features:
         if pictures.features is None:
             grids = torch.tensor(pictures.grids, device=self._model.device)
-            seen = self._model.get_image_features(pictures.values.to(self._model.device), grids, return_dict=True)
+            with ready_kernels(self._model.device):
+                seen = self._model.get_image_features(pictures.values.to(self._model.device), grids, return_dict=True)
             deepstack = [torch.cat(layer) for layer in getattr(seen, "deepstack_features", None) or []]
             pictures.features = Features(torch.cat(seen.pooler_output), deepstack)
             self.num_runs += 1

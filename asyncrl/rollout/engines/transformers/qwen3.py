@@ -1,7 +1,9 @@
 """
 Forward pass of dense Qwen3 models with as few kernels as torch allows.
 
-    x ─rms─ qkv ─rms(q,k)─ rope ─▶ cache ─▶ attention ─ o ─(+x)─ rms ─ gate,up ─ silu·mul ─ down ─(+x)─▶
+    x ─rms─ qkv ─[rms(q,k) ─ rope ─▶ cache]─▶ attention ─ o ─(+x)─ rms ─ gate,up ─[silu·mul]─ down ─(+x)─▶
+
+What is in brackets is `LayerKernels`.
 
 The decoder of a Qwen3-VL is such a model too: `qwen3_vl` adds its pictures.
 
@@ -20,17 +22,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
+from asyncrl.algo.attention import ready_kernels
 from asyncrl.algo.products import head_logits
 from asyncrl.rollout.engines.transformers.forward import causal_bias
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.layer_kernels import LayerKernels, Rotation, layer_kernels
 from asyncrl.rollout.engines.transformers.pictures import PlacedPictures
 
-Attend = Callable[[int, Tensor], Tensor | None]
-"""(layer, q, k, v heads [N, Q + 2K, D]) → [N, Q * D], None if not needed; stores keys and values in the cache."""
+Attend = tuple[Tensor, Callable[[int, Tensor], Tensor | None]]
+"""Cells [N] for keys and values; and (layer, q, k, v heads [N, Q + 2K, D]) → [N, Q * D], None if it is not needed."""
 Add = Callable[[int, Tensor], None]
 """Function of a layer's index and output [N, H] that may add to the output in place."""
-Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of tokens, each [N, 1, D]; the first half of the sines is negated, so that `roll` rotates."""
 
 
 def fits(model: PreTrainedModel) -> bool:
@@ -49,7 +51,8 @@ def fits_decoder(model: PreTrainedModel) -> bool:
 class Qwen3Forward:
     """A `Forward`. Moves the model's projections and head norms into shared storage."""
 
-    def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
+    def __init__(self, model: PreTrainedModel, cache: KVCache, kernels: LayerKernels | None = None) -> None:
+        """``kernels`` are those to use in place of the device's fastest."""
         decoder, config = model.get_decoder(), model.config.get_text_config()
         self.cache = cache
         self._embed, self._head = decoder.embed_tokens, model.lm_head
@@ -62,6 +65,8 @@ class Qwen3Forward:
         self._head_norms = _fuse([n for layer in decoder.layers for n in _head_norms(layer)])
         self._columns = torch.arange(cache.positions, device=model.device)
         self._cos, self._sin = self._rotations(self._columns[None])
+        sizes = (self._query_heads, cache.kv_heads, cache.head_dim)
+        self._kernels = kernels or layer_kernels(model.device, model.dtype, sizes, self._eps)
 
     def prefill(
         self, slots: Tensor, ids: Tensor, lengths: Tensor, placed: Sequence[PlacedPictures | None] = ()
@@ -83,7 +88,6 @@ class Qwen3Forward:
         grid = self._cos.new_zeros(*shape, sum(kinds), self.cache.head_dim)
 
         def attend(layer: int, heads: Tensor) -> Tensor | None:
-            self.cache.write(layer, cells, heads[:, self._query_heads :].flatten(1))
             if layer == len(self._layers) - 1:
                 return None
             grid[real] = heads
@@ -91,7 +95,7 @@ class Qwen3Forward:
             attended = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
             return attended.transpose(1, 2)[real].flatten(1)
 
-        return attend
+        return cells, attend
 
     def extend(self, slots: Tensor, ids: Tensor, starts: Tensor, lengths: Tensor) -> None:
         """See `Forward.extend`. Only the new tokens are computed; they read those before from the cache."""
@@ -107,7 +111,6 @@ class Qwen3Forward:
         bias = causal_bias(positions, self._columns[:length], self._cos.dtype)[:, None]
 
         def attend(layer: int, heads: Tensor) -> Tensor | None:
-            self.cache.write(layer, cells, heads[:, self._query_heads :].flatten(1))
             if layer == len(self._layers) - 1:
                 return None
             queries = self._cos.new_zeros(*positions.shape, self._query_heads, self.cache.head_dim)
@@ -116,7 +119,7 @@ class Qwen3Forward:
             attended = F.scaled_dot_product_attention(queries.transpose(1, 2), keys, values, bias, enable_gqa=True)
             return attended.transpose(1, 2)[real].flatten(1)
 
-        return attend
+        return cells, attend
 
     def step(self, ids: Tensor, positions: Tensor, cells: Tensor, length: int, rotary: Tensor | None = None) -> Tensor:
         rows = len(ids)
@@ -125,12 +128,11 @@ class Qwen3Forward:
         folded = (rows, self.cache.kv_heads, self._query_heads // self.cache.kv_heads, self.cache.head_dim)
 
         def attend(layer: int, heads: Tensor) -> Tensor:
-            self.cache.write(layer, cells, heads[:, self._query_heads :].flatten(1))
             queries = heads[:, : self._query_heads].view(folded)
             keys, values = self.cache.read(layer, rows, length)
             return F.scaled_dot_product_attention(queries, keys, values, bias).reshape(rows, -1)
 
-        hidden = self._run(self._embedded(ids), self._at(positions if rotary is None else rotary), attend)
+        hidden = self._run(self._embedded(ids), self._at(positions if rotary is None else rotary), (cells, attend))
         return head_logits(self._rms(hidden, self._norm), self._head.weight)
 
     def _embedded(self, ids: Tensor) -> Tensor:
@@ -141,28 +143,27 @@ class Qwen3Forward:
 
     def _run(self, hidden: Tensor, rotation: Rotation, attend: Attend, add: Add | None = None) -> Tensor:
         """[N, H] output of the last layer before the final norm; meaningless if ``attend`` returned None."""
-        cos, sin = rotation
+        with ready_kernels(hidden.device):
+            return self._layered(hidden, rotation, attend, add)
+
+    def _layered(self, hidden: Tensor, rotation: Rotation, attend: Attend, add: Add | None) -> Tensor:
+        cells, attention = attend
         norms = self._head_norms.view(len(self._layers), 2, -1)[:, self._head_kind]
         for index, layer in enumerate(self._layers):
             heads = F.linear(self._rms(hidden, layer.input_norm), layer.qkv).view(len(hidden), -1, self.cache.head_dim)
-            self._rotate(heads[:, : norms.shape[1]], norms[index], cos, sin)
-            attended = attend(index, heads)
+            self._kernels.place(heads, norms[index], rotation, self.cache.cells(index), cells)
+            attended = attention(index, heads)
             if attended is None:
                 break
             hidden = torch.addmm(hidden, attended, layer.out.weight.t())
-            gate, up = F.linear(self._rms(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-            hidden = torch.addmm(hidden, F.silu(gate).mul_(up), layer.down.weight.t())
+            gated = self._kernels.gate(F.linear(self._rms(hidden, layer.mlp_norm), layer.gate_up))
+            hidden = torch.addmm(hidden, gated, layer.down.weight.t())
             if add is not None:
                 add(index, hidden)
         return hidden
 
     def _rms(self, hidden: Tensor, norm: Qwen3RMSNorm) -> Tensor:
         return F.rms_norm(hidden, hidden.shape[-1:], norm.weight, self._eps)
-
-    def _rotate(self, heads: Tensor, norms: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Normalise queries and keys [N, Q + K, D] and apply the rotary embedding, in place."""
-        normed = F.rms_norm(heads, heads.shape[-1:], eps=self._eps).mul_(norms)
-        torch.addcmul(normed * cos, normed.roll(self.cache.head_dim // 2, -1), sin, out=heads)
 
     def _rotations(self, positions: Tensor) -> Rotation:
         """Cosines and sines, each [N, D], of positions [1, N] or, with a place in a picture, [3, 1, N]."""

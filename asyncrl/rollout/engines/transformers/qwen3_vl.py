@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen3VLForConditionalGeneration
 
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
+from asyncrl.rollout.engines.transformers.layer_kernels import Rotation
 from asyncrl.rollout.engines.transformers.pictures import PlacedPictures, VisionTower, mrope
-from asyncrl.rollout.engines.transformers.qwen3 import Qwen3Forward, Rotation, fits_decoder
+from asyncrl.rollout.engines.transformers.qwen3 import Qwen3Forward, fits_decoder
 
 
 def fits(model: PreTrainedModel) -> bool:

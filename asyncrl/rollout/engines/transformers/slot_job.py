@@ -1,7 +1,10 @@
 """A request while the slot table decodes it."""
 
+from collections import deque
+
 from asyncrl.algo.routing import from_routing
 from asyncrl.rollout.engine import Request
+from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.masks import Masks
 from asyncrl.rollout.engines.spans import Spans
 from asyncrl.rollout.engines.transformers.pictures import PlacedPictures
@@ -29,6 +32,9 @@ class SlotJob:
         """Draws from a part of the vocabulary."""
         self.is_plain = sampling.temperature == 1 and not self.is_filtered
         """Draws from the softmax of the logits, unchanged."""
+        written = resumed.completion_ids if resumed else ()
+        self.tail = deque(written, text.stop_window(sampling.stop) if sampling.stop else 0)
+        """Newest completion tokens, as many as a stop string may end in; none without stop strings."""
         self.slot = -1
         """-1 while it waits for one."""
         self.start_step = 0

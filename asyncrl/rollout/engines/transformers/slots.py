@@ -29,15 +29,16 @@ from asyncrl.algo.routing import Experts, to_routing
 from asyncrl.errors import EngineError
 from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engine import Completion
-from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.transformers import sampler
 from asyncrl.rollout.engines.transformers.forward import Forward
 from asyncrl.rollout.engines.transformers.kept_turns import KeptTurns
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob
 
-PREFILL_TOKENS = 2048
-"""Most padded tokens of one prefill by default: enough to fill the kernels, few enough for CPU caches."""
+PREFILL_TOKENS = {"cpu": 2048}
+"""Most padded tokens of one prefill by kind of device: enough to fill its kernels, few enough for a CPU's caches."""
+MOST_PREFILL_TOKENS = 8192
+"""The same on every other kind: an H100 has some 10 us of launches for a layer, and products of this size fill it."""
 PREFILL_S = 0.5
 """Longest time of a prefill of several requests, as far as it can be foreseen: running completions wait meanwhile."""
 FEWEST_PREFILL_TOKENS = 64
@@ -79,14 +80,18 @@ class SlotTable:
         stops_here: Callable[[list[int], list[str]], bool],
         policy_version: int,
         device: torch.device,
-        prefill_tokens: int = PREFILL_TOKENS,
+        prefill_tokens: int = 0,
         never: Collection[int] = (),
     ) -> None:
-        """``never`` are ids that are never sampled; log-probs are normalised over all other ids."""
+        """
+        Args:
+            prefill_tokens: Most padded tokens of one prefill; 0 takes those of the device.
+            never: Ids that are never sampled; log-probs are normalised over all other ids.
+        """
         positions = forward.cache.positions
         self._forward, self._slots, self._positions = forward, slots, positions
         self._stops_here = stops_here
-        self._pace = PrefillPace(prefill_tokens)
+        self._pace = PrefillPace(prefill_tokens or PREFILL_TOKENS.get(device.type, MOST_PREFILL_TOKENS))
         self.num_computed = 0
         """Tokens whose keys and values were computed so far: it grows while the device works."""
         self.lock = threading.RLock()
@@ -218,8 +223,10 @@ class SlotTable:
             self._logprobs[cursor] = logprobs
             self._steps += 1
             self.num_computed += rows
-            ended = (self._is_eos[tokens] | (cursor == self._last_cell[:rows])).nonzero()
-            return [self._finish(job) for job in self._ended(ended[:, 0].tolist())]
+            has_ended = self._is_eos[tokens] | (cursor == self._last_cell[:rows])
+            # Each read from a device waits for the step: one tells the tokens, and by their sign those that are last.
+            drawn: list[int] = torch.where(has_ended, ~tokens, tokens).tolist()
+            return [self._finish(job, max(drawn[job.slot], ~drawn[job.slot])) for job in self._ended(drawn)]
 
     def _draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         temperatures = self._temperature[: len(logits)]
@@ -243,22 +250,23 @@ class SlotTable:
         for job, count in zip(self._masked.values(), counts, strict=True):
             job.masks.add(ids[end : (end := end + count)])
 
-    def _ended(self, slots: list[int]) -> list[SlotJob]:
-        """Jobs in ``slots``, and jobs whose text now contains a stop string."""
-        ended = {job.slot: job for job in map(self._jobs.__getitem__, slots) if job is not None}
+    def _ended(self, drawn: list[int]) -> list[SlotJob]:
+        """Jobs whose token of this step is negated (``~``), and jobs whose text now contains a stop string."""
+        rows = enumerate(zip(self._jobs, drawn, strict=True))
+        ended = {slot: job for slot, (job, token) in rows if job is not None and token < 0}
         for job in self._with_stops:
-            if job.slot not in ended and self._jobs[job.slot] is job and self._is_stopped(job):
-                ended[job.slot] = job
+            if self._jobs[job.slot] is job:
+                token = drawn[job.slot]
+                job.tail.append(max(token, ~token))
+                if self._is_stopped(job):
+                    ended[job.slot] = job
         return list(ended.values())
 
     def _is_stopped(self, job: SlotJob) -> bool:
-        stop = job.request.sampling.stop
-        end = self._end(job)
-        start = max(self._begin(job), end - text.stop_window(stop))
-        return self._stops_here(self._ids[start:end].tolist(), stop)
+        return self._stops_here(list(job.tail), job.request.sampling.stop)
 
-    def _finish(self, job: SlotJob) -> tuple[SlotJob, Completion | EngineError]:
-        completion = self._completion(job, self._finish_reason(job))
+    def _finish(self, job: SlotJob, newest: int) -> tuple[SlotJob, Completion | EngineError]:
+        completion = self._completion(job, self._finish_reason(job, newest))
         self.release(job)
         if job.prefix_version == self.policy_version and not job.placed:
             self._kept.keep(job.slot, (*job.request.prompt_ids, *completion.completion_ids[:-1]))
@@ -269,10 +277,9 @@ class SlotTable:
             )
         return job, completion
 
-    def _finish_reason(self, job: SlotJob) -> FinishReason:
+    def _finish_reason(self, job: SlotJob, newest: int) -> FinishReason:
         sampling = job.request.sampling
         is_full = self._end(job) - self._begin(job) == sampling.max_tokens
-        newest = int(self._ids[self._end(job) - 1])
         is_stopped = newest in self._eos_ids or bool(sampling.stop and self._is_stopped(job))
         return "length" if is_full and not is_stopped else "stop"
 

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from asyncrl.errors import EngineError
-from asyncrl.messages.trajectory import Sampling
+from asyncrl.messages.trajectory import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob
@@ -106,8 +108,8 @@ def test_after_new_weights_a_running_prompt_is_prefilled_again(make_table):
 
 
 def test_one_prefill_is_bounded_and_the_rest_waits_for_the_next_step(make_table):
-    table, _ = make_table(slots=4, positions=PREFILL_TOKENS)
-    waiting = deque(job(*[1, *[n] * (PREFILL_TOKENS // 2 - 1)]) for n in (2, 3, 4))
+    table, _ = make_table(slots=4, positions=PREFILL_TOKENS["cpu"])
+    waiting = deque(job(*[1, *[n] * (PREFILL_TOKENS["cpu"] // 2 - 1)]) for n in (2, 3, 4))
 
     table.admit(waiting)
 
@@ -154,6 +156,48 @@ def test_a_stop_string_ends_a_row_and_its_neighbour_goes_on(make_table):
     assert isinstance(result, Completion)
     assert (result.completion_ids, result.finish_reason) == ([2, 3, 4], "stop")
     assert len(table) == 1
+
+
+def test_a_stop_string_may_begin_before_a_completion_is_resumed(make_table):
+    table, _ = make_table()
+    written = Completion(
+        completion_ids=[2, 3],
+        behavior_logprobs=[0.0, 0.0],
+        spans=[Span(0, 0, 2)],
+        finish_reason="unfinished",
+        generate_s=0.0,
+    )
+    again = job(1, max_tokens=9, stop=("34",))
+    resumed = SlotJob(structs.replace(again.request, resume_from=written))
+    table.admit(deque([resumed]))
+
+    [(_, result)] = table.step()
+
+    assert isinstance(result, Completion)
+    assert (result.completion_ids, result.finish_reason) == ([2, 3, 4], "stop")
+
+
+class Reads(TorchFunctionMode):
+    """Counts what makes a device wait: values that Python reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in {torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.nonzero, torch.Tensor.__int__}
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_is_read_from_the_device_once_with_stop_strings_too(make_table, monkeypatch):
+    table, forward = make_table()
+    table.admit(deque([job(1, max_tokens=9, stop=("99",)), job(3, max_tokens=9), job(4, max_tokens=9, stop=("98",))]))
+    monkeypatch.setattr(forward, "step", lambda ids, *_: torch.nn.functional.one_hot((ids + 1) % VOCAB, VOCAB).float())
+
+    with Reads() as reads:
+        assert table.step() == []
+
+    assert reads.count == 1
 
 
 def test_recompute_prefills_all_tokens_of_every_row(make_table):
