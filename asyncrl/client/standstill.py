@@ -1,5 +1,5 @@
 """
-Whether a node that has work makes progress, judged from its heartbeats.
+Progress of a node that has work, judged from its heartbeats.
 
     progress grows, or nothing to compute ─▶ moving
     no progress, but its processes compute ─▶ moving, for ``stall_limit_s`` at most
@@ -60,7 +60,7 @@ class Standstill:
         return self.seconds(now_s) >= self._limit_s
 
     def clause(self, now_s: float) -> str:
-        """What it has been doing without progress, such as ``sampling for 31 s without a token``."""
+        """Activity without progress, such as ``sampling for 31 s without a token``."""
         return f"{self._doing} for {self.seconds(now_s):.0f} s without {UNITS.get(self._doing, 'progress')}"
 
     def sentence(self, now_s: float) -> str:

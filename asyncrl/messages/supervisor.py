@@ -114,7 +114,7 @@ class NodeStatus(Value, frozen=True):
     silent_s: float = 0.0
     """Seconds since it was last heard."""
     still: str = ""
-    """What it has done without progress, such as ``sampling for 31 s without a token``; empty for a few seconds."""
+    """Activity without progress, such as ``sampling for 31 s without a token``; empty for a few seconds."""
 
 
 class Incident(Value, frozen=True):

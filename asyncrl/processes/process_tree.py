@@ -18,6 +18,7 @@ PROC = Path("/proc")
 HAS_CHILDREN_FILES = (PROC / "self" / "task" / str(os.getpid()) / "children").exists()
 """Most kernels list the children of a process; elsewhere every process must be looked at."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Process(NamedTuple):
@@ -26,6 +27,8 @@ class Process(NamedTuple):
     threads: int
     resident_bytes: int
     """Memory it has mapped; pages that several processes share count for each."""
+    cpu_s: float = 0.0
+    """Time of a core that it has used."""
 
 
 def below(root: int) -> list[Process]:
@@ -98,4 +101,5 @@ def _process(pid: int) -> Process | None:
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()  # the name before it may contain anything
-    return Process(pid, int(fields[1]), int(fields[17]), int(fields[21]) * PAGE_BYTES)
+    cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+    return Process(pid, int(fields[1]), int(fields[17]), int(fields[21]) * PAGE_BYTES, cpu_s)

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from asyncrl.cli.node import main
 from asyncrl.config.run_file import load_config
 from asyncrl.config.sections.rollout import Rollout
 from asyncrl.node.process.metrics_server import metrics_options
+from asyncrl.version import VERSION
 
 yaml = pytest.importorskip("yaml")
 
@@ -195,8 +195,7 @@ def test_a_pod_is_probed_at_the_pages_that_its_process_serves(role: str) -> None
 
 
 def test_the_image_is_that_of_the_package() -> None:
-    project = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert KUSTOMIZATION["images"] == [{"name": "asyncrl", "newTag": project["version"]}]
+    assert KUSTOMIZATION["images"] == [{"name": "asyncrl", "newTag": VERSION}]
 
 
 def test_the_run_file_is_accepted_and_its_models_are_mounted() -> None:

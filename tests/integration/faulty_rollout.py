@@ -147,9 +147,9 @@ if __name__ == "__main__":
         case "damages":
             Receiver.transfer = damaged  # type: ignore[method-assign]
         case "computes":
-            SlotTable.step = at_step(STEPS_BEFORE, compute)  # type: ignore[method-assign]
+            SlotTable.step = at_step(STEPS_BEFORE, compute)  # type: ignore[method-assign, assignment]
         case "hangs":
-            SlotTable.step = at_step(STEPS_BEFORE, threading.Event().wait)  # type: ignore[method-assign]
+            SlotTable.step = at_step(STEPS_BEFORE, threading.Event().wait)  # type: ignore[method-assign, assignment]
         case fault:
             sys.exit(f"{Path(__file__).name}: {fault!r} is not one of the faults")
     main()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -14,9 +15,15 @@ SCRIPT = "sleep 424242 & sh -c 'sleep 424242 & echo begun; wait' & wait"
 
 
 @pytest.fixture
-def shell() -> "Iterator[subprocess.Popen[bytes]]":
+def mark() -> str:
+    """One of this test alone: others run at the same time."""
+    return f"of-test-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def shell(mark: str) -> "Iterator[subprocess.Popen[bytes]]":
     """A shell with a child, and a child with a child."""
-    environment = os.environ | {"TREE": "of-this-test"}
+    environment = os.environ | {"TREE": mark}
     with subprocess.Popen(["sh", "-c", SCRIPT], stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -38,8 +45,8 @@ def test_children_and_theirs_are_found_parents_first(
     assert 0 < process_tree.memory_bytes(found) <= sum(process.resident_bytes for process in found)
 
 
-def test_processes_are_found_by_their_environment(shell: "subprocess.Popen[bytes]") -> None:
-    assert set(process_tree.marked("TREE=of-this-test")) == {
+def test_processes_are_found_by_their_environment(shell: "subprocess.Popen[bytes]", mark: str) -> None:
+    assert set(process_tree.marked(f"TREE={mark}")) == {
         shell.pid,
         *(process.pid for process in process_tree.below(shell.pid)),
     }

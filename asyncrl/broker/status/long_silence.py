@@ -42,7 +42,7 @@ class LongSilence:
 
 
 def sentence(scheduler: Scheduler, silent_s: float, now_s: float) -> str:
-    """What the run does, ``silent_s`` after its last line."""
+    """Activity of the run, ``silent_s`` after its last line, in one sentence."""
     told = [_evaluation(scheduler)] if scheduler.evaluation.ongoing else []
     nodes = [node for node in run_status(scheduler, now_s, run="").nodes if node.role in ("trainer", "rollout")]
     nodes.sort(key=lambda node: node.role != "trainer")

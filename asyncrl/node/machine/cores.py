@@ -1,16 +1,16 @@
 """
-Use of cores, as Linux counts it in ticks: of the whole machine in /proc/stat, since its start,
+Use of cores, of the whole machine and of the processes of a node. Linux counts that of the machine in /proc/stat, in
+ticks since its start:
 
     cpu  user nice system idle iowait irq softirq steal guest guest_nice
-
-and of each process in /proc/PID/stat, where the 14th and 15th fields are its time in user and system mode.
 """
 
-import contextlib
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from asyncrl.processes import process_tree
 
 STAT = Path("/proc/stat")
 COUNTED = slice(1, 9)
@@ -45,35 +45,21 @@ class Cores:
 
 
 class OwnCores:
-    """Cores that this process and those it started use. Each look tells about the time since the one before."""
+    """Cores that this process and those below it use. Each look tells about the time since the one before."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, proc: Path = Path("/proc")) -> None:
-        self._clock, self._proc = clock, proc
-        self._before_s, self._before = clock(), self._seconds()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._before_s, self._before = clock(), _cpu_seconds()
 
     def used(self) -> float:
-        """Cores in use, on average; a process that has ended since then counts as none."""
-        now_s, now = self._clock(), self._seconds()
+        """Cores in use, on average; a process that has ended since the last look counts as none."""
+        now_s, now = self._clock(), _cpu_seconds()
         used_s = sum(seconds - self._before.get(pid, 0.0) for pid, seconds in now.items())
         elapsed_s, self._before_s, self._before = now_s - self._before_s, now_s, now
         return used_s / elapsed_s if elapsed_s > 0 else 0.0
 
-    def _seconds(self) -> dict[int, float]:
-        """CPU seconds of each process, by its id. Without /proc those of this one alone."""
-        found = {os.getpid(): time.process_time()}
-        waiting = self._children(os.getpid())
-        while waiting:
-            pid = waiting.pop()
-            with contextlib.suppress(OSError, ValueError, IndexError):  # It may end meanwhile.
-                fields = (self._proc / str(pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-                found[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-                waiting += self._children(pid)
-        return found
 
-    def _children(self, pid: int) -> list[int]:
-        """Processes that any thread of a process has started."""
-        children: list[int] = []
-        with contextlib.suppress(OSError, ValueError):
-            for listed in (self._proc / str(pid) / "task").glob("*/children"):
-                children += map(int, listed.read_text(encoding="ascii").split())
-        return children
+def _cpu_seconds() -> dict[int, float]:
+    """CPU seconds of this process and of each below it, by process id."""
+    own = os.getpid()
+    return {own: time.process_time(), **{process.pid: process.cpu_s for process in process_tree.below(own)}}

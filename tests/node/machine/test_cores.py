@@ -45,8 +45,3 @@ def test_a_process_uses_the_cores_of_those_that_it_started_too() -> None:
         assert cores.used() >= 0.025
         child.communicate()
     assert cores.used() < 0.025
-
-
-def test_without_proc_a_process_has_its_own_cores_alone(tmp_path: Path) -> None:
-    times: Iterator[float] = iter([0.0, 1e-9])
-    assert OwnCores(lambda: next(times), tmp_path).used() > 0
