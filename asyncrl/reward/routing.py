@@ -35,14 +35,15 @@ ROUTES = {
     "taco": "code",
     "step_sums": "gsm8k",
     "drawn_squares": "gsm8k",
+    "word_problems": "numeric",
 }
 """
 Pattern of a data source to verifier; no two patterns match the same source.
 
 Source:
     verl's ``default_compute_score``: rows prepared for verl are judged by the same rules here.
-    ``reasoning_gym/*`` is that of ``asyncrl data prepare reasoning-gym``; ``step_sums`` and ``drawn_squares`` are
-    those of ``asyncrl toy``.
+    ``reasoning_gym/*`` is that of ``asyncrl data prepare reasoning-gym``; ``step_sums``, ``drawn_squares``
+    and ``word_problems`` are those of ``asyncrl toy``.
 """
 
 

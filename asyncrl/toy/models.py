@@ -4,6 +4,7 @@ Toy models, made on the spot, so that a first run needs nothing but this reposit
     step sums       word list ─▶ tokenizer ─▶ random weights ─▶ warm-up ─▶ directory    and its data: train, held-out
     hidden sums     the same, for a model of several turns
     drawn squares   the same, for a model with a vision tower
+    SmolLM2         file of a package ──────────────────────────────────▶ directory    and word problems
     random          text ─▶ BPE tokenizer ──▶ random weights ────────────▶ directory
 
 A model directory appears whole or not at all: it is written under another name, and renamed at the end. The same sizes,
@@ -21,8 +22,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2VLImageP
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.messages.words import Split
-from asyncrl.toy import drawn_squares, hidden_sums, step_sums
+from asyncrl.toy import drawn_squares, hidden_sums, step_sums, word_problems
 from asyncrl.toy.lessons import Lesson, drawn_squares_lesson, hidden_sums_lesson, step_sums_lesson
+from asyncrl.toy.smollm2 import find_gguf, read_gguf
 from asyncrl.toy.text_model import Sizes, check_sizes, random_model
 from asyncrl.toy.vision_model import VISION_WORDS, image_processor, random_vision_model
 from asyncrl.toy.vocabulary import PLAIN_CHAT, tokenizer_from_texts, tokenizer_from_words
@@ -121,6 +123,21 @@ def make_drawn_squares(
     model = random_vision_model(tokenizer, seed)
     _teach(model, drawn_squares_lesson(tokenizer, seed), schedule, seed, report)
     save_model(directory / "model", model, tokenizer, report, image_processor())
+
+
+def make_smollm2(directory: Path, *, seed: int = 0, report: Report) -> None:
+    """
+    Make a model directory of SmolLM2-135M-Instruct, and word problems for it; see `make_step_sums`.
+
+    Raises:
+        ConfigError: The packages with the model are not installed, or ``directory/model`` exists and is not a model.
+    """
+    has_model = _exists(directory / "model", report)
+    file = None if has_model else find_gguf()
+    _write_data(directory, word_problems.write, seed, report)
+    if file:
+        report(f"reading {file.name}, about half a minute")
+        save_model(directory / "model", *read_gguf(file), report)
 
 
 def make_random(directory: Path, text: Path, sizes: Sizes, *, vocab_size: int, seed: int = 0, report: Report) -> None:

@@ -70,7 +70,7 @@ def test_the_commands_are_these():
     assert (_commands("reward")) == {"try"}
     assert (_commands("loss")) == {"try"}
     assert (_commands("advantage")) == {"try"}
-    assert (_commands("toy")) == {"step-sums", "hidden-sums", "drawn-squares", "random"}
+    assert (_commands("toy")) == {"step-sums", "hidden-sums", "drawn-squares", "smollm2", "random"}
     assert [param.opts[0] for param in main.commands["run"].params] == [
         "config_path",
         "--set",

@@ -43,7 +43,7 @@ def test_step_sums_keeps_what_exists(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("task", ["hidden-sums", "drawn-squares"])
+@pytest.mark.parametrize("task", ["hidden-sums", "drawn-squares", "smollm2"])
 def test_another_task_keeps_what_exists(task: str, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")

@@ -49,20 +49,21 @@ def missing_packages(names: Iterable[str]) -> list[str]:
 
 def require_train() -> None:
     """Raise `ConfigError`, with the command that installs them, if packages of trainers and rollouts are missing."""
-    _require(TRAIN, "trainers and rollouts", INSTALL)
+    require(TRAIN, "trainers and rollouts", INSTALL)
 
 
 def require_node() -> None:
     """Raise `ConfigError`, with the command that installs them, if packages of every role are missing."""
-    _require(NODE, "all roles", INSTALL_NODE)
+    require(NODE, "all roles", INSTALL_NODE)
 
 
 def require_dashboard() -> None:
     """Raise `ConfigError`, with the command that installs them, if packages of the dashboard are missing."""
-    _require((*NODE, "uvicorn"), "dashboards", "pip install 'asyncrl[dashboard]'")
+    require((*NODE, "uvicorn"), "dashboards", "pip install 'asyncrl[dashboard]'")
 
 
-def _require(names: Iterable[str], who: str, install: str) -> None:
+def require(names: Iterable[str], who: str, install: str) -> None:
+    """Raise `ConfigError`, with the command ``install``, if distributions that ``who`` needs are missing."""
     if missing := missing_packages(names):
         verb, object_ = ("is", "it") if len(missing) == 1 else ("are", "them")
         raise ConfigError(f"{', '.join(missing)} {verb} not installed, and {who} need {object_}; run: {install}")

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, Cache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from asyncrl.algo.attention import ready_kernels
 from asyncrl.algo.products import head_logits
@@ -22,6 +24,9 @@ from asyncrl.errors import ConfigError
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.pictures import PlacedPictures
 from asyncrl.weights.contents.architecture import check_positions
+
+GROUPED = "asyncrl_grouped"
+"""Name of `grouped_attention` in transformers."""
 
 
 class Forward(Protocol):
@@ -74,6 +79,9 @@ class ModelForward:
         self._layers = [_SlotLayer(cache, layer) for layer in range(model.config.get_text_config().num_hidden_layers)]
         self._past = Cache(layers=list(self._layers))
         self._columns = torch.arange(cache.positions, device=model.device)
+        if model.config.get_text_config()._attn_implementation == "sdpa":
+            AttentionInterface.register(GROUPED, grouped_attention)
+            model.get_decoder().set_attn_implementation(GROUPED)
         if type(head := model.get_output_embeddings()) is nn.Linear:  # the model may still cap or scale its logits
             head.forward = lambda input: head_logits(input, head.weight, head.bias)  # type: ignore[method-assign]  # noqa: A006
         self._try()
@@ -171,6 +179,31 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is unty
 
     def get_max_length(self) -> int:
         return self._cache.positions
+
+
+def grouped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """
+    transformers' own "sdpa", which in a step does not repeat keys and values for the query heads that share them.
+
+    Query heads that share a key-value head become several queries of it. To repeat what is cached would copy more than
+    a step reads otherwise.
+    """
+    rows, heads, num_queries, head_dim = query.shape
+    if num_queries > 1:
+        own: Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)[0]
+        return own, None
+    folded = query.reshape(rows, key.shape[1], -1, head_dim)
+    attended = F.scaled_dot_product_attention(folded, key, value, attention_mask, scale=scaling)
+    return attended.reshape(rows, 1, heads, -1), None
 
 
 def causal_bias(queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
