@@ -13,7 +13,7 @@ from tests.integration.conftest import StartRun, ToyRun, starting_runs
 CONF = Path(__file__).parents[2] / "conf" / "smollm2.toml"
 BRIEF = (
     *("schedule.groups_per_step=2", "schedule.group_size=4", "rollout.slots=8"),
-    *("evaluation.max_prompts=4", "evaluation.every_versions=0"),
+    *("evaluation.max_prompts=4", "evaluation.every_versions=0", "trainer.warmup_steps=0"),
 )
 LORA = "trainer.lora.rank=8"
 VLLM = ('rollout.engine="vllm"', "rollout.vllm.enforce_eager=true", "rollout.vllm.kv_cache_bytes=134217728")
