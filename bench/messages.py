@@ -184,7 +184,7 @@ def _print_round_trip(percent: int, ours: float, peer: str, theirs: float) -> No
 
 
 def _percentile(values: list[float], percent: int) -> float:
-    return quantiles(values, n=100)[percent - 1]
+    return quantiles(values, n=100)[percent - 1] if len(values) > 1 else values[0]
 
 
 def _print(line: dict[str, Any]) -> None:

@@ -42,6 +42,7 @@ def smoked(name: str, folder: Path, patience_s: float = PATIENCE_S) -> "subproce
     return done
 
 
+@pytest.mark.timeout(PATIENCE_S)
 @pytest.mark.parametrize("name", sorted(SCRIPTS - BY_README - {"readme"}))
 def test_a_bench_runs_with_smoke_and_prints_json_lines(name: str, folder: Path) -> None:
     lines = [json.loads(line) for line in smoked(name, folder).stdout.splitlines() if line.startswith("{")]

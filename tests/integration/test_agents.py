@@ -58,8 +58,8 @@ def assert_trained(run: ToyRun, *, turns: float = 1.0) -> None:
     ("python", "package", "program"),
     [
         (PYTHON, "openai", "openai_boxes.py"),
-        (PYTHON, "verifiers", "verifiers_agent.py"),
-        (OPENENV, "openenv", "openenv_boxes.py"),
+        pytest.param(PYTHON, "verifiers", "verifiers_agent.py", marks=pytest.mark.long),
+        pytest.param(OPENENV, "openenv", "openenv_boxes.py", marks=pytest.mark.long),
     ],
 )
 def test_a_program_of_a_package_is_trained(start: StartRun, python: str, package: str, program: str) -> None:

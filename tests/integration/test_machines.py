@@ -82,6 +82,7 @@ def test_two_machines_of_two_ranks_train_what_one_of_four_and_one_process_do(sta
             torch.testing.assert_close(other_weights[name], weight, rtol=0.0, atol=1e-5)
 
 
+@pytest.mark.long  # three minutes; test_rank_kills.py loses ranks in load, step and publish
 def test_a_rank_that_dies_in_load_step_publish_or_checkpoint_is_named_and_the_run_goes_on(start_run, tmp_path):
     run = start_run(*SETTINGS, steps=STEPS)
     for count, place in enumerate(SHARD_PLACES, start=1):

@@ -10,6 +10,8 @@ from asyncrl.messages.session import Beat, Hello, Ready
 from asyncrl.messages.weights import Member
 from asyncrl.messages.words import Role, WeightsVia
 
+LOADING: frozenset[Role] = frozenset(("rollout", "trainer"))
+"""Roles that load a model after they have joined, and say when they are ready."""
 RATE_S = 10.0
 """Time constant of the average of a node's tokens per second."""
 
@@ -60,6 +62,10 @@ class Node(Struct, eq=False, gc=False):
     @property
     def member(self) -> Member:
         return Member(self.name, self.incarnation, self.ranks)
+
+    @property
+    def is_loading(self) -> bool:
+        return self.role in LOADING and not self.is_ready
 
     @property
     def is_away(self) -> bool:
@@ -145,8 +151,13 @@ class NodeBook:
             node.standstill.excuse(seconds)
 
     def falling_quiet(self, now_s: float) -> list[Node]:
-        """Mark nodes quiet that have been silent for longer than ``notice_s``. Returns the newly quiet ones."""
-        quiet = [n for n in self._nodes.values() if not n.is_quiet and now_s - n.heard_s > self._limits.notice_s]
+        """
+        Mark nodes quiet that have been silent for longer than ``notice_s``. Returns the newly quiet ones.
+
+        One that loads its model has no work yet; imports of its libraries may hold the interpreter for seconds.
+        """
+        silent = [n for n in self._nodes.values() if not n.is_quiet and now_s - n.heard_s > self._limits.notice_s]
+        quiet = [node for node in silent if not node.is_loading]
         for node in quiet:
             node.is_quiet = True
         return quiet

@@ -51,7 +51,7 @@ def _state(scheduler: Scheduler, node: Node, groups: Mapping[str, int], in_hand:
         return "stalled", ""
     if node.is_draining:
         return "leaving", ""
-    if node.role in ("rollout", "trainer") and not node.is_ready and not scheduler.turns.is_asleep(node.peer):
+    if node.is_loading and not scheduler.turns.is_asleep(node.peer):
         return "loading", ""
     waits_for = ""
     if not in_hand:

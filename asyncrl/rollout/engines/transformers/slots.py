@@ -363,7 +363,7 @@ class SlotTable:
         """Let the pace learn from a prefill of so many padded tokens."""
         start_s = time.perf_counter()
         yield
-        if (device := self._ids.device).type != "cpu":
+        if (device := self._ids.device).type not in ("cpu", "meta"):
             torch.get_device_module(device).synchronize(device)
         self._pace.took(num_tokens, time.perf_counter() - start_s)
 
