@@ -102,7 +102,7 @@ class Problem(Struct, frozen=True):
 
     @property
     def calculation(self) -> str:
-        """What is calculated, the same for a sum in either order."""
+        """Key of the calculation, the same for a sum in either order."""
         a, b = (max(self.a, self.b), min(self.a, self.b)) if self.sign == "+" else (self.a, self.b)
         return f"{a}{self.sign}{b}"
 
