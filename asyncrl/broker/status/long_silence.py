@@ -1,7 +1,7 @@
 """
 A sentence about what the run does, while nothing is printed for longer than usual.
 
-    nothing since 15 s: evaluation of v0, 37 of 100 prompts done; rollout-0 at 41 tokens/s; trainer waits for ...
+    nothing since 15 s: evaluation of v0, 37 of 100 prompts done; rollout-0 working at 41 tokens/s; ...
 """
 
 from collections.abc import Hashable
@@ -61,5 +61,5 @@ def _node(node: NodeStatus) -> str:
     if node.still:
         return f"{node.node} has been {node.still}"
     if node.waits_for:
-        return f"{node.node} waits for {node.waits_for}"
+        return f"{node.node} is waiting ({node.waits_for})"
     return f"{node.node} {node.state}" + (f" at {node.tokens_per_s:.0f} tokens/s" if node.tokens_per_s else "")

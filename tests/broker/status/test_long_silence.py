@@ -32,7 +32,7 @@ def after(cluster: Cluster, seconds: float) -> str:
 
 def test_the_sentence_names_what_the_trainer_waits_for_and_what_stands_still() -> None:
     assert after(a_published(), 15) == (
-        "no news for 15 s: trainer waits for step 1: 0 of 2 groups complete, the rest is sampled; "
+        "no news for 15 s: trainer is waiting (step 1: 0 of 2 groups complete, the rest is sampled); "
         "a has been sampling for 15 s without a token"
     )
 
