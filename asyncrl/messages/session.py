@@ -117,7 +117,7 @@ class Beat(Message, frozen=True):
     micro-batches, buckets and steps of a trainer.
     """
     cores: float = 0.0
-    """Cores that the node's processes used since the last one, on average."""
+    """Rollouts and trainers: cores that the node's processes used since the last one, on average."""
 
 
 class Drain(Message, frozen=True):

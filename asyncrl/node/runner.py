@@ -100,13 +100,14 @@ async def serve(
         NodeStalled: There was no progress for ``limits.stall_limit_s``. A process of `run_process` ends soon after,
             whatever its threads do.
     """
-    cores, own_cores = Cores(), OwnCores()
+    cores, own_cores = Cores(), OwnCores() if limits else None
     clock = asyncio.get_running_loop().time
     standstill = limits and Standstill(limits, clock())
     stalled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def beat(lag_s: float) -> Beat:
-        made = replace(actor.beat(lag_s), memory_stall=memory_stall(), cores_busy=cores.busy(), cores=own_cores.used())
+        used = own_cores.used() if own_cores else 0.0
+        made = replace(actor.beat(lag_s), memory_stall=memory_stall(), cores_busy=cores.busy(), cores=used)
         if standstill:
             standstill.heard(made, clock())
             if standstill.is_over_limit(clock()) and not stalled.done():

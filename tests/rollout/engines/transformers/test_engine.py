@@ -554,21 +554,28 @@ def test_a_failure_of_decoding_reaches_every_caller_and_the_engine_goes_on(make_
     assert done.completion_ids == run(make_engine(), req)[0].completion_ids
 
 
+class Gate:
+    """A forward pass that computes until ``may_end`` is set."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def __call__(self, *_: object) -> None:
+        self.has_begun.set()
+        assert self.may_end.wait(60)
+
+
 def test_while_a_step_computes_the_loop_turns_and_a_pause_waits_for_the_step(make_model, tokenizer):
     """However long a forward pass takes, heartbeats and messages are served meanwhile."""
     model = make_model("llama")
     engine = TransformersEngine(model, tokenizer, slots=4, max_tokens_per_slot=64)
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    def compute_for_long(*_: object) -> None:
-        has_begun.set()
-        assert may_end.wait(60)
+    gate = Gate()
 
     async def scenario() -> Completion:
         asked, other = request(max_tokens=5, temperature=0.0), request(9, 9)
-        hook = model.register_forward_pre_hook(compute_for_long)
+        hook = model.register_forward_pre_hook(gate)
         task = asyncio.create_task(engine.generate(asked))
-        assert await asyncio.to_thread(has_begun.wait, 60)
+        assert await asyncio.to_thread(gate.has_begun.wait, 60)
 
         pausing = asyncio.create_task(engine.pause())
         another = asyncio.create_task(engine.generate(other))
@@ -581,7 +588,7 @@ def test_while_a_step_computes_the_loop_turns_and_a_pause_waits_for_the_step(mak
         assert not pausing.done()
 
         hook.remove()
-        may_end.set()
+        gate.may_end.set()
         await pausing
         written = engine.written(asked)
         assert written
@@ -595,20 +602,16 @@ def test_while_a_step_computes_the_loop_turns_and_a_pause_waits_for_the_step(mak
 def test_a_caller_that_is_cancelled_amid_a_step_leaves_its_slot_to_others(make_engine, make_model, tokenizer):
     model = make_model("llama")
     engine = TransformersEngine(model, tokenizer, slots=1, max_tokens_per_slot=64)
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    def compute_for_long(*_: object) -> None:
-        has_begun.set()
-        assert may_end.wait(60)
+    gate = Gate()
 
     async def scenario() -> Completion:
-        hook = model.register_forward_pre_hook(compute_for_long)
+        hook = model.register_forward_pre_hook(gate)
         task = asyncio.create_task(engine.generate(request(max_tokens=40)))
-        assert await asyncio.to_thread(has_begun.wait, 60)
+        assert await asyncio.to_thread(gate.has_begun.wait, 60)
         task.cancel()
         await asyncio.wait([task])
         hook.remove()
-        may_end.set()
+        gate.may_end.set()
         return await engine.generate(request(max_tokens=5, temperature=0.0))
 
     assert (
