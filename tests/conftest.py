@@ -69,9 +69,12 @@ def logging_as_before() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give slow tests the timeout `SLOW_S`, unless they set another."""
+    """Give slow tests the timeout `SLOW_S`, unless they set another. A mark without its reason is refused."""
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+        marks = [mark for name in ("slow", "long") for mark in item.iter_markers(name)]
+        if any(not mark.args for mark in marks):
+            raise pytest.UsageError(f"{item.nodeid} is marked slow or long; say why: pytest.mark.slow(reason)")
+        if marks and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_S))
 
 

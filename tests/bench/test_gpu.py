@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 CASES = {"versions", "copy", "engine, tiny, 4 completions", "step, tiny", "quickstart, 2 steps", "profile, decode"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("benches are programs that start others")
 def test_the_acceptance_runs_where_asyncrl_is_not_installed(tmp_path: Path) -> None:
     """Packages are on the caller's path alone, and without ``site`` no installation of asyncrl is found."""
     for name in ("asyncrl", "bench", "conf"):

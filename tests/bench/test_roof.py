@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("benches are programs that start others")
 def test_a_decode_step_of_qwen3_is_few_kernels_and_one_read_and_its_head_moves_few_bytes() -> None:
     """Each layer is nine kernels; the head moves half of what it did when every chunk added to its gradient apart."""
     command = [sys.executable, str(ROOT / "bench" / "roof.py"), "--shapes", "qwen3-0.6b", "--rows", "64"]

@@ -22,7 +22,7 @@ SCRIPTS = {
 PATIENCE_S = 600.0
 """Of one script on a busy machine; alone it takes some seconds."""
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("benches are programs that start others")
 
 
 @pytest.fixture(scope="session")

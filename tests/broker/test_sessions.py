@@ -137,7 +137,7 @@ def test_sessions_of_operators_are_no_events_unless_they_are_refused(tmp_path: P
         operator = await house.welcomed("supervisor", "operator-7")
         await operator.send(Bye("done"))
         await house.joined("supervisor", "operator-8", protocol=PROTOCOL + 1)
-        await house.welcomed("rollout", "a")
+        await house.welcomed("reward", "a")
         await house.joined("supervisor", "operator-7", "killed")
         for seconds, kind in ((5.0, "node.quiet"), (60.0, "node.lost")):
             house.now_s += seconds

@@ -11,7 +11,10 @@ from tests.cluster.network import Network
 from tests.cluster.placement import CLUSTER
 from tests.cluster.task import write_run_file
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("machines_permitted")]
+pytestmark = [
+    pytest.mark.long("every fault of every machine, for minutes"),
+    pytest.mark.usefixtures("machines_permitted"),
+]
 SETTINGS = (
     f'reward.function="{TASK}/reward.py:count_of_a"',
     "checkpoint.every_steps=2",

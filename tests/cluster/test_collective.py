@@ -7,7 +7,10 @@ import pytest
 from tests.cluster.line import Conditions
 from tests.cluster.network import Network
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("machines_permitted")]
+pytestmark = [
+    pytest.mark.slow("whole runs of real processes on several machines"),
+    pytest.mark.usefixtures("machines_permitted"),
+]
 
 PROGRAM = """
 import hashlib, sys, time
@@ -28,6 +31,7 @@ MIB = 2**20
 FAR = Conditions(delay_s=0.05, loss=0.01, rate_bits_s=50e6)
 
 
+@pytest.mark.long("a slow line")
 def test_a_broadcast_of_64_mib_crosses_a_lossy_line() -> None:
     with Network() as network:
         (near,) = network.add("near")

@@ -20,7 +20,10 @@ from tests.cluster.network import Network
 from tests.integration.node_processes import CONFIG
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("machines_permitted")]
+pytestmark = [
+    pytest.mark.slow("whole runs of real processes on several machines"),
+    pytest.mark.usefixtures("machines_permitted"),
+]
 CONTROL, SPOOL, PROXY = 5570, 5571, 5580
 TASK = "/root/task"
 RECORDED = "/root/recorded"

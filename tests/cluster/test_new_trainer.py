@@ -10,7 +10,10 @@ from tests.cluster.network import Network
 from tests.cluster.placement import Layout, Placement
 from tests.cluster.task import write_run_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("machines_permitted")]
+pytestmark = [
+    pytest.mark.slow("whole runs of real processes on several machines"),
+    pytest.mark.usefixtures("machines_permitted"),
+]
 LAYOUT = Layout(
     placements=(
         Placement(machine="broker", roles=("broker", "reward", "rollout")),

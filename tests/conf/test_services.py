@@ -13,7 +13,7 @@ from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.keys.key_folder import KeyFolder
 from tests.conf.managed_run import MANAGERS, ROLES, ManagedRun, UnderSystemd, kill_at_random
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("a service manager starts whole runs")
 
 Start = Callable[..., ManagedRun]
 LONG = 2000
@@ -53,7 +53,11 @@ def assert_complete(run: ManagedRun, steps: int) -> None:
     assert read_audit(run.directory.path).problems == []
 
 
-@pytest.mark.parametrize("manager", ["systemd", pytest.param("supervisord", marks=pytest.mark.long)])
+@pytest.mark.long("kills every unit in turn")
+@pytest.mark.parametrize(
+    "manager",
+    ["systemd", pytest.param("supervisord", marks=pytest.mark.long("the other service manager"))],
+)
 def test_a_run_goes_on_whatever_is_killed(start: Start, manager: str):
     run = start(manager, 200)
     run.until_steps(1)
@@ -62,7 +66,11 @@ def test_a_run_goes_on_whatever_is_killed(start: Start, manager: str):
     assert_complete(run, 200)
 
 
-@pytest.mark.parametrize("manager", ["supervisord", pytest.param("systemd", marks=pytest.mark.long)])
+@pytest.mark.long("restarts every unit in turn")
+@pytest.mark.parametrize(
+    "manager",
+    ["supervisord", pytest.param("systemd", marks=pytest.mark.long("the other service manager"))],
+)
 def test_every_role_can_be_restarted_without_losing_a_token(start: Start, manager: str):
     run = start(manager, 60)
     run.until_steps(2)
@@ -122,7 +130,11 @@ def test_nodes_of_a_broker_with_keys_find_the_key_of_their_machine(start: Start,
     assert (run.directory.path / "key").exists()
 
 
-@pytest.mark.parametrize("manager", ["supervisord", pytest.param("systemd", marks=pytest.mark.long)])
+@pytest.mark.long("one more whole run")
+@pytest.mark.parametrize(
+    "manager",
+    ["supervisord", pytest.param("systemd", marks=pytest.mark.long("the other service manager"))],
+)
 def test_starting_the_services_of_a_complete_run_changes_nothing(start: Start, manager: str):
     run = start(manager, 4)
     assert_complete(run, 4)

@@ -22,6 +22,8 @@ PATIENCE_S = 60.0
 NEVER = 1000
 SBATCH = {"job-name", "nodes", "ntasks-per-node", "exclusive", "time", "signal", "requeue", "open-mode", "output"}
 
+pytestmark = pytest.mark.slow("a job of several processes that waits for limits of time")
+
 
 class Job:
     """One job on this machine, which may be queued again."""

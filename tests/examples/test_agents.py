@@ -35,6 +35,7 @@ def looks_and_adds(before: str) -> str:
     return PROCEDURE[len(heard) - 1]
 
 
+@pytest.mark.slow("programs of packages that take seconds to import")
 @pytest.mark.parametrize(
     ("python", "program", "metrics"),
     [

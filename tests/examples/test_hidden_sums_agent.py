@@ -113,6 +113,7 @@ def run_program(server: Server, folder: Path, *options: str) -> "subprocess.Comp
     )
 
 
+@pytest.mark.slow("a program for every row")
 def test_a_policy_that_makes_no_mistake_is_always_right() -> None:
     with serving() as server:
         assert {solve(server, problem) for problem in islice(problems(0, "held_out"), 20)} == {1.0}

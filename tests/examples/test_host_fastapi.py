@@ -25,7 +25,7 @@ def test_its_health_is_well_without_a_broker(toy: Path, tmp_path: Path, monkeypa
         assert answer.json()["rollout"]["state"] == "waiting_for_broker"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole runs of real processes")
 def test_it_serves_its_own_requests_while_it_samples_for_the_run(
     toy: Path, tmp_path: Path, start_nodes: StartNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

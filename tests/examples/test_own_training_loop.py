@@ -9,7 +9,7 @@ from asyncrl.observe.run_directory import RunDirectory
 from tests.examples.conftest import StartNodes, load_example
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole runs of real processes")
 def test_its_steps_are_the_steps_of_the_run(toy: Path, tmp_path: Path, start_nodes: StartNodes) -> None:
     address = start_nodes("rollout", "reward", steps=4)
     asyncio.run(load_example("own_training_loop").main(address, str(toy / "model")))

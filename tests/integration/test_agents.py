@@ -17,7 +17,7 @@ from asyncrl.toy.vocabulary import tokenizer_from_words
 from tests.environment.agents import PYTHON, has
 from tests.integration.conftest import StartRun, ToyRun, samples, starting_runs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 ROOT = Path(__file__).parents[2]
 AGENTS = ROOT / "examples" / "agents"
 OPENENV = str(Path(PYTHON).parents[1] / "openenv" / "bin" / "python")
@@ -58,8 +58,8 @@ def assert_trained(run: ToyRun, *, turns: float = 1.0) -> None:
     ("python", "package", "program"),
     [
         (PYTHON, "openai", "openai_boxes.py"),
-        pytest.param(PYTHON, "verifiers", "verifiers_agent.py", marks=pytest.mark.long),
-        pytest.param(OPENENV, "openenv", "openenv_boxes.py", marks=pytest.mark.long),
+        pytest.param(PYTHON, "verifiers", "verifiers_agent.py", marks=pytest.mark.long("another package")),
+        pytest.param(OPENENV, "openenv", "openenv_boxes.py", marks=pytest.mark.long("another package")),
     ],
 )
 def test_a_program_of_a_package_is_trained(start: StartRun, python: str, package: str, program: str) -> None:
@@ -69,6 +69,7 @@ def test_a_program_of_a_package_is_trained(start: StartRun, python: str, package
     assert_trained(run, turns=1.5)
 
 
+@pytest.mark.long("the programs above run under another interpreter, too")
 def test_a_function_under_another_interpreter_is_trained(start: StartRun) -> None:
     needs(PYTHON, "verifiers")
     function = f"environment.function={AGENTS}/verifiers_agent.py:solve"

@@ -163,14 +163,14 @@ def reward_function(folder: Path, body: str) -> str:
     return f"reward.function={path}:judge"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole runs of real processes")
 @pytest.mark.parametrize(
     ("body", "part"),
     [
         ("raise ValueError('no such unit')", "no such unit"),
         ("time.sleep(60)", "0.2 s"),
-        pytest.param("return float('nan')", "nan", marks=pytest.mark.long),
-        pytest.param("return 'good'", "'good'", marks=pytest.mark.long),
+        pytest.param("return float('nan')", "nan", marks=pytest.mark.long("another wrong value")),
+        pytest.param("return 'good'", "'good'", marks=pytest.mark.long("another wrong value")),
     ],
     ids=["raises", "hangs", "nan", "no number"],
 )
@@ -185,14 +185,14 @@ def test_a_reward_function_that_always_fails_ends_the_run(start_run, tmp_path, b
     assert run.summary.trained_tokens == 0, "no trajectory has a reward"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole runs of real processes")
 def test_a_missing_reward_function_ends_the_run_as_a_configuration_error(start_run):
     run = start_run("reward.function=nowhere.py:judge").end()
     assert_one_sentence_of(run.errors, run.code, "reward.function", "nowhere.py")
     assert not run.directory.path.exists(), "nothing was started"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole runs of real processes")
 def test_a_reward_function_that_sometimes_fails_drops_only_those_groups(start_run, tmp_path):
     """Groups of trajectories that always fail are dropped with the reason, and other groups replace them."""
     body = "assert sample.num_tokens % 16, 'unlucky'\n    return 1.0"
@@ -212,7 +212,7 @@ def write_prompts(path, num_long):
     return f"data.train={path}"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole runs of real processes")
 @pytest.mark.parametrize("num_long", [8, 32])
 def test_prompts_that_are_too_long_are_refused_before_anything_starts(start_run, tmp_path, num_long):
     run = start_run(write_prompts(tmp_path / "train.parquet", num_long)).end()
@@ -220,7 +220,7 @@ def test_prompts_that_are_too_long_are_refused_before_anything_starts(start_run,
     assert f"{num_long} of 32 prompts have more tokens than data.max_prompt_tokens = 64, up to 70" in run.errors
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole runs of real processes")
 def test_prompts_that_are_too_long_are_left_out_where_the_run_says_so(start_run, tmp_path):
     train = write_prompts(tmp_path / "train.parquet", 8)
     run = start_run(train, "data.filter_overlong_prompts=true", steps=4).end()

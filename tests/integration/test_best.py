@@ -7,7 +7,7 @@ from asyncrl.files.checkpoints import BEST
 from asyncrl.trainer.checkpoints.checkpoint import read_manifest, verify
 from asyncrl.trainer.checkpoints.retention import Best
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 
 
 def test_the_best_checkpoint_of_a_run_is_kept_and_recorded(start_run):

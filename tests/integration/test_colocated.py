@@ -10,7 +10,7 @@ import pytest
 from asyncrl.actor import failpoints
 from tests.integration.conftest import StartRun, ToyRun
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 
 ROOT = Path(__file__).parents[2]
 COLOCATED = ("rollout.colocated=true", "rollout.replicas=2")
@@ -43,7 +43,10 @@ def test_turns_are_measured_and_in_the_report(complete):
     assert "Bytes moved" in report
 
 
-@pytest.mark.parametrize("place", ["trainer.woken", pytest.param("trainer.trained", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "place",
+    ["trainer.woken", pytest.param("trainer.trained", marks=pytest.mark.long("another moment of the same turn"))],
+)
 def test_a_trainer_killed_in_its_turn_costs_no_trajectory(start_run, place, tmp_path):
     run = start_run(*COLOCATED, environment={failpoints.VARIABLE: f"{place}:3:{tmp_path}/died"}, steps=6)
     run.end()
@@ -51,7 +54,10 @@ def test_a_trainer_killed_in_its_turn_costs_no_trajectory(start_run, place, tmp_
     assert [event["cause"] for event in run.happened("node.exited", "trainer-0")] == ["was killed by SIGKILL"]
 
 
-@pytest.mark.parametrize("place", ["rollout.asleep", "rollout.woken"])
+@pytest.mark.parametrize(
+    "place",
+    ["rollout.woken", pytest.param("rollout.asleep", marks=pytest.mark.long("another moment of the same turn"))],
+)
 def test_a_rollout_killed_in_its_turn_or_at_its_end_costs_no_trajectory(start_run, place, tmp_path):
     run = start_run(*COLOCATED, environment={failpoints.VARIABLE: f"{place}:3:{tmp_path}/died"}, steps=6)
     run.end()
@@ -71,7 +77,7 @@ def accuracy(folder: Path, *settings: str) -> float:
     return float(found[1])
 
 
-@pytest.mark.long
+@pytest.mark.long("trains until it has learned")
 def test_the_colocated_quickstart_learns_as_much_as_the_split_one(tmp_path):
     make = [sys.executable, "-m", "asyncrl", "toy", "step-sums", "cache/step-sums"]
     subprocess.run(make, cwd=ROOT, check=True, timeout=900)

@@ -24,7 +24,14 @@ def last_results(records: list[AnyRecord]) -> dict[Unit, Result]:
     return {record.unit: record for record in records if isinstance(record, Result)}
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.long("half a minute; spool and reward refuse damage in tests of their own")
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param(1, marks=pytest.mark.long("a trainer of one rank")),
+        pytest.param(2, marks=pytest.mark.slow("whole runs of real processes")),
+    ],
+)
 def test_a_node_that_damages_a_third_of_its_trajectories_costs_neither_the_run_nor_the_model(
     start_run, tmp_path: Path, ranks: int
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from asyncrl.config.run_file import load_config
 from tests.weights.groups.fake_npu import installed_at
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 ON_NPU = ("trainer.device=npu", "rollout.device=npu", "rollout.replicas=1", 'data.held_out=""')
 
 

@@ -30,7 +30,7 @@ def start(taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
         yield start
 
 
-@pytest.mark.long
+@pytest.mark.long("trains until it has learned")
 def test_a_small_qwen3_vl_learns_to_count_what_it_sees(start: StartRun) -> None:
     run = start(steps=20).end()
     assert run.code == 0, run.errors
@@ -43,7 +43,7 @@ def test_a_small_qwen3_vl_learns_to_count_what_it_sees(start: StartRun) -> None:
     assert summary.logprob_gap_max < 1e-4
 
 
-@pytest.mark.long
+@pytest.mark.long("trains until it has learned")
 def test_with_the_pictures_of_other_prompts_its_reward_stays_at_guessing(taught: Path, start: StartRun) -> None:
     """Judged by the reward: accuracy on true pictures drifts, because chains pay no less than guesses."""
     rows = pq.read_table(taught / "train.parquet").to_pylist()

@@ -12,7 +12,7 @@ from asyncrl.node.offline.evaluation import OfflineEvaluation
 from tests.integration.conftest import ToyRun
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("a run of real processes, and evaluations of what it exported")
 
 
 def asyncrl(folder: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
@@ -71,6 +71,7 @@ def test_every_held_out_row_has_four_completions(exported, toy):
     assert list(found.by_source) == ["toy"]
 
 
+@pytest.mark.long("evaluates twice more")
 def test_the_same_seed_gives_the_same_metrics(exported, toy):
     one, other = (evaluated(exported, toy, "-k", "2", "--max-tokens", "16", "--seed", 5)[0] for _ in range(2))
     assert one.overall == other.overall

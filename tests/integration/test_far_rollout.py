@@ -14,7 +14,7 @@ from tests.integration.conftest import StartRun, ToyRun
 from tests.integration.forwarder import Line, slow_line
 from tests.integration.weights_digest import weights_digest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 
 ROOT = Path(__file__).parents[2]
 NODE = Path(__file__).with_name("far_node.py")
@@ -48,6 +48,7 @@ def free_port() -> int:
         return port
 
 
+@pytest.mark.long("a slow line")
 def test_weights_behind_a_slow_line_are_those_of_the_trainer_bit_for_bit_after_a_kill_too(
     start_run: StartRun, line: Line, model: Path, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from asyncrl.cli.recorded.inspect import read_audit
 from asyncrl.observe.run_directory import RunDirectory
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 
 STEPS = 8
 SCRIPT = """
@@ -46,7 +46,8 @@ def run_on_small_disk(toy: Path, tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize(
-    "full", ["400k", *(pytest.param(full, marks=pytest.mark.long) for full in ("100k", "700k", "1000k"))]
+    "full",
+    ["400k", *(pytest.param(full, marks=pytest.mark.long("another free space")) for full in ("100k", "700k", "1000k"))],
 )
 def test_a_run_that_filled_the_disk_reports_it_and_resumes_with_free_space(run_on_small_disk, full):
     left = run_on_small_disk(full)
@@ -68,6 +69,7 @@ def test_a_run_that_filled_the_disk_reports_it_and_resumes_with_free_space(run_o
     assert read_audit(directory.path).problems == []
 
 
+@pytest.mark.long("the other files of a full disk are above")
 def test_a_torn_tail_of_a_killed_run_is_reported_as_an_event(start_run):
     run = start_run("checkpoint.every_steps=2", steps=STEPS)
     run.until(lambda: run.steps_done() >= 3)

@@ -32,7 +32,8 @@ def assert_learned(run: ToyRun) -> None:
     run.assert_adds_up()
 
 
-@pytest.mark.slow
+@pytest.mark.long("trains until it has learned")
+@pytest.mark.slow("whole runs of real processes")
 def test_a_small_model_learns_to_look_instead_of_guessing(start: StartRun) -> None:
     run = start(steps=25).end()
     assert_learned(run)
@@ -41,7 +42,7 @@ def test_a_small_model_learns_to_look_instead_of_guessing(start: StartRun) -> No
     assert last["branches_mean"] == 1
 
 
-@pytest.mark.long
+@pytest.mark.long("trains until it has learned")
 def test_with_other_amounts_in_the_boxes_it_stays_at_guessing(start: StartRun) -> None:
     run = start("environment.options.swapped=true", steps=25).end()
     assert run.code == 0, run.errors
@@ -51,14 +52,14 @@ def test_with_other_amounts_in_the_boxes_it_stays_at_guessing(start: StartRun) -
     assert run.summary.held_out_accuracy < GUESSING
 
 
-@pytest.mark.long
+@pytest.mark.long("trains until it has learned")
 def test_it_learns_over_summaries_and_with_looks_that_fail(start: StartRun) -> None:
     run = start("environment.options.compact_every=4", "environment.options.flaky=0.05", steps=30).end()
     assert_learned(run)
     assert run.directory.read_metrics()[-1]["branches_mean"] > 2
 
 
-@pytest.mark.long
+@pytest.mark.long("trains until it has learned")
 def test_an_agent_program_teaches_it_over_http(hidden_sums: Path, start: StartRun) -> None:
     """Its summaries begin new contexts, as those of the environment do."""
     agent = [f"environment.function={hidden_sums}/hidden_sums_agent.py:solve", "environment.options.compact_every=4"]
@@ -67,7 +68,7 @@ def test_an_agent_program_teaches_it_over_http(hidden_sums: Path, start: StartRu
     assert run.directory.read_metrics()[-1]["branches_mean"] > 2
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole runs of real processes")
 def test_a_command_is_run_for_each_episode(hidden_sums: Path, start: StartRun) -> None:
     command = json.dumps([sys.executable, "-I", "-S", str(hidden_sums / "hidden_sums_agent.py")])
     few = ["schedule.groups_per_step=2", "schedule.group_size=4", "evaluation.max_prompts=8", "rollout.episodes=8"]
@@ -79,7 +80,8 @@ def test_a_command_is_run_for_each_episode(hidden_sums: Path, start: StartRun) -
     assert {row["reward"] for row in samples(run)} <= {0.0, 1.0}
 
 
-@pytest.mark.slow
+@pytest.mark.long("tests/rollout/episodes keep episodes as well")
+@pytest.mark.slow("whole runs of real processes")
 def test_no_episode_of_a_killed_rollout_begins_anew(start: StartRun) -> None:
     """Their turns are replayed, and the boxes must answer as they did."""
     run = start("evaluation.at_start=false", "evaluation.at_end=false", "evaluation.every_versions=0", steps=10)

@@ -39,7 +39,8 @@ def left_behind() -> list[Path]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long("waits for each of its timeouts")
+@pytest.mark.slow("whole runs of real processes")
 def test_a_reward_that_always_hangs_ends_the_run_with_its_cause(start_run, tmp_path: Path) -> None:
     run = start_run(function(tmp_path, ALWAYS_HANGS), "reward.timeout_s=0.5", "reward.workers=2").end()
 
@@ -48,7 +49,7 @@ def test_a_reward_that_always_hangs_ends_the_run_with_its_cause(start_run, tmp_p
     assert "the function hung: no verdict within 0.5 s" in run.output + run.errors
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole runs of real processes")
 def test_a_reward_that_prints_and_leaves_daemons_neither_fills_the_disk_nor_the_machine(
     start_run, tmp_path: Path
 ) -> None:

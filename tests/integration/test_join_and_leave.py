@@ -9,7 +9,7 @@ from asyncrl.messages.trajectory import Unit
 from tests.integration.conftest import ToyRun
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 
 LONG = 400
 SLOW = (
@@ -48,6 +48,7 @@ def test_a_rollout_joins_and_leaves_when_drained_without_losing_a_token(start_ru
     run.kill()
 
 
+@pytest.mark.long("one rollout joins and leaves above")
 def test_replicas_join_are_restarted_and_leave_together(start_run):
     run = start_run(*SLOW, steps=LONG)
     run.until(lambda: run.steps_done() >= 1)
@@ -117,7 +118,7 @@ def test_a_node_that_cannot_be_drained_is_refused_in_one_sentence(start_run, nod
     run.kill()
 
 
-@pytest.mark.parametrize("role", ["rollout", "reward"])
+@pytest.mark.parametrize("role", [pytest.param("rollout", marks=pytest.mark.long("loads a model twice")), "reward"])
 def test_of_two_processes_of_one_name_the_older_one_ends(start_run, role):
     run = start_run(*SLOW, steps=LONG)
     run.until(lambda: run.steps_done() >= 1)
@@ -133,6 +134,7 @@ def test_of_two_processes_of_one_name_the_older_one_ends(start_run, role):
     run.kill()
 
 
+@pytest.mark.long("waits for the limit")
 def test_a_node_that_does_not_leave_in_time_is_reported(start_run):
     run = start_run(*SLOW, steps=LONG)
     run.until(lambda: run.steps_done() >= 1)

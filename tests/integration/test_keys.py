@@ -61,6 +61,7 @@ def test_a_node_with_a_key_joins_and_is_cut_off_within_seconds_when_it_is_revoke
     assert keyed.process.poll() is None
 
 
+@pytest.mark.slow("nodes are real processes")
 def test_another_key_and_the_secret_are_refused_in_one_sentence_within_seconds(keyed: Keyed, tmp_path: Path) -> None:
     other = KeyFolder(tmp_path / "other")
     other.init()

@@ -19,7 +19,7 @@ from asyncrl.node.process.failpoints import SHARD_PLACES
 from tests.integration.conftest import ToyRun
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 
 STEPS = 16
 SETTINGS = ("trainer.nodes=2", "trainer.ranks=2", "checkpoint.every_steps=2", "sampling.max_tokens=24")
@@ -57,7 +57,7 @@ def start_second(run: ToyRun, environment: dict[str, str] | None = None) -> "sub
     return run.start_node("trainer", SECOND, environment=environment)
 
 
-@pytest.mark.long
+@pytest.mark.long("minutes")
 def test_two_machines_of_two_ranks_train_what_one_of_four_and_one_process_do(start_run):
     """With this eps, AdamW's first steps are no signs of gradients, which rounding may flip where they are near 0."""
     sets = ("staleness=0", "rollout.replicas=1", "rollout.slots=1", "trainer.eps=0.01", "sampling.max_tokens=24")
@@ -82,7 +82,7 @@ def test_two_machines_of_two_ranks_train_what_one_of_four_and_one_process_do(sta
             torch.testing.assert_close(other_weights[name], weight, rtol=0.0, atol=1e-5)
 
 
-@pytest.mark.long  # three minutes; test_rank_kills.py loses ranks in load, step and publish
+@pytest.mark.long("three minutes")
 def test_a_rank_that_dies_in_load_step_publish_or_checkpoint_is_named_and_the_run_goes_on(start_run, tmp_path):
     run = start_run(*SETTINGS, steps=STEPS)
     for count, place in enumerate(SHARD_PLACES, start=1):
@@ -99,7 +99,7 @@ def test_a_rank_that_dies_in_load_step_publish_or_checkpoint_is_named_and_the_ru
     assert not run.happened("node.exited", "trainer-0"), "the first machine joined again, without a restart"
 
 
-@pytest.mark.long
+@pytest.mark.long("minutes")
 def test_a_silent_machine_and_a_killed_one_are_named_and_their_group_forms_again(start_run):
     run = start_run(*SETTINGS, steps=STEPS)
     second = start_second(run)
@@ -118,6 +118,7 @@ def test_a_silent_machine_and_a_killed_one_are_named_and_their_group_forms_again
     assert len(machines_of_groups(run)) == 3
 
 
+@pytest.mark.long("a minute; cluster/test_new_trainer.py has two machines as well")
 def test_a_machine_that_is_told_to_stop_leaves_a_checkpoint_of_every_step_behind(start_run):
     run = start_run(*SETTINGS, "checkpoint.every_steps=1000", steps=STEPS)
     second = start_second(run)
@@ -132,7 +133,7 @@ def test_a_machine_that_is_told_to_stop_leaves_a_checkpoint_of_every_step_behind
     assert causes(run) == [f"{SECOND} on HOST (ranks 2 to 3) is to stop, and a checkpoint has just been written"]
 
 
-@pytest.mark.long
+@pytest.mark.long("minutes")
 def test_fewer_machines_go_on_until_the_missing_one_has_come(start_run):
     sets = ("trainer.min_nodes=1", "trainer.wait_s=5", "broker.node_ttl_s=60")
     run = start_run(*SETTINGS, *sets, steps=STEPS)

@@ -11,7 +11,7 @@ from asyncrl.observe.metrics.table import METRICS
 from tests.conf.test_grafana import NAMES
 
 parser = pytest.importorskip("prometheus_client.parser")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 
 NODES = {
     "broker-0": "broker",

@@ -18,7 +18,7 @@ SETTINGS = (
 )
 FAULTY = "rollout-1"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 
 
 def start_beside(run: ToyRun, fault: str) -> None:

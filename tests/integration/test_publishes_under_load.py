@@ -29,7 +29,7 @@ from asyncrl.rollout.engines.vllm.engine import VllmEngine
 from tests.rollout.engines.feeding import feed
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow("vLLM starts"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # vLLM leaves sockets open
 ]
 

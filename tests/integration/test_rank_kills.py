@@ -6,9 +6,10 @@ import pytest
 
 from tests.integration.rank_kills import lose_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 
 
+@pytest.mark.long("two minutes")
 def test_a_trainer_that_loses_ranks_ends_with_the_weights_and_moments_of_one_that_lost_none(
     toy: Path, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from asyncrl.actor import failpoints
 from asyncrl.node.process.failpoints import PLACES
 from tests.integration.conftest import ToyRun
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 
 STEPS = 16
 CHECKPOINTS = "checkpoint.every_steps=4"
@@ -40,7 +40,7 @@ def test_a_killed_trainer_continues_from_its_checkpoint_with_the_same_batches(st
     assert '"event": "trainer.resumed"' in log.read_text()
 
 
-@pytest.mark.long
+@pytest.mark.long("a trainer of several ranks")
 def test_all_ranks_of_the_trainer_restart_from_the_checkpoint_when_one_is_killed(start_run):
     run = start_run(CHECKPOINTS, "trainer.ranks=2", steps=STEPS)
     run.until(lambda: run.steps_done() >= 6)
@@ -64,6 +64,7 @@ def test_a_killed_broker_restarts_at_its_old_address(start_run):
     assert kinds.count("run.started") == kinds.count("run.resumed") == 1
 
 
+@pytest.mark.long("the failpoint of a reward kills one, too")
 def test_a_killed_reward_process_is_replaced(start_run):
     run = start_run(steps=STEPS)
     run.until(lambda: run.steps_done() >= 2)
@@ -96,12 +97,13 @@ def test_an_audit_of_a_run_that_goes_on_finds_no_problem(start_run):
     assert_complete(run)
 
 
-OFTEN = ("broker.committed", "spool.synced", "rollout.generated", "reward.judged", "trainer.checkpoint_partial")
-"""A place of each role."""
+OFTEN = ("broker.committed", "reward.judged", "trainer.checkpoint_partial")
+"""Before, during and after training; the others are killed at places of theirs before a release."""
 
 
 @pytest.mark.parametrize(
-    "place", [*OFTEN, *(pytest.param(place, marks=pytest.mark.long) for place in PLACES if place not in OFTEN)]
+    "place",
+    [*OFTEN, *(pytest.param(place, marks=pytest.mark.long("another place")) for place in PLACES if place not in OFTEN)],
 )
 def test_death_at_any_failpoint_loses_and_repeats_no_step(start_run, tmp_path, place):
     passes = 20 if place.startswith(("broker", "spool", "rollout.generated")) else 2
@@ -113,6 +115,7 @@ def test_death_at_any_failpoint_loses_and_repeats_no_step(start_run, tmp_path, p
     assert {cause for _, cause in exits(run)} >= {"was killed by SIGKILL"}
 
 
+@pytest.mark.long("the service managers do that as well")
 def test_a_complete_run_is_not_resumed(start_run):
     run = start_run(steps=1).end()
     run.resume()
@@ -121,6 +124,7 @@ def test_a_complete_run_is_not_resumed(start_run):
     assert "is complete (1 steps): there is nothing to resume" in run.output
 
 
+@pytest.mark.long("a complete run again")
 def test_a_complete_run_that_lost_its_summary_is_complete_at_once(start_run):
     run = start_run(steps=2).end()
     run.directory.summary.unlink()
@@ -133,6 +137,7 @@ def test_a_complete_run_that_lost_its_summary_is_complete_at_once(start_run):
     assert not run.happened("node.joined", "trainer-0")[1:], "no node was started again"
 
 
+@pytest.mark.long("a complete run again")
 def test_a_complete_run_can_be_extended(start_run):
     run = start_run(steps=3).end()
     assert run.summary.steps == 3
@@ -140,6 +145,7 @@ def test_a_complete_run_can_be_extended(start_run):
     assert_complete(run)
 
 
+@pytest.mark.long("two minutes; the same batches after a kill are shown above")
 def test_at_staleness_0_a_killed_run_ends_with_identical_weights(start_run):
     # One completion at a time: the others in a decoding batch depend on timing and change the last bits of a log-prob.
     settings = ("staleness=0", "rollout.replicas=1", "rollout.slots=1", "checkpoint.every_steps=3")

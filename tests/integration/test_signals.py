@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 
 LONG = 400
 """Number of steps; more than are done before the signal."""
@@ -70,6 +70,7 @@ def test_a_rollout_that_gets_sigterm_drains_and_exits_with_0(start_run):
     assert sum(run.audit().tokens_thrown_away.values()) == 0
 
 
+@pytest.mark.long("waits for real seconds")
 def test_a_paused_rollout_is_noticed_within_three_seconds(start_run):
     run = start_run("rollout.replicas=2", steps=LONG)
     run.until(lambda: run.steps_done() >= 2)
@@ -102,6 +103,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long("waits for real seconds")
 def test_a_node_with_a_blocked_event_loop_is_noticed_within_three_seconds(start_run):
     """The process and its socket threads still run, but its event loop sends no heartbeat."""
     run = start_run(steps=LONG)

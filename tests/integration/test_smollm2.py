@@ -49,13 +49,13 @@ def check(run: ToyRun) -> None:
     assert run.summary.logprob_gap_max <= 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole runs of real processes")
 @pytest.mark.parametrize("settings", [(), (LORA,)], ids=["whole", "lora"])
 def test_two_steps_train_the_model_and_lose_nothing(settings: tuple[str, ...], start: StartRun) -> None:
     check(start(*BRIEF, *settings, steps=2))
 
 
-@pytest.mark.long
+@pytest.mark.long("vLLM starts with a real model")
 def test_vllm_samples_it_with_the_log_probs_of_the_trainer(start: StartRun) -> None:
     pytest.importorskip("vllm")
     check(start(*BRIEF, *VLLM, steps=2))

@@ -10,7 +10,7 @@ import pytest
 from asyncrl.broker.ledger.records import Result
 from tests.integration.conftest import StartRun, ToyRun
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 
 STEPS = 40
 """Enough that a spool is killed long before the end: groups that it stored then hold the run up."""

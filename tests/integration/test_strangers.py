@@ -26,7 +26,7 @@ from tests.patience import PATIENCE_S
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole runs of real processes")
 def test_a_node_never_joins_the_next_run_on_its_brokers_port(nodes: Nodes) -> None:
     first, run_a = nodes.broker("a")
     reward = nodes.start("reward", "--secret", str(run_a.path / "secret"), "--wait", "8")
@@ -42,7 +42,7 @@ def test_a_node_never_joins_the_next_run_on_its_brokers_port(nodes: Nodes) -> No
     assert joined(run_b) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow("whole runs of real processes")
 def test_with_one_secret_for_both_runs_it_is_refused_by_the_identity_of_the_run(nodes: Nodes) -> None:
     secret = nodes.folder / "shared"
     write_secret(secret, bytes(range(32)))
@@ -61,6 +61,7 @@ def test_with_one_secret_for_both_runs_it_is_refused_by_the_identity_of_the_run(
     assert joined(run_b) == []
 
 
+@pytest.mark.slow("nodes are real processes")
 def test_an_impostor_at_the_brokers_port_hears_nothing_and_no_file_is_imported(nodes: Nodes) -> None:
     (nodes.folder / "score.py").write_text(f"open({str(nodes.folder / 'imported')!r}, 'w')\nscore = len\n")
     secret = nodes.folder / "secret"

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 
 STEPS = 300
 """Enough steps for trackers to start, fail and restart."""
@@ -59,6 +59,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.mark.long("waits for trackers that hang")
 def test_trackers_that_raise_hang_or_die_do_not_stop_the_run(start_run, own):
     use = [f"{own}:{manner}" for manner in ("refuses", "hangs", "dies")]
     run = start_run(f"trackers.use={use}", "trackers.timeout_s=1", "supervisor.max_restarts=1", steps=STEPS)

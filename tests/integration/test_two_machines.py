@@ -13,7 +13,7 @@ from asyncrl.files.secret_file import new_secret, write_secret
 from asyncrl.node.machine.local_address import INTERFACE_VARIABLE
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 ROOT = Path(__file__).parents[2]
 PORT = 5570
 NAMESPACES = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--fork", "--kill-child", "sh", "-ec")

@@ -13,7 +13,7 @@ from tests.conftest import make_model
 from tests.integration.conftest import ToyRun
 
 pytest.importorskip("vllm")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 
 VLLM = ("rollout.vllm.enforce_eager=true", "rollout.vllm.kv_cache_bytes=33554432")
 TOKENS = 24

@@ -11,7 +11,7 @@ from tests.conftest import make_model
 from tests.integration.node_processes import Nodes
 
 pytest.importorskip("vllm")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 
 VLLM = (
     *('rollout.engine="vllm"', "rollout.replicas=1", "rollout.vllm.enforce_eager=true"),
@@ -30,6 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long("vLLM starts three times")
 def test_a_run_continues_after_its_node_or_engine_is_killed_and_no_process_is_left(start_run, model):
     run = start_run(*VLLM, f'model.path="{model}"', "broker.node_ttl_s=4", "evaluation.every_versions=0", steps=100_000)
     run.patience_s = LOADING_S
@@ -56,6 +57,7 @@ def test_a_run_continues_after_its_node_or_engine_is_killed_and_no_process_is_le
     assert {row["node"] for row in run.samples()} == {"rollout-0"}
 
 
+@pytest.mark.long("test_workers.py has deltas through the spool")
 def test_a_run_whose_only_rollout_fetches_its_weights_samples_with_the_trainers(nodes: Nodes, toy: Path, model: Path):
     (nodes.folder / "run.toml").write_text((toy / "toy.toml").read_text())
     settings = (

@@ -33,7 +33,7 @@ SETTINGS = (
 )
 GOOD = "rollout-0"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("whole runs of real processes")
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +139,7 @@ def samples_of(run: ToyRun, name: str) -> list[dict[str, Any]]:
 # ── the socket buffers hold a whole version ─────────────────────────────────────────────────
 
 
+@pytest.mark.long("one that is killed is lost in the same way")
 def test_a_rollout_that_freezes_after_the_trainer_sent_everything_is_lost_and_joins_again(start_run, freeze):
     run = start_run(*SETTINGS, "weights.bucket_bytes=4096", steps=STEPS)
     run.until(lambda: run.steps_done() >= 1)
@@ -163,6 +164,7 @@ def test_a_rollout_killed_during_a_transfer_is_lost_and_the_others_continue(run,
     assert all("killed" in cause for cause in causes(run, "transfer.failed", GOOD))
 
 
+@pytest.mark.long("one that is killed is lost in the same way")
 def test_a_rollout_that_freezes_during_a_transfer_is_lost_and_joins_again_with_current_weights(run, freeze):
     frozen = freeze(run, "frozen")
     fault_s = time.time()
@@ -176,6 +178,7 @@ def test_a_rollout_that_freezes_during_a_transfer_is_lost_and_joins_again_with_c
     assert_rejoins_with_current_weights(run, "frozen")
 
 
+@pytest.mark.long("waits")
 def test_a_rollout_that_freezes_briefly_is_not_lost(run, freeze):
     frozen = freeze(run, "paused")
     fault_s = time.time()
@@ -186,6 +189,7 @@ def test_a_rollout_that_freezes_briefly_is_not_lost(run, freeze):
     assert not [event for event in run.events if event["event"] == "transfer.failed" and at_s(event) > fault_s]
 
 
+@pytest.mark.long("test_recovery.py kills trainers")
 def test_a_trainer_killed_during_a_transfer_restarts_and_both_rollouts_continue(run, freeze):
     frozen = freeze(run, "bystander")
     fault_s = time.time()
@@ -207,7 +211,13 @@ def test_a_trainer_killed_during_a_transfer_restarts_and_both_rollouts_continue(
 
 @pytest.mark.parametrize(
     "fault",
-    ["other-shapes", *(pytest.param(fault, marks=pytest.mark.long) for fault in ("other-names", "other-buckets"))],
+    [
+        "other-shapes",
+        *(
+            pytest.param(fault, marks=pytest.mark.long("another difference"))
+            for fault in ("other-names", "other-buckets")
+        ),
+    ],
 )
 def test_a_rollout_with_another_model_is_refused_in_one_sentence(run, start_faulty, fault):
     process = start_faulty(run, fault, fault)
@@ -221,6 +231,7 @@ def test_a_rollout_with_another_model_is_refused_in_one_sentence(run, start_faul
     assert_continues(run, at_s(rejected))
 
 
+@pytest.mark.long("several versions have to fail")
 def test_a_rollout_that_receives_only_damaged_versions_is_removed_and_the_others_continue(run, start_faulty):
     start_faulty(run, "damages", "damaged")
     run.until(lambda: run.happened("transfer.failed", "damaged"))

@@ -97,7 +97,19 @@ def test_steps_before_the_last_change_do_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow if seed < 3 else pytest.mark.long) for seed in range(1, 8))]
+    "seed",
+    [
+        0,
+        *(
+            pytest.param(
+                seed,
+                marks=pytest.mark.slow("a run in virtual time for each of many settings")
+                if seed < 3
+                else pytest.mark.long("many more seeds and workloads"),
+            )
+            for seed in range(1, 8)
+        ),
+    ],
 )
 def test_a_run_comes_to_a_staleness_near_the_best(seed: int) -> None:
     score = followed(workload(seed))
@@ -105,14 +117,15 @@ def test_a_run_comes_to_a_staleness_near_the_best(seed: int) -> None:
     assert score.of_best >= 0.95
 
 
-@pytest.mark.long
+@pytest.mark.long("many more seeds and workloads")
 def test_a_plan_finds_settings_near_the_best() -> None:
     score = planned(workload(4))
     assert score.of_better >= 0.98
     assert score.of_best >= 0.95
 
 
-@pytest.mark.slow
+@pytest.mark.long("a search")
+@pytest.mark.slow("a run in virtual time for each of many settings")
 def test_where_asynchrony_lost_all_devices_work_in_turn() -> None:
     plan = published("nemo")
     ready = inputs(plan)
@@ -124,7 +137,8 @@ def test_where_asynchrony_lost_all_devices_work_in_turn() -> None:
     assert (best.rollout_devices, best.staleness) == (plan.devices, 0.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long("a search")
+@pytest.mark.slow("a run in virtual time for each of many settings")
 def test_where_publishing_made_asynchrony_lose_it_publishes_less_often() -> None:
     plan = published("marin")
     ready = inputs(plan)
@@ -139,7 +153,7 @@ def test_where_publishing_made_asynchrony_lose_it_publishes_less_often() -> None
     assert search(plan, ready).best.steps_per_publish > 1
 
 
-@pytest.mark.long
+@pytest.mark.long("many more seeds and workloads")
 @pytest.mark.parametrize("name", [*PUBLISHED, *map(str, range(98))])
 def test_settings_are_near_the_best_in_every_workload(name: str) -> None:
     plan = published(name) if name in PUBLISHED else workload(int(name))

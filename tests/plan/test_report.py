@@ -45,7 +45,7 @@ def test_a_small_model_of_the_published_runs_orders_them_as_they_were():
     check_published(make_report(an_eighth(load(VERL)), searched=False))
 
 
-@pytest.mark.long
+@pytest.mark.long("many more seeds and workloads")
 def test_the_published_runs_are_predicted():
     lengths = inputs(load(VERL)).lengths
     assert isinstance(lengths, Lognormal)

@@ -61,6 +61,7 @@ def test_a_worker_that_lives_on_without_its_pipe_is_told_apart() -> None:
     assert told.startswith("the function closed the pipe of the reward worker")
 
 
+@pytest.mark.slow("waits until init takes an orphan")
 def test_a_worker_whose_keeper_is_killed_is_found_by_its_mark() -> None:
     async def marked_after_the_kill(worker: KeptProcess) -> list[int]:
         mark = f"{MARK}={(await worker.stdout.readline()).decode().strip()}"

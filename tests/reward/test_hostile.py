@@ -74,7 +74,7 @@ def test_fast_verifiers_reward_nothing(name: str) -> None:
 
 
 @NEEDS_SYMPY
-@pytest.mark.slow
+@pytest.mark.slow("waits for limits of time that are those of a real run")
 @pytest.mark.parametrize(("function", "most"), [("math", 0.0), ("geo3k", 0.1)])
 def test_algebra_is_killed_when_it_takes_too_long_and_rewards_nothing(function: str, most: float) -> None:
     found = settled(Reward(function=function, timeout_s=3.0), hostile_inputs())
@@ -98,7 +98,7 @@ def test_several_rewards_routed_by_data_source_reward_nothing() -> None:
 
 
 @NEEDS_NAMESPACES
-@pytest.mark.slow
+@pytest.mark.slow("waits for limits of time that are those of a real run")
 def test_programs_run_in_namespaces_get_no_reward() -> None:
     if (sandbox := Sandbox.find()) is None or not sandbox.has_namespaces:
         pytest.skip("the kernel gives no namespaces here")

@@ -195,7 +195,7 @@ def test_a_function_that_does_harm_fails_its_own_verdict_only(court: Court, name
     assert_contained(court)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("waits for limits of time that are those of a real run")
 @pytest.mark.parametrize("court", [TIMEOUT_S], indirect=True)
 @pytest.mark.parametrize("name", AFTER_THE_TIMEOUT)
 def test_a_function_that_never_answers_fails_after_one_timeout(court: Court, name: str) -> None:

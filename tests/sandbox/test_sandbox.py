@@ -108,6 +108,7 @@ def test_in_namespaces_every_process_the_program_started_dies_with_it(tmp_path: 
         assert still_open.read() == b""  # ends when nobody can write any more
 
 
+@pytest.mark.slow("waits for a real limit")
 @needs_namespaces
 def test_in_namespaces_a_program_that_ignores_its_parents_death_is_killed_in_time(tmp_path: Path) -> None:
     """It has a session of its own, and has switched off the signal sent when its parent dies."""

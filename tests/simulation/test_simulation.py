@@ -18,6 +18,8 @@ from tests.simulation.schedule import Outcome, search
 
 ROOT = Path(__file__).parents[2]
 NUM_FAST, NUM_SLOW = 60, 2000
+RAREST = "resumed_after_loss"
+"""The planted bug that the fewest schedules meet."""
 
 
 def require_no_violation(outcome: Outcome) -> None:
@@ -61,14 +63,20 @@ def test_a_failing_seed_is_reported_with_the_command_that_replays_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "count", [pytest.param(500, marks=pytest.mark.slow), pytest.param(NUM_SLOW, marks=pytest.mark.long)]
+    "count",
+    [
+        pytest.param(200, marks=pytest.mark.slow("hundreds of runs in virtual time")),
+        pytest.param(NUM_SLOW, marks=pytest.mark.long("thousands of seeds more")),
+    ],
 )
 def test_many_schedules_violate_no_invariant(count: int) -> None:
     require_no_violation(search(range(count)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.slow("hundreds of runs in virtual time")
+@pytest.mark.parametrize(
+    "mutant", [pytest.param(m, marks=pytest.mark.long("a minute")) if m == RAREST else m for m in MUTANTS]
+)
 def test_a_planted_bug_is_caught(mutant: str, record_property: Callable[[str, object], None]) -> None:
     with planted(mutant):
         outcome = search(range(NUM_SLOW))
@@ -78,7 +86,7 @@ def test_a_planted_bug_is_caught(mutant: str, record_property: Callable[[str, ob
     record_property("violation", outcome.violation)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("hundreds of runs in virtual time")
 def test_a_seed_is_deterministic_across_interpreters() -> None:
     """String hashes and memory addresses affect no decision."""
     outputs = [

@@ -414,6 +414,7 @@ def test_a_completion_without_tokens_changes_nothing_but_the_counts(model_path, 
     assert metrics["trained_tokens"] == metrics["num_tokens"] == len(trajectories[1].completion_ids)
 
 
+@pytest.mark.slow("imports torch with a fake device in a process of its own")
 def test_on_a_device_it_takes_the_same_steps_and_leaves_no_tensor_on_another(model_path: Path, tmp_path: Path) -> None:
     """The device is as strict as torch's, and the weights are staged beside it in page-locked memory."""
     command = [sys.executable, "-m", "tests.trainer.npu_process", str(model_path)]

@@ -189,7 +189,7 @@ def _garbage_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_garbage_is_accepted")
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow("ranks are processes that import torch"))])
 @pytest.mark.parametrize(
     ("model", "dtype", "trainer"),
     [
@@ -243,7 +243,13 @@ AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536",
 """Memory that is freed goes back at once, so that what a process has is what it uses."""
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param(2, marks=pytest.mark.slow("ranks are processes that import torch")),
+        pytest.param(4, marks=pytest.mark.long("more ranks")),
+    ],
+)
 def test_real_ranks_grow_by_what_was_planned(tmp_path: Path, ranks: int) -> None:
     path = saved(Qwen3Config(**REAL), tmp_path / "model")
     warm_up = saved(Qwen3Config(**SHAPE), tmp_path / "warm-up")

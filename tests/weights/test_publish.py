@@ -4,7 +4,7 @@ import signal
 import sys
 import threading
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from asyncrl.weights.publish import Publisher
 from tests.weights import receiving_process
 from tests.weights.party import LAYOUT, LONG_S, TRAINER, Rendezvous, forward, move, party, same, tensors, transfer
 
-STUCK_S = 0.3
-"""Seconds without a bucket after which a transfer counts as stuck; a bucket takes milliseconds."""
+Loss = tuple[str, Awaitable[object]]
+"""A member that is lost, and what waits until that is so."""
 
 
 async def unused(_: object) -> None:
@@ -235,14 +235,12 @@ async def process(address: str, rank: int, die_by: int = 0, die_at: int = 0) -> 
         await child.wait()
 
 
-async def until_stuck(publisher: Publisher, moving: "asyncio.Task[Transferred]") -> None:
-    """Wait until the transfer has ended, or has sent no bucket for a while after the first one."""
-    seen = -1
-    while not moving.done() and (publisher.num_buckets == 0 or publisher.num_buckets != seen):
-        seen = publisher.num_buckets
-        await asyncio.wait([moving], timeout=STUCK_S)
+async def frozen(child: Process) -> None:
+    """Wait until a child process is stopped by a signal."""
+    await asyncio.to_thread(os.waitid, os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
 
 
+@pytest.mark.slow("receivers are processes that import torch")
 def test_a_receiver_killed_or_frozen_halfway_costs_one_transfer_group_and_no_more() -> None:
     """Rollout 2 is killed in the second bucket of version 2, rollout 3 freezes in that of version 3."""
 
@@ -254,15 +252,16 @@ def test_a_receiver_killed_or_frozen_halfway_costs_one_transfer_group_and_no_mor
         rendezvous = Rendezvous(hub)
         tasks = [asyncio.create_task(rendezvous.run()), asyncio.create_task(forward(link, publisher))]
 
-        async def publish(transfer_group: int, version: int, ranks: list[int], lost: str = "") -> str:
+        async def publish(transfer_group: int, version: int, ranks: list[int], loss: Loss | None = None) -> str:
             weights = {spec.name: torch.full(spec.shape, float(version)) for spec in layout.specs}
             publisher.stage(version, weights.items())
             order = transfer(transfer_group, version, ranks, deadline_s=1000.0)
             for rank in ranks:
                 hub.send(f"rollout-{rank}", order)
             moving = asyncio.create_task(publisher.transfer(order))
-            if lost:
-                await until_stuck(publisher, moving)
+            if loss:
+                lost, halfway = loss
+                await halfway
                 abort = Abort(transfer_group, f"{lost} was lost")
                 publisher.abort(abort)
                 for rank in ranks:
@@ -277,7 +276,7 @@ def test_a_receiver_killed_or_frozen_halfway_costs_one_transfer_group_and_no_mor
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(process(hub.address, 1))
             killed: Process = await stack.enter_async_context(process(hub.address, 2, signal.SIGKILL, 2))
-            await stack.enter_async_context(process(hub.address, 3, signal.SIGSTOP, 3))
+            stopped: Process = await stack.enter_async_context(process(hub.address, 3, signal.SIGSTOP, 3))
             await received(3)
 
             digest = await publish(1, 1, [1, 2, 3])
@@ -286,12 +285,12 @@ def test_a_receiver_killed_or_frozen_halfway_costs_one_transfer_group_and_no_mor
             with pytest.raises(
                 TransferError, match="version 2 with rollout-1, rollout-2, rollout-3 in transfer group 1"
             ):
-                await publish(1, 2, [1, 2, 3], "rollout-2")
+                await publish(1, 2, [1, 2, 3], ("rollout-2", killed.wait()))
             assert all(isinstance(fact, TransferFailed) for fact in (await received(2)).values())
             assert await killed.wait() == -signal.SIGKILL
 
             with pytest.raises(TransferError, match="version 3 with rollout-1, rollout-3 in transfer group 2"):
-                await publish(2, 3, [1, 3], "rollout-3")
+                await publish(2, 3, [1, 3], ("rollout-3", frozen(stopped)))
             failed = (await received(1))["rollout-1"]
             assert isinstance(failed, TransferFailed)
             # The trainer may have closed its connections before the abort reached this member.

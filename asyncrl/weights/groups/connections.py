@@ -3,8 +3,9 @@ TCP connections of one gloo group, found among the descriptors of this process b
 
     rendezvous ── addresses ─▶ is either end of a descriptor's connection among them? ─▶ shut down
 
-Gloo has no call that ends a broadcast from another thread. A connection that is shut down ends it at once, in every
-rank of the group, like the death of a peer.
+Gloo has no call that ends a broadcast from another thread. A connection that is shut down ends it in every rank of the
+group, like the death of a peer: at once, except for a rank in the middle of a message, which learns it from its own
+deadline or abort.
 """
 
 import os

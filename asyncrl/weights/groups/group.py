@@ -9,6 +9,7 @@ a deadline poorly, and NCCL and HCCL not at all. Ranks therefore rendezvous firs
 rendezvous and the connection can exceed the deadline.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +31,11 @@ CPU = torch.device("cpu")
 
 POLL_S = 0.0005
 """Polling interval of a broadcast on a device. One bucket takes milliseconds."""
+
+LOOK_S = 0.1
+"""Interval in which a wait for gloo looks whether the deadline is over."""
+
+CLOSING_THREAD = "asyncrl-weights-close"
 
 GLOO_TIMEOUT_FACTOR = 5
 """Gloo waits for a connection this many times its timeout (``Pair::waitUntil`` in its tcp/pair.cc)."""
@@ -60,11 +66,21 @@ class Group(Protocol):
 
 
 class LibraryGroup:
-    """A `Group` of a collective library."""
+    """
+    A `Group` of a collective library.
 
-    def __init__(self, backend: _Backend, wait: Callable[[c10d.Work, Deadline], object]) -> None:
+    Args:
+        leaves_late: The library has no call that ends an unfinished broadcast: it ends by its own deadline.
+    """
+
+    def __init__(
+        self, backend: _Backend, wait: Callable[[c10d.Work, Deadline], object], *, leaves_late: bool = False
+    ) -> None:
         self._backend: _Backend | None = backend
         self._wait = wait
+        self._leaves_late = leaves_late
+        self._work: c10d.Work | None = None
+        """The last broadcast."""
 
     def broadcast(self, tensor: Tensor, root: int, deadline: Deadline) -> None:
         """See `Group.broadcast`."""
@@ -74,14 +90,30 @@ class LibraryGroup:
         options.rootRank = root
         options.rootTensor = 0
         options.timeout = timedelta(seconds=deadline.left_s())
-        self._wait(self._backend.broadcast([tensor], options), deadline)
+        self._work = self._backend.broadcast([tensor], options)
+        self._wait(self._work, deadline)
 
     def close(self) -> None:
-        """See `Group.close`. Ends the library's threads, too."""
+        """See `Group.close`. Ends the library's threads, too; those of an unfinished broadcast end by its deadline."""
         backend, self._backend = self._backend, None
-        if backend is not None:
-            with suppress(RuntimeError):  # raised if the abort timed out; must not hide the error that closes the group
-                backend.abort()  # needed for NCCL's kernels; the destructors of the others suffice
+        if backend is None:
+            return
+        if self._leaves_late and self._work and not self._work.is_completed():
+            threading.Thread(target=_abort_later, args=(backend, self._work), name=CLOSING_THREAD, daemon=True).start()
+        else:
+            _abort(backend)
+
+
+def _abort_later(backend: _Backend, work: c10d.Work) -> None:
+    """Gloo's destructor waits for what is not finished, and holds the GIL meanwhile."""
+    with suppress(RuntimeError):
+        work.wait()
+    _abort(backend)
+
+
+def _abort(backend: _Backend) -> None:
+    with suppress(RuntimeError):  # raised if the abort timed out; must not hide the error that closes the group
+        backend.abort()  # needed for NCCL's kernels; the destructors of the others suffice
 
 
 def form(
@@ -104,7 +136,7 @@ def form(
         return form_shared(store, rank, size, deadline)
     if backend == "gloo":
         _rendezvous(store, rank, size, backend, interface)
-        return LibraryGroup(_gloo(store, rank, size, interface, deadline), lambda work, _: work.wait())
+        return LibraryGroup(_gloo(store, rank, size, interface, deadline), wait_for_gloo, leaves_late=True)
     construct = _constructor(backend)
     _rendezvous(store, rank, size, backend, interface)
     make_current(device)
@@ -170,6 +202,28 @@ def _plugged_in(create: Any, store: Store, rank: int, size: int, timeout: timede
     options.group_id = "asyncrl-weights"
     options.global_ranks_in_group = []  # not part of the default group: HCCL would look for its communicator
     return cast("_Backend", create(options, None))
+
+
+def wait_for_gloo(work: c10d.Work, deadline: Deadline) -> None:
+    """
+    Wait for gloo, and leave when the deadline is over.
+
+    Gloo tells a broken connection to whatever waits for a message to begin, not to what is in the middle of one
+    (``Pair::signalException`` in its tcp/pair.cc): that waits on for its own timeout.
+    """
+    while True:
+        try:
+            work.wait(timedelta(seconds=LOOK_S))
+        except RuntimeError:
+            if work.is_completed():
+                work.wait()  # Its own error, or none if it ended a moment ago.
+                return
+            if deadline.has_passed:
+                raise RuntimeError(
+                    f"Timed out: a broadcast did not finish within {deadline.elapsed_s():.3g} s"
+                ) from None
+        else:
+            return
 
 
 def _poll(work: c10d.Work, deadline: Deadline) -> None:

@@ -13,7 +13,7 @@ Process groups of weight transfers, and the thread that runs the transfers.
     not begun       `run` raises
     rendezvous      the store raises
     connecting      the thread is left behind, and closes its group when the library returns
-    broadcasting    gloo: its connections are shut down; other libraries: the deadline is over, and the group is aborted
+    broadcasting    the deadline is over, and the group is closed; gloo's connections are shut down, for the other ranks
 
 Invariants: transfers run one after another, in order of arrival; no part of a transfer waits longer than its deadline;
 a failed group is never used again; a one-off group, failed or not, does not affect the kept group; a thread that was

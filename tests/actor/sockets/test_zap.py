@@ -238,6 +238,7 @@ def test_a_key_that_sends_too_many_frames_is_cut_and_named_and_others_are_heard(
         with_hub(scene)
 
 
+@pytest.mark.slow("waits for a socket to connect again")
 def test_a_key_that_was_cut_loses_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq_hub, "BURST_FRAMES", 100)
     monkeypatch.setattr(zmq_hub, "FRAMES_PER_S", 5000)

@@ -263,7 +263,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow("fills the buffers of the kernel")
 def test_a_hub_that_does_not_read_survives_the_end_of_a_peer_that_sends_more() -> None:
     """ZeroMQ aborts the process if its heartbeat is due on a broken connection whose frames nobody has read."""
     ended = subprocess.run(

@@ -225,7 +225,11 @@ def test_a_restarted_group_is_the_youngest_and_incomplete(reach: int | None) -> 
     assert book.form(1) is None
 
 
-@pytest.mark.parametrize("seeds", [range(5_000), pytest.param(range(5_000, 105_000), marks=pytest.mark.long)], ids=len)
+@pytest.mark.parametrize(
+    "seeds",
+    [range(5_000), pytest.param(range(5_000, 105_000), marks=pytest.mark.long("a hundred thousand more seeds"))],
+    ids=len,
+)
 def test_in_random_lives_neither_bound_is_broken_and_every_group_is_trained(seeds: range) -> None:
     found = lives(seeds)
 

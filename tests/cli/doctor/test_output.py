@@ -5,6 +5,7 @@ import sys
 from io import StringIO
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from asyncrl.cli.doctor.output import show, to_plain
@@ -46,6 +47,7 @@ def test_json_has_the_same_content() -> None:
     assert [line["state"] for line in said["lines"]] == ["good", "absent", "bad"]
 
 
+@pytest.mark.slow("real processes that import torch")
 def test_doctor_checks_gloo_between_two_processes_and_finds_a_trainer_can_run() -> None:
     command = [sys.executable, "-m", "asyncrl", "doctor", "--role", "trainer", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

@@ -18,9 +18,9 @@ from tests.conf.recipes import recording, sparse_model
 from tests.conf.recipes.claims import CLAIMS, ignored, settings
 
 RECIPES = Path("conf/recipes").resolve()
-LIKE_ANOTHER = "geo3k-qwen3-vl-8b-sync-npu"
-"""The synchronous form of another one."""
 NAMES = sorted(path.stem for path in RECIPES.glob("*.toml"))
+RUN = "gsm8k-qwen3-8b-grpo"
+MANY = pytest.mark.long("half a minute for each of the other recipes")
 STEPS = 3
 
 VLLM_ARGUMENTS = """
@@ -58,10 +58,8 @@ def run(*command: str, folder: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name == LIKE_ANOTHER else name for name in NAMES]
-)
+@pytest.mark.slow("a run of real processes")
+@pytest.mark.parametrize("name", [RUN, *(pytest.param(name, marks=MANY) for name in NAMES if name != RUN)])
 def test_a_recipe_runs_at_tiny_scale_and_each_of_its_settings_is_honoured(name: str, cache: Path) -> None:
     recipe = str(RECIPES / f"{name}.toml")
     run("-m", "asyncrl", "run", recipe, "--scale", "tiny", "--set", f"run.steps={STEPS}", folder=cache)
@@ -89,8 +87,8 @@ MACHINES = {
 """Devices that each recipe is for, and the memory of each."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow("plans with the real shapes")
+@pytest.mark.parametrize("name", [RUN, *(pytest.param(name, marks=MANY) for name in NAMES if name != RUN)])
 def test_a_recipe_fits_the_devices_that_it_is_for(name: str, tmp_path: Path) -> None:
     pytest.importorskip("vllm", exc_type=ImportError)
     recipe = RECIPES / f"{name}.toml"

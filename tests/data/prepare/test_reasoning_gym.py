@@ -75,6 +75,7 @@ def test_without_the_package_one_sentence_says_how_to_get_it(monkeypatch: pytest
         reasoning_gym_rows("sums", 1, 0)
 
 
+@pytest.mark.slow("the package takes seconds to import")
 @needs("reasoning_gym")
 @pytest.mark.timeout(120)
 def test_tasks_of_the_package_are_prepared_and_are_the_same_for_a_seed(tmp_path: Path) -> None:

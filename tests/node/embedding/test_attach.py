@@ -120,6 +120,7 @@ def served() -> Served:
     return Served(address, done.stdout, said[:place], said[place + 1 :])
 
 
+@pytest.mark.slow("real processes that import torch")
 def test_a_host_that_configured_no_logging_gets_no_output(served: Served) -> None:
     assert served.output == "the host serves on LinkError\n" * 2
     assert served.before == []
@@ -202,6 +203,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow("real processes that import torch")
 def test_a_cancelled_node_leaves_no_socket_thread_or_child_behind() -> None:
     command = [sys.executable, "-c", LEFTOVERS, str(Path(__file__).parents[3])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

@@ -64,6 +64,7 @@ def test_a_rank_that_dies_before_the_group_is_formed_is_named_at_once(
     asyncio.run(main())  # ends the thread that waits for the group
 
 
+@pytest.mark.slow("real processes that import torch")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("library", "code"), [("aborts", 0), ("stuck", RankDied.exit_code)])
 def test_a_rank_that_is_killed_in_a_collective_is_named_and_the_node_ends(library: str, code: int) -> None:

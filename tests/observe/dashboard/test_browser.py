@@ -19,7 +19,10 @@ CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 HOSTILE = "<img src=x onerror='document.title=1'><script>document.title=1</script>"
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the path")]
+pytestmark = [
+    pytest.mark.slow("starts Chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the path"),
+]
 
 
 @pytest.fixture(scope="module")

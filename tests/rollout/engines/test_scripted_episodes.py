@@ -42,7 +42,7 @@ def check(family: Family, seam: Seam, script: Script) -> bool:
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 @pytest.mark.parametrize(
-    "seeds", [range(FEW), pytest.param(range(FEW, MANY), marks=pytest.mark.long)], ids=["few", "all"]
+    "seeds", [range(FEW), pytest.param(range(FEW, MANY), marks=pytest.mark.long("many more seeds"))], ids=["few", "all"]
 )
 def test_an_episode_is_what_its_template_renders_and_no_id_is_tokenized_again(family: Family, seeds: range) -> None:
     seam = make_seam(tokenizer(family.name), tools=TOOLS)

@@ -92,7 +92,7 @@ def test_nine_tenths_of_the_throughput_of_the_best_fixed_limit(
     check_near_the_best(workload, speed, warm_s=1500, until_s=3000, limits=limits)
 
 
-@pytest.mark.long
+@pytest.mark.long("more workloads")
 @pytest.mark.parametrize(("workload", "speed"), list(product(WORKLOADS, SPEEDS)))
 def test_the_same_on_the_whole_grid(workload: str, speed: str) -> None:
     check_near_the_best(workload, speed, warm_s=1500, until_s=4000, limits=FIXED)

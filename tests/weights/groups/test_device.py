@@ -119,6 +119,7 @@ def python(program: str, folder: Path, failing: str) -> str:
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow("imports torch in a process of its own")
 def test_torch_npu_makes_npu_a_device_with_hccl_the_moment_one_is_needed(tmp_path: Path) -> None:
     """In a process of its own, because the import renames a device of torch for good."""
     program = """
@@ -139,6 +140,7 @@ for name, asked in (("npu:2", "auto"), ("npu", "gloo")):
     assert fourth.endswith("use 'auto' or 'hccl'")
 
 
+@pytest.mark.slow("imports torch in a process of its own")
 def test_a_device_belongs_to_the_threads_that_compute_on_it(tmp_path: Path) -> None:
     """Every thread begins with device 0, and torch refuses a device without an index."""
     program = """

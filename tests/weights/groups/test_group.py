@@ -2,6 +2,8 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch._C._distributed_c10d import HashStore
 
 from asyncrl.errors import ConfigError, TransferError
 from asyncrl.weights.groups.deadline import Deadline
-from asyncrl.weights.groups.group import GLOO_TIMEOUT_FACTOR, Group, form
+from asyncrl.weights.groups.group import GLOO_TIMEOUT_FACTOR, Group, LibraryGroup, form, wait_for_gloo
 from asyncrl.weights.groups.network_interface import interface_addresses, settings
 from tests.weights.groups.fake_npu import installed_at
 from tests.weights.party import LAYOUT, LONG_S, SHORT_S
@@ -64,6 +66,41 @@ def test_a_broadcast_nobody_joins_ends_with_the_deadline() -> None:
         groups[1].broadcast(torch.zeros(4), 0, Deadline(SHORT_S))
     for group in groups:
         group.close()
+
+
+class Halfway:
+    """A library that is in the middle of a message for ever, as gloo is when its connection breaks there."""
+
+    def __init__(self) -> None:
+        self.ends, self.is_aborted = threading.Event(), threading.Event()
+
+    def broadcast(self, *_: object) -> "Halfway":
+        return self
+
+    def abort(self) -> None:
+        self.is_aborted.set()
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        if not self.ends.wait(timeout and timeout.total_seconds()):
+            raise RuntimeError("Operation timed out!")
+
+    def is_completed(self) -> bool:
+        return self.ends.is_set()
+
+
+def test_a_broadcast_in_the_middle_of_a_message_is_left_when_the_deadline_is_over() -> None:
+    """It is closed when the library has left it, too; neither is waited for."""
+    library: Any = Halfway()
+    deadline = Deadline(LONG_S)
+    deadline.expire()
+    group = LibraryGroup(library, wait_for_gloo, leaves_late=True)
+    with pytest.raises(RuntimeError, match="Timed out: a broadcast did not finish"):
+        group.broadcast(torch.zeros(4), 0, deadline)
+    group.close()
+    assert not library.is_aborted.is_set()
+
+    library.ends.set()
+    assert library.is_aborted.wait(LONG_S)
 
 
 def test_a_rank_that_dies_after_the_rendezvous_is_waited_for_until_the_deadline_and_not_five_times_as_long() -> None:
@@ -146,6 +183,7 @@ def three_ranks(folder: Path, failing: str = "whole") -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])  # torch 2.10's Gloo prints before it
 
 
+@pytest.mark.slow("real processes that import torch")
 def test_a_layout_arrives_over_a_plugged_in_library(tmp_path: Path) -> None:
     facts = three_ranks(tmp_path)
     assert facts["arrived"] == [True] * 3
@@ -167,6 +205,7 @@ def test_a_layout_arrives_over_a_plugged_in_library(tmp_path: Path) -> None:
     assert all("rollout-2 (rank 2) did not join the rendezvous within 3 s" in error for error in facts["missing"])
 
 
+@pytest.mark.slow("real processes that import torch")
 def test_a_library_that_sends_nothing_forms_no_group(tmp_path: Path) -> None:
     failed = "hccl finished a broadcast without sending a byte: check its installation"
     assert three_ranks(tmp_path, "idle") == {"failed": failed}

@@ -23,6 +23,7 @@ def test_a_trial_succeeds_only_if_the_bytes_are_the_same(received: TrialResult, 
     assert bool(failure) == bool(expected)
 
 
+@pytest.mark.slow("real processes that import torch")
 def test_a_library_that_ends_broadcasts_without_sending_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,7 +101,7 @@ def with_overrides(config: Config, **overrides: object) -> Config:
     return replace(config, model=replace(config.model, overrides=overrides))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("imports torch in a process of its own")
 def test_a_run_that_does_not_fit_into_the_devices_is_one_sentence(toy: Path) -> None:
     raw = {"model": {"path": str(toy / "model")}, "data": {"train": "t"}, "trainer": {"device": "cuda"}}
     with pytest.raises(ConfigError, match=r"the trainer needs .* on each cuda device \(step\), but a device has 1 MiB"):

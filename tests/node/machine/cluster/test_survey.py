@@ -16,7 +16,7 @@ from asyncrl.node.machine.diagnosis import Diagnosis
 from tests.cluster.network import Network, obstacle
 
 ADDRESS = "10.77.0"
-ROLES = (["broker", "reward"], ["trainer"], ["rollout"])
+ROLES = (["broker", pytest.param("reward", marks=pytest.mark.long("waits once more"))], ["trainer"], ["rollout"])
 
 
 def checked(*machines: dict[str, Any], broker: str, **settings: Any) -> Diagnosis:
@@ -49,6 +49,7 @@ def cluster(network: Network) -> list[dict[str, Any]]:
     return [{"name": m.name, "roles": roles, "run": m.prefix(), "key": "/root/node.key"} for m, roles in named]
 
 
+@pytest.mark.slow("commands on several machines")
 def test_three_machines_that_fit_are_found_fit(network: Network) -> None:
     found = checked(*cluster(network), broker=f"tcp://{ADDRESS}.1:5570", model="/root/model")
     assert found.problems == []
@@ -59,12 +60,14 @@ def test_three_machines_that_fit_are_found_fit(network: Network) -> None:
     assert [line.name for line in found.lines if line.section == "transfers"] == ["n2 to n3", "n3 to n2"]
 
 
+@pytest.mark.slow("commands on several machines")
 def test_machines_of_an_ipv6_network_are_checked_too(network: Network) -> None:
     found = checked(*cluster(network), broker="tcp://[fd77::1]:5570")
     assert found.problems == []
     assert "eth0, fd77::2" in {line.what for line in found.lines if line.name == "interface"}
 
 
+@pytest.mark.slow("commands on several machines")
 def test_another_model_under_the_same_path_is_named(network: Network) -> None:
     config = network.machines["n3"].path("/root/model/config.json")
     config.write_text('{"layers": 2}')
@@ -74,12 +77,13 @@ def test_another_model_under_the_same_path_is_named(network: Network) -> None:
     assert problem.startswith("n3 has another model than n1: SHA-256 of /root/model/config.json is ")
 
 
+@pytest.mark.slow("commands on several machines")
 def test_an_address_of_another_machine_is_no_address_for_the_broker(network: Network) -> None:
     found = checked(*cluster(network), broker=f"tcp://{ADDRESS}.2:5570")
     assert f"n1 cannot listen on tcp://{ADDRESS}.2:5570 (Cannot assign requested address)" in found.problems[0]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("waits for machines that do not answer")
 def test_a_machine_that_is_cut_off_is_named_and_the_others_are_checked(network: Network) -> None:
     network.machines["n3"].partition()
     found = checked(*cluster(network), broker=f"tcp://{ADDRESS}.1:5570")
@@ -88,7 +92,7 @@ def test_a_machine_that_is_cut_off_is_named_and_the_others_are_checked(network: 
     assert found.problems[0].startswith(f"n3 cannot connect to tcp://{ADDRESS}.1:5570 (")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("waits for machines that do not answer")
 def test_two_machines_that_cannot_connect_are_named(network: Network) -> None:
     """Both reach the broker, so that only the transfer shows it."""
     with network.separated("n2", "n3"):
@@ -117,7 +121,7 @@ def test_the_brokers_port_is_free_after_the_check() -> None:
     socket.create_server(("127.0.0.1", port)).close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("waits for machines that do not answer")
 @pytest.mark.parametrize("hanging", ["broker", "reward"])
 def test_a_machine_whose_command_hangs_is_named_and_the_others_are_checked(hanging: str) -> None:
     found = checked(

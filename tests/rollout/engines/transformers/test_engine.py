@@ -725,6 +725,7 @@ def on_devices(make_model, tokenizer, tmp_path_factory) -> dict[tuple[str, str],
     return dict(zip(ON_DEVICE, json.loads(done.stdout), strict=True))
 
 
+@pytest.mark.slow("imports torch with a fake device in a process of its own")
 @pytest.mark.parametrize(("family", "dtype"), ON_DEVICE)
 def test_on_a_device_of_its_own_it_decodes_the_same_and_leaves_the_hosts_thread_as_it_was(on_devices, family, dtype):
     """The device is as strict as torch's: a tensor of another device, or of another thread's, would be found."""

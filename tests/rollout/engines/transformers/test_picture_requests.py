@@ -235,7 +235,7 @@ def test_specs_have_the_names_and_shapes_of_the_models_files(path: Path) -> None
     assert {spec.name: spec.shape for spec in make_engine(path).specs()} == saved
 
 
-@pytest.mark.slow
+@pytest.mark.slow("imports torch with a fake device in a process of its own")
 def test_on_a_device_of_its_own_it_decodes_the_same(path: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.rollout.engines.transformers.npu_process", str(path), "float32"]
     environment = installed_at(tmp_path)

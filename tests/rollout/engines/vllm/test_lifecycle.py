@@ -38,7 +38,10 @@ async def started(config: Config) -> VllmEngine:
         return await asyncio.get_running_loop().run_in_executor(thread, VllmEngine.load, config)
 
 
-@pytest.mark.slow  # The engine of all tests of this folder is made in a thread too, and leaves no process.
+@pytest.mark.long("the engine of all tests of this folder is made in a thread, and leaves no process")
+@pytest.mark.slow(
+    "vLLM starts"
+)  # The engine of all tests of this folder is made in a thread too, and leaves no process.
 def test_an_engine_made_in_a_thread_serves_the_loop_and_leaves_no_process(config, has_written):
     async def scenario() -> int:
         engine = await started(config)
@@ -57,6 +60,7 @@ def test_an_engine_made_in_a_thread_serves_the_loop_and_leaves_no_process(config
         os.kill(pid, 0)
 
 
+@pytest.mark.slow("vLLM starts")
 def test_a_dead_engine_core_fails_every_call_with_its_pid_and_signal(config, has_written):
     async def scenario() -> None:
         engine = await started(config)

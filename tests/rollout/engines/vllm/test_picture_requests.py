@@ -30,7 +30,7 @@ from tests.rollout.engines.vision_models import full_logprobs, load, picture_req
 pytest.importorskip("vllm")
 pytest.importorskip("torchvision", reason="vLLM reads no pictures without torchvision")
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow("vLLM starts"), pytest.mark.filterwarnings("ignore")]
 
 SIZES = [(24, 16), (48, 8), (300, 200)]
 Generate = Callable[..., list[Completion]]

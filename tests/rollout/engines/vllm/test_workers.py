@@ -22,10 +22,11 @@ from tests.rollout.engines.feeding import feed
 from tests.rollout.engines.fetching import fetch
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow("vLLM starts"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # vLLM leaves sockets open
 ]
 
+ANOTHER = pytest.mark.long("another engine, up to two minutes, for another pair of what is shown below")
 SIZES = {
     "vocab_size": 64,
     "hidden_size": 64,
@@ -72,11 +73,23 @@ def greedy(model: PreTrainedModel) -> list[int]:
 @pytest.mark.parametrize(
     ("family", "ranks", "via", "weights"),
     [
-        ("tied", 2, "collective", Weights(bucket_bytes=16384)),
+        pytest.param("tied", 2, "collective", Weights(bucket_bytes=16384), marks=ANOTHER),
         ("untied", 1, "collective", Weights(bucket_bytes=16384, delta=True)),
         ("moe", 1, "collective", Weights(bucket_bytes=16384, staging="bucket")),
-        pytest.param("tied", 2, "spool", Weights(bucket_bytes=16384), marks=pytest.mark.long),
-        pytest.param("moe", 1, "spool", Weights(bucket_bytes=16384), marks=pytest.mark.long),
+        pytest.param(
+            "tied",
+            2,
+            "spool",
+            Weights(bucket_bytes=16384),
+            marks=ANOTHER,
+        ),
+        pytest.param(
+            "moe",
+            1,
+            "spool",
+            Weights(bucket_bytes=16384),
+            marks=ANOTHER,
+        ),
     ],
     ids=[
         "two tensor parallel workers",
