@@ -2,6 +2,7 @@
 Fault injection: processes of a run are killed, stopped and disconnected at random, then the ledger is audited.
 
     python bench/chaos.py [CONFIG] [--set a.b=value] [--faults 200] [--every 2] [--seed 0] [--kinds kill,freeze,cut]
+                          [--nodes rollout-0,...]
 
     kill      SIGKILL of a random process: broker, trainer, reward, rollout, or vLLM's engine core if vLLM is used
     freeze    SIGSTOP of a random process for up to twice ``broker.node_ttl_s``, then SIGCONT
@@ -112,7 +113,7 @@ def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = take(options, SETTINGS, EVALUATIONS)
         run = LiveRun(Path(folder), config, isolated="cut" in kinds)
-        injector = FaultInjector(run, kinds, nodes(config), options.seed, options.every)
+        injector = FaultInjector(run, kinds, options.nodes or nodes(config), options.seed, options.every)
         try:
             run.until(lambda: run.steps_taken() >= options.steps_after)
             started_s = time.monotonic()
@@ -157,6 +158,11 @@ def report(directory: RunDirectory, done: Counter[str], faults_s: float, calm_s:
             "duplicates": audit.duplicates,
             "tokens_trained": audit.tokens_trained,
             "tokens_thrown_away": audit.tokens_thrown_away,
+            "held_out_accuracy": [
+                round(float(event["accuracy"]), 3)
+                for event in directory.read_events()
+                if event["event"] == "eval.finished"
+            ],
         }
     )
     return problems
@@ -195,6 +201,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--every", type=float, default=2.0, help="Mean seconds from one fault to the next.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
+    parser.add_argument("--nodes", type=lambda text: text.split(","), help="Faults hit only these; all by default.")
     parser.add_argument("--steps-after", type=int, default=10, help="Steps before the first fault, and after the last.")
     parser.add_argument("--keep", type=Path, help="Copy the run directory here afterwards.")
     return smoke.parsed(parser)

@@ -1,5 +1,6 @@
 """Toy files for tests of whole processes: a random Qwen3 with 22 words, prompts, a reward function and a run file."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -76,6 +77,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid} is marked slow or long; say why: pytest.mark.slow(reason)")
         if marks and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_S))
+
+
+def pytest_collection_finish() -> None:
+    """Keep ten thousand tests and the modules of torch out of every garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
