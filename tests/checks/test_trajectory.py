@@ -22,6 +22,7 @@ def test_no_sound_trajectory_has_a_problem() -> None:
         assert problem_of(made, made.unit, summary_of(made), LIMITS) == ""
 
 
+@pytest.mark.slow("ten thousand damages")
 @pytest.mark.parametrize("name", DAMAGES)
 def test_every_damage_of_one_field_is_named_by_its_cause(name: str) -> None:
     cause, damage = DAMAGES[name]

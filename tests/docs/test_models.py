@@ -80,6 +80,7 @@ LENGTHS = (3, 5, 9)
 POSITIONS = 64
 
 
+@pytest.mark.slow("makes and loads a model for each row")
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_row_of_the_table_is_what_happens(kind: str, tmp_path: Path) -> None:
     config = CONFIG_MAPPING[kind](**{key: WIDTHS[key] for key in OWN_WIDTHS.get(kind, WIDTHS)} | MODELS[kind][1])

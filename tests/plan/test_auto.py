@@ -96,20 +96,9 @@ def test_steps_before_the_last_change_do_not_count(tmp_path: Path) -> None:
     assert choice.reason == "no step has been measured under the present settings yet"
 
 
+@pytest.mark.slow("a run in virtual time")
 @pytest.mark.parametrize(
-    "seed",
-    [
-        0,
-        *(
-            pytest.param(
-                seed,
-                marks=pytest.mark.slow("a run in virtual time for each of many settings")
-                if seed < 3
-                else pytest.mark.long("many more seeds and workloads"),
-            )
-            for seed in range(1, 8)
-        ),
-    ],
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long("more seeds")) for seed in range(1, 8))]
 )
 def test_a_run_comes_to_a_staleness_near_the_best(seed: int) -> None:
     score = followed(workload(seed))

@@ -182,6 +182,7 @@ def assert_contained(court: Court) -> None:
     assert court.log.stat().st_size < AT_ONCE_BYTES + 2 * PER_S_BYTES * elapsed_s + (1 << 16)
 
 
+@pytest.mark.slow("waits for limits of time that are those of a real run")
 @pytest.mark.parametrize("name", AT_ONCE)
 def test_a_function_that_does_harm_fails_its_own_verdict_only(court: Court, name: str) -> None:
     begun = time.monotonic()

@@ -30,6 +30,7 @@ def test_a_program_reads_its_input_and_its_output_is_kept() -> None:
     assert ran("print(1)\nraise SystemExit(3)") == ProgramResult(output="1\n", succeeded=False)
 
 
+@pytest.mark.slow("waits for limits of time that are those of a real run")
 @needs_sandbox
 @pytest.mark.parametrize(
     "program",

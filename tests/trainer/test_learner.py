@@ -307,6 +307,7 @@ EVERYTHING = [
 ]
 
 
+@pytest.mark.slow("three steps for each of fifty algorithms")
 @pytest.mark.parametrize("algorithm", EVERYTHING, ids=str)
 def test_every_algorithm_takes_the_same_step_however_it_is_cut(model_path, config, make_trajectories, algorithm):
     steps, trajectories = [], make_trajectories(num_groups=3)

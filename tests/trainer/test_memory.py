@@ -429,6 +429,7 @@ SIDE = 6
 """Tokens along each side of the picture that a prompt is."""
 
 
+@pytest.mark.slow("a step of each of many models")
 @pytest.mark.usefixtures("_garbage_is_accepted")
 @pytest.mark.parametrize(
     ("dtype", "trainer"),

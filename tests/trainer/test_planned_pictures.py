@@ -50,6 +50,7 @@ def real_peak(model: Any) -> int:
     return live.peak
 
 
+@pytest.mark.slow("a pass of each of many models")
 @pytest.mark.parametrize("freeze_vision", [False, True])
 @pytest.mark.parametrize("checkpointing", [False, True, "selective"])
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])

@@ -126,6 +126,7 @@ def test_a_host_that_configured_no_logging_gets_no_output(served: Served) -> Non
     assert served.before == []
 
 
+@pytest.mark.slow("a host that imports torch")
 def test_an_end_that_nobody_awaits_is_an_error_in_the_log_that_the_host_configured(served: Served) -> None:
     address, said = served.address, served.after
     assert said[0] == f"broker.awaited node='server-1' address='{address}' waited_s=0.1"

@@ -28,6 +28,7 @@ PLANTED: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow("a run in virtual time for each of many causes")
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_bottleneck_is_named(planted: str) -> None:
     bottleneck, options = PLANTED[planted]

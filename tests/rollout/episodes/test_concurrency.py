@@ -78,6 +78,7 @@ def check_near_the_best(workload: str, speed: str, *, warm_s: float, until_s: fl
     assert pstdev(controlled.limits) <= 0.35 * fmean(controlled.limits), "it does not swing"
 
 
+@pytest.mark.slow("a run in virtual time for each of many workloads")
 @pytest.mark.parametrize(
     ("workload", "speed", "limits"),
     [

@@ -25,6 +25,8 @@ from tests.patience import PATIENCE_S
 from tests.trainer.ragged_trajectories import ragged_trajectories
 from tests.trainer.rank_processes import PARTIAL, Case, open_moments, trajectories_for
 
+pytestmark = pytest.mark.slow("ranks are processes that import torch")
+
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "decoupled": {
@@ -184,7 +186,6 @@ def trained(folder: Path, cases: list[Case]) -> Path:
     return folder
 
 
-@pytest.mark.slow("ranks are processes that import torch")
 @pytest.mark.timeout(2 * PATIENCE_S)  # The first one waits for the ranks of all.
 @pytest.mark.parametrize(("algorithm", "size", "sharing"), CASES)
 def test_several_ranks_take_the_step_that_one_would_take(folder, paths, algorithm, size, sharing):
@@ -192,7 +193,6 @@ def test_several_ranks_take_the_step_that_one_would_take(folder, paths, algorith
 
 
 @pytest.mark.long("more ranks and algorithms")
-@pytest.mark.slow("ranks are processes that import torch")
 @pytest.mark.parametrize(("algorithm", "size", "sharing"), MORE_CASES)
 def test_so_do_more_of_them(more_folder, paths, algorithm, size, sharing):
     assert_same_step(more_folder, paths, algorithm, size, sharing)

@@ -143,6 +143,7 @@ def test_sockets_and_signals_are_refused(tmp_path: Path) -> None:
     assert options(expansion) == ["a.b=1"]
 
 
+@pytest.mark.slow("waits for limits of time that are those of a real run")
 @pytest.mark.parametrize(
     "hostile",
     [

@@ -108,6 +108,7 @@ def test_a_run_that_does_not_fit_into_the_devices_is_one_sentence(toy: Path) -> 
         architecture.check_architecture(decode(raw), "1MiB")
 
 
+@pytest.mark.slow("imports torch in processes of its own")
 def test_a_model_that_can_be_computed_is_accepted_and_this_process_imports_no_torch_for_it(
     monkeypatch: pytest.MonkeyPatch, toy: Path
 ) -> None:
