@@ -29,6 +29,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.long("two whole runs on machines of their own")
 def test_an_empty_machine_resumes_from_the_copy_of_the_newest_checkpoint(toy: Path, tmp_path: Path) -> None:
     pytest.importorskip("supervisor")
     task = tmp_path / "task"

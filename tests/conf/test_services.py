@@ -109,6 +109,7 @@ def test_units_report_their_work_and_all_end_with_the_run(start: Start):
     assert sum(service.foreign_reports for service in run.target.services.values()) == 0
 
 
+@pytest.mark.long("waits for the watchdog")
 def test_a_frozen_node_is_killed_by_the_watchdog_and_the_run_goes_on(start: Start):
     run = start("systemd", 24)
     assert isinstance(run, UnderSystemd)
@@ -123,7 +124,9 @@ def test_a_frozen_node_is_killed_by_the_watchdog_and_the_run_goes_on(start: Star
     assert_complete(run, 24)
 
 
-@pytest.mark.parametrize("manager", MANAGERS)
+@pytest.mark.parametrize(
+    "manager", ["systemd", pytest.param("supervisord", marks=pytest.mark.long("the other service manager"))]
+)
 def test_nodes_of_a_broker_with_keys_find_the_key_of_their_machine(start: Start, manager: str):
     run = start(manager, 4, keys=True)
     assert_complete(run, 4)

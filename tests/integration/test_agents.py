@@ -54,6 +54,7 @@ def assert_trained(run: ToyRun, *, turns: float = 1.0) -> None:
     run.assert_adds_up()
 
 
+@pytest.mark.long("trains until the agent has learned; examples/test_agents.py runs each program")
 @pytest.mark.parametrize(
     ("python", "package", "program"),
     [
@@ -148,6 +149,7 @@ function = "{tmp_path}/judge.py:judge"
     assert any(turn["observation"].endswith(" heard 5") for turn in turns), "the server has added"
 
 
+@pytest.mark.long("tests of data and rewards have the package as well")
 def test_a_dataset_of_reasoning_gym_is_trained(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     needs(PYTHON, "reasoning_gym")
     place = subprocess.run(

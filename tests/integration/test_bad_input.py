@@ -168,7 +168,7 @@ def reward_function(folder: Path, body: str) -> str:
     ("body", "part"),
     [
         ("raise ValueError('no such unit')", "no such unit"),
-        ("time.sleep(60)", "0.2 s"),
+        pytest.param("time.sleep(60)", "0.2 s", marks=pytest.mark.long("waits for each timeout")),
         pytest.param("return float('nan')", "nan", marks=pytest.mark.long("another wrong value")),
         pytest.param("return 'good'", "'good'", marks=pytest.mark.long("another wrong value")),
     ],
@@ -213,13 +213,14 @@ def write_prompts(path, num_long):
 
 
 @pytest.mark.slow("whole runs of real processes")
-@pytest.mark.parametrize("num_long", [8, 32])
+@pytest.mark.parametrize("num_long", [8, pytest.param(32, marks=pytest.mark.long("one more run"))])
 def test_prompts_that_are_too_long_are_refused_before_anything_starts(start_run, tmp_path, num_long):
     run = start_run(write_prompts(tmp_path / "train.parquet", num_long)).end()
     assert run.code == 78
     assert f"{num_long} of 32 prompts have more tokens than data.max_prompt_tokens = 64, up to 70" in run.errors
 
 
+@pytest.mark.long("one more whole run")
 @pytest.mark.slow("whole runs of real processes")
 def test_prompts_that_are_too_long_are_left_out_where_the_run_says_so(start_run, tmp_path):
     train = write_prompts(tmp_path / "train.parquet", 8)

@@ -10,6 +10,7 @@ from asyncrl.trainer.checkpoints.retention import Best
 pytestmark = pytest.mark.slow("whole runs of real processes")
 
 
+@pytest.mark.long("one more whole run")
 def test_the_best_checkpoint_of_a_run_is_kept_and_recorded(start_run):
     settings = ("checkpoint.every_steps=3", "checkpoint.keep=2", "checkpoint.keep_best=true")
     run = start_run(*settings, "evaluation.every_versions=3", steps=15).end()

@@ -43,6 +43,7 @@ def test_turns_are_measured_and_in_the_report(complete):
     assert "Bytes moved" in report
 
 
+@pytest.mark.long("a rollout is killed in its turn below")
 @pytest.mark.parametrize(
     "place",
     ["trainer.woken", pytest.param("trainer.trained", marks=pytest.mark.long("another moment of the same turn"))],

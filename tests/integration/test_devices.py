@@ -11,7 +11,9 @@ pytestmark = pytest.mark.slow("whole runs of real processes")
 ON_NPU = ("trainer.device=npu", "rollout.device=npu", "rollout.replicas=1", 'data.held_out=""')
 
 
-@pytest.mark.parametrize(("devices", "backend"), [("0", "shared"), ("0,1", "hccl")])
+@pytest.mark.parametrize(
+    ("devices", "backend"), [("0,1", "hccl"), pytest.param("0", "shared", marks=pytest.mark.long("one more whole run"))]
+)
 def test_trainer_and_rollout_share_the_only_device_or_have_their_own(start_run, tmp_path, devices, backend):
     """One device runs the whole loop; with two, weights go from device to device."""
     fake = installed_at(tmp_path)

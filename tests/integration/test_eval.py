@@ -77,6 +77,7 @@ def test_the_same_seed_gives_the_same_metrics(exported, toy):
     assert one.overall == other.overall
 
 
+@pytest.mark.long("evaluates once more")
 def test_a_verifier_that_always_fails_does_not_count_as_reward_zero(exported, toy, tmp_path):
     (tmp_path / "bad.py").write_text("def bad(sample): raise RuntimeError('no')\n")
     model, _ = exported

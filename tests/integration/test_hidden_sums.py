@@ -68,6 +68,7 @@ def test_an_agent_program_teaches_it_over_http(hidden_sums: Path, start: StartRu
     assert run.directory.read_metrics()[-1]["branches_mean"] > 2
 
 
+@pytest.mark.long("makes a model that knows the task, for a minute")
 @pytest.mark.slow("whole runs of real processes")
 def test_a_command_is_run_for_each_episode(hidden_sums: Path, start: StartRun) -> None:
     command = json.dumps([sys.executable, "-I", "-S", str(hidden_sums / "hidden_sums_agent.py")])

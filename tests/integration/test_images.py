@@ -293,6 +293,7 @@ def vision_data(folder: Path) -> list[str]:
     return [f"model.path={folder / 'vision'}", *(f"data.{name}={path}" for name, path in files.items())]
 
 
+@pytest.mark.long("tests above kill the broker in one process")
 @pytest.mark.slow("whole runs of real processes")
 @pytest.mark.parametrize(
     ("victim", "lives"), [pytest.param("broker-0", 1, marks=pytest.mark.long("half a minute")), ("rollout-0", 2)]

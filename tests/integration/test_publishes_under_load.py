@@ -131,7 +131,9 @@ def greedy(model: PreTrainedModel, prompt_ids: list[int]) -> list[int]:
     return token_ids[0, len(prompt_ids) :].tolist()
 
 
-@pytest.mark.parametrize("make", [transformers_engine, vllm_engine])
+@pytest.mark.parametrize(
+    "make", [transformers_engine, pytest.param(vllm_engine, marks=pytest.mark.long("vLLM starts"))]
+)
 def test_fifty_publishes_lose_no_request_and_every_token_has_the_version_of_its_span(
     path: Path, make: Callable[[Path], Engine]
 ) -> None:

@@ -32,7 +32,7 @@ def exits(run: ToyRun) -> list[tuple[str, str]]:
 
 def test_a_killed_trainer_continues_from_its_checkpoint_with_the_same_batches(start_run):
     run = start_run(CHECKPOINTS, steps=STEPS)
-    run.until(lambda: run.steps_done() >= 6)
+    run.until(lambda: any(event["event"] == "checkpoint.written" for event in run.events))
     run.kill_node("trainer-0")
     assert_complete(run)
     assert exits(run) == [("trainer-0", "was killed by SIGKILL")]
@@ -97,8 +97,8 @@ def test_an_audit_of_a_run_that_goes_on_finds_no_problem(start_run):
     assert_complete(run)
 
 
-OFTEN = ("broker.committed", "reward.judged", "trainer.checkpoint_partial")
-"""Before, during and after training; the others are killed at places of theirs before a release."""
+OFTEN = ("broker.committed", "reward.judged")
+"""Roles whose processes no other test of CI kills in the middle of their work."""
 
 
 @pytest.mark.parametrize(

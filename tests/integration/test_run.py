@@ -201,6 +201,7 @@ def test_staleness_0_is_synchronous(start_run):
     assert all(len(row["spans"]) == 1 for row in pq.read_table(run.directory.samples).to_pylist())
 
 
+@pytest.mark.long("one more whole run")
 @pytest.mark.slow("whole runs of real processes")
 def test_without_partial_rollout_every_trajectory_has_one_version(start_run):
     run = start_run("schedule.partial_rollout=false", steps=6).end()

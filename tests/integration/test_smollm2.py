@@ -50,7 +50,9 @@ def check(run: ToyRun) -> None:
 
 
 @pytest.mark.slow("whole runs of real processes")
-@pytest.mark.parametrize("settings", [(), (LORA,)], ids=["whole", "lora"])
+@pytest.mark.parametrize(
+    "settings", [(), pytest.param((LORA,), marks=pytest.mark.long("the same steps"))], ids=["whole", "lora"]
+)
 def test_two_steps_train_the_model_and_lose_nothing(settings: tuple[str, ...], start: StartRun) -> None:
     check(start(*BRIEF, *settings, steps=2))
 

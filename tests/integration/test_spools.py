@@ -71,6 +71,7 @@ def test_a_spool_that_is_killed_and_comes_back_loses_nothing(with_spools: tuple[
     assert {process.wait(30) for process in spools.processes.values()} == {0}
 
 
+@pytest.mark.long("one more whole run")
 def test_a_run_without_one_of_its_spools_samples_again_and_ends(with_spools: tuple[ToyRun, Spools]) -> None:
     run, spools = with_spools
     spools.kill("a")

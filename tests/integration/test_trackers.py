@@ -77,6 +77,7 @@ def test_trackers_that_raise_hang_or_die_do_not_stop_the_run(start_run, own):
     assert "tracker-refuses exited with 70" in run.output
 
 
+@pytest.mark.long("waits for a tracker that hangs")
 def test_a_tracker_that_does_not_finish_is_ended_and_can_be_continued(start_run, own):
     run = start_run(f"trackers.use=['{own}:lingers']", steps=2).end()
     assert run.code == 0, (run.errors, run.output)

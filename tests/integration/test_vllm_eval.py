@@ -50,6 +50,7 @@ def by_transformers(model_path: Path, prompts: list[str]) -> list[str]:
     return texts
 
 
+@pytest.mark.long("a whole run, and vLLM starts")
 def test_vllm_loads_the_export_and_answers_as_transformers_does(exported, toy):
     out = exported.parent / "answers.parquet"
     asked = ["--data", toy / "held_out.parquet", "--max-tokens", TOKENS, "--reward", f"{toy}/reward.py:count_of_a"]

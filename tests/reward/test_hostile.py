@@ -97,6 +97,7 @@ def test_several_rewards_routed_by_data_source_reward_nothing() -> None:
     assert all(isinstance(outcome, Verdict) and outcome.reward <= -1 for outcome in found)
 
 
+@pytest.mark.long("three hundred programs")
 @NEEDS_NAMESPACES
 @pytest.mark.slow("waits for limits of time that are those of a real run")
 def test_programs_run_in_namespaces_get_no_reward() -> None:

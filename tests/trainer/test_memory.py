@@ -243,6 +243,7 @@ AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536",
 """Memory that is freed goes back at once, so that what a process has is what it uses."""
 
 
+@pytest.mark.long("half a minute of both cores; a single rank is measured above")
 @pytest.mark.parametrize(
     "ranks",
     [

@@ -16,7 +16,7 @@ from asyncrl.node.machine.diagnosis import Diagnosis
 from tests.cluster.network import Network, obstacle
 
 ADDRESS = "10.77.0"
-ROLES = (["broker", pytest.param("reward", marks=pytest.mark.long("waits once more"))], ["trainer"], ["rollout"])
+ROLES = (["broker", "reward"], ["trainer"], ["rollout"])
 
 
 def checked(*machines: dict[str, Any], broker: str, **settings: Any) -> Diagnosis:
@@ -122,7 +122,7 @@ def test_the_brokers_port_is_free_after_the_check() -> None:
 
 
 @pytest.mark.slow("waits for machines that do not answer")
-@pytest.mark.parametrize("hanging", ["broker", "reward"])
+@pytest.mark.parametrize("hanging", ["broker", pytest.param("reward", marks=pytest.mark.long("waits once more"))])
 def test_a_machine_whose_command_hangs_is_named_and_the_others_are_checked(hanging: str) -> None:
     found = checked(
         {"name": "hangs", "roles": [hanging], "run": "sh -c 'sleep 1000'"},
