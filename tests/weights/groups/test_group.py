@@ -81,7 +81,7 @@ class Halfway:
         self.is_aborted.set()
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        if not self.ends.wait(timeout and timeout.total_seconds()):
+        if not self.ends.wait(timeout.total_seconds() if timeout else None):
             raise RuntimeError("Operation timed out!")
 
     def is_completed(self) -> bool:
