@@ -16,6 +16,7 @@ from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from tests.rollout.engines.reference import reference_logprobs
 
 pytest.importorskip("vllm")
+pytestmark = pytest.mark.slow("vLLM starts")
 
 
 def request(*prompt_ids: int, seed: int | None = 0, max_tokens: int = 12, **sampling: Any) -> Request:

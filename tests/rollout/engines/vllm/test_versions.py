@@ -15,6 +15,7 @@ from asyncrl.weights.shared import SharedTensors
 from tests.rollout.engines.fetching import fetch
 
 pytest.importorskip("vllm")
+pytestmark = pytest.mark.slow("vLLM starts")
 
 LONG_PROMPT = [3 + n % 50 for n in range(70)]
 """A little more than two cache blocks."""
@@ -37,7 +38,6 @@ def versions(done: Completion) -> list[int]:
     return [span.policy_version for span in done.spans for _ in range(span.start, span.end)]
 
 
-@pytest.mark.slow("vLLM is asked many times")
 @pytest.mark.parametrize("kv", ["recompute", "keep"])
 def test_versions_agree_with_vllms_own_however_late_the_reader(make_engine, run, publish, kv):
     """The event loop is blocked repeatedly, so outputs are many steps old when weights change."""
