@@ -13,6 +13,7 @@ the median over the rounds.
     step, trained tokens   median step time, and completion tokens per second, over the second half of the steps, when
                            completions have reached their final length. No contender evaluates during these runs
     CPU of a step          CPU time of all processes over the same steps; other load on the machine hardly changes it
+    peak memory            most that all processes have together in these steps, what they share counted once
 
 Loading time is excluded and reported as ``ours_load_s`` and ``peer_load_s``. ``ratio`` is ours divided by the peer's.
 The bare loop has no broker, ledger, spool or leases, and cannot recover from the death of a process; the ratio to the
@@ -68,6 +69,7 @@ FIGURES = [
     Figure("step", "s", "lower", Timeline.step_s),
     Figure("trained tokens", "tokens/s", "higher", Timeline.tokens_per_s),
     Figure("CPU of a step", "CPU-s", "lower", Timeline.cpu_s_per_step),
+    Figure("peak memory", "GB", "lower", lambda timeline: timeline.memory_gb),
 ]
 
 

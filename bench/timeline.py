@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import monotonic
 
 from cpu import CpuWatch
 from msgspec import Struct
 from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
 from workload import Weights, Workload
 
 
@@ -28,6 +31,8 @@ class Timeline(Struct, frozen=True, kw_only=True):
     """Seconds from starting the command to the start of the clock."""
     cpu_s: dict[str, float] = {}
     """CPU seconds per step over the second half, by process name."""
+    memory_gb: float = 0.0
+    """Most memory of all processes together in the second half."""
 
     def step_s(self) -> float:
         """Median seconds per step over the second half."""
@@ -42,11 +47,14 @@ class Timeline(Struct, frozen=True, kw_only=True):
         return sum(self.cpu_s.values())
 
     def with_process_times(self, started_s: float, watch: CpuWatch) -> "Timeline":
-        """A copy with load time and CPU time, which are measured by the parent process."""
-        used = watch.used(self.zero_s + self.ends_s[self._half], self.zero_s + self.ends_s[-1])
+        """A copy with load time, CPU time and memory, which are measured by the parent process."""
+        start_s, end_s = self.zero_s + self.ends_s[self._half], self.zero_s + self.ends_s[-1]
         steps = len(self.ends_s) - 1 - self._half
         return replace(
-            self, load_s=self.zero_s - started_s, cpu_s={name: seconds / steps for name, seconds in used.items()}
+            self,
+            load_s=self.zero_s - started_s,
+            cpu_s={name: seconds / steps for name, seconds in watch.used(start_s, end_s).items()},
+            memory_gb=watch.most_memory(start_s, end_s) / 1e9,
         )
 
     def seconds_to(self, accuracy: float) -> float | None:
@@ -60,7 +68,11 @@ class Timeline(Struct, frozen=True, kw_only=True):
 
 
 class Stopwatch:
-    """Records a `Timeline` while a peer trains. Time spent copying and evaluating policies is not counted."""
+    """
+    Records a `Timeline` while a peer trains.
+
+    Time spent copying and evaluating policies is not counted, and copies are kept on disk, not in the peer's memory.
+    """
 
     def __init__(self, workload: Workload, weights: Callable[[], Weights]) -> None:
         """
@@ -73,11 +85,12 @@ class Stopwatch:
         self._zero_s = 0.0
         self._ends_s: list[float] = []
         self._tokens: list[int] = []
-        self._kept: list[tuple[int, float, Weights]] = []
+        self._kept: list[tuple[int, float, Path]] = []
+        self._folder = TemporaryDirectory(prefix="asyncrl-bench-")
 
     def start(self) -> None:
         """Start the clock; call this when loading has finished."""
-        self._kept.append((0, 0.0, self._weights()))
+        self._keep(0, 0.0)
         self._zero_s = monotonic()
 
     def step_done(self, tokens: int) -> None:
@@ -87,12 +100,13 @@ class Stopwatch:
         self._tokens.append(tokens)
         done = len(self._ends_s)
         if done == self._workload.config.run.steps or (self._every and done % self._every == 0):
-            self._kept.append((done, self._ends_s[-1], self._weights()))
+            self._keep(done, self._ends_s[-1])
             self._zero_s += monotonic() - now_s
 
     def timeline(self, **notes: float) -> Timeline:
         """Evaluate the recorded policies and return all measurements."""
-        accuracies = self._workload.accuracies([weights for _, _, weights in self._kept])
+        accuracies = self._workload.accuracies(load_file(path) for _, _, path in self._kept)
+        self._folder.cleanup()
         return Timeline(
             zero_s=self._zero_s,
             ends_s=self._ends_s,
@@ -100,3 +114,8 @@ class Stopwatch:
             accuracies=[(done, s, reached) for (done, s, _), reached in zip(self._kept, accuracies, strict=True)],
             notes=notes,
         )
+
+    def _keep(self, done: int, seconds: float) -> None:
+        path = Path(self._folder.name, f"{done}.safetensors")
+        save_file({name: weight.contiguous() for name, weight in self._weights().items()}, path)
+        self._kept.append((done, seconds, path))

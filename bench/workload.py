@@ -1,7 +1,7 @@
 """Workload shared by all contenders of `loop.py`: config, prompts of each step, reward function and evaluation."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -53,11 +53,11 @@ class Workload:
             chat_template_kwargs=config.data.chat_template_kwargs,
         )
 
-    def accuracies(self, policies: list[Weights]) -> list[float]:
+    def accuracies(self, policies: Iterable[Weights]) -> list[float]:
         """Held-out accuracy of each policy, with the evaluation settings of the config (greedy decoding by default)."""
         return asyncio.run(self._accuracies(policies))
 
-    async def _accuracies(self, policies: list[Weights]) -> list[float]:
+    async def _accuracies(self, policies: Iterable[Weights]) -> list[float]:
         engine = self.engine()
         try:
             return [await self._accuracy(engine, weights) for weights in policies]

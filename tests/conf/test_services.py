@@ -83,6 +83,7 @@ def test_every_role_can_be_restarted_without_losing_a_token(start: Start, manage
     assert (audit.skipped, audit.double_trained) == (0, 0)
 
 
+@pytest.mark.long("test_recovery.py resumes runs")
 def test_a_broker_that_was_told_to_stop_continues_the_run_later(start: Start):
     run = start("systemd", 30)
     assert isinstance(run, UnderSystemd)

@@ -85,6 +85,7 @@ def test_a_torn_tail_of_a_killed_run_is_reported_as_an_event(start_run):
     run.assert_adds_up()
 
 
+@pytest.mark.long("tests of the ledger's reader damage it as well")
 def test_a_damaged_ledger_is_refused_with_the_offset(start_run):
     run = start_run(steps=STEPS)
     run.until(lambda: run.steps_done() >= 2)

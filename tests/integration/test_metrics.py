@@ -3,7 +3,6 @@
 import json
 import urllib.error
 import urllib.request
-from typing import Any
 
 import pytest
 
@@ -58,9 +57,8 @@ def test_a_run_is_seen_by_prometheus_as_a_whole(start_run):
     run.until(lambda: addresses().keys() == NODES.keys() and scraped() >= NAMES)
     assert scraped() == METRICS.keys(), "and what the board leaves out is there too"
 
-    ready: dict[str, Any] = {node: read(address, "/readyz") for node, address in addresses().items()}
-    assert {node: status for node, (status, _) in ready.items()} == dict.fromkeys(NODES, 200), ready
-    assert {json.loads(body)["role"] for _, body in ready.values()} == set(NODES.values())
+    run.until(lambda: all(read(address, "/readyz")[0] == 200 for address in addresses().values()))
+    assert {json.loads(read(address, "/readyz")[1])["role"] for address in addresses().values()} == set(NODES.values())
     assert all(read(address, "/healthz")[0] in (200, 503) for address in addresses().values())
     for node in NODES:
         said = [json.loads(line)["event"] for line in (run.directory.logs / f"{node}.log").read_text().splitlines()]

@@ -170,6 +170,7 @@ def test_the_resolved_configuration_is_kept(finished):
 # ── a rollout is killed ─────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long("test_join_and_leave.py kills one")
 @pytest.mark.slow("whole runs of real processes")
 def test_a_killed_rollout_does_not_end_the_run(start_run):
     steps = 100  # Enough for several tries to freeze it at work.

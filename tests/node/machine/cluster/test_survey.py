@@ -83,6 +83,7 @@ def test_an_address_of_another_machine_is_no_address_for_the_broker(network: Net
     assert f"n1 cannot listen on tcp://{ADDRESS}.2:5570 (Cannot assign requested address)" in found.problems[0]
 
 
+@pytest.mark.long("a machine whose command hangs is named below")
 @pytest.mark.slow("waits for machines that do not answer")
 def test_a_machine_that_is_cut_off_is_named_and_the_others_are_checked(network: Network) -> None:
     network.machines["n3"].partition()
@@ -92,6 +93,7 @@ def test_a_machine_that_is_cut_off_is_named_and_the_others_are_checked(network: 
     assert found.problems[0].startswith(f"n3 cannot connect to tcp://{ADDRESS}.1:5570 (")
 
 
+@pytest.mark.long("a machine whose command hangs is named below")
 @pytest.mark.slow("waits for machines that do not answer")
 def test_two_machines_that_cannot_connect_are_named(network: Network) -> None:
     """Both reach the broker, so that only the transfer shows it."""
