@@ -4,8 +4,6 @@ CPU time and memory of a process and its descendants, read from /proc while they
 Other load on the machine changes CPU time much less than wall time. Memory that processes share counts once.
 """
 
-import os
-import re
 import threading
 from bisect import bisect_left, bisect_right
 from itertools import count
@@ -13,12 +11,11 @@ from pathlib import Path
 from time import monotonic
 from types import TracebackType
 
+from asyncrl.processes import process_tree
+
 EVERY_S = 0.1
 MEMORY_EVERY = 10
 """Samples of CPU time for one of memory, which makes the kernel walk all pages."""
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-PARENT, USER, SYSTEM = 1, 11, 12
-"""Indices of fields in /proc/PID/stat after the parenthesised command name."""
 
 
 class CpuWatch:
@@ -55,50 +52,23 @@ class CpuWatch:
         return {name: seconds for name, seconds in found.items() if seconds}
 
     def most_memory(self, start_s: float, end_s: float) -> int:
-        """Most bytes that all processes had together between two `time.monotonic` times; 0 if none was sampled."""
-        return max((taken for at_s, taken in self._memory if start_s <= at_s <= end_s), default=0)
+        """Most bytes that all processes had together between two `time.monotonic` times, and in the samples around."""
+        times_s = [at_s for at_s, _ in self._memory]
+        first, last = max(bisect_right(times_s, start_s) - 1, 0), bisect_left(times_s, end_s)
+        return max(taken for _, taken in self._memory[first : last + 1])
 
     def _watch(self) -> None:
         for number in count():
             if self._ended.wait(EVERY_S):
                 return
-            now_s, stats = monotonic(), _stats()
-            family = _family(self._root, stats)
+            now_s, family = monotonic(), process_tree.family(self._root)
             if number % MEMORY_EVERY == 0:
-                self._memory.append((now_s, sum(map(_memory, family))))
-            for pid in family:
-                used_s = (int(stats[pid][USER]) + int(stats[pid][SYSTEM])) / TICKS_PER_S
-                self._points.setdefault(pid, []).append((now_s, used_s))
+                self._memory.append((now_s, process_tree.memory_bytes(family)))
+            for process in family:
+                pid = process.pid
+                self._points.setdefault(pid, []).append((now_s, process.cpu_s))
                 # Read at every sample: before exec, a forked child has the command line of its parent.
                 self._names[pid] = _name(pid) or self._names.get(pid, "")
-
-
-def _stats() -> dict[int, list[str]]:
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                found[int(entry.name)] = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # the process has just ended
-                continue
-    return found
-
-
-def _family(root: int, stats: dict[int, list[str]]) -> set[int]:
-    family = {root} & stats.keys()
-    while more := {pid for pid, fields in stats.items() if int(fields[PARENT]) in family} - family:
-        family |= more
-    return family
-
-
-def _memory(pid: int) -> int:
-    """Bytes of a process, with its share of the pages that others have too; 0 if it has ended."""
-    try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:  # the process has just ended
-        return 0
-    found = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
-    return int(found[1]) << 10 if found else 0
 
 
 def _name(pid: int) -> str:

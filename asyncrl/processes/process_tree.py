@@ -43,6 +43,12 @@ def below(root: int) -> list[Process]:
     return found
 
 
+def family(root: int) -> list[Process]:
+    """Find a process and those `below` it; nothing if it has exited."""
+    own = _process(root)
+    return [own, *below(root)] if own else []
+
+
 def marked(mark: str) -> list[int]:
     """Find other processes whose environment contained ``mark`` when their program was started."""
     found = []
