@@ -110,8 +110,10 @@ def main(options: argparse.Namespace) -> None:
     kinds = [kind for kind in options.kinds if kind != "cut" or can_cut()]
     for kind in set(options.kinds) - set(kinds):
         print_line({"case": kind, "skipped": "cannot create network namespaces with unshare -Urn"})
+    config = take(options, SETTINGS, EVALUATIONS)
+    if unknown := set(options.nodes or ()) - set(nodes(config)):
+        raise SystemExit(f"--nodes: the run has no {', '.join(sorted(unknown))}, only {', '.join(nodes(config))}")
     with tempfile.TemporaryDirectory() as folder:
-        config = take(options, SETTINGS, EVALUATIONS)
         run = LiveRun(Path(folder), config, isolated="cut" in kinds)
         injector = FaultInjector(run, kinds, options.nodes or nodes(config), options.seed, options.every)
         try:

@@ -54,10 +54,7 @@ def assert_complete(run: ManagedRun, steps: int) -> None:
 
 
 @pytest.mark.long("kills every unit in turn")
-@pytest.mark.parametrize(
-    "manager",
-    ["systemd", pytest.param("supervisord", marks=pytest.mark.long("the other service manager"))],
-)
+@pytest.mark.parametrize("manager", MANAGERS)
 def test_a_run_goes_on_whatever_is_killed(start: Start, manager: str):
     run = start(manager, 200)
     run.until_steps(1)
@@ -67,10 +64,7 @@ def test_a_run_goes_on_whatever_is_killed(start: Start, manager: str):
 
 
 @pytest.mark.long("restarts every unit in turn")
-@pytest.mark.parametrize(
-    "manager",
-    ["supervisord", pytest.param("systemd", marks=pytest.mark.long("the other service manager"))],
-)
+@pytest.mark.parametrize("manager", MANAGERS)
 def test_every_role_can_be_restarted_without_losing_a_token(start: Start, manager: str):
     run = start(manager, 60)
     run.until_steps(2)
@@ -135,10 +129,7 @@ def test_nodes_of_a_broker_with_keys_find_the_key_of_their_machine(start: Start,
 
 
 @pytest.mark.long("one more whole run")
-@pytest.mark.parametrize(
-    "manager",
-    ["supervisord", pytest.param("systemd", marks=pytest.mark.long("the other service manager"))],
-)
+@pytest.mark.parametrize("manager", MANAGERS)
 def test_starting_the_services_of_a_complete_run_changes_nothing(start: Start, manager: str):
     run = start(manager, 4)
     assert_complete(run, 4)

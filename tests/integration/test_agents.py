@@ -59,8 +59,8 @@ def assert_trained(run: ToyRun, *, turns: float = 1.0) -> None:
     ("python", "package", "program"),
     [
         (PYTHON, "openai", "openai_boxes.py"),
-        pytest.param(PYTHON, "verifiers", "verifiers_agent.py", marks=pytest.mark.long("another package")),
-        pytest.param(OPENENV, "openenv", "openenv_boxes.py", marks=pytest.mark.long("another package")),
+        (PYTHON, "verifiers", "verifiers_agent.py"),
+        (OPENENV, "openenv", "openenv_boxes.py"),
     ],
 )
 def test_a_program_of_a_package_is_trained(start: StartRun, python: str, package: str, program: str) -> None:
@@ -70,7 +70,7 @@ def test_a_program_of_a_package_is_trained(start: StartRun, python: str, package
     assert_trained(run, turns=1.5)
 
 
-@pytest.mark.long("the programs above run under another interpreter, too")
+@pytest.mark.long("examples/test_agents.py runs programs under another interpreter")
 def test_a_function_under_another_interpreter_is_trained(start: StartRun) -> None:
     needs(PYTHON, "verifiers")
     function = f"environment.function={AGENTS}/verifiers_agent.py:solve"

@@ -221,7 +221,6 @@ def test_prompts_that_are_too_long_are_refused_before_anything_starts(start_run,
 
 
 @pytest.mark.long("one more whole run")
-@pytest.mark.slow("whole runs of real processes")
 def test_prompts_that_are_too_long_are_left_out_where_the_run_says_so(start_run, tmp_path):
     train = write_prompts(tmp_path / "train.parquet", 8)
     run = start_run(train, "data.filter_overlong_prompts=true", steps=4).end()

@@ -44,10 +44,7 @@ def test_turns_are_measured_and_in_the_report(complete):
 
 
 @pytest.mark.long("a rollout is killed in its turn below")
-@pytest.mark.parametrize(
-    "place",
-    ["trainer.woken", pytest.param("trainer.trained", marks=pytest.mark.long("another moment of the same turn"))],
-)
+@pytest.mark.parametrize("place", ["trainer.woken", "trainer.trained"])
 def test_a_trainer_killed_in_its_turn_costs_no_trajectory(start_run, place, tmp_path):
     run = start_run(*COLOCATED, environment={failpoints.VARIABLE: f"{place}:3:{tmp_path}/died"}, steps=6)
     run.end()

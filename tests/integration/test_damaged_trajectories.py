@@ -25,13 +25,7 @@ def last_results(records: list[AnyRecord]) -> dict[Unit, Result]:
 
 
 @pytest.mark.long("half a minute; spool and reward refuse damage in tests of their own")
-@pytest.mark.parametrize(
-    "ranks",
-    [
-        pytest.param(1, marks=pytest.mark.long("a trainer of one rank")),
-        pytest.param(2, marks=pytest.mark.slow("whole runs of real processes")),
-    ],
-)
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_node_that_damages_a_third_of_its_trajectories_costs_neither_the_run_nor_the_model(
     start_run, tmp_path: Path, ranks: int
 ) -> None:

@@ -33,7 +33,6 @@ def assert_learned(run: ToyRun) -> None:
 
 
 @pytest.mark.long("trains until it has learned")
-@pytest.mark.slow("whole runs of real processes")
 def test_a_small_model_learns_to_look_instead_of_guessing(start: StartRun) -> None:
     run = start(steps=25).end()
     assert_learned(run)
@@ -69,7 +68,6 @@ def test_an_agent_program_teaches_it_over_http(hidden_sums: Path, start: StartRu
 
 
 @pytest.mark.long("makes a model that knows the task, for a minute")
-@pytest.mark.slow("whole runs of real processes")
 def test_a_command_is_run_for_each_episode(hidden_sums: Path, start: StartRun) -> None:
     command = json.dumps([sys.executable, "-I", "-S", str(hidden_sums / "hidden_sums_agent.py")])
     few = ["schedule.groups_per_step=2", "schedule.group_size=4", "evaluation.max_prompts=8", "rollout.episodes=8"]
@@ -82,7 +80,6 @@ def test_a_command_is_run_for_each_episode(hidden_sums: Path, start: StartRun) -
 
 
 @pytest.mark.long("tests/rollout/episodes keep episodes as well")
-@pytest.mark.slow("whole runs of real processes")
 def test_no_episode_of_a_killed_rollout_begins_anew(start: StartRun) -> None:
     """Their turns are replayed, and the boxes must answer as they did."""
     run = start("evaluation.at_start=false", "evaluation.at_end=false", "evaluation.every_versions=0", steps=10)

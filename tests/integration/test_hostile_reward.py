@@ -40,7 +40,6 @@ def left_behind() -> list[Path]:
 
 
 @pytest.mark.long("waits for each of its timeouts")
-@pytest.mark.slow("whole runs of real processes")
 def test_a_reward_that_always_hangs_ends_the_run_with_its_cause(start_run, tmp_path: Path) -> None:
     run = start_run(function(tmp_path, ALWAYS_HANGS), "reward.timeout_s=0.5", "reward.workers=2").end()
 

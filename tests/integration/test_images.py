@@ -294,10 +294,7 @@ def vision_data(folder: Path) -> list[str]:
 
 
 @pytest.mark.long("tests above kill the broker in one process")
-@pytest.mark.slow("whole runs of real processes")
-@pytest.mark.parametrize(
-    ("victim", "lives"), [pytest.param("broker-0", 1, marks=pytest.mark.long("half a minute")), ("rollout-0", 2)]
-)
+@pytest.mark.parametrize(("victim", "lives"), [("broker-0", 1), ("rollout-0", 2)])
 def test_a_killed_process_costs_no_prompt_and_no_other_node_a_picture(
     start_run: Callable[..., ToyRun], tmp_path: Path, victim: str, lives: int
 ) -> None:

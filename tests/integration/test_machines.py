@@ -118,7 +118,7 @@ def test_a_silent_machine_and_a_killed_one_are_named_and_their_group_forms_again
     assert len(machines_of_groups(run)) == 3
 
 
-@pytest.mark.long("a minute; cluster/test_new_trainer.py has two machines as well")
+@pytest.mark.long("a minute")
 def test_a_machine_that_is_told_to_stop_leaves_a_checkpoint_of_every_step_behind(start_run):
     run = start_run(*SETTINGS, "checkpoint.every_steps=1000", steps=STEPS)
     second = start_second(run)

@@ -115,7 +115,7 @@ def test_death_at_any_failpoint_loses_and_repeats_no_step(start_run, tmp_path, p
     assert {cause for _, cause in exits(run)} >= {"was killed by SIGKILL"}
 
 
-@pytest.mark.long("the service managers do that as well")
+@pytest.mark.long("a complete run again")
 def test_a_complete_run_is_not_resumed(start_run):
     run = start_run(steps=1).end()
     run.resume()

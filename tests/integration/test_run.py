@@ -171,7 +171,6 @@ def test_the_resolved_configuration_is_kept(finished):
 
 
 @pytest.mark.long("test_join_and_leave.py kills one")
-@pytest.mark.slow("whole runs of real processes")
 def test_a_killed_rollout_does_not_end_the_run(start_run):
     steps = 100  # Enough for several tries to freeze it at work.
     run = start_run("weights.deadline_s=5", steps=steps)
@@ -203,7 +202,6 @@ def test_staleness_0_is_synchronous(start_run):
 
 
 @pytest.mark.long("one more whole run")
-@pytest.mark.slow("whole runs of real processes")
 def test_without_partial_rollout_every_trajectory_has_one_version(start_run):
     run = start_run("schedule.partial_rollout=false", steps=6).end()
     assert run.code == 0, run.errors
@@ -211,7 +209,6 @@ def test_without_partial_rollout_every_trajectory_has_one_version(start_run):
 
 
 @pytest.mark.long("one more whole run")
-@pytest.mark.slow("whole runs of real processes")
 def test_several_steps_make_one_version(start_run):
     run = start_run("schedule.steps_per_publish=2", "staleness=0.5", "schedule.order=completion", steps=5).end()
     assert run.code == 0, run.errors

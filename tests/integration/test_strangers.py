@@ -27,7 +27,6 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + by
 
 
 @pytest.mark.long("two whole runs; the handshake is shown below")
-@pytest.mark.slow("whole runs of real processes")
 def test_a_node_never_joins_the_next_run_on_its_brokers_port(nodes: Nodes) -> None:
     first, run_a = nodes.broker("a")
     reward = nodes.start("reward", "--secret", str(run_a.path / "secret"), "--wait", "8")

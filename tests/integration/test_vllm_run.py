@@ -57,7 +57,7 @@ def test_a_run_continues_after_its_node_or_engine_is_killed_and_no_process_is_le
     assert {row["node"] for row in run.samples()} == {"rollout-0"}
 
 
-@pytest.mark.long("test_workers.py has deltas through the spool")
+@pytest.mark.long("vLLM starts beside a whole run")
 def test_a_run_whose_only_rollout_fetches_its_weights_samples_with_the_trainers(nodes: Nodes, toy: Path, model: Path):
     (nodes.folder / "run.toml").write_text((toy / "toy.toml").read_text())
     settings = (

@@ -114,7 +114,6 @@ def test_a_plan_finds_settings_near_the_best() -> None:
 
 
 @pytest.mark.long("a search")
-@pytest.mark.slow("a run in virtual time for each of many settings")
 def test_where_asynchrony_lost_all_devices_work_in_turn() -> None:
     plan = published("nemo")
     ready = inputs(plan)
@@ -127,7 +126,6 @@ def test_where_asynchrony_lost_all_devices_work_in_turn() -> None:
 
 
 @pytest.mark.long("a search")
-@pytest.mark.slow("a run in virtual time for each of many settings")
 def test_where_publishing_made_asynchrony_lose_it_publishes_less_often() -> None:
     plan = published("marin")
     ready = inputs(plan)

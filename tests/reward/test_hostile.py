@@ -99,7 +99,6 @@ def test_several_rewards_routed_by_data_source_reward_nothing() -> None:
 
 @pytest.mark.long("three hundred programs")
 @NEEDS_NAMESPACES
-@pytest.mark.slow("waits for limits of time that are those of a real run")
 def test_programs_run_in_namespaces_get_no_reward() -> None:
     if (sandbox := Sandbox.find()) is None or not sandbox.has_namespaces:
         pytest.skip("the kernel gives no namespaces here")

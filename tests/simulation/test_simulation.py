@@ -87,7 +87,6 @@ def test_a_planted_bug_is_caught(mutant: str, record_property: Callable[[str, ob
 
 
 @pytest.mark.long("the fast suite has a seed in one interpreter")
-@pytest.mark.slow("hundreds of runs in virtual time")
 def test_a_seed_is_deterministic_across_interpreters() -> None:
     """String hashes and memory addresses affect no decision."""
     outputs = [

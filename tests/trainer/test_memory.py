@@ -243,14 +243,8 @@ AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536",
 """Memory that is freed goes back at once, so that what a process has is what it uses."""
 
 
-@pytest.mark.long("half a minute of both cores; a single rank is measured above")
-@pytest.mark.parametrize(
-    "ranks",
-    [
-        pytest.param(2, marks=pytest.mark.slow("ranks are processes that import torch")),
-        pytest.param(4, marks=pytest.mark.long("more ranks")),
-    ],
-)
+@pytest.mark.long("half a minute of both cores; ranks that are not processes are measured above")
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_real_ranks_grow_by_what_was_planned(tmp_path: Path, ranks: int) -> None:
     path = saved(Qwen3Config(**REAL), tmp_path / "model")
     warm_up = saved(Qwen3Config(**SHAPE), tmp_path / "warm-up")

@@ -66,19 +66,10 @@ class Group(Protocol):
 
 
 class LibraryGroup:
-    """
-    A `Group` of a collective library.
+    """A `Group` of a collective library that ends an unfinished broadcast when it is aborted."""
 
-    Args:
-        leaves_late: The library has no call that ends an unfinished broadcast: it ends by its own deadline.
-    """
-
-    def __init__(
-        self, backend: _Backend, wait: Callable[[c10d.Work, Deadline], object], *, leaves_late: bool = False
-    ) -> None:
+    def __init__(self, backend: _Backend) -> None:
         self._backend: _Backend | None = backend
-        self._wait = wait
-        self._leaves_late = leaves_late
         self._work: c10d.Work | None = None
         """The last broadcast."""
 
@@ -94,18 +85,55 @@ class LibraryGroup:
         self._wait(self._work, deadline)
 
     def close(self) -> None:
-        """See `Group.close`. Ends the library's threads, too; those of an unfinished broadcast end by its deadline."""
+        """See `Group.close`. Ends the library's threads, too."""
         backend, self._backend = self._backend, None
-        if backend is None:
-            return
-        if self._leaves_late and self._work and not self._work.is_completed():
+        if backend is not None:
+            self._end(backend)
+
+    def _wait(self, work: c10d.Work, deadline: Deadline) -> None:
+        """Wait for a device's library, whose ``wait`` may only order streams and does not report a lost peer."""
+        while not work.is_completed():
+            if deadline.has_passed:
+                raise RuntimeError(f"timed out: a broadcast did not finish within {deadline.seconds:g} s")
+            time.sleep(POLL_S)
+        work.wait()
+
+    def _end(self, backend: _Backend) -> None:
+        _abort(backend)
+
+
+class GlooGroup(LibraryGroup):
+    """
+    A `Group` of gloo, which has no call that ends an unfinished broadcast: it ends by its own deadline.
+
+    Gloo tells a broken connection to whatever waits for a message to begin, not to what is in the middle of one
+    (``Pair::signalException`` in its tcp/pair.cc): that waits on.
+    """
+
+    def _wait(self, work: c10d.Work, deadline: Deadline) -> None:
+        """Wait for the library, and leave when the deadline is over."""
+        while True:
+            try:
+                work.wait(timedelta(seconds=LOOK_S))
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # Its own error, or none if it ended a moment ago.
+                    return
+                if deadline.has_passed:
+                    late = f"Timed out: a broadcast did not finish within {deadline.elapsed_s():.3g} s"
+                    raise RuntimeError(late) from None
+            else:
+                return
+
+    def _end(self, backend: _Backend) -> None:
+        """Leave what is not finished to a thread: gloo's destructor waits for it, and holds the GIL meanwhile."""
+        if self._work and not self._work.is_completed():
             threading.Thread(target=_abort_later, args=(backend, self._work), name=CLOSING_THREAD, daemon=True).start()
         else:
             _abort(backend)
 
 
 def _abort_later(backend: _Backend, work: c10d.Work) -> None:
-    """Gloo's destructor waits for what is not finished, and holds the GIL meanwhile."""
     with suppress(RuntimeError):
         work.wait()
     _abort(backend)
@@ -136,12 +164,12 @@ def form(
         return form_shared(store, rank, size, deadline)
     if backend == "gloo":
         _rendezvous(store, rank, size, backend, interface)
-        return LibraryGroup(_gloo(store, rank, size, interface, deadline), wait_for_gloo, leaves_late=True)
+        return GlooGroup(_gloo(store, rank, size, interface, deadline))
     construct = _constructor(backend)
     _rendezvous(store, rank, size, backend, interface)
     make_current(device)
     with collective_environment(backend, interface, deadline.seconds):
-        group = LibraryGroup(construct(store, rank, size, timedelta(seconds=deadline.left_s())), _poll)
+        group = LibraryGroup(construct(store, rank, size, timedelta(seconds=deadline.left_s())))
         try:
             _verify(group, backend, rank, device, deadline)
         except BaseException:
@@ -202,37 +230,6 @@ def _plugged_in(create: Any, store: Store, rank: int, size: int, timeout: timede
     options.group_id = "asyncrl-weights"
     options.global_ranks_in_group = []  # not part of the default group: HCCL would look for its communicator
     return cast("_Backend", create(options, None))
-
-
-def wait_for_gloo(work: c10d.Work, deadline: Deadline) -> None:
-    """
-    Wait for gloo, and leave when the deadline is over.
-
-    Gloo tells a broken connection to whatever waits for a message to begin, not to what is in the middle of one
-    (``Pair::signalException`` in its tcp/pair.cc): that waits on for its own timeout.
-    """
-    while True:
-        try:
-            work.wait(timedelta(seconds=LOOK_S))
-        except RuntimeError:
-            if work.is_completed():
-                work.wait()  # Its own error, or none if it ended a moment ago.
-                return
-            if deadline.has_passed:
-                raise RuntimeError(
-                    f"Timed out: a broadcast did not finish within {deadline.elapsed_s():.3g} s"
-                ) from None
-        else:
-            return
-
-
-def _poll(work: c10d.Work, deadline: Deadline) -> None:
-    """Wait for a device's library, whose ``wait`` may only order streams and does not report a lost peer."""
-    while not work.is_completed():
-        if deadline.has_passed:
-            raise RuntimeError(f"timed out: a broadcast did not finish within {deadline.seconds:g} s")
-        time.sleep(POLL_S)
-    work.wait()
 
 
 def _verify(group: LibraryGroup, backend: str, rank: int, device: torch.device, deadline: Deadline) -> None:

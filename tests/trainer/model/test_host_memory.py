@@ -32,7 +32,6 @@ def test_on_a_cpu_host_and_device_are_one_memory() -> None:
 
 
 @pytest.mark.long("test_ranks.py has offloads as well")
-@pytest.mark.slow("ranks are processes that import torch")
 def test_what_is_on_the_host_changes_no_number_and_takes_its_bytes_off_the_device(save_model, tmp_path: Path) -> None:
     path = save_model(hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS)
     command = [sys.executable, "-m", "tests.trainer.offload_process", str(path)]

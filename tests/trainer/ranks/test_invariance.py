@@ -114,7 +114,6 @@ def difference(folder: Path, way: Way, metrics: dict[str, float], weights: dict[
 
 
 @pytest.mark.long("a minute of one core; test_ranks.py takes single steps")
-@pytest.mark.slow("ranks are processes that import torch")
 def test_five_steps_are_the_same_however_they_are_computed(tmp_path, model_path, even_experts_path):
     models = {"dense": model_path, "experts": even_experts_path}
     chosen = Random(0).sample(list(ways()), NUM_SAMPLED)
@@ -126,9 +125,8 @@ def test_five_steps_are_the_same_however_they_are_computed(tmp_path, model_path,
 
 
 @pytest.mark.long("a minute of one core; test_ranks.py takes single steps")
-@pytest.mark.slow("ranks are processes that import torch")
-@pytest.mark.parametrize("freeze_vision", [False, pytest.param(True, marks=pytest.mark.long("the other family"))])
-@pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("qwen2_5_vl", marks=pytest.mark.long("the other family"))])
+@pytest.mark.parametrize("freeze_vision", [False, True])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 def test_five_steps_with_pictures_are_the_same_however_they_are_computed(tmp_path, family, freeze_vision):
     """Also where a rank's part of a row has pictures and another's has none."""
     models = {"pictures": tmp_path / "model"}

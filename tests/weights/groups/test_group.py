@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore
 
 from asyncrl.errors import ConfigError, TransferError
 from asyncrl.weights.groups.deadline import Deadline
-from asyncrl.weights.groups.group import GLOO_TIMEOUT_FACTOR, Group, LibraryGroup, form, wait_for_gloo
+from asyncrl.weights.groups.group import GLOO_TIMEOUT_FACTOR, GlooGroup, Group, form
 from asyncrl.weights.groups.network_interface import interface_addresses, settings
 from tests.weights.groups.fake_npu import installed_at
 from tests.weights.party import LAYOUT, LONG_S, SHORT_S
@@ -93,7 +93,7 @@ def test_a_broadcast_in_the_middle_of_a_message_is_left_when_the_deadline_is_ove
     library: Any = Halfway()
     deadline = Deadline(LONG_S)
     deadline.expire()
-    group = LibraryGroup(library, wait_for_gloo, leaves_late=True)
+    group = GlooGroup(library)
     with pytest.raises(RuntimeError, match="Timed out: a broadcast did not finish"):
         group.broadcast(torch.zeros(4), 0, deadline)
     group.close()

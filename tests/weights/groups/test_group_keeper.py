@@ -13,7 +13,7 @@ from asyncrl.messages.session import StoreSet
 from asyncrl.messages.weights import Abort, Member, Transfer
 from asyncrl.weights.groups import group_keeper
 from asyncrl.weights.groups.deadline import Deadline
-from asyncrl.weights.groups.group import Group, LibraryGroup, _poll
+from asyncrl.weights.groups.group import Group, LibraryGroup
 from asyncrl.weights.groups.group_keeper import GroupKeeper
 from asyncrl.weights.groups.store import Send
 from asyncrl.weights.publish import Publisher
@@ -334,7 +334,7 @@ def test_an_abort_lets_a_waiting_device_library_be_aborted_as_its_deadline_does(
 
             abort = aborted.set
 
-        groups._groups[1] = LibraryGroup(cast("Any", Stuck()), _poll)
+        groups._groups[1] = LibraryGroup(cast("Any", Stuck()))
         waiting = asyncio.create_task(
             groups.run(
                 transfer(1, 1, [1], deadline_s=1000.0),

@@ -84,7 +84,6 @@ def test_an_address_of_another_machine_is_no_address_for_the_broker(network: Net
 
 
 @pytest.mark.long("a machine whose command hangs is named below")
-@pytest.mark.slow("waits for machines that do not answer")
 def test_a_machine_that_is_cut_off_is_named_and_the_others_are_checked(network: Network) -> None:
     network.machines["n3"].partition()
     found = checked(*cluster(network), broker=f"tcp://{ADDRESS}.1:5570")
@@ -94,7 +93,6 @@ def test_a_machine_that_is_cut_off_is_named_and_the_others_are_checked(network: 
 
 
 @pytest.mark.long("a machine whose command hangs is named below")
-@pytest.mark.slow("waits for machines that do not answer")
 def test_two_machines_that_cannot_connect_are_named(network: Network) -> None:
     """Both reach the broker, so that only the transfer shows it."""
     with network.separated("n2", "n3"):

@@ -39,9 +39,6 @@ async def started(config: Config) -> VllmEngine:
 
 
 @pytest.mark.long("the engine of all tests of this folder is made in a thread, and leaves no process")
-@pytest.mark.slow(
-    "vLLM starts"
-)  # The engine of all tests of this folder is made in a thread too, and leaves no process.
 def test_an_engine_made_in_a_thread_serves_the_loop_and_leaves_no_process(config, has_written):
     async def scenario() -> int:
         engine = await started(config)

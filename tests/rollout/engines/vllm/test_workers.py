@@ -76,20 +76,8 @@ def greedy(model: PreTrainedModel) -> list[int]:
         pytest.param("tied", 2, "collective", Weights(bucket_bytes=16384), marks=ANOTHER),
         pytest.param("untied", 1, "collective", Weights(bucket_bytes=16384, delta=True), marks=ANOTHER),
         ("moe", 1, "collective", Weights(bucket_bytes=16384, staging="bucket")),
-        pytest.param(
-            "tied",
-            2,
-            "spool",
-            Weights(bucket_bytes=16384),
-            marks=ANOTHER,
-        ),
-        pytest.param(
-            "moe",
-            1,
-            "spool",
-            Weights(bucket_bytes=16384),
-            marks=ANOTHER,
-        ),
+        pytest.param("tied", 2, "spool", Weights(bucket_bytes=16384), marks=ANOTHER),
+        pytest.param("moe", 1, "spool", Weights(bucket_bytes=16384), marks=ANOTHER),
     ],
     ids=[
         "two tensor parallel workers",
