@@ -45,7 +45,11 @@ ROWS, GROUP, TOKENS, STEPS_OF_TIMES = 1000, 10, 32, 400
 SHARE_OF_STEPS = 0.4
 """Kept by the filter of steps."""
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-PAINT = "performance.getEntriesByType('paint').find(entry => entry.name === 'first-contentful-paint')?.startTime"
+PAINT = """() => new Promise(done => new PerformanceObserver(entries => {
+    const [first] = entries.getEntriesByName('first-contentful-paint');
+    if (first) done(first.startTime);
+}).observe({type: 'paint', buffered: true}))"""
+"""Told by the browser when the frame was presented, which can be after its rows are in the document."""
 ROWS_SHOWN = """() => new Promise(done => {
     const look = () => document.querySelector('tbody tr td') ? done(performance.now()) : requestAnimationFrame(look);
     look();
