@@ -10,7 +10,7 @@ the median over the rounds.
 
     to held-out accuracy   seconds from the first step until a policy with this accuracy exists. The time of asyncrl's
                            evaluations counts, because its rollouts run them; the time of the peers' does not
-    step, trained tokens   median step time, and completion tokens per second, over the second half of the steps, when
+    step, trained tokens   mean step time, and completion tokens per second, over the second half of the steps, when
                            completions have reached their final length. No contender evaluates during these runs
     CPU of a step          CPU time of all processes over the same steps; other load on the machine hardly changes it
     peak memory            most that all processes have together in these steps, what they share counted once
