@@ -61,8 +61,6 @@ class LossEntry(Entry, frozen=True, kw_only=True):
     """Weights tokens by their ratio to ``old_logprobs``."""
     is_of_sequences: bool = False
     """One loss per trajectory: importance weights are averaged geometrically over it."""
-    is_zero_without_advantage: bool = False
-    """Loss and gradient of a trajectory with advantage zero are exactly zero, so it is not computed."""
 
 
 _BASELINES = "asyncrl.algo.advantages.group_baselines"
@@ -98,33 +96,28 @@ ADVANTAGES: Mapping[str, EstimatorEntry] = {
 _LOSSES = "asyncrl.algo.losses"
 _CLIP = ("clip_low", "clip_high")
 _BY_SEQUENCE = "seq-mean-token-mean"
-_CLIPPED = LossEntry(f"{_LOSSES}.clipped:clipped", (*_CLIP, "dual_clip"), is_zero_without_advantage=True)
-_GMPO = LossEntry(
-    f"{_LOSSES}.gmpo:gmpo", _CLIP, aggregation=_BY_SEQUENCE, is_of_sequences=True, is_zero_without_advantage=True
-)
-_REINFORCE = LossEntry(f"{_LOSSES}.reinforce:reinforce", has_ratio=False, is_zero_without_advantage=True)
+_CLIPPED = LossEntry(f"{_LOSSES}.clipped:clipped", (*_CLIP, "dual_clip"))
+_GMPO = LossEntry(f"{_LOSSES}.gmpo:gmpo", _CLIP, aggregation=_BY_SEQUENCE, is_of_sequences=True)
+_REINFORCE = LossEntry(f"{_LOSSES}.reinforce:reinforce", has_ratio=False)
 
 LOSSES: Mapping[str, LossEntry] = {
     "clipped": _CLIPPED,
     "vanilla": _CLIPPED,
-    "gspo": LossEntry(f"{_LOSSES}.gspo:gspo", _CLIP, aggregation=_BY_SEQUENCE, is_zero_without_advantage=True),
-    "cispo": LossEntry(f"{_LOSSES}.cispo:cispo", _CLIP, is_zero_without_advantage=True),
-    "sapo": LossEntry(
-        f"{_LOSSES}.sapo:sapo", ("tau_pos", "tau_neg"), aggregation=_BY_SEQUENCE, is_zero_without_advantage=True
-    ),
+    "gspo": LossEntry(f"{_LOSSES}.gspo:gspo", _CLIP, aggregation=_BY_SEQUENCE),
+    "cispo": LossEntry(f"{_LOSSES}.cispo:cispo", _CLIP),
+    "sapo": LossEntry(f"{_LOSSES}.sapo:sapo", ("tau_pos", "tau_neg"), aggregation=_BY_SEQUENCE),
     "gmpo": _GMPO,
     "geo_mean": _GMPO,
     "clip_cov": LossEntry(
         f"{_LOSSES}.covariance:clip_cov",
         (*_CLIP, "cov_ratio", "cov_low", "cov_high"),
         select=f"{_LOSSES}.selection:clip_cov_selection",
-        is_zero_without_advantage=True,
     ),
     "kl_cov": LossEntry(
         f"{_LOSSES}.covariance:kl_cov", ("cov_kl_coef", "cov_ratio"), select=f"{_LOSSES}.selection:kl_cov_selection"
     ),
-    "dppo_tv": LossEntry(f"{_LOSSES}.dppo:dppo_tv", (*_CLIP, "ratio_cap"), is_zero_without_advantage=True),
-    "dppo_kl": LossEntry(f"{_LOSSES}.dppo:dppo_kl", (*_CLIP, "ratio_cap"), is_zero_without_advantage=True),
+    "dppo_tv": LossEntry(f"{_LOSSES}.dppo:dppo_tv", (*_CLIP, "ratio_cap")),
+    "dppo_kl": LossEntry(f"{_LOSSES}.dppo:dppo_kl", (*_CLIP, "ratio_cap")),
     "dro": LossEntry(f"{_LOSSES}.dro:dro", required=("dro_beta",), has_ratio=False),
     "gpg": _REINFORCE,
     "reinforce": _REINFORCE,

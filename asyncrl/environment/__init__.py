@@ -38,7 +38,7 @@ class Task:
     extra: dict[str, Any] = field(default_factory=dict)
     """``extra`` of the row."""
     seed: int = 0
-    """The same each time this episode is begun, on every node."""
+    """The same each time this episode is begun, on every node. Below 2**32, as ``numpy.random.seed`` wants it."""
     name: str = ""
     """Name of the episode, unique in the run, such as ``run/train/17/3``: a label for sandboxes and logs."""
 

@@ -11,11 +11,11 @@ import inspect
 import math
 import reprlib
 from collections.abc import Awaitable, Mapping, Sequence
-from numbers import Real
 from typing import Any, Protocol
 
 from msgspec import Struct
 
+from asyncrl.checks.number import number
 from asyncrl.checks.reward_limits import MAX_ANSWER_CHARS, MAX_METRIC, MAX_METRICS, MAX_REWARD, problem_of
 from asyncrl.errors import VerifierError
 from asyncrl.messages.trajectory import Prompt, Turn
@@ -117,13 +117,13 @@ def verdict_of(value: object) -> Verdict:
     """
     Convert the return value of a verifier.
 
-    A dict's ``score`` is the reward, its other numeric values are metrics, and a text under ``answer`` (``pred`` in
-    verl) is the extracted answer; other keys are ignored. ``correct`` is 1.0 if the score is at least 1.0, else 0.0,
-    unless the dict contains it: a function whose best score is not 1 must set it.
+    A dict's ``score`` is the reward, its other numbers (`asyncrl.checks.number`) are metrics, and a text under
+    ``answer`` (``pred`` in verl) is the extracted answer; other keys are ignored. ``correct`` is 1.0 if the score is
+    at least 1.0, else 0.0, unless the dict contains it: a function whose best score is not 1 must set it.
 
     Raises:
-        VerifierError: ``value`` is neither a number nor a dict with ``score``, or breaks a limit of
-            `checks.reward_limits`. A longer answer is not an error: it is shortened.
+        VerifierError: ``value`` is neither a number nor a dict with ``score``, ``correct`` is no number, or a limit of
+            `checks.reward_limits` is broken. A longer answer is not an error: it is shortened.
     """
     if type(value) is not dict and not isinstance(value, Mapping):
         score = _number(value, "the function", MAX_REWARD)
@@ -146,12 +146,12 @@ def _metrics(value: Mapping[Any, Any]) -> dict[str, float]:
         if not isinstance(key, str) or key == "score":
             continue
         if type(item) is float and -MAX_METRIC <= item <= MAX_METRIC:  # most are, and it is the fastest test
-            number = item
-        elif isinstance(item, Real):
-            number = _number(item, f"the function, as metric {_shown(key)},", MAX_METRIC)
+            metric = item
+        elif key == "correct" or number(item) is not None:
+            metric = _number(item, f"the function, as metric {_shown(key)},", MAX_METRIC)
         else:
             continue
-        metrics[key if key.isascii() else _encodable(key)] = number
+        metrics[key if key.isascii() else _encodable(key)] = metric
         if len(metrics) > MAX_METRICS:
             break
     return metrics
@@ -169,16 +169,13 @@ def _encodable(text: str) -> str:
 def _number(value: object, source: str, most: float) -> float:
     if type(value) is float and -most <= value <= most:
         return value
-    try:
-        number = float(value) if isinstance(value, Real) else math.nan
-    except OverflowError:
-        number = math.inf
-    if not -most <= number <= most:
+    found = number(value)
+    if found is None or not -most <= found <= most:
         expected = "a finite number; return 0.0 if it means that"
-        if math.isfinite(number):
+        if found is not None and math.isfinite(found):
             expected = f"a number of at most {most:g} either way"
         raise VerifierError(f"{source} returned {_shown(value)}, expected {expected}")
-    return number
+    return found
 
 
 def _shown(value: object) -> str:

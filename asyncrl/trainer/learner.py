@@ -114,7 +114,7 @@ class Learner:
         owners = [UNASSIGNED] * len(infos)
         needed = set(range(len(infos)))
         is_payload_read = self._recipe.reads_token_rewards or not self._trained_part.is_whole
-        if not (self._recipe.wanted or self._recipe.needs_all or is_payload_read):
+        if not (self._recipe.wanted or self._updates.needs_all or is_payload_read):
             advantages = self._recipe.advantages([info.outcome for info in infos])
             needed = {place for place in needed if advantages[place].any()}
         for places in Step(infos, {}, owners).mini_batches(self._config.trainer.mini_batches):
@@ -135,8 +135,9 @@ class Learner:
 
         Returns:
             Metrics, the same on all ranks. ``num_tokens`` are those that the policy wrote, trained or not. ``skipped``
-            counts updates with a non-finite loss or gradient, which leave the weights unchanged, and is 1 for a step
-            without trajectories. Metrics of the log-prob gap are present if ``policy_version`` wrote a token.
+            counts updates that leave the weights unchanged, because no token is kept or the loss or gradient is not
+            finite, and is 1 for a step without trajectories. Metrics of the log-prob gap are present if
+            ``policy_version`` wrote a token.
 
         Raises:
             AsyncrlError: There are no trajectories, or those of a group are not adjacent.

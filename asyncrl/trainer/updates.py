@@ -15,11 +15,14 @@ from asyncrl.algo.value import value_loss
 from asyncrl.config.config import Config
 from asyncrl.trainer.algorithm.logprob_gap import Comparable
 from asyncrl.trainer.algorithm.mini_batch import MiniBatch
-from asyncrl.trainer.algorithm.objective import objective
+from asyncrl.trainer.algorithm.objective import objective, trains_without_advantage
 from asyncrl.trainer.algorithm.recipe import Recipe
 from asyncrl.trainer.algorithm.step_metrics import StepMetrics
 from asyncrl.trainer.models import Models
 from asyncrl.trainer.ranks.ranks import Ranks, collective
+
+EMPTY = {"grad_norm": 0.0, "skipped": 1.0, "skipped_empty": 1.0}
+"""Metrics of an update that keeps no token."""
 
 
 class Updates:
@@ -31,15 +34,20 @@ class Updates:
         self._models = models
         self._ranks = ranks
         self._comparable = Comparable(config)
+        self.needs_all = trains_without_advantage(recipe, config.algorithm)
+        """True if trajectories with an advantage of zero have a gradient too."""
+        self._regularises = config.algorithm.entropy_coef > 0 or recipe.penalises_loss
+        """True if the loss has terms of tokens that are not in the policy loss."""
 
     def policy(self, mini_batch: MiniBatch, lr: float, policy_version: int | None) -> dict[str, float]:
         """
-        Update the policy, and return the metrics of the update.
+        Update the policy, and return the metrics of the update. One that keeps no token is skipped: moments and weight
+        decay would move the weights without it.
 
         ``policy_version`` is the version of the weights before it; None if they were not published.
         """
         algorithm, device = self._config.algorithm, self._ranks.device
-        trained = mini_batch.places if self._recipe.needs_all else mini_batch.with_advantage
+        trained = mini_batch.places if self.needs_all else mini_batch.with_advantage
         step_metrics, expert_load = StepMetrics(), self._models.policy.expert_load
         for places in mini_batch.step.micro_batches(trained, self._ranks, self._max_tokens):
             trajectories = mini_batch.step.at(places)
@@ -55,11 +63,14 @@ class Updates:
             if self._ranks.sequence.is_first:
                 step_metrics.add(batch, scores.logprobs, inputs, result)
         metrics = step_metrics.metrics(self._ranks) | expert_load.metrics(self._ranks)
+        is_empty = bool(trained) and not metrics["kept_tokens"] and not self._regularises
+        if is_empty or not mini_batch.num_kept:
+            return metrics | EMPTY
         return metrics | self._models.optimizer.step(metrics["loss"], lr=lr)
 
     def critic(self, mini_batch: MiniBatch, lr_scale: float) -> dict[str, float]:
         """Update the critic, if there is one, and return the metrics; ``lr_scale`` is a factor of ``critic.lr``."""
-        if (critic := self._models.critic) is None:
+        if (critic := self._models.critic) is None or not mini_batch.num_kept:
             return {}
         total = clipped = 0.0
         for places in mini_batch.step.micro_batches(mini_batch.places, self._ranks, self._max_tokens):

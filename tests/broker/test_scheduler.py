@@ -42,6 +42,7 @@ from tests.broker.driver import DAMAGED, SPOOL, Action, Cluster, Node, Reward, R
 T = TypeVar("T")
 
 
+LEFT_OUT = "eval.left_out"
 HELD_OUT = a_config(
     data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
     evaluation={"every_versions": 0, "max_tokens": 50},
@@ -1090,6 +1091,23 @@ def test_weights_go_live_while_a_node_is_held() -> None:
     assert (a.policy_version, a.staged_version, b.policy_version) == (0, 1, 1)
     cluster.settle()
     assert [result.policy_version for result in cluster.scheduler.evaluation.results] == [0, 2 + 2]
+
+
+def test_an_evaluation_that_nobody_had_time_for_is_an_event_that_names_it() -> None:
+    often = a_config(data={"train": "train.jsonl", "held_out": "held_out.jsonl"}, evaluation={"every_versions": 1})
+    cluster = a_published(often, rollouts=2, num_held_out=1, capacity=8)
+    a, b = rollouts(cluster)
+    for _ in range(2):
+        while not trainer(cluster).batches:
+            for unit in [unit for unit in a.running if unit.split == "train"]:
+                a.finish(unit)
+            finish_all(cluster, b)
+        trainer(cluster).train()
+        publish(cluster)
+
+    assert a.is_held
+    left_out = [(event.fields["policy_version"], event.fields["newer_version"]) for event in events(cluster, LEFT_OUT)]
+    assert left_out == [(1, 2)]
 
 
 def test_an_evaluation_whose_node_is_lost_goes_on_on_another() -> None:

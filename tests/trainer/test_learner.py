@@ -64,10 +64,12 @@ def step_loss_in_float64(
             m(input_ids=ids[None]).logits[0, -length - 1 : -1].log_softmax(-1).gather(1, ids[-length:, None])[:, 0]
             for m in (model, reference)
         )
-        ratio = (new - torch.tensor(trajectory.behavior_logprobs).double()).exp()
+        log_ratio = new - torch.tensor(trajectory.behavior_logprobs).double()
+        ratio = log_ratio.exp()
         loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.28))
         loss = torch.minimum(loss, torch.tensor(-advantage * 3.0).double()) if advantage < 0 else loss
         d = ref.detach() - new
+        loss = loss + algorithm.sampler_kl_coef * log_ratio**2 / 2
         losses.append(loss + algorithm.kl_coef * (d.exp() - d - 1).clamp(max=10.0))
     match algorithm.aggregation:
         case "token-mean":
@@ -93,7 +95,7 @@ ALGORITHMS = [
     {"aggregation": aggregation, "advantage": advantage, "kl_coef": kl_coef}
     for aggregation in AGGREGATIONS
     for advantage, kl_coef in (("grpo", 0.0), ("dr_grpo", 0.3))
-]
+] + [{"aggregation": "token-mean", "advantage": "grpo", "kl_coef": 0.0, "sampler_kl_coef": 0.5}]
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +143,22 @@ def test_a_step_without_any_signal_is_a_step_with_gradient_zero(model_path, conf
     metrics = learner.train([replace(trajectory, reward=1.0) for trajectory in make_trajectories()])
 
     assert (metrics["grad_norm"], metrics["loss"], metrics["skipped"]) == (0.0, 0.0, 0.0)
+    assert all(torch.equal(weight, before[name]) for name, weight in learner.named_weights())
+    assert learner.num_steps == 1
+
+
+@pytest.mark.parametrize("mode", ["decoupled", "bypass"])
+@pytest.mark.parametrize("advantage", TAUGHT)
+def test_a_step_that_keeps_no_token_is_skipped_and_says_so(model_path, config, make_trajectories, advantage, mode):
+    correction = {"mode": mode, "rejection": "token_k1", "rejection_threshold": "1e-9_2e-9"}
+    algorithm = {"advantage": advantage, "loss": "gspo", "correction": correction}
+    algorithm |= {"reward_weights": {"reward": 1.0}} if advantage == "gdpo" else {}
+    learner = Learner(config(algorithm=algorithm, trainer={"weight_decay": 0.1}), model_path)
+    before = weights(learner)
+    metrics = learner.train(make_trajectories())
+
+    assert (metrics["grad_norm"], metrics["kept_tokens"]) == (0.0, 0.0)
+    assert (metrics["skipped"], metrics["skipped_empty"]) == (1.0, 1.0)
     assert all(torch.equal(weight, before[name]) for name, weight in learner.named_weights())
     assert learner.num_steps == 1
 

@@ -144,7 +144,7 @@ def test_a_rank_without_trajectories_goes_through_the_model_as_often_as_the_othe
     assert scene.policy.asked == [0, 0]
     assert scene.critic is not None
     assert scene.critic.asked == [0, 0]
-    assert [metrics[name] for name in ("loss", "grad_norm", "critic_loss", "critic_grad_norm", "skipped")] == [0.0] * 5
+    assert [metrics[name] for name in ("loss", "grad_norm", "critic_loss", "critic_grad_norm")] == [0.0] * 4
 
 
 def test_gradients_that_ranks_will_average_are_multiplied_by_their_number(config):

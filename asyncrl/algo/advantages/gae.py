@@ -30,7 +30,7 @@ def gae(outcomes: Sequence[Outcome], *, gamma: float = 1.0, lam: float = 1.0) ->
     Source:
         Schulman et al. 2016, arXiv:1506.02438, eq. 16.
     """
-    return whitened(_unwhitened(outcomes, gamma, lam), name="gae")
+    return whitened(_unwhitened(outcomes, gamma, lam))
 
 
 def value_targets(outcomes: Sequence[Outcome], *, gamma: float = 1.0, lam: float = 1.0) -> list[Floats]:

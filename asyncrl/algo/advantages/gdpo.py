@@ -34,7 +34,7 @@ def gdpo(outcomes: Sequence[Outcome], *, reward_weights: Mapping[str, float]) ->
             return standardized(np.array([_reward(outcome, key) for outcome in group], dtype=np.float64))
 
         combined += weight * per_group(outcomes, normalized)
-    return whitened(on_every_token(outcomes, combined), name="gdpo")
+    return whitened(on_every_token(outcomes, combined))
 
 
 def _reward(outcome: Outcome, key: str) -> float:

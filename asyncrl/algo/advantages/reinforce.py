@@ -22,7 +22,7 @@ def reinforce_plus_plus(outcomes: Sequence[Outcome], *, gamma: float = 1.0) -> A
         Hu et al. 2025, arXiv:2501.03262.
     """
     returns = discounted([outcome.rewards for outcome in outcomes], gamma)
-    return whitened(returns, name="reinforce_plus_plus")
+    return whitened(returns)
 
 
 def reinforce_plus_plus_baseline(outcomes: Sequence[Outcome]) -> Advantages:
@@ -34,7 +34,7 @@ def reinforce_plus_plus_baseline(outcomes: Sequence[Outcome]) -> Advantages:
     Source:
         Hu et al. 2025, arXiv:2501.03262.
     """
-    return whitened(dr_grpo(outcomes), name="reinforce_plus_plus_baseline")
+    return whitened(dr_grpo(outcomes))
 
 
 def remax(outcomes: Sequence[Outcome]) -> Advantages:

@@ -6,7 +6,7 @@ A run's files for people: events, one line of metrics per step, and a summary at
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from asyncrl.broker.failures import EVENT as FAILED_EVENT
@@ -124,7 +124,7 @@ class RunFiles:
         if self._times.is_due(self._clock()):
             self._write_times(stepped.step)
         if updates := line.get("skipped"):
-            cause = "a loss or a gradient was not finite" if groups else "every group of the step was refused"
+            cause = _cause_of_skipped(line) if groups else "every group of the step was refused"
             self.event("step.skipped", step=stepped.step, updates=int(updates), cause=cause)
         if alarm := self._gap_alarm.check(line):
             self.event("logprob_gap.exceeded", **alarm)
@@ -200,3 +200,11 @@ def outcome(cause: str, *, is_interrupted: bool) -> Outcome:
     if is_interrupted:
         return "interrupted"
     return "failed" if cause else "finished"
+
+
+def _cause_of_skipped(line: Mapping[str, Any]) -> str:
+    """Why updates of a step that had trajectories left the weights unchanged."""
+    num_empty = line.get("skipped_empty", 0)
+    causes = ["the correction or a mask rejected every token"] if num_empty else []
+    causes += ["a loss or a gradient was not finite"] if line["skipped"] > num_empty else []
+    return ", in others ".join(causes)

@@ -42,6 +42,7 @@ SENTENCES = {
     "transfer.aborted": "weight transfer given up: {cause}",
     "upload.failed": "version {policy_version} could not be stored at the spool: {cause}",
     "eval.lost": "evaluation of v{policy_version} interrupted: {node} has it no more",
+    "eval.left_out": "v{policy_version} was not evaluated: {cause}",
     "run.waiting": "{cause}",
     "samples.lost": "samples of step {step} were lost",
     "step.skipped": "no update in step {step}: {cause}",

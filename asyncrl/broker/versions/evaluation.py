@@ -97,8 +97,17 @@ class EvaluationBook:
         """Accuracy before the first step; None if it was not measured."""
         return next((result.accuracy for result in self.measurements if result.policy_version == 0), None)
 
-    def version_live(self, policy_version: int) -> None:
-        """Decide if an evaluation is due at this version, or at an earlier one that a broker died before recording."""
+    def waiting(self) -> list[int]:
+        """Versions of which an evaluation is due, or goes on without a node."""
+        begun = [self.ongoing.policy_version] if self.ongoing and not self.ongoing.peer else []
+        return begun + ([] if self._due is None else [self._due])
+
+    def version_live(self, policy_version: int) -> int | None:
+        """
+        Decide if an evaluation is due at this version, or at an earlier one that a broker died before recording.
+
+        Returns the version whose evaluation this one takes the place of, because no node had time for it.
+        """
         every, last = self.every_versions, max(self._last_version, 0)
         self._last_version = policy_version
         wanted = (
@@ -106,8 +115,10 @@ class EvaluationBook:
             or (policy_version == self._final_version and self._config.at_end)
             or (every and policy_version < self._final_version and policy_version // every > last // every)
         )
-        if wanted and self._prompts:
-            self._due = policy_version
+        if not (wanted and self._prompts):
+            return None
+        left_out, self._due = self._due, policy_version
+        return left_out
 
     def start(self, peer: str, policy_version: int) -> OngoingEvaluation | None:
         """Start the evaluation that is due, or go on with one, on this node; None if none needs a node."""

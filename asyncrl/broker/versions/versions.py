@@ -93,10 +93,14 @@ class Versions:
                 self.uploads.uploaded(message, now_s)
         self.changed()
 
-    def went_live(self, policy_version: int, next_step: int) -> None:
-        """Rollouts decode with a version made of every step below ``next_step``."""
+    def went_live(self, policy_version: int, next_step: int) -> int | None:
+        """
+        Rollouts decode with a version made of every step below ``next_step``.
+
+        Returns the version whose evaluation is left out for that of this one.
+        """
         self._window.live(next_step)
-        self._evaluation.version_live(policy_version)
+        return self._evaluation.version_live(policy_version)
 
     def advance(self, now_s: float) -> None:
         """Conclude and start transfers and evaluations; raises `RunFailed` if one version keeps failing."""
@@ -174,11 +178,18 @@ class Versions:
 
     def _announce(self, policy_version: int, next_step: int) -> None:
         """A version has become live."""
-        self.went_live(policy_version, next_step)
+        left_out = self.went_live(policy_version, next_step)
         self._out.record(VersionLive(policy_version, next_step))
         self._out.event("version.live", policy_version=policy_version)
+        if left_out is not None:
+            self._leave_out(left_out, policy_version)
         if trainer := self._nodes.trainer():
             self._out.send(trainer.peer, Published(policy_version))
+
+    def _leave_out(self, policy_version: int, newer: int) -> None:
+        """An evaluation that was due is not made, because rollouts have a newer version."""
+        cause = f"rollouts had v{newer} before one of them could evaluate it; evaluate less often, or add a rollout"
+        self._out.event("eval.left_out", policy_version=policy_version, newer_version=newer, cause=cause)
 
     def _tell_upload(self, message: Uploaded) -> None:
         version, seconds, num_bytes = message.policy_version, round(message.seconds, 3), message.num_bytes
@@ -223,9 +234,13 @@ class Versions:
         version = self._transfers.live_version
         current = (n for n in self._nodes.rollouts() if n.policy_version == n.received_version == version)
         able = (n for n in current if not n.is_fetching and not n.transfer_group and not n.is_away)
+        waiting = self._evaluation.waiting()
         if (node := next((n for n in able if not n.is_draining), None)) and (
             started := self._evaluation.start(node.peer, version)
         ):
+            for older in waiting:
+                if older != version:
+                    self._leave_out(older, version)
             num_prompts = len(started.groups)
             self._out.event("eval.started", node=node.name, policy_version=version, num_prompts=num_prompts)
             self._out.send(node.peer, Hold(version))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from asyncrl.checks.number import number
 from asyncrl.environment import Said, Step, Task
 from asyncrl.environment.worker.values import BadValue, shown
 
@@ -51,7 +52,8 @@ class SkyRLGym:
     def score(self) -> dict[str, float]:
         """Return the numbers of ``get_metrics``; the reward stays the sum of the steps."""
         metrics: dict[str, Any] = getattr(self._environment, "get_metrics", dict)()
-        return {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
+        found = {name: number(value) for name, value in metrics.items()}
+        return {name: value for name, value in found.items() if value is not None}
 
     def close(self) -> None:
         self._environment.close()
@@ -72,9 +74,9 @@ class TextArena:
         done, _ = self._environment.step(said.text)
         return Step(done=True) if done else Step(messages=self._observation())
 
-    def score(self) -> float:
+    def score(self) -> Any:
         """Return the player's reward, 0 in a game that was not ended."""
-        return float((self._finish() or {}).get(POLICY, 0.0))
+        return (self._finish() or {}).get(POLICY, 0.0)
 
     def close(self) -> None:
         self._finish()

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
+from asyncrl.checks.number import number, scalar
 from asyncrl.environment import Step
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -71,12 +71,11 @@ def messages_of(value: Any, method: str) -> list[dict[str, Any]]:
 
 
 def number_of(value: Any, what: str) -> float:
-    """Convert a finite number, numpy's and True included; raises `BadValue`."""
-    if not isinstance(value, Real):
-        value = getattr(value, "item", lambda: value)()  # a scalar of numpy or torch
-    if not isinstance(value, Real) or not math.isfinite(value):
+    """Convert a finite `number`; raises `BadValue`."""
+    found = number(value)
+    if found is None or not math.isfinite(found):
         raise BadValue(f"{what} {shown(value)}, expected a finite number")
-    return float(value)
+    return found
 
 
 def shown(value: Any) -> str:
@@ -86,6 +85,7 @@ def shown(value: Any) -> str:
 
 
 def _flag(value: Any, what: str) -> bool:
-    if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):
+    flag = scalar(value)
+    if not isinstance(flag, bool):
         raise BadValue(f"{what} {shown(value)}, expected True or False")
-    return bool(value)
+    return flag

@@ -4,7 +4,8 @@ Normalisation of answers that differ only in their typesetting.
     \\mathbf{42}, \\text{42}, \\boxed{42}        42
     90\\degree, 90^{\\degree}, 90°              90^\\circ
     1{,}024                                    1,024
-    −5 (U+2212)                                -5
+    −5 (U+2212), –5 (U+2013), １２。             -5, -5, 12.
+    √2, 3 × 4, x ≤ 1, ∅                        \\sqrt{2}, 3 \\times 4, x \\le 1, \\emptyset
 
 Every rule takes linear time, so no completion can stall the verifier.
 """
@@ -28,6 +29,95 @@ OTHER_MARKS = r"\\.|[{}]"
 DEGREE = re.compile(r"°|\^?\s?(?:\{\s?\\degree\s?\}|\\degree(?![a-zA-Z]))")
 THOUSANDS = re.compile(r"(?<=[0-9])\{,\}(?=[0-9]{3}(?![0-9]))")
 
+DOLLAR = "＄"
+"""A dollar that is money; a plain one is a mark of LaTeX."""
+FULL_WIDTH = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F) if chr(code) != DOLLAR}
+"""Forms of ASCII that are as wide as a Chinese character."""
+PUNCTUATION = {
+    "\u3000": " ",
+    "。": ".",
+    "、": ",",
+    "−": "-",
+    "–": "-",
+    "‐": "-",
+    "‑": "-",
+    "﹣": "-",
+    "⁄": "/",
+    "∕": "/",
+}
+ASCII = str.maketrans({chr(code): form for code, form in FULL_WIDTH.items()} | PUNCTUATION)
+"""Characters of other typesettings that are one of ASCII."""
+SIGNS = str.maketrans(
+    {
+        "×": r"\times ",
+        "⋅": r"\cdot ",
+        "·": r"\cdot ",
+        "∙": r"\cdot ",
+        "÷": "/",
+        "π": r"\pi ",
+        "∞": r"\infty ",
+        "≤": r"\le ",
+        "⩽": r"\le ",
+        "≥": r"\ge ",
+        "⩾": r"\ge ",
+        "≠": r"\ne ",
+        "±": r"\pm ",
+        "∪": r"\cup ",
+        "∈": r"\in ",
+        "∅": r"\emptyset ",
+        "²": "^2",
+        "³": "^3",
+        "℃": r"^\circ C",
+        "℉": r"^\circ F",
+        "½": r"\frac{1}{2}",
+        "¼": r"\frac{1}{4}",
+        "¾": r"\frac{3}{4}",
+        "⅓": r"\frac{1}{3}",
+        "⅔": r"\frac{2}{3}",
+    }
+)
+ROOT = re.compile(r"√\s?(?:\(([^()]{1,60})\)|\{([^{}]{1,60})\}|([0-9]+(?:\.[0-9]+)?|[a-zA-Z]))")
+SAME = (
+    (re.compile(r"\\(?:varnothing|empty)(?![a-zA-Z])"), r"\\emptyset "),
+    (re.compile(r"\\(?:leq|leqslant)(?![a-zA-Z])|<="), r"\\le "),
+    (re.compile(r"\\(?:geq|geqslant)(?![a-zA-Z])|>="), r"\\ge "),
+    (re.compile(r"\\(?:neq)(?![a-zA-Z])|!="), r"\\ne "),
+    (re.compile(r"\\lt(?![a-zA-Z])"), "<"),
+    (re.compile(r"\\gt(?![a-zA-Z])"), ">"),
+    (re.compile(r"(?<![a-zA-Z\\])pi(?![a-zA-Z])"), r"\\pi "),
+    (re.compile(r"(?<![a-zA-Z\\])sqrt\s?\(([^()]{1,60})\)"), r"\\sqrt{\1}"),
+    (re.compile(r"(?<![a-zA-Z\\])sqrt\s?([0-9]+)"), r"\\sqrt{\1}"),
+)
+"""Names of one thing; the last is the one that is kept."""
+
+
+DELIMITERS = re.compile(r"\\[()\[\]]|\$|\0")
+SPACES = re.compile(r"\\(?:[ ;:>]|quad(?![a-zA-Z])|qquad(?![a-zA-Z]))|~")
+THIN = re.compile(r"\\[,!]")
+SIZES = re.compile(r"\\(?:left|right|big|Big|bigl|bigr|displaystyle|limits)(?![a-zA-Z])")
+PREAMBLE = re.compile(r"(?i:the )?(?i:final )?(?i:answer)(?: is|\s?:|\s?=)\s*|(?:最终)?(?:答案|答)(?:是|为|:)\s*")
+NAME = re.compile(
+    r"\\?[A-Za-z]+\s?'{0,2}(?:_\{?\s?\w{1,8}\s?\}?)?\s?(?:\([^()=]{0,40}\))?|\\angle\s?[A-Z]{1,3}"
+    r"|\\(?:overline|vec|hat|bar|text|mathrm|mathbf)\s?\{[^{}]{1,60}\}|[A-Za-z ]{1,40}|\|?\\?[A-Z]{1,2}\|?"
+)
+"""What stands before the first ``=`` without being a guess."""
+
+
+def typeset(text: str) -> str:
+    """Bring into one notation, without math delimiters, fonts of numbers, line breaks and the final full stop."""
+    text = DELIMITERS.sub(" ", text.replace("\\$", DOLLAR))
+    text = THIN.sub(lambda found: "" if found[0] == "\\!" else " ", SPACES.sub(" ", SIZES.sub("", text)))
+    text = " ".join(plain(text, keep_words=True).split())
+    if found := PREAMBLE.match(text):
+        text = text[found.end() :]
+    return text.removesuffix(".").rstrip().removeprefix("=").lstrip()
+
+
+def without_name(text: str) -> str:
+    """``5`` of ``x = 5``; a chain of more equalities is a list of guesses, and stays."""
+    name, sign, value = text.partition("=")
+    return value.strip() if sign and "=" not in value and NAME.fullmatch(name.strip()) else text
+
 
 def plain(text: str, *, keep_words: bool = False) -> str:
     """
@@ -36,7 +126,10 @@ def plain(text: str, *, keep_words: bool = False) -> str:
     Args:
         keep_words: Leave fonts around words, such as the unit in ``5 \\text{ cm}``, to a reader that knows them.
     """
-    text = DEGREE.sub(r"^\\circ", text.replace("−", "-"))
+    text = DEGREE.sub(r"^\\circ", text.translate(ASCII))
+    text = ROOT.sub(lambda found: rf"\sqrt{{{next(filter(None, found.groups()))}}}", text.translate(SIGNS))
+    for pattern, kept in SAME:
+        text = pattern.sub(kept, text)
     return _without(FONT_OF_NUMBER if keep_words else ANY_FONT, THOUSANDS.sub(",", text))
 
 

@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from asyncrl.errors import VerifierError
 from asyncrl.reward.verifier import VerifierInput
 
 
@@ -13,9 +14,12 @@ class Exact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ignore_case: bool = False
 
     def __call__(self, inputs: VerifierInput, /) -> dict[str, float | str]:
+        """Return score and answer; raises `VerifierError` if the row has no answer."""
+        if not (answer := self._normalized(inputs.answer)):
+            raise VerifierError("the row has no answer to compare with; repair or drop it")
         _, marker, text = inputs.completion.rpartition(self.after) if self.after else ("", "whole", inputs.completion)
         given = self._normalized(text)
-        correct = bool(marker) and given == self._normalized(inputs.answer)
+        correct = bool(marker) and given == answer
         return {"score": float(correct), "answer": given if marker else ""}
 
     def _normalized(self, text: str) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from asyncrl.reward.answers.final_answer import last_boxed
-from asyncrl.reward.answers.same_value import same_value
+from asyncrl.reward.answers.same_value import canonical, compare
 from asyncrl.reward.answers.template import fits
 from asyncrl.reward.verifier import VerifierInput
 
@@ -23,9 +23,22 @@ class Geo3k(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format_weight: Annotated[float, Meta(ge=0, le=1)] = 0.1
 
     def __call__(self, inputs: VerifierInput, /) -> dict[str, float | str]:
-        """Return score, ``accuracy``, ``format`` and answer; raises `VerifierError` if the row has no answer."""
-        given = last_boxed(inputs.completion)
-        accuracy = float(given is not None and same_value(given, inputs.answer))
+        """
+        Return score, ``accuracy``, ``format``, answer, and ``not_computed`` as `math` does.
+
+        Raises:
+            VerifierError: The row has no answer.
+        """
+        given = last_boxed(inputs.completion) or ""
+        is_same, is_computed = compare(given, inputs.answer)
+        accuracy = float(is_same)
         shape = float(fits(SHAPE, inputs.completion))
         score = (1 - self.format_weight) * accuracy + self.format_weight * shape
-        return {"score": score, "accuracy": accuracy, "format": shape, "correct": accuracy, "answer": given or ""}
+        return {
+            "score": score,
+            "accuracy": accuracy,
+            "format": shape,
+            "correct": accuracy,
+            "not_computed": float(not is_computed),
+            "answer": canonical(given),
+        }

@@ -10,6 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from asyncrl.errors import VerifierError
 from asyncrl.reward.verifier import VerifierInput
 
 TAIL_CHARS = 300
@@ -37,11 +38,19 @@ class Gsm8k(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``strict``: the last number after ``#### ``. ``flexible``: the last number anywhere."""
 
     def __call__(self, inputs: VerifierInput, /) -> dict[str, float | str]:
-        """Return score and number; ``inputs.answer`` may be the bare number or a whole worked solution."""
+        """
+        Return score and number; ``inputs.answer`` may be the bare number or a whole worked solution.
+
+        Raises:
+            VerifierError: The row has no answer.
+        """
         pattern = STRICT if self.method == "strict" else FLEXIBLE
         found = pattern.findall(inputs.completion[-TAIL_CHARS:])
         given = _normalized(found[-1]) if found else ""
-        correct = bool(given) and given == _normalized(inputs.answer.rpartition("####")[2])
+        answer = _normalized(inputs.answer.rpartition("####")[2])
+        if not answer:
+            raise VerifierError("the row has no answer to compare with; repair or drop it")
+        correct = given == answer
         return {"score": float(correct), "answer": given}
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from asyncrl.reward.answers.final_answer import BOXES, after_answer, last_boxed
-from asyncrl.reward.answers.same_value import same_value
+from asyncrl.reward.answers.same_value import canonical, compare
 from asyncrl.reward.verifier import VerifierInput
 
 
@@ -21,10 +21,14 @@ class Math(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Place of the answer. ``any``: in a box if there is one, else after ``Answer:``."""
 
     def __call__(self, inputs: VerifierInput, /) -> dict[str, float | str]:
-        """Return score and answer; the reference may be a bare answer or a solution with a box, but not empty."""
+        """
+        Return score, answer, and ``not_computed``: 1 for an answer that would have taken too long, which is wrong.
+
+        The reference may be a bare answer or a solution with a box, but not empty.
+        """
         given = self._final_answer(inputs.completion)
-        correct = given is not None and same_value(given, last_boxed(inputs.answer) or inputs.answer)
-        return {"score": float(correct), "answer": given or ""}
+        is_same, is_computed = compare(given or "", last_boxed(inputs.answer) or inputs.answer)
+        return {"score": float(is_same), "not_computed": float(not is_computed), "answer": canonical(given or "")}
 
     def _final_answer(self, completion: str) -> str | None:
         if self.form == "answer" or (self.form == "any" and not any(box in completion for box in BOXES)):

@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from asyncrl.errors import VerifierError
 from asyncrl.reward.answers.final_answer import after_answer, last_boxed
-from asyncrl.reward.answers.notation import plain
+from asyncrl.reward.answers.notation import plain, typeset, without_name
+from asyncrl.reward.answers.quantity import conversion, quantity
 from asyncrl.reward.verifier import VerifierInput
 
 TAIL_CHARS = 300
@@ -41,22 +42,29 @@ class MathDapo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __call__(self, inputs: VerifierInput, /) -> dict[str, float | str]:
         """Return score, ``correct`` and the normalized answer; raises `VerifierError` if the row has no answer."""
-        answer = normalized(last_boxed(inputs.answer) or inputs.answer)
+        reference = last_boxed(inputs.answer) or inputs.answer
+        answer = normalized(reference)
         if not answer:
             raise VerifierError("the row has no answer to compare with; repair or drop it")
         tail = inputs.completion[-TAIL_CHARS:]
         given = None if self.boxed else after_answer(tail)
         given = last_boxed(tail) if given is None else given
-        correct = given is not None and normalized(given) == answer
+        correct = given is not None and normalized(given) == answer and _measures_alike(given, reference)
         return {"score": 1.0 if correct else -1.0, "correct": float(correct), "answer": normalized(given or "")}
 
 
 def normalized(answer: str) -> str:
     """Normalize an answer: remove fonts, signs, units, articles and spaces, and brace every fraction."""
-    answer = plain(answer).rpartition("=")[2].strip(" .")
+    answer = quantity(without_name(plain(typeset(answer)).strip(" ."))).value
     answer = DECORATION.sub("", answer)
     answer = SHORT_FRACTION.sub(r"\\frac{\1}{\2}", answer.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac"))
     answer = SHORT_ROOT.sub(r"\\sqrt{\1}", answer)
     answer = UNIT.sub("", ARTICLE.sub("", answer).strip(" ."))
     answer = "".join(answer.split())
     return answer.replace(",", "") if THOUSANDS.fullmatch(answer) else answer
+
+
+def _measures_alike(given: str, answer: str) -> bool:
+    """True if the two have the same unit, or one of them has none."""
+    mine, reference = (quantity(without_name(typeset(text))).unit for text in (given, answer))
+    return conversion(mine, reference) == 1

@@ -12,7 +12,7 @@ class Overlong(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
     Zero up to ``max_tokens - buffer`` tokens, then linear down to ``-factor`` at ``max_tokens``.
 
-        score = min(0, -factor * (tokens - (max_tokens - buffer)) / buffer)
+        score = -factor * clip((tokens - (max_tokens - buffer)) / buffer, 0, 1)
 
     Use it as one of several parts of a reward: alone it rewards empty completions.
 
@@ -34,5 +34,5 @@ class Overlong(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __call__(self, inputs: VerifierInput, /) -> dict[str, float]:
         """Return the penalty as ``score``; ``overlong`` is 1 if there is one."""
         exceeded = inputs.num_tokens - (self.max_tokens - self.buffer)
-        score = min(0.0, -self.factor * exceeded / self.buffer)
+        score = min(0.0, -self.factor * min(exceeded / self.buffer, 1.0))
         return {"score": score, "overlong": float(score < 0), "correct": float(score >= 0)}

@@ -7,7 +7,8 @@ The loop of an environment says one turn after another; the gateway says whateve
 branches at a time. Each turn is recorded as soon as it is complete, and can then be stored.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import count
 from typing import Literal
 
 from msgspec import Struct, structs
@@ -41,6 +42,7 @@ class RunningTurn(Struct, eq=False):
     parent: int
     context_ids: list[int]
     request: Request
+    draw: int
 
 
 class Conversation:
@@ -77,7 +79,8 @@ class Conversation:
         self._priority = priority
         self._images = images
         self._on_turn = on_turn
-        self._num_said = 0
+        self._drawn: set[int] = set()
+        """Draws of turns that may not be in the record: begun here, or on a node that was lost."""
 
     @property
     def has_images(self) -> bool:
@@ -90,7 +93,7 @@ class Conversation:
         context_ids: Sequence[int],
         *,
         max_tokens: int | None = None,
-        resume_from: Completion | None = None,
+        begun: RecordedTurn | None = None,
         observation: str | None = None,
     ) -> int:
         """
@@ -98,7 +101,7 @@ class Conversation:
 
         Args:
             max_tokens: Fewer tokens than the run allows, such as those that an agent program asked for.
-            resume_from: Beginning of this turn that was sampled before.
+            begun: Beginning of this turn that was sampled before, which is continued with its own draws.
             observation: Text of the context; None decodes it.
 
         Raises:
@@ -107,15 +110,16 @@ class Conversation:
         """
         room = self._room(context_ids)
         written = min(room, self._sampling.max_tokens, max_tokens or room)
+        draw = begun.draw if begun else self._next_draw()
         request = Request(
             prompt_ids=[*self.record.ids_through(parent), *context_ids],
             sampling=structs.replace(self._sampling, max_tokens=written),
-            seed=self._next_seed(),
-            resume_from=resume_from,
+            seed=None if self._seed is None else (self._seed + draw * SEED_STEP) % MAX_SEED,
+            resume_from=begun.completion if begun else None,
             priority=self._priority,
             images=() if self.record.root(parent) == FROM_NOTHING else self._images,
         )
-        turn = RunningTurn(parent, list(context_ids), request)
+        turn = RunningTurn(parent, list(context_ids), request, draw)
         self.running.append(turn)
         try:
             completion = await self._sample(request)
@@ -128,20 +132,26 @@ class Conversation:
                 completion=completion,
                 observation=self.seam.text(context_ids) if observation is None else observation,
                 text=self.seam.text(completion.completion_ids),
+                draw=draw,
             )
         )
         self._on_turn()
         return place
 
-    def _next_seed(self) -> int | None:
-        """
-        Seed of the next turn: by its number, which is that of an uninterrupted episode if turns were recorded before.
+    def reserve(self, turns: Iterable[RecordedTurn]) -> None:
+        """Give the draws of these turns, which are not in the record yet, to no other."""
+        self._drawn |= {turn.draw for turn in turns}
 
-        A turn that was cancelled keeps its number, so that no later one repeats its draws.
+    def _next_draw(self) -> int:
         """
-        number = max(self._num_said, len(self.record.turns))
-        self._num_said = number + 1
-        return None if self._seed is None else (self._seed + number * SEED_STEP) % MAX_SEED
+        The first draw that no turn has had: the next one, or that of a turn that was lost with its node.
+
+        A turn that was cancelled keeps its draw, so that no later one repeats it.
+        """
+        drawn = self._drawn.union(turn.draw for turn in self.record.turns)
+        draw = next(number for number in count() if number not in drawn)
+        self._drawn.add(draw)
+        return draw
 
     def _room(self, context_ids: Sequence[int]) -> int:
         """Tokens that the policy may write after this context, besides those that other running turns may write."""

@@ -57,7 +57,7 @@ class Attempt:
     def begun(self, written: Callable[[Request], Completion | None]) -> list[RecordedTurn]:
         """Beginnings of the turns that the engine samples now."""
         return [
-            RecordedTurn(turn.parent, turn.context_ids, completion)
+            RecordedTurn(turn.parent, turn.context_ids, completion, draw=turn.draw)
             for turn in self.conversation.running
             if (completion := written(turn.request))
         ]

@@ -22,6 +22,9 @@ from asyncrl.rollout.episodes.steps import Steps
 from asyncrl.rollout.gateway.gateway import Gateway
 from asyncrl.rollout.results import EpisodeLimits, Sampled
 
+FOLD = 0x9E3779B1
+"""2^32 divided by the golden ratio."""
+
 
 class Episodes:
     """
@@ -159,6 +162,15 @@ class Episodes:
             answer=prompt.answer,
             data_source=prompt.data_source,
             extra=prompt.extra,
-            seed=zlib.crc32(name.encode()) if seed is None else seed,
+            seed=zlib.crc32(name.encode()) if seed is None else in_32_bits(seed),
             name=name,
         )
+
+
+def in_32_bits(seed: int) -> int:
+    """
+    Seed of an environment from one of sampling: what ``numpy.random.seed`` takes at most.
+
+    Those of one run differ from each other, and runs with other seeds have other ones.
+    """
+    return (seed + (seed >> 32) * FOLD) % 2**32

@@ -34,6 +34,7 @@ class AgentProgram:
         self._environment = environment
         self._task = task
         earlier = [*resumed.finished, *resumed.begun] if resumed else []
+        conversation.reserve(earlier)
         self._open = gateway.open(conversation, task.messages, tools, earlier=earlier)
         self._word = Score()
 

@@ -34,6 +34,8 @@ class RecordedTurn(Struct):
     reward: float = 0.0
     call_s: float = 0.0
     is_trained: bool = True
+    draw: int = 0
+    """Number that its seed is made of; turns of an episode have different ones."""
 
 
 class EpisodeRecord:

@@ -31,6 +31,8 @@ class EpisodeState(Struct, frozen=True, kw_only=True):
     snapshot: bytes = b""
     cut: list[int] = []
     """Indices of the turns that were cut at their limit."""
+    draws: list[int] = []
+    """`RecordedTurn.draw` of each turn."""
     chat: list[ChatMessage] | None = None
     """The conversation before the last of these turns, if the chat template is to render it again."""
 
@@ -65,7 +67,12 @@ def read(sampled: Sampled) -> Resumed:
             f"the stored part of an episode to resume from is damaged: {state.num_answered} answered and "
             f"{state.num_finished} finished turns of {len(turns)}"
         )
+    if len(state.draws) not in (0, len(turns)):
+        raise EngineError(
+            f"the stored part of an episode to resume from is damaged: {len(state.draws)} draws of {len(turns)} turns"
+        )
     for place, turn in enumerate(turns):
+        turn.draw = state.draws[place] if state.draws else place
         reason: FinishReason = "length" if place in state.cut else "stop"
         turn.completion = replace(turn.completion, finish_reason=reason if place < state.num_finished else "unfinished")
     return Resumed(state=state, finished=turns[: state.num_finished], begun=turns[state.num_finished :])
@@ -103,5 +110,5 @@ def as_sampled(record: EpisodeRecord, begun: Sequence[RecordedTurn], state: Epis
         completion=whole.completion("unfinished"),
         turns=whole.wire_turns(),
         context_ids=whole.context_ids(),
-        snapshot=encode(replace(state, cut=cut_turns)),
+        snapshot=encode(replace(state, cut=cut_turns, draws=[turn.draw for turn in whole.turns])),
     )

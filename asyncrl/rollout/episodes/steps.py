@@ -61,6 +61,7 @@ class Steps:
         self._state = resumed.state if resumed else EpisodeState(num_finished=0)
         self._recorded = list(resumed.finished[self._state.num_answered :]) if resumed else []
         self._begun = list(resumed.begun) if resumed else []
+        conversation.reserve([*self._recorded, *self._begun])
         self._clock = clock
 
     @property
@@ -141,7 +142,7 @@ class Steps:
             return await self._conversation.say(parent, context)
         begun = self._begun.pop(0)
         _check_same((begun.parent, begun.context_ids), (parent, context))
-        return await self._conversation.say(parent, context, resume_from=begun.completion)
+        return await self._conversation.say(parent, context, begun=begun)
 
     async def _step(self, place: int) -> Answer:
         record = self._conversation.record

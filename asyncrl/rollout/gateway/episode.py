@@ -18,7 +18,6 @@ from asyncrl.environment.interface import Score
 from asyncrl.errors import EngineError, PromptTooLong
 from asyncrl.log import get_logger
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
-from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.episodes.conversation import Conversation, EpisodeOver, Limit
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn
 from asyncrl.rollout.gateway.chat_request import ChatRequest, Identity
@@ -216,19 +215,19 @@ class OpenEpisode:
             turn = self._record.add(structs.replace(taken[1], parent=place.parent))
             self.count("replayed")
         else:
-            turn = await self._sampled(place, request, taken[1].completion if taken else None)
+            turn = await self._sampled(place, request, taken[1] if taken else None)
             self.count("sampled")
         if taken:
             self._earlier.moved(taken[0], turn)
         self._record.turns[turn].is_trained = False  # until it is delivered
         return turn
 
-    async def _sampled(self, place: Place, request: ChatRequest, resume_from: Completion | None) -> int:
+    async def _sampled(self, place: Place, request: ChatRequest, begun: RecordedTurn | None) -> int:
         """Sample a turn; while other turns of the episode have a claim on all of its room, wait for them."""
         while True:
             try:
                 turn = await self._conversation.say(
-                    place.parent, place.context_ids, max_tokens=request.max_tokens, resume_from=resume_from
+                    place.parent, place.context_ids, max_tokens=request.max_tokens, begun=begun
                 )
             except EpisodeOver as over:
                 if over.limit == "max_turns" or not self._conversation.running:

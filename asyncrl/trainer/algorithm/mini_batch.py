@@ -79,8 +79,8 @@ class MiniBatch:
 
     @property
     def num_kept(self) -> int:
-        """Kept tokens of all its trajectories; at least 1, as a divisor."""
-        return max(sum(self.estimates.num_kept(place) for place in self.places), 1)
+        """Tokens of all its trajectories that decoupled correction keeps."""
+        return sum(self.estimates.num_kept(place) for place in self.places)
 
     def loss_inputs(
         self, places: Sequence[int], is_compared: NDArray[np.bool_] | None, *, device: torch.device

@@ -21,12 +21,15 @@ from asyncrl.algo.logprobs import Scores
 from asyncrl.algo.losses.tokens import Tokens
 from asyncrl.algo.ragged import Ragged
 from asyncrl.config.sections.algorithm import Algorithm
+from asyncrl.plug_in import is_path
 from asyncrl.trainer.algorithm.mini_batch import LossInputs
 from asyncrl.trainer.algorithm.recipe import Recipe
 
 REJECTED = "rollout_corr/rollout_rs_masked_fraction"
 """Metric name shared with decoupled correction, which reports it for the whole step."""
 DIVERGENT = "divergent_masked_fraction"
+PROBED = 8
+"""Tokens of each of two trajectories at which the objective is asked whether it has a gradient."""
 LOG_FLOOR = 1e-10
 """Added to importance before its logarithm, so that one dropped token does not zero a long trajectory; as in verl."""
 
@@ -39,11 +42,13 @@ class MicroBatchLoss:
     """[] with gradient."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """[N], or fewer if tokens were rejected; numbers or bools, without gradient."""
+    keep: Tensor | None = None
+    """[N] bool, tokens that are in the policy loss; None if all are."""
 
 
 def objective(recipe: Recipe, algorithm: Algorithm, scores: Scores, inputs: LossInputs) -> MicroBatchLoss:
     """Compute the formula above; ``scores`` [N] contain entropy if ``algorithm.entropy_coef`` is set."""
-    loss, metrics = _policy_loss(recipe, scores.logprobs, inputs)
+    loss, metrics, keep = _policy_loss(recipe, scores.logprobs, inputs)
     if inputs.ref_logprobs is not None:
         kl = recipe.kl(scores.logprobs, inputs.ref_logprobs)
         loss = loss + algorithm.kl_coef * torch.dot(kl, inputs.weights)
@@ -51,10 +56,42 @@ def objective(recipe: Recipe, algorithm: Algorithm, scores: Scores, inputs: Loss
     if scores.entropy is not None:
         loss = loss - algorithm.entropy_coef * torch.dot(scores.entropy, inputs.weights)
         metrics["entropy"] = scores.entropy.detach()
-    return MicroBatchLoss(loss, metrics)
+    return MicroBatchLoss(loss, metrics, keep)
 
 
-def _policy_loss(recipe: Recipe, logprobs: Tensor, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+def trains_without_advantage(recipe: Recipe, algorithm: Algorithm) -> bool:
+    """
+    True if tokens of a trajectory whose advantages are all zero have a gradient.
+
+    Asked of the objective itself, so that no term of it can be forgotten: its gradient at tokens that moved from their
+    sampler by 1e-4 nats, which no correction rejects, and by up to 4. A loss in a file of a user may be zero at
+    these and not at others, so its trajectories are all computed.
+    """
+    return is_path(algorithm.loss) or any(_has_gradient(recipe, algorithm, moved) for moved in (1e-4, 0.1, 4.0))
+
+
+def _has_gradient(recipe: Recipe, algorithm: Algorithm, moved: float) -> bool:
+    """True if the objective has a gradient at tokens without advantage, which moved by up to ``moved`` nats."""
+    sampled = torch.full((2 * PROBED,), -5.0)
+    logprobs = (sampled + moved * torch.linspace(-1, 1, PROBED).repeat(2)).requires_grad_()
+    entropy = torch.ones_like(sampled).requires_grad_() if algorithm.entropy_coef else None
+    inputs = LossInputs(
+        sequences=Ragged([PROBED, PROBED]),
+        behavior_logprobs=sampled,
+        old_logprobs=sampled,
+        advantages=torch.zeros_like(sampled),
+        weights=torch.ones_like(sampled),
+        ref_logprobs=sampled if recipe.penalises_loss else None,
+        is_selected=torch.arange(len(sampled)) % 3 == 0 if recipe.select else None,
+    )
+    loss = objective(recipe, algorithm, Scores(logprobs, entropy=entropy), inputs).loss
+    found = torch.autograd.grad(loss, [logprobs] if entropy is None else [logprobs, entropy], allow_unused=True)
+    return any(gradient is not None and bool(gradient.any()) for gradient in found)
+
+
+def _policy_loss(
+    recipe: Recipe, logprobs: Tensor, inputs: LossInputs
+) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
     importance, keep, weights, sequences = inputs.importance, inputs.keep, inputs.weights, inputs.sequences
     masked: dict[str, Tensor] = {}
     if not recipe.is_decoupled:
@@ -88,7 +125,7 @@ def _policy_loss(recipe: Recipe, logprobs: Tensor, inputs: LossInputs) -> tuple[
     if recipe.sampler_kl_coef:
         kl = k2(_kept(logprobs, keep), _kept(inputs.behavior_logprobs, keep))
         losses = losses + recipe.sampler_kl_coef * kl
-    return torch.dot(losses, _kept(weights, keep)), {**policy.metrics, **masked}
+    return torch.dot(losses, _kept(weights, keep)), {**policy.metrics, **masked}, keep
 
 
 def _kept(values: Tensor, keep: Tensor | None) -> Tensor:

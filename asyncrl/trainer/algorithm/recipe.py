@@ -97,12 +97,6 @@ class Recipe:
         return self._algorithm.kl_reward_coef if self._algorithm.kl_in == "both" else self._algorithm.kl_coef
 
     @property
-    def needs_all(self) -> bool:
-        """True if trajectories with an advantage of zero have a gradient too."""
-        regularises = self._algorithm.entropy_coef > 0 or self.penalises_loss
-        return regularises or not self.loss.entry.is_zero_without_advantage
-
-    @property
     def wanted(self) -> set[str]:
         """Names of the per-token numbers that models compute before a step."""
         names: set[str] = {name for name in (LOGPROBS, VALUES, SUM_PI_SQUARED) if name in self.estimator.needs}

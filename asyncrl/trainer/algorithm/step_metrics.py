@@ -19,7 +19,8 @@ from asyncrl.trainer.algorithm.objective import MicroBatchLoss
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.ranks.ranks import Ranks
 
-COUNTS = ("trained_tokens", "micro_batches", "packed_tokens")
+COUNTS = ("trained_tokens", "kept_tokens", "micro_batches", "packed_tokens")
+"""``trained_tokens`` went through the model, and ``kept_tokens`` of them are in the loss: not rejected, not masked."""
 ESS = ("ess", "ess_sequence")
 """Effective sample sizes of the ratios, trainer to sampler, of tokens and of trajectories, before any correction."""
 
@@ -62,6 +63,7 @@ class StepMetrics:
         if inputs.is_compared is not None:
             self._gap.add(shift, inputs.is_compared)
         self._sum("loss", result.loss)
+        self._sum("kept_tokens", torch.ones_like(shift) if result.keep is None else result.keep)
         self._mean("kl", inputs.old_logprobs - logprobs)
         self._mean("log_ratio_abs_mean", shift)
         for name, values in result.metrics.items():
@@ -130,7 +132,7 @@ def merged(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _merge(name: str, values: list[float]) -> float:
-    if name in (*COUNTS, "logprob_gap_tokens", "skipped", "critic_skipped"):
+    if name in (*COUNTS, "logprob_gap_tokens", "skipped", "skipped_empty", "critic_skipped"):
         return sum(values)
     if name.endswith("_max"):
         return max(values)

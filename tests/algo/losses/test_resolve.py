@@ -108,16 +108,6 @@ def test_ratios_of_e_200_leave_float32_finite(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_what_need_not_be_computed_without_an_advantage_is_zero_there(name: str) -> None:
-    tokens = random_padded(3).tokens()
-    tokens.advantages.zero_()
-    losses = LOSSES[name].function(tokens, **settings(name, "defaults")).losses
-    losses.sum().backward()
-    is_zero = not losses.any() and not grad_of(tokens.logprobs).any()
-    assert is_zero == LOSSES[name].entry.is_zero_without_advantage
-
-
-@pytest.mark.parametrize("name", LOSSES)
 def test_metrics_are_numbers_of_each_token_without_a_gradient(name: str) -> None:
     tokens = random_padded(5).tokens()
     for values in LOSSES[name].function(tokens, **settings(name, "defaults")).metrics.values():
@@ -173,7 +163,6 @@ def test_a_function_in_a_module_is_a_loss_with_its_own_settings() -> None:
     loss = resolve_loss("asyncrl.algo.losses.sapo:sapo")
     batch = random_padded(1)
     assert loss.settings == {"tau_pos": 1.0, "tau_neg": 1.05}
-    assert not loss.entry.is_zero_without_advantage
     torch.testing.assert_close(
         loss.function(batch.tokens(), tau_pos=2.0).losses, sapo(batch.tokens(), tau_pos=2.0).losses
     )

@@ -182,9 +182,13 @@ def test_a_skipped_update_is_an_event_with_its_cause_once(directory: RunDirector
     life.report.step(Stepped(1, 1, {"skipped": 2.0}), [group])
     life.report.step(Stepped(1, 1, {"skipped": 2.0}), [group])
     life.report.step(Stepped(2, 2, {"skipped": 1.0}), [])
+    life.report.step(Stepped(3, 3, {"skipped": 1.0, "skipped_empty": 1.0}), [group])
+    life.report.step(Stepped(4, 4, {"skipped": 2.0, "skipped_empty": 1.0}), [group])
 
     skipped = [event for event in directory.read_events() if event["event"] == "step.skipped"]
     assert [(event["step"], event["updates"], event["cause"]) for event in skipped] == [
         (1, 2, "a loss or a gradient was not finite"),
         (2, 1, "every group of the step was refused"),
+        (3, 1, "the correction or a mask rejected every token"),
+        (4, 2, "the correction or a mask rejected every token, in others a loss or a gradient was not finite"),
     ]

@@ -22,4 +22,4 @@ def test_scores_worked_by_hand(completion: str, score: float, accuracy: float, s
     verdict = verdict_of(Geo3k()(VerifierInput(completion=completion, answer="\\sqrt{8}")))
 
     assert verdict.reward == pytest.approx(score)
-    assert verdict.metrics == {"accuracy": accuracy, "format": shape, "correct": accuracy}
+    assert verdict.metrics == {"accuracy": accuracy, "format": shape, "correct": accuracy, "not_computed": 0.0}

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.errors import VerifierError
 from asyncrl.reward.verifier import VerifierInput, verdict_of
 from asyncrl.reward.verifiers.gsm8k import TAIL_CHARS, Gsm8k
 
@@ -44,14 +45,18 @@ def score(verifier: Gsm8k, completion: str, answer: str) -> float:
         ("#### eighteen", "18", 0.0, 0.0),
         ("#### 18 apples, 3 left", "18", 1.0, 0.0),
         ("", "18", 0.0, 0.0),
-        ("", "", 0.0, 0.0),
-        ("#### ", "", 0.0, 0.0),
         ("#### ١٨", "18", 0.0, 0.0),
     ],
 )
 def test_scores_worked_by_hand(completion: str, answer: str, strict: float, flexible: float) -> None:
     assert score(STRICT, completion, answer) == strict
     assert score(FLEXIBLE, completion, answer) == flexible
+
+
+@pytest.mark.parametrize("answer", ["", " ", "worked, but #### "])
+def test_a_row_without_an_answer_is_an_error_and_not_a_zero(answer: str) -> None:
+    with pytest.raises(VerifierError, match="no answer"):
+        score(STRICT, "#### 18", answer)
 
 
 def test_only_the_tail_is_searched() -> None:

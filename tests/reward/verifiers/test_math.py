@@ -30,6 +30,20 @@ def test_scores_worked_by_hand(form: str, completion: str, answer: str, expected
     assert verdict_of(Math(form=form)(VerifierInput(completion=completion, answer=answer))).reward == expected
 
 
+def test_writings_of_one_number_are_one_answer_in_a_vote() -> None:
+    boxes = (".5", "\\frac12", "x = 0.50", "\\frac{1}{2}", "5/10")
+    assert {verdict_of(Math()(VerifierInput(completion=f"\\boxed{{{box}}}", answer="8"))).answer for box in boxes} == {
+        "1/2"
+    }
+
+
+def test_an_answer_that_takes_too_long_is_wrong_and_said_to_be_not_computed() -> None:
+    for box in ("9^{9^{9^{9}}}", "\\sum_{i=1}^{10^{12}} i", "{" * 16 + "5" + "}" * 16, "|x" * 60):
+        verdict = verdict_of(Math()(VerifierInput(completion=f"\\boxed{{{box}}}", answer="5")))
+        assert (verdict.reward, verdict.metrics["not_computed"]) == (0.0, 1.0)
+    assert verdict_of(Math()(VerifierInput(completion="\\boxed{4}", answer="5"))).metrics["not_computed"] == 0.0
+
+
 def test_the_extracted_answer_is_reported() -> None:
     assert verdict_of(Math()(VerifierInput(completion="\\boxed{7}", answer="8"))).answer == "7"
     assert verdict_of(Math()(VerifierInput(completion="7", answer="8"))).answer == ""

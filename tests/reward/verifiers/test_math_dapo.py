@@ -70,6 +70,27 @@ def test_a_box_counts_where_no_answer_is_marked_and_with_boxed_alone(
     assert judged(completion, "1234", boxed=True).reward == boxed
 
 
+@pytest.mark.parametrize(
+    ("given", "answer", "expected"),
+    [
+        ("5 apples", "5", 1.0),
+        ("12。", "12", 1.0),
+        ("１２", "12", 1.0),
+        ("3 m", "3 km", -1.0),
+        ("60^\\circ", "60\\%", -1.0),
+        ("2012_5", "2012_6", -1.0),
+        ("1=2=6", "6", -1.0),
+        ("5=6", "6", -1.0),
+        ("5 or 6", "6", -1.0),
+        ("x = 6", "6", 1.0),
+    ],
+)
+def test_units_and_bases_that_are_written_must_agree_and_guesses_are_no_answer(
+    given: str, answer: str, expected: float
+) -> None:
+    assert judged(f"so \\boxed{{{given}}}", answer).reward == expected
+
+
 def test_only_the_tail_is_searched() -> None:
     assert judged("Answer: 18\n" + "." * (TAIL_CHARS - 11), "18").reward == 1.0
     assert judged("Answer: 18\n" + "." * (TAIL_CHARS - 10), "18").reward == -1.0

@@ -10,7 +10,7 @@ from asyncrl.reward.verifiers.overlong import Overlong
 
 @pytest.mark.parametrize(
     ("tokens", "penalty", "overlong"),
-    [(0, 0.0, 0.0), (80, 0.0, 0.0), (81, -0.1, 1.0), (90, -1.0, 1.0), (100, -2.0, 1.0)],
+    [(0, 0.0, 0.0), (80, 0.0, 0.0), (81, -0.1, 1.0), (90, -1.0, 1.0), (100, -2.0, 1.0), (250, -2.0, 1.0)],
 )
 def test_the_penalty_grows_linearly_over_the_buffer(tokens: int, penalty: float, overlong: float) -> None:
     verifier = Overlong(max_tokens=100, buffer=20, factor=2.0)

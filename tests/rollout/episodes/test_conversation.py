@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.errors import EngineError
-from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Sampling
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.episodes.conversation import Conversation, EpisodeOver, Sample
-from asyncrl.rollout.episodes.record import EpisodeRecord
+from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn
+from asyncrl.rollout.episodes.resume import EpisodeState, as_sampled, read
 from asyncrl.rollout.results import EpisodeLimits
 from tests.rollout.episodes.stage import WordEngine, WordSeam, ids
 
@@ -211,6 +212,76 @@ def test_a_turn_has_the_same_seed_in_an_episode_that_is_continued() -> None:
 
     asyncio.run(scene())
     assert rest.requests[0].seed == whole.requests[1].seed
+
+
+def test_a_branch_that_was_lost_is_sampled_again_with_its_own_seed_and_no_other_has_it() -> None:
+    engine, again = Holding(), talkative(1)
+
+    async def scene() -> None:
+        before = a_conversation(engine.sample)
+        lost, _ = await settled(before, before.say(FROM_PROMPT, []), before.say(FROM_PROMPT, []))
+        lost.cancel()
+        engine.released.set()
+        await settled(before)
+        await settled(before)
+        stored = as_sampled(before.record, [], EpisodeState(num_finished=1))
+        assert stored
+        after = a_conversation(again.sample)
+        after.reserve(read(stored).finished)
+        await after.say(FROM_PROMPT, [])
+        after.record.add(read(stored).finished[0])
+        await after.say(FROM_PROMPT, [])
+
+    asyncio.run(scene())
+    first, second = (request.seed for request in engine.requests)
+    assert again.requests[0].seed == first
+    assert again.requests[1].seed not in {first, second}
+
+
+@given(st.data())
+def test_no_two_turns_share_draws_however_nodes_are_lost(data: st.DataObject) -> None:
+    """Turns begin, end in any order, and every now and then what runs is lost with its node, or goes on as it began."""
+
+    async def scene() -> None:
+        record, unfinished = EpisodeRecord(ids("how many")), list[RecordedTurn]()
+        for _ in range(data.draw(st.integers(1, 4), label="nodes")):
+            engines: list[Holding] = []
+
+            async def sample(request: Request, engines: list[Holding] = engines) -> Completion:
+                engines.append(Holding())
+                return await engines[-1].sample(request)
+
+            talk = a_conversation(sample, max_turns=99, max_tokens=999)
+            talk.reserve([*record.turns, *unfinished])
+            for turn in record.turns:
+                talk.record.add(turn)
+            num_new = data.draw(st.integers(0, 3), label="begin")
+            begun = [talk.say(turn.parent, turn.context_ids, begun=turn) for turn in unfinished]
+            begun += [talk.say(FROM_PROMPT, []) for _ in range(num_new)]
+            tasks = await settled(talk, *begun)
+            for engine in engines:
+                if data.draw(st.booleans(), label="ends"):
+                    engine.released.set()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            parts = [RecordedTurn(one.parent, [], PART, draw=one.draw) for one in talk.running]
+            kept = [part for part in parts if data.draw(st.booleans(), label="its beginning was stored")]
+            stored = as_sampled(talk.record, kept, EpisodeState(num_finished=len(talk.record.turns)))
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            resumed = read(stored) if stored else None
+            record = EpisodeRecord(ids("how many"), resumed.finished if resumed else [])
+            unfinished = list(resumed.begun) if resumed else []
+            draws = [turn.draw for turn in (*record.turns, *unfinished)]
+            assert len(draws) == len(set(draws))
+
+    asyncio.run(scene())
+
+
+PART = Completion(
+    completion_ids=[1], behavior_logprobs=[-0.5], spans=[Span(0, 0, 1)], finish_reason="unfinished", generate_s=0.0
+)
 
 
 def test_without_a_seed_the_engine_draws() -> None:

@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from asyncrl.broker.leases.lease_terms import sampling_seed
 from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import Answer, TaskInput
 from asyncrl.messages.trajectory import Prompt, Sampling, Unit
@@ -48,3 +51,15 @@ def test_the_environment_gets_the_row_and_a_seed_that_is_the_same_each_time() ->
     )
     assert plain.messages == [{"role": "user", "content": "how many"}]
     assert plain.seed == unseeded.seed
+
+
+@pytest.mark.parametrize("run_seed", [0, 1, 2**22, 2**40])
+def test_the_seed_of_an_environment_fits_every_generator_and_is_its_own_within_the_run(run_seed: int) -> None:
+    sampled = [sampling_seed(run_seed, group_id, 8) + index for group_id in (0, 1, 2, 10**6) for index in range(8)]
+    Noting.tasks.clear()
+    for seed in sampled:
+        asyncio.run(begin(Unit(0, 0), Prompt(text="how many", answer="1"), seed).run())
+    seeds = [task.seed for task in Noting.tasks]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**32 for seed in seeds)
+    assert seeds == sampled or run_seed

@@ -28,6 +28,9 @@ FINISHED = [turn(FROM_PROMPT, [], [4, 5], 1), turn(0, [6], [7], 1), turn(0, [8],
 FINISHED[1].completion = structs.replace(FINISHED[1].completion, finish_reason="length")
 BEGUN = [turn(2, [1, 1], [3], 3)]
 BEGUN[0].completion = structs.replace(BEGUN[0].completion, finish_reason="unfinished")
+DRAWS = [0, 3, 1, 2]
+for its_draw, one in zip(DRAWS, [*FINISHED, *BEGUN], strict=True):
+    one.draw = its_draw
 STATE = EpisodeState(num_finished=3, num_answered=2, answer=Answer(reward=1.0), snapshot=b"here", cut=[1])
 
 
@@ -36,7 +39,7 @@ def test_what_is_stored_is_read_back() -> None:
     assert stored is not None
     assert stored.completion.finish_reason == "unfinished"
     resumed = read(stored)
-    assert resumed.state == STATE
+    assert resumed.state == structs.replace(STATE, draws=DRAWS)
     assert list(resumed.finished) == FINISHED
     assert list(resumed.begun) == BEGUN
     assert resumed.num_tokens == 7

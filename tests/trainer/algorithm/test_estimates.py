@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from asyncrl.algo.outcomes import Outcome
+from asyncrl.config.catalogue import ADVANTAGES
+from asyncrl.config.correction import PRESETS
 from asyncrl.trainer.algorithm.estimates import BEHAVIOR, estimate
-from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, TOKEN_REWARDS, VALUES, Recipe
+from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, TOKEN_REWARDS, VALUES, Recipe
 
 
 def outcomes(*rewards: float, length: int = 2) -> list[Outcome]:
@@ -128,3 +130,34 @@ def test_the_reward_of_a_rejected_token_goes_to_the_kept_one_before_it(config):
     assert found.value_targets is not None
     last = 2.0 - 2 * 0.1
     assert found.value_targets[0].tolist() == pytest.approx([0.0, 1.0 - 2 * 0.1 + last, 0.0, last, 0.0])
+
+
+@pytest.mark.parametrize("importance", ["", "token", "sequence"])
+@pytest.mark.parametrize("num_kept", [0, 1, 2, 3])
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+def test_every_estimator_takes_a_step_that_keeps_few_tokens_or_none(config, advantage, num_kept, importance):
+    correction = {"mode": "decoupled", "rejection": "token_k1", "rejection_threshold": "0.5_2.0"}
+    weights = {"reward_weights": {"reward": 1.0}} if advantage == "gdpo" else {}
+    correction |= {"importance": importance} if importance else {}
+    recipe = Recipe(config(algorithm={"advantage": advantage, "correction": correction, **weights}))
+    sampled = [-1.0] * num_kept + [-9.0] * (4 - num_kept)
+    per_token = {
+        LOGPROBS: rows([-1.0, -1.0], [-1.0, -1.0]),
+        BEHAVIOR: rows(sampled[:2], sampled[2:]),
+        VALUES: rows([0.5, 0.25], [0.5, 0.25]),
+        SUM_PI_SQUARED: rows([0.5, 0.5], [0.5, 0.5]),
+    }
+    step = [Outcome(group_id=0, length=2, reward=reward, baseline=0.5) for reward in (1.0, 0.0)]
+    found = estimate(recipe, step, per_token)
+
+    assert [found.num_kept(place) for place in (0, 1)] == [min(num_kept, 2), max(num_kept - 2, 0)]
+    assert all(np.isfinite(one).all() for one in found.advantages)
+    assert not any(one[~found.kept(place)].any() for place, one in enumerate(found.advantages))
+    assert all(np.isfinite(value) for value in found.metrics.values())
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_correction_takes_a_step_without_a_token(config, preset):
+    recipe = Recipe(config(algorithm={"loss": PRESETS[preset].loss or "gspo", "correction": {"preset": preset}}))
+    per_token = {LOGPROBS: rows([], []), BEHAVIOR: rows([], [])}
+    assert [len(one) for one in estimate(recipe, outcomes(1.0, 0.0, length=0), per_token).advantages] == [0, 0]

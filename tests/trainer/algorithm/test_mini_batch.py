@@ -106,11 +106,11 @@ def test_a_rank_that_has_run_out_of_trajectories_gets_empty_tensors_of_the_right
     assert (found.keep.dtype, found.is_selected.dtype, found.weights.dtype) == (torch.bool, torch.bool, torch.float32)
 
 
-def test_with_advantage_skips_zeros_and_the_divisor_is_never_zero() -> None:
+def test_trajectories_with_an_advantage_and_kept_tokens_are_told() -> None:
     assert mini_batch().with_advantage == [0, 2]
     assert mini_batch(places=[2, 1]).with_advantage == [2]
     assert mini_batch(places=[2, 1]).num_kept == 4
-    assert mini_batch(keep=per_token(*KEEP), places=[2]).num_kept == 1, "all of it is rejected"
+    assert mini_batch(keep=per_token(*KEEP), places=[2]).num_kept == 0, "all of it is rejected"
 
 
 def test_value_inputs_are_old_values_targets_and_mask() -> None:

@@ -8,9 +8,10 @@ import torch
 
 from asyncrl.algo.logprobs import Scores
 from asyncrl.algo.ragged import Ragged
+from asyncrl.config.catalogue import LOSSES
 from asyncrl.config.config import Config
 from asyncrl.trainer.algorithm.mini_batch import LossInputs
-from asyncrl.trainer.algorithm.objective import MicroBatchLoss, objective
+from asyncrl.trainer.algorithm.objective import MicroBatchLoss, objective, trains_without_advantage
 from asyncrl.trainer.algorithm.recipe import Recipe
 
 WEIGHTS = torch.tensor([0.5, 0.25, 0.25])
@@ -143,3 +144,26 @@ def test_the_gradient_of_a_step_of_divergent_sequences_alone_is_zero(config):
     torch.autograd.backward(parts.loss)
     assert logprobs.grad is not None
     assert not logprobs.grad.any()
+
+
+def is_asked_of_all(config: Callable[..., Config], **algorithm: object) -> bool:
+    settings = config(algorithm=algorithm)
+    return trains_without_advantage(Recipe(settings), settings.algorithm)
+
+
+TIGHT = {"rejection": "token_k1,seq_mean_k1", "rejection_threshold": "0.999_1.001"}
+
+
+@pytest.mark.parametrize("correction", [{}, {"preset": "decoupled_token_is"}, TIGHT], ids=["", "decoupled", "tight"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_terms_of_each_token_train_trajectories_without_advantage_whatever_the_loss(config, name, correction):
+    algorithm = {"loss": name, "correction": correction} | ({"dro_beta": 0.1} if name == "dro" else {})
+    assert is_asked_of_all(config, **algorithm) == (name in {"dro", "kl_cov"})
+    for term in ({"sampler_kl_coef": 1e-6}, {"entropy_coef": 1e-12}, {"kl_coef": 1e-6}):
+        assert is_asked_of_all(config, **algorithm, **term)
+    assert not is_asked_of_all(config, kl_coef=0.1, kl_in="reward")
+
+
+def test_the_loss_of_a_user_is_asked_for_every_trajectory(config, tmp_path):
+    (tmp_path / "own.py").write_text("def own(tokens):\n    return -tokens.advantages * tokens.logprobs\n")
+    assert is_asked_of_all(config, loss=f"{tmp_path / 'own.py'}:own")

@@ -54,6 +54,7 @@ def test_a_step_that_trained_on_nothing_has_finite_metrics() -> None:
         "loss": 0.0,
         "log_ratio_abs_max": 0.0,
         "trained_tokens": 0.0,
+        "kept_tokens": 0.0,
         "micro_batches": 0.0,
         "packed_tokens": 0.0,
     }
