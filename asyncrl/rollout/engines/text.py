@@ -1,6 +1,6 @@
 """Tokenizer functions shared by the engines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -85,6 +85,16 @@ def decode(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> str:
     return text
 
 
+def has_stop(
+    tokenizer: PreTrainedTokenizerBase, token_ids: list[int], stop: list[str], special: Collection[int]
+) -> bool:
+    """True if the text of these tokens has a stop string: as it is shown, or with its ``special`` tokens spelled."""
+    texts = [decode(tokenizer, token_ids)]
+    if any(token_id in special for token_id in token_ids):
+        texts.append(tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    return any(string in text for string in stop for text in texts)
+
+
 def stop_window(stop: list[str]) -> int:
     """Number of last tokens to search for a stop string that ends at the newest token."""
     # A character has at most 4 bytes and a token at least one; 8 more tokens may decode to nothing.
@@ -92,10 +102,25 @@ def stop_window(stop: list[str]) -> int:
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """End-of-sequence tokens named by the generation config, the model config or the tokenizer."""
-    config = model.config.get_text_config()
-    sources = (model.generation_config.eos_token_id, config.eos_token_id, tokenizer.eos_token_id)
+    """
+    End-of-sequence tokens named by the generation config, the model config or the tokenizer; a negative id names none.
+
+    Raises:
+        ConfigError: One is beyond the model's vocabulary.
+    """
+    sources = {
+        "generation_config.json": model.generation_config.eos_token_id,
+        "config.json": model.config.get_text_config().eos_token_id,
+        "the tokenizer": tokenizer.eos_token_id,
+    }
+    num_rows = int(model.get_input_embeddings().weight.shape[0])
     found: set[int] = set()
-    for ids in sources:
-        found.update([ids] if isinstance(ids, int) else ids or [])
+    for source, ids in sources.items():
+        named = {token_id for token_id in ([ids] if isinstance(ids, int) else ids or []) if token_id >= 0}
+        if beyond := sorted(token_id for token_id in named if token_id >= num_rows):
+            raise ConfigError(
+                f"model.path={model.config.name_or_path}: {source} names the end token {beyond[0]}, but the model has "
+                f"{num_rows} tokens, 0 to {num_rows - 1}; repair eos_token_id"
+            )
+        found |= named
     return sorted(found)

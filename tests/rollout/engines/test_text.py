@@ -75,6 +75,20 @@ def test_every_source_of_end_tokens_counts(make_model, tokenizer):
     assert text.eos_ids(model, tokenizer) == [0, 7, 9]
 
 
+def test_a_negative_end_token_is_none_and_one_beyond_the_vocabulary_is_refused(make_model, tokenizer):
+    model = make_model()
+    model.generation_config.eos_token_id = -1
+    model.config.eos_token_id = [-1, 7]
+    assert text.eos_ids(model, tokenizer) == [0, 7]
+
+    rows = model.get_input_embeddings().weight.shape[0]
+    model.generation_config.eos_token_id = [7, rows]
+    with pytest.raises(
+        ConfigError, match=rf"generation_config.json names the end token {rows}, but .* 0 to {rows - 1}"
+    ):
+        text.eos_ids(model, tokenizer)
+
+
 def test_the_template_shows_the_tools_of_the_prompt(tokenizer, monkeypatch):
     monkeypatch.setattr(
         tokenizer, "chat_template", "{{ messages[0].content }} {% for t in tools or [] %}{{ t.name }}{% endfor %}"

@@ -40,6 +40,7 @@ from asyncrl.rollout.engine import Completion, EngineLoad, Request
 from asyncrl.rollout.engines import parameters, prompts, text
 from asyncrl.rollout.engines.limits import check
 from asyncrl.rollout.engines.seams import make_seam
+from asyncrl.rollout.engines.special_tokens import special_tokens
 from asyncrl.rollout.engines.transformers import qwen3, qwen3_vl
 from asyncrl.rollout.engines.transformers.forward import Forward, ModelForward, check_attention
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
@@ -93,6 +94,7 @@ class TransformersEngine:
         parameters.check_loadable(model)
         self._model = model.eval()
         self._tokenizer = tokenizer
+        self._special = special_tokens(tokenizer)
         self._template_kwargs = chat_template_kwargs
         self._processor = processor
         self._tower = VisionTower(model, processor) if processor else None
@@ -379,8 +381,7 @@ class TransformersEngine:
             self._tower.forget()
 
     def _stops_here(self, token_ids: list[int], stop: list[str]) -> bool:
-        decoded = text.decode(self._tokenizer, token_ids)
-        return any(string in decoded for string in stop)
+        return text.has_stop(self._tokenizer, token_ids, stop, self._special)
 
 
 def _forward(model: PreTrainedModel, slots: int, positions: int, tower: VisionTower | None) -> Forward:

@@ -79,12 +79,20 @@ class Adapter:
     # ── requests ────────────────────────────────────────────────────────────────────────────
 
     def params(
-        self, sampling: Sampling, *, max_tokens: int, seed: int | None, eos_ids: list[int], never: Collection[int] = ()
+        self,
+        sampling: Sampling,
+        *,
+        max_tokens: int,
+        seed: int | None,
+        eos_ids: list[int],
+        spells_special: bool = False,
+        never: Collection[int] = (),
     ) -> SamplingParams:
         """
         vLLM's parameters for one request, with ``max_tokens`` less the resumed ones.
 
-        ``never`` are ids that are not sampled: log-probs are those of the rest of the vocabulary.
+        With ``spells_special`` stop strings are searched in text with its special tokens. ``never`` are ids that are
+        not sampled: log-probs are those of the rest of the vocabulary.
 
         Raises `EngineError` if vLLM was not started to record what the request asks for.
         """
@@ -108,6 +116,7 @@ class Adapter:
             logit_bias=dict.fromkeys(never, -math.inf) or None,
             include_stop_str_in_output=True,
             detokenize=bool(sampling.stop),  # Completions are decoded whole, elsewhere.
+            skip_special_tokens=not spells_special,
             logprobs=0,  # of the sampled token only
             # No wake-up per token: `written` reads the tokens so far.
             output_kind=RequestOutputKind.FINAL_ONLY,

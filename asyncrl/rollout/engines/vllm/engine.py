@@ -36,6 +36,7 @@ from asyncrl.rollout.engine import Completion, EngineLoad, Request, Send, Weight
 from asyncrl.rollout.engines import prompts, text
 from asyncrl.rollout.engines.limits import check
 from asyncrl.rollout.engines.seams import make_seam
+from asyncrl.rollout.engines.special_tokens import special_tokens
 from asyncrl.rollout.engines.vllm import checkpoint
 from asyncrl.rollout.engines.vllm.arguments import NOT_INSTALLED, reads_pictures
 from asyncrl.rollout.engines.vllm.environment import DEFAULTS, environment
@@ -90,6 +91,7 @@ class VllmEngine:
         self.ranks = self._adapter.ranks
         self._owns_llm = owns_llm
         self._tokenizer = tokenizer
+        self._special = special_tokens(tokenizer)
         self._template_kwargs = chat_template_kwargs
         self._kv = kv
         self.policy_version = policy_version
@@ -210,6 +212,7 @@ class VllmEngine:
             max_tokens=sampling.max_tokens - vllm_request.num_resumed,
             seed=vllm_request.seed,
             eos_ids=self._checkpoint.eos_ids,
+            spells_special=any(token in string for string in sampling.stop for token in self._special.values()),
             never=self._processor.vision_token_ids if self._processor else (),
         )
         while True:
@@ -231,8 +234,7 @@ class VllmEngine:
             return output
         window = text.stop_window(stop)
         for end in range(1, min(window, len(output.token_ids)) + 1):
-            decoded = self.decode(resumed[-window:] + output.token_ids[:end])
-            if any(string in decoded for string in stop):
+            if text.has_stop(self._tokenizer, resumed[-window:] + output.token_ids[:end], stop, self._special):
                 return replace(
                     output,
                     token_ids=output.token_ids[:end],

@@ -1,4 +1,5 @@
 import asyncio
+import copy
 import json
 import subprocess
 import sys
@@ -180,6 +181,22 @@ def test_a_stop_string_ends_a_completion_and_is_kept(make_engine):
     assert done.finish_reason == "stop"
     assert engine.decode(done.completion_ids).endswith(text)
     assert done.completion_ids == free.completion_ids[: len(done.completion_ids)]
+
+
+def test_a_stop_string_that_is_a_special_token_is_found(make_model, tokenizer):
+    marked = copy.deepcopy(tokenizer)
+    marked.add_special_tokens({"additional_special_tokens": ["w60"]})
+    assert marked.decode([60], skip_special_tokens=True) == ""
+
+    def completions(**sampling: Any) -> list[Completion]:
+        engine = TransformersEngine(make_model("qwen3", 0), marked, slots=8, max_tokens_per_slot=64)
+        found = run(engine, *(request(seed=seed, max_tokens=60, **sampling) for seed in range(24)))
+        return [done for done in found if 60 in done.completion_ids]
+
+    written, stopped = completions(), completions(stop=["w60"])
+    assert len(stopped) == len(written) > 0
+    assert all(done.completion_ids.index(60) == len(done.completion_ids) - 1 for done in stopped)
+    assert {done.finish_reason for done in stopped} == {"stop"}
 
 
 def test_a_stop_string_in_the_prompt_does_not_count(make_engine):
