@@ -11,6 +11,8 @@ from asyncrl.config.model.safetensors_header import REMEDY
 from asyncrl.errors import ConfigError
 
 FAST = "tokenizer.json"
+END_FILES = ("generation_config.json", "config.json")
+"""Files that name tokens which end a completion."""
 
 
 class _Token(Struct):
@@ -21,6 +23,14 @@ class _Vocabulary(Struct):
     vocab: dict[str, int] | list[Any] = {}
 
 
+class _TextEnds(Struct):
+    eos_token_id: int | list[int] | None = None
+
+
+class _Ends(_TextEnds):
+    text_config: _TextEnds | None = None
+
+
 class _Fast(Struct):
     model: _Vocabulary
     added_tokens: list[_Token] = []
@@ -28,7 +38,9 @@ class _Fast(Struct):
 
 def check_tokenizer(model: Path, setting: str, vocab_size: int | None = None) -> None:
     """
-    Raise `ConfigError` if the directory has no tokenizer, or one with token ids that the model does not have.
+    Raise `ConfigError` if the directory has no tokenizer, or names token ids that the model does not have.
+
+    These are ids of the tokenizer, and end tokens in config.json and generation_config.json; a negative one is none.
 
     Args:
         setting: Key of the path, for messages.
@@ -40,11 +52,29 @@ def check_tokenizer(model: Path, setting: str, vocab_size: int | None = None) ->
             f"config.json; copy them from the model's origin"
         )
     highest = _highest_id(model / FAST)
-    if vocab_size is not None and highest >= vocab_size:
+    if vocab_size is None:
+        return
+    for name in END_FILES:
+        if (last := max(_end_ids(model / name), default=-1)) >= vocab_size:
+            raise ConfigError(
+                f"{setting}={model}: {name} names the end token {last}, but the model knows 0 to {vocab_size - 1}; "
+                f"repair eos_token_id"
+            )
+    if highest >= vocab_size:
         raise ConfigError(
             f"{setting}={model}: the tokenizer has token ids up to {highest}, but the model knows 0 to "
             f"{vocab_size - 1}; use the model's own tokenizer"
         )
+
+
+def _end_ids(path: Path) -> list[int]:
+    """Ids of ``eos_token_id`` in a file; none if there is no such file or it is no JSON, which others report."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Ends)
+    except (OSError, msgspec.MsgspecError):
+        return []
+    ends = [found.eos_token_id, found.text_config.eos_token_id if found.text_config else None]
+    return [one for ids in ends for one in (ids if isinstance(ids, list) else [ids]) if isinstance(one, int)]
 
 
 def _highest_id(path: Path) -> int:

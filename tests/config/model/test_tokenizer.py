@@ -30,6 +30,22 @@ def test_a_tokenizer_of_another_model_is_one_sentence(tmp_path: Path, added: int
     )
 
 
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("ends", [64, [3, 64]])
+def test_an_end_token_that_the_model_does_not_have_is_one_sentence(
+    tmp_path: Path, name: str, ends: int | list[int]
+) -> None:
+    write_tokenizer(tmp_path, 40)
+    for content in ({"eos_token_id": ends}, {"text_config": {"eos_token_id": ends}}):
+        (tmp_path / name).write_bytes(msgspec.json.encode(content))
+        assert refusal(tmp_path, 64) == (
+            f"model.path=MODEL: {name} names the end token 64, but the model knows 0 to 63; repair eos_token_id"
+        )
+    for none in (-1, [-1], None, [63], "text"):
+        (tmp_path / name).write_bytes(msgspec.json.encode({"eos_token_id": none}))
+        check_tokenizer(tmp_path, "model.path", 64)
+
+
 def test_a_vocabulary_may_be_padded(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, 40)
     check_tokenizer(tmp_path, "model.path", 64)
