@@ -94,15 +94,13 @@ def delivered(said: PolicyTurn, turn: int, *, reads_calls: bool) -> ChatMessage:
     """
     The message of one turn.
 
-    Calls have ids that depend on the turn alone, so that a program that runs again gets the same. A turn with a call
-    that cannot be read is delivered as text: the program sees what the policy wrote, and can tell it so.
+    Calls have ids that depend on the turn alone, so that a program that runs again gets the same. A call that cannot
+    be read is delivered as text beside the others: the program sees what the policy wrote, and can tell it so.
     """
-    if not reads_calls or not said.tool_calls or any(call.problem for call in said.tool_calls):
+    readable = [(place, call) for place, call in enumerate(said.tool_calls) if not call.problem]
+    if not reads_calls or not readable:
         return {"role": "assistant", "content": said.text}
-    calls = [
-        called(call.id or f"call_{turn}_{place}", Function(call.name, call.arguments))
-        for place, call in enumerate(said.tool_calls)
-    ]
+    calls = [called(call.id or f"call_{turn}_{place}", Function(call.name, call.arguments)) for place, call in readable]
     return {"role": "assistant", "content": said.content, "tool_calls": calls}
 
 

@@ -72,7 +72,11 @@ def test_without_tools_the_text_is_delivered_whole() -> None:
 
 
 def test_a_call_with_a_problem_is_text() -> None:
-    broken = PolicyTurn(
-        text="all of it", tool_calls=[*CALLS.tool_calls, CalledTool(name="", arguments={}, problem="?")]
-    )
+    problem = CalledTool(name="", arguments={}, problem="?")
+    broken = PolicyTurn(text="all of it", content="<broken>", tool_calls=[problem])
     assert delivered(broken, 3, reads_calls=True) == {"role": "assistant", "content": "all of it"}
+
+    beside = PolicyTurn(text="all of it", content="<broken>", tool_calls=[problem, *CALLS.tool_calls])
+    message = delivered(beside, 3, reads_calls=True)
+    assert message["content"] == "<broken>"
+    assert [call["function"]["name"] for call in message["tool_calls"]] == [call.name for call in CALLS.tool_calls]

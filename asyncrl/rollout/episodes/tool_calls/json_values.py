@@ -1,5 +1,6 @@
 """JSON that the policy wrote: only values that can be sent on, and one sentence for the rest."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ import msgspec
 
 from asyncrl.rollout.episodes.tool_calls.found import Call, UnreadableCall
 
+DECODER = json.JSONDecoder()
 UNREADABLE = (msgspec.MsgspecError, RecursionError, OverflowError, UnicodeError)
 """Errors of JSON that is malformed, too deep, or has numbers or characters that no message can carry."""
 
@@ -16,6 +18,16 @@ def read_value(text: str) -> Any:
     value = msgspec.json.decode(text)
     msgspec.msgpack.encode(value)  # Integers of more than 64 bits can be read but not sent.
     return value
+
+
+def end_of_json(text: str, start: int) -> int:
+    """End of the JSON value that begins at ``start``, but for white space; -1 if none does."""
+    while start < len(text) and text[start].isspace():
+        start += 1
+    try:
+        return DECODER.raw_decode(text, start)[1]
+    except (ValueError, RecursionError):
+        return -1
 
 
 def read_object(text: str) -> dict[str, Any]:

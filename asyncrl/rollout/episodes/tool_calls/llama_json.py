@@ -4,17 +4,19 @@ Llama 3.1 and 3.2: the whole turn is ``{"name": "add", "parameters": {"a": 1}}``
 ``<|python_tag|>`` may precede them. Without it, a turn that does not begin with an object with a name is content.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from functools import partial
 
 from asyncrl.environment.interface import CalledTool
 from asyncrl.rollout.episodes.tool_calls.found import MAX_CALLS, TOO_MANY, Call, Found, Schemas, problematic, to_call
-from asyncrl.rollout.episodes.tool_calls.json_values import named_call, read_object
+from asyncrl.rollout.episodes.tool_calls.json_values import end_of_json, named_call, read_object
 
 PYTHON_TAG = "<|python_tag|>"
 SEPARATORS = "; \t\r\n"
+ENDS = re.compile(r"\s*(?:[;\n]|$|\{)")
+NEXT_CALL = re.compile(r'[;\n]\s*\{\s*"name"\s*:')
+"""Where a call begins behind another one."""
 NAMED_OBJECT = re.compile(r'\s*\{\s*"name"\s*:')
 
 
@@ -22,12 +24,15 @@ def parse(text: str, schemas: Schemas) -> Found:
     before, tag, after = text.partition(PYTHON_TAG)
     if not tag and not NAMED_OBJECT.match(text):
         return Found(text)
-    calls: list[CalledTool] = []
+    content, calls = [before.strip() if tag else ""], list[CalledTool]()
     for value in _values(after if tag else text):
-        calls.append(problematic(TOO_MANY) if len(calls) == MAX_CALLS else to_call(partial(_read, value)))
-        if calls[-1].problem:
+        if len(calls) == MAX_CALLS:
+            calls.append(problematic(TOO_MANY))
             break
-    return Found(before.strip() if tag else "", calls)
+        calls.append(to_call(partial(_read, value)))
+        if calls[-1].problem:
+            content.append(value.strip())
+    return Found("\n".join(filter(None, content)), calls)
 
 
 def _read(text: str) -> Call:
@@ -36,12 +41,19 @@ def _read(text: str) -> Call:
 
 
 def _values(text: str) -> Iterator[str]:
-    """JSON values, one after another; the whole rest if it begins with none."""
-    decoder = json.JSONDecoder()
-    while text := text.strip(SEPARATORS):
-        try:
-            end = decoder.raw_decode(text)[1]
-        except (ValueError, RecursionError):
-            end = len(text)
-        yield text[:end]
-        text = text[end:]
+    """
+    JSON values, one after another; what is none up to where the next call begins.
+
+    Inside a string of JSON its quotation marks would have backslashes, so that is no text of a broken call.
+    """
+    start = 0
+    while start < len(text):
+        if text[start] in SEPARATORS:
+            start += 1
+            continue
+        end = end_of_json(text, start)
+        if end < 0 or not ENDS.match(text, end):
+            following = NEXT_CALL.search(text, start)
+            end = following.start() if following else len(text)
+        yield text[start:end]
+        start = end

@@ -13,6 +13,23 @@ def test_content_is_the_text_around_calls() -> None:
     assert [call.name for call in found.calls] == ["x", "y"]
 
 
+def test_what_cannot_be_read_stays_in_the_content_as_does_what_follows() -> None:
+    assert (
+        between("Look. <a>bad</a> then <a>y</a> and on", "<a>", "</a>", read).content == "Look. <a>bad</a> then  and on"
+    )
+
+
+def test_a_call_that_is_not_closed_ends_where_the_next_begins() -> None:
+    found = between("<a>x <a>y</a>", "<a>", "</a>", read)
+    assert [(call.name, call.problem) for call in found.calls] == [("", "the call is not closed by </a>"), ("y", "")]
+    assert found.content == "<a>x"
+
+
+def test_a_call_inside_another_is_a_part_of_it() -> None:
+    (call,) = between("<a>x <a>y</a> z</a>", "<a>", "</a>", read).calls
+    assert call.name == "x <a>y</a> z"
+
+
 def test_a_call_that_cannot_be_read_is_a_problem_beside_the_others() -> None:
     assert [call.problem for call in between("<a>bad</a><a>x</a>", "<a>", "</a>", read).calls] == [
         "the call is bad",
