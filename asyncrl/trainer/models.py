@@ -18,7 +18,12 @@ from asyncrl.config.config import Config
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
 from asyncrl.trainer.checkpoints.snapshot import ADAPTERS, OPTIMIZER
 from asyncrl.trainer.checkpoints.stored import Stored
-from asyncrl.trainer.model.architecture import check_sequence_parallel, read_architecture
+from asyncrl.trainer.model.architecture import (
+    check_critic,
+    check_lengths,
+    check_sequence_parallel,
+    read_architecture,
+)
 from asyncrl.trainer.model.critic import Critic
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.model.policy import Policy
@@ -47,9 +52,11 @@ class Models:
         overrides = config.model.overrides
         for setting, path in [("model.path", model_path), ("critic.path", critic_path)][: 1 + has_critic]:
             of_model = {} if setting == "critic.path" and config.critic.path else overrides
-            check_sequence_parallel(
-                read_architecture(path, setting, of_model), ranks.sequence.size, f"{setting}={path}"
-            )
+            architecture = read_architecture(path, setting, of_model)
+            check_sequence_parallel(architecture, ranks.sequence.size, f"{setting}={path}")
+            check_lengths(architecture, config.longest_request, f"{setting}={path}")
+            if setting == "critic.path":
+                check_critic(architecture, f"{setting}={path}")
         self._ranks = ranks
         self._temperature = config.sampling.temperature
         self._has_adapters = trainer.lora.rank > 0

@@ -14,6 +14,7 @@ from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PreTrainedConfig,
@@ -125,13 +126,51 @@ def check_sequence_parallel(config: PreTrainedConfig, size: int, source: str) ->
             f"trainer.sequence_parallel is {size}, which does not divide the {text.num_attention_heads} attention "
             f"heads of {source}; use a divisor of both the heads and trainer.ranks"
         )
-    rope = getattr(text, "rope_parameters", None) or {}
-    kinds: set[Any] = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
-    if found := sorted(kinds & ROPE_OF_THE_ROW):
+    if found := _ropes_of_the_row(text):
         raise ConfigError(
-            f"trainer.sequence_parallel is {size}, but the rotary embeddings of {source} ({found[0]!r}) depend on the "
-            f"last position of a row, of which a rank has only a part; set it to 1"
+            f"trainer.sequence_parallel is {size}, but the rotary embeddings of {source} ({found[0][0]!r}) depend on "
+            f"the last position of a row, of which a rank has only a part; set it to 1"
         )
+
+
+def check_lengths(config: PreTrainedConfig, longest: int, source: str) -> None:
+    """
+    Raise `ConfigError` if a sequence would be computed in another way beside one of ``longest`` tokens.
+
+    Rotary embeddings of some models change for all positions once the longest sequence of a row or batch passes a
+    limit: the log-probs of a short trajectory would depend on its neighbours, in the trainer and in the engine.
+    """
+    for kind, limit in _ropes_of_the_row(config.get_text_config()):
+        if longest > limit:
+            raise ConfigError(
+                f"{source}: its rotary embeddings ({kind!r}) are others for every sequence beside one of more than "
+                f"{limit:,} tokens, and this run has sequences of up to {longest:,}; keep data.max_prompt_tokens and "
+                f"sampling.max_tokens (or environment.max_tokens) together within {limit:,}"
+            )
+
+
+def check_critic(config: PreTrainedConfig, source: str) -> None:
+    """Raise `ConfigError` if transformers has no value model of this type; one that reads pictures is refused elsewhere."""
+    if config.model_type not in FAMILIES and type(config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+        raise ConfigError(
+            f"{source}: transformers {transformers.__version__} has no value model (token classification) of the type "
+            f"{config.model_type!r}; set critic.path to a model of another type with the same tokenizer, or an "
+            f"algorithm.advantage without a critic"
+        )
+
+
+def _ropes_of_the_row(text: Any) -> list[tuple[str, int]]:
+    """Kinds of rotary embeddings that depend on the last position of a row, with the tokens up to which they do not."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    parts = [part for part in (rope, *rope.values()) if isinstance(part, dict)]
+    found = []
+    for part in parts:
+        if (kind := part.get("rope_type")) in ROPE_OF_THE_ROW:
+            original = part.get("original_max_position_embeddings") or getattr(
+                text, "original_max_position_embeddings", None
+            )
+            found.append((str(kind), int(original or text.max_position_embeddings)))
+    return sorted(found)
 
 
 def _check_computation(model: PreTrainedModel, config: Any, source: str) -> None:
@@ -148,6 +187,11 @@ def _check_computation(model: PreTrainedModel, config: Any, source: str) -> None
                 f"{source}: {kind} computes its logits with more than a linear head ({key}={value}), which the trainer "
                 f"cannot reproduce; use a model without logit scaling or soft-capping"
             )
+    if (cap := getattr(config, "attn_logit_softcapping", None)) is not None:
+        raise ConfigError(
+            f"{source}: {kind} caps the scores of its attention (attn_logit_softcapping={cap}), which is not computed "
+            f"here; use a model without it"
+        )
 
 
 def _check_shapes(model: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]], source: str) -> None:

@@ -16,7 +16,7 @@ Models find the function by its name, `PACKED`, and receive the `Row` as a keywo
 `picture_attention` by `PICTURES`: there the sequences are the patches of pictures, each of which sees all of its own.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from inspect import signature
 from itertools import groupby
@@ -31,6 +31,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 
 from asyncrl.algo.attention import ready_kernels
+from asyncrl.errors import ConfigError
 from asyncrl.log import get_logger
 from asyncrl.trainer.packing.npu_attention import npu_attention
 from asyncrl.trainer.packing.row import Row
@@ -44,6 +45,14 @@ PACKED, PICTURES = "asyncrl_packed", "asyncrl_flash_pictures"
 """Names in transformers; "flash" in the second makes a vision tower call it once for all pictures."""
 TAKES = frozenset(signature(varlen_attn).parameters)
 """Names of the arguments of the installed torch's kernel."""
+WITHOUT_EFFECT = frozenset(
+    (
+        *("position_ids", "cache_position", "position_embeddings", "past_key_values", "past_key_value", "use_cache"),
+        *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "is_causal"),
+        *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "num_items_in_batch", "logits_to_keep"),
+    )
+)
+"""Keywords of attention functions that change no value of causal attention within sequences."""
 CAPABILITY = (8, 0)
 """Oldest GPUs that the kernel, FlashAttention 2, is built for: Ampere."""
 
@@ -58,7 +67,7 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     row: Row | None = None,
-    **_: object,
+    **keywords: object,
 ) -> tuple[Tensor, None]:
     """
     Attention function with the signature that transformers calls in each layer.
@@ -74,6 +83,7 @@ def packed_attention(
     Returns:
         [1, W, heads, D], and None in place of the attention weights.
     """
+    refuse_unknown(module, keywords)
     row = row or Row([np.arange(query.shape[2])], query.device)
     heads = [row.group.to_heads(part) for part in (query, key, value)]
     queries, keys, values = (_take_rows(part[0].transpose(0, 1), row.indices) for part in heads)
@@ -115,6 +125,20 @@ def picture_attention(
     else:
         out = _batched_attention((queries, keys, values), row.lengths, scaling, None, is_causal=False)
     return _take_rows(out, row.firsts)[None], None
+
+
+def refuse_unknown(module: nn.Module, keywords: Mapping[str, object]) -> None:
+    """
+    Raise `ConfigError` if a model gives its attention something that the function would not compute with.
+
+    ``dropout`` is 0 outside of training, and a soft-cap, a bias or sinks that are None are none.
+    """
+    for name, value in keywords.items():
+        if name not in WITHOUT_EFFECT and not (value is None or (name == "dropout" and not value)):
+            raise ConfigError(
+                f"{type(module).__name__} gives its attention {name!r}, which is not computed here; use a model "
+                f"without it (docs: Models)"
+            )
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:

@@ -16,7 +16,7 @@ from transformers import (
 
 from asyncrl.config.model.weights import check_weights
 from asyncrl.errors import ConfigError
-from asyncrl.trainer.model.architecture import check_architecture, check_sequence_parallel
+from asyncrl.trainer.model.architecture import check_architecture, check_critic, check_lengths, check_sequence_parallel
 from tests.conftest import make_vision_model
 
 SMALL = {
@@ -122,6 +122,37 @@ def test_a_model_whose_rows_cannot_be_shared_is_refused(settings, sentence):
     with pytest.raises(ConfigError) as refused:
         check_sequence_parallel(config, 4, "MODEL")
     assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, 64),
+        (
+            {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0] * 4,
+                "long_factor": [2.0] * 4,
+                "original_max_position_embeddings": 32,
+            },
+            32,
+        ),
+    ],
+    ids=["dynamic", "longrope"],
+)
+def test_rotary_embeddings_that_depend_on_a_long_neighbour_are_refused_for_long_sequences_alone(rope, limit):
+    config = LlamaConfig(**SMALL | {"max_position_embeddings": 64, "rope_parameters": rope})
+    check_lengths(config, limit, "MODEL")
+    with pytest.raises(ConfigError, match=rf"beside one of more than {limit} tokens, .* up to {limit + 1}"):
+        check_lengths(config, limit + 1, "MODEL")
+    check_lengths(LlamaConfig(**SMALL), 10**6, "MODEL")
+
+
+def test_a_type_without_a_value_model_is_refused():
+    check_critic(LlamaConfig(**SMALL), "MODEL")
+    with pytest.raises(ConfigError, match=r"no value model .* of the type 'gemma3_text'; set critic\.path"):
+        check_critic(Gemma3TextConfig(**SMALL), "MODEL")
 
 
 def test_key_heads_need_not_be_divided_and_layers_may_slide():

@@ -82,6 +82,16 @@ def test_entropy_and_sum_of_squares_are_those_of_the_whole_distribution(model_pa
     torch.testing.assert_close(scores.sum_pi_squared, log_p.exp().square().sum(-1), rtol=1e-5, atol=1e-6)
 
 
+def test_a_model_that_caps_the_scores_of_its_attention_is_refused(tmp_path):
+    shape = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    config = Gemma2Config(
+        vocab_size=32, intermediate_size=16, num_hidden_layers=1, final_logit_softcapping=None, **shape
+    )
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="gives its attention 'softcap', which is not computed here"):
+        Policy(tmp_path)
+
+
 def test_a_model_that_caps_its_logits_is_refused(tmp_path):
     shape = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
     config = Gemma2Config(
@@ -89,6 +99,7 @@ def test_a_model_that_caps_its_logits_is_refused(tmp_path):
         intermediate_size=16,
         num_hidden_layers=1,
         final_logit_softcapping=0.5,
+        attn_logit_softcapping=None,
         initializer_range=1.0,
         **shape,
     )

@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 
 from asyncrl.cli.launch.checks.own_process import answer, check_apart
+from asyncrl.config.catalogue import estimator_entry
 from asyncrl.config.config import Config
 from asyncrl.config.model.weights import check_weights
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.node.machine.diagnosis import Line
+from asyncrl.plug_in import is_path
 
 CHECK_S = 300.0
 """Seconds for the whole check, most of which is the import of torch on a busy machine."""
@@ -70,6 +72,14 @@ def _architecture(config: Config, text_config: list[Any]) -> str:
     model = Path(config.model.path)
     shapes = check_weights(model, "model.path")
     text_config.append(architecture.check_architecture(model, shapes, "model.path", config.model.overrides))
+    whole = architecture.read_architecture(model, "model.path", config.model.overrides)
+    architecture.check_lengths(whole, config.longest_request, f"model.path={model}")
+    advantage = config.algorithm.advantage
+    if not is_path(advantage) and "values" in estimator_entry(advantage).needs:
+        critic = Path(config.critic.path) if config.critic.path else model
+        overrides = {} if config.critic.path else config.model.overrides
+        read = architecture.read_architecture(critic, "critic.path", overrides)
+        architecture.check_critic(read, f"critic.path={critic}")
     if config.trainer.lora.path:
         _check_adapter(config)
     return f"a model of type {text_config[0].model_type!r}, which the trainer can compute"
