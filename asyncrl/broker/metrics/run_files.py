@@ -203,7 +203,7 @@ def outcome(cause: str, *, is_interrupted: bool) -> Outcome:
 
 
 def _cause_of_skipped(line: Mapping[str, Any]) -> str:
-    """Why updates of a step that had trajectories left the weights unchanged."""
+    """Reason why updates of a step that had trajectories left the weights unchanged."""
     num_empty = line.get("skipped_empty", 0)
     causes = ["the correction or a mask rejected every token"] if num_empty else []
     causes += ["a loss or a gradient was not finite"] if line["skipped"] > num_empty else []

@@ -100,7 +100,7 @@ NAME = re.compile(
     r"\\?[A-Za-z]+\s?'{0,2}(?:_\{?\s?\w{1,8}\s?\}?)?\s?(?:\([^()=]{0,40}\))?|\\angle\s?[A-Z]{1,3}"
     r"|\\(?:overline|vec|hat|bar|text|mathrm|mathbf)\s?\{[^{}]{1,60}\}|[A-Za-z ]{1,40}|\|?\\?[A-Z]{1,2}\|?"
 )
-"""What stands before the first ``=`` without being a guess."""
+"""Left side of an equality that is no guess."""
 
 
 def typeset(text: str) -> str:

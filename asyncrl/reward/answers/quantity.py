@@ -1,5 +1,5 @@
 """
-What an answer measures, apart from its value: a unit, a currency, a sign for percent or degrees, the base of a number.
+The thing that an answer measures, apart from its value: a unit, a currency, a sign for percent or degrees, the base of a number.
 
     5 \\text{ cm}^2 ─▶ 5, cm^2      €1250 ─▶ 1250, euro      60\\% ─▶ 60, %      2012_5 ─▶ 2012, base 5
     5 years old ─▶ 5, years old     5 or 6 ─▶ unread: "or" is no unit, and the answer is another one
@@ -71,7 +71,7 @@ SCALES: Mapping[str, tuple[str, Fraction | int]] = {
     "dollar": ("dollars", 1),
     "cent": ("dollars", Fraction(1, 100)),
 }
-"""What a unit measures, and how much of it."""
+"""Kind of thing that a unit measures, and how much of it."""
 SHORT = {"m", "g", "s", "h", "d", "L", "l", "N", "J", "W", "V", "A", "K", "C", "F", "Hz", "Pa", "kW", "kJ", "kN", "mg"}
 SHORT |= {
     "km",
@@ -147,7 +147,7 @@ class Quantity(Struct, frozen=True):
     unit: str = ""
     """Empty if it measures nothing."""
     factor: int = 1
-    """Of the value: a thousand, a million."""
+    """Multiple of the value: a thousand, a million."""
 
 
 def quantity(text: str) -> Quantity:

@@ -45,7 +45,7 @@ TRAPS = re.compile(
     r"\\(?:sum|prod|int|iint|oint|lim|limsup|liminf|bigcup|bigcap)(?![a-zA-Z])"
 )
 """
-What is no final answer and could take long: a hundred digits in a row, the factorial of four digits or of a factorial,
+Text that is no final answer and could take long: a hundred digits in a row, the factorial of four digits or of another,
 a binomial coefficient of five digits, towers of exponents, indices of indices, seven bars, sums, products, integrals,
 limits.
 """

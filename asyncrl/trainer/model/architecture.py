@@ -150,7 +150,7 @@ def check_lengths(config: PreTrainedConfig, longest: int, source: str) -> None:
 
 
 def check_critic(config: PreTrainedConfig, source: str) -> None:
-    """Raise `ConfigError` if transformers has no value model of this type; one that reads pictures is refused elsewhere."""
+    """Raise `ConfigError` if transformers has no value model of this type. Pictures are refused elsewhere."""
     if config.model_type not in FAMILIES and type(config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
         raise ConfigError(
             f"{source}: transformers {transformers.__version__} has no value model (token classification) of the type "

@@ -95,7 +95,7 @@ def _call_in(block: str, read: Callable[[str], Call]) -> CalledTool:
 
 
 def _closings(text: str, opening: str, closing: str) -> dict[int, int]:
-    """Where each block that is closed ends, by where it begins. A closing belongs to the last opening before it."""
+    """Ends of the blocks that are closed, by their beginnings. A closing belongs to the last opening before it."""
     found: dict[int, int] = {}
     open_blocks: list[int] = []
     for mark in re.finditer(f"{re.escape(opening)}|{re.escape(closing)}", text):

@@ -16,7 +16,7 @@ PYTHON_TAG = "<|python_tag|>"
 SEPARATORS = "; \t\r\n"
 ENDS = re.compile(r"\s*(?:[;\n]|$|\{)")
 NEXT_CALL = re.compile(r'[;\n]\s*\{\s*"name"\s*:')
-"""Where a call begins behind another one."""
+"""Beginning of a call behind another one."""
 NAMED_OBJECT = re.compile(r'\s*\{\s*"name"\s*:')
 
 
