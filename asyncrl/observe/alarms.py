@@ -6,6 +6,8 @@ from typing import Any
 from msgspec import Struct
 
 SENTENCES = {
+    "signal.none": "no rewards of a group had differed for three steps; their mean was {reward:.3g}",
+    "completions.cut": "{truncated:.0%} of the completions had been cut at their limit for three steps",
     "ess.low": "the effective sample size of the tokens had fallen to {ess:.0%}",
     "clip.high": "the loss clipped {clip_fraction:.0%} of the tokens",
     "logprob_gap.exceeded": "log-probs of rollouts and trainer differed by {logprob_gap_mean:.2g} nats",
@@ -13,9 +15,15 @@ SENTENCES = {
 """Sentence of each kind of event."""
 
 
+FIRST = ("signal.none", "completions.cut")
+"""Kinds beside which nothing else matters: while they last, a run learns nothing however fast it is."""
+
+
 class Alarm(Struct, frozen=True):
     sentence: str
     advice: str
+    is_first: bool = False
+    """The run learns nothing until it is answered."""
 
 
 def alarms(events: Iterable[Mapping[str, Any]]) -> list[Alarm]:
@@ -23,6 +31,10 @@ def alarms(events: Iterable[Mapping[str, Any]]) -> list[Alarm]:
     last = {event["event"]: event for event in events if event.get("event") in SENTENCES}
     newest = sorted(last.values(), key=lambda event: event["step"])
     return [
-        Alarm(f"At step {event['step']:.0f} {SENTENCES[event['event']].format_map(event)}", event["advice"])
+        Alarm(
+            f"At step {event['step']:.0f} {SENTENCES[event['event']].format_map(event)}",
+            event["advice"],
+            is_first=event["event"] in FIRST,
+        )
         for event in newest
     ]

@@ -1,5 +1,5 @@
 """
-Warnings that the policy in training has moved far from the one that sampled, before the reward shows it.
+Warnings that a run learns nothing, or that its policy is far from the one that sampled, before the reward shows it.
 
     ess      1 ▔▔╲
     mean of      ╲___        ╱▔▔▔╲
@@ -9,6 +9,9 @@ Warnings that the policy in training has moved far from the one that sampled, be
 The effective sample size of the ratios falls when a few tokens outweigh all others: a collapse follows if nothing
 bounds the ratios. The share of clipped tokens rises where the loss bounds them: those tokens teach nothing, and the run
 is safe and slow. bench/RESULTS.md has runs that show both.
+
+A run whose groups have no differences of rewards, or whose completions are cut, learns nothing from the first step on:
+these are told after `FIRST_STEPS`, not after a day.
 """
 
 from collections import deque
@@ -21,6 +24,12 @@ from asyncrl.config.config import Config
 
 STEPS = 10
 """Steps of the mean: single steps exceed the bound in healthy runs too."""
+FIRST_STEPS = 3
+"""Steps in a row after which a run is told that it learns nothing."""
+LOW_TEMPERATURE = 0.1
+"""Below this the completions of a group are nearly the same."""
+MOSTLY_CUT = 0.9
+"""Share of completions that end at their limit."""
 LEARNS_FROM_CLIPPED = ("cispo", "gspo")
 """Losses that are not warned about: one learns from clipped tokens too, the other clips many by design."""
 Line = Mapping[str, float]
@@ -73,18 +82,68 @@ def clip_alarm(config: Config, lines: Iterable[Line] = ()) -> DriftAlarm:
     return DriftAlarm("clip_fraction", healthy=0.0, bound=bound, lines=lines)
 
 
+class StreakAlarm:
+    """Warns when a metric has been at a bound or above it for `FIRST_STEPS`; armed again when it is below."""
+
+    def __init__(self, metric: str, *, bound: float, lines: Iterable[Line] = ()) -> None:
+        self._metric = metric
+        self._bound = bound
+        self._num_steps = 0
+        for line in lines:
+            self.check(line)
+
+    def check(self, line: Line) -> dict[str, float]:
+        """Fields of the event, given the metrics of a new step; empty if there is nothing to warn about."""
+        value = line.get(self._metric)
+        if value is None or isnan(value):
+            return {}
+        self._num_steps = self._num_steps + 1 if value >= self._bound else 0
+        if self._num_steps != FIRST_STEPS:
+            return {}
+        told = {"reward": line.get("reward", 0.0), "truncated": line.get("truncated", 0.0)}
+        return {"step": line["step"], self._metric: round(value, 4)} | {name: round(told[name], 4) for name in told}
+
+
 class DriftAlarms:
     """All of them. The earlier ``lines`` of the run have raised their alarms."""
 
     def __init__(self, config: Config, lines: Iterable[Line] = ()) -> None:
         lines = list(lines)
-        self._alarms = {"ess.low": ess_alarm(config, lines), "clip.high": clip_alarm(config, lines)}
+        self._alarms: dict[str, DriftAlarm | StreakAlarm] = {
+            "signal.none": StreakAlarm("zero_advantage_fraction", bound=1.0, lines=lines),
+            "completions.cut": StreakAlarm("truncated", bound=MOSTLY_CUT, lines=lines),
+            "ess.low": ess_alarm(config, lines),
+            "clip.high": clip_alarm(config, lines),
+        }
 
     def check(self, line: Line, config: Config) -> Iterator[tuple[str, dict[str, float | str]]]:
         """Kind and fields of each event of a new step; ``config`` has the settings that hold now."""
         for kind, alarm in self._alarms.items():
             if fields := alarm.check(line):
-                yield kind, {**fields, "advice": advice(kind, config)}
+                told = early_advice(kind, fields, config) if kind in EARLY else advice(kind, config)
+                yield kind, {**fields, "advice": told}
+
+
+EARLY = ("signal.none", "completions.cut")
+
+
+def early_advice(kind: str, fields: Mapping[str, float], config: Config) -> str:
+    """Meaning of an event of the first steps, and what to look at, in a sentence."""
+    sampling, limit = config.sampling, config.longest_written("train")
+    longer = f"raise {'environment' if config.environment.is_set else 'sampling'}.max_tokens (now {limit:,})"
+    if kind == "completions.cut":
+        return (
+            f"what is cut has no answer, so its reward says little; {longer}, or look whether an end token is missing"
+        )
+    meaning = "no trajectory differs in its reward from the others of its group, so there is nothing to learn from"
+    remedies = ["see what is rewarded (`asyncrl reward try`, `asyncrl top`)"]
+    if fields["truncated"] >= MOSTLY_CUT:
+        remedies.insert(0, longer)
+    if sampling.temperature < LOW_TEMPERATURE or sampling.top_k == 1:
+        greedy = f"sampling.temperature is {sampling.temperature:g}" if sampling.top_k != 1 else "sampling.top_k is 1"
+        remedies.insert(0, f"let a group differ: {greedy}")
+    remedies.append("take easier problems" if fields["reward"] <= 0 else "take harder ones, if all are right")
+    return f"{meaning}; {', or '.join(remedies)}"
 
 
 def advice(kind: str, config: Config) -> str:

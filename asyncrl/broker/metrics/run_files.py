@@ -18,7 +18,7 @@ from asyncrl.broker.metrics.gap_alarm import GapAlarm
 from asyncrl.broker.metrics.idle_causes import idle_causes
 from asyncrl.broker.metrics.time_book import TimeBook
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.broker.status.incidents import IncidentBook, is_incident
+from asyncrl.broker.status.incidents import IncidentBook, is_incident, sentence
 from asyncrl.config.config import Config
 from asyncrl.errors import RunFailed
 from asyncrl.log import get_logger
@@ -31,6 +31,8 @@ from asyncrl.observe.times import TimesLine
 log = get_logger()
 
 FREQUENT = ("version.live",)
+ON_SCREEN = ("signal.none", "completions.cut", "eval.left_out", "step.skipped")
+"""Kinds that whoever started the run should read at once: it learns nothing, or leaves out what was due."""
 """Events of almost every step, which are in events.jsonl and would hide the others in the log."""
 
 
@@ -86,6 +88,8 @@ class RunFiles:
         level(kind, **fields)
         self._directory.append_event(kind, **fields, time_s=round(self.time_s, 3))
         self.incidents.add(kind, fields, self._wall_clock())
+        if kind in ON_SCREEN:
+            self._scheduler.supervisors.notice(sentence(kind, fields))
         if kind == "node.left":
             self._times.left(fields["node"])
 

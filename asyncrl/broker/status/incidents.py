@@ -47,6 +47,8 @@ SENTENCES = {
     "samples.lost": "samples of step {step} were lost",
     "step.skipped": "no update in step {step}: {cause}",
     "logprob_gap.exceeded": "rollout and trainer log-probs differ too much at step {step}",
+    "signal.none": "nothing to learn from since step {step}: {advice}",
+    "completions.cut": "most completions are cut since step {step}: {advice}",
     "ess.low": "a few tokens outweigh the others since step {step}: `asyncrl why` says what to change",
     "clip.high": "many tokens are clipped since step {step}: `asyncrl why` says what to change",
     "broker.slept": "the broker's process stood still",
@@ -98,7 +100,7 @@ class IncidentBook:
         """Keep an event, if it is an incident; count it with the death that it follows from, if there is one."""
         if not is_incident(kind, fields):
             return
-        new = _Kept(_sentence(kind, fields), kind, str(fields.get("node", "")), str(fields.get("cause", "")), at_s)
+        new = _Kept(sentence(kind, fields), kind, str(fields.get("node", "")), str(fields.get("cause", "")), at_s)
         for kept in reversed(self._kept.values()):
             if _follows(new, kept):
                 kept.followers += 1
@@ -133,7 +135,8 @@ def _follows(one: _Kept, death: _Kept) -> bool:
     return one.kind in CONSEQUENCES and re.search(rf"(?<![\w.-]){name}(?![\w-])", one.sentence) is not None
 
 
-def _sentence(kind: str, fields: Mapping[str, Any]) -> str:
+def sentence(kind: str, fields: Mapping[str, Any]) -> str:
+    """Sentence of an incident."""
     is_sender = kind == "transfer.failed" and fields.get("role") == "trainer"
     words = (SENT if is_sender else SENTENCES[kind]).format_map(_Words(fields))
     return shorten(words, MAX_CHARS, placeholder=" …", break_on_hyphens=False)

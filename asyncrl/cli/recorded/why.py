@@ -56,7 +56,10 @@ def possible(found: Why) -> Why:
 
 
 def why_text(name: str, found: Why) -> str:
-    return "\n".join([*_lines(name, found.explanation), *_forecast(found.forecast), *_alarms(found.explanation.alarms)])
+    alarms = found.explanation.alarms
+    first, later = ([alarm for alarm in alarms if alarm.is_first is is_first] for is_first in (True, False))
+    head = [*list(_alarms(first))[1:], ""] if first else []
+    return "\n".join([*head, *_lines(name, found.explanation), *_forecast(found.forecast), *_alarms(later)])
 
 
 def _lines(name: str, found: Explanation) -> Iterator[str]:

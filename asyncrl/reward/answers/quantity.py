@@ -1,5 +1,5 @@
 """
-The thing that an answer measures, apart from its value: a unit, a currency, a sign for percent or degrees, the base of a number.
+The thing that an answer measures, apart from its value: a unit, a currency, percent or degrees, the base of a number.
 
     5 \\text{ cm}^2 ─▶ 5, cm^2      €1250 ─▶ 1250, euro      60\\% ─▶ 60, %      2012_5 ─▶ 2012, base 5
     5 years old ─▶ 5, years old     5 or 6 ─▶ unread: "or" is no unit, and the answer is another one

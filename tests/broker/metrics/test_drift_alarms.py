@@ -114,3 +114,32 @@ def test_all_alarms_tell_their_event_with_advice_by_the_settings_that_hold_now()
     assert "widen" not in advice("clip.high", a_config(algorithm={"clip_high": 4.0}))
     assert "widen" not in advice("clip.high", a_config(schedule={"staleness": 4}))
     assert "widen" not in advice("clip.high", a_config(algorithm={"correction": {"mode": "decoupled"}}))
+
+
+def early(config: Config, *steps: dict[str, float]) -> list[tuple[str, dict[str, Any]]]:
+    """Events of steps with these metrics."""
+    alarms = DriftAlarms(config)
+    return [found for step, line in enumerate(steps) for found in alarms.check({"step": step, **line}, config)]
+
+
+NOTHING = {"zero_advantage_fraction": 1.0, "reward": 0.0, "truncated": 0.0}
+SOME = NOTHING | {"zero_advantage_fraction": 0.9, "reward": 0.1}
+
+
+def test_a_run_whose_groups_do_not_differ_is_told_after_three_steps_and_again_only_after_a_change() -> None:
+    ((kind, fields),) = early(a_config(), *[NOTHING] * 9)
+    assert (kind, fields["step"], fields["reward"]) == ("signal.none", 2, 0.0)
+    assert "there is nothing to learn from" in fields["advice"]
+    assert "take easier problems" in fields["advice"]
+    assert early(a_config(), NOTHING, NOTHING, SOME, NOTHING, NOTHING) == []
+    assert [fields["step"] for _, fields in early(a_config(), *[NOTHING] * 3, SOME, *[NOTHING] * 3)] == [2, 6]
+
+
+def test_the_advice_names_what_makes_groups_equal() -> None:
+    cold = a_config(sampling={"max_tokens": 8, "temperature": 1e-9})
+    ((_, fields),) = early(cold, *[NOTHING | {"reward": 1.0}] * 3)
+    assert "let a group differ: sampling.temperature is 1e-09" in fields["advice"]
+    assert "take harder ones" in fields["advice"]
+    cut = early(a_config(sampling={"max_tokens": 8}), *[NOTHING | {"truncated": 0.95}] * 3)
+    assert [kind for kind, _ in cut] == ["signal.none", "completions.cut"]
+    assert all("raise sampling.max_tokens (now 8)" in fields["advice"] for _, fields in cut)
