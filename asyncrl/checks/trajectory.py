@@ -60,6 +60,8 @@ CAUSES = (
     BAD_SCORES,
 )
 
+MAX_OPENED = 64
+"""Characters of `Trajectory.opened`."""
 _ID, _LOGPROB = np.dtype("<u4"), np.dtype("<f4")
 _FINISH_REASONS = frozenset(get_args(FinishReason))
 
@@ -259,6 +261,8 @@ def _other_problem(trajectory: Trajectory) -> str:
     most = trajectory.completion_ids.nbytes // 4 * MAX_CHARS
     if len(trajectory.text) > most:
         return f"{BAD_TEXT}: {len(trajectory.text)} characters, expected at most {most}"
+    if len(trajectory.opened) > MAX_OPENED:
+        return f"{BAD_TEXT}: {len(trajectory.opened)} characters opened by the prompt, expected at most {MAX_OPENED}"
     return ""
 
 

@@ -178,6 +178,8 @@ class Trajectory(Value, frozen=True):
     """Metrics of the environment, such as ``correct``. Its reward is the sum of the rewards of the turns."""
     snapshot: memoryview = EMPTY
     """State that another node needs to continue an unfinished episode, besides its tokens; empty otherwise."""
+    opened: str = ""
+    """Thought that the prompt of ``text`` had opened, such as ``<think>``, and the policy only closes; often empty."""
 
 
 class TrajectorySummary(Value, frozen=True):

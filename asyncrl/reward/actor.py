@@ -206,4 +206,5 @@ def input_of(prompt: Prompt, trajectory: Trajectory) -> VerifierInput:
         num_tokens=num_tokens,
         turns=trajectory.turns,
         scores=trajectory.scores,
+        opened=trajectory.opened,
     )

@@ -48,6 +48,8 @@ class VerifierInput(Struct, frozen=True, kw_only=True):
     Text the policy generated, without special tokens; of an episode, in its last turn. Hostile: the policy writes
     whatever is rewarded.
     """
+    opened: str = ""
+    """Thought that the prompt had opened, such as ``<think>``: it comes before ``completion``. Often empty."""
     answer: str = ""
     """Reference answer."""
     data_source: str = ""
@@ -71,11 +73,13 @@ def verifier_input(
     num_tokens: int,
     turns: Sequence[Turn] = (),
     scores: Mapping[str, float] | None = None,
+    opened: str = "",
 ) -> VerifierInput:
     """Input of a verifier for one completion, or for one episode with its turns and metrics."""
     return VerifierInput(
         prompt=prompt.chat or prompt.text,
         completion=completion,
+        opened=opened,
         answer=prompt.answer,
         data_source=prompt.data_source,
         extra=prompt.extra,

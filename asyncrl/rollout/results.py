@@ -107,6 +107,8 @@ class Sampled(Struct, frozen=True, kw_only=True):
     scores: dict[str, float] = {}
     snapshot: bytes = b""
     """State that another node needs to continue an unfinished episode, besides its tokens."""
+    opened: str = ""
+    """`Trajectory.opened`."""
 
 
 def to_put_item(
@@ -146,6 +148,7 @@ def to_put_item(
             context_ids=_little_endian(array.array("i", sampled.context_ids)),
             scores=sampled.scores,
             snapshot=memoryview(sampled.snapshot),
+            opened=sampled.opened,
         )
         _check(trajectory, unit, limits_of(lease, unit.index, vocab_size, episode))
         payload = memoryview(_encoder.encode(trajectory))

@@ -2,6 +2,7 @@
 
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.engine_calls import EngineCalls
+from asyncrl.rollout.episodes.tool_calls.thoughts import OPENING_TOKENS, opened_thought
 from asyncrl.rollout.results import Sampled
 
 
@@ -14,12 +15,13 @@ class SingleCompletion:
     async def run(self) -> Sampled:
         """Sample it. Raises `EngineError`."""
         completion = await self._calls.complete(self._request)
-        return self._sampled(completion, self._engine.decode(completion.completion_ids))
+        opened = opened_thought(self._engine.decode(self._request.prompt_ids[-OPENING_TOKENS:]))
+        return self._sampled(completion, self._engine.decode(completion.completion_ids), opened)
 
     def written(self) -> Sampled | None:
         """Tokens so far; None if there are none."""
         written = self._calls.written(self._request) or self._request.resume_from
         return self._sampled(written, "") if written else None
 
-    def _sampled(self, completion: Completion, text: str) -> Sampled:
-        return Sampled(prompt_ids=self._request.prompt_ids, completion=completion, text=text)
+    def _sampled(self, completion: Completion, text: str, opened: str = "") -> Sampled:
+        return Sampled(prompt_ids=self._request.prompt_ids, completion=completion, text=text, opened=opened)

@@ -297,6 +297,10 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
         _field("text", lambda t, dice: "x" * (len(t.completion_ids) // 4 * MAX_CHARS + dice.randint(1, 9))),
     ),
     "grid of no picture": (BAD_GRIDS, _field("grids", lambda t, dice: [(1, 2, 2)])),
+    "opened": (
+        check.BAD_TEXT,
+        _field("opened", lambda _, dice: "<" * (check.MAX_OPENED + dice.randint(1, 9))),
+    ),
     "context without turns": (
         BAD_TURNS,
         _field("context_ids", lambda t, dice: as_bytes("i", [1] * dice.randint(1, 9))),

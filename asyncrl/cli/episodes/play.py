@@ -109,6 +109,7 @@ async def _judge(config: Config, prompt: Prompt, sampled: Sampled, say: Say) -> 
         num_tokens=len(completion.completion_ids),
         turns=sampled.turns,
         scores=sampled.scores,
+        opened=sampled.opened,
     )
     async with WorkerPool(reward) as pool:
         try:

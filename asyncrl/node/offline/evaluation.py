@@ -159,6 +159,7 @@ class OfflineEvaluator:
                 num_tokens=row.num_tokens,
                 turns=sampled.turns,
                 scores=sampled.scores,
+                opened=sampled.opened,
             )
             verdict = await self._with_retries(partial(self._pool.judge, inputs))
             row = replace(

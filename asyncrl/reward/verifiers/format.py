@@ -8,7 +8,7 @@ from asyncrl.reward.verifier import VerifierInput
 
 
 class Format(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """1.0 if the stripped completion fits the template, else 0.0."""
+    """1.0 if the stripped completion, with the thought that its prompt has opened, fits the template, else 0.0."""
 
     template: str
     """For example ``<think>...</think>...<answer>...</answer>``; ``...`` is any text, or none."""
@@ -20,5 +20,5 @@ class Format(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f"format: template is {self.template!r}, which every text fits; put the tags in")
 
     def __call__(self, inputs: VerifierInput, /) -> float:
-        text = inputs.completion.strip()
+        text = f"{inputs.opened}{inputs.completion}".strip()
         return float(fits(self.template, text) and (not self.once or has_each_once(self.template, text)))

@@ -32,7 +32,7 @@ class Geo3k(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         given = last_boxed(inputs.completion) or ""
         is_same, is_computed = compare(given, inputs.answer)
         accuracy = float(is_same)
-        shape = float(fits(SHAPE, inputs.completion))
+        shape = float(fits(SHAPE, inputs.opened + inputs.completion))
         score = (1 - self.format_weight) * accuracy + self.format_weight * shape
         return {
             "score": score,

@@ -23,6 +23,7 @@ from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.chat_template import PROBE, ChatTemplate
 from asyncrl.rollout.engines.special_tokens import special_tokens, without_last
 from asyncrl.rollout.engines.turn_reader import TurnReader
+from asyncrl.rollout.episodes.tool_calls.thoughts import opened_thought
 
 TOOL = "tool"
 """Role of the answer to a call."""
@@ -64,6 +65,8 @@ class ChatSeam:
         longest_first = sorted(self._special.values(), key=len, reverse=True)
         self._any_special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._shapes: dict[tuple[str, ...], TailShape] = {}
+        self._opened = opened_thought(template.generation_prompt())
+        """Thought that the template opens, which a turn of the policy has closed and not begun."""
 
     def after(self, messages: Sequence[ChatMessage], last_ids: Sequence[int]) -> list[int]:
         tail_ids = self._encode(self.tail(messages))
@@ -80,7 +83,7 @@ class ChatSeam:
         return self._reader.read(token_ids, finish_reason)
 
     def message(self, token_ids: Sequence[int]) -> ChatMessage:
-        return {"role": "assistant", "content": self._spelled(without_last(token_ids, self._special))}
+        return {"role": "assistant", "content": self._opened + self._spelled(without_last(token_ids, self._special))}
 
     def text(self, token_ids: Sequence[int]) -> str:
         return text.decode(self._tokenizer, list(token_ids))

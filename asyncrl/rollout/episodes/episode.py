@@ -19,6 +19,7 @@ from asyncrl.rollout.episodes.conversation import Conversation
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn
 from asyncrl.rollout.episodes.resume import EpisodeState, Resumed, as_sampled
 from asyncrl.rollout.episodes.steps import Diverged
+from asyncrl.rollout.episodes.tool_calls.thoughts import OPENING_TOKENS, opened_thought
 from asyncrl.rollout.results import Sampled
 
 ATTEMPTS = 4
@@ -71,10 +72,17 @@ class Attempt:
             prompt_ids=record.prompt_ids,
             completion=record.completion(finish_reason),
             text=record.turns[-1].text,
+            opened=self._opened(),
             turns=record.wire_turns(),
             context_ids=record.context_ids(),
             scores=score.metrics,
         )
+
+    def _opened(self) -> str:
+        """Thought that what the last turn read had opened."""
+        last = self.record.turns[-1]
+        read = [*self.record.ids_through(last.parent), *last.context_ids]
+        return opened_thought(self.conversation.seam.text(read[-OPENING_TOKENS:]))
 
 
 Begin = Callable[[EnvironmentEpisode, Resumed | None], Attempt]

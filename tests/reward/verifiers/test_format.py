@@ -30,3 +30,11 @@ def test_scores_worked_by_hand(once: bool, completion: str, score: float) -> Non
 def test_a_template_that_everything_fits_is_refused(template: str) -> None:
     with pytest.raises(ConfigError, match="every text fits"):
         resolve("format", {"template": template})
+
+
+def test_a_thought_that_the_prompt_has_opened_counts() -> None:
+    verifier = Format(template="<think>...</think>...")
+    closed = "hm\n</think> so 5"
+    assert verifier(VerifierInput(completion=closed, opened="<think>\n")) == 1.0
+    assert verifier(VerifierInput(completion=closed)) == 0.0
+    assert verifier(VerifierInput(completion="<think>hm</think> so 5", opened="<think>\n")) == 0.0, "it is opened twice"

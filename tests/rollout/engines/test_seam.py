@@ -147,6 +147,22 @@ def test_nothing_is_retold_if_the_template_keeps_the_turns() -> None:
     assert seam.retold([question, seam.message(turn), answer], [*prompt, *turn, *seam.after([answer], turn)]) is None
 
 
+OPENING = """
+{%- for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}{% endfor %}
+{{- '<|im_start|>assistant\n<think>\n' if add_generation_prompt else '' }}
+"""
+
+
+def test_a_thought_that_the_template_opens_is_a_part_of_the_message_that_closes_it() -> None:
+    opening = with_template(OPENING, "<|im_start|>", "<|im_end|>")
+    seam = make_seam(opening)
+    question, answer = {"role": "user", "content": "1 + 1?"}, {"role": "user", "content": "And 2 + 2?"}
+    turn = list(opening("hm\n</think>\n2<|im_end|>", add_special_tokens=False).input_ids)
+    assert seam.message(turn)["content"] == "<think>\nhm\n</think>\n2"
+    read = [*seam.opening([question]), *turn, *seam.after([answer], turn)]
+    assert seam.retold([question, seam.message(turn), answer], read) is None, "no tag is lost"
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_turn_is_a_message_without_the_token_that_ended_it(family: str) -> None:
     seam = make_seam(tokenizer(family))

@@ -1,6 +1,13 @@
 """Thoughts of reasoning models: ``<think> ... </think> answer``."""
 
 BEGIN, END = "<think>", "</think>"
+OPENING_TOKENS = 8
+"""Last tokens of a prompt, in which it may have opened a thought."""
+
+
+def opened_thought(text: str) -> str:
+    """Beginning of a thought with which a prompt ends; empty if it ends otherwise. Ends in ``<think>`` and spaces."""
+    return text[text.rfind(BEGIN) :] if text.rstrip().endswith(BEGIN) else ""
 
 
 def after_thought(text: str, *, is_open: bool = False) -> str:
