@@ -19,13 +19,13 @@ def number(value: Any) -> float | None:
     Returns:
         None for anything else, text and arrays of several elements included; an infinity for what no float can hold.
     """
-    found = scalar(value)
+    found: Any = scalar(value)
     if not isinstance(found, (Real, Decimal)):
         return None
     try:
         return float(found)
     except OverflowError:
-        return -math.inf if str(found).startswith("-") else math.inf
+        return -math.inf if found < 0 else math.inf
     except ValueError:  # a signalling NaN of decimal
         return math.nan
 

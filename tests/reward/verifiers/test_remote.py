@@ -39,6 +39,7 @@ def test_the_service_is_sent_the_input_and_its_answer_is_the_verdict() -> None:
     assert service.requests[-1] == {
         "prompt": "",
         "completion": "4",
+        "opened": "",
         "answer": "5",
         "data_source": "sums",
         "extra": {"index": 7},
