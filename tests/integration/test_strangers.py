@@ -46,9 +46,12 @@ def test_a_node_never_joins_the_next_run_on_its_brokers_port(nodes: Nodes) -> No
 def test_with_one_secret_for_both_runs_it_is_refused_by_the_identity_of_the_run(nodes: Nodes) -> None:
     secret = nodes.folder / "shared"
     write_secret(secret, bytes(range(32)))
-    first, run_a = nodes.broker("a", "--secret", str(secret))
+    imported = nodes.folder / "imported"
+    (nodes.folder / "score.py").write_text(f"open({str(imported)!r}, 'w')\nscore = len\n")
+    first, _ = nodes.broker("a", "--secret", str(secret))
+    imported.unlink(missing_ok=True)
     reward = nodes.start("reward", "--secret", str(secret), "--wait", "30")
-    until(lambda: joined(run_a) == ["reward-0"], reward)
+    until(imported.exists, reward)  # it has had its welcome, and knows which run it belongs to
     first.kill()
     first.wait()
     _, run_b = nodes.broker("b", "--secret", str(secret))

@@ -159,10 +159,13 @@ def test_sockets_and_signals_are_refused(tmp_path: Path) -> None:
 def test_a_script_without_end_is_stopped_and_what_it_ran_before_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hostile: str
 ) -> None:
-    monkeypatch.setattr("asyncrl.verl.shell.expand.WALL_S", 1.0)
-    start = time.monotonic()
-    expansion = run(tmp_path, f"{TRAIN} a.b=1\n{hostile}\n")
-    assert time.monotonic() - start < WALL_S
+    for limit_s in (1.0, WALL_S / 2):  # on a busy machine the first command may take longer than a second
+        monkeypatch.setattr("asyncrl.verl.shell.expand.WALL_S", limit_s)
+        start = time.monotonic()
+        expansion = run(tmp_path, f"{TRAIN} a.b=1\n{hostile}\n")
+        assert time.monotonic() - start < WALL_S
+        if expansion.commands:
+            break
     assert options(expansion) == ["a.b=1"]
 
 
