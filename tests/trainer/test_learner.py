@@ -163,15 +163,18 @@ def test_a_step_that_keeps_no_token_is_skipped_and_says_so(model_path, config, m
     assert learner.num_steps == 1
 
 
+def on_policy(model_path: Path, trajectory: TrainingTrajectory, temperature: float) -> TrainingTrajectory:
+    """The trajectory with the log-probs of this model, as version 3."""
+    ids = torch.tensor(np.concatenate([trajectory.prompt_ids, trajectory.completion_ids])).long()
+    length = len(trajectory.completion_ids)
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(model_path)(input_ids=ids[None]).logits[0, -length - 1 : -1]
+    exact = (logits / temperature).log_softmax(-1).gather(1, ids[-length:, None])[:, 0]
+    return replace(trajectory, behavior_logprobs=exact.numpy(), spans=[Span(3, 0, length)])
+
+
 def test_on_policy_log_probs_have_no_gap_and_no_kl(model_path, config, make_trajectories):
-    trajectories = []
-    for trajectory in make_trajectories():
-        ids = torch.tensor(np.concatenate([trajectory.prompt_ids, trajectory.completion_ids])).long()
-        length = len(trajectory.completion_ids)
-        with torch.no_grad():
-            logits = AutoModelForCausalLM.from_pretrained(model_path)(input_ids=ids[None]).logits[0, -length - 1 : -1]
-        exact = (logits / 0.7).log_softmax(-1).gather(1, ids[-length:, None])[:, 0]
-        trajectories.append(replace(trajectory, behavior_logprobs=exact.numpy(), spans=[Span(3, 0, length)]))
+    trajectories = [on_policy(model_path, trajectory, 0.7) for trajectory in make_trajectories()]
     metrics = Learner(config(sampling={"temperature": 0.7}), model_path).train(trajectories, 3)
 
     assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
@@ -328,14 +331,19 @@ EVERYTHING = [
 @pytest.mark.slow("three steps for each of fifty algorithms")
 @pytest.mark.parametrize("algorithm", EVERYTHING, ids=str)
 def test_every_algorithm_takes_the_same_step_however_it_is_cut(model_path, config, make_trajectories, algorithm):
-    steps, trajectories = [], make_trajectories(num_groups=3)
+    """Every second trajectory is one that the model would write: rejection keeps these, and leaves out others."""
+    steps, settings = [], config(algorithm=algorithm)
+    trajectories = [
+        one if place % 2 else on_policy(model_path, one, settings.sampling.temperature)
+        for place, one in enumerate(make_trajectories(num_groups=3))
+    ]
     for max_tokens in (36, 10_000):
         learner = Learner(config(algorithm=algorithm, trainer={"max_tokens_per_micro_batch": max_tokens}), model_path)
         steps.append((learner.train(trajectories), gradients(learner)))
     (metrics, grads), (at_once, grads_at_once) = steps
 
-    assert metrics["skipped"] == at_once["skipped"] == float(not metrics["kept_tokens"])
-    assert metrics["kept_tokens"] == at_once["kept_tokens"]
+    assert metrics["skipped"] == 0.0
+    assert metrics["kept_tokens"] == at_once["kept_tokens"] > 0
     assert metrics["loss"] == pytest.approx(at_once["loss"], rel=1e-4, abs=1e-5)
     for name, grad in grads.items():
         torch.testing.assert_close(grad, grads_at_once[name], rtol=1e-4, atol=1e-5)
