@@ -15,7 +15,7 @@ SENTENCES = {
 """Sentence of each kind of event."""
 
 
-FIRST = ("signal.none", "completions.cut")
+NO_LEARNING = ("signal.none", "completions.cut")
 """Kinds beside which nothing else matters: while they last, a run learns nothing however fast it is."""
 
 
@@ -34,7 +34,7 @@ def alarms(events: Iterable[Mapping[str, Any]]) -> list[Alarm]:
         Alarm(
             f"At step {event['step']:.0f} {SENTENCES[event['event']].format_map(event)}",
             event["advice"],
-            is_first=event["event"] in FIRST,
+            is_first=event["event"] in NO_LEARNING,
         )
         for event in newest
     ]

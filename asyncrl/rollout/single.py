@@ -2,7 +2,7 @@
 
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.engine_calls import EngineCalls
-from asyncrl.rollout.episodes.tool_calls.thoughts import OPENING_TOKENS, opened_thought
+from asyncrl.rollout.episodes.tool_calls.thoughts import opened_by
 from asyncrl.rollout.results import Sampled
 
 
@@ -15,7 +15,7 @@ class SingleCompletion:
     async def run(self) -> Sampled:
         """Sample it. Raises `EngineError`."""
         completion = await self._calls.complete(self._request)
-        opened = opened_thought(self._engine.decode(self._request.prompt_ids[-OPENING_TOKENS:]))
+        opened = opened_by(self._request.prompt_ids, self._engine.decode)
         return self._sampled(completion, self._engine.decode(completion.completion_ids), opened)
 
     def written(self) -> Sampled | None:

@@ -36,8 +36,6 @@ class Updates:
         self._comparable = Comparable(config)
         self.needs_all = trains_without_advantage(recipe, config.algorithm)
         """True if trajectories with an advantage of zero have a gradient too."""
-        self._regularises = config.algorithm.entropy_coef > 0 or recipe.penalises_loss
-        """True if the loss has terms of tokens that are not in the policy loss."""
 
     def policy(self, mini_batch: MiniBatch, lr: float, policy_version: int | None) -> dict[str, float]:
         """
@@ -63,8 +61,7 @@ class Updates:
             if self._ranks.sequence.is_first:
                 step_metrics.add(batch, scores.logprobs, inputs, result)
         metrics = step_metrics.metrics(self._ranks) | expert_load.metrics(self._ranks)
-        is_empty = bool(trained) and not metrics["kept_tokens"] and not self._regularises
-        if is_empty or not mini_batch.num_kept:
+        if not mini_batch.num_kept or (trained and not metrics["kept_tokens"]):
             return metrics | EMPTY
         return metrics | self._models.optimizer.step(metrics["loss"], lr=lr)
 

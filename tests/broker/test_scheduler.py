@@ -1076,8 +1076,8 @@ def test_a_held_out_completion_without_a_reward_leaves_the_others_of_its_prompt(
     assert (result.num_prompts, result.metrics["failed"], result.metrics["avg@3"]) == (1, 1.0, 1.0)
 
 
-def test_weights_go_live_while_a_node_is_held() -> None:
-    cluster = a_published(HELD_OUT, rollouts=2, num_held_out=1, capacity=8)
+def train_beside_an_evaluation(cluster: Cluster) -> None:
+    """A step is trained and published while the first of two rollouts keeps its held-out completions."""
     a, b = rollouts(cluster)
     while not trainer(cluster).batches:
         for unit in [unit for unit in a.running if unit.split == "train"]:
@@ -1085,6 +1085,12 @@ def test_weights_go_live_while_a_node_is_held() -> None:
         finish_all(cluster, b)
     trainer(cluster).train()
     publish(cluster)
+
+
+def test_weights_go_live_while_a_node_is_held() -> None:
+    cluster = a_published(HELD_OUT, rollouts=2, num_held_out=1, capacity=8)
+    a, b = rollouts(cluster)
+    train_beside_an_evaluation(cluster)
 
     assert a.is_held
     assert cluster.scheduler.transfers.live_version == 1
@@ -1096,16 +1102,10 @@ def test_weights_go_live_while_a_node_is_held() -> None:
 def test_an_evaluation_that_nobody_had_time_for_is_an_event_that_names_it() -> None:
     often = a_config(data={"train": "train.jsonl", "held_out": "held_out.jsonl"}, evaluation={"every_versions": 1})
     cluster = a_published(often, rollouts=2, num_held_out=1, capacity=8)
-    a, b = rollouts(cluster)
     for _ in range(2):
-        while not trainer(cluster).batches:
-            for unit in [unit for unit in a.running if unit.split == "train"]:
-                a.finish(unit)
-            finish_all(cluster, b)
-        trainer(cluster).train()
-        publish(cluster)
+        train_beside_an_evaluation(cluster)
 
-    assert a.is_held
+    assert rollouts(cluster)[0].is_held
     left_out = [(event.fields["policy_version"], event.fields["newer_version"]) for event in events(cluster, LEFT_OUT)]
     assert left_out == [(1, 2)]
 

@@ -21,6 +21,7 @@ from statistics import fmean
 
 from asyncrl.config.clipping import WIDE, clips_to_sampler, with_clip_high
 from asyncrl.config.config import Config
+from asyncrl.observe.alarms import NO_LEARNING
 
 STEPS = 10
 """Steps of the mean: single steps exceed the bound in healthy runs too."""
@@ -100,8 +101,9 @@ class StreakAlarm:
         self._num_steps = self._num_steps + 1 if value >= self._bound else 0
         if self._num_steps != FIRST_STEPS:
             return {}
-        told = {"reward": line.get("reward", 0.0), "truncated": line.get("truncated", 0.0)}
-        return {"step": line["step"], self._metric: round(value, 4)} | {name: round(told[name], 4) for name in told}
+        return {"step": line["step"]} | {
+            name: round(line.get(name, 0.0), 4) for name in (self._metric, "reward", "truncated")
+        }
 
 
 class DriftAlarms:
@@ -120,11 +122,8 @@ class DriftAlarms:
         """Kind and fields of each event of a new step; ``config`` has the settings that hold now."""
         for kind, alarm in self._alarms.items():
             if fields := alarm.check(line):
-                told = early_advice(kind, fields, config) if kind in EARLY else advice(kind, config)
+                told = early_advice(kind, fields, config) if kind in NO_LEARNING else advice(kind, config)
                 yield kind, {**fields, "advice": told}
-
-
-EARLY = ("signal.none", "completions.cut")
 
 
 def early_advice(kind: str, fields: Mapping[str, float], config: Config) -> str:

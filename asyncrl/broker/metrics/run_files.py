@@ -24,6 +24,7 @@ from asyncrl.errors import RunFailed
 from asyncrl.log import get_logger
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.weights import Live
+from asyncrl.observe.alarms import NO_LEARNING
 from asyncrl.observe.failure_sentences import by_site
 from asyncrl.observe.run_directory import Outcome, RunDirectory, RunSummary
 from asyncrl.observe.times import TimesLine
@@ -31,9 +32,9 @@ from asyncrl.observe.times import TimesLine
 log = get_logger()
 
 FREQUENT = ("version.live",)
-ON_SCREEN = ("signal.none", "completions.cut", "eval.left_out", "step.skipped")
-"""Kinds that whoever started the run should read at once: it learns nothing, or leaves out what was due."""
 """Events of almost every step, which are in events.jsonl and would hide the others in the log."""
+ON_SCREEN = (*NO_LEARNING, "eval.left_out", "step.skipped")
+"""Kinds that whoever started the run should read at once: it learns nothing, or leaves out what was due."""
 
 
 class RunFiles:

@@ -8,7 +8,7 @@ from asyncrl.messages.trajectory import Prompt, Unit
 from asyncrl.rollout.engine import Engine, Request
 from asyncrl.rollout.episodes.episode import Episode
 from asyncrl.rollout.episodes.episodes import Episodes
-from asyncrl.rollout.episodes.tool_calls.thoughts import OPENING_TOKENS, opened_thought
+from asyncrl.rollout.episodes.tool_calls.thoughts import opened_by
 from asyncrl.rollout.prompt_truncation import fit
 from asyncrl.rollout.results import Sampled
 
@@ -44,7 +44,7 @@ class OfflineSampler:
         request = Request(prompt_ids=prompt_ids, sampling=self._sampling, seed=seed, images=images)
         completion = await self._engine.generate(request)
         text = self._engine.decode(completion.completion_ids)
-        opened = opened_thought(self._engine.decode(prompt_ids[-OPENING_TOKENS:]))
+        opened = opened_by(prompt_ids, self._engine.decode)
         return Sampled(prompt_ids=prompt_ids, completion=completion, text=text, opened=opened)
 
     def episode(

@@ -94,6 +94,8 @@ SHORT |= {
     "deg",
 }
 """Units that are letters, and could be variables if no space stood before them."""
+NO_VARIABLES = SHORT - {"m", "g", "s", "h", "d", "l", "A", "C", "F", "K", "N", "V"}
+"""Short units that are units without a space too."""
 NO_UNITS = {"or", "and", "to", "not", "but", "than", "less", "more", "either", "neither", "nor", "if", "plus", "minus"}
 NO_UNITS |= {"times", "divided", "over", "half", "halves", "third", "thirds", "quarter", "quarters", "dozen", "dozens"}
 NO_UNITS |= {
@@ -167,11 +169,7 @@ def quantity(text: str) -> Quantity:
     if (found := IN_WORDS.search(text)) and found.start() and text[found.start() - 1] in "0123456789}!)":
         words = found[2]
         is_apart = bool(found[1]) and (len(words) > 1 or words in SHORT)
-        if (
-            is_apart
-            or words in SHORT - {"m", "g", "s", "h", "d", "l", "A", "C", "F", "K", "N", "V"}
-            or CHINESE.match(words)
-        ):
+        if is_apart or words in NO_VARIABLES or CHINESE.match(words):
             return _measured(text[: found.start()], words, found[3], text)
         if len(words) > 3:
             return _measured(text[: found.start()], words, found[3], text)

@@ -30,11 +30,9 @@ from asyncrl.errors import VerifierError
 from asyncrl.reward.answers import expression
 from asyncrl.reward.answers.expression import Unreadable, same_members
 from asyncrl.reward.answers.notation import NAME, typeset, without_name
-from asyncrl.reward.answers.number import GROUPED, SIGNIFICANT, Number, is_rounded, read_number
+from asyncrl.reward.answers.number import GROUPED, MAX_CHARS, SIGNIFICANT, Number, is_rounded, read_number
 from asyncrl.reward.answers.quantity import Quantity, conversion, quantity
 
-MAX_CHARS = 300
-"""Longest answer compared as an expression; the longest of the MATH test split has 159."""
 MAX_DEPTH = 9
 """Deepest nesting of braces and brackets: the parser's time grows quickly with it."""
 MAX_MEMBERS = 40

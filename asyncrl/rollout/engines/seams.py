@@ -17,7 +17,7 @@ from asyncrl.rollout.engines.turn_reader import Find, TurnReader, by_parser
 from asyncrl.rollout.episodes.seam import Seam
 from asyncrl.rollout.episodes.tool_calls.forms import PARSERS, form_of, no_calls
 from asyncrl.rollout.episodes.tool_calls.found import Schemas
-from asyncrl.rollout.episodes.tool_calls.thoughts import BEGIN
+from asyncrl.rollout.episodes.tool_calls.thoughts import opened_thought
 
 
 def make_seam(
@@ -86,7 +86,7 @@ def _find(
             f"environment.tool_parser: {', '.join(PARSERS)}"
         )
     parse = PARSERS.get(form or "none", no_calls)
-    return by_parser(tokenizer, parse, _schemas(tools), in_thought=prompt.rstrip().endswith(BEGIN))
+    return by_parser(tokenizer, parse, _schemas(tools), in_thought=bool(opened_thought(prompt)))
 
 
 def _check_tools(template: ChatTemplate, tools: Sequence[Mapping[str, Any]]) -> None:

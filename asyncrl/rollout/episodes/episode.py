@@ -19,7 +19,7 @@ from asyncrl.rollout.episodes.conversation import Conversation
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn
 from asyncrl.rollout.episodes.resume import EpisodeState, Resumed, as_sampled
 from asyncrl.rollout.episodes.steps import Diverged
-from asyncrl.rollout.episodes.tool_calls.thoughts import OPENING_TOKENS, opened_thought
+from asyncrl.rollout.episodes.tool_calls.thoughts import opened_by
 from asyncrl.rollout.results import Sampled
 
 ATTEMPTS = 4
@@ -82,7 +82,7 @@ class Attempt:
         """Thought that what the last turn read had opened."""
         last = self.record.turns[-1]
         read = [*self.record.ids_through(last.parent), *last.context_ids]
-        return opened_thought(self.conversation.seam.text(read[-OPENING_TOKENS:]))
+        return opened_by(read, self.conversation.seam.text)
 
 
 Begin = Callable[[EnvironmentEpisode, Resumed | None], Attempt]

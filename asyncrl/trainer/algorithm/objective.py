@@ -43,7 +43,7 @@ class MicroBatchLoss:
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """[N], or fewer if tokens were rejected; numbers or bools, without gradient."""
     keep: Tensor | None = None
-    """[N] bool, tokens that are in the policy loss; None if all are."""
+    """[N] bool, tokens that are in a term of the loss; None if all are."""
 
 
 def objective(recipe: Recipe, algorithm: Algorithm, scores: Scores, inputs: LossInputs) -> MicroBatchLoss:
@@ -51,10 +51,10 @@ def objective(recipe: Recipe, algorithm: Algorithm, scores: Scores, inputs: Loss
     loss, metrics, keep = _policy_loss(recipe, scores.logprobs, inputs)
     if inputs.ref_logprobs is not None:
         kl = recipe.kl(scores.logprobs, inputs.ref_logprobs)
-        loss = loss + algorithm.kl_coef * torch.dot(kl, inputs.weights)
+        loss, keep = loss + algorithm.kl_coef * torch.dot(kl, inputs.weights), inputs.keep
         metrics["kl_ref"] = kl.detach()
     if scores.entropy is not None:
-        loss = loss - algorithm.entropy_coef * torch.dot(scores.entropy, inputs.weights)
+        loss, keep = loss - algorithm.entropy_coef * torch.dot(scores.entropy, inputs.weights), inputs.keep
         metrics["entropy"] = scores.entropy.detach()
     return MicroBatchLoss(loss, metrics, keep)
 

@@ -72,8 +72,7 @@ def _architecture(config: Config, text_config: list[Any]) -> str:
     model = Path(config.model.path)
     shapes = check_weights(model, "model.path")
     text_config.append(architecture.check_architecture(model, shapes, "model.path", config.model.overrides))
-    whole = architecture.read_architecture(model, "model.path", config.model.overrides)
-    architecture.check_lengths(whole, config.longest_request, f"model.path={model}")
+    architecture.check_lengths(text_config[0], config.longest_request, f"model.path={model}")
     advantage = config.algorithm.advantage
     if not is_path(advantage) and "values" in estimator_entry(advantage).needs:
         critic = Path(config.critic.path) if config.critic.path else model
