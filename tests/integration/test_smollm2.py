@@ -8,6 +8,10 @@ import pytest
 from asyncrl.errors import ConfigError
 from asyncrl.toy.models import make_smollm2
 from asyncrl.toy.smollm2 import find_gguf
+from asyncrl.trainer.model import loading
+from asyncrl.trainer.model.norms import fuse_norms
+from asyncrl.trainer.model.policy import Policy
+from asyncrl.trainer.packing.packed_attention import use_packed_attention
 from tests.integration.conftest import StartRun, ToyRun, starting_runs
 
 CONF = Path(__file__).parents[2] / "conf" / "smollm2.toml"
@@ -55,6 +59,18 @@ def check(run: ToyRun) -> None:
 )
 def test_two_steps_train_the_model_and_lose_nothing(settings: tuple[str, ...], start: StartRun) -> None:
     check(start(*BRIEF, *settings, steps=2))
+
+
+@pytest.mark.slow("loads a real model")
+def test_kernels_that_round_otherwise_do_not_make_it_another_model(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first ids are special tokens that no text has ever had: bfloat16 moves their last states by their length."""
+
+    def as_on_a_gpu(model):
+        use_packed_attention(model)
+        assert fuse_norms(model) == 61
+
+    monkeypatch.setattr(loading, "use_packed_attention", as_on_a_gpu)
+    Policy(made / "model", dtype="bfloat16")
 
 
 @pytest.mark.long("vLLM starts with a real model")

@@ -86,14 +86,14 @@ def packed_attention(
     refuse_unknown(module, keywords)
     row = row or Row([np.arange(query.shape[2])], query.device)
     heads = [row.group.to_heads(part) for part in (query, key, value)]
-    queries, keys, values = (_take_rows(part[0].transpose(0, 1), row.indices) for part in heads)
+    queries, keys, values = (row.sequences(part[0].transpose(0, 1)) for part in heads)
     if query.is_cuda and (kernel := _kernel(value, row, scaling, sliding_window)):
         out = _varlen_attention((queries, keys, values), row, *kernel)
     elif query.device.type == "npu":
         out = npu_attention((queries, keys.to(queries), values.to(queries)), row.lengths, scaling, sliding_window)
     else:
         out = _batched_attention((queries, keys, values), row.lengths, scaling, sliding_window)
-    return row.group.to_positions(_take_rows(out, row.firsts)[None]), None
+    return row.group.to_positions(row.tokens(out)[None]), None
 
 
 def picture_attention(
@@ -119,12 +119,12 @@ def picture_attention(
     """
     ends = cu_seq_lens_q.tolist()
     row = Row(np.split(np.arange(ends[-1]), ends[1:-1]), query.device)
-    queries, keys, values = (_take_rows(part[0].transpose(0, 1), row.indices) for part in (query, key, value))
+    queries, keys, values = (row.sequences(part[0].transpose(0, 1)) for part in (query, key, value))
     if query.is_cuda and (kernel := _kernel(value, row, scaling, None, is_causal=False)):
         out = _varlen_attention((queries, keys, values), row, *kernel)
     else:
         out = _batched_attention((queries, keys, values), row.lengths, scaling, None, is_causal=False)
-    return _take_rows(out, row.firsts)[None], None
+    return row.tokens(out)[None], None
 
 
 def refuse_unknown(module: nn.Module, keywords: Mapping[str, object]) -> None:
@@ -206,12 +206,6 @@ def _capability(device: torch.device) -> tuple[int, int]:
 @cache
 def _log_slow(lacks: str) -> None:
     log.warning("attention.slow", torch=torch.__version__, kernel_lacks=lacks)
-
-
-def _take_rows(part: Tensor, indices: Tensor) -> Tensor:
-    """Gather [W, heads, D] by [K] indices into [K, heads, D]."""
-    # The backward of an embedding sums the gradients of a repeated index in one kernel.
-    return F.embedding(indices, part.flatten(1)).view(-1, *part.shape[1:])
 
 
 def _varlen_attention(heads: Heads, row: Row, dtype: torch.dtype, options: dict[str, Any]) -> Tensor:

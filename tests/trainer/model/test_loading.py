@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from asyncrl.errors import ConfigError
-from asyncrl.trainer.model.loading import load, make_model, pack
+from asyncrl.trainer.model.loading import load, make_model, pack, rounding
 from asyncrl.trainer.ranks.sharding import Computation
 
 CPU = torch.device("cpu")
@@ -140,3 +140,18 @@ def test_positions_that_are_learned_start_again_with_each_sequence(tmp_path):
 def test_dropout_is_off(save_model):
     model = loaded(save_model(attention_dropout=0.5))
     assert not any(module.training for module in model.modules() if isinstance(module, nn.Module))
+
+
+@torch.no_grad()
+def test_what_layers_make_of_a_rounding_is_measured_in_the_dtype_that_is_computed_with(save_model):
+    model = AutoModelForCausalLM.from_pretrained(save_model(), dtype=torch.float32)
+    parts = list(torch.tensor([[2, 3, 4, 5, 6]]).split([2, 2, 1], 1))
+
+    def states(*tokens: torch.Tensor) -> torch.Tensor:
+        return model.model(input_ids=torch.cat(tokens, 1), use_cache=False).last_hidden_state
+
+    usual = rounding(model, states, parts, torch.bfloat16)
+    before = states(*parts)
+    assert 0 < usual < 0.05
+    assert torch.equal(states(*parts), before), "it leaves the model as it was"
+    assert rounding(model, states, parts, torch.float32) < usual / 1000

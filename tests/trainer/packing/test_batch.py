@@ -25,7 +25,7 @@ def test_trajectories_lie_end_to_end_and_states_before_completion_tokens_are_gat
     assert batch.positions.tolist() == [1, 2, 3, 4, 5]
     assert batch.token_ids.tolist() == [7, 8, 9, 3, 2]
     assert batch.row.lengths == [2, 4]
-    assert batch.row.indices.tolist() == [4, 5, 0, 1, 2, 3]
+    assert batch.row.sequences.indices.tolist() == [4, 5, 0, 1, 2, 3]
     assert batch.lengths == [3, 2]
 
 
@@ -38,7 +38,7 @@ def test_a_prompt_of_several_is_read_once_and_predicts_the_first_token_of_each()
     assert batch.positions.tolist() == [1, 2, 3, 4, 1, 1, 5]
     assert batch.token_ids.tolist() == [1, 2, 3, 4, 7, 8, 9]
     assert batch.row.lengths == [3, 5], "a sequence that another one continues is a part of it"
-    assert batch.row.indices.tolist() == [0, 1, 5, 0, 1, 2, 3, 4]
+    assert batch.row.sequences.indices.tolist() == [0, 1, 5, 0, 1, 2, 3, 4]
     assert batch.lengths == [4, 1, 2]
 
 
@@ -132,7 +132,7 @@ def test_what_fills_a_row_up_is_a_sequence_of_its_own() -> None:
     batch = collate([trajectory([1, 2], [3, 4, 5], [-1.0] * 3)], device=CPU, group=SequenceGroup(3, 2))
     assert batch.input_ids.tolist() == [[0, 0]]
     assert batch.position_ids.tolist() == [[0, 1]]
-    assert batch.row.indices.tolist() == [4, 5, 0, 1, 2, 3]
+    assert batch.row.sequences.indices.tolist() == [4, 5, 0, 1, 2, 3]
     assert batch.positions.shape == batch.places.shape == (0,)
 
 

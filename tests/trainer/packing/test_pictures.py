@@ -73,7 +73,7 @@ def test_positions_are_those_of_each_sequence_alone(processor: ImageProcessor) -
     ends = np.cumsum(batch.row.lengths)
     found = {
         (tuple(batch.input_ids[0, at].tolist()), tuple(batch.position_ids[:, 0, at].flatten().tolist()))
-        for at in np.split(batch.row.indices.numpy(), ends[:-1])
+        for at in np.split(batch.row.sequences.indices.numpy(), ends[:-1])
     }
     expected = set()
     for one in trajectories:

@@ -285,7 +285,7 @@ class TransformersEngine:
 
     def _park(self) -> int:
         self._forget()
-        self._table.clear()  # Finished turns are in the cache, whose memory goes.
+        self._table.forget_memory()
         weights = [*self._model.parameters(), *self._model.buffers()]
         return self._parking.park(weights, self._table.cache.memory())
 

@@ -9,7 +9,7 @@ Forward passes of a model over the KV cache, as the slot table needs them.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the usual name
@@ -31,6 +31,9 @@ GROUPED = "asyncrl_grouped"
 
 class Forward(Protocol):
     """A model that reads and writes one `KVCache`."""
+
+    is_static: ClassVar[bool]
+    """True if the kernels of a step depend on its shapes alone, so that it can be a CUDA graph."""
 
     @property
     def cache(self) -> KVCache: ...
@@ -72,6 +75,8 @@ class Forward(Protocol):
 
 class ModelForward:
     """A `Forward` for any model: its own forward pass, with a cache layer that reads and writes the slots."""
+
+    is_static: ClassVar[bool] = False  # a model may ask its device for numbers
 
     def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
         self.cache = cache

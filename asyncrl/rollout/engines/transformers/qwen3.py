@@ -15,6 +15,7 @@ key-value heads.
 """
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the usual name
@@ -50,6 +51,8 @@ def fits_decoder(model: PreTrainedModel) -> bool:
 
 class Qwen3Forward:
     """A `Forward`. Moves the model's projections and head norms into shared storage."""
+
+    is_static: ClassVar[bool] = True
 
     def __init__(self, model: PreTrainedModel, cache: KVCache, kernels: LayerKernels | None = None) -> None:
         """``kernels`` are those to use in place of the device's fastest."""

@@ -34,6 +34,7 @@ from asyncrl.rollout.engines.transformers.forward import Forward
 from asyncrl.rollout.engines.transformers.kept_turns import KeptTurns
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.slot_job import SlotJob
+from asyncrl.rollout.engines.transformers.step_graphs import StepGraphs
 
 PREFILL_TOKENS = {"cpu": 2048}
 """Most padded tokens of one prefill by kind of device: enough to fill its kernels, few enough for a CPU's caches."""
@@ -90,6 +91,7 @@ class SlotTable:
         """
         positions = forward.cache.positions
         self._forward, self._slots, self._positions = forward, slots, positions
+        self._graphs = StepGraphs(forward) if device.type == "cuda" and forward.is_static else None
         self._stops_here = stops_here
         self._pace = PrefillPace(prefill_tokens or PREFILL_TOKENS.get(device.type, MOST_PREFILL_TOKENS))
         self.num_computed = 0
@@ -186,6 +188,12 @@ class SlotTable:
         with self.lock:
             self._jobs[job.slot] = None
 
+    def forget_memory(self) -> None:
+        """Forget what depends on weights and cache being where they are: completions, finished turns, graphs."""
+        self.clear()
+        if self._graphs is not None:
+            self._graphs.clear()
+
     def clear(self) -> None:
         with self.lock:
             self._jobs.clear()
@@ -213,7 +221,8 @@ class SlotTable:
         length = min(self._positions, -(-longest // LENGTH_STEP) * LENGTH_STEP)
         positions = cursor - self._first_cell[:rows]
         rotary = positions + self._delta[:rows] if self._has_pictures else None
-        logits = self._forward.step(self._ids[cursor], positions, cursor, length, rotary).float()
+        step = self._forward.step if self._graphs is None else self._graphs.step
+        logits = step(self._ids[cursor], positions, cursor, length, rotary).float()
         if self._never is not None:
             logits.index_fill_(-1, self._never, -torch.inf)
         with self.lock:
