@@ -198,9 +198,9 @@ def engine(place: Place) -> Iterator[Line]:
     for number in slots:
         _, _, first = decoded(own, number, length)
         requests, done, rate = decoded(own, number, length)
-        line = figure(f"engine, {shape}, {number} completions", decoded(own, number, length)[2], "tokens/s")
-        line |= {"second": rounded(rate)}
-        yield line | {"first": rounded(first), "ms_per_step": rounded(1e3 * number / float(line["ours"]))}
+        later = decoded(own, number, length)[2]
+        line = figure(f"engine, {shape}, {number} completions", later, "tokens/s") | {"second": rounded(rate)}
+        yield line | {"first": rounded(first), "ms_per_step": rounded(1e3 * number / later)}
     if place.device != "cpu":
         yield figure("engine, peak of memory", torch.cuda.max_memory_allocated() / GIB, "GiB", better="lower")
     some = list(zip(requests[:8], done[:8], strict=True))

@@ -46,7 +46,7 @@ MIXED = {torch.float32: 1e-4, torch.bfloat16: 0.02}
 OTHER = {torch.float32: 1e-4, torch.bfloat16: 0.25}
 """Relative difference beyond which a state may be of another computation: layers amplify the rounding of bfloat16."""
 ROUNDINGS = 4.0
-"""How many times farther than one rounding of its embeddings moves a state it is then of another computation."""
+"""The same, as a multiple of what one rounding of the embeddings does to the states."""
 GENERATION = "generation_config.json"
 
 

@@ -91,7 +91,7 @@ class Gather:
         repeated = np.flatnonzero(counts > 1)
         self._repeated = on_device(tokens[repeated]) if len(repeated) else None
         self._later = []
-        """Of each further round, which of the repeated tokens it has, and their places."""
+        """Further rounds: which of the repeated tokens each has, and their places."""
         for number in range(1, counts.max(initial=0)):
             has_more = np.flatnonzero(counts[repeated] > number)
             self._later.append((on_device(has_more), on_device(order[starts[repeated[has_more]] + number])))
