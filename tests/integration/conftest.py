@@ -30,6 +30,9 @@ ROOT = Path(__file__).parents[2]
 
 POLL_S = 0.05
 
+ONE_ROLLOUT, TWO_ROLLOUTS = "rollout.replicas=1", "rollout.replicas=2"
+"""A run has one rollout unless its test is about several: each process takes five seconds of a core to import torch."""
+
 LOG_LINES = 12
 """Number of lines of each log shown when a run hangs."""
 
@@ -44,7 +47,7 @@ class ToyRun:
         self._folder = folder
         self._stdout, self._stderr = folder / "stdout", folder / "stderr"
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
-        settings = (part for override in (f"steps={steps}", *overrides) for part in ("--set", override))
+        settings = (part for override in (f"steps={steps}", ONE_ROLLOUT, *overrides) for part in ("--set", override))
         self._start("run", "toy.toml", *settings)
         self._others: list[subprocess.Popen[str]] = []
         self.directory = RunDirectory(folder / "runs" / "toy")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from asyncrl.actor import failpoints
-from tests.integration.conftest import StartRun, ToyRun
+from tests.integration.conftest import TWO_ROLLOUTS, StartRun, ToyRun
 
 pytestmark = pytest.mark.slow("whole runs of real processes")
 
 ROOT = Path(__file__).parents[2]
-COLOCATED = ("rollout.colocated=true", "rollout.replicas=2")
+COLOCATED = ("rollout.colocated=true", TWO_ROLLOUTS)
 
 
 def turns(run: ToyRun, role: str) -> list[dict[str, object]]:

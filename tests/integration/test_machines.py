@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from asyncrl.actor import failpoints
 from asyncrl.node.process.failpoints import SHARD_PLACES
-from tests.integration.conftest import ToyRun
+from tests.integration.conftest import TWO_ROLLOUTS, ToyRun
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow("whole runs of real processes")
@@ -136,7 +136,7 @@ def test_a_machine_that_is_told_to_stop_leaves_a_checkpoint_of_every_step_behind
 @pytest.mark.long("minutes")
 def test_fewer_machines_go_on_until_the_missing_one_has_come(start_run):
     sets = ("trainer.min_nodes=1", "trainer.wait_s=5", "broker.node_ttl_s=60")
-    run = start_run(*SETTINGS, *sets, steps=STEPS)
+    run = start_run(*SETTINGS, TWO_ROLLOUTS, *sets, steps=STEPS)
     run.until(lambda: run.steps_done() >= 2)
     rollouts = [run.pid_of(name) for name in ("rollout-0", "rollout-1")]
     for pid in rollouts:  # Or the run would be over before the second machine has come.

@@ -8,6 +8,7 @@ import pytest
 
 from asyncrl.observe.metrics.table import METRICS
 from tests.conf.test_grafana import NAMES
+from tests.integration.conftest import TWO_ROLLOUTS
 
 parser = pytest.importorskip("prometheus_client.parser")
 pytestmark = pytest.mark.slow("whole runs of real processes")
@@ -34,7 +35,7 @@ def read(address: str, page: str) -> tuple[int, str]:
 
 
 def test_a_run_is_seen_by_prometheus_as_a_whole(start_run):
-    run = start_run("evaluation.every_versions=2", steps=300, environment={"ASYNCRL_METRICS": "0"})
+    run = start_run(TWO_ROLLOUTS, "evaluation.every_versions=2", steps=300, environment={"ASYNCRL_METRICS": "0"})
     folder = run.directory.path / "metrics"
 
     def addresses() -> dict[str, str]:

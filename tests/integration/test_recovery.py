@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.actor import failpoints
 from asyncrl.node.process.failpoints import PLACES
-from tests.integration.conftest import ToyRun
+from tests.integration.conftest import TWO_ROLLOUTS, ToyRun
 
 pytestmark = pytest.mark.slow("whole runs of real processes")
 
@@ -82,7 +82,7 @@ def test_a_run_can_be_resumed_after_all_its_processes_were_killed(start_run):
 
 
 def test_the_records_of_a_run_are_consistent_after_many_kills(start_run):
-    run = start_run(CHECKPOINTS, "supervisor.max_restarts=20", steps=STEPS)
+    run = start_run(TWO_ROLLOUTS, CHECKPOINTS, "supervisor.max_restarts=20", steps=STEPS)
     for step, node in ((1, "broker-0"), (3, "trainer-0"), (5, "rollout-1"), (8, "broker-0"), (9, "trainer-0")):
         run.until(lambda step=step: run.steps_done() >= step)
         run.kill_node(node)

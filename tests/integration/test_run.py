@@ -22,6 +22,7 @@ from asyncrl.broker.ledger.records import (
     VersionLive,
 )
 from asyncrl.cli.main import main
+from tests.integration.conftest import TWO_ROLLOUTS
 
 STEPS, GROUPS_PER_STEP, GROUP_SIZE = 8, 4, 4
 
@@ -29,7 +30,7 @@ STEPS, GROUPS_PER_STEP, GROUP_SIZE = 8, 4, 4
 @pytest.fixture(scope="module")
 def finished(start_shared_run):
     """One undisturbed run, shared by several tests."""
-    run = start_shared_run(steps=STEPS)
+    run = start_shared_run(TWO_ROLLOUTS, steps=STEPS)
     run.until(lambda: run.steps_done() >= 1)
     return run.end()
 
@@ -166,7 +167,7 @@ def test_the_resolved_configuration_is_kept(finished):
 @pytest.mark.long("test_join_and_leave.py kills one")
 def test_a_killed_rollout_does_not_end_the_run(start_run):
     steps = 100  # Enough for several tries to freeze it at work.
-    run = start_run("weights.deadline_s=5", steps=steps)
+    run = start_run(TWO_ROLLOUTS, "weights.deadline_s=5", steps=steps)
     run.until(lambda: run.steps_done() >= 2)
     os.kill(run.freeze_at_work("rollout-0"), signal.SIGKILL)
     assert run.end().code == 0, run.errors

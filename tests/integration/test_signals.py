@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import TWO_ROLLOUTS
+
 pytestmark = pytest.mark.slow("whole runs of real processes")
 
 LONG = 400
@@ -60,7 +62,7 @@ def test_ctrl_c_ends_a_run_that_is_still_loading(start_run):
 
 def test_a_rollout_that_gets_sigterm_drains_and_exits_with_0(start_run):
     """The drained rollout returns its work and is not restarted; the other one continues."""
-    run = start_run("rollout.replicas=2", steps=24)
+    run = start_run(TWO_ROLLOUTS, steps=24)
     run.until(lambda: run.steps_done() >= 2)
     os.kill(run.pid_of("rollout-0"), signal.SIGTERM)
     assert run.end().code == 0, run.errors
@@ -72,7 +74,7 @@ def test_a_rollout_that_gets_sigterm_drains_and_exits_with_0(start_run):
 
 @pytest.mark.long("waits for real seconds")
 def test_a_paused_rollout_is_noticed_within_three_seconds(start_run):
-    run = start_run("rollout.replicas=2", steps=LONG)
+    run = start_run(TWO_ROLLOUTS, steps=LONG)
     run.until(lambda: run.steps_done() >= 2)
     victim = run.pid_of("rollout-1")
     os.kill(victim, signal.SIGSTOP)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.broker.ledger.records import Result
-from tests.integration.conftest import StartRun, ToyRun
+from tests.integration.conftest import TWO_ROLLOUTS, StartRun, ToyRun
 
 pytestmark = pytest.mark.slow("whole runs of real processes")
 
@@ -44,8 +44,8 @@ class Spools:
 
 @pytest.fixture
 def with_spools(start_run: StartRun, tmp_path: Path) -> tuple[ToyRun, Spools]:
-    """A run whose broker hosts no spool, and two spools that both store results."""
-    run = start_run("broker.spool=false", "broker.spool_ttl_s=5", "broker.node_ttl_s=3", steps=STEPS)
+    """A run whose broker hosts no spool, and two spools that both store results, each of another rollout."""
+    run = start_run(TWO_ROLLOUTS, "broker.spool=false", "broker.spool_ttl_s=5", "broker.node_ttl_s=3", steps=STEPS)
     run.until(run.directory.address.exists)
     spools = Spools(run, tmp_path)
     spools.start("a")

@@ -55,6 +55,9 @@ SHAPE: dict[str, Any] = {
 DENSE = Qwen3Config(**SHAPE)
 UNTIED = Qwen3Config(**SHAPE | {"tie_word_embeddings": False})
 EXPERTS = Qwen3MoeConfig(**SHAPE, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=64)
+EXPERTS_APART = {"gradient_checkpointing": True, "expert_parallel": True}
+AWAY = {"gradient_checkpointing": "selective", "offload": ["moments"]}
+LARGE = pytest.mark.slow("a step of seconds on ranks that are not there")
 
 
 def saved(model: Any, path: Path) -> Path:
@@ -189,25 +192,21 @@ def _garbage_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_garbage_is_accepted")
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow("ranks are processes that import torch"))])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=LARGE)])
 @pytest.mark.parametrize(
     ("model", "dtype", "trainer"),
     [
-        (DENSE, "float32", {}),
-        (DENSE, "float32", {"gradient_checkpointing": True}),
-        (DENSE, "bfloat16", {}),
-        (UNTIED, "float32", {}),
-        (EXPERTS, "float32", {"gradient_checkpointing": True}),
-        (EXPERTS, "float32", {"gradient_checkpointing": True, "expert_parallel": True}),
-        (EXPERTS, "bfloat16", {"expert_parallel": True}),
-        (DENSE, "float32", {"lora": {"rank": 4}}),
-        (DENSE, "float32", {"sequence_parallel": 2}),
-        (DENSE, "bfloat16", {"gradient_checkpointing": "selective", "offload": ["moments"]}),
-        (UNTIED, "bfloat16", {"offload": ["parameters"]}),
-    ],
-    ids=[
-        *("dense", "recomputed", "bfloat16", "untied", "experts", "parallel", "parallel-rounded", "lora"),
-        *("shared-rows", "moments-away", "parameters-away"),
+        pytest.param(DENSE, "float32", {}, id="dense"),
+        pytest.param(DENSE, "float32", {"gradient_checkpointing": True}, id="recomputed"),
+        pytest.param(DENSE, "bfloat16", {}, id="bfloat16"),
+        pytest.param(UNTIED, "float32", {}, id="untied", marks=LARGE),
+        pytest.param(EXPERTS, "float32", {"gradient_checkpointing": True}, id="experts", marks=LARGE),
+        pytest.param(EXPERTS, "float32", EXPERTS_APART, id="parallel", marks=LARGE),
+        pytest.param(EXPERTS, "bfloat16", {"expert_parallel": True}, id="parallel-rounded", marks=LARGE),
+        pytest.param(DENSE, "float32", {"lora": {"rank": 4}}, id="lora"),
+        pytest.param(DENSE, "float32", {"sequence_parallel": 2}, id="shared-rows"),
+        pytest.param(DENSE, "bfloat16", AWAY, id="moments-away"),
+        pytest.param(UNTIED, "bfloat16", {"offload": ["parameters"]}, id="parameters-away", marks=LARGE),
     ],
 )
 def test_a_step_takes_what_was_planned(

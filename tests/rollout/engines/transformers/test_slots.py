@@ -27,6 +27,8 @@ VOCAB = 10
 class CountingForward:
     """Predicts token + 1, and records its calls."""
 
+    is_static = False
+
     def __init__(self, model: PreTrainedModel, slots: int, positions: int) -> None:
         self.cache = KVCache(model.config, slots=slots, positions=positions, dtype=model.dtype, device=model.device)
         self.prefills: list[list[list[int]]] = []
