@@ -215,7 +215,7 @@ SETTINGS = st.fixed_dictionaries(
         "run": st.fixed_dictionaries({"name": st.text(), "seed": st.integers(0, 2**63 - 1)}),
         "model": st.fixed_dictionaries({"path": st.text()}),
         "data": st.fixed_dictionaries({"train": st.text(min_size=1), "shuffle": st.booleans()}),
-        "sampling": st.fixed_dictionaries({"stop": st.lists(st.text(), max_size=3)}),
+        "sampling": st.fixed_dictionaries({"stop": st.lists(st.text(min_size=1), max_size=3)}),
         "reward": st.fixed_dictionaries(
             {
                 "options": st.dictionaries(

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import isnan
 from statistics import fmean
 
+from asyncrl.config.checks.sampling import LOW, greedy
 from asyncrl.config.clipping import WIDE, clips_to_sampler, with_clip_high
 from asyncrl.config.config import Config
 from asyncrl.observe.alarms import NO_LEARNING
@@ -27,8 +28,6 @@ STEPS = 10
 """Steps of the mean: single steps exceed the bound in healthy runs too."""
 FIRST_STEPS = 3
 """Steps in a row after which a run is told that it learns nothing."""
-LOW_TEMPERATURE = 0.1
-"""Below this the completions of a group are nearly the same."""
 MOSTLY_CUT = 0.9
 """Share of completions that end at their limit."""
 LEARNS_FROM_CLIPPED = ("cispo", "gspo")
@@ -138,9 +137,8 @@ def early_advice(kind: str, fields: Mapping[str, float], config: Config) -> str:
     remedies = ["see what is rewarded (`asyncrl reward try`, `asyncrl top`)"]
     if fields["truncated"] >= MOSTLY_CUT:
         remedies.insert(0, longer)
-    if sampling.temperature < LOW_TEMPERATURE or sampling.top_k == 1:
-        greedy = f"sampling.temperature is {sampling.temperature:g}" if sampling.top_k != 1 else "sampling.top_k is 1"
-        remedies.insert(0, f"let a group differ: {greedy}")
+    if cause := greedy(sampling, LOW):
+        remedies.insert(0, f"let a group differ: sampling.{cause}")
     remedies.append("take easier problems" if fields["reward"] <= 0 else "take harder ones, if all are right")
     return f"{meaning}; {', or '.join(remedies)}"
 

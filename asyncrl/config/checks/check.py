@@ -9,11 +9,11 @@ from asyncrl.config.checks.addresses import check_broker_addresses, check_gatewa
 from asyncrl.config.checks.algorithm import algorithm_advice, check_algorithm
 from asyncrl.config.checks.environment import check_environment, environment_advice
 from asyncrl.config.checks.replay import check_replay, replay_advice
+from asyncrl.config.checks.sampling import check_sampling, sampling_advice
 from asyncrl.config.config import Config, leaves
 from asyncrl.config.model.overrides import check_overrides
 from asyncrl.config.sections.broker import Broker
 from asyncrl.config.sections.checkpoint import Checkpoint
-from asyncrl.config.sections.evaluation import Evaluation
 from asyncrl.config.sections.reward import Reward
 from asyncrl.config.sections.rollout import Vllm
 from asyncrl.config.sections.schedule import Schedule
@@ -37,6 +37,7 @@ def check(config: Config) -> None:
     check_overrides(config.model.overrides)
     _check_data(config)
     _check_schedule(config)
+    check_sampling(config)
     _check_rollout(config)
     check_environment(config)
     check_replay(config)
@@ -44,7 +45,6 @@ def check(config: Config) -> None:
     check_algorithm(config)
     _check_reward_names(config)
     _check_trainer(config)
-    _check_evaluation(config.evaluation)
     if config.evaluation.answers and not config.data.held_out_files:
         raise ConfigError(
             f"evaluation.answers is {config.evaluation.answers}, but data.held_out is empty, so there are no "
@@ -66,7 +66,13 @@ def advice(config: Config) -> list[str]:
             f"model.dtype is 'float32' with {' and '.join(on_cuda)} = 'cuda': products run without TensorFloat-32, and "
             f"attention with memory that grows with the square of a sequence; 'bfloat16' is several times faster"
         )
-    return sentences + algorithm_advice(config) + replay_advice(config) + environment_advice(config)
+    return [
+        *sentences,
+        *sampling_advice(config),
+        *algorithm_advice(config),
+        *replay_advice(config),
+        *environment_advice(config),
+    ]
 
 
 def _devices(config: Config) -> dict[str, str]:
@@ -124,10 +130,6 @@ def _check_schedule(config: Config) -> None:
         _check_auto(config)
     _check_max_staleness(schedule)
     _check_filter(schedule)
-    if config.sampling.temperature == 0:
-        raise ConfigError(
-            "sampling.temperature is 0: greedy trajectories of a group are all equal; use a value above 0"
-        )
 
 
 def _check_auto(config: Config) -> None:
@@ -352,19 +354,6 @@ def _check_expert_parallel(trainer: Trainer, fewest: int) -> None:
             f"trainer.expert_parallel with trainer.min_nodes = {trainer.min_nodes} needs as many ranks for each copy "
             f"of the model with fewer machines; set trainer.shard_size, for example to {trainer.ranks} (trainer.ranks)"
         )
-
-
-def _check_evaluation(evaluation: Evaluation) -> None:
-    if evaluation.temperature > 0:
-        return
-    if evaluation.samples > 1:
-        raise ConfigError(
-            f"evaluation.samples is {evaluation.samples}, but evaluation.temperature is 0: greedy completions of a "
-            f"prompt are all equal; use a temperature above 0, or one sample"
-        )
-    for key in ("top_p", "top_k"):
-        if getattr(evaluation, key) != getattr(Evaluation(), key):
-            raise ConfigError(f"evaluation.{key} is only read with a temperature above 0; remove it")
 
 
 def _check_best(config: Config) -> None:

@@ -28,7 +28,10 @@ class Evaluation(Section, frozen=True, kw_only=True):
     ones each time [log_val_generations].
     """
     temperature: NonNegative = 0.0
-    """Divisor of the logits; 0 is greedy, so all completions of a prompt are equal [val_kwargs.temperature]."""
+    """
+    Divisor of the logits, at least 0.01, or 0, which is greedy: all completions of a prompt are equal
+    [val_kwargs.temperature].
+    """
     top_p: Fraction = 1.0
     """Probability mass of the likeliest tokens to sample from; 1 keeps the whole vocabulary."""
     top_k: Limit = 0

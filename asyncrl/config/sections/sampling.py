@@ -17,7 +17,7 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
     with, it is for the groups admitted from then on.
     """
     temperature: NonNegative = 1.0
-    """Divisor of the logits."""
+    """Divisor of the logits, at least 0.01: below it trajectories of a group are all equal."""
     top_p: Fraction = 1.0
     """Probability mass of the likeliest tokens to sample from; 1 keeps the whole vocabulary."""
     top_k: Limit = 0

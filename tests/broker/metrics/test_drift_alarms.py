@@ -136,9 +136,9 @@ def test_a_run_whose_groups_do_not_differ_is_told_after_three_steps_and_again_on
 
 
 def test_the_advice_names_what_makes_groups_equal() -> None:
-    cold = a_config(sampling={"max_tokens": 8, "temperature": 1e-9})
+    cold = a_config(sampling={"max_tokens": 8, "temperature": 0.05})
     ((_, fields),) = early(cold, *[NOTHING | {"reward": 1.0}] * 3)
-    assert "let a group differ: sampling.temperature is 1e-09" in fields["advice"]
+    assert "let a group differ: sampling.temperature is 0.05" in fields["advice"]
     assert "take harder ones" in fields["advice"]
     cut = early(a_config(sampling={"max_tokens": 8}), *[NOTHING | {"truncated": 0.95}] * 3)
     assert [kind for kind, _ in cut] == ["signal.none", "completions.cut"]

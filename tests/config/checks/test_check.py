@@ -135,19 +135,6 @@ from tests.config.configs import made, refused
             "schedule.filter_patience is only read with filter='zero_variance'; remove it",
         ),
         (
-            {"evaluation": {"samples": 4}},
-            "evaluation.samples is 4, but evaluation.temperature is 0: greedy completions of a prompt are all equal; "
-            "use a temperature above 0, or one sample",
-        ),
-        (
-            {"evaluation": {"top_p": 0.9}},
-            "evaluation.top_p is only read with a temperature above 0; remove it",
-        ),
-        (
-            {"sampling": {"temperature": 0.0}},
-            "sampling.temperature is 0: greedy trajectories of a group are all equal; use a value above 0",
-        ),
-        (
             {"algorithm": {"dual_clip": 1.0}},
             "algorithm.dual_clip is 1: at or below 1 it would cut the loss of an unchanged policy; "
             "use a value above 1, or "
