@@ -3,7 +3,7 @@ Restart of a broker: applies the ledger's records to the books of a fresh schedu
 
     Admitted ─▶ window, groups, batches          Taken ─▶ window, batches           VersionLive ─▶ window, transfers
     Result, Rewarded, FailedAttempt ─▶ slots     Committed, Dropped ─▶ closed       Measured ─▶ evaluation
-    Refused, Reissued ─▶ slots                   Restarted ─▶ groups, batches       Untrained ─▶ groups
+    Refused, Reissued, LeftOut ─▶ slots          Restarted ─▶ groups, batches       Untrained ─▶ groups
     SamplingPaused ─▶ pause                      SettingsSet ─▶ settings
 
 State that is not in the ledger is reported by the nodes (leases, who is connected) or starts afresh: ongoing gradings,
@@ -20,6 +20,7 @@ from asyncrl.broker.ledger.records import (
     Dropped,
     Duplicate,
     FailedAttempt,
+    LeftOut,
     Measured,
     NodeEvent,
     Progressed,
@@ -71,7 +72,7 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
     match record:
         case Admitted():
             training.opened(training.admission.readmit(record))
-        case Progressed() | Result() | Rewarded() | Refused() | FailedAttempt() | Reissued():
+        case Progressed() | Result() | Rewarded() | Refused() | LeftOut() | FailedAttempt() | Reissued():
             _apply_to_unit(scheduler, record)
         case Restarted(group_id=group_id, policy_version=version):
             training.restarted(_group(scheduler, group_id), version)
@@ -99,7 +100,7 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
 
 
 def _apply_to_unit(
-    scheduler: Scheduler, record: Progressed | Result | Rewarded | Refused | FailedAttempt | Reissued
+    scheduler: Scheduler, record: Progressed | Result | Rewarded | Refused | LeftOut | FailedAttempt | Reissued
 ) -> None:
     if record.unit.split == "held_out":  # Its evaluation is measured, or starts again with other ids.
         scheduler.evaluation.used(record.unit.group_id)
@@ -116,6 +117,8 @@ def _apply_to_unit(
             scheduler.training.scored(group)
         case Refused(lease_id=lease_id):
             slot.refuse(lease_id)
+        case LeftOut():
+            scheduler.training.left_out(group, slot)
         case FailedAttempt(stage=stage, attempts=attempts):
             slot.attempts = attempts
             if stage == "trainer":

@@ -63,7 +63,10 @@ from asyncrl.messages.trainer import Commit, Stepped, Take
 from asyncrl.messages.trajectory import Prompt, Unit
 from asyncrl.messages.weights import Live, Publishing, TransferFailed, Transferred, Uploaded
 from asyncrl.messages.wire import ToBroker
-from asyncrl.messages.words import Role
+from asyncrl.messages.words import Role, Stage
+
+OWN_FAULTS: tuple[Stage, ...] = ("environment", "reward")
+"""Stages that fail for one trajectory, and not for the prompt that it shares with its group."""
 
 
 class Scheduler:
@@ -400,7 +403,12 @@ class Scheduler:
                 self._trajectories.started_over(message)
 
     def _failed(self, message: Failed) -> None:
-        if reason := self._trajectories.failed(message):
+        if not (reason := self._trajectories.failed(message)):
+            return
+        group = self.groups.group(message.unit)
+        if group and group.split == "train" and message.stage in OWN_FAULTS:
+            self.training.fail(group, message.unit, reason)
+        else:
             self._give_up(message.unit, reason)
 
     def _give_up(self, unit: Unit, reason: str) -> None:

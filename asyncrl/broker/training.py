@@ -4,7 +4,7 @@ Training groups from admission to the checkpoint that contains them.
     admitted ─▶ leased, graded ─▶ complete ─▶ taken by a step ─▶ committed
        ▲            │                │               └─▶ untrained: the trainer left it out of the step
        │            │                └─▶ filtered: dropped, and one more admitted
-       ├─ too old ──┘                    failed for good: the same
+       ├─ too old ──┘                    failed for good: the same, unless it goes on without the trajectory
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from asyncrl.broker.groups.trimming import first_needed
 from asyncrl.broker.groups.window import Window
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
-from asyncrl.broker.ledger.records import Committed, Dropped, FailedAttempt, Restarted, Taken, Untrained
+from asyncrl.broker.ledger.records import Committed, Dropped, FailedAttempt, LeftOut, Restarted, Taken, Untrained
 from asyncrl.broker.nodes.node import NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
@@ -32,6 +32,7 @@ from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import RunFailed
 from asyncrl.messages.spool import Trim
 from asyncrl.messages.trainer import Batch, Commit, Refusal, Stepped
+from asyncrl.messages.trajectory import Unit
 
 
 class TrainingGroups:
@@ -69,6 +70,7 @@ class TrainingGroups:
         self.batches = BatchBook(schedule.groups_per_step, schedule.reach, bound, lr=config.trainer.lr)
         self.filtering = GroupFilter(schedule)
         self._drops = DropLimit(schedule.window)
+        self._least_group = config.least_group
         self._wanted_step: tuple[int, str] | None = None
         """Step of the unanswered `Take`, and the trainer's peer."""
         self._first_take: tuple[int, str] | None = None
@@ -92,6 +94,15 @@ class TrainingGroups:
     def scored(self, group: Group) -> bool:
         """A trajectory of the group has a reward. True if it was the last one."""
         group.num_scored += 1
+        return self._settled(group)
+
+    def left_out(self, group: Group, slot: Slot) -> bool:
+        """The group goes on without a trajectory. True if it was the last one that had no reward."""
+        slot.leave_out()
+        group.num_left_out += 1
+        return self._settled(group)
+
+    def _settled(self, group: Group) -> bool:
         if group.is_complete:
             self.batches.completed(group)
             self._drops.completed()
@@ -133,6 +144,17 @@ class TrainingGroups:
     def rewarded(self, group: Group) -> None:
         """Count one more reward of a group, and queue a complete group for the filter."""
         if self.scored(group):
+            self.filtering.completed(group)
+
+    def fail(self, group: Group, unit: Unit, reason: str) -> None:
+        """Go on without a trajectory that failed for good, or `give_up` the group if its estimator needs them all."""
+        slot, sampled = group.slots[unit.index], group.sampled
+        if slot not in sampled or len(sampled) <= self._least_group:
+            self.give_up(group, reason)
+            return
+        self._out.record(LeftOut(unit, reason, slot.summary.num_tokens if slot.summary else 0))
+        self._out.event("trajectory.left_out", group_id=unit.group_id, index=unit.index, reason=reason)
+        if self.left_out(group, slot):
             self.filtering.completed(group)
 
     def give_up(self, group: Group, reason: str) -> None:
@@ -214,7 +236,7 @@ class TrainingGroups:
         if groups is None:
             return
         self._wanted_step = None
-        trajectories = [slot.scored_trajectory(_refusal(group, slot)) for group in groups for slot in group.slots]
+        trajectories = [slot.scored_trajectory(_refusal(group, slot)) for group in groups for slot in group.kept]
         self._out.send(peer, Batch(step, trajectories, self.batches.lr_of(step)), once_durable=True)
 
     def _form(self, step: int, live_version: int) -> list[Group] | None:
@@ -256,7 +278,7 @@ class TrainingGroups:
     def _refused(self, step: int, group: Group, refusal: Refusal) -> None:
         """The trainer refused one trajectory of a group: it left out the whole group."""
         slot, reason = group.slots[refusal.unit.index], refusal.reason
-        if slot.state is State.GIVEN_UP:
+        if slot.state in (State.GIVEN_UP, State.LEFT_OUT):
             return
         slot.give_up()
         slot.attempts += 1

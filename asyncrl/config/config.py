@@ -51,6 +51,16 @@ class Config(Section, frozen=True, kw_only=True):
         return int(entry is not None and "baseline" in entry.needs)
 
     @property
+    def least_group(self) -> int:
+        """
+        Fewest sampled trajectories with which a group goes on when others have failed for good.
+
+        All of them for a custom estimator, which may count on a group's size.
+        """
+        entry = ADVANTAGES.get(self.algorithm.advantage)
+        return 1 + entry.compares_group if entry else self.schedule.group_size
+
+    @property
     def trajectories_per_step(self) -> int:
         """Trajectories of one batch, greedy ones included."""
         return self.schedule.groups_per_step * (self.schedule.group_size + self.greedy_per_group)

@@ -17,6 +17,7 @@ from asyncrl.broker.ledger.records import (
     Dropped,
     Duplicate,
     FailedAttempt,
+    LeftOut,
     Refused,
     Reissued,
     Result,
@@ -630,6 +631,78 @@ def test_a_failed_grading_is_repeated_and_never_counts_as_zero() -> None:
     cluster.settle()
     assert cluster.scheduler.is_finished
     assert failed.group_id not in {s.unit.group_id for _, s in trainer(cluster).consumed}
+
+
+def with_one_failed_verdict(advantage: str = "grpo", group_size: int = 3, index: int = 0) -> Cluster:
+    """A run whose first verdict, on this trajectory of group 0, fails for good."""
+    schedule: dict[str, object] = {"group_size": group_size, "max_attempts": 1, "staleness": 0.0}
+    cluster = a_published(a_config(algorithm={"advantage": advantage}, schedule=schedule), capacity=9)
+    (node,) = rollouts(cluster)
+    node.finish(Unit(0, index))
+    cluster.exchange()
+    judge_of(cluster).fail()
+    cluster.exchange()
+    return cluster
+
+
+def test_a_verdict_that_fails_for_good_costs_its_trajectory_and_its_group_goes_on() -> None:
+    cluster = with_one_failed_verdict()
+    cluster.settle()
+
+    assert cluster.scheduler.is_finished
+    left_out = LeftOut(Unit(0, 0), "reward: the verifier raised", 8)
+    assert (of(cluster, LeftOut), of(cluster, Dropped)) == ([left_out], [])
+    trained = [scored.unit for scored in cluster.disk.batches[0].trajectories]
+    assert trained == [Unit(0, 1), Unit(0, 2), *(Unit(1, index) for index in range(3))]
+    (told,) = events(cluster, "trajectory.left_out")
+    assert told.fields == {"group_id": 0, "index": 0, "reason": left_out.reason}
+    sums = audit(cluster.records, cluster.config.schedule)
+    assert (sums.problems, sums.trained, sums.left_out) == ([], 8, {left_out.reason: 1})
+    assert (sums.tokens_trained, sums.tokens_thrown_away["left_out"]) == (23 * 8, 8)
+
+
+def test_an_episode_whose_environment_fails_for_good_costs_its_trajectory_too() -> None:
+    cluster = a_published(a_config(schedule={"group_size": 3, "max_attempts": 1}), capacity=9)
+    (node,) = rollouts(cluster)
+    lease_id, _ = node.running.pop(Unit(0, 2))
+    node.say(Failed(Unit(0, 2), lease_id, "environment", "the shop is closed", False), Offer(10))
+    cluster.settle()
+
+    assert cluster.scheduler.is_finished
+    assert [record.unit for record in of(cluster, LeftOut)] == [Unit(0, 2)]
+    assert of(cluster, Dropped) == []
+
+
+@pytest.mark.parametrize(
+    ("advantage", "group_size", "index"),
+    [("grpo", 2, 0), ("my.py:mine", 3, 0), ("remax", 3, 3), ("remax", 1, 0)],
+    ids=["two are compared", "a custom estimator", "the greedy baseline", "the only one"],
+)
+def test_a_group_that_its_estimator_needs_whole_is_dropped(advantage: str, group_size: int, index: int) -> None:
+    cluster = with_one_failed_verdict(advantage, group_size, index)
+    assert ([record.group_id for record in of(cluster, Dropped)], of(cluster, LeftOut)) == ([0], [])
+
+
+def test_a_trajectory_that_is_left_out_last_completes_its_group() -> None:
+    cluster = a_published(a_config(schedule={"group_size": 3, "max_attempts": 1, "staleness": 0.0}), capacity=9)
+    (node,) = rollouts(cluster)
+    for index in (1, 2, 0):
+        node.finish(Unit(0, index))
+        cluster.exchange()
+    judge_of(cluster).judge()
+    judge_of(cluster).judge()
+    judge_of(cluster).fail()
+    cluster.exchange()
+    assert cluster.scheduler.groups.train[0].is_complete
+    assert cluster.scheduler.training.batches.num_complete == 1
+
+
+def test_a_broker_that_starts_again_goes_on_without_what_was_left_out() -> None:
+    before = with_one_failed_verdict()
+    before.commit()
+    cluster = Cluster(before.config, before=before)
+    group = cluster.scheduler.groups.train[0]
+    assert [slot.state.value for slot in group.slots] == ["left out", "missing", "missing"]
 
 
 @pytest.mark.parametrize("reward", [nan, inf, 1e308, -1e7])

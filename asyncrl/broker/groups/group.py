@@ -3,7 +3,7 @@ A group: the trajectories of one prompt, from admission until each has a reward.
 
     missing ──lease──▶ leased ──Stored──▶ stored ──Scored──▶ scored
        ▲                 │                  │
-       ├─ lost, failed ──┘                  ├─ grading failed: graded again, or the group is dropped
+       ├─ lost, failed ──┘                  ├─ grading failed: graded again, left out, or the group is dropped
        └─────────── refused: damaged ───────┘
 
 ``ref`` and ``summary`` of a slot describe the part of its trajectory that is on disk. While the slot is missing or
@@ -26,7 +26,9 @@ class State(Enum):
     STORED = "stored"
     SCORED = "scored"
     GIVEN_UP = "given up"
-    """Failed for good: a held-out completion, or one that the trainer refused. Other training groups are dropped."""
+    """Failed for good: a held-out completion, or one that the trainer refused."""
+    LEFT_OUT = "left out"
+    """Failed for good, and its training group goes on without it."""
 
 
 OPEN = (State.MISSING, State.LEASED)
@@ -89,6 +91,10 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
     def give_up(self) -> None:
         self.state = State.GIVEN_UP
 
+    def leave_out(self) -> None:
+        self.discard_progress()
+        self.state, self.stored_lease_id = State.LEFT_OUT, 0
+
     def scored_trajectory(self, refused: str = "") -> ScoredTrajectory:
         """Entry of a `Batch`, with the reason of an earlier refusal; raises ValueError unless the slot is stored."""
         if self.ref is None or self.summary is None:
@@ -112,6 +118,7 @@ class Group(Struct, eq=False, gc=False):
     """Version that was live when the group was admitted or restarted: only nodes at this version or newer lease it."""
     split: Split = "train"
     num_scored: int = 0
+    num_left_out: int = 0
     num_restarts: int = 0
     untrained: str = ""
     """Reason for which the trainer left the group out of its step; empty if it did not."""
@@ -130,7 +137,7 @@ class Group(Struct, eq=False, gc=False):
     def restart(self, min_version: int) -> None:
         """Discard everything sampled so far. Failures still count: they belong to the prompt."""
         self.min_version = min_version
-        self.num_scored = 0
+        self.num_scored = self.num_left_out = 0
         self.num_restarts += 1
         for slot in self.slots:
             slot.discard_progress()
@@ -140,13 +147,23 @@ class Group(Struct, eq=False, gc=False):
         return [slot.unit.index for slot in self.slots if slot.state is state]
 
     @property
+    def kept(self) -> tuple[Slot, ...]:
+        """Slots without those that are left out."""
+        return (
+            tuple([slot for slot in self.slots if slot.state is not State.LEFT_OUT])
+            if self.num_left_out
+            else self.slots
+        )
+
+    @property
     def sampled(self) -> tuple[Slot, ...]:
-        """Slots that are trained on, without the greedy ones."""
-        return self.slots[: self.size - self.num_greedy]
+        """Slots that are trained on: those kept, without the greedy ones, none of which is left out."""
+        kept = self.kept
+        return kept[: len(kept) - self.num_greedy]
 
     @property
     def is_complete(self) -> bool:
-        return self.num_scored == self.size
+        return self.num_scored + self.num_left_out == self.size
 
     @property
     def lengths(self) -> list[int]:

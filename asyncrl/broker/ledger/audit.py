@@ -4,7 +4,8 @@ Audit of a run's data from its ledger alone. The run may still be going on, or m
     issued = trained + untrained (by cause) + dropped (by reason) + open        skipped 0        double-trained 0
 
 Checked: every admitted group is in exactly one of these four places; group ids are consecutive, but for retired
-prompts; a step takes whole groups, each trajectory of which has one result and one reward; the window never held more
+prompts; a step takes whole groups, each trajectory of which has one result and one reward, or was left out with its
+reason; the window never held more
 groups than it may; and each record was possible after those before it (`record_rules`): versions, staleness, rewards,
 commits. `Audit.problems` has one sentence for each violation. `asyncrl.broker.audit` compares the ledger with the run's
 other files.
@@ -78,13 +79,15 @@ class Audit(Struct, frozen=True, kw_only=True):
     """Trajectories of units that had one already, or were no longer needed."""
     failed_attempts: dict[str, int]
     """Failed generations and verifier calls, and damaged trajectories, by stage."""
+    left_out: dict[str, int] = {}
+    """Trajectories that failed for good and that their groups went on without, by reason, most frequent first."""
     dead_letters: int
     """Units that failed for good."""
     tokens_trained: int
     tokens_thrown_away: dict[str, int]
     """
-    Completion tokens of dropped groups, duplicates, re-issued units, restarted groups, refused trajectories, and groups
-    left out of a step.
+    Completion tokens of dropped groups, duplicates, re-issued units, restarted groups, refused trajectories,
+    trajectories left out of their group, and groups left out of a step.
     """
     staleness_max: int
     """Policy versions; 0 if nothing was trained."""
@@ -131,6 +134,7 @@ def examine(
     trained_lengths = _lengths(trained, counts, group_size)
     unused = [*dropped, *untrained]
     unused_lengths = _lengths(unused, counts, group_size)
+    num_left_out = sum(unit.group_id in dropped or unit.group_id in untrained for unit in counts.left_out)
     staleness = counts.staleness(group_size, rules.book.versions)
     over_max_staleness = (
         0 if max_staleness is None else sum(num for versions, num in staleness.items() if versions > max_staleness)
@@ -154,6 +158,7 @@ def examine(
         reissued=dict(counts.reissued.most_common()),
         duplicates=counts.num_duplicates,
         failed_attempts=dict(counts.failed_attempts.most_common()),
+        left_out=dict(counts.left_out_reasons.most_common()),
         dead_letters=counts.num_dead_letters,
         tokens_trained=sum(trained_lengths),
         tokens_thrown_away=dict(counts.discarded_tokens),
@@ -161,7 +166,7 @@ def examine(
         staleness=dict(sorted(staleness.items())),
         over_max_staleness=over_max_staleness,
         lengths=_buckets(trained_lengths, unused_lengths, counts.restarted_lengths),
-        dropped_unfinished=group_size * len(unused) - len(unused_lengths),
+        dropped_unfinished=group_size * len(unused) - len(unused_lengths) - num_left_out,
         problems=[
             *([] if retires else _skip_problems(counts, skipped)),
             *_group_problems(counts),
@@ -212,13 +217,18 @@ def _unit_problems(counts: RecordCounts, group_size: int) -> Iterator[str]:
             yield f"{unit_name(unit)} has {times} results"
         if unit.split == "train" and unit.group_id not in counts.admitted:
             yield f"{unit_name(unit)} has a result, but group {unit.group_id} was never admitted"
+    for unit in counts.wrong_left_out:
+        yield f"{unit_name(unit)} was left out, but its group was not open, or it had a reward, or was left out before"
+    for unit in counts.left_out & counts.results.keys():
+        yield f"{unit_name(unit)} was left out of its group, and has a result since"
     for unit in counts.wrong_refusals:
         yield f"{unit_name(unit)} was refused, but it had no result, or was taken by a step already"
     for unit, times in counts.rewards.items():
         if times > 1:
             yield f"{unit_name(unit)} has {times} rewards"
     for group_id, steps in counts.trained_steps.items():
-        for unit in (Unit(group_id, index) for index in range(group_size)):
+        units = (Unit(group_id, index) for index in range(group_size))
+        for unit in (unit for unit in units if unit not in counts.left_out):
             if unit not in counts.results:
                 yield f"{unit_name(unit)} was trained in step {steps[0]}, but has no result"
             if unit not in counts.rewards:

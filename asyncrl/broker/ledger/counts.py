@@ -4,6 +4,7 @@ Counts over a ledger's records, made in one pass: groups, units, tokens and step
     Admitted ─▶ open ─┬─▶ Taken ─▶ VersionLive with a later next_step ─▶ closed
                       │      └─▶ Untrained: the trainer left the group out of its step
                       ├─▶ Refused: still open, the result of one unit is void
+                      ├─▶ LeftOut: still open, and goes on without one unit
                       ├─▶ Restarted: still open, its results and rewards so far are void
                       └─▶ Dropped ──────────────────────────────────────▶ closed
 
@@ -20,6 +21,7 @@ from asyncrl.broker.ledger.records import (
     Dropped,
     Duplicate,
     FailedAttempt,
+    LeftOut,
     Refused,
     Reissued,
     Restarted,
@@ -57,6 +59,12 @@ class RecordCounts:
         """Groups that a step left out, though its batch does not contain them or it left them out before."""
         self.wrong_refusals: list[Unit] = []
         """Units refused without a result, or after their group was taken."""
+        self.left_out: set[Unit] = set()
+        """Units that their groups go on without, since they were admitted or restarted."""
+        self.left_out_reasons: Counter[str] = Counter()
+        """Units left out by reason, those of groups that were restarted since included."""
+        self.wrong_left_out: list[Unit] = []
+        """Units left out of a group that was not open, twice, or after they had a reward."""
         self.committed_step = -1
         self.drop_reasons: defaultdict[int, list[str]] = defaultdict(list)
         """Reasons of each dropped group."""
@@ -72,7 +80,7 @@ class RecordCounts:
         self.failed_attempts: Counter[str] = Counter()
         self.num_dead_letters = 0
         self.discarded_tokens: Counter[str] = Counter(
-            dropped=0, duplicates=0, reissued=0, restarted=0, refused=0, untrained=0
+            dropped=0, duplicates=0, reissued=0, restarted=0, refused=0, left_out=0, untrained=0
         )
         """Completion tokens that were not trained on, by cause."""
         self.peak_open = 0
@@ -116,7 +124,7 @@ class RecordCounts:
             case SettingsSet(values=values):
                 self._schedule = schedule_with(self._schedule, values)
                 self.window = max(self.window, self._schedule.window)
-            case Refused() | Untrained() | Duplicate() | Reissued() | FailedAttempt():
+            case Refused() | LeftOut() | Untrained() | Duplicate() | Reissued() | FailedAttempt():
                 self._add_failure(record)
             case _:
                 pass  # Measured, Progressed, NodeEvent: nothing to count
@@ -153,15 +161,18 @@ class RecordCounts:
         self.restarts[group_id] += 1
         self.restarted_lengths += record.lengths
         self.discarded_tokens["restarted"] += sum(record.lengths)
+        self.left_out = {unit for unit in self.left_out if unit.group_id != group_id}
         for unit in self._seen_units.pop(group_id, ()):
             self.results.pop(unit, None)
             self.num_void_rewards += self.rewards.pop(unit, 0)
             self.summaries.pop(unit, None)
 
-    def _add_failure(self, record: Refused | Untrained | Duplicate | Reissued | FailedAttempt) -> None:
+    def _add_failure(self, record: Refused | LeftOut | Untrained | Duplicate | Reissued | FailedAttempt) -> None:
         match record:
             case Refused():
                 self._refuse(record)
+            case LeftOut():
+                self._leave_out_unit(record)
             case Untrained():
                 self._leave_out(record)
             case Duplicate():
@@ -179,6 +190,17 @@ class RecordCounts:
         if unit not in self.results or (unit.split == "train" and unit.group_id in self.trained_steps):
             self.wrong_refusals.append(unit)
         self.discarded_tokens["refused"] += record.num_tokens
+        self.results.pop(unit, None)
+        self.summaries.pop(unit, None)
+
+    def _leave_out_unit(self, record: LeftOut) -> None:
+        unit = record.unit
+        is_open = unit.group_id in self._open and unit.group_id not in self.trained_steps
+        if not is_open or unit in self.left_out or unit in self.rewards:
+            self.wrong_left_out.append(unit)
+        self.left_out.add(unit)
+        self.left_out_reasons[record.reason] += 1
+        self.discarded_tokens["left_out"] += record.num_tokens
         self.results.pop(unit, None)
         self.summaries.pop(unit, None)
 

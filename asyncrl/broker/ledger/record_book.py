@@ -17,6 +17,7 @@ from asyncrl.broker.ledger.records import (
     Dropped,
     Duplicate,
     FailedAttempt,
+    LeftOut,
     Measured,
     NodeEvent,
     Progressed,
@@ -51,6 +52,8 @@ class RecordBook:
     def __init__(self, schedule: Schedule, num_greedy: int = 0) -> None:
         self._num_rewarded: Counter[int] = Counter()
         """Rewards of each training group in `rewards`."""
+        self.left_out: dict[int, set[Unit]] = {}
+        """Units that each training group goes on without."""
         self._group_size = schedule.group_size
         self._num_greedy = num_greedy
         self.num_records = 0
@@ -88,8 +91,10 @@ class RecordBook:
         return sorted((-1, -1, *{record.step for record in self.commits}))[-2] + 1
 
     def units(self, group_id: int) -> list[Unit]:
-        """Every unit of a training group, greedy ones included."""
-        return [Unit(group_id, index) for index in range(self._group_size + self._num_greedy)]
+        """Every unit of a training group that is not left out, greedy ones included."""
+        every = (Unit(group_id, index) for index in range(self._group_size + self._num_greedy))
+        left_out = self.left_out.get(group_id, ())
+        return [unit for unit in every if unit not in left_out]
 
     def batch(self, step: int) -> list[TrainedTrajectory]:
         """Trajectories in the batch of a step that have a result, greedy ones included."""
@@ -125,6 +130,10 @@ class RecordBook:
                 self._restart(record)
             case Progressed() | Result() | Rewarded() | FailedAttempt() | Refused() | Reissued():
                 self._add_to_unit(record)
+            case LeftOut(unit=unit):
+                self._forget([unit])
+                self.left_out.setdefault(unit.group_id, set()).add(unit)
+                self._settled(unit.group_id)
             case Untrained(group_id=group_id):
                 self._forget(self.units(group_id))
             case Taken(step=step, group_ids=group_ids):
@@ -165,19 +174,24 @@ class RecordBook:
         if unit in self.rewards:
             return
         self.rewards[unit] = record
-        if unit.split == "held_out":
-            return
-        self._num_rewarded[unit.group_id] += 1
-        if self._num_rewarded[unit.group_id] == self._group_size + self._num_greedy:
-            sampled = [self.rewards[one] for one in self.units(unit.group_id)[: self._group_size]]
-            mean = sum(one.metrics.get("correct", one.reward) for one in sampled) / self._group_size
-            self.correct[unit.group_id] = max(mean, self.correct.get(unit.group_id, mean))
+        if unit.split == "train":
+            self._num_rewarded[unit.group_id] += 1
+            self._settled(unit.group_id)
+
+    def _settled(self, group_id: int) -> None:
+        """A unit was rewarded or left out: if it was the last one, the group is complete."""
+        units = self.units(group_id)
+        if self._num_rewarded[group_id] == len(units) > 0:
+            sampled = [self.rewards[unit] for unit in units if unit.index < self._group_size]
+            mean = sum(one.metrics.get("correct", one.reward) for one in sampled) / max(len(sampled), 1)
+            self.correct[group_id] = max(mean, self.correct.get(group_id, mean))
 
     def _restart(self, record: Restarted) -> None:
         """Void everything sampled for the group."""
         self.min_versions[record.group_id] = record.policy_version
         self.restarts[record.group_id] += 1
         self.bounds.restarted(record.group_id)
+        self.left_out.pop(record.group_id, None)
         self._forget(self.units(record.group_id))
 
     def _forget(self, units: Iterable[Unit]) -> None:

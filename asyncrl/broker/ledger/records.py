@@ -6,6 +6,7 @@ Records of the ledger: the events of a run in order, without anything that can b
         │         └── Reissued ◀── FailedAttempt              a unit is leased again
         │    Progressed                                       durable prefix of an unfinished trajectory
         ├─▶ Refused                                           a damaged result is void, its unit is leased again
+        ├─▶ LeftOut                                           a unit failed for good, its group goes on without it
         ├─▶ Restarted                                         a group grew too old, or lost its spool: sampled again
         └─▶ Dropped                                           a group ends untrained, with its reason
     Untrained                                                 the trainer left a taken group out of its step
@@ -149,6 +150,15 @@ class Dropped(Record, frozen=True):
     """Completion tokens sampled for it."""
 
 
+class LeftOut(Record, frozen=True):
+    """A unit failed for good, and its group goes on with the others, unless that is restarted."""
+
+    unit: Unit
+    reason: str
+    num_tokens: int
+    """Completion tokens sampled for it."""
+
+
 class Taken(Record, frozen=True):
     """The batch of ``step``; a repeated request for the step gets the same batch."""
 
@@ -221,7 +231,7 @@ class SettingsSet(Record, frozen=True):
 
 AnyRecord = (
     Admitted | Progressed | Result | Duplicate | Rewarded | Refused | FailedAttempt | Reissued | Restarted | Dropped
-    | Taken | Untrained | Committed | VersionLive | Measured | NodeEvent | SamplingPaused | SettingsSet
+    | LeftOut | Taken | Untrained | Committed | VersionLive | Measured | NodeEvent | SamplingPaused | SettingsSet
 )  # fmt: skip
 
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)

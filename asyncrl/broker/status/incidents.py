@@ -35,6 +35,7 @@ SENTENCES = {
     "trainer.disbanded": "the trainer's machines parted: {cause}",
     "lease.expired": "a lease of {node} expired",
     "group.dropped": "group dropped: {reason}",
+    "trajectory.left_out": "a group goes on without a trajectory: {reason}",
     "group.untrained": "group left out of its step: {reason}",
     "group.restarted": "group restarted: too old, or its spool was lost",
     "units.failed": "failed {stage}: {cause}",

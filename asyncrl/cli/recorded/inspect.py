@@ -142,6 +142,12 @@ def _trajectories(audit: Audit) -> Iterator[Row]:
     if audit.void_rewards:
         yield ["  graded again", _number(audit.void_rewards), "their group was restarted, so the first verdict is void"]
     yield ["  failed attempts", _number(sum(audit.failed_attempts.values())), _listed(audit.failed_attempts)]
+    if audit.left_out:
+        yield [
+            "  left out",
+            _number(sum(audit.left_out.values())),
+            "failed for good, and their groups went on without them",
+        ]
     yield ["  dead letters", _number(audit.dead_letters), "failed too often; see asyncrl dead-letters"]
 
 

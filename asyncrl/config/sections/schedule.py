@@ -56,7 +56,10 @@ class Schedule(Section, frozen=True, kw_only=True):
     ``[environment]``; ``"turn"`` finishes the running turn of each episode, whose next turn has the new weights.
     """
     max_attempts: Count = 3
-    """Failures of one trajectory after which it becomes a dead letter, and its group is dropped and counted."""
+    """
+    Failures of one trajectory after which it becomes a dead letter. Its group goes on without it if its reward or its
+    environment failed and the estimator can use what is left; otherwise the group is dropped. Both are counted.
+    """
     lease_s: Positive = 120.0
     """Seconds after which a lease that its node does not renew by heartbeats is given to another node."""
 

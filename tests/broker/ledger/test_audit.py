@@ -12,6 +12,7 @@ from asyncrl.broker.ledger.records import (
     Dropped,
     Duplicate,
     FailedAttempt,
+    LeftOut,
     Refused,
     Reissued,
     Restarted,
@@ -78,6 +79,34 @@ def test_an_episode_that_began_anew_is_among_the_reissued_and_its_tokens_are_cou
     found = audit([GOOD[0], admitted(0), lost, *finished(0, 10, 20)], SCHEDULE)
     assert (found.reissued, found.problems) == ({"environment_lost": 1}, [])
     assert found.tokens_thrown_away["reissued"] == 60
+
+
+def test_a_trajectory_that_was_left_out_is_counted_and_its_group_is_whole_without_it() -> None:
+    left_out = LeftOut(Unit(0, 1), "reward: hung", 20)
+    begun = [GOOD[0], admitted(0), admitted(1), *finished(1, 30, 40), result(0, 0), rewarded(0, 0), result(0, 1, 20)]
+    found = audit([*begun, left_out, Taken(0, [0, 1])], SCHEDULE)
+    assert (found.problems, found.left_out, found.trained) == ([], {"reward: hung": 1}, 2)
+    assert (found.tokens_trained, found.tokens_thrown_away["left_out"]) == (80, 20)
+
+
+@pytest.mark.parametrize(
+    ("records", "problem"),
+    [
+        ([LeftOut(Unit(5, 0), "hung", 0)] * 2, "unit 5/0 was left out, but its group was not open, or it had a reward"),
+        ([LeftOut(Unit(4, 0), "hung", 0)], "unit 4/0 was left out, but its group was not open, or it had a reward"),
+        ([LeftOut(Unit(5, 0), "hung", 0), result(5, 0)], "unit 5/0 was left out of its group, and has a result since"),
+    ],
+)
+def test_a_trajectory_that_cannot_have_been_left_out_is_a_problem(records: list[AnyRecord], problem: str) -> None:
+    assert any(problem in found for found in audited([*GOOD, *records]).problems)
+
+
+def test_a_restart_samples_what_was_left_out_again() -> None:
+    again: list[AnyRecord] = [replace(record, num_restarts=1) for record in finished(0, 10, 20)]
+    other = [admitted(1), *finished(1, 1, 1)]
+    left_out: list[AnyRecord] = [admitted(0), LeftOut(Unit(0, 1), "reward: hung", 20), Restarted(0, 0, [])]
+    found = audit([GOOD[0], *left_out, *again, *other, Taken(0, [0, 1])], SCHEDULE)
+    assert (found.problems, found.left_out) == ([], {"reward: hung": 1})
 
 
 STALE = [
