@@ -59,7 +59,7 @@ from asyncrl.messages.supervisor import (
     StacksWanted,
     StatusWanted,
 )
-from asyncrl.messages.trainer import Commit, Stepped, Take
+from asyncrl.messages.trainer import Commit, Resumed, Stepped, Take
 from asyncrl.messages.trajectory import Prompt, Unit
 from asyncrl.messages.weights import Live, Publishing, TransferFailed, Transferred, Uploaded
 from asyncrl.messages.wire import ToBroker
@@ -319,7 +319,7 @@ class Scheduler:
             case Transferred() | TransferFailed() | Live() | Uploaded():
                 self.versions.reported(node, message, now_s)
                 self._credits_changed(node)
-            case Take() | Commit() | Stepped() | Publishing():
+            case Resumed() | Take() | Commit() | Stepped() | Publishing():
                 self._handle_training(node, message, now_s)
             case (
                 Hello()
@@ -363,8 +363,12 @@ class Scheduler:
                 self.versions.changed()
         self._credits_changed(node)
 
-    def _handle_training(self, node: Node, message: Take | Commit | Stepped | Publishing, now_s: float) -> None:
+    def _handle_training(
+        self, node: Node, message: Resumed | Take | Commit | Stepped | Publishing, now_s: float
+    ) -> None:
         match message:
+            case Resumed():
+                self._resumed(message)
             case Take(step=step):
                 self.training.take(step, node.peer)
             case Commit():
@@ -375,6 +379,15 @@ class Scheduler:
                 self.training.stepped(message)
             case Publishing():
                 self.versions.offered(node, message)
+
+    def _resumed(self, message: Resumed) -> None:
+        self.out.event("trainer.resumed", steps=message.steps, path=message.checkpoint)
+        for damaged in message.damaged:
+            self.out.event("checkpoint.damaged", path=damaged.checkpoint, cause=damaged.cause)
+            self.supervisors.notice(f"checkpoint {damaged.checkpoint} is damaged: {damaged.cause}")
+        if message.damaged:
+            source = message.checkpoint or "the beginning, because no checkpoint is intact"
+            self.supervisors.notice(f"the trainer goes on from {source}")
 
     def _stored(self, message: Stored) -> None:
         for unit, reason in self._trajectories.stored(message):

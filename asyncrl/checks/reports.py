@@ -9,7 +9,7 @@ from asyncrl.actor.stacks import MAX_CHARS as MAX_STACKS_CHARS
 from asyncrl.messages.rollout import Failed, Offer, StartedOver
 from asyncrl.messages.session import Asleep, Beat, Bye, Hello, Ready, StoreGet, StoreSet
 from asyncrl.messages.supervisor import Exited, Stacks
-from asyncrl.messages.trainer import Commit, Stepped, Take
+from asyncrl.messages.trainer import Commit, Resumed, Stepped, Take
 from asyncrl.messages.weights import Live, Publishing, TransferFailed, Transferred, Uploaded
 from asyncrl.messages.wire import ToBroker
 
@@ -23,6 +23,7 @@ MAX_COUNT = 1 << 40
 """Largest count, step or version."""
 MAX_VALUE_BYTES = 1 << 20
 """Size of a value in a rendezvous; process groups exchange some hundred bytes."""
+MAX_CHECKPOINTS = 1000
 MAX_METRICS = 1000
 """Metrics of one step."""
 
@@ -109,6 +110,13 @@ def _uploaded(message: Uploaded) -> str:
     )
 
 
+def _resumed(message: Resumed) -> str:
+    if (number := len(message.damaged)) > MAX_CHECKPOINTS:
+        return f"there are {number} damaged checkpoints"
+    texts = [message.checkpoint, *(text for one in message.damaged for text in (one.checkpoint, one.cause))]
+    return _count("steps", message.steps) or next((problem for text in texts if (problem := _reason(text))), "")
+
+
 def _step(message: Take | Commit) -> str:
     return _count("step", message.step)
 
@@ -163,6 +171,7 @@ CHECKS: dict[type[Message], Callable[[Any], str]] = {
     Offer: _offer,
     Live: _live,
     Transferred: _transferred,
+    Resumed: _resumed,
     Take: _step,
     Commit: _step,
     Publishing: _publishing,

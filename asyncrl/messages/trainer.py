@@ -57,6 +57,26 @@ class Stepped(Message, frozen=True):
     """Damaged trajectories of the batch: their groups were not trained on."""
 
 
+class DamagedCheckpoint(Value, frozen=True):
+    """A checkpoint that the trainer passed over."""
+
+    checkpoint: str
+    """Its folder."""
+    cause: str
+    """Names the file, and how it differs from what was written."""
+
+
+class Resumed(Message, frozen=True):
+    """The trainer goes on from the newest checkpoint that is intact."""
+
+    steps: int
+    """Steps that the checkpoint contains."""
+    checkpoint: str
+    """Its folder; empty if none is intact, and the run begins with the base model."""
+    damaged: list[DamagedCheckpoint] = []
+    """Newer ones, the newest first."""
+
+
 class Commit(Message, frozen=True):
     """A checkpoint contains every step up to ``step``: older payloads may be deleted."""
 

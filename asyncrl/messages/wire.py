@@ -66,6 +66,7 @@ from asyncrl.messages.trainer import (
     Disbanded,
     Evaluating,
     PartWritten,
+    Resumed,
     Stepped,
     Take,
     Work,
@@ -88,12 +89,12 @@ from asyncrl.messages.weights import (
     WeightsList,
 )
 
-PROTOCOL = 12
+PROTOCOL = 13
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 ToBroker = (
     Hello | Ready | Beat | Asleep | AskTurn | Draining | Bye | Drain | StoreSet | StoreGet
     | Offer | Scored | Failed | StartedOver | Live | Transferred | TransferFailed
-    | Take | Commit | Publishing | Uploaded | Stepped
+    | Resumed | Take | Commit | Publishing | Uploaded | Stepped
     | Stored | Exited | Interrupt | StatusWanted | Pause | SetSettings
     | StacksWanted | Stacks
 )  # fmt: skip

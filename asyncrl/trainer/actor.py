@@ -44,7 +44,7 @@ from asyncrl.log import get_logger
 from asyncrl.messages.session import Beat, Drain, Draining, Ready, Reject, Stop, StoreValue, Wake
 from asyncrl.messages.spool import Spools
 from asyncrl.messages.supervisor import Evaluated, Stacks, StacksWanted
-from asyncrl.messages.trainer import Batch, Commit, Evaluating, Refusal, Stepped, Work
+from asyncrl.messages.trainer import Batch, Commit, DamagedCheckpoint, Evaluating, Refusal, Resumed, Stepped, Work
 from asyncrl.messages.weights import Abort, Published, Transfer, Upload
 from asyncrl.messages.words import TRAINER_ACTIVITIES, Activity
 from asyncrl.observe.metrics.table import Sample
@@ -74,6 +74,8 @@ class Start(Struct, frozen=True):
     """Path of the checkpoint; empty for a new run."""
     stepped: list[Stepped] = []
     """Reports of the last steps, which the broker may not have received."""
+    damaged: list[DamagedCheckpoint] = []
+    """Newer checkpoints, which were passed over."""
 
 
 class TrainerActor:
@@ -302,6 +304,8 @@ class TrainerActor:
     async def _train(self) -> None:
         start, steps = self._start, self._config.run.steps
         await self._link.send(Ready(self._layout_hash, vocab_size=self._vocab_size))
+        if start.checkpoint or start.damaged:
+            await self._link.send(Resumed(start.step, start.checkpoint, start.damaged))
         await self._publications.publish(next_step=start.step)
         await self._turns.end()
         for stepped in start.stepped:

@@ -33,8 +33,8 @@ from asyncrl.messages.reward import Grade, Scored, ScoredItem
 from asyncrl.messages.rollout import Failed, Hold, Lease, Leased, Offer, Release, Settled
 from asyncrl.messages.session import Beat, Bye, Draining, Hello, Ready
 from asyncrl.messages.spool import Trim
-from asyncrl.messages.supervisor import Evaluated, Failures
-from asyncrl.messages.trainer import Batch, Evaluating, Refusal, Stepped, Take
+from asyncrl.messages.supervisor import Evaluated, Failures, Notice
+from asyncrl.messages.trainer import Batch, DamagedCheckpoint, Evaluating, Refusal, Resumed, Stepped, Take
 from asyncrl.messages.trajectory import TrajectoryLimits, Unit
 from asyncrl.messages.weights import Abort, Published, Publishing, Transfer
 from asyncrl.messages.wire import PROTOCOL
@@ -741,6 +741,43 @@ def test_a_verdict_too_large_for_a_batch_fails_its_trajectory_alone() -> None:
     cluster.settle()
     assert cluster.scheduler.is_finished
     assert item.unit.group_id not in {s.unit.group_id for _, s in trainer(cluster).consumed}
+
+
+# ── damaged checkpoints ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("steps", "folder", "source"),
+    [(2, "run/step_000002", "run/step_000002"), (0, "", "the beginning, because no checkpoint is intact")],
+)
+def test_a_damaged_checkpoint_is_told_and_the_one_that_the_run_goes_on_from(
+    steps: int, folder: str, source: str
+) -> None:
+    cluster = a_published()
+    cluster.scheduler.joined("operator.0", Hello(PROTOCOL, "supervisor", "operator", "0"), 0.0)
+    cluster.scheduler.training.batches.next_step = 4  # The steps that it lost were taken.
+    sent = overheard(cluster)
+    damaged = [DamagedCheckpoint("run/step_000004", "run/step_000004/model.safetensors is missing")]
+    trainer(cluster).say(Resumed(steps, folder, damaged))
+    cluster.exchange()
+
+    assert [event.fields for event in events(cluster, "trainer.resumed")] == [{"steps": steps, "path": folder}]
+    assert [event.fields for event in events(cluster, "checkpoint.damaged")] == [
+        {"path": "run/step_000004", "cause": damaged[0].cause}
+    ]
+    assert [out.message for out in sent if out.peer == "operator.0"] == [
+        Notice(f"checkpoint run/step_000004 is damaged: {damaged[0].cause}"),
+        Notice(f"the trainer goes on from {source}"),
+    ]
+
+
+def test_of_a_checkpoint_that_is_intact_the_screen_says_nothing() -> None:
+    cluster = a_published()
+    cluster.scheduler.joined("operator.0", Hello(PROTOCOL, "supervisor", "operator", "0"), 0.0)
+    sent = overheard(cluster)
+    trainer(cluster).say(Resumed(0, "run/step_000000"))
+    cluster.exchange()
+    assert [out for out in sent if out.peer == "operator.0"] == []
 
 
 # ── damaged trajectories ────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ from asyncrl.checks.reports import problem_of
 from asyncrl.messages.rollout import Offer
 from asyncrl.messages.session import Beat, Bye, Hello, Ready, StoreGet, StoreSet
 from asyncrl.messages.spool import SpoolAddress
-from asyncrl.messages.trainer import Commit, Stepped, Take
+from asyncrl.messages.trainer import Commit, DamagedCheckpoint, Resumed, Stepped, Take
 from asyncrl.messages.weights import Live, Publishing, Transferred, Uploaded
 from asyncrl.messages.wire import ToBroker
 
@@ -54,6 +54,10 @@ def test_a_sound_message_passes(message: ToBroker) -> None:
         (Uploaded(1, math.inf, 1), "seconds is inf"),
         (Uploaded(1, 1.0, -1), "num_bytes is -1"),
         (Uploaded(1, 1.0, 1, "x" * 200_000), "the reason has 200000 characters"),
+        (Resumed(-1, "c"), "steps is -1"),
+        (Resumed(1, "c" * 200_000), "the reason has 200000 characters"),
+        (Resumed(1, "c", [DamagedCheckpoint("c", "x" * 200_000)]), "the reason has 200000 characters"),
+        (Resumed(1, "c", [DamagedCheckpoint("c", "x")] * 2000), "there are 2000 damaged checkpoints"),
         (Take(-1), "step is -1"),
         (Commit(-1, "c"), "step is -1"),
         (Publishing(-1, 0), "policy_version is -1"),

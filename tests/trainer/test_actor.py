@@ -22,7 +22,17 @@ from asyncrl.files.checkpoints import FileEntry
 from asyncrl.messages.session import Drain, Draining, Ready, Reject, Stop, StoreValue
 from asyncrl.messages.spool import Fetch, Fetched, SpoolRef
 from asyncrl.messages.supervisor import Stacks, StacksWanted
-from asyncrl.messages.trainer import Batch, Commit, Refusal, ScoredTrajectory, Stepped, Take, Work
+from asyncrl.messages.trainer import (
+    Batch,
+    Commit,
+    DamagedCheckpoint,
+    Refusal,
+    Resumed,
+    ScoredTrajectory,
+    Stepped,
+    Take,
+    Work,
+)
 from asyncrl.messages.trajectory import Span, Trajectory, TrajectorySummary, Unit
 from asyncrl.messages.weights import (
     Abort,
@@ -678,6 +688,7 @@ def test_after_the_last_step_it_still_brings_joiners_up_to_date(scene):
 def test_a_resumed_trainer_publishes_what_it_has_and_goes_on_with_the_next_step(scene):
     async def play(stage):
         await stage.hear(Ready)
+        assert await stage.hear(Resumed) == Resumed(2, "checkpoints/step_000002")
         assert await stage.hear(Publishing) == Publishing(2, 2)
         assert await stage.hear(Stepped) == Stepped(1, 1, {"loss": 0.25})
         assert await stage.hear(Commit) == Commit(1, "checkpoints/step_000002")
@@ -691,9 +702,21 @@ def test_a_resumed_trainer_publishes_what_it_has_and_goes_on_with_the_next_step(
     scene(play, start=Start(2, 2, "checkpoints/step_000002", heard_by_nobody), run={"steps": 4})
 
 
+@pytest.mark.parametrize(("step", "folder"), [(2, "checkpoints/step_000002"), (0, "")])
+def test_a_trainer_that_passed_over_a_damaged_checkpoint_says_so(scene, step, folder):
+    damaged = [DamagedCheckpoint("checkpoints/step_000004", "model.safetensors is missing")]
+
+    async def play(stage):
+        await stage.hear(Ready)
+        assert await stage.hear(Resumed) == Resumed(step, folder, damaged)
+
+    scene(play, start=Start(step, step, folder, damaged=damaged), run={"steps": 4})
+
+
 def test_a_trainer_resumed_after_the_last_step_says_so_and_serves_joiners(scene):
     async def play(stage):
         await stage.hear(Ready)
+        await stage.hear(Resumed)
         assert await stage.hear(Publishing) == Publishing(2, 2)
         assert await stage.hear(Commit) == Commit(1, "checkpoints/step_000002")
         stage.say(Published(2), transfer(2, transfer_group=9))

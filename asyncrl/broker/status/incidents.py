@@ -44,6 +44,7 @@ SENTENCES = {
     "upload.failed": "version {policy_version} could not be stored at the spool: {cause}",
     "eval.lost": "evaluation of v{policy_version} interrupted: {node} has it no more",
     "eval.left_out": "v{policy_version} was not evaluated: {cause}",
+    "checkpoint.damaged": "checkpoint {path} is damaged: {cause}",
     "run.waiting": "{cause}",
     "samples.lost": "samples of step {step} were lost",
     "step.skipped": "no update in step {step}: {cause}",

@@ -16,9 +16,11 @@ def continuation_lines(directory: RunDirectory) -> Iterator[str]:
         return
     done = int((last or {}).get("step", -1)) + 1
     found = newest_complete(directory.checkpoints)
-    steps, source = (found[0], f"checkpoint {found[1]}") if found else (0, "the beginning, without a checkpoint")
+    steps, source = 0, "resuming from the beginning, without a checkpoint"
+    if found:  # The trainer compares every byte, and says so if it has to take an older one.
+        steps, source = found[0], f"resuming from checkpoint {found[1]}, if it is intact"
     if done or found:
-        yield f"resumed from {source}{_repeated(steps, done)}"
+        yield f"{source}{_repeated(steps, done)}"
     changed = {event["key"]: event["value"] for event in events if event.get("event") == "setting.changed"}
     if changed:
         yield f"changed by `asyncrl set`: {', '.join(f'{key} = {value}' for key, value in changed.items())}"

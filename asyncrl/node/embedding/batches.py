@@ -209,10 +209,11 @@ class BatchStream:
 
 def _restore(model: PreTrainedModel, checkpoints: Path) -> Start:
     """Load the newest intact checkpoint of the run, if there is one."""
-    if (found := checkpoint.newest_intact(checkpoints)) is None:
-        return Start()
+    found, damaged = checkpoint.search(checkpoints)
+    if found is None:
+        return Start(damaged=damaged)
     folder, manifest = found
     saved = type(model).from_pretrained(folder, local_files_only=True, dtype=model.dtype)
     model.load_state_dict(saved.state_dict())
     log.info("trainer.resumed", checkpoint=str(folder), step=manifest.step, policy_version=manifest.policy_version)
-    return Start(manifest.step, manifest.policy_version, str(folder), manifest.stepped)
+    return Start(manifest.step, manifest.policy_version, str(folder), manifest.stepped, damaged)

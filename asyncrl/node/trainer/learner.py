@@ -48,8 +48,9 @@ def load_learner(
     ranks = form()
     make_current(ranks.device)
     keep = 0 if config.checkpoint.keep_best else config.checkpoint.keep  # copies must not push out the best
-    if (folder := newest_of_all(checkpoints, ranks, is_reader=is_reader, keep=keep)) is None:
-        return Learner(config, base, ranks=ranks), tokenizer, Start()
+    folder, damaged = newest_of_all(checkpoints, ranks, is_reader=is_reader, keep=keep)
+    if folder is None:
+        return Learner(config, base, ranks=ranks), tokenizer, Start(damaged=damaged)
     manifest = checkpoint.read_manifest(folder)
     checkpoint.require_run(folder, manifest, run_id)
     log.info("trainer.resumed", checkpoint=str(folder), step=manifest.step, policy_version=manifest.policy_version)
@@ -58,4 +59,4 @@ def load_learner(
     with open_tensors(folder / TENSORS, manifest.files) as tensors:
         learner.resume(manifest.step, tensors, manifest.state)
     checkpoint.restore_random_state(manifest)
-    return learner, tokenizer, Start(manifest.step, manifest.policy_version, str(folder), manifest.stepped)
+    return learner, tokenizer, Start(manifest.step, manifest.policy_version, str(folder), manifest.stepped, damaged)

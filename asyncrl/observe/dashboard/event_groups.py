@@ -24,7 +24,7 @@ NOT_DETAILS = ("event", "at", "time_s", "node", "incarnation", *CAUSES)
 VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|[-+]?\d[\d.,_]*(?:e[-+]?\d+)?|'[^']*'|\"[^\"]*\"")
 TROUBLE = re.compile(
     r"\.(lost|exited|rejected|quiet|dropped|failed|aborted|expired|away|skipped|cut|exceeded|slept|left_out|untrained"
-    r"|disbanded|started_over)$|^run\.(waiting|suspended|interrupted)"
+    r"|disbanded|started_over|damaged)$|^run\.(waiting|suspended|interrupted)"
 )
 """Kinds that somebody may want to look into."""
 

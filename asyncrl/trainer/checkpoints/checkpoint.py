@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -45,7 +45,7 @@ from asyncrl.files.checkpoints import (
 from asyncrl.files.checkpoints import read_manifest as read_json_manifest
 from asyncrl.files.disk import needed
 from asyncrl.log import get_logger
-from asyncrl.messages.trainer import Stepped
+from asyncrl.messages.trainer import DamagedCheckpoint, Stepped
 from asyncrl.trainer.checkpoints.parts import MODEL, TENSORS, Part
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
 
@@ -201,14 +201,29 @@ def _save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         raise OSError(str(error)) from error
 
 
-def newest_intact(directory: Path) -> tuple[Path, Manifest] | None:
-    """Newest checkpoint that passes `verify`; None if there is none. Damaged ones are skipped and logged."""
+class Search(NamedTuple):
+    """Newest checkpoint that passes `verify`, and those that are newer."""
+
+    found: tuple[Path, Manifest] | None
+    damaged: list[DamagedCheckpoint]
+    """The newest first."""
+
+
+def search(directory: Path) -> Search:
+    """Find the newest intact checkpoint. Damaged ones are skipped and logged."""
+    damaged: list[DamagedCheckpoint] = []
     for folder in reversed(step_folders(directory).values()):
         try:
-            return folder, verify(folder)
+            return Search((folder, verify(folder)), damaged)
         except (LedgerError, OSError) as error:  # OSError: unreadable
             log.warning("checkpoint.damaged", path=str(folder), cause=str(error))
-    return None
+            damaged.append(DamagedCheckpoint(str(folder), str(error)))
+    return Search(None, damaged)
+
+
+def newest_intact(directory: Path) -> tuple[Path, Manifest] | None:
+    """Newest checkpoint that passes `verify`; None if there is none."""
+    return search(directory).found
 
 
 def verify(folder: Path) -> Manifest:

@@ -11,6 +11,7 @@ a checkpoint does, and replaces another one of the same step, which a group with
 import hashlib
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -19,12 +20,22 @@ from asyncrl.files.atomic import replace_folder
 from asyncrl.files.checkpoints import MANIFEST, step_folder
 from asyncrl.files.disk import needed
 from asyncrl.log import get_logger
-from asyncrl.trainer.checkpoints.checkpoint import newest_intact, prune, read_manifest, verify
+from asyncrl.messages.trainer import DamagedCheckpoint
+from asyncrl.trainer.checkpoints.checkpoint import prune, read_manifest, search, verify
 from asyncrl.trainer.ranks.ranks import Ranks
 
 log = get_logger()
 
 CHUNK_BYTES = 16 << 20
+
+
+class Newest(NamedTuple):
+    """Checkpoint that every rank goes on from, and those that are passed over."""
+
+    folder: Path | None
+    """None if nobody has an intact one."""
+    damaged: list[DamagedCheckpoint]
+    """Newer than the newest intact one of their machine."""
 
 
 class Found(Struct, frozen=True, order=True):
@@ -36,9 +47,9 @@ class Found(Struct, frozen=True, order=True):
     """sha256 of the manifest, which has those of all other files."""
 
 
-def newest_of_all(directory: Path, ranks: Ranks, *, is_reader: bool, keep: int = 0) -> Path | None:
+def newest_of_all(directory: Path, ranks: Ranks, *, is_reader: bool, keep: int = 0) -> Newest:
     """
-    Find the newest intact checkpoint of all ranks; None if nobody has one. Collective.
+    Find the newest intact checkpoint of all ranks. Collective.
 
     Args:
         directory: Folder of this machine's checkpoints. A missing checkpoint is copied into it.
@@ -49,11 +60,14 @@ def newest_of_all(directory: Path, ranks: Ranks, *, is_reader: bool, keep: int =
         RunFailed: The disk refused the copy.
         LedgerError: The copy differs from what was written.
     """
-    own = _newest(directory) if is_reader else Found()
-    all_found = [msgspec.msgpack.decode(found, type=Found) for found in ranks.all_gather(msgspec.msgpack.encode(own))]
+    own, passed_over = _newest(directory) if is_reader else (Found(), [])
+    encoded = ranks.all_gather(msgspec.msgpack.encode((own, passed_over)))
+    reports = [msgspec.msgpack.decode(report, type=tuple[Found, list[DamagedCheckpoint]]) for report in encoded]
+    all_found = [found for found, _ in reports]
+    damaged = list({one.checkpoint: one for _, of_rank in reports for one in of_rank}.values())
     newest = max(all_found, key=lambda found: found.step)
     if not newest.step:
-        return None
+        return Newest(None, damaged)
     folder = step_folder(directory, newest.step)
     lacks = is_reader and own != newest
     if any(ranks.all_gather(b"lacks" if lacks else b"")):
@@ -62,15 +76,15 @@ def newest_of_all(directory: Path, ranks: Ranks, *, is_reader: bool, keep: int =
         if lacks and keep:
             prune(directory, keep)
         ranks.all_gather(b"written")  # Other ranks of the machine read it next.
-    return folder
+    return Newest(folder, damaged)
 
 
-def _newest(directory: Path) -> Found:
-    found = newest_intact(directory)
+def _newest(directory: Path) -> tuple[Found, list[DamagedCheckpoint]]:
+    found, damaged = search(directory)
     if found is None:
-        return Found()
+        return Found(), damaged
     manifest = (found[0] / MANIFEST).read_bytes()
-    return Found(found[1].step, hashlib.sha256(manifest).hexdigest())
+    return Found(found[1].step, hashlib.sha256(manifest).hexdigest()), damaged
 
 
 def _copy(folder: Path, ranks: Ranks, source: int, *, writes: bool) -> None:

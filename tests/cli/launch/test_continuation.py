@@ -27,16 +27,16 @@ def test_steps_after_the_checkpoint_are_computed_again(directory: RunDirectory) 
     for step in range(7):
         directory.append_metrics(METRICS | {"step": step})
     assert lines(directory) == [
-        "resumed from the beginning, without a checkpoint; steps 1 to 7 are computed again, with the same batches"
+        "resuming from the beginning, without a checkpoint; steps 1 to 7 are computed again, with the same batches"
     ]
     folder = write_checkpoint(directory.checkpoints, 5)
     assert lines(directory) == [
-        f"resumed from checkpoint {folder}; steps 6 to 7 are computed again, with the same batches"
+        f"resuming from checkpoint {folder}, if it is intact; steps 6 to 7 are computed again, with the same batches"
     ]
     write_checkpoint(directory.checkpoints, 6)
     assert lines(directory)[0].endswith("; step 7 is computed again, with the same batches")
     folder = write_checkpoint(directory.checkpoints, 7)
-    assert lines(directory) == [f"resumed from checkpoint {folder}"]
+    assert lines(directory) == [f"resuming from checkpoint {folder}, if it is intact"]
 
 
 def test_settings_that_were_changed_meanwhile_are_named(directory: RunDirectory) -> None:

@@ -39,3 +39,26 @@ def test_a_checkpoint_of_another_run_is_not_resumed_from(
     assert (resume("a"), resume("")) == (3, 3)
     with pytest.raises(LedgerError, match=r"manifest\.json belongs to another run: expected run b, got a"):
         resume("b")
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    config = decode({"model": {"path": str(toy / "model")}, "data": {"train": "t"}})
+    fresh, tokenizer, _ = load_learner(config, tmp_path, lambda: SingleRank("cpu"))
+    older, newer = (
+        write(tmp_path, step=step, policy_version=step, frontier={}, snapshot=fresh.snapshot(), tokenizer=tokenizer)
+        for step in (3, 4)
+    )
+    (newer / "model.safetensors").write_bytes(b"damaged")
+
+    _, _, start = load_learner(config, tmp_path, lambda: SingleRank("cpu"))
+
+    assert (start.step, start.checkpoint) == (3, str(older))
+    (damaged,) = start.damaged
+    assert damaged.checkpoint == str(newer)
+    assert damaged.cause.startswith(f"{newer / 'model.safetensors'}: expected ")
+    (older / "manifest.json").unlink()
+    _, _, start = load_learner(config, tmp_path, lambda: SingleRank("cpu"))
+    assert (start.checkpoint, [one.checkpoint for one in start.damaged]) == ("", [str(newer), str(older)])

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.files.checkpoints import MANIFEST
+from asyncrl.messages.trainer import DamagedCheckpoint
 from asyncrl.trainer.checkpoints.checkpoint import (
     begin,
     complete,
@@ -17,6 +18,7 @@ from asyncrl.trainer.checkpoints.checkpoint import (
     prune,
     read_manifest,
     restore_random_state,
+    search,
     take,
     verify,
 )
@@ -189,10 +191,11 @@ def test_the_newest_intact_checkpoint_is_found_behind_damaged_ones(save, tmp_pat
     (tmp_path / "step_1000000" / MANIFEST).unlink()
     flip_last_byte(tmp_path / "step_000011" / MODEL)
     with capture_logs() as said:
-        found = newest_intact(tmp_path)
-    assert found == (tmp_path / "step_000010", read_manifest(tmp_path / "step_000010"))
+        found, damaged = search(tmp_path)
+    assert found == newest_intact(tmp_path) == (tmp_path / "step_000010", read_manifest(tmp_path / "step_000010"))
     assert [line["path"] for line in said] == [str(tmp_path / "step_1000000"), str(tmp_path / "step_000011")]
     assert "expected sha256" in said[1]["cause"]
+    assert damaged == [DamagedCheckpoint(line["path"], line["cause"]) for line in said]
 
 
 class Fails:

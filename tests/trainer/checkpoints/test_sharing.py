@@ -10,7 +10,7 @@ import torch
 
 from asyncrl.errors import LedgerError
 from asyncrl.trainer.checkpoints import checkpoint, sharing
-from asyncrl.trainer.checkpoints.checkpoint import Manifest, verify
+from asyncrl.trainer.checkpoints.checkpoint import Search, verify
 from asyncrl.trainer.checkpoints.sharing import newest_of_all
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.ranks.ranks import SingleRank
@@ -56,7 +56,7 @@ def on_all(folders: list[Path], readers: list[bool] | None = None, keep: int = 0
     def find(rank: int) -> Path | None:
         is_reader = readers is None or readers[rank]
         try:
-            return newest_of_all(folders[rank], ThreadRank(rank, exchange), is_reader=is_reader, keep=keep)
+            return newest_of_all(folders[rank], ThreadRank(rank, exchange), is_reader=is_reader, keep=keep).folder
         except BaseException:
             exchange.barrier.abort()
             raise
@@ -91,7 +91,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_new_run_has_none(tmp_path: Path) -> None:
     assert on_all([tmp_path / "a", tmp_path / "b"]) == [None, None]
-    assert newest_of_all(tmp_path / "none", SingleRank(), is_reader=True) is None
+    assert newest_of_all(tmp_path / "none", SingleRank(), is_reader=True) == (None, [])
 
 
 def test_a_machine_without_it_gets_every_file_of_the_newest(tmp_path: Path, save: Save) -> None:
@@ -132,11 +132,11 @@ def test_of_two_checkpoints_of_one_step_all_take_the_same(tmp_path: Path, save) 
 def test_ranks_of_one_machine_read_and_copy_once(tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
 
-    def newest_intact(folder: Path) -> tuple[Path, Manifest] | None:
+    def search(folder: Path) -> Search:
         read.append(folder)
-        return checkpoint.newest_intact(folder)
+        return checkpoint.search(folder)
 
-    monkeypatch.setattr("asyncrl.trainer.checkpoints.sharing.newest_intact", newest_intact)
+    monkeypatch.setattr(sharing, "search", search)
     a, b = tmp_path / "a", tmp_path / "b"
     save(a, 2)
 
@@ -157,6 +157,25 @@ def test_a_damaged_checkpoint_is_replaced_by_the_intact_one_of_another_machine(t
 
     on_all([a, b])
     assert contents(a / "step_000004") == contents(intact)
+
+
+def test_the_damaged_checkpoints_of_all_machines_are_named_once_on_each_rank(tmp_path: Path, save: Save) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    for folder in (a, b):
+        save(folder, 2)
+        (save(folder, 4) / "model.safetensors").write_bytes(b"damaged")
+    exchange = Exchange(3)
+
+    def find(rank: int) -> sharing.Newest:
+        return newest_of_all((a, b, b)[rank], ThreadRank(rank, exchange), is_reader=True)
+
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(find, range(3)))
+
+    assert [newest.folder for newest in found] == [folder / "step_000002" for folder in (a, b, b)]
+    assert [[one.checkpoint for one in newest.damaged] for newest in found] == [
+        [str(folder / "step_000004") for folder in (a, b)]
+    ] * 3
 
 
 def test_a_copy_that_differs_from_what_was_written_is_refused(
