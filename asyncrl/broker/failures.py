@@ -58,8 +58,7 @@ class FailureBook:
 
     def count(self, stage: str, reason: str, number: int = 1) -> None:
         """Count failed units: ``stage`` is where they failed, such as ``reward``, and ``reason`` any text."""
-        name = _name(stage, reason)
-        key = _key(name)
+        name, key = _name(stage, reason), cause_key(stage, reason)
         if key not in self._causes and len(self._causes) >= MAX_CAUSES:
             key = name = OTHERS
         self._causes.setdefault(key, _Cause(name)).count += number
@@ -121,6 +120,11 @@ class FailureBook:
     def _event(self, cause: _Cause) -> dict[str, Any]:
         fields = _split(cause.name)
         return {**fields, "count": cause.count, "of": self._attempts.get(fields["stage"], 0)}
+
+
+def cause_key(stage: str, reason: str) -> str:
+    """Text that the reasons of one cause have in common."""
+    return _key(_name(stage, reason))
 
 
 def recorded(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:

@@ -1,11 +1,11 @@
 """Steps and versions that a node can report at this point of a run, whatever its code does."""
 
 from asyncrl.config.config import Config
-from asyncrl.messages.trainer import Commit, Resumed, Stepped, Take
+from asyncrl.messages.trainer import Commit, Resumed, StepFailed, Stepped, Take
 from asyncrl.messages.weights import Live, Publishing, Transferred, Uploaded
 from asyncrl.messages.wire import ToBroker
 
-REPORTS = frozenset((Commit, Live, Publishing, Resumed, Stepped, Take, Transferred, Uploaded))
+REPORTS = frozenset((Commit, Live, Publishing, Resumed, StepFailed, Stepped, Take, Transferred, Uploaded))
 """Messages that name a step or a version."""
 
 
@@ -27,7 +27,7 @@ class ProgressCheck:
         match message:
             case Take(step=step) if step > next_step or step >= self._steps:
                 return f"step {step} cannot be next: the batch of step {next_step} was not taken yet"
-            case Commit(step=step) | Stepped(step=step) if step >= next_step:
+            case Commit(step=step) | Stepped(step=step) | StepFailed(step=step) if step >= next_step:
                 return f"step {step} cannot be done: the batch of step {next_step} was not taken yet"
             case Resumed(steps=done) if done > next_step:
                 return f"{done} steps cannot be done: the batch of step {next_step} was not taken yet"

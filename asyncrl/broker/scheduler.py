@@ -33,6 +33,7 @@ from asyncrl.broker.pause import PauseBook
 from asyncrl.broker.progress_check import REPORTS, ProgressCheck
 from asyncrl.broker.settings import LiveSettings
 from asyncrl.broker.spool_loss import SpoolLoss
+from asyncrl.broker.step_failures import StepFailures
 from asyncrl.broker.supervisors import Supervisors
 from asyncrl.broker.training import TrainingGroups
 from asyncrl.broker.versions.evaluation import EvaluationBook
@@ -59,7 +60,7 @@ from asyncrl.messages.supervisor import (
     StacksWanted,
     StatusWanted,
 )
-from asyncrl.messages.trainer import Commit, Resumed, Stepped, Take
+from asyncrl.messages.trainer import Commit, Resumed, StepFailed, Stepped, Take
 from asyncrl.messages.trajectory import Prompt, Unit
 from asyncrl.messages.weights import Live, Publishing, TransferFailed, Transferred, Uploaded
 from asyncrl.messages.wire import ToBroker
@@ -135,6 +136,7 @@ class Scheduler:
             ttl_s=config.broker.spool_ttl_s,
         )
         self._progress = ProgressCheck(config)
+        self._step_failures = StepFailures()
         self._verdict_limits = VerdictLimits(config)
         self._trajectories = Trajectories(
             config,
@@ -296,7 +298,7 @@ class Scheduler:
 
         Raises:
             RunFailed: The transfer of one version failed too often, every group is dropped or filtered, a verdict lacks
-                the metric of the filter, or the trainer asks for a batch that is gone.
+                the metric of the filter, or the trainer asks for a batch that is gone or fails twice at a step.
         """
         node = self.nodes.heard(peer, now_s)
         if node is None:
@@ -319,7 +321,7 @@ class Scheduler:
             case Transferred() | TransferFailed() | Live() | Uploaded():
                 self.versions.reported(node, message, now_s)
                 self._credits_changed(node)
-            case Resumed() | Take() | Commit() | Stepped() | Publishing():
+            case Resumed() | StepFailed() | Take() | Commit() | Stepped() | Publishing():
                 self._handle_training(node, message, now_s)
             case (
                 Hello()
@@ -364,18 +366,22 @@ class Scheduler:
         self._credits_changed(node)
 
     def _handle_training(
-        self, node: Node, message: Resumed | Take | Commit | Stepped | Publishing, now_s: float
+        self, node: Node, message: Resumed | StepFailed | Take | Commit | Stepped | Publishing, now_s: float
     ) -> None:
         match message:
             case Resumed():
                 self._resumed(message)
+            case StepFailed(step=step, reason=reason):
+                self.out.event("step.failed", step=step, reason=reason)
+                self._step_failures.failed(step, reason)
             case Take(step=step):
                 self.training.take(step, node.peer)
             case Commit():
                 self.training.commit(message)
                 if not self.is_trained:
                     self._remove_disbanded(self.machines.committed(now_s), now_s)
-            case Stepped():
+            case Stepped(step=step):
+                self._step_failures.done(step)
                 self.training.stepped(message)
             case Publishing():
                 self.versions.offered(node, message)

@@ -71,6 +71,7 @@ class TrainingGroups:
         self.filtering = GroupFilter(schedule)
         self._drops = DropLimit(schedule.window)
         self._least_group = config.least_group
+        self._skipped_steps = frozenset(config.run.skip_steps)
         self._wanted_step: tuple[int, str] | None = None
         """Step of the unanswered `Take`, and the trainer's peer."""
         self._first_take: tuple[int, str] | None = None
@@ -236,6 +237,8 @@ class TrainingGroups:
         if groups is None:
             return
         self._wanted_step = None
+        if step in self._skipped_steps:
+            self._skip(step, groups)
         trajectories = [slot.scored_trajectory(_refusal(group, slot)) for group in groups for slot in group.kept]
         self._out.send(peer, Batch(step, trajectories, self.batches.lr_of(step)), once_durable=True)
 
@@ -288,6 +291,12 @@ class TrainingGroups:
             group.untrained = reason
             self._out.record(Untrained(step, group.group_id, reason, sum(group.lengths)))
             self._out.event("group.untrained", step=step, group_id=group.group_id, reason=reason)
+
+    def _skip(self, step: int, groups: Iterable[Group]) -> None:
+        """Have the trainer leave out a whole batch, as if it had refused a trajectory of each group."""
+        for group in groups:
+            if not group.untrained:
+                self._refused(step, group, Refusal(group.kept[0].unit, f"run.skip_steps has step {step}"))
 
     def _drop(self, group: Group, reason: str) -> None:
         self.dropped(group, reason)

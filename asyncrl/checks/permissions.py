@@ -16,7 +16,7 @@ from asyncrl.messages.rollout import Failed, Offer, StartedOver
 from asyncrl.messages.session import AskTurn, Asleep, Beat, Bye, Drain, Draining, Hello, Ready, StoreGet, StoreSet
 from asyncrl.messages.spool import Fetch, Put, Stored
 from asyncrl.messages.supervisor import Exited, Interrupt, Pause, SetSettings, Stacks, StacksWanted, StatusWanted
-from asyncrl.messages.trainer import Commit, Resumed, Stepped, Take
+from asyncrl.messages.trainer import Commit, Resumed, StepFailed, Stepped, Take
 from asyncrl.messages.weights import (
     FetchWeights,
     ListWeights,
@@ -54,6 +54,7 @@ MAY_SEND: dict[type[Message], frozenset[Role]] = {
     Scored: frozenset(("reward",)),
     Failed: frozenset(("rollout", "reward", "trainer")),
     Resumed: frozenset(("trainer",)),
+    StepFailed: frozenset(("trainer",)),
     Take: frozenset(("trainer",)),
     Commit: frozenset(("trainer",)),
     Publishing: frozenset(("trainer",)),

@@ -9,7 +9,7 @@ from asyncrl.actor.stacks import MAX_CHARS as MAX_STACKS_CHARS
 from asyncrl.messages.rollout import Failed, Offer, StartedOver
 from asyncrl.messages.session import Asleep, Beat, Bye, Hello, Ready, StoreGet, StoreSet
 from asyncrl.messages.supervisor import Exited, Stacks
-from asyncrl.messages.trainer import Commit, Resumed, Stepped, Take
+from asyncrl.messages.trainer import Commit, Resumed, StepFailed, Stepped, Take
 from asyncrl.messages.weights import Live, Publishing, TransferFailed, Transferred, Uploaded
 from asyncrl.messages.wire import ToBroker
 
@@ -117,6 +117,10 @@ def _resumed(message: Resumed) -> str:
     return _count("steps", message.steps) or next((problem for text in texts if (problem := _reason(text))), "")
 
 
+def _step_failed(message: StepFailed) -> str:
+    return _count("step", message.step) or _reason(message.reason)
+
+
 def _step(message: Take | Commit) -> str:
     return _count("step", message.step)
 
@@ -172,6 +176,7 @@ CHECKS: dict[type[Message], Callable[[Any], str]] = {
     Live: _live,
     Transferred: _transferred,
     Resumed: _resumed,
+    StepFailed: _step_failed,
     Take: _step,
     Commit: _step,
     Publishing: _publishing,

@@ -57,6 +57,18 @@ class Stepped(Message, frozen=True):
     """Damaged trajectories of the batch: their groups were not trained on."""
 
 
+class StepFailed(Message, frozen=True):
+    """
+    Computing a step raised an error, which ends the trainer's process.
+
+    A trainer that is killed, or that loses another process, sends none.
+    """
+
+    step: int
+    reason: str
+    """Type and text of the error."""
+
+
 class DamagedCheckpoint(Value, frozen=True):
     """A checkpoint that the trainer passed over."""
 

@@ -67,6 +67,7 @@ from asyncrl.messages.trainer import (
     Evaluating,
     PartWritten,
     Resumed,
+    StepFailed,
     Stepped,
     Take,
     Work,
@@ -94,7 +95,7 @@ PROTOCOL = 13
 ToBroker = (
     Hello | Ready | Beat | Asleep | AskTurn | Draining | Bye | Drain | StoreSet | StoreGet
     | Offer | Scored | Failed | StartedOver | Live | Transferred | TransferFailed
-    | Resumed | Take | Commit | Publishing | Uploaded | Stepped
+    | Resumed | StepFailed | Take | Commit | Publishing | Uploaded | Stepped
     | Stored | Exited | Interrupt | StatusWanted | Pause | SetSettings
     | StacksWanted | Stacks
 )  # fmt: skip

@@ -55,6 +55,7 @@ from asyncrl.trainer.loop.compute import compute_thread
 from asyncrl.trainer.loop.fetching import FetchedStep
 from asyncrl.trainer.loop.progress import Progress
 from asyncrl.trainer.loop.publications import Publications
+from asyncrl.trainer.loop.step_failure import told
 from asyncrl.trainer.loop.turn import SharedDevices, Turns
 from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, OtherRanks
 from asyncrl.trainer.trainable import Sleepable, Trainable, WeightPublisher, WeightUploader
@@ -343,7 +344,7 @@ class TrainerActor:
         fetched = await self._batches.take()
         if step + 1 < self._config.run.steps:
             self._batches.request(step + 1, self._tasks)
-        async with self._turns.turn():
+        async with told(self._link, step), self._turns.turn():
             await self._train_step(step, fetched, free_s)
 
     async def _train_step(self, step: int, fetched: FetchedStep, free_s: float) -> None:

@@ -3,7 +3,7 @@ import pytest
 from asyncrl.actor.message import Message
 from asyncrl.broker.progress_check import ProgressCheck
 from asyncrl.config.run_file import decode
-from asyncrl.messages.trainer import Commit, Resumed, Stepped, Take
+from asyncrl.messages.trainer import Commit, Resumed, StepFailed, Stepped, Take
 from asyncrl.messages.weights import Live, Publishing, Transferred, Uploaded
 
 CHECK = ProgressCheck(
@@ -18,8 +18,8 @@ def problem(message: Message, next_step: int = 8, newest_version: int = 2) -> st
 @pytest.mark.parametrize(
     "message",
     [
-        Resumed(8, "c"), Take(8), Take(3), Commit(7, "c"), Stepped(7, 1, {}), Publishing(2, 8), Publishing(1, 6),
-        Publishing(2, 6), Publishing(0, 0), Live(2, 0.0, 0.0), Transferred(1, 2, 1.0, 5),
+        Resumed(8, "c"), StepFailed(7, "e"), Take(8), Take(3), Commit(7, "c"), Stepped(7, 1, {}), Publishing(2, 8),
+        Publishing(1, 6), Publishing(2, 6), Publishing(0, 0), Live(2, 0.0, 0.0), Transferred(1, 2, 1.0, 5),
     ],
 )  # fmt: skip
 def test_what_can_be_true_passes(message: Message) -> None:
@@ -29,6 +29,7 @@ def test_what_can_be_true_passes(message: Message) -> None:
 @pytest.mark.parametrize(
     ("message", "sentence"),
     [
+        (StepFailed(8, "e"), "step 8 cannot be done: the batch of step 8 was not taken yet"),
         (Resumed(9, "c"), "9 steps cannot be done: the batch of step 8 was not taken yet"),
         (Take(9), "step 9 cannot be next: the batch of step 8 was not taken yet"),
         (Commit(8, "c"), "step 8 cannot be done: the batch of step 8 was not taken yet"),

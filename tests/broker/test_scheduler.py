@@ -34,7 +34,7 @@ from asyncrl.messages.rollout import Failed, Hold, Lease, Leased, Offer, Release
 from asyncrl.messages.session import Beat, Bye, Draining, Hello, Ready
 from asyncrl.messages.spool import Trim
 from asyncrl.messages.supervisor import Evaluated, Failures, Notice
-from asyncrl.messages.trainer import Batch, DamagedCheckpoint, Evaluating, Refusal, Resumed, Stepped, Take
+from asyncrl.messages.trainer import Batch, DamagedCheckpoint, Evaluating, Refusal, Resumed, StepFailed, Stepped, Take
 from asyncrl.messages.trajectory import TrajectoryLimits, Unit
 from asyncrl.messages.weights import Abort, Published, Publishing, Transfer
 from asyncrl.messages.wire import PROTOCOL
@@ -741,6 +741,78 @@ def test_a_verdict_too_large_for_a_batch_fails_its_trajectory_alone() -> None:
     cluster.settle()
     assert cluster.scheduler.is_finished
     assert item.unit.group_id not in {s.unit.group_id for _, s in trainer(cluster).consumed}
+
+
+# ── a step at which the trainer fails ───────────────────────────────────────────────────────
+
+
+def fail_at(cluster: Cluster, step: int, reason: str) -> None:
+    """The trainer fails at a step, and another one starts."""
+    failing = trainer(cluster)
+    failing.say(StepFailed(step, reason), Bye(reason))
+    cluster.exchange()
+    if not cluster.cause:
+        cluster.start_trainer()
+        publish(cluster)
+
+
+def test_a_trainer_that_fails_twice_at_one_step_for_one_reason_ends_the_run_with_it() -> None:
+    cluster = a_published(capacity=8)
+    finish_all(cluster, rollouts(cluster)[0])
+    fail_at(cluster, 0, "ValueError: no tokens")
+    assert not cluster.cause
+    fail_at(cluster, 0, "ValueError: no tokens")
+    assert cluster.cause.startswith("the trainer failed twice at step 0 for the same reason: ValueError: no tokens; ")
+    assert [event.fields for event in events(cluster, "step.failed")] == [
+        {"step": 0, "reason": "ValueError: no tokens"}
+    ] * 2
+
+
+def test_a_trainer_that_is_killed_is_started_again_as_often_as_it_is() -> None:
+    cluster = a_published(capacity=8)
+    finish_all(cluster, rollouts(cluster)[0])
+    for _ in range(5):
+        cluster.kill(trainer(cluster))
+        cluster.start_trainer()
+        publish(cluster)
+    assert not cluster.cause
+
+
+def test_a_step_that_was_done_between_two_failures_has_failed_once() -> None:
+    cluster = a_published(a_config(checkpoint={"every_steps": 0}), capacity=8)
+    finish_all(cluster, rollouts(cluster)[0])
+    fail_at(cluster, 0, "ValueError: no tokens")
+    trainer(cluster).train()
+    cluster.exchange()
+    fail_at(cluster, 0, "ValueError: no tokens")
+    assert not cluster.cause
+
+
+def test_the_batch_of_a_step_that_is_to_be_skipped_trains_nothing_and_is_accounted_for() -> None:
+    cluster = a_published(a_config(run={"steps": 4, "skip_steps": [1]}))
+    sent = overheard(cluster)
+    cluster.settle()
+
+    assert cluster.scheduler.is_finished
+    reason = "run.skip_steps has step 1"
+    assert [record.group_id for record in of(cluster, Untrained)] == [2, 3]
+    batches = [out.message for out in sent if isinstance(out.message, Batch)]
+    refused = [one.unit for batch in batches for one in batch.trajectories if one.refused == reason]
+    assert refused == [Unit(2, 0), Unit(3, 0)], (
+        "one of each group of the step, and so the trainer leaves out the groups"
+    )
+    sums = audit(cluster.records, cluster.config.schedule)
+    assert (sums.problems, sums.untrained, sums.trained, sums.steps) == ([], {reason: 2}, 6, 4)
+
+
+def test_a_step_that_is_skipped_once_more_after_a_restart_is_left_out_once() -> None:
+    cluster = a_published(a_config(run={"steps": 4, "skip_steps": [0]}), capacity=8)
+    finish_all(cluster, rollouts(cluster)[0])
+    cluster.kill(trainer(cluster))
+    cluster.start_trainer()
+    cluster.settle()
+    assert [record.group_id for record in of(cluster, Untrained)] == [0, 1]
+    assert audit(cluster.records, cluster.config.schedule).problems == []
 
 
 # ── damaged checkpoints ─────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ from asyncrl.checks.reports import problem_of
 from asyncrl.messages.rollout import Offer
 from asyncrl.messages.session import Beat, Bye, Hello, Ready, StoreGet, StoreSet
 from asyncrl.messages.spool import SpoolAddress
-from asyncrl.messages.trainer import Commit, DamagedCheckpoint, Resumed, Stepped, Take
+from asyncrl.messages.trainer import Commit, DamagedCheckpoint, Resumed, StepFailed, Stepped, Take
 from asyncrl.messages.weights import Live, Publishing, Transferred, Uploaded
 from asyncrl.messages.wire import ToBroker
 
@@ -54,6 +54,8 @@ def test_a_sound_message_passes(message: ToBroker) -> None:
         (Uploaded(1, math.inf, 1), "seconds is inf"),
         (Uploaded(1, 1.0, -1), "num_bytes is -1"),
         (Uploaded(1, 1.0, 1, "x" * 200_000), "the reason has 200000 characters"),
+        (StepFailed(-1, "e"), "step is -1"),
+        (StepFailed(1, "e" * 200_000), "the reason has 200000 characters"),
         (Resumed(-1, "c"), "steps is -1"),
         (Resumed(1, "c" * 200_000), "the reason has 200000 characters"),
         (Resumed(1, "c", [DamagedCheckpoint("c", "x" * 200_000)]), "the reason has 200000 characters"),

@@ -18,6 +18,7 @@ def test_the_same_configuration_has_no_changes() -> None:
     ("section", "key", "value"),
     [
         ("run", "steps", 90),
+        ("run", "skip_steps", [3]),
         ("broker", "bind", "tcp://127.0.0.1:5570"),
         ("rollout", "slots", 8),
         ("checkpoint", "every_steps", 3),

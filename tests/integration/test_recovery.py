@@ -40,6 +40,39 @@ def test_a_killed_trainer_continues_from_its_checkpoint_with_the_same_batches(st
     assert '"event": "trainer.resumed"' in log.read_text()
 
 
+FAILS = """
+from asyncrl.algo.advantages.group_baselines import grpo
+from asyncrl.errors import AsyncrlError
+
+def fails_at_the_third_batch(outcomes):
+    if any(outcome.group_id == 17 for outcome in outcomes):
+        raise AsyncrlError(f"{len(outcomes)} outcomes cannot be compared")
+    return grpo(outcomes)
+"""
+
+
+def test_a_trainer_that_fails_twice_at_a_step_ends_the_run_which_goes_on_without_the_batch(start_run, tmp_path):
+    estimator = tmp_path / "estimator.py"
+    estimator.write_text(FAILS)
+    run = start_run(
+        "checkpoint.every_steps=1",
+        "schedule.groups_per_step=8",
+        f"algorithm.advantage={estimator}:fails_at_the_third_batch",
+        steps=STEPS,
+    )
+    cause = "the trainer failed twice at step 2 for the same reason: AsyncrlError: "
+    assert run.end().code == 1, (run.errors, run.output)
+    assert cause in run.errors
+    assert (run.summary.status, run.summary.steps) == ("failed", 2)
+    assert [event["step"] for event in run.events if event["event"] == "step.failed"] == [2, 2]
+
+    run.resume("--skip-step", "2")
+    assert run.end().code == 0, (run.errors, run.output)
+    assert (run.summary.status, run.summary.steps) == ("finished", STEPS)
+    audit = run.audit()
+    assert (audit.problems, audit.untrained) == ([], {"run.skip_steps has step 2": 8})
+
+
 @pytest.mark.long("a trainer of several ranks")
 def test_all_ranks_of_the_trainer_restart_from_the_checkpoint_when_one_is_killed(start_run):
     run = start_run(CHECKPOINTS, "trainer.ranks=2", steps=STEPS)

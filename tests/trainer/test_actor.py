@@ -17,9 +17,9 @@ from asyncrl.actor.message import Message
 from asyncrl.client.connection import Connection
 from asyncrl.client.handshake import Identity
 from asyncrl.config.run_file import decode
-from asyncrl.errors import DecodeError, LinkError, LinkRefused, RunFailed, TransferError
+from asyncrl.errors import DecodeError, LinkError, LinkRefused, LinkReset, RankDied, RunFailed, TransferError
 from asyncrl.files.checkpoints import FileEntry
-from asyncrl.messages.session import Drain, Draining, Ready, Reject, Stop, StoreValue
+from asyncrl.messages.session import Bye, Drain, Draining, Ready, Reject, Stop, StoreValue
 from asyncrl.messages.spool import Fetch, Fetched, SpoolRef
 from asyncrl.messages.supervisor import Stacks, StacksWanted
 from asyncrl.messages.trainer import (
@@ -29,6 +29,7 @@ from asyncrl.messages.trainer import (
     Refusal,
     Resumed,
     ScoredTrajectory,
+    StepFailed,
     Stepped,
     Take,
     Work,
@@ -69,6 +70,7 @@ class FakeLearner:
         self.batches: list[list[Any]] = []
         self.versions: list[int | None] = []
         self.rates: list[float] = []
+        self.error: Exception | None = None
 
     def assign_ranks(self, infos: list[TrajectoryInfo]) -> list[int]:
         return [0] * len(infos)
@@ -77,6 +79,8 @@ class FakeLearner:
         self.versions.append(policy_version)
         self.rates.append(self.lr)
         self.may_train.wait(10)
+        if self.error:
+            raise self.error
         self._log.append(f"train {len(self.batches)}")
         self.batches.append(list(step.trajectories.values()))
         return {"num_tokens": 6.0, "loss": 0.5}
@@ -225,6 +229,14 @@ class Stage:
         while not isinstance(message := (await self.broker.receive())[1], kind):
             pass
         return message
+
+    async def rest(self) -> list[Message]:
+        """Everything that was said and not heard, of an actor that has ended."""
+        self.broker.deliver(PEER, Bye("the end"))
+        heard: list[Message] = []
+        while not isinstance(message := (await self.broker.receive())[1], Bye):
+            heard.append(message)
+        return heard
 
     async def fetch(self) -> Fetch:
         message = (await self.spool.receive())[1]
@@ -735,6 +747,50 @@ def test_before_another_machine_of_the_trainer_leaves_the_steps_done_are_saved(s
         assert await stage.hear(Draining) == Draining()
 
     scene(play, checkpoint={"every_steps": 100})
+
+
+# ── a step that fails ───────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("no tokens"), [StepFailed(0, "ValueError: no tokens")]),
+        (RankDied("rank 1 was killed by SIGKILL"), []),
+        (LinkReset("the broker has restarted"), []),
+    ],
+    ids=["its own error", "a rank is gone", "the broker is gone"],
+)
+def test_a_step_that_fails_says_why_before_the_trainer_ends(monkeypatch, error, told):
+    async def play() -> None:
+        stage = Stage(monkeypatch, Start(), {}, NoOtherRanks())
+        stage.learner.error = error
+        running = asyncio.create_task(stage.actor.run())
+        await stage.begin()
+        await stage.give(0)
+        with pytest.raises(type(error), match=str(error)):
+            await running
+        assert [message for message in await stage.rest() if isinstance(message, StepFailed)] == told
+
+    asyncio.run(play())
+
+
+def test_a_batch_that_cannot_be_assigned_is_a_failure_of_its_step_told_once(monkeypatch):
+    def assign_ranks(_: list[TrajectoryInfo]) -> list[int]:
+        raise ValueError("advantages are not finite")
+
+    async def play() -> None:
+        stage = Stage(monkeypatch, Start(), {}, NoOtherRanks())
+        monkeypatch.setattr(stage.learner, "assign_ranks", assign_ranks)
+        running = asyncio.create_task(stage.actor.run())
+        await stage.begin()
+        await stage.hear(Take)
+        stage.say(Batch(0, [scored(0)]))
+        with pytest.raises(ValueError, match="advantages are not finite"):
+            await running
+        assert await stage.rest() == [StepFailed(0, "ValueError: advantages are not finite")]
+
+    asyncio.run(play())
 
 
 # ── the end ─────────────────────────────────────────────────────────────────────────────────

@@ -166,6 +166,8 @@ class RunAudit:
                     continue
                 yield from (f"samples/{file.name}: {p}" for p in sample_problems(book, step, rows))
                 num_files, num_rows = num_files + 1, num_rows + len(rows)
+            elif not book.batch(step):
+                continue  # Every group was left out of it.
             elif is_finished or step < book.first_needed_step:
                 yield f"samples/{file.name}: it is missing, but step {step} was done"
             else:

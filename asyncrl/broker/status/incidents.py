@@ -47,6 +47,7 @@ SENTENCES = {
     "checkpoint.damaged": "checkpoint {path} is damaged: {cause}",
     "run.waiting": "{cause}",
     "samples.lost": "samples of step {step} were lost",
+    "step.failed": "the trainer failed at step {step}: {reason}",
     "step.skipped": "no update in step {step}: {cause}",
     "logprob_gap.exceeded": "rollout and trainer log-probs differ too much at step {step}",
     "signal.none": "nothing to learn from since step {step}: {advice}",

@@ -92,13 +92,28 @@ def run(
 @click.command()
 @click.argument("run_directory", metavar="RUN", type=RUN_PATH)
 @click.option("--steps", type=click.IntRange(1), help="New total number of steps; must exceed the old one.")
+@click.option(
+    "--skip-step",
+    "skip_steps",
+    metavar="N",
+    multiple=True,
+    type=click.IntRange(0),
+    help="Leave out the batch of step N, counted from 0, at which the trainer fails; may be repeated.",
+)
 @dashboard_option
 @metrics_option
 @metrics_open_option
 @traces_option
 @report_errors
 def resume(
-    run_directory: Path, *, steps: int | None, is_shown: bool, metrics: str | None, metrics_open: bool, traces: bool
+    run_directory: Path,
+    *,
+    steps: int | None,
+    skip_steps: tuple[int, ...],
+    is_shown: bool,
+    metrics: str | None,
+    metrics_open: bool,
+    traces: bool,
 ) -> None:
     """
     Continue a run that stopped, or extend a finished one.
@@ -116,7 +131,7 @@ def resume(
     if traces:
         require_opentelemetry()
     serving = metrics_options(metrics, is_open=metrics_open)
-    resume_run(run_directory, steps, serving, is_shown=is_shown, is_traced=traces)
+    resume_run(run_directory, steps, serving, skip_steps=skip_steps, is_shown=is_shown, is_traced=traces)
 
 
 COMMANDS = (run, resume)

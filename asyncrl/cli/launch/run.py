@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -116,14 +116,15 @@ def resume(
     steps: int | None = None,
     metrics: MetricsOptions | None = None,
     *,
+    skip_steps: Sequence[int] = (),
     is_shown: bool = False,
     is_traced: bool = False,
 ) -> None:
     """
     Continue a run that stopped, unless it is complete; or extend one to a new total of ``steps``.
 
-    The other arguments are those of `run`. Raises as `run`, and `ConfigError` if there is no run, or ``steps`` does not
-    exceed the old total.
+    The batches of ``skip_steps`` are left out from now on. The other arguments are those of `run`. Raises as `run`, and
+    `ConfigError` if there is no run, ``steps`` does not exceed the old total, or the run has no such step to skip.
     """
     require_train()
     if is_shown:
@@ -142,6 +143,8 @@ def resume(
         check_one_machine(load_config(directory.config).broker)
         if steps is not None:
             directory.write_config(to_toml(_extended(load_config(directory.config), steps)))
+        if skip_steps:
+            directory.write_config(to_toml(_without(load_config(directory.config), skip_steps)))
         directory = RunDirectory.reopen(path)
         directory.address.unlink(missing_ok=True)  # Address of the old broker, whose port may be in use by now.
         config = load_config(directory.config)
@@ -181,6 +184,12 @@ def _extended(config: Config, steps: int) -> Config:
             f"shortened"
         )
     return replace(config, run=replace(config.run, steps=steps))
+
+
+def _without(config: Config, skip_steps: Sequence[int]) -> Config:
+    if (last := max(skip_steps)) >= config.run.steps:
+        raise ConfigError(f"--skip-step {last}: expected a step of the run, 0 to {config.run.steps - 1}")
+    return replace(config, run=replace(config.run, skip_steps=sorted({*config.run.skip_steps, *skip_steps})))
 
 
 def _execute(  # noqa: PLR0917  private, and all of different types

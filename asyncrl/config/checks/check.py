@@ -16,6 +16,7 @@ from asyncrl.config.sections.broker import Broker
 from asyncrl.config.sections.checkpoint import Checkpoint
 from asyncrl.config.sections.reward import Reward
 from asyncrl.config.sections.rollout import Vllm
+from asyncrl.config.sections.run import Run
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.config.sections.trainer import Critic, Lora, Trainer
 from asyncrl.errors import ConfigError
@@ -35,6 +36,7 @@ def check(config: Config) -> None:
     """Raise `ConfigError` for the first contradiction between values."""
     _refuse_infinite(config)
     check_overrides(config.model.overrides)
+    _check_run(config.run)
     _check_data(config)
     _check_schedule(config)
     check_sampling(config)
@@ -83,6 +85,12 @@ def _refuse_infinite(config: Config) -> None:
     for key, value in leaves(msgspec.to_builtins(config)):
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{key} is {value}: expected a finite number")
+
+
+def _check_run(run: Run) -> None:
+    for step in run.skip_steps:
+        if run.epochs is None and step >= run.steps:
+            raise ConfigError(f"run.skip_steps has {step}, but the run has the steps 0 to {run.steps - 1}; remove it")
 
 
 def _check_data(config: Config) -> None:

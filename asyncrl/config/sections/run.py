@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from asyncrl.config.sections.section import Count, Positive, Section, Seed
+from asyncrl.config.sections.section import Count, Natural, Positive, Section, Seed
 
 
 class Run(Section, frozen=True, kw_only=True):
@@ -18,6 +18,11 @@ class Run(Section, frozen=True, kw_only=True):
     """
     Passes over the rows to train on, instead of ``steps``: the broker counts the rows, and takes as many whole steps of
     ``schedule.groups_per_step`` groups as fit into them [total_epochs].
+    """
+    skip_steps: list[Natural] = []
+    """
+    Steps, counted from 0, that train on nothing: the groups of their batch are left out and accounted for. For a batch
+    at which the trainer fails; `asyncrl resume RUN --skip-step N` adds one.
     """
     seed: Seed = 0
     """Seed of the data order, of sampling and of the trainer's random state."""

@@ -13,10 +13,11 @@ from asyncrl.client.payloads import PayloadClient
 from asyncrl.config.config import Config
 from asyncrl.errors import BrokenInvariant
 from asyncrl.log import get_logger
-from asyncrl.messages.trainer import Batch, Take
+from asyncrl.messages.trainer import Batch, Refusal, Take
 from asyncrl.messages.trajectory import RouteShape
 from asyncrl.messages.words import Activity
 from asyncrl.trainer.loop.fetching import FetchedStep, fetch_step, limits_of
+from asyncrl.trainer.loop.step_failure import told
 from asyncrl.trainer.ranks.rank_hub import OtherRanks
 from asyncrl.trainer.trainable import Trainable
 
@@ -87,6 +88,16 @@ class Batches:
         batch = await future
         del self._asked[step]
         self._others.broadcast(batch)
+        async with told(self._link, step):
+            own, found = await self._fetch(batch)
+        refused = list({refusal.unit: refusal for refusal in found}.values())  # ranks that share a row say the same
+        for refusal in refused:
+            unit = refusal.unit
+            at = {"step": step, "group_id": unit.group_id, "index": unit.index}
+            log.warning("trajectory.refused", **at, reason=refusal.reason)
+        return FetchedStep(own.step, refused, batch.lr)
+
+    async def _fetch(self, batch: Batch) -> tuple[FetchedStep, list[Refusal]]:
         with self._occupancy.doing("fetching"):
             own = await fetch_step(
                 batch,
@@ -95,12 +106,6 @@ class Batches:
                 images=self._images,
                 rank=0,
                 config=self._config,
-                limits=limits_of(self._config, self._vocab_size, step, self._routes),
+                limits=limits_of(self._config, self._vocab_size, batch.step, self._routes),
             )
-            found = own.refused + await self._others.refused(step)
-        refused = list({refusal.unit: refusal for refusal in found}.values())  # ranks that share a row say the same
-        for refusal in refused:
-            unit = refusal.unit
-            at = {"step": step, "group_id": unit.group_id, "index": unit.index}
-            log.warning("trajectory.refused", **at, reason=refusal.reason)
-        return FetchedStep(own.step, refused, batch.lr)
+            return own, own.refused + await self._others.refused(batch.step)

@@ -15,7 +15,17 @@ from msgspec.structs import replace
 from asyncrl.broker.audit.run_audit import _retirement_problems
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.record_book import RecordBook
-from asyncrl.broker.ledger.records import Admitted, AnyRecord, Committed, Measured, Result, Rewarded, Taken, VersionLive
+from asyncrl.broker.ledger.records import (
+    Admitted,
+    AnyRecord,
+    Committed,
+    Measured,
+    Result,
+    Rewarded,
+    Taken,
+    Untrained,
+    VersionLive,
+)
 from asyncrl.config.run_file import to_toml
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.trajectory import Trajectory, Unit
@@ -298,6 +308,14 @@ def test_7_a_segment_that_a_resumed_run_would_read_is_gone(run: RunCopy) -> None
 def test_8_a_missing_sample_file(run: RunCopy) -> None:
     samples(run, 2).unlink()
     assert named(run, "samples/step_000002.parquet: it is missing, but step 2 was done")
+
+
+def test_a_step_that_left_out_every_group_has_no_samples(run: RunCopy) -> None:
+    samples(run, 2).unlink()
+    (taken,) = (record for record in run.records if isinstance(record, Taken) and record.step == 2)
+    left_out = [Untrained(2, group_id, "run.skip_steps has step 2", 0) for group_id in taken.group_ids]
+    run.rewrite([*run.records, *left_out])
+    assert not [problem for problem in run.audit().problems if problem.startswith("samples/")]
 
 
 def test_8_a_sample_file_that_is_none(run: RunCopy) -> None:

@@ -231,6 +231,25 @@ def test_a_second_resume_leaves_a_running_run_alone(
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_a_resumed_run_leaves_out_the_steps_that_its_operator_names_and_keeps_those_of_before(
+    config: Config, supervised: Install, tmp_path: Path
+) -> None:
+    directory = RunDirectory.create(tmp_path, "old")
+    directory.write_config(to_toml(config))
+
+    def left_out() -> list[int]:
+        return load_config(directory.config).run.skip_steps
+
+    with pytest.raises(ConfigError, match=r"--skip-step 3: expected a step of the run, 0 to 2"):
+        resume(directory.path, skip_steps=[3])
+    assert left_out() == []
+    for named, expected in (([2], [2]), ([0, 2], [0, 2]), ([], [0, 2])):
+        supervised(failing(RunFailed("again")))
+        with pytest.raises(RunFailed, match="again"):
+            resume(directory.path, skip_steps=named)
+        assert left_out() == expected
+
+
 def test_a_run_of_several_machines_is_not_resumed_on_one(config: Config, tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "old")
     directory.write_config(to_toml(structs.replace(config, broker=structs.replace(config.broker, bind="tcp://*:1"))))

@@ -13,6 +13,10 @@ from tests.config.configs import made, refused
 @pytest.mark.parametrize(
     ("sections", "sentence"),
     [
+        (
+            {"run": {"steps": 8, "skip_steps": [7, 8]}},
+            "run.skip_steps has 8, but the run has the steps 0 to 7; remove it",
+        ),
         ({"data": {"train": []}}, "data.train is empty; name a parquet or JSONL file"),
         (
             {"data": {"train": ["a", "b", "a"]}},
