@@ -40,6 +40,24 @@ def test_a_killed_trainer_continues_from_its_checkpoint_with_the_same_batches(st
     assert '"event": "trainer.resumed"' in log.read_text()
 
 
+def test_a_damaged_checkpoint_is_told_on_the_screen_and_the_run_goes_on_from_the_one_before(start_run):
+    run = start_run(CHECKPOINTS, steps=STEPS)
+    run.until(lambda: sum(event["event"] == "checkpoint.written" for event in run.events) >= 2)
+    run.kill_all()
+    older, newer = sorted(run.directory.checkpoints.glob("step_*"))[-2:]
+    weights = newer / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+
+    run.resume()
+    assert_complete(run)
+    assert f"checkpoint {newer} is damaged: {weights} differs from what was written: expected sha256 " in run.output
+    assert f"the trainer goes on from {older}\n" in run.output
+    assert [event["path"] for event in run.events if event["event"] == "trainer.resumed"] == [str(older)]
+    assert run.audit().problems == []
+
+
 FAILS = """
 from asyncrl.algo.advantages.group_baselines import grpo
 from asyncrl.errors import AsyncrlError
