@@ -1,6 +1,6 @@
 import math
 from collections import deque
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ VOCAB = 10
 class CountingForward:
     """Predicts token + 1, and records its calls."""
 
-    is_static = False
+    is_static: ClassVar[bool] = False
 
     def __init__(self, model: PreTrainedModel, slots: int, positions: int) -> None:
         self.cache = KVCache(model.config, slots=slots, positions=positions, dtype=model.dtype, device=model.device)
