@@ -6,6 +6,7 @@ from math import ceil
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -106,6 +107,7 @@ def stalenesses(cluster: Cluster) -> list[int]:
 # ── the promise of each mode ────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow("runs in virtual time")
 @settings(max_examples=100, deadline=None)
 @given(config=configs("wait"), num_chaotic=LENGTHS, seed=SEEDS)
 def test_wait_keeps_max_staleness(config: Config, num_chaotic: int, seed: int) -> None:
@@ -117,6 +119,7 @@ def test_wait_keeps_max_staleness(config: Config, num_chaotic: int, seed: int) -
     assert not of(cluster, Restarted), "nothing is thrown away for its age"
 
 
+@pytest.mark.slow("runs in virtual time")
 @settings(max_examples=100, deadline=None)
 @given(config=configs("reissue") | configs("reissue", "fifo"), num_chaotic=LENGTHS, seed=SEEDS)
 def test_reissue_keeps_max_staleness(config: Config, num_chaotic: int, seed: int) -> None:
@@ -137,6 +140,7 @@ def test_reissue_keeps_max_staleness(config: Config, num_chaotic: int, seed: int
     assert audited(cluster).tokens_thrown_away["restarted"] == sum(sum(r.lengths) for r in restarts)
 
 
+@pytest.mark.slow("runs in virtual time")
 @settings(max_examples=100, deadline=None)
 @given(config=configs("train"), num_chaotic=LENGTHS, seed=SEEDS)
 def test_train_counts_what_is_over_max_staleness(config: Config, num_chaotic: int, seed: int) -> None:

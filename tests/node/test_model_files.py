@@ -57,6 +57,7 @@ def test_a_model_that_is_not_on_this_machine_is_not_compared(tmp_path: Path) -> 
     require_same_models(Welcome(1, "/run", to_json(config), SpoolSet(), 0.5, models=elsewhere))
 
 
+@pytest.mark.slow("a real node loads a model")
 def test_a_rollout_with_another_model_leaves_with_the_cause(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     config = decode({"model": {"path": str(model)}, "data": {"train": "t"}})

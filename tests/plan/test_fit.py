@@ -30,6 +30,7 @@ def test_no_part_is_negative() -> None:
     assert each_s == pytest.approx(10 / 900)
 
 
+@pytest.mark.slow("a run in virtual time")
 @pytest.mark.parametrize("seed", range(3))
 def test_the_step_time_and_the_pace_are_those_of_the_run(seed: int) -> None:
     plan = with_staleness(workload(seed), AUTO_START)

@@ -41,6 +41,7 @@ def check_published(answer: PlanReport) -> None:
     assert synchronous / half == pytest.approx(2.35, rel=0.2)
 
 
+@pytest.mark.slow("a run in virtual time")
 def test_a_small_model_of_the_published_runs_orders_them_as_they_were():
     check_published(make_report(an_eighth(load(VERL)), searched=False))
 

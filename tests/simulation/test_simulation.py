@@ -42,6 +42,7 @@ def test_no_schedule_violates_an_invariant_where_messages_travel_in_parts(monkey
     require_no_violation(search(range(10)))
 
 
+@pytest.mark.slow("runs in virtual time")
 def test_a_seed_is_deterministic(capsys: pytest.CaptureFixture[str]) -> None:
     search([3], is_traced=True)
     first = capsys.readouterr().out
@@ -52,6 +53,7 @@ def test_a_seed_is_deterministic(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rollout-0" in first
 
 
+@pytest.mark.slow("runs in virtual time")
 def test_a_failing_seed_is_reported_with_the_command_that_replays_it() -> None:
     with planted("cursor_ahead"):
         outcome = search(range(100))

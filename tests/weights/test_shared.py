@@ -54,6 +54,7 @@ def bits(found: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int], list[in
     }
 
 
+@pytest.mark.slow("imports torch in a process of its own")
 def test_another_process_reads_every_bit() -> None:
     weights = staged(1)
     place = msgspec.json.encode(SharedTensors.of(weights.tensors))

@@ -28,6 +28,7 @@ def with_vllm(each: int = 1) -> Config:
     )
 
 
+@pytest.mark.slow("vLLM takes seconds to import")
 def test_an_engine_that_needs_more_devices_than_there_are_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     error, reason = refused(with_vllm(2), "rollout", start)

@@ -102,6 +102,7 @@ def test_without_the_package_the_run_does_not_start(monkeypatch: pytest.MonkeyPa
         resolve("reasoning_gym")
 
 
+@pytest.mark.slow("the package takes seconds to import")
 @needs("reasoning_gym")
 @pytest.mark.timeout(120)
 def test_prepared_tasks_are_judged_by_the_package_itself(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def test_the_same_on_the_whole_grid(workload: str, speed: str) -> None:
     check_near_the_best(workload, speed, warm_s=1500, until_s=4000, limits=FIXED)
 
 
+@pytest.mark.slow("a run in virtual time")
 def test_too_many_active_episodes_cost_more_than_half_of_the_throughput() -> None:
     """The loss that the controller is there to avoid, which no counter of the engine shows."""
     seats: Seats[Episode] = Seats(128)
@@ -111,6 +112,7 @@ def test_too_many_active_episodes_cost_more_than_half_of_the_throughput() -> Non
     assert engine.load().kv_usage < 0.8
 
 
+@pytest.mark.slow("a run in virtual time")
 def test_it_follows_a_change_of_lengths_both_ways() -> None:
     """Chats, then long episodes, then chats again."""
     speed = SPEEDS["large cache"]
