@@ -67,6 +67,9 @@ class ByteSeam:
     def message(self, token_ids: Sequence[int]) -> ChatMessage:
         return {"role": "assistant", "content": self.text(token_ids)}
 
+    def quoted(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        return list(messages)
+
     def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
         return None
 

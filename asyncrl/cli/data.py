@@ -13,9 +13,10 @@ from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.reward import Reward
 
 if TYPE_CHECKING:  # only the commands that need pyarrow or a tokenizer import them
-    from asyncrl.data.check import CountTokens, Inspection
+    from asyncrl.data.check import CountTokens, FindSpelled, Inspection
     from asyncrl.data.prepare.published import PrepareResult, PublishedDataset
     from asyncrl.data.table import Rows
+    from asyncrl.messages.trajectory import Prompt
 
     Checked = tuple[Inspection, str, Reward | None]
     """Inspection of a dataset, the chat template of its model, and the rewards of its run if it belongs to one."""
@@ -241,12 +242,12 @@ def _check_file(path: Path, named: dict[str, str], model: Path | None, max_token
     from asyncrl.data.check import inspect
     from asyncrl.data.columns import guessed
 
-    count_tokens = token_counter(model, {}) if model else None
+    count_tokens, find_spelled = readers(model, Data(train=str(path))) if model else (None, None)
     columns = Data(
         train=str(path), prompt_column=named.get("prompt", "prompt"), answer_column=named.get("answer", "answer")
     )
     settings = guessed(columns, str(path), click.echo, COLUMN_OPTION)
-    inspection = inspect(path, settings, count_tokens=count_tokens, max_tokens=max_tokens)
+    inspection = inspect(path, settings, count_tokens=count_tokens, find_spelled=find_spelled, max_tokens=max_tokens)
     return inspection, read_template(model) if model else "", None
 
 
@@ -259,25 +260,40 @@ def _check_run(path: Path) -> "list[Checked]":
     config = with_local_copies(load_config(path), partial(click.echo, err=True), has_weights=False)
     settings: Data = config.data
     model = Path(config.model.path)
-    count_tokens = token_counter(model, settings.chat_template_kwargs) if model.is_dir() else None
+    count_tokens, find_spelled = readers(model, settings) if model.is_dir() else (None, None)
     max_tokens = settings.max_prompt_tokens if settings.truncation == "error" else None
     files = settings.train_files + settings.held_out_files
-    inspections = [inspect(Path(file), settings, count_tokens=count_tokens, max_tokens=max_tokens) for file in files]
+    inspections = [
+        inspect(Path(file), settings, count_tokens=count_tokens, find_spelled=find_spelled, max_tokens=max_tokens)
+        for file in files
+    ]
     template = "" if config.environment.is_set else read_template(model)
     return [(inspection, template, config.reward) for inspection in inspections]
 
 
-def token_counter(model: Path, template_kwargs: dict[str, str | int | float | bool]) -> "CountTokens":
+def token_counter(model: Path, data: Data) -> "CountTokens":
+    """Counts tokens as engines do."""
+    return readers(model, data)[0]
+
+
+def readers(model: Path, data: Data) -> "tuple[CountTokens, FindSpelled]":
+    """Functions of a prompt, with a model's tokenizer: its number of tokens, and the special tokens that it spells."""
     from asyncrl.node.machine.machine import require_train
 
     require_train()
     from asyncrl.config.model.weights import CONFIG
     from asyncrl.data.chat_template import check_template, read_template
     from asyncrl.rollout.engines.prompts import encode
+    from asyncrl.rollout.engines.spelled_tokens import SpelledTokens
     from asyncrl.rollout.engines.text import load_tokenizer
     from asyncrl.vision.processor import ImageProcessor
 
-    check_template(read_template(model), template_kwargs, has_chats=False)
+    check_template(read_template(model), data.chat_template_kwargs, has_chats=False)
     tokenizer = load_tokenizer(str(model))
     processor = ImageProcessor.load(model) if (model / CONFIG).is_file() else None  # a tokenizer alone will do for text
-    return lambda prompt: len(encode(tokenizer, prompt, template_kwargs, processor))
+    spelled = SpelledTokens(tokenizer, are_text=data.split_special_tokens)
+
+    def count(prompt: "Prompt") -> int:
+        return len(encode(tokenizer, prompt, data.chat_template_kwargs, processor, spelled))
+
+    return count, lambda prompt: spelled.found(prompt.chat)

@@ -7,6 +7,7 @@ Inspection of a dataset, as ``asyncrl data check FILE`` prints it.
       prompts        7470 chat, 0 text
       prompt chars   min 109   5% 184   median 284   95% 481   max 1052
       pictures       7470   largest 1024 x 768   512.3 MB
+      spelled        <|im_end|> 2
       dropped keys   extra_info.tools_kwargs 7470
       3 rows cannot be used
              2  'prompt' is empty: train.parquet row 17, ...
@@ -14,7 +15,7 @@ Inspection of a dataset, as ``asyncrl data check FILE`` prints it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -33,6 +34,8 @@ QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
 
 CountTokens = Callable[[Prompt], int]
 """Counts the tokens of a prompt with the chat template applied; raises `AsyncrlError` if it cannot be encoded."""
+FindSpelled = Callable[[Prompt], Sequence[str]]
+"""Finds the special tokens that the texts of a chat spell."""
 
 
 class Inspection(Struct, frozen=True, kw_only=True):
@@ -49,6 +52,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
     """Quantiles of prompt length in tokens; empty without ``count_tokens``."""
     images: list[Image]
     """Pictures of the usable rows."""
+    spelled: dict[str, int]
+    """Special tokens that the texts of usable chats spell, with the number of rows; empty without ``find_spelled``."""
     dropped_keys: dict[str, int]
     """Keys of ``extra_info`` that do not reach the verifier, with the number of rows that have them."""
     bad: list[BadRow]
@@ -67,6 +72,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
             "prompt chars": _listed(self.prompt_chars) or "-",
             "prompt tokens": _listed(self.prompt_tokens),
             "pictures": _pictures(self.images),
+            "spelled": _listed(self.spelled),
             "dropped keys": _listed({f"extra_info.{key}": count for key, count in self.dropped_keys.items()}),
         }
         lines = [f"{self.path}: {self.num_rows} rows"]
@@ -83,7 +89,12 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
 
 def inspect(
-    path: Path, data: Data | None = None, *, count_tokens: CountTokens | None = None, max_tokens: int | None = None
+    path: Path,
+    data: Data | None = None,
+    *,
+    count_tokens: CountTokens | None = None,
+    find_spelled: FindSpelled | None = None,
+    max_tokens: int | None = None,
 ) -> Inspection:
     """
     Read every row of a dataset as a run would.
@@ -119,6 +130,7 @@ def inspect(
         prompt_chars=_quantiles([_chars(prompt) for prompt in prompts]),
         prompt_tokens=_quantiles(lengths) if count_tokens else {},
         images=[image for prompt in prompts for image in prompt.images],
+        spelled=_numbers_of_rows(map(find_spelled, prompts)) if find_spelled else {},
         dropped_keys=_dropped_keys(rows),
         bad=unusable + overlong,
         refused=[
@@ -150,6 +162,11 @@ def _measured(found: Prompt | BadRow, place: str, count_tokens: CountTokens | No
         return found, count_tokens(found) if count_tokens else 0
     except AsyncrlError as error:
         return BadRow(place, str(error))
+
+
+def _numbers_of_rows(found: Iterable[Sequence[str]]) -> dict[str, int]:
+    """Number of rows by what was found in them, most frequent first."""
+    return dict(Counter(one for row in found for one in set(row)).most_common())
 
 
 def _dropped_keys(rows: Rows) -> dict[str, int]:

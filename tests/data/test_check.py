@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,17 @@ def test_keys_that_do_not_reach_the_verifier_are_counted(tmp_path: Path) -> None
 
     assert inspection.dropped_keys == {"tools": 2, "tags": 1}
     assert "  dropped keys   extra_info.tools 2   extra_info.tags 1" in inspection.text()
+
+
+def test_rows_of_chats_that_spell_control_tokens_are_counted(tmp_path: Path) -> None:
+    texts = ("a<|end|>b<|end|>", "<|end|>", "<|start|>", "a")
+    rows = ({"prompt": [{"role": "user", "content": text}], "answer": "1"} for text in texts)
+    path = write(tmp_path, *rows)
+
+    inspection = inspect(path, find_spelled=lambda prompt: re.findall(r"<\|\w+\|>", prompt.chat[0]["content"]))
+
+    assert inspection.spelled == {"<|end|>": 2, "<|start|>": 1}
+    assert "  spelled        <|end|> 2   <|start|> 1" in inspection.text()
 
 
 def test_tokens_are_counted_by_the_function_given(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from asyncrl.cli.plug_ins.reward import attempt, read_rows, run_config, summary_
 from asyncrl.cli.start.findings import Findings, find_data, find_held_out, find_machine, find_model
 from asyncrl.cli.start.run_text import Choices, choose, render, stub
 from asyncrl.config.config import Config
+from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import ConfigError
 from asyncrl.node.hub import model_folder, model_name
@@ -64,7 +65,7 @@ def _find(model: str | None, data: str | None, columns: Mapping[str, str], say: 
         found_model = find_model(model_folder(name, "--model", say) if name else model)
     except ConfigError as error:
         raise ConfigError(f"{error}{_also_missing(data, columns)}") from error
-    count = None if missing_packages(TRAIN) else token_counter(Path(found_model.path), {})
+    count = None if missing_packages(TRAIN) else token_counter(Path(found_model.path), Data(train=""))
     found_data = find_data(data, columns, count, has_template=found_model.has_template)
     devices, cores = find_machine(os.environ)
     has_vllm = any(installed_version(name) for name in ENGINES)

@@ -51,6 +51,11 @@ class Data(Section, frozen=True, kw_only=True):
     """
     chat_template_kwargs: dict[str, str | int | float | bool] = {}
     """Arguments of the model's chat template, such as ``enable_thinking = false`` [apply_chat_template_kwargs]."""
+    split_special_tokens: bool = True
+    """
+    Encode special tokens that the texts of a chat spell, such as ``<|im_end|>``, as characters: rows, answers of tools
+    and the policy's own text cannot end a message or begin one. False: they are the tokens that they spell.
+    """
     max_prompt_tokens: Count = 512
     """Longest prompt, in tokens; the next two settings handle longer ones [max_prompt_length]."""
     truncation: Truncation = "error"

@@ -52,4 +52,5 @@ def _transformers(config: Config, device: str) -> Engine:
         device=device,
         overrides=config.model.overrides,
         chat_template_kwargs=config.data.chat_template_kwargs,
+        split_special_tokens=config.data.split_special_tokens,
     )

@@ -9,7 +9,6 @@ tokens are never decoded to be encoded again. Where a template takes a tool only
 is an argument of a call, and the tail begins at the special token that ends the call.
 """
 
-import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.chat_template import PROBE, ChatTemplate
 from asyncrl.rollout.engines.special_tokens import special_tokens, without_last
+from asyncrl.rollout.engines.spelled_tokens import SpelledTokens
 from asyncrl.rollout.engines.turn_reader import TurnReader
 from asyncrl.rollout.episodes.tool_calls.thoughts import opened_thought
 
@@ -48,6 +48,7 @@ class ChatSeam:
 
     Args:
         never: Ids that no message may contain, such as those of pictures.
+        spelled: That of the tokenizer.
     """
 
     def __init__(
@@ -56,34 +57,38 @@ class ChatSeam:
         template: ChatTemplate,
         reader: TurnReader,
         never: Collection[int] = (),
+        spelled: SpelledTokens | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._reader = reader
         self._never = frozenset(never)
         self._special = special_tokens(tokenizer)
-        longest_first = sorted(self._special.values(), key=len, reverse=True)
-        self._any_special = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._spelling = spelled or SpelledTokens(tokenizer)
         self._shapes: dict[tuple[str, ...], TailShape] = {}
         self._opened = opened_thought(template.generation_prompt())
         """Thought that the template opens, which a turn of the policy has closed and not begun."""
 
     def after(self, messages: Sequence[ChatMessage], last_ids: Sequence[int]) -> list[int]:
-        tail_ids = self._encode(self.tail(messages))
+        tail_ids = self._encode(self.tail(self.quoted(messages)))
         return tail_ids[self._num_repeated(tail_ids, last_ids, self.shape(roles_of(messages)).head) :]
 
     def opening(self, messages: Sequence[ChatMessage], tools: str = "") -> list[int]:
-        return self._encode(self._template.render(messages, tools=text.read_tools(tools)))
+        return self._opened_by(self.quoted(messages), tools)
+
+    def quoted(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        return list(self._spelling.quoted(messages))
 
     def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
-        retold = self.opening(messages, tools)
+        retold = self._opened_by(messages, tools)
         return None if self._spelled(retold) == self._spelled(read_ids) else retold
 
     def said(self, token_ids: Sequence[int], finish_reason: FinishReason) -> PolicyTurn:
         return self._reader.read(token_ids, finish_reason)
 
     def message(self, token_ids: Sequence[int]) -> ChatMessage:
-        return {"role": "assistant", "content": self._opened + self._spelled(without_last(token_ids, self._special))}
+        written = self._spelling.retold(without_last(token_ids, self._special))
+        return {"role": "assistant", "content": self._opened + written}
 
     def text(self, token_ids: Sequence[int]) -> str:
         return text.decode(self._tokenizer, list(token_ids))
@@ -103,7 +108,7 @@ class ChatSeam:
 
     def begins_with_special_token(self, shape: TailShape) -> bool:
         """True if a special token stands at the seam."""
-        return bool(self._any_special.match(shape.head))
+        return bool(self._spelling.control.match(shape.head))
 
     def _probed(self, roles: Sequence[str]) -> TailShape:
         probes = [{"role": role, "content": f"{PROBE}{number}"} for number, role in enumerate(roles)]
@@ -135,12 +140,16 @@ class ChatSeam:
         turn, answers = _called(messages) if after_call else ({"role": "assistant", "content": SENTINEL}, messages)
         chat = self._template.render([{"role": "user", "content": PROBE}, turn, *answers])
         _, found, tail = chat.partition(SENTINEL)
-        end = self._any_special.search(tail) if after_call else None
+        end = self._spelling.control.search(tail) if after_call else None
         if not found or (after_call and not end):
             raise EngineError(
                 "the chat template does not show where a turn of the policy ends; use another template", retryable=False
             )
         return tail[end.start() :] if end else tail
+
+    def _opened_by(self, messages: Sequence[ChatMessage], tools: str) -> list[int]:
+        shown = self._spelling.quoted(text.read_tools(tools))
+        return self._encode(self._template.render(messages, tools=shown))
 
     # ── tokens ──────────────────────────────────────────────────────────────────────────────
 
@@ -153,7 +162,7 @@ class ChatSeam:
         return next((n for n in range(most, 0, -1) if list(last_ids[-n:]) == list(tail_ids[:n])), 0)
 
     def _encode(self, rendered: str) -> list[int]:
-        token_ids = list(self._tokenizer(rendered, add_special_tokens=False).input_ids)
+        token_ids = self._spelling.encode(rendered)
         if self._never and not self._never.isdisjoint(token_ids):
             raise EngineError(
                 "a message after the prompt spells a token of pictures, which only a prompt may have", retryable=False

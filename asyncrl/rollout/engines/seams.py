@@ -12,6 +12,7 @@ from asyncrl.rollout.engines.chat_template import PROBE, ChatTemplate
 from asyncrl.rollout.engines.response_template import by_response_template, has_response_template
 from asyncrl.rollout.engines.seam import TOOL, ChatSeam
 from asyncrl.rollout.engines.seam_check import check_seam
+from asyncrl.rollout.engines.spelled_tokens import SpelledTokens
 from asyncrl.rollout.engines.text_seam import TextSeam
 from asyncrl.rollout.engines.turn_reader import Find, TurnReader, by_parser
 from asyncrl.rollout.episodes.seam import Seam
@@ -28,6 +29,7 @@ def make_seam(
     tools: str = "",
     tool_parser: ToolParser = "auto",
     never: Collection[int] = (),
+    spelled: SpelledTokens | None = None,
 ) -> Seam:
     """
     The seam of a run's episodes.
@@ -36,13 +38,19 @@ def make_seam(
         is_chat: Prompts are chats; otherwise plain text.
         tools: Tools of the environment, as `Prompt.tools`.
         never: Ids that no message after the prompt may contain.
+        spelled: That of the tokenizer.
 
     Raises `ConfigError` if the chat template cannot be used for episodes, or shows no tools.
     """
     try:
         listed = text.read_tools(tools)
         if is_chat:
-            return _chat_seam(tokenizer, template_kwargs, listed, tool_parser, never)
+            template = ChatTemplate(tokenizer, template_kwargs, listed)
+            _check_tools(template, listed)
+            reader = TurnReader(tokenizer, _find(tokenizer, template, listed, tool_parser))
+            seam = ChatSeam(tokenizer, template, reader, never, spelled)
+            check_seam(seam, tokenizer, ["user", TOOL] if listed else ["user"])
+            return seam
     except EngineError as error:
         raise ConfigError(f"episodes need another chat template: {error}") from error
     if listed:
@@ -51,21 +59,6 @@ def make_seam(
         )
     parse = PARSERS.get(tool_parser, no_calls)
     return TextSeam(tokenizer, TurnReader(tokenizer, by_parser(tokenizer, parse, {}, in_thought=False)))
-
-
-def _chat_seam(
-    tokenizer: PreTrainedTokenizerBase,
-    template_kwargs: text.TemplateKwargs,
-    tools: list[dict[str, Any]],
-    tool_parser: ToolParser,
-    never: Collection[int],
-) -> Seam:
-    template = ChatTemplate(tokenizer, template_kwargs, tools)
-    _check_tools(template, tools)
-    reader = TurnReader(tokenizer, _find(tokenizer, template, tools, tool_parser))
-    seam = ChatSeam(tokenizer, template, reader, never)
-    check_seam(seam, tokenizer, ["user", TOOL] if tools else ["user"])
-    return seam
 
 
 def _find(

@@ -13,6 +13,7 @@ from asyncrl.config.model.tokenizer import check_tokenizer
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.plug_in import describe
+from asyncrl.rollout.engines.spelled_tokens import SpelledTokens
 
 TemplateKwargs = Mapping[str, str | int | float | bool]
 """``data.chat_template_kwargs``."""
@@ -33,14 +34,17 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, prompt: Prompt, template_kwargs: TemplateKwargs = NO_KWARGS
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Prompt,
+    template_kwargs: TemplateKwargs = NO_KWARGS,
+    spelled: SpelledTokens | None = None,
 ) -> list[int]:
     """Token ids of a prompt: text with the tokenizer's defaults, or a chat through its template."""
     if bool(prompt.text) == bool(prompt.chat):
         raise EngineError(
             f"expected a prompt with either text or chat, got {'both' if prompt.text else 'neither'}", retryable=False
         )
-    return token_ids(tokenizer, prompt.text or prompt.chat, template_kwargs, prompt.tools)
+    return token_ids(tokenizer, prompt.text or prompt.chat, template_kwargs, prompt.tools, spelled)
 
 
 def token_ids(
@@ -48,8 +52,13 @@ def token_ids(
     content: str | Sequence[Mapping[str, Any]],
     template_kwargs: TemplateKwargs,
     tools: str = "",
+    spelled: SpelledTokens | None = None,
 ) -> list[int]:
-    """Token ids of plain text, or of a chat's messages, whose content may be a list of parts, with ``Prompt.tools``."""
+    """
+    Token ids of plain text, or of a chat's messages, whose content may be a list of parts, with ``Prompt.tools``.
+
+    ``spelled`` is that of the tokenizer; None makes it, which takes milliseconds.
+    """
     if isinstance(content, str):
         if tools:
             raise EngineError(
@@ -60,15 +69,15 @@ def token_ids(
         raise EngineError(
             "the prompt is a chat, but the tokenizer has no chat template; use plain text", retryable=False
         )
-    encoded = tokenizer.apply_chat_template(
-        list(content),
-        tools=read_tools(tools) or None,
+    spelled = spelled or SpelledTokens(tokenizer)
+    rendered = tokenizer.apply_chat_template(
+        spelled.quoted(list(content)),
+        tools=spelled.quoted(read_tools(tools)) or None,
         add_generation_prompt=True,
-        tokenize=True,
-        return_dict=True,
+        tokenize=False,
         **template_kwargs,
     )
-    return list(encoded["input_ids"])
+    return spelled.encode(str(rendered))
 
 
 def read_tools(tools: str) -> list[dict[str, Any]]:

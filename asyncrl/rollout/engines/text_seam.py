@@ -27,6 +27,9 @@ class TextSeam:
     def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
         return None  # Without a template, nothing is rendered again.
 
+    def quoted(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        return list(messages)  # Bare text is encoded as it stands.
+
     def said(self, token_ids: Sequence[int], finish_reason: FinishReason) -> PolicyTurn:
         return self._reader.read(token_ids, finish_reason)
 

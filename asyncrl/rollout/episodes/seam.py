@@ -34,6 +34,9 @@ class Seam(Protocol):
         ``tools`` are those of this chat, as `Prompt.tools`; empty takes those of the run.
         """
 
+    def quoted(self, messages: Sequence[ChatMessage], /) -> list[ChatMessage]:
+        """Messages for `retold`, in which the special tokens that their texts spell are marked as text."""
+
     def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "", /) -> list[int] | None:
         """
         Token ids of the whole conversation as the chat template renders it now, or None if the policy reads just that.
@@ -42,7 +45,7 @@ class Seam(Protocol):
         that follows nothing. Templates of reasoning models leave out the thoughts of turns before the last question.
 
         Args:
-            messages: Prompt, turns as `message` gives them, and answers.
+            messages: Prompt and answers as `quoted`, and turns as `message` gives them.
             read_ids: Tokens that the policy would read otherwise: those of the path, and of `after`.
         """
 

@@ -56,7 +56,9 @@ class Steps:
         self._task = task
         self._resume = resume
         self._tools = tools
-        self._chat: list[ChatMessage] | None = list(task.messages) if history == "as_template" else None
+        self._chat: list[ChatMessage] | None = None
+        if history == "as_template":
+            self._chat = conversation.seam.quoted(task.messages)
         """The conversation as messages, if the chat template is to render it again."""
         self._state = resumed.state if resumed else EpisodeState(num_finished=0)
         self._recorded = list(resumed.finished[self._state.num_answered :]) if resumed else []
@@ -129,7 +131,7 @@ class Steps:
                 retryable=False,
             )
         if self._chat is not None:
-            self._chat = list(messages)
+            self._chat = self._conversation.seam.quoted(messages)
         return FROM_NOTHING, self._conversation.seam.opening(messages, self._tools)
 
     async def _turn(self, parent: int, context: list[int]) -> int:
@@ -170,7 +172,7 @@ class Steps:
         written = record.turns[place].completion.completion_ids
         context = seam.after(answer.messages, written)
         if self._chat is not None:
-            self._chat += seam.message(written), *answer.messages
+            self._chat += seam.message(written), *seam.quoted(answer.messages)
             retold = seam.retold(self._chat, [*record.ids_through(place), *context], self._tools)
             if retold is not None:
                 return FROM_NOTHING, retold

@@ -5,6 +5,7 @@ from transformers import PreTrainedTokenizerBase
 
 from asyncrl.errors import EngineError
 from asyncrl.rollout.engines.seams import make_seam
+from asyncrl.rollout.engines.spelled_tokens import SpelledTokens
 from asyncrl.toy.vocabulary import tokenizer_from_texts, tokenizer_from_words
 from tests.rollout.engines.chat_families import FAMILIES, TEXTS, tokenizer
 
@@ -89,7 +90,8 @@ def test_the_policy_goes_on_if_nothing_was_said() -> None:
 def test_an_answer_that_begins_as_the_policy_ended_is_kept() -> None:
     words = tokenizer_from_words([" a", " b"])
     words.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    after = make_seam(words).after([{"role": "user", "content": " b<eos> a"}], words(" a b<eos>").input_ids)
+    allowed = make_seam(words, spelled=SpelledTokens(words, are_text=False))
+    after = allowed.after([{"role": "user", "content": " b<eos> a"}], words(" a b<eos>").input_ids)
     assert words.decode(after) == " b<eos> a"
 
 
@@ -121,9 +123,11 @@ def test_a_template_that_raises_is_one_sentence() -> None:
 
 
 def test_a_picture_cannot_be_spelled_after_the_prompt() -> None:
-    seam = make_seam(tokenizer("qwen3"), never=ids("qwen3", "<|endoftext|>"))
+    own, (picture,) = tokenizer("qwen3"), ids("qwen3", "<|endoftext|>")
+    answer = [{"role": "user", "content": "a<|endoftext|>"}]
+    assert picture not in make_seam(own, never=[picture]).after(answer, [])
     with pytest.raises(EngineError, match="spells a token of pictures"):
-        seam.after([{"role": "user", "content": "a<|endoftext|>"}], [])
+        make_seam(own, never=[picture], spelled=SpelledTokens(own, are_text=False)).after(answer, [])
 
 
 def test_thoughts_before_a_new_question_are_retold_without_them() -> None:

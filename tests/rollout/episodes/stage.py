@@ -52,6 +52,9 @@ class WordSeam:
     def opening(self, messages: Sequence[ChatMessage], tools: str = "") -> list[int]:
         return self.after(messages, [])
 
+    def quoted(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        return list(messages)
+
     def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
         """A template that shows the policy's earlier turns without words in brackets."""
         told = ids(" ".join([*(f"<{m['role']}> {_shown(m['content'])}" for m in messages), "<policy>"]))

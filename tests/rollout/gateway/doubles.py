@@ -56,6 +56,9 @@ class CharSeam:
     def message(self, token_ids: Sequence[int]) -> ChatMessage:
         return {"role": "assistant", "content": self.text(token_ids)}
 
+    def quoted(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        return list(messages)
+
     def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
         told = self.opening(messages, tools)
         return None if told == list(read_ids) else told

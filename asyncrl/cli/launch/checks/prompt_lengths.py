@@ -52,7 +52,7 @@ def check_lengths(config: Config, name: str, stream: PromptStream, say: Callable
     if suspects and data.filter_overlong_prompts:
         say(f"data.{name}: about {len(suspects):,} {more}; they are left out (data.filter_overlong_prompts)")
         return
-    exact = token_counter(path, data.chat_template_kwargs) if suspects else count
+    exact = token_counter(path, data) if suspects else count
     lengths = [length for length in map(exact, suspects) if length > data.max_prompt_tokens]
     if lengths:
         least = "at least " if every > 1 or len(lengths) == len(longest) < stream.num_rows else ""

@@ -41,6 +41,7 @@ from asyncrl.rollout.engines import parameters, prompts, text
 from asyncrl.rollout.engines.limits import check
 from asyncrl.rollout.engines.seams import make_seam
 from asyncrl.rollout.engines.special_tokens import special_tokens
+from asyncrl.rollout.engines.spelled_tokens import SpelledTokens
 from asyncrl.rollout.engines.transformers import qwen3, qwen3_vl
 from asyncrl.rollout.engines.transformers.forward import Forward, ModelForward, check_attention
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
@@ -73,6 +74,7 @@ class TransformersEngine:
         kv: Literal["keep", "recompute"] = "recompute",
         policy_version: int = 0,
         chat_template_kwargs: text.TemplateKwargs = text.NO_KWARGS,
+        split_special_tokens: bool = True,
         prefill_tokens: int = 0,
         processor: ImageProcessor | None = None,
         replay_routes: bool = False,
@@ -96,6 +98,7 @@ class TransformersEngine:
         self._tokenizer = tokenizer
         self._special = special_tokens(tokenizer)
         self._template_kwargs = chat_template_kwargs
+        self._spelled = SpelledTokens(tokenizer, are_text=split_special_tokens)
         self._processor = processor
         self._tower = VisionTower(model, processor) if processor else None
         self._kv = kv
@@ -183,7 +186,7 @@ class TransformersEngine:
         return self._vocab_size
 
     def encode(self, prompt: Prompt) -> list[int]:
-        return prompts.encode(self._tokenizer, prompt, self._template_kwargs, self._processor)
+        return prompts.encode(self._tokenizer, prompt, self._template_kwargs, self._processor, self._spelled)
 
     def decode(self, token_ids: list[int]) -> str:
         return text.decode(self._tokenizer, token_ids)
@@ -197,6 +200,7 @@ class TransformersEngine:
             tools=tools,
             tool_parser=tool_parser,
             never=self._processor.vision_token_ids if self._processor else (),
+            spelled=self._spelled,
         )
 
     def specs(self) -> list[TensorSpec]:

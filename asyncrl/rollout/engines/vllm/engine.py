@@ -37,6 +37,7 @@ from asyncrl.rollout.engines import prompts, text
 from asyncrl.rollout.engines.limits import check
 from asyncrl.rollout.engines.seams import make_seam
 from asyncrl.rollout.engines.special_tokens import special_tokens
+from asyncrl.rollout.engines.spelled_tokens import SpelledTokens
 from asyncrl.rollout.engines.vllm import checkpoint
 from asyncrl.rollout.engines.vllm.arguments import NOT_INSTALLED, reads_pictures
 from asyncrl.rollout.engines.vllm.environment import DEFAULTS, environment
@@ -70,6 +71,7 @@ class VllmEngine:
         kv: Literal["keep", "recompute"] = "recompute",
         policy_version: int = 0,
         chat_template_kwargs: text.TemplateKwargs = text.NO_KWARGS,
+        split_special_tokens: bool = True,
         overrides: Mapping[str, Any] = NONE,
         owns_llm: bool = False,
     ) -> None:
@@ -93,6 +95,7 @@ class VllmEngine:
         self._tokenizer = tokenizer
         self._special = special_tokens(tokenizer)
         self._template_kwargs = chat_template_kwargs
+        self._spelled = SpelledTokens(tokenizer, are_text=split_special_tokens)
         self._kv = kv
         self.policy_version = policy_version
         self._salt = uuid.uuid4().hex
@@ -124,12 +127,13 @@ class VllmEngine:
                 kv=config.rollout.kv,
                 policy_version=policy_version,
                 chat_template_kwargs=config.data.chat_template_kwargs,
+                split_special_tokens=config.data.split_special_tokens,
                 overrides=config.model.overrides,
                 owns_llm=True,
             )
 
     def encode(self, prompt: Prompt) -> list[int]:
-        return prompts.encode(self._tokenizer, prompt, self._template_kwargs, self._processor)
+        return prompts.encode(self._tokenizer, prompt, self._template_kwargs, self._processor, self._spelled)
 
     def decode(self, token_ids: list[int]) -> str:
         return text.decode(self._tokenizer, token_ids)
@@ -143,6 +147,7 @@ class VllmEngine:
             tools=tools,
             tool_parser=tool_parser,
             never=self._processor.vision_token_ids if self._processor else (),
+            spelled=self._spelled,
         )
 
     def specs(self) -> list[TensorSpec]:
@@ -214,6 +219,7 @@ class VllmEngine:
             eos_ids=self._checkpoint.eos_ids,
             spells_special=any(token in string for string in sampling.stop for token in self._special.values()),
             never=self._processor.vision_token_ids if self._processor else (),
+            spelled=self._spelled,
         )
         while True:
             prompt = await self._adapter.prepare(vllm_request.prompt)
