@@ -219,7 +219,6 @@ class VllmEngine:
             eos_ids=self._checkpoint.eos_ids,
             spells_special=any(token in string for string in sampling.stop for token in self._special.values()),
             never=self._processor.vision_token_ids if self._processor else (),
-            spelled=self._spelled,
         )
         while True:
             prompt = await self._adapter.prepare(vllm_request.prompt)
