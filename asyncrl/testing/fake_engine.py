@@ -72,6 +72,9 @@ class FakeSeam:
     def opening(self, messages: Sequence[ChatMessage], tools: str = "") -> list[int]:
         return self.after(messages, [])
 
+    def quoted(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        return list(messages)
+
     def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
         return None
 

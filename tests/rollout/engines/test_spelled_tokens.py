@@ -1,5 +1,7 @@
 """Texts of chats that spell control tokens are encoded as text, with templates in the formats of six families."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,8 +88,9 @@ def test_chats_that_spell_none_are_encoded_as_ever(name: str) -> None:
 
 def test_arguments_and_descriptions_of_tools_are_text() -> None:
     own, end = tokenizer("qwen3"), "<|im_end|>"
-    call = {"type": "function", "function": {"name": f"add{end}", "arguments": {f"a{end}": [f"b{end}"]}}}
-    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    function = {"name": f"add{end}", "arguments": {f"a{end}": [f"b{end}"]}}
+    call: dict[str, Any] = {"type": "function", "function": function}
+    chat: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     tools = f'[{{"type": "function", "function": {{"name": "add", "description": "{end}", "parameters": {{}}}}}}]'
     ids = seam("qwen3").opening([*chat, {"role": "tool", "content": end}], tools)
     assert spelled("qwen3", ids).count(end) > ids.count(own.convert_tokens_to_ids(end)) == 4

@@ -21,5 +21,6 @@ def test_an_answer_follows_a_turn(seam: Seam) -> None:
     assert seam.after(chat, turn)
     assert seam.said(turn, "stop").text == seam.text(turn)
     assert seam.message(turn)["role"] == "assistant"
+    assert seam.quoted(chat) == chat, "nothing in it is a control token"
     retold = seam.retold([*chat, seam.message(turn), *chat], turn)
     assert retold is None or seam.text(retold)
