@@ -90,7 +90,8 @@ def test_arguments_and_descriptions_of_tools_are_text() -> None:
     own, end = tokenizer("qwen3"), "<|im_end|>"
     function = {"name": f"add{end}", "arguments": {f"a{end}": [f"b{end}"]}}
     call: dict[str, Any] = {"type": "function", "function": function}
-    chat: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    chat: list[dict[str, Any]] = [{"role": "user", "content": "a"}, turn]
     tools = f'[{{"type": "function", "function": {{"name": "add", "description": "{end}", "parameters": {{}}}}}}]'
     ids = seam("qwen3").opening([*chat, {"role": "tool", "content": end}], tools)
     assert spelled("qwen3", ids).count(end) > ids.count(own.convert_tokens_to_ids(end)) == 4
