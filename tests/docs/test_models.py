@@ -77,7 +77,9 @@ OWN_WIDTHS = {
 """Entries of `WIDTHS` that a config has, if not all."""
 LENGTHS = (3, 5, 9)
 """Tokens of the prompts."""
-POSITIONS = 64
+LONG = 100
+"""Tokens of a prompt that is a neighbour of the others."""
+POSITIONS = 128
 
 
 @pytest.mark.slow("makes and loads a model for each row")
@@ -86,7 +88,12 @@ def test_a_row_of_the_table_is_what_happens(kind: str, tmp_path: Path) -> None:
     config = CONFIG_MAPPING[kind](**{key: WIDTHS[key] for key in OWN_WIDTHS.get(kind, WIDTHS)} | MODELS[kind][1])
     save_random(config, tmp_path)
     trained, sampled = trainer(tmp_path), engine(tmp_path, config)
-    row = f"| {MODELS[kind][0]} | `{kind}` | {trained} | {sampled} |"
+    beside = [*["trainer"][: trained.startswith("yes")], *["engine"][: sampled.startswith("yes")]]
+    if "trainer" in beside:
+        trainer_beside_a_long_one(tmp_path)
+    if "engine" in beside:
+        engine_beside_a_long_one(tmp_path)
+    row = f"| {MODELS[kind][0]} | `{kind}` | {trained} | {sampled} | {', '.join(beside) or '-'} |"
     assert table().get(kind) == row
 
 
@@ -97,7 +104,7 @@ def test_the_table_has_no_other_rows() -> None:
 def table() -> dict[str, str]:
     """Rows of the page by ``model_type``."""
     text = PAGE.read_text(encoding="utf-8")
-    _, _, rows = text.partition("|---|---|---|---|\n")
+    _, _, rows = text.partition("|---|---|---|---|---|\n")
     return {row.split(" | ")[1].strip("`"): row for row in rows.partition("\n\n")[0].splitlines()}
 
 
@@ -141,18 +148,47 @@ def engine(path: Path, config: Any) -> str:
     return "yes, *sliding*" if windowed else "yes"
 
 
-async def sample(model: Any) -> list[Completion]:
+def trainer_beside_a_long_one(path: Path) -> None:
+    """Short trajectories have the log-probs in one row with a long one that each has alone."""
+    policy, cpu = Policy(path), torch.device("cpu")
+    ids = [np.array([(5 * n + place) % VOCAB for place in range(n)], np.int32) for n in LENGTHS]
+    lengths = (*LENGTHS, LONG)
+    told = [*ids, np.array([place % VOCAB for place in range(20)], np.int32)]
+    pairs = zip(lengths, told, strict=True)
+    every = [
+        TrainingTrajectory(
+            number, np.array(prompt(length), np.int32), completion, np.zeros(len(completion), np.float32), 0.0
+        )
+        for number, (length, completion) in enumerate(pairs)
+    ]
+    with torch.no_grad():
+        alone = [policy.score(collate([one], device=cpu), temperature=1.0).logprobs for one in every]
+        packed = policy.score(collate(every, device=cpu), temperature=1.0).logprobs
+    assert (packed - torch.cat(alone)).abs().max() < 2e-5
+
+
+def engine_beside_a_long_one(path: Path) -> None:
+    """Short completions are the same beside one with a long prompt, which began before them, as without it."""
+    alone = asyncio.run(sample(AutoModelForCausalLM.from_pretrained(path)))
+    beside = asyncio.run(sample(AutoModelForCausalLM.from_pretrained(path), LONG))
+    for one, other in zip(alone, beside, strict=True):
+        assert one.completion_ids == other.completion_ids
+    assert (sampled_logprobs(alone) - sampled_logprobs(beside)).abs().max() < 2e-5
+
+
+async def sample(model: Any, *longer: int) -> list[Completion]:
+    """Completions of prompts of `LENGTHS`, beside those of ``longer`` ones, which come first."""
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w0")
-    engine = TransformersEngine(model, tokenizer, slots=len(LENGTHS), max_tokens_per_slot=POSITIONS)
-    requests = [Request(prompt_ids=prompt(n), sampling=Sampling(max_tokens=20), seed=n) for n in LENGTHS]
+    engine = TransformersEngine(model, tokenizer, slots=len(longer) + len(LENGTHS), max_tokens_per_slot=POSITIONS)
+    requests = [Request(prompt_ids=prompt(n), sampling=Sampling(max_tokens=20), seed=n) for n in (*longer, *LENGTHS)]
     completions = await asyncio.gather(*map(engine.generate, requests))
     await engine.aclose()
-    return completions
+    return completions[len(longer) :]
 
 
 def prompt(length: int) -> list[int]:
-    return list(range(3, 3 + length))
+    return [3 + place % (VOCAB - 3) for place in range(length)]
 
 
 def sampled_logprobs(completions: list[Completion]) -> torch.Tensor:
