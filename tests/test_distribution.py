@@ -19,6 +19,8 @@ PARTS = ("asyncrl", "bin", "conf", "docs", "examples", "requirements", "tests/cl
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
 LEFTOVERS = ("__pycache__", ".pyc", ".egg-info")
 
+pytestmark = pytest.mark.slow("builds distributions")
+
 
 def files(*folders: str, pattern: str = "*") -> set[str]:
     """Paths of files in the repository, except those behind links to folders."""

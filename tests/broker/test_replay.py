@@ -134,6 +134,7 @@ ABORTED = a_config(
 """With the seed below: an evaluation is due when a transfer is aborted, which a rollout has received all the same."""
 
 
+@pytest.mark.slow("runs in virtual time")
 @settings(max_examples=120, deadline=None)
 @given(config=CONFIGS, seed=SEEDS)
 @example(config=ABORTED, seed=1321)

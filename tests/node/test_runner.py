@@ -165,6 +165,7 @@ def test_while_a_model_loads_beats_go_on():
     asyncio.run(main())
 
 
+@pytest.mark.slow("a real node loads a model")
 def test_an_unused_model_is_freed_before_the_next_one_loads():
     class Model:
         def __init__(self) -> None:

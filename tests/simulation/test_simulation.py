@@ -35,6 +35,7 @@ def test_no_schedule_violates_an_invariant() -> None:
     assert outcome.started_over > 0
 
 
+@pytest.mark.slow("runs in virtual time")
 def test_no_schedule_violates_an_invariant_where_messages_travel_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for end in (ZmqHub, ZmqLink):
         defaults: Any = end.__init__.__kwdefaults__

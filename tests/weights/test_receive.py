@@ -48,6 +48,7 @@ def test_a_broken_transfer_that_never_began_leaves_the_old_version_whole() -> No
     asyncio.run(main())
 
 
+@pytest.mark.slow("waits for a real deadline")
 def test_a_sender_with_another_layout_is_refused_by_an_error_not_a_crash() -> None:
     async def main() -> None:
         async with party(receivers=1, layout=Layout(SPECS[:2], 64)) as (publisher, [receiver]):

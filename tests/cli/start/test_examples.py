@@ -47,6 +47,7 @@ def test_a_folder_is_copied_as_a_whole(tmp_path: Path) -> None:
     assert {path.name for path in copied} >= {"broker.yaml", "run.toml", ".gitignore"}
 
 
+@pytest.mark.slow("builds all pages of a run")
 def test_the_pages_lead_to_each_other_and_nowhere_else(tmp_path: Path) -> None:
     pages = {path.name: path.read_text() for path in examples.copy("docs/", tmp_path)}
     assert {"configuration.md", "errors.md", "metrics-table.md"} < pages.keys()

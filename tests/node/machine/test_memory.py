@@ -88,6 +88,7 @@ def test_in_turns_the_host_has_what_sleeps_and_a_device_the_libraries_of_both(ru
         assert part(phase, "libraries of who sleeps") == memory.LIBRARIES_DEVICE
 
 
+@pytest.mark.slow("plans with real shapes")
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
 def test_a_rollout_on_a_device_has_two_buckets_there_and_a_version_on_its_host(run: Any, engine: str) -> None:
     config = run(

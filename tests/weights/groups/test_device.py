@@ -173,6 +173,7 @@ for refused in (lambda: make_current(torch.device("npu")), lambda: zeros + torch
     ]
 
 
+@pytest.mark.slow("imports torch in a process of its own")
 def test_torch_npu_without_cann_is_one_sentence_that_names_the_missing_library(tmp_path: Path) -> None:
     program = """
 try:

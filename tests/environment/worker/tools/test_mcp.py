@@ -44,6 +44,7 @@ def answers(*calls: CalledTool) -> list[str]:
     return asyncio.run(ask())
 
 
+@pytest.mark.slow("the package of MCP takes seconds to import")
 @needs("mcp")
 @pytest.mark.timeout(120)
 def test_tools_of_a_server_are_called_and_their_errors_answered() -> None:
@@ -69,6 +70,7 @@ def test_a_server_that_ended_is_answered_as_an_error_and_started_again() -> None
     ]
 
 
+@pytest.mark.slow("the package of MCP takes seconds to import")
 @needs("mcp")
 @pytest.mark.timeout(120)
 def test_a_server_that_does_not_start_is_refused() -> None:
