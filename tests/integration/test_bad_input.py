@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from asyncrl.broker.ledger.records import Dropped, FailedAttempt
+from asyncrl.broker.ledger.records import Dropped, FailedAttempt, LeftOut
 from asyncrl.cli.main import main as asyncrl
 from asyncrl.cli.node import main as asyncrl_node
 
@@ -193,15 +193,16 @@ def test_a_missing_reward_function_ends_the_run_as_a_configuration_error(start_r
 
 
 @pytest.mark.slow("whole runs of real processes")
-def test_a_reward_function_that_sometimes_fails_drops_only_those_groups(start_run, tmp_path):
-    """Groups of trajectories that always fail are dropped with the reason, and other groups replace them."""
+def test_a_reward_function_that_sometimes_fails_costs_those_trajectories_alone(start_run, tmp_path):
+    """Trajectories that always fail are left out with the reason, and their groups go on without them."""
     body = "assert sample.num_tokens % 16, 'unlucky'\n    return 1.0"
     run = start_run(reward_function(tmp_path, body), steps=4).end()
     assert run.code == 0, run.errors
-    dropped = [record for record in run.records() if isinstance(record, Dropped)]
-    assert dropped
-    assert all("unlucky" in record.reason for record in dropped)
+    left_out = [record for record in run.records() if isinstance(record, LeftOut)]
+    assert left_out
+    assert all("unlucky" in record.reason for record in left_out)
     assert run.summary.steps == 4
+    assert run.audit().problems == []
 
 
 def write_prompts(path, num_long):

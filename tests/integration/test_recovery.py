@@ -40,6 +40,7 @@ def test_a_killed_trainer_continues_from_its_checkpoint_with_the_same_batches(st
     assert '"event": "trainer.resumed"' in log.read_text()
 
 
+@pytest.mark.long("search, report and screen are tested each by themselves")
 def test_a_damaged_checkpoint_is_told_on_the_screen_and_the_run_goes_on_from_the_one_before(start_run):
     run = start_run(CHECKPOINTS, steps=STEPS)
     run.until(lambda: sum(event["event"] == "checkpoint.written" for event in run.events) >= 2)

@@ -126,7 +126,7 @@ def test_the_bytes_of_a_token_are_eight_and_four_for_its_size_and_for_each_id(to
         np.testing.assert_array_equal(trajectory.mask_ids, completion.mask_ids)
 
 
-@pytest.mark.slow("whole runs of real processes")
+@pytest.mark.long("masks travel from an engine to a step in one process above")
 def test_a_run_of_real_processes_replays_them_in_every_step(start_run: StartRun) -> None:
     """Weights are swapped in the middle of completions; tokens of the version in training are compared."""
     finished = start_run("sampling.top_p=0.95", "sampling.top_k=5", "sampling.replay_mask=true", steps=6).end()

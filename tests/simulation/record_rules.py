@@ -4,6 +4,7 @@ Rules for each durable record of a ledger, over all restarts of the broker.
     Admitted    ids are consecutive, prompts follow the data order, and the window is not exceeded
     Result      one per unit and refusal; Rewarded: one per result; FailedAttempt: counted across restarts
     Refused     a result without a reward, which is void; Untrained: a group that its step took, once
+    LeftOut     a unit without a reward, once, of an open group that has enough others
     Taken       the next step; whole groups with rewards, in no other step, and none too old
     Committed   only steps that a checkpoint contains
 
@@ -21,6 +22,7 @@ from asyncrl.broker.ledger.records import (
     Dropped,
     Duplicate,
     FailedAttempt,
+    LeftOut,
     Refused,
     Restarted,
     Result,
@@ -49,7 +51,7 @@ class RecordRules:
     def __init__(
         self, config: Config, prompt_at: Callable[[int], Draw], highest_checkpoint: Callable[[], int], require: Require
     ) -> None:
-        self._schedule = config.schedule
+        self._schedule, self._least_group = config.schedule, config.least_group
         self._prompt_at = prompt_at
         self._highest_checkpoint = highest_checkpoint
         self._require = require
@@ -58,6 +60,7 @@ class RecordRules:
         self.open: set[int] = set()
         self.results: dict[Unit, Result] = {}
         self.rewards: set[Unit] = set()
+        self.left_out: set[Unit] = set()
         self.attempts: Counter[Unit] = Counter()
         self.on_disk: set[tuple[Unit, int]] = set()
         """Unit and lease id of every counted trajectory, results and duplicates."""
@@ -81,7 +84,7 @@ class RecordRules:
                 self._require(group_id in self.batches.get(step, ()), f"step {step} leaves out group {group_id}")
                 self._require(group_id not in self.untrained, f"group {group_id} is left out twice")
                 self.untrained.add(group_id)
-            case Result() | Rewarded() | Duplicate() | Refused() | FailedAttempt():
+            case Result() | Rewarded() | Duplicate() | Refused() | LeftOut() | FailedAttempt():
                 self._add_to_unit(record)
             case Restarted():
                 self._restart(record)
@@ -113,11 +116,12 @@ class RecordRules:
         self.open.add(group_id)
         self._require(len(self.open) <= window, f"{len(self.open)} groups are open; the window holds {window}")
 
-    def _add_to_unit(self, record: Result | Rewarded | Duplicate | Refused | FailedAttempt) -> None:
+    def _add_to_unit(self, record: Result | Rewarded | Duplicate | Refused | LeftOut | FailedAttempt) -> None:
         unit = record.unit
         match record:
             case Result(lease_id=lease_id):
                 self._require(unit not in self.results, f"{unit} has two results")
+                self._require(unit not in self.left_out, f"{unit} has a result, and was left out")
                 self.results[unit] = record
                 self.on_disk.add((unit, lease_id))
             case Duplicate(lease_id=lease_id):
@@ -131,6 +135,14 @@ class RecordRules:
                     unit in self.results and unit not in self.rewards, f"{unit} is refused, and has no result"
                 )
                 self.results.pop(unit, None)
+            case LeftOut():
+                self._require(unit.group_id in self.open, f"{unit} is left out of a group that is not open")
+                self._require(unit not in self.rewards, f"{unit} has a reward, and is left out")
+                self._require(unit not in self.left_out, f"{unit} is left out twice")
+                self.left_out.add(unit)
+                self.results.pop(unit, None)
+                kept = len(self._units(unit.group_id)) - sum(one.group_id == unit.group_id for one in self.left_out)
+                self._require(kept >= self._least_group, f"group {unit.group_id} goes on with {kept} trajectories")
             case FailedAttempt(attempts=attempts):
                 if record.stage == "trainer":
                     self._require(unit not in self.refused_by_trainer, f"the trainer refuses {unit} twice")
@@ -147,6 +159,7 @@ class RecordRules:
         for unit in self._units(record.group_id):
             self.results.pop(unit, None)
             self.rewards.discard(unit)
+            self.left_out.discard(unit)
 
     def _take(self, record: Taken) -> None:
         step, group_ids, expected = record.step, record.group_ids, len(self.batches)
@@ -161,6 +174,8 @@ class RecordRules:
                 self._require_fresh(unit, step)
 
     def _require_fresh(self, unit: Unit, step: int) -> None:
+        if unit in self.left_out:
+            return
         self._require(unit in self.rewards, f"{unit} is trained in step {step} without a reward")
         if result := self.results.get(unit):
             oldest, version = result.summary.oldest_version, step // self._schedule.steps_per_publish
