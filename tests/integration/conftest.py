@@ -218,8 +218,16 @@ class ToyRun:
         return self.beside("-m", *command, environment=environment)
 
     def drain(self, node: str, *options: str) -> "subprocess.CompletedProcess[str]":
+        return self._command("drain", node, *options)
+
+    def operate(self, command: str) -> None:
+        """Give an operator's command about the run, which must be obeyed."""
+        done = self._command(command)
+        assert done.returncode == 0, done.stderr
+
+    def _command(self, name: str, *options: str) -> "subprocess.CompletedProcess[str]":
         where = str(self.directory.path.relative_to(self._folder))
-        process = self.beside("-m", "asyncrl", "drain", where, node, *options)
+        process = self.beside("-m", "asyncrl", name, where, *options)
         output, errors = process.communicate(timeout=PATIENCE_S)
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 

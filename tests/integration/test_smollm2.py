@@ -61,7 +61,7 @@ def test_two_steps_train_the_model_and_lose_nothing(settings: tuple[str, ...], s
     check(start(*BRIEF, *settings, steps=2))
 
 
-@pytest.mark.slow("loads a real model")
+@pytest.mark.long("makes the real model once more")
 def test_kernels_that_round_otherwise_do_not_make_it_another_model(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first ids are special tokens that no text has ever had: bfloat16 moves their last states by their length."""
 

@@ -47,10 +47,12 @@ def with_spools(start_run: StartRun, tmp_path: Path) -> tuple[ToyRun, Spools]:
     """A run whose broker hosts no spool, and two spools that both store results, each of another rollout."""
     run = start_run(TWO_ROLLOUTS, "broker.spool=false", "broker.spool_ttl_s=5", "broker.node_ttl_s=3", steps=STEPS)
     run.until(run.directory.address.exists)
+    run.operate("pause")  # Or one rollout and one spool do it all before the others have come.
     spools = Spools(run, tmp_path)
     spools.start("a")
     spools.start("b")
-    run.until(lambda: run.directory.ledger.exists() and run.steps_done() >= 1)
+    run.until(lambda: all(run.happened("node.ready", name) for name in ("rollout-0", "rollout-1")))
+    run.operate("resume-sampling")
     run.until(lambda: spools.stored("a") > 0 and spools.stored("b") > 0)
     return run, spools
 
