@@ -242,10 +242,10 @@ def _check_file(path: Path, named: dict[str, str], model: Path | None, max_token
     from asyncrl.data.check import inspect
     from asyncrl.data.columns import guessed
 
-    count_tokens, find_spelled = readers(model, Data(train=str(path))) if model else (None, None)
     columns = Data(
         train=str(path), prompt_column=named.get("prompt", "prompt"), answer_column=named.get("answer", "answer")
     )
+    count_tokens, find_spelled = readers(model, columns) if model else (None, None)
     settings = guessed(columns, str(path), click.echo, COLUMN_OPTION)
     inspection = inspect(path, settings, count_tokens=count_tokens, find_spelled=find_spelled, max_tokens=max_tokens)
     return inspection, read_template(model) if model else "", None

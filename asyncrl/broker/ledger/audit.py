@@ -5,10 +5,9 @@ Audit of a run's data from its ledger alone. The run may still be going on, or m
 
 Checked: every admitted group is in exactly one of these four places; group ids are consecutive, but for retired
 prompts; a step takes whole groups, each trajectory of which has one result and one reward, or was left out with its
-reason; the window never held more
-groups than it may; and each record was possible after those before it (`record_rules`): versions, staleness, rewards,
-commits. `Audit.problems` has one sentence for each violation. `asyncrl.broker.audit` compares the ledger with the run's
-other files.
+reason; the window never held more groups than it may; and each record was possible after those before it
+(`record_rules`): versions, staleness, rewards, commits. `Audit.problems` has one sentence for each violation.
+`asyncrl.broker.audit` compares the ledger with the run's other files.
 """
 
 from collections import Counter

@@ -21,12 +21,10 @@ from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.chat_template import PROBE, ChatTemplate
 from asyncrl.rollout.engines.special_tokens import special_tokens, without_last
-from asyncrl.rollout.engines.spelled_tokens import SpelledTokens
+from asyncrl.rollout.engines.spelled_tokens import TOOL, SpelledTokens
 from asyncrl.rollout.engines.turn_reader import TurnReader
 from asyncrl.rollout.episodes.tool_calls.thoughts import opened_thought
 
-TOOL = "tool"
-"""Role of the answer to a call."""
 SENTINEL = "7390146258"
 """Turn of the policy in a rendered chat. In a call it is a number, behind which templates write no quotation mark."""
 MOST_REPEATED = 16
@@ -81,7 +79,7 @@ class ChatSeam:
 
     def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
         retold = self._opened_by(messages, tools)
-        return None if self._spelled(retold) == self._spelled(read_ids) else retold
+        return None if self._spelling.spelled(retold) == self._spelling.spelled(read_ids) else retold
 
     def said(self, token_ids: Sequence[int], finish_reason: FinishReason) -> PolicyTurn:
         return self._reader.read(token_ids, finish_reason)
@@ -168,13 +166,6 @@ class ChatSeam:
                 "a message after the prompt spells a token of pictures, which only a prompt may have", retryable=False
             )
         return token_ids
-
-    def _spelled(self, token_ids: Sequence[int]) -> str:
-        """Text with special tokens."""
-        spelled: str = self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return spelled
 
 
 def roles_of(messages: Sequence[ChatMessage]) -> list[str]:

@@ -10,9 +10,9 @@ from asyncrl.errors import ConfigError, EngineError
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.chat_template import PROBE, ChatTemplate
 from asyncrl.rollout.engines.response_template import by_response_template, has_response_template
-from asyncrl.rollout.engines.seam import TOOL, ChatSeam
+from asyncrl.rollout.engines.seam import ChatSeam
 from asyncrl.rollout.engines.seam_check import check_seam
-from asyncrl.rollout.engines.spelled_tokens import SpelledTokens
+from asyncrl.rollout.engines.spelled_tokens import TOOL, SpelledTokens
 from asyncrl.rollout.engines.text_seam import TextSeam
 from asyncrl.rollout.engines.turn_reader import Find, TurnReader, by_parser
 from asyncrl.rollout.episodes.seam import Seam

@@ -48,6 +48,7 @@ class SpelledTokens:
         added = {token_id: token.content for token_id, token in tokenizer.added_tokens_decoder.items()}
         self._ids = {text: token_id for token_id, text in (added | dict(special)).items() if text}
         """Tokens that a tokenizer finds before it looks at anything else."""
+        self._own = frozenset(self._ids.values())
         delimiters = {text for text in self._ids if text in _around_messages(tokenizer) and not TAG.fullmatch(text)}
         self._marks = {text: chr(FIRST_MARK + number) for number, text in enumerate(sorted(self._ids)[:NUM_MARKS])}
         self._texts = {mark: text for text, mark in self._marks.items()}
@@ -90,14 +91,21 @@ class SpelledTokens:
         texts = [self._as_text(piece) if self._mark.search(piece) else [] for piece in pieces]
         return list(chain.from_iterable(text or ids for text, ids in zip(texts, as_marked, strict=True)))
 
+    def spelled(self, token_ids: Sequence[int]) -> str:
+        """Text with all of its tokens, special ones too."""
+        text: str = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
+
     def retold(self, token_ids: Sequence[int]) -> str:
         """Text of a turn: tokens that were sampled as they are, and marks in place of control tokens it only spells."""
-        spelled, own = self._decoded(token_ids), set(self._ids.values())
+        spelled, own = self.spelled(token_ids), self._own
         if len(self._added.findall(spelled)) == sum(token_id in own for token_id in token_ids):
             return spelled
         parts, begin = [], 0
         for end in [*(place for place, token_id in enumerate(token_ids) if token_id in own), len(token_ids)]:
-            parts += [self.quoted(self._decoded(token_ids[begin:end])), self._decoded(token_ids[end : end + 1])]
+            parts += [self.quoted(self.spelled(token_ids[begin:end])), self.spelled(token_ids[end : end + 1])]
             begin = end + 1
         return "".join(parts)
 
@@ -116,18 +124,12 @@ class SpelledTokens:
         """Ids of a piece with marks. Each token that it spells is cut behind its first character."""
         cut = self._mark.sub(lambda found: f"{self._texts[found.group()][0]}\0{self._texts[found.group()][1:]}", piece)
         ids = [token_id for part in cut.split("\0") for token_id in self._plain(part)]
-        if not set(self._ids.values()).isdisjoint(ids) or self._decoded(ids) != cut.replace("\0", ""):
+        if not self._own.isdisjoint(ids) or self.spelled(ids) != cut.replace("\0", ""):
             raise self._refusal(piece)
         return ids
 
     def _plain(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False).input_ids) if text else []
-
-    def _decoded(self, token_ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text
 
     def _refusal(self, marked: str) -> EngineError:
         found = self._mark.search(marked)
