@@ -142,6 +142,8 @@ def make_model(path: Path, head_dim: int = 8) -> None:
 
 
 PICTURE_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+BEYOND_TOKENIZER = range(len(WORDS) + 2 + len(PICTURE_TOKENS), 32)
+"""Rows of a vision model's vocabulary that its tokenizer has no tokens for."""
 CHAT_TEMPLATE = (
     "{% for m in messages %}<user> {% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
     "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
@@ -195,7 +197,7 @@ def make_vision_model(path: Path, family: str = "qwen3_vl", *, tied: bool = True
         "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8],
     }
     text: dict[str, Any] = {
-        "vocab_size": 32,
+        "vocab_size": BEYOND_TOKENIZER.stop,
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 2,

@@ -101,8 +101,8 @@ class Learner:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the token embedding: every token id is below it."""
-        return int(self.policy.model.get_input_embeddings().weight.shape[0])
+        """See `Policy.vocab_size`: every token id is below it."""
+        return self.policy.vocab_size
 
     @property
     def route_shape(self) -> RouteShape | None:

@@ -67,6 +67,20 @@ def check_tokenizer(model: Path, setting: str, vocab_size: int | None = None) ->
         )
 
 
+def num_token_ids(model: Path, num_rows: int) -> int:
+    """
+    Number of token ids of a model directory that can be written: those beyond the tokenizer's last one mean no text.
+
+    Many models have more rows than their tokenizer has tokens, to fill up blocks. Without a tokenizer.json all count.
+
+    Args:
+        num_rows: Rows of the token embedding.
+    """
+    highest = _highest_id(model / FAST)
+    ends = [token_id for name in END_FILES for token_id in _end_ids(model / name)]
+    return min(num_rows, max(highest, *ends, -1) + 1) if highest >= 0 else num_rows
+
+
 def _end_ids(path: Path) -> list[int]:
     """Ids of ``eos_token_id`` in a file; none if there is no such file or it is no JSON, which others report."""
     try:

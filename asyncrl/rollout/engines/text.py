@@ -133,3 +133,9 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
             )
         found |= named
     return sorted(found)
+
+
+def num_token_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int], num_rows: int) -> int:
+    """See `asyncrl.config.model.tokenizer.num_token_ids`, of a loaded tokenizer and the ids of `eos_ids`."""
+    highest: int = max(*tokenizer.get_vocab().values(), *eos_ids, -1)
+    return min(num_rows, highest + 1)

@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from asyncrl.config.model.tokenizer import check_tokenizer
+from asyncrl.config.model.tokenizer import check_tokenizer, num_token_ids
 from asyncrl.errors import ConfigError
 from tests.config.model.directories import write_tokenizer
 
@@ -49,6 +49,15 @@ def test_an_end_token_that_the_model_does_not_have_is_one_sentence(
 def test_a_vocabulary_may_be_padded(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, 40)
     check_tokenizer(tmp_path, "model.path", 64)
+
+
+def test_the_ids_of_a_model_end_with_its_tokenizer_or_with_an_end_token_beyond_it(tmp_path: Path) -> None:
+    assert num_token_ids(tmp_path, 64) == 64, "without a tokenizer.json nothing is known"
+    write_tokenizer(tmp_path, 40, 3)
+    assert num_token_ids(tmp_path, 64) == 43
+    assert num_token_ids(tmp_path, 32) == 32
+    (tmp_path / "generation_config.json").write_bytes(msgspec.json.encode({"eos_token_id": [3, 50]}))
+    assert num_token_ids(tmp_path, 64) == 51
 
 
 def test_a_vocabulary_may_be_a_list_with_scores(tmp_path: Path) -> None:

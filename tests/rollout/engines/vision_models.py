@@ -11,7 +11,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel, Qwen2VLIm
 from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Request
 from asyncrl.vision.processor import ImageProcessor
-from tests.conftest import draw_picture
+from tests.conftest import BEYOND_TOKENIZER, draw_picture
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl")
 
@@ -46,7 +46,7 @@ def full_logprobs(path: Path, model: PreTrainedModel, request: Request, completi
     model.base_model.rope_deltas = None
     config = model.config
     never = [config.image_token_id, config.video_token_id, config.vision_start_token_id, config.vision_end_token_id]
-    logits[:, never] = -torch.inf
+    logits[:, [*never, *BEYOND_TOKENIZER]] = -torch.inf
     logprobs = (logits / (request.sampling.temperature or 1.0)).log_softmax(-1)
     return [float(row[token]) for row, token in zip(logprobs, completion_ids, strict=True)]
 

@@ -1,3 +1,7 @@
+import json
+import shutil
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -80,6 +84,28 @@ def test_entropy_and_sum_of_squares_are_those_of_the_whole_distribution(model_pa
     log_p = (torch.cat(logits) / 0.7).log_softmax(-1)
     torch.testing.assert_close(scores.entropy, -(log_p.exp() * log_p).sum(-1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(scores.sum_pi_squared, log_p.exp().square().sum(-1), rtol=1e-5, atol=1e-6)
+
+
+def test_ids_beyond_the_tokenizer_have_no_probability(model_path, make_trajectories, tmp_path):
+    known = 20
+    trajectories = [replace(one, completion_ids=one.completion_ids % known) for one in make_trajectories()]
+    shutil.copytree(model_path, tmp_path, dirs_exist_ok=True)
+    vocabulary = {f"w{index}": index for index in range(known)}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "WordLevel", "vocab": vocabulary}}))
+    policy = Policy(tmp_path)
+    scores = policy.score(batch_of(trajectories), temperature=0.7, entropy=True)
+
+    assert policy.vocab_size == known
+    model = AutoModelForCausalLM.from_pretrained(model_path)
+    whole = [torch.from_numpy(np.concatenate((s.prompt_ids, s.completion_ids)))[None] for s in trajectories]
+    logits = [
+        model(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1, :known]
+        for ids, s in zip(whole, trajectories, strict=True)
+    ]
+    log_p = (torch.cat(logits) / 0.7).log_softmax(-1)
+    sampled = torch.cat([torch.from_numpy(s.completion_ids).long() for s in trajectories])
+    torch.testing.assert_close(scores.logprobs, log_p.gather(1, sampled[:, None])[:, 0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scores.entropy, -(log_p.exp() * log_p).sum(-1), rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_that_caps_the_scores_of_its_attention_is_refused(tmp_path):

@@ -27,7 +27,7 @@ from asyncrl.trainer.packing.trajectory import TrainingTrajectory
 from asyncrl.trainer.ranks.ranks import RankGroup
 from asyncrl.trainer.ranks.sharding import full_tensor
 from asyncrl.vision.processor import ImageProcessor
-from tests.conftest import make_vision_model
+from tests.conftest import BEYOND_TOKENIZER, make_vision_model
 from tests.trainer.pictured_trajectories import pictured_trajectories, reader
 
 CPU = torch.device("cpu")
@@ -70,7 +70,7 @@ def alone(model, processor: ImageProcessor, trajectory: TrainingTrajectory, temp
         }
     model.model.rope_deltas = None  # the module keeps those of the last pictures
     logits = model(input_ids=ids, use_cache=False, **pictures).logits[0, len(trajectory.prompt_ids) - 1 : -1]
-    logits[:, sorted(processor.vision_token_ids)] = -torch.inf
+    logits[:, [*processor.vision_token_ids, *BEYOND_TOKENIZER]] = -torch.inf
     completion = torch.tensor(trajectory.completion_ids).long()[:, None]
     return (logits / temperature).log_softmax(-1).gather(1, completion)[:, 0]
 

@@ -104,20 +104,23 @@ class TransformersEngine:
         self._kv = kv
         self._slots = slots
         self._max_tokens = max_tokens_per_slot
-        self._vocab_size: int = model.get_input_embeddings().weight.shape[0]
+        num_rows: int = model.get_input_embeddings().weight.shape[0]
+        eos_ids = text.eos_ids(model, tokenizer)
+        self._vocab_size = text.num_token_ids(tokenizer, eos_ids, num_rows)
+        pictures = processor.vision_token_ids if processor else frozenset()
         self.device: torch.device = model.device
         """Device of the weights."""
         with current(self.device):
             self._table = SlotTable(
                 _forward(model, slots, max_tokens_per_slot, self._tower),
                 slots=slots,
-                eos_ids=text.eos_ids(model, tokenizer),
-                vocab_size=self._vocab_size,
+                eos_ids=eos_ids,
+                vocab_size=num_rows,
                 stops_here=self._stops_here,
                 policy_version=policy_version,
                 prefill_tokens=prefill_tokens,
                 device=self.device,
-                never=processor.vision_token_ids if processor else (),
+                never=pictures.union(range(self._vocab_size, num_rows)),
             )
         self._thread = device_thread(self.device, "asyncrl-engine")
         self._waiting: deque[SlotJob] = deque()

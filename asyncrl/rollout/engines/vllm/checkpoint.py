@@ -34,6 +34,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     """Every tensor by its name in the directory's files, tied ones once, as a trainer publishes them."""
     eos_ids: list[int]
     vocab_size: int
+    """Token ids with a text; vLLM can draw those of further rows too."""
     expert_layers: list[int] = []
     """Indices of the layers that have experts."""
 
@@ -47,10 +48,11 @@ def read(
     Raises `ConfigError` if it has no causal language model.
     """
     model = _without_weights(model_path, overrides)
+    eos_ids = text.eos_ids(model, tokenizer)
     return Checkpoint(
         specs=checkpoint_specs(model, dtype),
-        eos_ids=text.eos_ids(model, tokenizer),
-        vocab_size=model.get_input_embeddings().weight.shape[0],
+        eos_ids=eos_ids,
+        vocab_size=text.num_token_ids(tokenizer, eos_ids, model.get_input_embeddings().weight.shape[0]),
         expert_layers=_expert_layers(model),
     )
 

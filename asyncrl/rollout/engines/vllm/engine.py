@@ -228,6 +228,7 @@ class VllmEngine:
             )
             if output.finish_reason in ("stop", "length"):
                 _check_prompt(vllm_request, output)
+                _check_ids(output, self._checkpoint.vocab_size)
                 return self._until_stop(vllm_request, output)
             if not vllm_request.restarts:
                 raise EngineError("the engine was closed" if self._is_closed else "vLLM aborted the request")
@@ -326,4 +327,13 @@ def _check_prompt(vllm_request: VllmRequest, output: "VllmOutput") -> None:
             f"vLLM read a prompt as {output.num_prompt_tokens} tokens, expected {vllm_request.num_prompt_tokens}: it "
             f"cuts pictures otherwise than asyncrl; remove what rollout.vllm.engine_args sets for pictures",
             retryable=False,
+        )
+
+
+def _check_ids(output: "VllmOutput", vocab_size: int) -> None:
+    """Raise `EngineError` if vLLM drew an id without a text: the trainer's policy never does."""
+    if (highest := max(output.token_ids, default=0)) >= vocab_size:
+        raise EngineError(
+            f"vLLM sampled the token id {highest}, but the tokenizer knows 0 to {vocab_size - 1}; a trained model "
+            f"gives the rows beyond it no probability: use the model's own tokenizer"
         )

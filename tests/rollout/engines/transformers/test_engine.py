@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from transformers import PreTrainedModel
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.trajectory import Prompt, Sampling, Span
@@ -101,6 +102,23 @@ def test_behavior_logprobs_are_those_of_the_distribution_sampled_from(make_engin
     for req, done in zip(requests, run(make_engine(family), *requests), strict=True):
         expected = reference_logprobs(model, req, done.completion_ids)
         assert done.behavior_logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@FAMILIES
+def test_ids_beyond_the_tokenizer_are_never_sampled(make_model, family):
+    known = 40
+    words = Tokenizer(models.WordLevel({"<eos>": 0} | {f"w{i}": i for i in range(1, known)}, unk_token="w3"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>")
+    model = make_model(family)
+    engine = TransformersEngine(model, tokenizer, slots=4, max_tokens_per_slot=64)
+    requests = [request(seed=seed, max_tokens=60, temperature=20.0) for seed in range(8)]
+
+    for req, done in zip(requests, run(engine, *requests), strict=True):
+        assert max(done.completion_ids) < known == engine.vocab_size
+        ids = torch.tensor([req.prompt_ids + done.completion_ids])
+        logits = model(input_ids=ids).logits[0, len(req.prompt_ids) - 1 : -1, :known] / 20
+        expected = logits.log_softmax(-1).gather(1, ids[0, len(req.prompt_ids) :, None])[:, 0]
+        assert done.behavior_logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 @FAMILIES

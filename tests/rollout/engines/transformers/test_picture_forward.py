@@ -8,7 +8,7 @@ import torch
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.picture_forward import PictureForward
 from asyncrl.rollout.engines.transformers.pictures import VisionTower
-from tests.conftest import make_vision_model
+from tests.conftest import BEYOND_TOKENIZER, make_vision_model
 from tests.rollout.engines.vision_models import FAMILIES, full_logprobs, load, picture_request
 
 
@@ -30,6 +30,6 @@ def test_the_token_after_a_prompt_with_pictures_is_that_of_the_full_forward_pass
         at = torch.tensor([last])
         logits = forward.step(ids[:, -1], at, at, last + 1, at + placed.delta)[0]
 
-    sampled = sorted(set(range(config.vocab_size)) - processor.vision_token_ids)
+    sampled = sorted(set(range(BEYOND_TOKENIZER.start)) - processor.vision_token_ids)
     expected = [full_logprobs(tmp_path, model, request, [token])[0] for token in sampled]
     torch.testing.assert_close(logits[sampled].log_softmax(-1), torch.tensor(expected), atol=2e-5, rtol=1e-5)

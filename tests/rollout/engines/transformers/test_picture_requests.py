@@ -20,7 +20,7 @@ from asyncrl.rollout.engines.transformers.picture_forward import PictureForward
 from asyncrl.rollout.engines.transformers.qwen3_vl import Qwen3VLForward
 from asyncrl.vision.processor import ImageProcessor
 from asyncrl.weights.contents.names import checkpoint_tensors
-from tests.conftest import draw_picture, make_model, make_vision_model
+from tests.conftest import BEYOND_TOKENIZER, draw_picture, make_model, make_vision_model
 from tests.rollout.engines.vision_models import FAMILIES, full_logprobs, load, picture_request
 from tests.weights.groups.fake_npu import installed_at
 
@@ -89,11 +89,11 @@ def test_grids_are_those_of_the_pictures(path: Path, processor: ImageProcessor) 
     assert [with_two.processor, without.processor] == [processor.version, ""]
 
 
-def test_the_tokens_of_pictures_are_never_sampled(path: Path, processor: ImageProcessor) -> None:
+def test_tokens_of_pictures_and_ids_without_a_text_are_never_sampled(path: Path, processor: ImageProcessor) -> None:
     requests = [picture_request(processor, seed=seed, max_tokens=60, temperature=50.0) for seed in range(8)]
     sampled = {token for completion in run(make_engine(path), *requests) for token in completion.completion_ids}
     assert len(sampled) > 20
-    assert not sampled & processor.vision_token_ids
+    assert not sampled & processor.vision_token_ids.union(BEYOND_TOKENIZER)
 
 
 def test_a_group_encodes_its_pictures_once_per_policy_version(path: Path, processor: ImageProcessor) -> None:

@@ -10,7 +10,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.rollout.engines import parameters
 from asyncrl.rollout.engines.text import load_tokenizer
 from asyncrl.rollout.engines.vllm.checkpoint import read
-from tests.conftest import make_vision_model
+from tests.conftest import BEYOND_TOKENIZER, make_vision_model
 from tests.rollout.engines import vision_models
 
 
@@ -76,4 +76,4 @@ def test_a_model_that_reads_pictures_has_the_specs_of_its_vision_tower(tmp_path,
 
     assert found.specs == parameters.specs(model)
     assert any(".visual." in f".{spec.name}" for spec in found.specs)
-    assert found.vocab_size == 32
+    assert found.vocab_size == BEYOND_TOKENIZER.start
