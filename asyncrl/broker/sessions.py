@@ -2,7 +2,7 @@
 Sessions of nodes: which are welcomed, which are rejected and why, and which are ready.
 
     Hello ─▶ Welcome, with the configuration ─▶ Ready ─▶ node.ready
-          └▶ Reject, with the reason                  └▶ Reject: another model than the first node's
+          └▶ Reject, with the reason                  └▶ Reject: another model than the trainer's
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from asyncrl.actor.link import Hub
 from asyncrl.broker.ending import Ending
 from asyncrl.broker.metrics.run_files import RunFiles
 from asyncrl.broker.nodes.displaced import DisplacedBook, displaced
+from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.status.restarts import RestartBook
 from asyncrl.checks.permissions import key_refusal, refusal
@@ -61,7 +62,7 @@ class Sessions:
         self._clock = clock
         self._displaced = DisplacedBook()
         self._layout: tuple[str, str] | None = None
-        """First node that was ready, and its layout hash."""
+        """First trainer that was ready, and its layout hash, which is the run's."""
         self._rejections = Allowance(REJECTIONS_PER_S, BURST_REJECTIONS)
         """Events; a node that is rejected again and again cannot fill the disk with them."""
         self._num_rejected = 0
@@ -85,22 +86,34 @@ class Sessions:
                 self._returned(hello.node)
 
     def ready(self, peer: str, message: Ready) -> None:
-        """Reject a node whose model differs from the first node's: it could not receive the weights."""
+        """Reject nodes whose model differs from the trainer's, whoever came first: they could not take its weights."""
         if (node := self._scheduler.nodes.get(peer)) is None:
             return
-        if message.layout_hash:
-            first, layout_hash = self._layout = self._layout or (node.name, message.layout_hash)
-            if message.layout_hash != layout_hash:
-                reason = (
-                    f"{node.name} has another model than {first}: weight layouts {message.layout_hash[:12]} and "
-                    f"{layout_hash[:12]} differ; give both the same model.path"
-                )
-                self._reject(peer, node.name, reason)
-                self._scheduler.left(peer, reason, self._clock())
-                return
+        if message.layout_hash and not self._takes_layout(node, message.layout_hash):
+            return
         self._files.event("node.ready", node=node.name, role=node.role)
         self._returned(node.name, self._scheduler.training.committed_step + 1 if node.role == "trainer" else -1)
         self._scheduler.handle(peer, message, self._clock())
+
+    def _takes_layout(self, node: Node, layout_hash: str) -> bool:
+        """Reject ``node`` if its layout is not the run's, or those that came before a trainer, if theirs are not."""
+        if self._layout is None and node.role == "trainer":
+            self._layout = node.name, layout_hash
+            for early in self._scheduler.nodes.rollouts():
+                if early.layout_hash not in ("", layout_hash):
+                    self._reject_layout(early, early.layout_hash, node.name, layout_hash)
+        if self._layout is None or self._layout[1] == layout_hash:
+            return True
+        self._reject_layout(node, layout_hash, *self._layout)
+        return False
+
+    def _reject_layout(self, node: Node, layout_hash: str, trainer: str, expected: str) -> None:
+        reason = (
+            f"{node.name} has another model than {trainer}: weight layouts {layout_hash[:12]} and {expected[:12]} "
+            f"differ; give both the same model.path"
+        )
+        self._reject(node.peer, node.name, reason)
+        self._scheduler.left(node.peer, reason, self._clock())
 
     def tick(self) -> None:
         """Record the peer that the hub refused last, once: it tries again and again."""

@@ -132,6 +132,25 @@ def test_a_node_with_another_model_is_refused_with_both_layouts(tmp_path: Path) 
     assert lost["node"] == "a"
 
 
+def test_the_trainer_decides_the_model_also_if_a_rollout_came_before_it(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        early, right = await house.welcomed("rollout", "early"), await house.welcomed("rollout", "right")
+        await early.send(Ready("2" * 64))
+        await right.send(Ready("1" * 64))
+        await house.happened("node.ready", 2)
+        trainer = await house.welcomed("trainer", "t")
+        await trainer.send(Ready("1" * 64))
+        assert await early.receive() == Reject(
+            "early has another model than t: weight layouts 222222222222 and 111111111111 differ; "
+            "give both the same model.path"
+        )
+        await house.happened("node.ready", 3)
+
+    house = run(tmp_path, script)
+    assert [lost["node"] for lost in house.events("node.lost")] == ["early"]
+    assert [ready["node"] for ready in house.events("node.ready")] == ["early", "right", "t"]
+
+
 def test_sessions_of_operators_are_no_events_unless_they_are_refused(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         operator = await house.welcomed("supervisor", "operator-7")

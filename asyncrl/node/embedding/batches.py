@@ -39,6 +39,7 @@ from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.snapshot import Snapshot, host_copy
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
 from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors, renamed, saved_tensors
 
 log = get_logger()
@@ -96,9 +97,9 @@ async def batches(
         )
     interface = await asyncio.to_thread(local_address, run.broker, config.weights.interface)
     await await_with_beats(link, welcome.beat_s, fetch_checkpoint(welcome, run, who))
-    start = await load_with_beats(link, welcome.beat_s, partial(_restore, model, checkpoints))
+    load = partial(_restore, model, config.model.dtype, checkpoints)
+    start, specs = await load_with_beats(link, welcome.beat_s, load)
     stream = BatchStream(config, model, first_step=start.step)
-    specs = checkpoint_specs(model, config.model.dtype)
     session = serve_trainer(
         stream,
         specs,
@@ -130,9 +131,9 @@ class BatchStream:
         self.config = config
         """The run's configuration."""
         self.lr = config.trainer.lr
+        """Learning rate that the run has by now, for a loop whose optimizer follows `asyncrl set trainer.lr=...`."""
         self.num_computed = None
         """A program's own step may take as long as it likes."""
-        """Learning rate that the run has by now, for a loop whose optimizer follows `asyncrl set trainer.lr=...`."""
         self._model = model
         self._step = first_step
         self._trained_part = TrainedPart(config)
@@ -207,13 +208,14 @@ class BatchStream:
             await batch.is_done.wait()
 
 
-def _restore(model: PreTrainedModel, checkpoints: Path) -> Start:
-    """Load the newest intact checkpoint of the run, if there is one."""
+def _restore(model: PreTrainedModel, dtype: str, checkpoints: Path) -> tuple[Start, list[TensorSpec]]:
+    """Load the newest intact checkpoint of the run, if there is one; with the model's tensors to publish."""
+    specs = checkpoint_specs(model, dtype)
     found, damaged = checkpoint.search(checkpoints)
     if found is None:
-        return Start(damaged=damaged)
+        return Start(damaged=damaged), specs
     folder, manifest = found
     saved = type(model).from_pretrained(folder, local_files_only=True, dtype=model.dtype)
     model.load_state_dict(saved.state_dict())
     log.info("trainer.resumed", checkpoint=str(folder), step=manifest.step, policy_version=manifest.policy_version)
-    return Start(manifest.step, manifest.policy_version, str(folder), manifest.stepped, damaged)
+    return Start(manifest.step, manifest.policy_version, str(folder), manifest.stepped, damaged), specs
