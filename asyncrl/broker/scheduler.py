@@ -40,6 +40,7 @@ from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.broker.versions.transfers import MAX_FAILURES, TransferBook
 from asyncrl.broker.versions.versions import Versions
 from asyncrl.checks.permissions import refusal
+from asyncrl.checks.permit import Permits
 from asyncrl.checks.reports import problem_of
 from asyncrl.config.config import Config
 from asyncrl.config.live import Value, value_of
@@ -77,6 +78,7 @@ class Scheduler:
     Args:
         broker_term: Higher than in any earlier life of the broker.
         held_out_rows: Dataset rows of the ``held_out`` prompts; without them a prompt's place counts.
+        permits: Permits of the run, the same in every life of the broker.
     """
 
     def __init__(
@@ -86,6 +88,8 @@ class Scheduler:
         held_out: Sequence[Prompt],
         broker_term: int,
         held_out_rows: Sequence[int] = (),
+        *,
+        permits: Permits = Permits(),  # noqa: B008  stateless
     ) -> None:
         schedule = config.schedule
         self.final_version = -(-config.run.steps // schedule.steps_per_publish)
@@ -110,7 +114,13 @@ class Scheduler:
             self.transfers, self.evaluation, self.nodes, self.window, turns=self.turns, out=self.out
         )
         self.dispatcher = Dispatcher(
-            config, self.groups, self.evaluation, self.spools, out=self.out, broker_term=broker_term
+            config,
+            self.groups,
+            self.evaluation,
+            self.spools,
+            out=self.out,
+            broker_term=broker_term,
+            permits=permits,
         )
         self.failures = FailureBook()
         self.training = TrainingGroups(

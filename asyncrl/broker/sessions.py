@@ -132,7 +132,8 @@ class Sessions:
         self._scheduler.joined(peer, hello, self._clock())
 
     def _welcome(self, peer: str) -> None:
-        settings = self._scheduler.settings
+        settings, node = self._scheduler.settings, self._scheduler.nodes.get(peer)
+        permit_key = self._scheduler.dispatcher.permits.key if node and node.role == "spool" else None
         welcome = Welcome(
             broker_term=self._run.broker_term,
             run_id=self._run.run_id,
@@ -141,6 +142,7 @@ class Sessions:
             spools=self._scheduler.spools.told_to(peer),
             beat_s=settings.config.broker.beat_s,
             models=self._run.models,
+            permit_key=permit_key or b"",
         )
         self._hub.send(peer, welcome)
 

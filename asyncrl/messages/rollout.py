@@ -5,7 +5,7 @@ Rollouts: leases, their ends, and what comes between.
 """
 
 from asyncrl.actor.message import Message, Value
-from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.spool import Permit, SpoolRef
 from asyncrl.messages.trajectory import Prompt, Sampling, Unit
 from asyncrl.messages.words import Split, Stage, Truncation
 
@@ -48,6 +48,8 @@ class Lease(Message, frozen=True):
     """Side that is cut off a prompt of more than ``max_prompt_tokens``; ``error`` refuses it."""
     greedy: list[int] = []
     """Subset of ``indices`` that is decoded greedily, whatever the temperature in ``sampling``."""
+    permit: Permit = Permit()
+    """Sent along with what is stored under this lease."""
 
 
 class Leased(Value, frozen=True):

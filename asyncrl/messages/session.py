@@ -8,7 +8,7 @@ from typing import Literal
 
 from asyncrl.actor.message import Message, Value
 from asyncrl.messages.files import ModelFiles
-from asyncrl.messages.spool import SpoolAddress, SpoolSet
+from asyncrl.messages.spool import Permit, SpoolAddress, SpoolSet
 from asyncrl.messages.trajectory import Unit
 from asyncrl.messages.words import Activity, Listed, Role, WeightsVia
 
@@ -20,6 +20,8 @@ class Held(Value, frozen=True):
     lease_id: int
     oldest_version: int
     """Oldest version in its tokens, or the version it will start with."""
+    permit: Permit = Permit()
+    """That of its lease."""
 
 
 def process_of(incarnation: str) -> str:
@@ -71,6 +73,8 @@ class Welcome(Message, frozen=True):
     """Identity of the run, made when it was created."""
     models: list[ModelFiles] = []
     """Model directories of the configuration, as far as the broker's machine has them."""
+    permit_key: bytes = b""
+    """Key of `asyncrl.checks.permit`, for spools alone."""
 
 
 class Reject(Message, frozen=True):

@@ -53,6 +53,14 @@ class Spools(Message, frozen=True):
     spools: SpoolSet
 
 
+class Permit(Value, frozen=True):
+    """Proof of a lease, see `asyncrl.checks.permit`: it lets a rollout store, and a result count."""
+
+    indices: list[int] = []
+    """Indices of the lease."""
+    seal: bytes = b""
+
+
 class PutItem(Value, frozen=True):
     """One trajectory to store, finished or unfinished."""
 
@@ -61,6 +69,8 @@ class PutItem(Value, frozen=True):
     summary: TrajectorySummary
     payload: memoryview
     """An encoded `Trajectory`; opaque to the spool."""
+    permit: Permit = Permit()
+    """That of the lease."""
 
 
 class Put(Message, frozen=True):
@@ -78,6 +88,7 @@ class StoredItem(Value, frozen=True):
     lease_id: int
     ref: SpoolRef
     summary: TrajectorySummary
+    permit: Permit = Permit()
 
 
 class Stored(Message, frozen=True):

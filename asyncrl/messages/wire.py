@@ -90,7 +90,7 @@ from asyncrl.messages.weights import (
     WeightsList,
 )
 
-PROTOCOL = 13
+PROTOCOL = 14
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 ToBroker = (
     Hello | Ready | Beat | Asleep | AskTurn | Draining | Bye | Drain | StoreSet | StoreGet

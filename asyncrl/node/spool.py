@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from asyncrl.actor.link import Link
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
+from asyncrl.checks.permit import Permits
 from asyncrl.client.handshake import Identity, hello, identity
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.addresses import host_of, is_wildcard, port_of, tcp
@@ -76,7 +77,10 @@ async def _serve(
     async def session(who: Identity, link: Link, welcome: Welcome) -> None:
         segments.segment_bytes = from_json(welcome.config).broker.segment_bytes
         write_identity(folder, replace(own, run_id=welcome.run_id))
-        actor = SpoolActor(own.name, segments, hub, link, accept=lambda accepted: keys.accept(accepted, hub))
+        permits = Permits(welcome.permit_key)
+        actor = SpoolActor(
+            own.name, segments, hub, link, permits=permits, accept=lambda accepted: keys.accept(accepted, hub)
+        )
         await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping)
 
     who, link, welcome = await unless_told(stopping, join_steadily(run, identity("spool", own.name), wait_s, say))

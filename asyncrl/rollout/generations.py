@@ -207,7 +207,9 @@ class Generations:
         oldest = {unit: self._oldest_version(generation) for unit, generation in self._running.items()}
         oldest |= {item.unit: item.summary.oldest_version for item in self.unsettled}
         self._lease_ids = {unit: lease_id for unit, lease_id in self._lease_ids.items() if unit in oldest}
-        return [Held(unit, lease_id, oldest[unit]) for unit, lease_id in self._lease_ids.items()]
+        permits = {unit: generation.lease.permit for unit, generation in self._running.items()}
+        permits |= {item.unit: item.permit for item in self.unsettled}
+        return [Held(unit, lease_id, oldest[unit], permits[unit]) for unit, lease_id in self._lease_ids.items()]
 
     def progress(self, *, only_turns: bool = False) -> list[PutItem]:
         """Unfinished trajectories that have new tokens since the last call; or only those with a new turn."""

@@ -155,7 +155,7 @@ def to_put_item(
     except (TypeError, ValueError, OverflowError) as error:  # A host's engine may return anything.
         raise EngineError(f"the engine's completion cannot be encoded: {error}") from error
     _refuse_large(payload, lease)
-    return PutItem(unit, lease.lease_id, summary_of(trajectory), payload)
+    return PutItem(unit, lease.lease_id, summary_of(trajectory), payload, lease.permit)
 
 
 _encoder = msgspec.msgpack.Encoder()

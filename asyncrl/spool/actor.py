@@ -22,11 +22,14 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Hub, Link
 from asyncrl.actor.message import Message
 from asyncrl.actor.refusals import Refusals
 from asyncrl.checks.permissions import spool_refusal
+from asyncrl.checks.permit import Permits
 from asyncrl.client.chunks import MAX_PAYLOAD_BYTES
 from asyncrl.errors import LedgerError, LinkClosed, LinkRefused
 from asyncrl.log import get_logger
@@ -77,6 +80,7 @@ class SpoolActor:
         files: Files that this spool serves beside its payloads.
         checkpoints: Copies of the trainer's checkpoints. None ignores messages about them.
         images: Pictures of the prompts, owned as ``segments`` are. None has no picture.
+        permits: Permits of the run: what they do not allow is not stored.
         accept: Called with the keys that may connect to ``hub``, whenever the broker tells others.
     """
 
@@ -91,6 +95,7 @@ class SpoolActor:
         files: FileServer | None = None,
         checkpoints: CheckpointStore | None = None,
         images: ImageStore | None = None,
+        permits: Permits = Permits(),  # noqa: B008  stateless
         accept: Callable[[list[AcceptedKey]], None] = lambda _keys: None,
     ) -> None:
         self._name = name
@@ -104,6 +109,7 @@ class SpoolActor:
         self._files = files
         self._checkpoints = checkpoints
         self._images = images
+        self._permits = permits
         self._accept = accept
         self._fetches: asyncio.Queue[tuple[str, Fetch]] = asyncio.Queue()
         self._weights = weights
@@ -167,8 +173,7 @@ class SpoolActor:
                 continue
             match message:
                 case Put():
-                    self._puts.append(message)
-                    self._put_arrived.set()
+                    self._take(peer, message)
                 case Fetch():
                     self._answer_from_memory(peer, message)
                 case PutWeights() | ListWeights() | FetchWeights():
@@ -177,6 +182,15 @@ class SpoolActor:
                     self._file_requests.put_nowait((peer, message))
                 case Bye():
                     self._hub.forget(peer)
+
+    def _take(self, peer: str, put: Put) -> None:
+        """Queue what a lease allows to store. Of the rest nothing reaches the disk, and its sender gets no answer."""
+        allowed = [item for item in put.items if self._permits.allows(item.permit, item.lease_id, item.unit)]
+        if num_refused := len(put.items) - len(allowed):
+            self._refused.count(peer=peer, message="Put", reason=f"{num_refused} trajectories of no lease of this run")
+        if allowed:
+            self._puts.append(replace(put, items=allowed) if num_refused else put)
+            self._put_arrived.set()
 
     async def _follow(self, writer: ThreadPoolExecutor, reader: ThreadPoolExecutor) -> None:
         """Handle messages of the broker."""
@@ -221,9 +235,11 @@ class SpoolActor:
         return stored
 
     def _append(self, sender: tuple[str, str], items: list[PutItem]) -> list[StoredItem]:
-        entries = [(Entry(item.unit, item.lease_id, item.summary, *sender), item.payload) for item in items]
+        entries = [
+            (Entry(item.unit, item.lease_id, item.summary, *sender, item.permit), item.payload) for item in items
+        ]
         return [
-            StoredItem(item.unit, item.lease_id, SpoolRef(self._name, *place), item.summary)
+            StoredItem(item.unit, item.lease_id, SpoolRef(self._name, *place), item.summary, item.permit)
             for item, place in zip(items, self._segments.append(entries), strict=True)
         ]
 

@@ -24,6 +24,7 @@ import msgspec
 
 from asyncrl.actor.message import Value
 from asyncrl.errors import LedgerError
+from asyncrl.messages.spool import Permit
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
 
 FORMAT = 1
@@ -47,6 +48,7 @@ class Entry(Value, frozen=True):
     summary: TrajectorySummary
     node: str
     incarnation: str
+    permit: Permit = Permit()
 
     @property
     def key(self) -> Key:

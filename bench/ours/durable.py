@@ -143,7 +143,7 @@ async def produce(address: str, batch: str) -> None:
 
 def _finished(lease: Lease, summary: TrajectorySummary, forever: Iterator[memoryview]) -> list[PutItem]:
     return [
-        PutItem(Unit(lease.group_id, index, lease.split), lease.lease_id, summary, next(forever))
+        PutItem(Unit(lease.group_id, index, lease.split), lease.lease_id, summary, next(forever), lease.permit)
         for index in lease.indices
     ]
 

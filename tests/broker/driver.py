@@ -20,6 +20,7 @@ from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.broker.outbox import Event, Outgoing
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
+from asyncrl.checks.permit import Permits
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
 from asyncrl.data.prompts import Draw
@@ -27,7 +28,7 @@ from asyncrl.errors import RunFailed
 from asyncrl.messages.reward import Grade, GradeItem, Scored, ScoredItem
 from asyncrl.messages.rollout import Cancelled, Failed, Hold, Lease, Offer, Release, Settled
 from asyncrl.messages.session import Beat, Bye, Hello, Ready
-from asyncrl.messages.spool import SpoolAddress, SpoolRef, Stored, StoredItem
+from asyncrl.messages.spool import Permit, SpoolAddress, SpoolRef, Stored, StoredItem
 from asyncrl.messages.trainer import Batch, Commit, Refusal, ScoredTrajectory, Stepped, Take
 from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit
 from asyncrl.messages.weights import Live, Published, Publishing, Transfer, TransferFailed, Transferred
@@ -38,6 +39,7 @@ N = TypeVar("N", bound="Node")
 Action = tuple[str, Callable[[], object]]
 SPOOL = "spool.0"
 DAMAGED = "impossible log-prob: nan at position 3, expected -1000 .. 0"
+PERMITS = Permits(b"of every fake cluster")
 ROWS = 10
 """Rows of the fake dataset."""
 
@@ -66,7 +68,7 @@ class Prompts:
 
 def a_scheduler(config: Config, *, num_held_out: int = 0, broker_term: int = 1) -> Scheduler:
     held_out = [Prompt(text=f"held out {i}", answer=str(i)) for i in range(num_held_out)]
-    return Scheduler(config, Prompts(), held_out, broker_term)  # type: ignore[arg-type]
+    return Scheduler(config, Prompts(), held_out, broker_term, permits=PERMITS)  # type: ignore[arg-type]
 
 
 def right(unit: Unit) -> float:
@@ -148,6 +150,7 @@ class Rollout(Transferring):
         self.is_held = False
         self.running: dict[Unit, tuple[int, int]] = {}
         """Lease id, and the version that wrote the first token."""
+        self.permits: dict[int, Permit] = {}
         self.unsettled: dict[Unit, StoredItem] = {}
         self.say(Ready("plan"))
         self._offer()
@@ -155,6 +158,7 @@ class Rollout(Transferring):
     def take(self, message: Message) -> None:
         match message:
             case Lease(lease_id=lease_id, group_id=group_id, indices=indices, split=split):
+                self.permits[lease_id] = message.permit
                 assert indices, "a lease of nothing"
                 assert self.policy_version >= 0, "a lease before any weights"
                 for index in indices:
@@ -207,7 +211,8 @@ class Rollout(Transferring):
         summary = TrajectorySummary(8, 4, oldest, self.policy_version, 1 + (oldest < self.policy_version), "stop")
         self._num_finished += 1
         offset = (int(self.incarnation) << 20) + self._num_finished  # No two trajectories lie in the same place.
-        self.unsettled[unit] = item = StoredItem(unit, lease_id, SpoolRef("spool", 0, offset, 8, 0), summary)
+        ref = SpoolRef("spool", 0, offset, 8, 0)
+        self.unsettled[unit] = item = StoredItem(unit, lease_id, ref, summary, self.permits[lease_id])
         self._spool.append(Stored(self.name, self.incarnation, [item]))
 
     def fail(self, unit: Unit) -> None:

@@ -42,7 +42,7 @@ from asyncrl.messages.weights import Live, Published, Publishing, Transfer, Tran
 from asyncrl.messages.wire import PROTOCOL, ToBroker
 from asyncrl.messages.words import Role
 from tests.broker.chaos import CONFIGS, SEEDS, Chaos, check, check_promises, run_to_the_end, start_all
-from tests.broker.driver import Cluster, Rollout, a_config, a_scheduler
+from tests.broker.driver import PERMITS, Cluster, Rollout, a_config, a_scheduler
 
 PLAIN = a_config()
 HELD_OUT = a_config(data={"train": "train.jsonl", "held_out": "held_out.jsonl"}, evaluation={"every_versions": 1})
@@ -273,10 +273,16 @@ def test_leases_are_granted_again_with_ids_of_this_term() -> None:
     assert {lease.lease_id >> 32 for lease in leases} == {2}
 
 
+def leased_before(unit: Unit, lease_id: int = 1 << 32) -> StoredItem:
+    """Trajectory of a lease of the broker's first life."""
+    permit = PERMITS.grant(lease_id, unit.group_id, unit.split, [unit.index])
+    return StoredItem(unit, lease_id, REF, SUMMARY, permit)
+
+
 def test_a_late_result_of_an_earlier_life_counts_once() -> None:
     desk = Desk(FIRST_LIVE, *admitted(0))
     desk.join("spool", "s")
-    item = StoredItem(Unit(0, 0), 1 << 32, REF, SUMMARY)
+    item = leased_before(Unit(0, 0))
 
     desk.say("s", Stored("a", "0", [item]), Stored("a", "0", [item]))
 
@@ -287,7 +293,7 @@ def test_a_late_result_of_an_earlier_life_counts_once() -> None:
 def test_a_result_that_is_recorded_is_not_thrown_away_when_its_node_sends_it_to_the_next_broker() -> None:
     desk = Desk(FIRST_LIVE, *admitted(0), result(0, 0))
     desk.join("spool", "s")
-    desk.say("s", Stored("a", "1", [StoredItem(Unit(0, 0), result(0, 0).lease_id, REF, SUMMARY)]))
+    desk.say("s", Stored("a", "1", [leased_before(Unit(0, 0), result(0, 0).lease_id)]))
     assert not [record for record in desk.records if isinstance(record, Duplicate)]
 
 
@@ -296,7 +302,7 @@ def test_a_late_result_older_than_its_group_is_admitted_for_today_is_not_kept() 
     desk = Desk(FIRST_LIVE, VersionLive(1, 0), *admitted(0, version=1))
     desk.join("spool", "s")
 
-    desk.say("s", Stored("a", "0", [StoredItem(Unit(0, 0), 1 << 32, REF, SUMMARY)]))
+    desk.say("s", Stored("a", "0", [leased_before(Unit(0, 0))]))
 
     assert [r.unit for r in desk.records if isinstance(r, Duplicate)] == [Unit(0, 0)]
     assert desk.scheduler.groups.train[0].indices(State.MISSING) == [0, 1]
@@ -447,7 +453,7 @@ def test_held_out_ids_of_earlier_lives_are_not_given_again_and_their_results_are
     asked = [lease.group_id for lease in desk.heard(Lease) if lease.split == "held_out"]
     assert asked == [2, 3]
 
-    desk.say("s", Stored("a", "0", [StoredItem(Unit(2, 0, "held_out"), 1 << 32, REF, SUMMARY)]))
+    desk.say("s", Stored("a", "0", [leased_before(Unit(2, 0, "held_out"))]))
 
     assert [r.unit for r in desk.records if isinstance(r, Duplicate)] == [Unit(2, 0, "held_out")]
 

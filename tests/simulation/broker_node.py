@@ -18,6 +18,7 @@ from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
+from asyncrl.checks.permit import Permits
 from asyncrl.client.handshake import Identity, spool_connector
 from asyncrl.data.prompts import Draw
 from asyncrl.errors import RunFailed
@@ -34,6 +35,8 @@ from tests.simulation.plan import ADDRESS, ROWS
 from tests.simulation.segments import SimSegments
 from tests.simulation.virtual_time import PROCESS
 
+PERMITS = Permits(b"of every simulated run")
+
 Connect = Callable[[SpoolAddress], ZmqLink]
 
 
@@ -44,13 +47,13 @@ async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> No
     segments: Any = SimSegments(world.disk.spool, segment_bytes=config.broker.segment_bytes)
     prompts: Any = Prompts()
     held_out = [prompts.at(0).prompt] * world.plan.pace.num_held_out if config.data.held_out else []
-    scheduler = Scheduler(config, prompts, held_out, ledger.broker_term)
+    scheduler = Scheduler(config, prompts, held_out, ledger.broker_term, permits=PERMITS)
     replay(scheduler, ledger.found)
     named = [slot.ref for group in scheduler.groups for slot in group.slots if slot.ref]
     world.invariants.restarted(scheduler, segments.missing(named))
     hub, bulk = ZmqHub(ADDRESS, CODEC), ZmqHub("ipc://*", CODEC)
     broker = WatchedBroker(world, scheduler, hub, ledger, spool_connector(who, None))
-    actor = partial(SpoolActor, HOSTED_SPOOL, segments, bulk)
+    actor = partial(SpoolActor, HOSTED_SPOOL, segments, bulk, permits=PERMITS)
     spool = asyncio.create_task(process._run_spool(hub, bulk, actor, config.broker.beat_s))
     spool.add_done_callback(lambda task: process._stop_on_error(task, broker))
     stop_on_signal = asyncio.create_task(process._stop_when(stopping, broker))

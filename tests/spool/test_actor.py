@@ -14,10 +14,11 @@ from structlog.testing import capture_logs
 
 from asyncrl.actor.message import Message
 from asyncrl.actor.sockets.curve import Owner
+from asyncrl.checks.permit import Permits
 from asyncrl.client.chunks import MAX_PAYLOAD_BYTES
 from asyncrl.errors import LinkClosed, LinkRefused, LinkReset, RunFailed
 from asyncrl.messages.session import Bye, Reject, Stop
-from asyncrl.messages.spool import Fetch, Fetched, Put, PutItem, SpoolRef, Stored, StoredItem, Trim
+from asyncrl.messages.spool import Fetch, Fetched, Permit, Put, PutItem, SpoolRef, Stored, StoredItem, Trim
 from asyncrl.messages.trajectory import Image, TrajectorySummary, Unit
 from asyncrl.messages.weights import (
     FetchedWeights,
@@ -109,12 +110,16 @@ class Scene:
     """A running spool, its peers and its broker."""
 
     def __init__(
-        self, segments: Segments, weights: WeightStore | None = None, images: ImageStore | None = None
+        self,
+        segments: Segments,
+        weights: WeightStore | None = None,
+        images: ImageStore | None = None,
+        permits: Permits = Permits(),  # noqa: B008  stateless
     ) -> None:
         self.segments = segments
         self.hub = ScriptedHub()
         self.link = ScriptedLink()
-        actor = SpoolActor("s0", segments, self.hub, self.link, weights=weights, images=images)
+        actor = SpoolActor("s0", segments, self.hub, self.link, weights=weights, images=images, permits=permits)
         self.actor = asyncio.create_task(actor.run())
 
     def hear(self, message: Message, peer: str = "peer") -> None:
@@ -149,11 +154,12 @@ def play(
     script: Callable[[Scene], Awaitable[None]],
     weights: WeightStore | None = None,
     images: ImageStore | None = None,
+    permits: Permits = Permits(),  # noqa: B008  stateless
 ) -> None:
     """Run ``script`` against a spool, then stop the spool; raises the error of a failed actor."""
 
     async def run() -> None:
-        scene = Scene(segments, weights, images)
+        scene = Scene(segments, weights, images, permits)
         playing = asyncio.ensure_future(script(scene))
         await asyncio.wait([playing, scene.actor], return_when=asyncio.FIRST_COMPLETED)
         if not playing.done():
@@ -185,6 +191,24 @@ def test_stored_has_the_items_of_a_put_and_their_places(tmp_path: Path) -> None:
         assert beta.unit == Unit(1, 0)
 
     play(Segments(tmp_path), script)
+
+
+def test_only_what_a_lease_allows_reaches_the_disk(tmp_path: Path) -> None:
+    permits = Permits(b"key")
+    of_lease = permits.grant(1, 0, "train", [0])
+
+    def item(group_id: int, lease_id: int, permit: Permit) -> PutItem:
+        return PutItem(Unit(group_id, 0), lease_id, SUMMARY, memoryview(b"payload"), permit)
+
+    async def script(scene: Scene) -> None:
+        none = [item(0, 1, Permit()), item(0, 2, of_lease), item(1, 1, of_lease), item(0, 1, Permit([0], bytes(16)))]
+        scene.hear(Put("r0", "b7", none))
+        scene.hear(Put("r0", "b7", [*none, item(0, 1, of_lease)]))
+        (stored,) = await scene.stored(1)
+        assert (stored.unit, stored.lease_id, stored.permit) == (Unit(0, 0), 1, of_lease)
+        assert len(scene.segments) == 1
+
+    play(Segments(tmp_path), script, permits=permits)
 
 
 def test_puts_written_together_are_reported_once_per_sender(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
+from asyncrl.checks.permit import Permits
 from asyncrl.config.config import Config
 from asyncrl.messages.rollout import Cancelled, Release
 from asyncrl.messages.session import Held
@@ -48,6 +49,7 @@ class Dispatcher:
         *,
         out: Outbox,
         broker_term: int,
+        permits: Permits = Permits(),  # noqa: B008  stateless
     ) -> None:
         self._config = config
         self._groups = groups
@@ -55,6 +57,7 @@ class Dispatcher:
         self._spools = spools
         self._out = out
         self.leases = LeaseBook(broker_term, config.schedule.lease_s)
+        self.permits = permits
         self.credits = CreditBook()
         self.unleased = WaitingGroups()
         """Training groups with missing trajectories."""
@@ -91,7 +94,8 @@ class Dispatcher:
             self._forget_unreachable(group.slots[index])
             group.slots[index].lease(lease.lease_id)
         self._spend(node, len(indices))
-        self._out.send(node.peer, lease_message(self._config, group, lease))
+        permit = self.permits.grant(lease.lease_id, group.group_id, group.split, indices)
+        self._out.send(node.peer, lease_message(self._config, group, lease, permit))
 
     def _forget_unreachable(self, slot: Slot) -> None:
         """Have a trajectory whose stored part cannot be read now sampled from the prompt."""
@@ -236,6 +240,8 @@ class Dispatcher:
         unit = item.unit
         group, slot = self._groups.find(unit)
         if group is None or slot is None or slot.state is not State.MISSING:
+            return False
+        if not self.permits.allows(item.permit, item.lease_id, unit):
             return False
         if item.oldest_version < group.min_version or item.lease_id < slot.void_below:
             return False

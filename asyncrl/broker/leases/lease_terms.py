@@ -6,10 +6,16 @@ from asyncrl.broker.groups.group import Group
 from asyncrl.broker.leases.lease import OpenLease
 from asyncrl.config.config import Config
 from asyncrl.messages.rollout import Lease, ResumePoint
+from asyncrl.messages.spool import Permit
 from asyncrl.messages.trajectory import Sampling
 
 
-def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
+def lease_message(
+    config: Config,
+    group: Group,
+    lease: OpenLease,
+    permit: Permit = Permit(),  # noqa: B008  immutable
+) -> Lease:
     training, is_evaluation = config.sampling, group.split == "held_out"
     is_seeded = is_evaluation or training.seeded
     return Lease(
@@ -24,6 +30,7 @@ def lease_message(config: Config, group: Group, lease: OpenLease) -> Lease:
         expires_in_s=config.schedule.lease_s,
         truncation=config.data.truncation,
         greedy=[index for index in lease.open if index >= group.size - group.num_greedy],
+        permit=permit,
         resume_from=[ResumePoint(index, ref) for index in lease.open if (ref := group.slots[index].ref)],
     )
 

@@ -74,8 +74,9 @@ class Trajectories:
         Returns:
             Units to give up, each with the reason, as `failed` does.
         """
-        unfinished = [item for item in message.items if item.summary.finish_reason == "unfinished"]
-        finished = [item for item in message.items if item.summary.finish_reason != "unfinished"]
+        items = [item for item in message.items if self._is_permitted(item, message.node)]
+        unfinished = [item for item in items if item.summary.finish_reason == "unfinished"]
+        finished = [item for item in items if item.summary.finish_reason != "unfinished"]
         settled = Settled(_leased(finished), _leased(unfinished))
         self._out.send(f"{message.node}.{message.incarnation}", settled, once_durable=True)
         self._renew_limits()
@@ -167,6 +168,13 @@ class Trajectories:
         self._out.record(Result(unit, item.lease_id, item.ref, item.summary, group.num_restarts, slot.num_refused))
         self._grading.add(slot)
         return ""
+
+    def _is_permitted(self, item: StoredItem, node: str) -> bool:
+        """False for what no lease of this run allows: a spool asks before it stores, so this one did not."""
+        is_permitted = self._dispatcher.permits.allows(item.permit, item.lease_id, item.unit)
+        if not is_permitted:
+            self._failures.count("rollout", f"a trajectory of no lease of this run, stored for {node}")
+        return is_permitted
 
     def _refused(self, item: StoredItem) -> str:
         """Reason to ignore what a node says that it stored; empty to believe it until the payload is read."""

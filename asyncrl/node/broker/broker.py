@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import resource
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -19,6 +20,7 @@ from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.traces.ids import TraceIds
 from asyncrl.broker.traces.traces import Traces
+from asyncrl.checks.permit import Permits
 from asyncrl.client.handshake import Identity, hello, identity, send_beats, shake_hands, spool_connector
 from asyncrl.config.addresses import announced
 from asyncrl.config.changes import changed
@@ -56,9 +58,11 @@ from asyncrl.spool.weights.store import WeightStore
 log = get_logger()
 
 CONTROL = Limits(received=8 << 20)
-"""Nothing that nodes tell the broker is larger: what a rollout holds takes 22 bytes a trajectory."""
+"""Nothing that nodes tell the broker is larger: what a rollout holds takes about 60 bytes a trajectory."""
 CONFIG = "config"
 """Key of the configuration in the ledger."""
+PERMIT_KEY, PERMIT_KEY_BYTES = "permit_key", 32
+"""Key in the ledger of the secret of permits, which outlive the broker that gave them."""
 
 COLLECT_AFTER = 100_000
 """New objects between two runs of the garbage collector. Python's default, 700, is exceeded all the time, and the
@@ -134,7 +138,8 @@ async def run_broker(
         _report_skipped_rows(directory, {"train": prompts, "held_out": held_out})
         draws = list(held_out.since(0)) if held_out else []
         held_out_prompts, held_out_rows = [draw.prompt for draw in draws], [draw.row for draw in draws]
-        scheduler = Scheduler(config, prompts, held_out_prompts, ledger.broker_term, held_out_rows)
+        permits = Permits(bytes.fromhex(ledger.remember(PERMIT_KEY, secrets.token_hex(PERMIT_KEY_BYTES))))
+        scheduler = Scheduler(config, prompts, held_out_prompts, ledger.broker_term, held_out_rows, permits=permits)
         size = {"num_records": ledger.num_records, "num_bytes": directory.ledger.stat().st_size}
         log.info("ledger.reading", **size)
         replay(scheduler, read_records(directory.ledger, is_writer_process=True))
@@ -211,6 +216,7 @@ async def _serve(
             files=files,
             checkpoints=checkpoints,
             images=images,
+            permits=scheduler.dispatcher.permits,
         )
         spool = _run_spool(hub, bulk, actor, config.broker.beat_s, advertise=config.broker.advertise)
         background.append(asyncio.create_task(spool, name="spool"))
