@@ -40,6 +40,7 @@ from asyncrl.messages.files import ModelFiles
 from asyncrl.messages.session import Bye, Drain, Hello, Ready, StoreGet, StoreSet, StoreValue
 from asyncrl.messages.spool import SpoolAddress
 from asyncrl.messages.supervisor import (
+    Admit,
     Exited,
     Interrupt,
     Pause,
@@ -282,7 +283,7 @@ class BrokerActor:
             case Bye(reason=reason):
                 self._hub.forget(peer)
                 self._scheduler.left(peer, reason, self._clock(), on_purpose=True)
-            case Drain() | StatusWanted() | Pause() | SetSettings() | StacksWanted() | Stacks():
+            case Drain() | StatusWanted() | Pause() | SetSettings() | StacksWanted() | Stacks() | Admit():
                 self._operators.handle(peer, message)
             case Exited() | Interrupt():
                 self._supervised(peer, message)

@@ -3,6 +3,7 @@ Operators of a run: answers what supervisors ask of the broker while the run goe
 
     StatusWanted ─▶ the scheduler's books ─▶ Status                      Pause, SetSettings ─▶ scheduler, ledger
     StacksWanted ─▶ the node ─▶ Stacks                                   Drain ─▶ the node leaves ─▶ Drained
+    Admit ─▶ the scheduler ─▶ Admitted
 """
 
 import time
@@ -20,6 +21,8 @@ from asyncrl.broker.status.status import run_status
 from asyncrl.errors import ConfigError
 from asyncrl.messages.session import Drain
 from asyncrl.messages.supervisor import (
+    Admit,
+    Admitted,
     Drained,
     Pause,
     SetSettings,
@@ -66,11 +69,15 @@ class Operators:
         self._told: tuple[float, Status] | None = None
         """Time and contents of the last `Status`."""
 
-    def handle(self, peer: str, message: Drain | StatusWanted | Pause | SetSettings | StacksWanted | Stacks) -> None:
+    def handle(
+        self, peer: str, message: Drain | StatusWanted | Pause | SetSettings | StacksWanted | Stacks | Admit
+    ) -> None:
         """Handle a message of a supervisor, or the stacks of a node."""
         match message:
             case Drain(node=name):
                 self._drain(peer, name)
+            case Admit(node=name):
+                self._hub.send(peer, Admitted(name, self._admit(name)))
             case StatusWanted():
                 self._hub.send(peer, self._status())
             case Pause(is_paused=is_paused):
@@ -101,6 +108,13 @@ class Operators:
             return
         self._files.event("node.draining", node=name, asked_by=peer)
         self._hub.send(node.peer, Drain(name))
+
+    def _admit(self, name: str) -> str:
+        """Give a barred node work again. Returns the objection if it is not barred."""
+        if not self._scheduler.faults.is_barred(name):
+            return f"{name} is not barred; `asyncrl status` shows the state of each node"
+        self._scheduler.admit(name, self._clock())
+        return ""
 
     def _status(self) -> Status:
         """State of the run; the last one again if it is new enough, because many may watch a run of many nodes."""

@@ -24,6 +24,7 @@ from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.leases.trajectories import Trajectories
 from asyncrl.broker.leases.verdicts import VerdictLimits
 from asyncrl.broker.ledger.records import AnyRecord, SamplingPaused, SettingsSet
+from asyncrl.broker.nodes.faults import FaultBook
 from asyncrl.broker.nodes.machines import Disbandment, MachineBook
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
@@ -48,9 +49,22 @@ from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages.reward import Scored
 from asyncrl.messages.rollout import Failed, Offer, StartedOver
-from asyncrl.messages.session import AskTurn, Asleep, Beat, Bye, Drain, Draining, Hello, Ready, StoreGet, StoreSet
+from asyncrl.messages.session import (
+    AskTurn,
+    Asleep,
+    Barred,
+    Beat,
+    Bye,
+    Drain,
+    Draining,
+    Hello,
+    Ready,
+    StoreGet,
+    StoreSet,
+)
 from asyncrl.messages.spool import Stored
 from asyncrl.messages.supervisor import (
+    Admit,
     Exited,
     Interrupt,
     Pause,
@@ -67,6 +81,8 @@ from asyncrl.messages.weights import Live, Publishing, TransferFailed, Transferr
 from asyncrl.messages.wire import ToBroker
 from asyncrl.messages.words import Role, Stage
 
+WORKERS: tuple[Role, ...] = ("rollout", "reward")
+"""Roles of which a run has several nodes that do the same, so that their faults can be compared."""
 OWN_FAULTS: tuple[Stage, ...] = ("environment", "reward")
 """Stages that fail for one trajectory, and not for the prompt that it shares with its group."""
 
@@ -123,6 +139,7 @@ class Scheduler:
             permits=permits,
         )
         self.failures = FailureBook()
+        self.faults = FaultBook()
         self.training = TrainingGroups(
             config,
             prompts,
@@ -134,6 +151,7 @@ class Scheduler:
             spools=self.spools,
             out=self.out,
             failures=self.failures,
+            faults=self.faults,
         )
         self.spool_loss = SpoolLoss(
             self.spools,
@@ -154,8 +172,10 @@ class Scheduler:
             dispatcher=self.dispatcher,
             grading=self.grading,
             transfers=self.transfers,
+            nodes=self.nodes,
             out=self.out,
             failures=self.failures,
+            faults=self.faults,
         )
         self._credits: dict[Role, CreditBook] = {
             "rollout": self.dispatcher.credits,
@@ -194,6 +214,7 @@ class Scheduler:
         is_machine = hello.role == "trainer" and self.machines.are_used
         node = self.nodes.join(peer, hello, now_s, "machine" if is_machine else None)
         self.out.event("node.joined", node=node.name, role=node.role, incarnation=node.incarnation)
+        node.is_barred = self.faults.is_barred(node.name)
         self.turns.joined(node)
         if node.role == "rollout":
             if hello.policy_version <= self.transfers.live_version:
@@ -240,6 +261,8 @@ class Scheduler:
             self._credits_changed(node)
         for node in self.nodes.stalling(now_s):
             self._stall_changed(node, now_s)
+        for name in self.faults.ended(self._able(), now_s):
+            self._admitted(name, now_s)
         self._suspend_away(is_awaited=self.training.awaited_step is not None)
         self.dispatcher.expire(now_s)
         self.spool_loss.tick(now_s, self.transfers.live_version)
@@ -300,7 +323,10 @@ class Scheduler:
     def refuse(self, peer: str, message: ToBroker, reason: str) -> None:
         """Count a message of a node that the caller refuses."""
         if node := self.nodes.get(peer):
-            self.failures.count("message", f"{type(message).__name__} of {node.name}: {reason}")
+            problem = f"{type(message).__name__} of {node.name}: {reason}"
+            self.failures.count("message", problem)
+            if node.role in WORKERS:
+                self.faults.failed(node.name, node.role, problem)
 
     def handle(self, peer: str, message: ToBroker, now_s: float) -> None:
         """
@@ -327,7 +353,7 @@ class Scheduler:
             case Ready() | Draining() | Offer() | Asleep() | AskTurn():
                 self._handle_node(node, message, now_s)
             case Stored() | Scored() | Failed() | StartedOver():
-                self._handle_trajectories(message)
+                self._handle_trajectories(node, message)
             case Transferred() | TransferFailed() | Live() | Uploaded():
                 self.versions.reported(node, message, now_s)
                 self._credits_changed(node)
@@ -346,6 +372,7 @@ class Scheduler:
                 | SetSettings()
                 | StacksWanted()
                 | Stacks()
+                | Admit()
             ):
                 raise BrokenInvariant(f"{type(message).__name__} is for BrokerActor to handle, not for the scheduler")
             case _:
@@ -409,30 +436,30 @@ class Scheduler:
         for unit, reason in self._trajectories.stored(message):
             self._give_up(unit, reason)
 
-    def _scored(self, message: Scored) -> None:
+    def _scored(self, node: Node, message: Scored) -> None:
         for item in message.items:
             if failed := self._verdict_limits.failure(item):
-                self._failed(failed)
-            elif (group := self._trajectories.rewarded(item)) is None:
+                self._failed(node, failed)
+            elif (group := self._trajectories.rewarded(item, node.peer)) is None:
                 continue
             elif group.split == "train":
                 self.training.rewarded(group)
             else:
                 self.versions.settle_held_out(item.unit, failed=False)
 
-    def _handle_trajectories(self, message: Stored | Scored | Failed | StartedOver) -> None:
+    def _handle_trajectories(self, node: Node, message: Stored | Scored | Failed | StartedOver) -> None:
         match message:
             case Stored():
                 self._stored(message)
             case Scored():
-                self._scored(message)
+                self._scored(node, message)
             case Failed():
-                self._failed(message)
+                self._failed(node, message)
             case StartedOver():
-                self._trajectories.started_over(message)
+                self._trajectories.started_over(message, node.peer)
 
-    def _failed(self, message: Failed) -> None:
-        if not (reason := self._trajectories.failed(message)):
+    def _failed(self, node: Node, message: Failed) -> None:
+        if not (reason := self._trajectories.failed(message, node.peer)):
             return
         group = self.groups.group(message.unit)
         if group and group.split == "train" and message.stage in OWN_FAULTS:
@@ -450,6 +477,8 @@ class Scheduler:
 
     def _advance(self, now_s: float) -> None:
         """Do everything that has become possible. If nothing has, the cost does not depend on the number of nodes."""
+        if self.faults.suspects:
+            self._bar(now_s)
         if self.versions.has_changed:
             self.versions.advance(now_s)
         if self.turns.advance(may_train=self.versions.are_at_rest, now_s=now_s):
@@ -499,14 +528,14 @@ class Scheduler:
 
     def _suspend_away(self, *, is_awaited: bool) -> None:
         """
-        Let others sample what stalled rollouts hold, if there are others; what silent ones hold if it ``is_awaited``.
+        Let others sample what stalled or barred rollouts hold, if there are others; silent ones' if it ``is_awaited``.
 
         A silent node is lost soon, and may only have been slow to answer; a stalled one keeps its leases for ever.
         """
         rollouts = self.nodes.rollouts()
         if not all(node.is_away for node in rollouts):
             for node in rollouts:
-                if node.is_stalled or (node.is_quiet and is_awaited):
+                if node.is_stalled or node.is_barred or (node.is_quiet and is_awaited):
                     self.dispatcher.suspend(node)
 
     def _stall_changed(self, node: Node, now_s: float) -> None:
@@ -515,15 +544,50 @@ class Scheduler:
             cause = node.standstill.sentence(now_s)
             self.out.event("node.stalled", node=node.name, role=node.role, cause=cause)
             self.supervisors.notice(f"{node.name} makes no progress: {cause}; others take over its work")
-            self._credits_changed(node)
-            if not all(other.is_away for other in self.nodes.rollouts()):
-                self.dispatcher.leave_evaluation(node)
-                self.versions.free_evaluation(node)
+            self._away(node)
         else:
             self.out.event("node.moving", node=node.name, role=node.role)
             self.supervisors.notice(f"{node.name} makes progress again")
             if not node.is_quiet:
                 self._back(node, now_s)
+
+    def _able(self) -> dict[str, Role]:
+        """Names of the nodes whose conduct counts and that can be given work."""
+        return self.nodes.able(*WORKERS)
+
+    def _bar(self, now_s: float) -> None:
+        """Give no more work to nodes whose faults have come to stand out, and tell them and everybody why."""
+        for barred in self.faults.judge(self._able(), now_s):
+            self.out.event(
+                "node.barred", node=barred.name, role=barred.role, cause=barred.cause, seconds=round(barred.pause_s)
+            )
+            self.supervisors.notice(f"{barred.name} gets no work for {barred.pause_s:g} s: {barred.cause}")
+            for node in self.nodes.named(barred.name):
+                node.is_barred = True
+                self.out.send(node.peer, Barred(barred.cause, barred.pause_s))
+                self._away(node)
+        self._suspend_away(is_awaited=False)
+
+    def admit(self, name: str, now_s: float) -> None:
+        """Let a barred node in again, as an operator says."""
+        self.faults.admit(name)
+        self._admitted(name, now_s)
+        self._advance(now_s)
+
+    def _admitted(self, name: str, now_s: float) -> None:
+        self.out.event("node.admitted", node=name)
+        self.supervisors.notice(f"{name} is given work again")
+        for node in self.nodes.named(name):
+            node.is_barred = False
+            self._back(node, now_s)
+
+    def _away(self, node: Node) -> None:
+        """A node gets no new work: others grade what it has in hand, and evaluate if they can."""
+        self._credits_changed(node)
+        self.grading.revoke(node.peer)
+        if node.role == "rollout" and not all(other.is_away for other in self.nodes.rollouts()):
+            self.dispatcher.leave_evaluation(node)
+            self.versions.free_evaluation(node)
 
     def _back(self, node: Node, now_s: float) -> None:
         """A node that was away works again: it gets back what nobody has taken over."""

@@ -23,6 +23,7 @@ from asyncrl.broker.groups.window import Window
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.ledger.records import Committed, Dropped, FailedAttempt, LeftOut, Restarted, Taken, Untrained
+from asyncrl.broker.nodes.faults import FaultBook
 from asyncrl.broker.nodes.node import NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
@@ -51,6 +52,7 @@ class TrainingGroups:
         spools: SpoolBook,
         out: Outbox,
         failures: FailureBook,
+        faults: FaultBook,
     ) -> None:
         schedule = config.schedule
         num_needed = config.run.steps * schedule.groups_per_step
@@ -63,6 +65,7 @@ class TrainingGroups:
         self._spools = spools
         self._out = out
         self._failures = failures
+        self._faults = faults
         self._retirement = Retirement(config.data.retire_at, prompts.num_rows) if config.data.retire_at else None
         self.admission = AdmissionBook(
             prompts, schedule.group_size, num_needed, config.greedy_per_group, retirement=self._retirement
@@ -286,6 +289,8 @@ class TrainingGroups:
         slot.give_up()
         slot.attempts += 1
         self._failures.count("trainer", reason)
+        if slot.sampler:
+            self._faults.failed(slot.sampler, "rollout", f"trainer: {reason}")
         self._out.record(FailedAttempt(slot.unit, "trainer", reason, slot.attempts, True))
         if not group.untrained:
             group.untrained = reason

@@ -15,7 +15,7 @@ from asyncrl.messages.reward import Scored
 from asyncrl.messages.rollout import Failed, Offer, StartedOver
 from asyncrl.messages.session import AskTurn, Asleep, Beat, Bye, Drain, Draining, Hello, Ready, StoreGet, StoreSet
 from asyncrl.messages.spool import Fetch, Put, Stored
-from asyncrl.messages.supervisor import Exited, Interrupt, Pause, SetSettings, Stacks, StacksWanted, StatusWanted
+from asyncrl.messages.supervisor import Admit, Exited, Interrupt, Pause, SetSettings, Stacks, StacksWanted, StatusWanted
 from asyncrl.messages.trainer import Commit, Resumed, StepFailed, Stepped, Take
 from asyncrl.messages.weights import (
     FetchWeights,
@@ -62,6 +62,7 @@ MAY_SEND: dict[type[Message], frozenset[Role]] = {
     Stepped: frozenset(("trainer",)),
     Stored: frozenset(("spool",)),
     Drain: frozenset(("supervisor",)),
+    Admit: frozenset(("supervisor",)),
     Exited: frozenset(("supervisor",)),
     Interrupt: frozenset(("supervisor",)),
     StatusWanted: frozenset(("supervisor",)),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-ADDRESSED = ("status", "top", "stop", "drain", "pause", "resume-sampling", "set", "stacks")
+ADDRESSED = ("status", "top", "stop", "drain", "admit", "pause", "resume-sampling", "set", "stacks")
 """Commands that ask a broker, and take its address too."""
 
 

@@ -96,6 +96,13 @@ class Ready(Message, frozen=True):
     """Rollouts: way by which weights reach it."""
 
 
+class Barred(Message, frozen=True):
+    """The node gets no work for ``pause_s`` seconds, because it fails what others do not."""
+
+    cause: str
+    pause_s: float
+
+
 class Beat(Message, frozen=True):
     """Heartbeat. It says that the node lives; that ``progress`` grows says that it works."""
 

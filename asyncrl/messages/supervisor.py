@@ -87,10 +87,24 @@ class Drained(Message, frozen=True):
     """True if it was not asked to leave: there is no such node, or it cannot be drained."""
 
 
-NodeState = Literal["loading", "working", "waiting", "silent", "stalled", "leaving"]
+class Admit(Message, frozen=True):
+    """Request to give a barred node work again, answered by `Admitted`."""
+
+    node: str
+
+
+class Admitted(Message, frozen=True):
+    """Answer to `Admit`."""
+
+    node: str
+    problem: str = ""
+    """Reason for which nothing was changed; empty if it gets work again."""
+
+
+NodeState = Literal["loading", "working", "waiting", "silent", "stalled", "barred", "leaving"]
 """
 ``silent``: it was not heard for so long that it gets no new work. ``stalled``: it is heard, and has made no progress
-for so long.
+for so long. ``barred``: it fails what others do not.
 """
 
 
@@ -101,7 +115,7 @@ class NodeStatus(Value, frozen=True):
     role: Role
     state: NodeState
     waits_for: str = ""
-    """Reason of ``waiting`` in words, such as ``the trainer: the window is full``; empty in other states."""
+    """Reason of ``waiting`` in words, such as ``the trainer: the window is full``, or of ``barred``; else empty."""
     policy_version: int = -1
     """Rollouts: version that the engine decodes with; -1 before the first weights, and for other roles."""
     leases: int = 0

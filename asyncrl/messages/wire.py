@@ -23,6 +23,7 @@ from asyncrl.messages.rollout import Cancelled, Failed, Hold, Lease, Offer, Rele
 from asyncrl.messages.session import (
     AskTurn,
     Asleep,
+    Barred,
     Beat,
     Bye,
     Drain,
@@ -40,6 +41,8 @@ from asyncrl.messages.session import (
 )
 from asyncrl.messages.spool import Accepted, Fetch, Fetched, Put, Spools, Stored, Trim
 from asyncrl.messages.supervisor import (
+    Admit,
+    Admitted,
     Drained,
     Evaluated,
     Exited,
@@ -97,14 +100,14 @@ ToBroker = (
     | Offer | Scored | Failed | StartedOver | Live | Transferred | TransferFailed
     | Resumed | StepFailed | Take | Commit | Publishing | Uploaded | Stepped
     | Stored | Exited | Interrupt | StatusWanted | Pause | SetSettings
-    | StacksWanted | Stacks
+    | StacksWanted | Stacks | Admit
 )  # fmt: skip
 ToRollout = (
-    Welcome | Reject | StoreValue | Transfer | Stop | Drain | Wake | Sleep
+    Welcome | Reject | Barred | StoreValue | Transfer | Stop | Drain | Wake | Sleep
     | StacksWanted | Lease | Settled | Cancelled | Hold | Release | Fetched | Abort | Spools | FileList | FilePart
     | WeightsList | FetchedWeights
 )  # fmt: skip
-ToReward = Welcome | Reject | Stop | Drain | Grade | Fetched | Spools | StacksWanted
+ToReward = Welcome | Reject | Barred | Stop | Drain | Grade | Fetched | Spools | StacksWanted
 ToTrainer = (
     Welcome | Reject | StoreValue | Transfer | Stop | Drain | Wake
     | Batch | Published | Evaluating | Evaluated | Fetched | Abort | Assembled | Disbanded
@@ -120,7 +123,7 @@ ToSpool = (
 )  # fmt: skip
 ToSupervisor = (
     Welcome | Reject | Stop | Progress | Evaluated | Drained | Finished | Failures | Notice
-    | Status | Paused | SettingsChanged | Stacks | Returned
+    | Status | Paused | SettingsChanged | Stacks | Returned | Admitted
 )  # fmt: skip
 AnyMessage = ToBroker | ToRollout | ToReward | ToTrainer | ToMachine | ToFirstRank | ToShard | ToSpool | ToSupervisor
 CODEC = Codec(AnyMessage)

@@ -28,9 +28,10 @@ from asyncrl.client.chunks import MAX_VERDICT_BYTES, cut_by_bytes, verdict_bytes
 from asyncrl.client.connection import Connection
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import DecodeError, LinkClosed, LinkRefused, SpoolAway, VerifierError
+from asyncrl.log import get_logger
 from asyncrl.messages.reward import Grade, GradeItem, Scored, ScoredItem
 from asyncrl.messages.rollout import Failed, Offer
-from asyncrl.messages.session import Beat, Drain, Reject, Stop
+from asyncrl.messages.session import Barred, Beat, Drain, Reject, Stop
 from asyncrl.messages.spool import Spools
 from asyncrl.messages.supervisor import Stacks, StacksWanted
 from asyncrl.messages.trajectory import Prompt, Trajectory
@@ -38,6 +39,8 @@ from asyncrl.messages.words import REWARD_ACTIVITIES, Activity
 from asyncrl.observe.metrics.table import Sample
 from asyncrl.reward.verifier import Verdict, VerifierInput, verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
+
+log = get_logger()
 
 MAX_OPEN = 256
 """Open trajectories: four full frames to the workers, about 5 MB of payloads."""
@@ -127,6 +130,8 @@ class RewardActor:
                         tasks.create_task(self._grade(message, item))
                 case Spools(spools=spools):
                     self._spools.update(spools)
+                case Barred(cause=cause, pause_s=pause_s):
+                    log.warning("node.barred", cause=cause, seconds=pause_s)
                 case Drain() if self._on_drain:
                     self._on_drain()
                 case StacksWanted(node=node):

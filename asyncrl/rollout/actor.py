@@ -31,6 +31,7 @@ from asyncrl.messages.rollout import Cancelled, Failed, Hold, Lease, Leased, Off
 from asyncrl.messages.session import (
     AskTurn,
     Asleep,
+    Barred,
     Beat,
     Drain,
     Draining,
@@ -251,8 +252,8 @@ class RolloutActor:
                 self._spools.update(spools)
             case Drain() if self._on_drain:
                 self._on_drain()
-            case Reject(reason=reason):
-                raise LinkRefused(reason)
+            case Reject() | Barred():
+                _turned_away(message)
             case _:
                 log.warning("message.unexpected", type=type(message).__name__)
 
@@ -438,3 +439,10 @@ class RolloutActor:
         self._children.add(task)
         task.add_done_callback(self._children.discard)
         return task
+
+
+def _turned_away(message: Reject | Barred) -> None:
+    """Raise `LinkRefused` for a session that is over; log why there is no work for a while."""
+    if isinstance(message, Reject):
+        raise LinkRefused(message.reason)
+    log.warning("node.barred", cause=message.cause, seconds=message.pause_s)

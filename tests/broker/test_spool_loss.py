@@ -9,6 +9,7 @@ from asyncrl.broker.groups.window import Window
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.ledger.records import Refused, Restarted, Taken
+from asyncrl.broker.nodes.faults import FaultBook
 from asyncrl.broker.nodes.node import NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
@@ -47,6 +48,7 @@ class Desk:
             Window(config.schedule.window),
             spools=self.spools,
             failures=FailureBook(),
+            faults=FaultBook(),
             **common,
         )
         self.loss = SpoolLoss(self.spools, self.groups, training=self.training, ttl_s=TTL_S, **common)

@@ -9,6 +9,7 @@ from asyncrl.broker.groups.window import Window
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.ledger.records import Admitted, Committed, Dropped, Taken
+from asyncrl.broker.nodes.faults import FaultBook
 from asyncrl.broker.nodes.node import NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
@@ -49,6 +50,7 @@ class Desk:
             nodes=nodes,
             out=self.out,
             failures=self.failures,
+            faults=FaultBook(),
         )
 
     def complete(self, group_id: int) -> Group:

@@ -43,7 +43,7 @@ def test_the_commands_are_these():
         "export",
         "track",
     }
-    operating = {"drain", "status", "ls", "top", "logs", "stop", "pause", "resume-sampling", "set", "stacks"}
+    operating = {"drain", "admit", "status", "ls", "top", "logs", "stop", "pause", "resume-sampling", "set", "stacks"}
     assert set(main.commands) == {
         "run",
         "resume",

@@ -48,6 +48,12 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
     """Stored trajectories that were damaged."""
     void_below: int = 0
     """Results of leases with a lower id are void: such a one was refused."""
+    sampler: str = ""
+    """Node that sampled the stored trajectory, if that is known."""
+    failed_on: tuple[str, ...] = ()
+    """Nodes that failed to sample or to grade it: others are asked first."""
+    doubted_by: tuple[str, ...] = ()
+    """Nodes among those that call the payload damaged or the prompt too long, which no other has said yet."""
     ref: SpoolRef | None = None
     summary: TrajectorySummary | None = None
     reward: float = 0.0
@@ -73,8 +79,9 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
         """Forget the part on disk: the next lease samples from the prompt."""
         self.ref = self.summary = None
 
-    def store(self, ref: SpoolRef, summary: TrajectorySummary, lease_id: int = 0) -> None:
+    def store(self, ref: SpoolRef, summary: TrajectorySummary, lease_id: int = 0, sampler: str = "") -> None:
         self.state, self.ref, self.summary, self.stored_lease_id = State.STORED, ref, summary, lease_id
+        self.sampler, self.doubted_by = sampler, ()
 
     def has_result_of(self, lease_id: int) -> bool:
         return bool(lease_id) and self.stored_lease_id == lease_id

@@ -7,6 +7,7 @@ Nodes with equally many credits are served in turn.
 """
 
 from collections import OrderedDict, defaultdict
+from collections.abc import Collection
 
 from asyncrl.broker.nodes.node import Node
 
@@ -34,12 +35,16 @@ class CreditBook:
             if not self._by_credits[had]:
                 del self._by_credits[had]
 
-    def most(self, at_least: int, min_version: int = -1) -> Node | None:
-        """Node with the most credits, if any has ``at_least`` credits and decodes with ``min_version`` or newer."""
+    def most(self, at_least: int, min_version: int = -1, without: Collection[str] = ()) -> Node | None:
+        """
+        Node with the most credits, if any has ``at_least`` credits and decodes with ``min_version`` or newer.
+
+        ``without`` are names of nodes that are not wanted.
+        """
         for number in sorted(self._by_credits, reverse=True):
             if number < at_least:
                 return None
             for node in self._by_credits[number].values():
-                if node.policy_version >= min_version:
+                if node.policy_version >= min_version and node.name not in without:
                     return node
         return None

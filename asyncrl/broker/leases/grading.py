@@ -10,12 +10,15 @@ from asyncrl.broker.groups.group import Group, Slot
 from asyncrl.messages.trajectory import Unit
 from asyncrl.messages.words import Split
 
+Queued = tuple[int, Split]
+"""Id and split of a group with queued slots."""
+
 
 class GradeBook:
     """Trajectories that are queued for grading or being graded. Its length counts both."""
 
     def __init__(self) -> None:
-        self.waiting: OrderedDict[tuple[int, Split], list[Slot]] = OrderedDict()
+        self.waiting: OrderedDict[Queued, list[Slot]] = OrderedDict()
         """Queued slots by id and split of their group, the group that waits longest first. No list is empty."""
         self._assigned: dict[Unit, tuple[Slot, str]] = {}
         self._parked: dict[str, dict[Unit, Slot]] = {}
@@ -38,10 +41,17 @@ class GradeBook:
         """Trajectories that are being graded, by the peer of the reward node."""
         return Counter(peer for _, peer in self._assigned.values())
 
-    def assign(self, peer: str, at_most: int) -> list[Slot]:
-        """Assign up to ``at_most`` slots to a reward node, all of one group: the group that waits longest."""
-        key, waiting = next(iter(self.waiting.items()))
-        slots, rest = waiting[:at_most], waiting[at_most:]
+    def assign(self, peer: str, at_most: int, key: Queued | None = None) -> list[Slot]:
+        """
+        Assign up to ``at_most`` slots to a reward node, all of one group and with the same failures so far.
+
+        None for the ``key`` is the group that waits longest.
+        """
+        key = key or next(iter(self.waiting))
+        waiting = self.waiting[key]
+        alike = [slot for slot in waiting if slot.failed_on == waiting[0].failed_on]
+        slots = alike[:at_most]
+        rest = waiting[at_most:] if len(alike) == len(waiting) else [slot for slot in waiting if slot not in slots]
         if rest:
             self.waiting[key] = rest
         else:
@@ -50,9 +60,12 @@ class GradeBook:
             self._assigned[slot.unit] = (slot, peer)
         return slots
 
-    def settle(self, unit: Unit) -> Slot | None:
-        """End one grading. Returns its slot; None if the unit is not being graded."""
-        slot, _ = self._assigned.pop(unit, (None, ""))
+    def settle(self, unit: Unit, peer: str) -> Slot | None:
+        """End one grading by ``peer``. Returns its slot; None if this node does not grade the unit."""
+        slot, holder = self._assigned.get(unit, (None, ""))
+        if holder != peer:
+            return None
+        self._assigned.pop(unit, None)
         return slot
 
     def revoke(self, peer: str) -> None:

@@ -75,6 +75,10 @@ class LeaseBook:
             if not lease.open:
                 self._remove([lease])
 
+    def holder(self, lease_id: int) -> str:
+        """Peer of the node that holds an open lease; empty if it is not open."""
+        return lease.node if (lease := self._open.get(lease_id)) else ""
+
     def of_node(self, node: str) -> list[OpenLease]:
         """Open leases of one node, by its peer."""
         return list(self._of_node.get(node, {}).values())

@@ -7,7 +7,7 @@ A trajectory between its nodes: stored by a rollout, graded by a reward node, re
     leased again ◀─ Refused ◀─ damaged payload ─┘
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from msgspec.structs import replace
@@ -18,8 +18,10 @@ from asyncrl.broker.groups.drop_limit import OVERLONG
 from asyncrl.broker.groups.group import OPEN, Group, Slot
 from asyncrl.broker.leases.credits import CreditBook
 from asyncrl.broker.leases.dispatcher import Dispatcher
-from asyncrl.broker.leases.grading import GradeBook
+from asyncrl.broker.leases.grading import GradeBook, Queued
 from asyncrl.broker.ledger.records import Duplicate, FailedAttempt, Refused, Reissued, Result, Rewarded
+from asyncrl.broker.nodes.faults import FaultBook
+from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.transfers import TransferBook
 from asyncrl.checks.trajectory import summary_problem_of
@@ -29,7 +31,7 @@ from asyncrl.messages.reward import Grade, GradeItem, ScoredItem
 from asyncrl.messages.rollout import Failed, Leased, Settled, StartedOver
 from asyncrl.messages.spool import Stored, StoredItem
 from asyncrl.messages.trajectory import TrajectoryLimits, Unit
-from asyncrl.messages.words import Split
+from asyncrl.messages.words import Role, Split
 
 
 class Trajectories:
@@ -43,8 +45,10 @@ class Trajectories:
         dispatcher: Dispatcher,
         grading: GradeBook,
         transfers: TransferBook,
+        nodes: NodeBook,
         out: Outbox,
         failures: FailureBook,
+        faults: FaultBook,
     ) -> None:
         self._config = config
         self._groups = groups
@@ -53,7 +57,9 @@ class Trajectories:
         self._grading = grading
         self._transfers = transfers
         self._out = out
+        self._nodes = nodes
         self._failures = failures
+        self._faults = faults
         splits: tuple[Split, ...] = get_args(Split)
         self._limits = {
             split: TrajectoryLimits(
@@ -85,43 +91,65 @@ class Trajectories:
                 self._dispatcher.progressed(item)
         return [(item.unit, reason) for item in finished if (reason := self._result(item))]
 
-    def rewarded(self, item: ScoredItem) -> Group | None:
-        """Record a reward. Returns the trajectory's group; None if the reward is a duplicate or no longer wanted."""
-        group, slot = self._graded(item.unit, item.lease_id)
+    def rewarded(self, item: ScoredItem, peer: str) -> Group | None:
+        """
+        Record a reward. Returns the trajectory's group.
+
+        None if the reward is a duplicate or no longer wanted, or if ``peer`` was not asked for it.
+        """
+        group, slot = self._graded(item.unit, item.lease_id, peer)
         if group is None or slot is None:
             return None
+        self._blame(slot.doubted_by, "reward", "it called a payload damaged that another node could grade")
+        slot.doubted_by = ()
         slot.score(item.reward, item.metrics, item.answer)
+        self._faults.attempted(_name_of(peer), "reward")
         self._failures.attempted("reward")
         self._out.record(Rewarded(item.unit, item.reward, item.metrics, group.num_restarts, slot.num_refused))
         return group
 
-    def started_over(self, message: StartedOver) -> None:
+    def started_over(self, message: StartedOver, peer: str) -> None:
         """A leased trajectory is sampled from the prompt again: forget the part on disk, and count it."""
         slot = self._groups.slot(message.unit)
-        if slot and slot.is_leased_by(message.lease_id):
+        if slot and slot.is_leased_by(message.lease_id) and self._leases.holder(message.lease_id) == peer:
             slot.discard_progress()
             self._out.record(Reissued(message.unit, message.lease_id, "environment_lost", message.num_tokens))
             self._out.event("episode.started_over", group_id=message.unit.group_id, reason=message.reason)
 
-    def failed(self, message: Failed) -> str:
+    def failed(self, message: Failed, peer: str) -> str:
         """
-        Record a failed attempt, and arrange the next one.
+        Record a failed attempt of ``peer``, and arrange the next one, on another node first.
+
+        What one node finds final or damaged, another one that can work is asked about.
 
         Returns:
             Reason to give the trajectory up, after a last attempt; empty in all other cases.
         """
-        unit = message.unit
-        slot, group = self._failed_slot(message), self._groups.group(unit)
+        unit, name = message.unit, _name_of(peer)
+        slot, group = self._failed_slot(message, peer), self._groups.group(unit)
         if slot is None or group is None:
             return ""
+        is_of_reward = message.stage in ("reward", "payload")
         if message.stage == "payload" and message.is_unreachable:
             self._grading.add(slot)
             return ""
+        is_first = not slot.failed_on
+        if name and name not in slot.failed_on:
+            slot.failed_on = (*slot.failed_on, name)
+        has_other = is_first and self._nodes.has_other("reward" if is_of_reward else "rollout", slot.failed_on)
+        if message.stage == "payload":
+            if self._doubts(slot, name):
+                return ""
+            self._blame([slot.sampler], "rollout", message.reason)
+        is_filtered = message.is_overlong and self._config.data.filter_overlong_prompts
+        if message.is_overlong:
+            slot.doubted_by = (*slot.doubted_by, name)
+        elif message.stage != "payload":
+            self._blame([name], "reward" if is_of_reward else "rollout", f"{message.stage}: {message.reason}")
         slot.attempts += 1
-        is_final = not message.retryable or slot.attempts >= self._config.schedule.max_attempts
+        is_final = not (message.retryable or has_other) or slot.attempts >= self._config.schedule.max_attempts
         row = group.row if unit.split == "held_out" else -1
         self._out.record(FailedAttempt(unit, message.stage, message.reason, slot.attempts, is_final, row))
-        is_filtered = message.is_overlong and self._config.data.filter_overlong_prompts
         if not is_filtered:
             self._failures.count(message.stage, message.reason)
         if is_final:
@@ -129,18 +157,46 @@ class Trajectories:
         self._try_again(slot, message)
         return ""
 
+    def _blame(self, names: Iterable[str], role: Role, cause: str) -> None:
+        for name in filter(None, names):  # Nobody knows who sampled for an earlier life of the broker.
+            self._faults.failed(name, role, cause)
+
+    def _doubts(self, slot: Slot, name: str) -> bool:
+        """True if another reward node is asked first whether a payload is damaged, as ``name`` says."""
+        doubters = {*slot.doubted_by, name}
+        if len(doubters) > 1 or not self._nodes.has_other("reward", doubters):
+            slot.doubted_by = ()
+            return False
+        slot.doubted_by = (name,)
+        self._grading.add(slot)
+        return True
+
     def grade(self) -> None:
         """Send stored trajectories to reward nodes while these have credits."""
-        while self._grading.waiting and (node := self.credits.most(1)):
-            slots = self._grading.assign(node.peer, node.credits)
-            group = self._groups.group(slots[0].unit)
-            if group is None:
-                raise BrokenInvariant(f"{slots[0].unit} is queued for grading, but its group is not open")
-            node.granted += len(slots)
-            self.credits.update(node)
-            items = [self._grade_item(slot) for slot in slots]
-            self._renew_limits()
-            self._out.send(node.peer, Grade(group.prompt, items, self._limits[group.split]))
+        aside = list[Queued]()
+        while key := next((key for key in self._grading.waiting if key not in aside), None):
+            avoided = self._avoided(self._grading.waiting[key][0])
+            node = self.credits.most(1, without=avoided)
+            if node is not None:
+                self._grade(node, self._grading.assign(node.peer, node.credits, key))
+            elif avoided:  # Others can be graded where this one has failed.
+                aside.append(key)
+            else:
+                return
+
+    def _avoided(self, slot: Slot) -> tuple[str, ...]:
+        """Nodes that failed it, if there is another reward node to ask first."""
+        return slot.failed_on if slot.failed_on and self._nodes.has_other("reward", slot.failed_on) else ()
+
+    def _grade(self, node: Node, slots: Sequence[Slot]) -> None:
+        group = self._groups.group(slots[0].unit)
+        if group is None:
+            raise BrokenInvariant(f"{slots[0].unit} is queued for grading, but its group is not open")
+        node.granted += len(slots)
+        self.credits.update(node)
+        items = [self._grade_item(slot) for slot in slots]
+        self._renew_limits()
+        self._out.send(node.peer, Grade(group.prompt, items, self._limits[group.split]))
 
     def revoke(self, peer: str) -> None:
         """A node is gone: trajectories it was grading go back to the head of the queue."""
@@ -148,22 +204,26 @@ class Trajectories:
         self._grading.revoke(peer)
 
     def _result(self, item: StoredItem) -> str:
-        unit = item.unit
+        unit, holder = item.unit, self._leases.holder(item.lease_id)
         group, slot = self._groups.find(unit)
         if problem := self._refused(item):
-            return self.failed(Failed(unit, item.lease_id, "rollout", problem, retryable=True))
+            return self.failed(Failed(unit, item.lease_id, "rollout", problem, retryable=True), holder)
         is_outdated = slot is None or group is None or self._dispatcher.is_outdated(item, group, slot)
         if is_outdated and slot and group and slot.is_leased_by(item.lease_id):
             oldest = item.summary.oldest_version
             reason = f"impossible policy version: {oldest} as the oldest one, expected {group.min_version} or newer"
-            return self.failed(Failed(unit, item.lease_id, "rollout", reason, retryable=True))
+            return self.failed(Failed(unit, item.lease_id, "rollout", reason, retryable=True), holder)
         self._leases.settle(item.lease_id, unit.index)
         if slot is None or group is None or is_outdated or slot.state not in OPEN:
             # Its node may send one trajectory again, if the broker was restarted before it could answer.
             if slot is None or not slot.has_result_of(item.lease_id):
                 self._out.record(Duplicate(unit, item.lease_id, item.summary.num_tokens))
             return ""
-        slot.store(item.ref, item.summary, item.lease_id)
+        sampler = _name_of(holder)
+        self._blame(slot.doubted_by, "rollout", "it called a prompt too long that another node could sample")
+        slot.store(item.ref, item.summary, item.lease_id, sampler)
+        if sampler:
+            self._faults.attempted(sampler, "rollout")
         self._failures.attempted("rollout")
         self._out.record(Result(unit, item.lease_id, item.ref, item.summary, group.num_restarts, slot.num_refused))
         self._grading.add(slot)
@@ -186,10 +246,12 @@ class Trajectories:
             self._failures.count("rollout", problem)  # An attempt at no unit that is wanted.
         return problem
 
-    def _failed_slot(self, message: Failed) -> Slot | None:
-        """Slot whose generation or grading has failed; None if the message concerns none that is still going on."""
+    def _failed_slot(self, message: Failed, peer: str) -> Slot | None:
+        """Slot whose generation or grading by ``peer`` has failed; None if it has none that is still going on."""
         if message.stage in ("reward", "payload"):
-            return self._graded(message.unit, message.lease_id)[1]
+            return self._graded(message.unit, message.lease_id, peer)[1]
+        if self._leases.holder(message.lease_id) != peer:
+            return None
         self._leases.settle(message.lease_id, message.unit.index)
         slot = self._groups.slot(message.unit)
         return slot if slot and slot.is_leased_by(message.lease_id) else None
@@ -205,10 +267,10 @@ class Trajectories:
             case _:
                 self._dispatcher.failed(slot, message.lease_id)
 
-    def _graded(self, unit: Unit, lease_id: int) -> tuple[Group, Slot] | tuple[None, None]:
-        """Take a trajectory out of grading; None if this grading is no longer expected."""
+    def _graded(self, unit: Unit, lease_id: int, peer: str) -> tuple[Group, Slot] | tuple[None, None]:
+        """Take a trajectory out of grading; None if this grading is not expected of ``peer``, or not any more."""
         group, slot = self._groups.find(unit)
-        is_expected = group and slot and slot.lease_id == lease_id and self._grading.settle(unit)
+        is_expected = group and slot and slot.lease_id == lease_id and self._grading.settle(unit, peer)
         return (group, slot) if group and slot and is_expected else (None, None)
 
     def _grade_item(self, slot: Slot) -> GradeItem:
@@ -223,6 +285,11 @@ class Trajectories:
         if known.newest_version != newest or known.vocab_size != vocab_size:
             for split, limits in self._limits.items():
                 self._limits[split] = replace(limits, newest_version=newest, vocab_size=vocab_size)
+
+
+def _name_of(peer: str) -> str:
+    """Name of the node whose session this is."""
+    return peer.rpartition(".")[0]
 
 
 def _leased(items: Iterable[StoredItem]) -> list[Leased]:

@@ -107,6 +107,8 @@ def _state(node: Node) -> str:
     """State of a node: first whether it is heard, then whether it stays, then whether it works."""
     if node.is_quiet:
         return "quiet"
+    if node.is_barred:
+        return "barred"
     if node.is_stalled:
         return "stalled"
     if node.is_draining:

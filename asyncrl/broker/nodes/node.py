@@ -1,6 +1,7 @@
 """Connected nodes: role, credits, versions, and when each was last heard."""
 
 import math
+from collections.abc import Collection, Iterator
 
 from msgspec import Struct, field
 
@@ -57,6 +58,9 @@ class Node(Struct, eq=False, gc=False):
     is_stalled: bool = False
     """True while it beats without progress for so long that it gets no new work."""
 
+    is_barred: bool = False
+    """True while its faults stand out so far that it gets no work; see `asyncrl.broker.nodes.faults`."""
+
     @property
     def credits(self) -> int:
         return 0 if self.is_draining else self.credit_limit - self.granted
@@ -71,8 +75,8 @@ class Node(Struct, eq=False, gc=False):
 
     @property
     def is_away(self) -> bool:
-        """True while others should do its work: it is silent, or makes no progress."""
-        return self.is_quiet or self.is_stalled
+        """True while others should do its work: it is silent, makes no progress, or fails where they do not."""
+        return self.is_quiet or self.is_stalled or self.is_barred
 
     @property
     def is_able(self) -> bool:
@@ -185,6 +189,18 @@ class NodeBook:
 
     def of(self, role: Role) -> list[Node]:
         return list(self._by_role.get(role, {}).values())
+
+    def able(self, *roles: Role) -> dict[str, Role]:
+        """Names of the nodes of these roles that can be given work, now or soon."""
+        return {node.name: role for role in roles for node in self._able(role)}
+
+    def has_other(self, role: Role, names: Collection[str]) -> bool:
+        """True if a node of this role that is none of ``names`` can be given work, now or soon."""
+        return any(node.name not in names for node in self._able(role))
+
+    def _able(self, role: Role) -> Iterator[Node]:
+        nodes = self._by_role.get(role, {}).values()
+        return (node for node in nodes if not (node.is_loading or node.is_away or node.is_draining))
 
     def rollouts(self) -> list[Node]:
         """Rollouts that can be given weights."""

@@ -47,6 +47,8 @@ def node_status(
 def _state(scheduler: Scheduler, node: Node, groups: Mapping[str, int], in_hand: int) -> tuple[NodeState, str]:
     if node.is_quiet:
         return "silent", ""
+    if node.is_barred:
+        return "barred", scheduler.faults.cause(node.name)
     if node.is_stalled:
         return "stalled", ""
     if node.is_draining:

@@ -271,4 +271,26 @@ def drain(run: str, key: Path | None, node: str, wait_s: float) -> None:
     click.echo(f"{node} has left")
 
 
-COMMANDS = (drain, status, list_, top, logs, stop, pause, resume_sampling, set_, stacks)
+@click.command()
+@on_run
+@click.argument("node", metavar="NODE")
+@report_errors
+def admit(run: str, key: Path | None, node: str) -> None:
+    """
+    Give a barred node of a running run work again.
+
+    A rollout or reward node that fails what others do not gets no work for 30 seconds, then for longer each time.
+    `asyncrl status` shows such nodes with their faults, and explains RUN|ADDRESS. After a repair this ends the pause.
+
+    \b
+    Example:
+      asyncrl admit runs/quickstart rollout-1
+    """
+    from asyncrl.cli.operate.drain import admit as admit_node
+    from asyncrl.cli.operate.status import live_address
+
+    asyncio.run(admit_node(live_address(run, key), node))
+    click.echo(f"{node} is given work again")
+
+
+COMMANDS = (drain, admit, status, list_, top, logs, stop, pause, resume_sampling, set_, stacks)

@@ -1,4 +1,4 @@
-"""`asyncrl drain`: asks the broker of a running run to drain one node."""
+"""`asyncrl drain` and `asyncrl admit`: one node leaves a running run, or is given work again."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from asyncrl.cli.operate.session import operator
 from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import ConfigError, LinkError, RunFailed
 from asyncrl.messages.session import Drain
-from asyncrl.messages.supervisor import Drained, Finished
+from asyncrl.messages.supervisor import Admit, Admitted, Drained, Finished
 
 
 async def drain(run: RunAddress, node: str, wait_s: float) -> None:
@@ -30,6 +30,20 @@ async def drain(run: RunAddress, node: str, wait_s: float) -> None:
             ) from None
     if answer.problem:
         raise (ConfigError if answer.is_refused else RunFailed)(answer.problem)
+
+
+async def admit(run: RunAddress, node: str) -> None:
+    """
+    Have a barred node given work again.
+
+    Raises:
+        ConfigError: There is no such node, or it is not barred.
+        LinkError: The broker does not answer, or the connection ends.
+    """
+    async with operator(run) as session:
+        answer = await session.ask(Admit(node), Admitted)
+    if answer.problem:
+        raise ConfigError(answer.problem)
 
 
 async def _answer(link: Link) -> Drained:

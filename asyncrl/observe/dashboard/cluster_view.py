@@ -37,6 +37,8 @@ STATES = {
     "node.heard": "ready",
     "node.stalled": "stalled",
     "node.moving": "ready",
+    "node.barred": "barred",
+    "node.admitted": "ready",
     "node.draining": "draining",
     "node.left": "left",
     "node.lost": "lost",

@@ -22,7 +22,7 @@ STAGES = ("rollout", "environment", "reward", "payload", "trainer", "message", "
 """Places of a failure: those of `asyncrl.messages.words.Stage`, the trainer's refusals, and refused messages."""
 GROUP_STATES = ("unleased", "in_work", "complete", "taken")
 NODE_ROLES = ("rollout", "reward", "trainer", "machine", "spool", "supervisor")
-NODE_STATES = ("joined", "ready", "quiet", "stalled", "draining")
+NODE_STATES = ("joined", "ready", "quiet", "stalled", "barred", "draining")
 
 
 class Metric(Struct, frozen=True):

@@ -25,8 +25,8 @@ def test_the_group_that_waits_longest_is_graded_first_and_each_settles_once(book
     assert book.assign("r", 8) == slots[:2]
     assert (len(book), book.num_waiting) == (4, 2)
 
-    assert book.settle(Unit(0, 0)) is slots[0]
-    assert book.settle(Unit(0, 0)) is None
+    assert book.settle(Unit(0, 0), "r") is slots[0]
+    assert book.settle(Unit(0, 0), "r") is None
     assert len(book) == 3
 
 
@@ -55,7 +55,7 @@ def test_nothing_of_a_dropped_group_is_queued_or_graded(book: GradeBook, slots: 
 
     book.drop(group)
 
-    assert book.settle(Unit(0, 0)) is None
+    assert book.settle(Unit(0, 0), "r") is None
     assert [book.assign("r", 8) for _ in range(2)] == [slots[2:], [held_out]]
 
 
@@ -82,5 +82,5 @@ def test_a_removed_trajectory_is_neither_queued_nor_graded(book: GradeBook, slot
     book.remove(slots[0])
     assert book.assign("r", 8) == [slots[1]]
     book.remove(slots[1])
-    assert book.settle(slots[1].unit) is None
+    assert book.settle(slots[1].unit, "r") is None
     assert len(book) == 2

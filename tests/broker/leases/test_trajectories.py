@@ -9,7 +9,8 @@ from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.leases.trajectories import Trajectories
 from asyncrl.broker.ledger.records import Duplicate, FailedAttempt, Refused, Reissued, Result, Rewarded
-from asyncrl.broker.nodes.node import Node
+from asyncrl.broker.nodes.faults import FaultBook
+from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
@@ -31,7 +32,7 @@ class Desk:
     """Group 0 of two trajectories, both leased with id 5, and a reward node with two credits."""
 
     def __init__(self) -> None:
-        self.failures = FailureBook()
+        self.failures, self.faults = FailureBook(), FaultBook()
         groups = self.groups = GroupBook()
         self.out, config = Outbox(), a_config(schedule={"max_attempts": 2})
         evaluation = EvaluationBook(Evaluation(), [], 4, groups)
@@ -47,13 +48,22 @@ class Desk:
             dispatcher=self.dispatcher,
             grading=self.grading,
             transfers=self.transfers,
+            nodes=NodeBook(),
             out=self.out,
             failures=self.failures,
+            faults=self.faults,
         )
         self.judge = Node("r.0", "r", "0", "reward", 0.0, credit_limit=2)
         self.trajectories.credits.update(self.judge)
         for slot in self.group.slots:
             slot.lease(5)
+
+    def failed(self, message: Failed) -> str:
+        """A failure of the reward node, or of the rollout with a lease of another session."""
+        return self.trajectories.failed(message, self.judge.peer if message.stage in ("reward", "payload") else "")
+
+    def rewarded(self, item: ScoredItem) -> Group | None:
+        return self.trajectories.rewarded(item, self.judge.peer)
 
     def graded(self) -> GradeItem:
         """Store trajectory 0 and send it to the reward node."""
@@ -105,9 +115,9 @@ def test_a_reward_counts_once_and_only_for_its_own_grading() -> None:
     item = desk.graded()
     reward = ScoredItem(Unit(0, 0), 0.5, {}, item.lease_id, "42")
 
-    assert desk.trajectories.rewarded(replace(reward, lease_id=item.lease_id + 1)) is None
-    assert desk.trajectories.rewarded(reward) is desk.group
-    assert desk.trajectories.rewarded(reward) is None
+    assert desk.rewarded(replace(reward, lease_id=item.lease_id + 1)) is None
+    assert desk.rewarded(reward) is desk.group
+    assert desk.rewarded(reward) is None
 
     assert desk.out.drain()[1] == [Rewarded(Unit(0, 0), 0.5)]
     assert (desk.group.slots[0].reward, desk.group.slots[0].answer) == (0.5, "42")
@@ -116,12 +126,12 @@ def test_a_reward_counts_once_and_only_for_its_own_grading() -> None:
 def test_a_failed_grading_is_repeated_until_the_last_attempt() -> None:
     desk = Desk()
     failed = Failed(Unit(0, 0), desk.graded().lease_id, "reward", "the verifier raised", True)
-    assert desk.trajectories.failed(failed) == ""
+    assert desk.failed(failed) == ""
     desk.trajectories.grade()
     again = desk.group.slots[0].lease_id
     assert again > failed.lease_id
 
-    assert desk.trajectories.failed(replace(failed, lease_id=again)) == "reward: the verifier raised"
+    assert desk.failed(replace(failed, lease_id=again)) == "reward: the verifier raised"
 
     assert desk.judge.credits == 0
     assert [(r.attempts, r.is_final) for r in desk.out.drain()[1] if isinstance(r, FailedAttempt)] == [
@@ -134,7 +144,7 @@ def test_a_grading_whose_spool_is_away_is_no_attempt_and_waits_for_the_spool() -
     desk = Desk()
     away = Failed(Unit(0, 0), desk.graded().lease_id, "payload", "the spool is away", True, is_unreachable=True)
     desk.grading.park(REF.spool)
-    assert desk.trajectories.failed(away) == ""
+    assert desk.failed(away) == ""
     desk.trajectories.grade()
     assert desk.out.drain()[:2] == ([], [])
 
@@ -148,8 +158,8 @@ def test_a_failed_generation_is_leased_again_and_a_late_failure_is_ignored() -> 
     desk = Desk()
     failed = Failed(Unit(0, 1), 5, "rollout", "out of memory", True)
 
-    assert desk.trajectories.failed(failed) == ""
-    assert desk.trajectories.failed(failed) == ""
+    assert desk.failed(failed) == ""
+    assert desk.failed(failed) == ""
 
     records = desk.out.drain()[1]
     assert [type(record) for record in records] == [FailedAttempt, Reissued]
@@ -164,10 +174,10 @@ def test_an_episode_that_begins_anew_keeps_its_lease_and_loses_its_stored_part()
     slot = desk.group.slots[0]
     anew = StartedOver(Unit(0, 0), 5, 12, "the sandbox is gone")
 
-    desk.trajectories.started_over(replace(anew, lease_id=4))
+    desk.trajectories.started_over(replace(anew, lease_id=4), "")
     assert (slot.ref, desk.out.drain()[1]) == (REF, []), "of another lease"
 
-    desk.trajectories.started_over(anew)
+    desk.trajectories.started_over(anew, "")
     _, records, events = desk.out.drain()
     assert (slot.state, slot.ref, slot.summary, slot.attempts) == (State.LEASED, None, None, 0)
     assert records == [Reissued(Unit(0, 0), 5, "environment_lost", 12)]
@@ -177,14 +187,14 @@ def test_an_episode_that_begins_anew_keeps_its_lease_and_loses_its_stored_part()
 
     desk.trajectories.stored(Stored("a", "0", [STOPPED]))
     desk.out.drain()
-    desk.trajectories.started_over(anew)
+    desk.trajectories.started_over(anew, "")
     assert (slot.ref, desk.out.drain()[1]) == (REF, []), "its result is stored already"
 
 
 def test_a_failed_environment_is_an_attempt_that_begins_at_the_prompt() -> None:
     desk = Desk()
     desk.group.slots[1].progress(REF, STOPPED.summary)
-    assert desk.trajectories.failed(Failed(Unit(0, 1), 5, "environment", "KeyError: 'x'", True)) == ""
+    assert desk.failed(Failed(Unit(0, 1), 5, "environment", "KeyError: 'x'", True)) == ""
     assert (desk.group.slots[1].state, desk.group.slots[1].ref) == (State.MISSING, None)
     assert desk.out.drain()[1][-1] == Reissued(Unit(0, 1), 5, "failed", 8)
     assert desk.failures.counts == {"environment: KeyError: 'x'": 1}
@@ -193,9 +203,9 @@ def test_a_failed_environment_is_an_attempt_that_begins_at_the_prompt() -> None:
 def test_failures_are_counted_by_stage_and_cause() -> None:
     desk = Desk()
     grading = Failed(Unit(0, 0), desk.graded().lease_id, "reward", "no number in 17", True)
-    desk.trajectories.failed(grading)
-    desk.trajectories.failed(Failed(Unit(0, 1), 5, "rollout", "out of memory", True))
-    desk.trajectories.failed(Failed(Unit(0, 1), 5, "rollout", "out of memory", True))
+    desk.failed(grading)
+    desk.failed(Failed(Unit(0, 1), 5, "rollout", "out of memory", True))
+    desk.failed(Failed(Unit(0, 1), 5, "rollout", "out of memory", True))
 
     assert desk.failures.counts == {"reward: no number in 17": 1, "rollout: out of memory": 1}
 
@@ -236,8 +246,8 @@ def test_a_damaged_payload_is_sampled_again_and_its_result_is_void() -> None:
     grading = desk.graded().lease_id
     failed = Failed(Unit(0, 0), grading, "payload", DAMAGED, True)
 
-    assert desk.trajectories.failed(failed) == ""
-    assert desk.trajectories.failed(failed) == "", "told twice"
+    assert desk.failed(failed) == ""
+    assert desk.failed(failed) == "", "told twice"
 
     assert desk.out.drain()[1] == [
         FailedAttempt(Unit(0, 0), "payload", DAMAGED, 1, False),
@@ -251,7 +261,7 @@ def test_a_damaged_payload_is_sampled_again_and_its_result_is_void() -> None:
 def test_a_refused_result_that_is_put_again_is_a_duplicate_and_the_next_lease_gives_a_new_one() -> None:
     desk = Desk()
     grading = desk.graded().lease_id
-    desk.trajectories.failed(Failed(Unit(0, 0), grading, "payload", DAMAGED, True))
+    desk.failed(Failed(Unit(0, 0), grading, "payload", DAMAGED, True))
     desk.out.drain()
     lease_id = desk.dispatcher.leases.next_id()
 
@@ -267,7 +277,7 @@ def test_a_refused_result_that_is_put_again_is_a_duplicate_and_the_next_lease_gi
 
 def test_a_rollout_that_still_holds_a_refused_result_is_told_to_forget_it() -> None:
     desk = Desk()
-    desk.trajectories.failed(Failed(Unit(0, 0), desk.graded().lease_id, "payload", DAMAGED, True))
+    desk.failed(Failed(Unit(0, 0), desk.graded().lease_id, "payload", DAMAGED, True))
     rollout = Node("a.1", "a", "1", "rollout", 0.0)
     desk.dispatcher.adopt(rollout, [Held(Unit(0, 0), 5, 0)], now_s=0.0)
     assert desk.group.slots[0].state is State.MISSING
@@ -292,18 +302,18 @@ def test_a_failed_attempt_at_a_held_out_prompt_names_its_row() -> None:
     group = Group(0, Prompt(text="?"), 1, min_version=0, split="held_out", row=6)
     desk.groups.add(group)
     group.slots[0].lease(5)
-    desk.trajectories.failed(Failed(Unit(0, 0, "held_out"), 5, "rollout", "too long", False))
+    desk.failed(Failed(Unit(0, 0, "held_out"), 5, "rollout", "too long", False))
     assert desk.out.drain()[1] == [FailedAttempt(Unit(0, 0, "held_out"), "rollout", "too long", 1, True, 6)]
 
 
 def test_a_unit_that_is_damaged_each_time_is_given_up_with_the_cause() -> None:
     desk = Desk()
     failed = Failed(Unit(0, 0), desk.graded().lease_id, "payload", DAMAGED, True)
-    desk.trajectories.failed(failed)
+    desk.failed(failed)
     desk.judge.credit_limit += 1
     desk.trajectories.credits.update(desk.judge)
     desk.trajectories.stored(Stored("b", "0", [replace(STOPPED, lease_id=desk.dispatcher.leases.next_id())]))
     desk.trajectories.grade()
     again = desk.group.slots[0].lease_id
 
-    assert desk.trajectories.failed(replace(failed, lease_id=again)) == f"payload: {DAMAGED}"
+    assert desk.failed(replace(failed, lease_id=again)) == f"payload: {DAMAGED}"

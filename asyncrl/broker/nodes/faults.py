@@ -1,0 +1,186 @@
+"""
+Faults of nodes: one that fails what its peers do not gets no more work for a while.
+
+    attempts of a node ─▶ its share of faults beside the others' ─stands out─▶ barred for 30 s, 60 s, ... 30 min
+             ▲                                                                       │ or let in by an operator
+             └──────────────── on trial: its faults so far are forgotten ◀───────────┘
+
+A fault of the run (a reward function that raises, prompts that are too long) is every node's, so no share stands out;
+and the last node of a role that can work is never barred. Nodes are known by name: a new process is the same node.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from asyncrl.messages.words import Role
+
+RECENT = 32
+"""Attempts of a node that its share is of: few enough to see within seconds that it has begun to fail."""
+ALL = (1 << RECENT) - 1
+LEAST_FAULTS = 4
+"""Fewer may be chance. Of a node on trial half as many."""
+LEAST_SHARE = 0.25
+"""A node that fails more rarely gives more than it costs."""
+TIMES_OTHERS = 3.0
+"""A share stands out from one that is this many times smaller."""
+LEAST_OTHERS = 8
+"""Attempts of the others without which nothing can be compared, unless all `RECENT` of a node were faults."""
+PAUSE_S, LONGEST_PAUSE_S = 30.0, 1800.0
+"""First and longest pause. It doubles each time, until `RECENT` attempts of which few fail."""
+MAX_NODES = 10_000
+"""Nodes that are remembered, those barred last longest."""
+
+
+class Barred(Struct, frozen=True):
+    """A node that gets no more work, and why."""
+
+    name: str
+    role: Role
+    cause: str
+    """Sentence with its share, that of the others, and its last fault."""
+    pause_s: float
+
+
+class _Conduct(Struct):
+    role: Role
+    recent: int = 0
+    """Bit of each recent attempt, the newest lowest; 1 is a fault."""
+    number: int = 0
+    """Recent attempts."""
+    cause: str = ""
+    """Last fault."""
+    times: int = 0
+    """Pauses lately."""
+    until_s: float | None = None
+    """End of its pause; None if it is not barred."""
+
+    @property
+    def num_faults(self) -> int:
+        return self.recent.bit_count()
+
+
+class FaultBook:
+    """Conduct of nodes by name. ``suspects`` are those whose last attempt was a fault, until they are judged."""
+
+    def __init__(self) -> None:
+        self._conduct: dict[str, _Conduct] = {}
+        self._number: dict[Role, int] = {}
+        """Recent attempts of all nodes of a role."""
+        self._faults: dict[Role, int] = {}
+        self.suspects: set[str] = set()
+        self.total: dict[str, int] = {}
+        """Faults of each node since the broker's start."""
+
+    def attempted(self, name: str, role: Role, number: int = 1) -> None:
+        """A node did what it was asked, so many times."""
+        self._add(name, role, number, 0)
+
+    def failed(self, name: str, role: Role, cause: str) -> None:
+        """A node failed, or said what cannot be."""
+        conduct = self._add(name, role, 1, 1)
+        conduct.cause = cause
+        self.total[name] = self.total.get(name, 0) + 1
+        if conduct.until_s is None:
+            self.suspects.add(name)
+
+    def is_barred(self, name: str) -> bool:
+        return (conduct := self._conduct.get(name)) is not None and conduct.until_s is not None
+
+    def cause(self, name: str) -> str:
+        """Sentence about a node that is barred; empty if it is not."""
+        return self._sentence(name, self._conduct[name]) if self.is_barred(name) else ""
+
+    def judge(self, able: Mapping[str, Role], now_s: float) -> list[Barred]:
+        """Bar the suspects whose faults stand out. ``able`` are the nodes that can work, by name."""
+        suspects, self.suspects = self.suspects, set()
+        left, barred = Counter(able.values()), list[Barred]()
+        for name in sorted(suspects):
+            conduct = self._conduct[name]
+            if left[conduct.role] - (name in able) > 0 and self._stands_out(conduct):
+                left[conduct.role] -= name in able
+                pause_s = min(PAUSE_S * 2**conduct.times, LONGEST_PAUSE_S)
+                conduct.times, conduct.until_s = conduct.times + 1, now_s + pause_s
+                barred.append(Barred(name, conduct.role, self._sentence(name, conduct), pause_s))
+        return barred
+
+    def ended(self, able: Mapping[str, Role], now_s: float) -> list[str]:
+        """
+        Nodes whose pause ends now: it is over, the others fail as often, or nobody else of the role can work.
+
+        Each is on trial from here on.
+        """
+        barred = [name for name, conduct in self._conduct.items() if conduct.until_s is not None]
+        roles = set(able.values()) if barred else set()
+        ended = [name for name in barred if self._may_return(self._conduct[name], roles, now_s)]
+        for name in ended:
+            self.admit(name)
+        return ended
+
+    def admit(self, name: str) -> None:
+        """Let a node in again, on trial."""
+        conduct = self._conduct[name]
+        self._count(conduct.role, -conduct.number, -conduct.num_faults)
+        conduct.recent = conduct.number = 0
+        conduct.until_s = None
+
+    def _may_return(self, conduct: _Conduct, able: set[Role], now_s: float) -> bool:
+        is_over = conduct.until_s is not None and now_s >= conduct.until_s
+        others, _ = self._others(conduct)
+        return is_over or conduct.role not in able or (others >= LEAST_OTHERS and not self._is_worse(conduct))
+
+    def _stands_out(self, conduct: _Conduct) -> bool:
+        least = LEAST_FAULTS // 2 if conduct.times else LEAST_FAULTS
+        others, others_faults = self._others(conduct)
+        if others < LEAST_OTHERS:
+            return conduct.num_faults == RECENT and not others_faults
+        return conduct.num_faults >= least and self._is_worse(conduct)
+
+    def _is_worse(self, conduct: _Conduct) -> bool:
+        others, others_faults = self._others(conduct)
+        share = conduct.num_faults / max(conduct.number, 1)
+        # One more fault, so that a short record without any proves little.
+        return share >= LEAST_SHARE and share > TIMES_OTHERS * (others_faults + 1) / (others + 1)
+
+    def _others(self, conduct: _Conduct) -> tuple[int, int]:
+        """Recent attempts of the other nodes of a role, and how many of them failed."""
+        number, faults = self._number[conduct.role], self._faults[conduct.role]
+        return number - conduct.number, faults - conduct.num_faults
+
+    def _sentence(self, name: str, conduct: _Conduct) -> str:
+        others, others_faults = self._others(conduct)
+        return (
+            f"{conduct.num_faults} of the last {conduct.number} attempts of {name} failed, and {others_faults} of "
+            f"{others} of the other {conduct.role} nodes; the last one: {conduct.cause}"
+        )
+
+    def _add(self, name: str, role: Role, number: int, fault: int) -> _Conduct:
+        if (conduct := self._conduct.get(name)) is None:
+            if len(self._conduct) >= MAX_NODES:
+                self._forget()
+            conduct = self._conduct[name] = _Conduct(role)
+        if not (conduct.recent or fault) and conduct.number == RECENT and not conduct.times:
+            return conduct  # Nothing but successes, as ever.
+        before, had = conduct.number, conduct.num_faults
+        conduct.recent = ((conduct.recent << min(number, RECENT)) | fault) & ALL
+        conduct.number = min(before + number, RECENT)
+        self._count(role, conduct.number - before, conduct.num_faults - had)
+        is_on_trial = conduct.times and conduct.until_s is None
+        if is_on_trial and conduct.number == RECENT and conduct.num_faults < LEAST_SHARE * RECENT:
+            conduct.times = 0
+        return conduct
+
+    def _count(self, role: Role, number: int, faults: int) -> None:
+        self._number[role] = self._number.get(role, 0) + number
+        self._faults[role] = self._faults.get(role, 0) + faults
+
+    def _forget(self) -> None:
+        """Forget the node that is known longest and is not barred."""
+        name = next(
+            (one for one, conduct in self._conduct.items() if conduct.until_s is None), next(iter(self._conduct))
+        )
+        conduct = self._conduct.pop(name)
+        self._count(conduct.role, -conduct.number, -conduct.num_faults)
+        self.total.pop(name, None)
+        self.suspects.discard(name)
