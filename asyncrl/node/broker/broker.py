@@ -39,6 +39,7 @@ from asyncrl.messages.wire import CODEC
 from asyncrl.node.broker.auto_staleness import Choose, control_staleness
 from asyncrl.node.broker.broker_keys import BrokerKeys, cut_revoked, tell_spools
 from asyncrl.node.broker.consistency import require_consistent_files
+from asyncrl.node.broker.opening import open_ledger
 from asyncrl.node.model_files import model_files
 from asyncrl.node.process.service_manager import service_manager
 from asyncrl.observe.metrics.sources import read_from
@@ -115,13 +116,18 @@ async def run_broker(
         held_out = held_out_stream(config.data, num_held_out, images.add) if config.data.held_out_files else None
         if len(images) and not config.broker.spool:
             raise ConfigError("prompts with pictures need the spool in the broker's process: set broker.spool to true")
-        ledger = Ledger(directory.ledger)
+
+        def prepare(ledger: Ledger) -> None:
+            _record_config(directory, ledger, config)
+            _require_same_data(config.data, ledger, {"train": prompts, "held_out": held_out})
+
+        ledger = await open_ledger(directory.ledger, prepare, stopping)
+        if ledger is None:
+            return
         files.callback(ledger.close)
-        _record_config(directory, ledger, config)
         for sentence in advice(config):
             log.warning("config.advice", advice=sentence)
             directory.append_event("config.advice", advice=sentence)
-        _require_same_data(config.data, ledger, {"train": prompts, "held_out": held_out})
         for stream in filter(None, (prompts, held_out)):
             check_routes(config.reward, stream.summary.data_sources)
         segments = weights = None
