@@ -18,6 +18,7 @@ The files of a run.
       broker.address   address at which nodes reach the broker; one line for each that it listens on
       broker.lock      held by the broker while it serves the run; supervisor.lock by `asyncrl run` likewise
       secret           secret of the run's sockets, for its user alone
+      sockets          part of the name of the folder of its unix sockets, if another user has taken the usual one
 
 Only the broker's process writes events, metrics and the summary; any process of the run's user may read them at any
 time, and with ``run.share_with_group`` those of its group.

@@ -31,7 +31,7 @@ from asyncrl.data.digest import check_same
 from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
 from asyncrl.errors import ConfigError, LinkReset
 from asyncrl.files.json_lines import JsonLines
-from asyncrl.files.private_socket import private_address
+from asyncrl.files.private_socket import private_socket
 from asyncrl.log import about, get_logger
 from asyncrl.messages.session import Beat, Hello
 from asyncrl.messages.spool import HOSTED_SPOOL, SpoolAddress
@@ -131,7 +131,10 @@ async def run_broker(
         for stream in filter(None, (prompts, held_out)):
             check_routes(config.reward, stream.summary.data_sources)
         segments = weights = None
+        spool_binds = config.broker.spool_binds
         if config.broker.spool:
+            if not spool_binds:
+                spool_binds = [files.enter_context(private_socket("spool", ledger.run_id, directory.path))]
             segments = Segments(directory.spool, segment_bytes=config.broker.segment_bytes)
             files.callback(segments.close)
             weights = WeightStore(directory.spool / "weights")
@@ -156,6 +159,7 @@ async def run_broker(
             weights=weights,
             images=images,
             bind=bind,
+            spool_binds=spool_binds,
             keys=keys,
             listening=listening,
             stopping=stopping,
@@ -174,6 +178,7 @@ async def _serve(
     weights: WeightStore | None,
     images: ImageStore,
     bind: Sequence[str],
+    spool_binds: Sequence[str],
     keys: BrokerKeys,
     listening: Callable[[list[str]], None],
     stopping: asyncio.Event,
@@ -183,7 +188,6 @@ async def _serve(
     hubs = [ZmqHub(bind, CODEC, keys=keys.hub, limits=CONTROL)]
     hub, bulk = hubs[0], None
     if segments is not None:
-        spool_binds = config.broker.spool_binds or private_address("spool", ledger.run_id)
         bulk = ZmqHub(spool_binds, CODEC, keys=keys.hub)
         hubs.append(bulk)
     models = model_files(config)
