@@ -79,7 +79,7 @@ class Ledger:
         self.broker_term = self._begin_term()
         """Number of brokers that have opened this ledger."""
         self.run_id = str(self.read_meta("run_id"))
-        """Identity of the run, made with the ledger."""
+        """Identity of the run, made with the ledger, or when a copy was first served."""
         self.num_records = self._count()
         """Records on disk."""
         self._ended: AsyncrlError | None = None
@@ -151,6 +151,11 @@ class Ledger:
             return str(recorded)
         self.write_meta(key, value)
         return value
+
+    def rename_run(self, run_id: str) -> None:
+        """Give a copied run an identity of its own. As `write_meta`."""
+        self.write_meta("run_id", run_id)
+        self.run_id = run_id
 
     def write_meta(self, key: str, value: int | str) -> None:
         """Record a fact about the whole run; it is on disk when this returns. Call before the first `append`."""

@@ -46,6 +46,7 @@ SENTENCES = {
     "eval.left_out": "v{policy_version} was not evaluated: {cause}",
     "checkpoint.damaged": "checkpoint {path} is damaged: {cause}",
     "run.waiting": "{cause}",
+    "run.copied": "{cause}",
     "ledger.locked": "{cause}",
     "ledger.unlocked": "the ledger can be written again, after {waited_s} s",
     "ledger.left_locked": "{cause}",

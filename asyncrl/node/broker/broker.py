@@ -40,6 +40,7 @@ from asyncrl.node.broker.auto_staleness import Choose, control_staleness
 from asyncrl.node.broker.broker_keys import BrokerKeys, cut_revoked, tell_spools
 from asyncrl.node.broker.consistency import require_consistent_files
 from asyncrl.node.broker.opening import open_ledger
+from asyncrl.node.broker.origin import settle
 from asyncrl.node.model_files import model_files
 from asyncrl.node.process.service_manager import service_manager
 from asyncrl.observe.metrics.sources import read_from
@@ -118,6 +119,7 @@ async def run_broker(
             raise ConfigError("prompts with pictures need the spool in the broker's process: set broker.spool to true")
 
         def prepare(ledger: Ledger) -> None:
+            settle(directory, ledger)
             _record_config(directory, ledger, config)
             _require_same_data(config.data, ledger, {"train": prompts, "held_out": held_out})
 

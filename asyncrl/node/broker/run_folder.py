@@ -21,6 +21,7 @@ from asyncrl.files.disk import needed
 from asyncrl.files.lock import locked
 from asyncrl.files.secret_file import new_secret, read_secret, write_secret
 from asyncrl.log import get_logger
+from asyncrl.node.broker.origin import disown, original_of
 from asyncrl.observe.run_directory import RunDirectory
 
 log = get_logger()
@@ -60,6 +61,8 @@ def held_run(path: Path, config: Config, secret_file: Path | None = None) -> Ite
         directory = RunDirectory(path)
         if was_open := directory.close(group_reads=config.run.share_with_group):
             log.warning("run.was_open", cause=was_open)
+        if original_of(directory):  # Told when its ledger is opened.
+            disown(directory)
         config = with_backend(with_absolute_paths(config, Path.cwd()))
         if directory.config.is_file():
             if changed(load_config(directory.config), config):
