@@ -59,6 +59,18 @@ def private_socket(name: str, identity: str, place: Path, environment: Mapping[s
             folder.rmdir()
 
 
+def is_gone(address: str) -> bool:
+    """True if the file of a unix socket was removed: by a cleaner of temporary files, say."""
+    return not Path(address.removeprefix("ipc://")).exists()
+
+
+def make_again(address: str) -> None:
+    """Make the folder of a unix socket again. Raises `ConfigError` if another user has made it meanwhile."""
+    folder = Path(address.removeprefix("ipc://")).parent
+    if not _is_own(folder):
+        raise ConfigError(f"{folder}, the folder for sockets, was removed, and others may enter the one that is there")
+
+
 def _make(parent: Path, name: str, remembered: Path) -> Path:
     """Make a folder that is this user's alone, or find that of an earlier start."""
     before = remembered.read_text().strip() if remembered.is_file() else ""

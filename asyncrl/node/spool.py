@@ -18,6 +18,7 @@ from asyncrl.log import get_logger
 from asyncrl.messages.session import Hello, Welcome
 from asyncrl.messages.spool import SpoolAddress
 from asyncrl.messages.wire import CODEC
+from asyncrl.node.kept_socket import keep_socket
 from asyncrl.node.machine.local_address import route_to
 from asyncrl.node.runner import join_steadily, run_sessions, serve, unless_told
 from asyncrl.node.spool_keys import SpoolKeys
@@ -49,9 +50,11 @@ async def run_spool(
         keys = SpoolKeys(run)
         async with _listening(run, own, folder, bind) as listen:
             hub = ZmqHub(listen, CODEC, keys=keys.hub)
+            kept = asyncio.create_task(keep_socket(hub), name="socket")
             try:
                 await _serve(run, own, folder, segments, hub, keys=keys, wait_s=wait_s, stopping=stopping)
             finally:
+                kept.cancel()
                 await hub.aclose()
     finally:
         segments.close()

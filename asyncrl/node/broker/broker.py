@@ -41,6 +41,7 @@ from asyncrl.node.broker.broker_keys import BrokerKeys, cut_revoked, tell_spools
 from asyncrl.node.broker.consistency import require_consistent_files
 from asyncrl.node.broker.opening import open_ledger
 from asyncrl.node.broker.origin import settle
+from asyncrl.node.kept_socket import keep_socket
 from asyncrl.node.model_files import model_files
 from asyncrl.node.process.service_manager import service_manager
 from asyncrl.observe.metrics.sources import read_from
@@ -225,6 +226,7 @@ async def _serve(
             images=images,
         )
         spool = _run_spool(hub, bulk, actor, config.broker.beat_s, advertise=config.broker.advertise)
+        background.append(asyncio.create_task(keep_socket(bulk), name="socket"))
         background.append(asyncio.create_task(spool, name="spool"))
         background[-1].add_done_callback(lambda task: _stop_on_error(task, broker))
     if keys.allowed:
