@@ -42,7 +42,9 @@ def make_folder(path: Path, *, group_reads: bool = False) -> None:
         parent.mkdir(PARENT, exist_ok=True)
     path.mkdir(OWNER)
     if group_reads:
-        path.chmod(GROUP)
+        path.chmod(
+            stat.S_IMODE(path.stat().st_mode) & ~0o777 | GROUP
+        )  # The bit by which its files have its group stays.
 
 
 def close_folder(path: Path, *, group_reads: bool = False) -> str:

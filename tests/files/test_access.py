@@ -76,6 +76,9 @@ def test_a_run_that_is_shared_later_is_opened_to_its_group_without_a_word(tmp_pa
 
 def test_inherited_groups_stay(tmp_path: Path) -> None:
     """The bit by which all that is made in a folder has the folder's group."""
+    tmp_path.chmod(0o2755)
+    make_folder(tmp_path / "a", group_reads=True)
+    assert modes(tmp_path / "a") == [0o2750]
     tmp_path.chmod(0o2777)
     close_folder(tmp_path, group_reads=True)
     assert modes(tmp_path) == [0o2750]
