@@ -59,6 +59,8 @@ from asyncrl.observe.samples import SamplesWriter
 from asyncrl.weights.groups.rendezvous import Rendezvous
 
 TICK_S = 0.25
+LOCKED_S = 5.0
+"""Seconds for which another program has locked the ledger until that is told: a look at it with a query takes less."""
 IMAGE_BYTES = 64 << 20
 """Pictures that are kept for the next samples file."""
 SLEPT_S = 1.0
@@ -121,6 +123,8 @@ class BrokerActor:
         """Set when records or messages should be written now."""
         self._unsent: list[Outgoing] = []
         self._unwritten: list[AnyRecord] = []
+        self._locked_s = 0.0
+        """Seconds for which the ledger has been locked, once that was told; else 0."""
         self._tasks: asyncio.TaskGroup | None = None
         self._ending = Ending(scheduler.nodes, hub, self._files, self._samples)
         run = RunIdentity(run_id, str(directory.path.resolve()), broker_term, list(models))
@@ -147,7 +151,7 @@ class BrokerActor:
                 await self._ending.say_goodbye()
                 for task in serving:
                     task.cancel()
-                await self._ledger.commit(self._unwritten)  # Departures of the last nodes.
+                await self._write_departures()
         except BaseExceptionGroup as group:
             cause = group.exceptions[0]
             is_ours = isinstance(cause, AsyncrlError)
@@ -233,6 +237,7 @@ class BrokerActor:
                     self._hub.forget(node.peer)
                 self._sessions.tick()
                 self._break_silence()
+                self._tell_of_lock()
             self._files.tick()
             self._dirty.set()
 
@@ -244,6 +249,16 @@ class BrokerActor:
         news = len(self._files.versions), len(scheduler.evaluation.results)
         if silent_s := self._silence.due(news, now_s):
             scheduler.supervisors.notice(sentence(scheduler, silent_s, now_s))
+
+    def _tell_of_lock(self) -> None:
+        """Tell once that another program keeps the ledger locked, and once that it has let go."""
+        locked_s = self._ledger.locked_s
+        if locked_s >= LOCKED_S and not self._locked_s:
+            cause = f"{self._ledger.locked_by} has locked the ledger: the run waits until its transaction ends"
+            self._files.event("ledger.locked", cause=cause)
+        elif self._locked_s and not locked_s:
+            self._files.event("ledger.unlocked", waited_s=round(self._locked_s))
+        self._locked_s = locked_s if locked_s >= LOCKED_S else 0.0
 
     async def _write(self) -> None:
         """Write records in transactions: one takes everything that arrived while the previous one ran."""
@@ -260,6 +275,17 @@ class BrokerActor:
                 self._hub.send(outgoing.peer, outgoing.message)
             if self._scheduler.is_finished and not self._unwritten:
                 self.stop()
+
+    async def _write_departures(self) -> None:
+        """Write what is left: departures of the last nodes. A locked ledger does not hold up the end for long."""
+        self._ledger.leave()
+        try:
+            await self._ledger.commit(self._unwritten)
+        except RunFailed as error:
+            if not self._ledger.is_left_locked:
+                raise
+            # None of it was acknowledged, so the nodes say it again to the next broker.
+            self._files.event("ledger.left_locked", cause=str(error))
 
     # ── one message ─────────────────────────────────────────────────────────────────────────
 

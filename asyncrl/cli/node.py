@@ -206,7 +206,7 @@ def main(
             else replicas_job(find, name, replicas, devices, options) or node_job(role, find, name, options)
         )
         job = until_run_is_over(work, run_dir)
-    sys.exit(run_process(job, name=name, role=role, metrics=serving, log_format=log_format))
+    sys.exit(run_process(job, name=name, role=role, metrics=serving, log_format=log_format, run_dir=run_dir))
 
 
 def _require_role(role: Role, is_given: bool, sentence: str, *roles: Role) -> None:

@@ -6,9 +6,9 @@ from asyncrl.config.config import Config, leaves
 from asyncrl.errors import ConfigError
 
 MAY_CHANGE = (
-    "run.dir", "run.name", "run.skip_steps", "broker.", "supervisor.", "trackers.", "checkpoint.", "rollout.",
-    "weights.", "reward.workers", "reward.timeout_s", "trainer.nodes", "trainer.min_nodes", "trainer.wait_s",
-    "trainer.ranks", "trainer.shard_size", "trainer.sequence_parallel", "trainer.expert_parallel",
+    "run.dir", "run.name", "run.share_with_group", "run.skip_steps", "broker.", "supervisor.", "trackers.",
+    "checkpoint.", "rollout.", "weights.", "reward.workers", "reward.timeout_s", "trainer.nodes", "trainer.min_nodes",
+    "trainer.wait_s", "trainer.ranks", "trainer.shard_size", "trainer.sequence_parallel", "trainer.expert_parallel",
     "trainer.collective_timeout_s", "evaluation.answers",
 )  # fmt: skip
 """Settings, and beginnings of settings, that do not change what the records of a run mean."""

@@ -1,6 +1,8 @@
 """A spool's process: its files, a socket for payloads, and a link to the broker."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -12,11 +14,12 @@ from asyncrl.client.handshake import Identity, hello, identity
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.addresses import host_of, is_wildcard, port_of, tcp
 from asyncrl.config.config import from_json
-from asyncrl.files.private_socket import private_address
+from asyncrl.files.private_socket import private_socket
 from asyncrl.log import get_logger
 from asyncrl.messages.session import Hello, Welcome
 from asyncrl.messages.spool import SpoolAddress
 from asyncrl.messages.wire import CODEC
+from asyncrl.node.kept_socket import keep_socket
 from asyncrl.node.machine.local_address import route_to
 from asyncrl.node.runner import join_steadily, run_sessions, serve, unless_told
 from asyncrl.node.spool_keys import SpoolKeys
@@ -46,12 +49,14 @@ async def run_spool(
     try:
         own = open_folder(folder, name)
         keys = SpoolKeys(run)
-        listen = bind or await asyncio.to_thread(_free_address, run, own)
-        hub = ZmqHub(listen, CODEC, keys=keys.hub)
-        try:
-            await _serve(run, own, folder, segments, hub, keys=keys, wait_s=wait_s, stopping=stopping)
-        finally:
-            await hub.aclose()
+        async with _listening(run, own, folder, bind) as listen:
+            hub = ZmqHub(listen, CODEC, keys=keys.hub)
+            kept = asyncio.create_task(keep_socket(hub), name="socket")
+            try:
+                await _serve(run, own, folder, segments, hub, keys=keys, wait_s=wait_s, stopping=stopping)
+            finally:
+                kept.cancel()
+                await hub.aclose()
     finally:
         segments.close()
 
@@ -87,11 +92,16 @@ async def _serve(
     await run_sessions(session, who, link, welcome, run=run, wait_s=wait_s, stopping=stopping, make_hello=say)
 
 
-def _free_address(run: RunAddress, own: SpoolIdentity) -> str:
-    """Address to bind: reachable wherever the broker is."""
-    if run.broker.startswith("ipc://"):
-        return private_address("spool", own.folder_id)
-    return tcp(route_to(host_of(run.broker)), 0)
+@asynccontextmanager
+async def _listening(run: RunAddress, own: SpoolIdentity, folder: Path, bind: str) -> AsyncIterator[str]:
+    """Address to bind: ``bind``, or one that is reachable wherever the broker is."""
+    if bind:
+        yield bind
+    elif run.broker.startswith("ipc://"):
+        with private_socket("spool", own.folder_id, folder) as address:
+            yield address
+    else:
+        yield tcp(await asyncio.to_thread(route_to, host_of(run.broker)), 0)
 
 
 def _reachable(bound: str, run: RunAddress) -> str:

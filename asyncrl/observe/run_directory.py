@@ -18,8 +18,10 @@ The files of a run.
       broker.address   address at which nodes reach the broker; one line for each that it listens on
       broker.lock      held by the broker while it serves the run; supervisor.lock by `asyncrl run` likewise
       secret           secret of the run's sockets, for its user alone
+      sockets          part of the name of the folder of its unix sockets, if another user has taken the usual one
 
-Only the broker's process writes events, metrics and the summary; any process may read them at any time.
+Only the broker's process writes events, metrics and the summary; any process of the run's user may read them at any
+time, and with ``run.share_with_group`` those of its group.
 """
 
 import time
@@ -33,6 +35,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncrl.errors import ConfigError, LedgerError
+from asyncrl.files.access import close_folder, make_folder, require_unaltered
 from asyncrl.files.atomic import replacing
 from asyncrl.files.checkpoints import newest_complete
 from asyncrl.files.disk import needed
@@ -119,9 +122,10 @@ class RunDirectory:
         self._wall_clock = wall_clock
 
     @classmethod
-    def create(cls, parent: Path, name: str) -> "RunDirectory":
+    def create(cls, parent: Path, name: str, *, group_reads: bool = False) -> "RunDirectory":
         """
-        Create the directory ``name``, or ``name-2``, ``name-3``, ... if it exists: no run is ever overwritten.
+        Create the directory ``name``, or ``name-2``, ``name-3``, ... if it exists: no run is ever overwritten. No other
+        user can enter it, but for its group if that ``group_reads``.
 
         Raises `ConfigError` if that fails, or ``name`` is not the name of a single folder.
         """
@@ -131,14 +135,13 @@ class RunDirectory:
         while True:
             path = parent / (name if number == 1 else f"{name}-{number}")
             try:
-                parent.mkdir(parents=True, exist_ok=True)
-                path.mkdir()
-            except FileExistsError:
-                if not parent.is_dir():
-                    raise ConfigError(f"run.dir {parent} is a file, not a folder") from None
-                number += 1
+                make_folder(path, group_reads=group_reads)
             except OSError as error:
-                raise ConfigError(f"cannot create the run directory {path}: {error.strerror}") from error
+                if parent.exists() and not parent.is_dir():
+                    raise ConfigError(f"run.dir {parent} is a file, not a folder") from None
+                if not isinstance(error, FileExistsError):
+                    raise ConfigError(f"cannot create the run directory {path}: {error.strerror}") from error
+                number += 1
             else:
                 return cls(path)._with_folders()
 
@@ -156,6 +159,16 @@ class RunDirectory:
         with needed(directory.summary):
             directory.summary.unlink(missing_ok=True)
             return directory._with_folders()
+
+    def close(self, *, group_reads: bool = False) -> str:
+        """
+        Keep other users out of the directory of an existing run. Returns a sentence if they could enter it before.
+
+        Raises `ConfigError` if one of them could have written config.toml.
+        """
+        if self.config.is_file():
+            require_unaltered(self.config, "configuration")
+        return close_folder(self.path, group_reads=group_reads)
 
     def write_config(self, text: str) -> None:
         """Replace config.toml atomically. Raises `RunFailed` if the disk refuses the write."""

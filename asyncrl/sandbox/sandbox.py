@@ -116,6 +116,7 @@ class Sandbox:
             (outside / "stdin").write_bytes(stdin.encode("utf-8", "replace"))
             if self.user_id:
                 outside.chmod(0o711)
+                (folder / "program.py").chmod(0o644)  # whatever the umask
                 os.chown(folder, self.user_id, self.user_id)
             succeeded = self._run(outside, folder, limits, subprocess.STDOUT if with_errors else subprocess.DEVNULL)
             output = (outside / "stdout").read_bytes().decode("utf-8", "replace")

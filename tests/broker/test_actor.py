@@ -1,8 +1,10 @@
 """Broker actor: messages, and the run directory after every kind of end."""
 
 import asyncio
+import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from msgspec.structs import replace
 from asyncrl.actor.memory import MemoryLink
 from asyncrl.broker import actor
 from asyncrl.broker.groups.group import Group
+from asyncrl.broker.ledger import ledger as ledger_module
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import AnyRecord, Dropped, NodeEvent, Rewarded, SamplingPaused, SettingsSet
@@ -739,6 +742,54 @@ def test_a_ledger_that_cannot_be_written_ends_the_run_and_everybody_hears_it(tmp
 
     assert house.summary.status == "failed"
     assert "the ledger" in house.cause
+
+
+def test_a_locked_ledger_is_told_of_once_and_the_run_goes_on_when_it_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the run after five seconds: an honest look with `sqlite3` did so, or any user who read the file."""
+    monkeypatch.setattr(actor, "LOCKED_S", 0.001)
+
+    async def script(house: House) -> None:
+        with closing(sqlite3.connect(house.directory.ledger, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            await house.welcomed("rollout", "a")
+            await house.happened("ledger.locked")
+            await house.welcomed("rollout", "b")
+            assert not list(read_records(house.directory.ledger, is_writer_process=True))
+            other.execute("COMMIT")
+        await house.happened("ledger.unlocked")
+
+    house = run(tmp_path, script)
+
+    assert house.cause == ""
+    assert len(house.events("ledger.locked")) == 1
+    (event,) = house.events("ledger.locked")
+    assert event["cause"] == "another program has locked the ledger: the run waits until its transaction ends"
+    nodes = [record.node for record in read_records(house.directory.ledger) if isinstance(record, NodeEvent)]
+    assert nodes[:2] == ["a", "b"]
+
+
+def test_a_broker_that_is_told_to_stop_does_not_wait_for_a_locked_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_module, "LEAVE_S", 0.0)
+
+    async def main() -> House:
+        house = House(tmp_path)
+        running = asyncio.create_task(house.broker.run())
+        with closing(sqlite3.connect(house.directory.ledger, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            await house.welcomed("rollout", "a")
+            house.broker.suspend()
+            await running
+            house.ledger.close()
+        return house
+
+    house = asyncio.run(main())
+    (event,) = house.events("ledger.left_locked")
+    assert "has locked it, and has not let go in time" in str(event["cause"])
+    assert house.directory.read_summary() is None, "the run goes on when a broker serves it again"
 
 
 def test_a_bug_is_named_by_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

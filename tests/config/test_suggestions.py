@@ -13,7 +13,7 @@ from asyncrl.plan.sections import Plan
         ("trainer.learning_rate", "did you mean 'trainer.lr'?"),
         ("learning.lr", "did you mean 'trainer.lr'?"),
         ("run.stepz", "did you mean 'run.steps'?"),
-        ("run.zzzzzzzzzzzz", "expected one of: name, dir, steps, epochs, skip_steps, seed"),
+        ("run.zzzzzzzzzzzz", "expected one of: name, dir, share_with_group, steps, epochs, skip_steps, seed"),
         ("trainer.kl_coef", "did you mean 'algorithm.kl_coef'?"),
         ("algorithm.kl_ctrl.kl_coef", "that is verl's name; here it is 'algorithm.kl_reward_coef': "),
     ],

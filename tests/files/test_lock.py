@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,17 @@ def test_the_holder_may_end_while_another_waits(tmp_path: Path) -> None:
 
 def test_no_file_is_no_lock(tmp_path: Path) -> None:
     assert not is_locked(tmp_path / "lock")
+
+
+def test_the_lock_of_another_user_which_cannot_be_tried_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may be shared with a group, which looks whether it goes on."""
+
+    def refuse(*_: object) -> int:
+        raise PermissionError
+
+    for holds, expected in ((locked(tmp_path / "lock", "held"), True), (nullcontext(), False)):
+        with holds, monkeypatch.context() as patch:
+            patch.setattr(os, "open", refuse)
+            assert is_locked(tmp_path / "lock") == expected

@@ -53,6 +53,16 @@ def test_a_program_that_exceeds_its_limits_does_not_succeed(program: str) -> Non
 
 
 @needs_sandbox
+def test_a_program_is_found_whatever_the_umask() -> None:
+    """Nodes keep what they write from other users, and the program may run as one."""
+    before = os.umask(0o077)
+    try:
+        assert ran("print(1)").output == "1\n"
+    finally:
+        os.umask(before)
+
+
+@needs_sandbox
 def test_a_program_that_waits_is_killed_after_its_wall_time() -> None:
     assert not ran("import time\nprint('begun', flush=True)\ntime.sleep(3600)", wall_s=1.0).succeeded
 

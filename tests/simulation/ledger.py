@@ -67,6 +67,8 @@ class SimLedger:
         self._ended: AsyncrlError | None = None
 
     run_id = "simulated"
+    locked_s = 0.0
+    is_left_locked = False
 
     @property
     def num_records(self) -> int:
@@ -82,6 +84,9 @@ class SimLedger:
 
     async def commit(self, records: Iterable[AnyRecord]) -> None:
         await self.append(records)
+
+    def leave(self) -> None:
+        """No other program locks it."""
 
     def close(self) -> None:
         """Write all queued records in one transaction, unless the process is dead."""

@@ -1,7 +1,8 @@
 """
-TCP addresses in ZeroMQ's terms: the IP version of each, and one port for several.
+Addresses in ZeroMQ's terms: the IP version of each, one port for several, and one process at a unix socket.
 
-ZeroMQ uses one IP version per address, and of a name only the first address that it finds.
+ZeroMQ uses one IP version per address, and of a name only the first address that it finds. It replaces a unix socket
+that is there, whoever listens at it: its peers would be given to the newcomer.
 """
 
 import errno
@@ -46,11 +47,12 @@ def bind_all(hub: "zmq.Socket[bytes]", addresses: Sequence[str]) -> list[str]:
     Bind a socket to all ``addresses``, and return them with their ports. Port 0 takes a free one, the same for all.
 
     Raises:
-        LinkError: One of them cannot be bound; those before it are.
+        LinkError: One of them cannot be bound, or is a unix socket at which a process listens; those before it are.
     """
     bound: list[str] = []
     for address in addresses:
         asked = re.sub(r":0$", f":{port_of(bound[0])}", address) if bound else address
+        _require_unheard(asked)
         hub.setsockopt(zmq.IPV6, needs_ipv6(asked))
         try:
             hub.bind(asked)
@@ -58,6 +60,22 @@ def bind_all(hub: "zmq.Socket[bytes]", addresses: Sequence[str]) -> list[str]:
             raise LinkError(f"cannot bind {asked}: {_CAUSES.get(error.errno or 0, error.strerror)}") from error
         bound.append(hub.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
     return bound
+
+
+def _require_unheard(address: str) -> None:
+    """Raise `LinkError` if a process listens at a unix socket. One that a killed process left has no listener."""
+    path = address.removeprefix("ipc://")
+    if path in (address, "*"):
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            pass  # So many connect to the listener that it has not taken all of them yet.
+        except OSError:
+            return
+    raise LinkError(f"cannot bind {address}: a process listens there already; stop it, or give another address")
 
 
 def require_bindable(addresses: Sequence[str]) -> None:

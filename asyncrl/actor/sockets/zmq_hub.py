@@ -110,6 +110,7 @@ class ZmqHub:
             if self._context:
                 self._context.term()
             raise
+        self._socket = socket
         self._codec = codec
         self._limits = limits
         self._signature = 1 << 31 | secrets.randbits(31)
@@ -191,6 +192,10 @@ class ZmqHub:
         if known := self._peers.pop(peer, None):
             self._unfinished.note(peer, 0)
             known.transmit(RESET_FRAME)
+
+    def listen_again(self) -> None:
+        """Listen at a unix socket whose file was removed. Raises `LinkError` if that fails."""
+        bind_all(self._socket, self._addresses)
 
     async def aclose(self) -> None:
         await self._local.aclose()

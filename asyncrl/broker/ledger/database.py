@@ -16,6 +16,7 @@ import uuid
 import zlib
 from pathlib import Path
 
+from asyncrl.broker.ledger.lock_wait import TRY_S
 from asyncrl.broker.ledger.wal import check_wal
 from asyncrl.errors import LedgerError
 from asyncrl.files.disk import REMEDY, cause
@@ -45,7 +46,7 @@ def open_writable(path: Path) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not _is_new(path):
             open_readable(path).close()  # A reader leaves a damaged file as it is; a writer would change it.
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(path, TRY_S, isolation_level=None, check_same_thread=False)
     except (OSError, sqlite3.Error) as error:
         raise LedgerError(f"cannot open the ledger {path}: {error}") from error
     try:

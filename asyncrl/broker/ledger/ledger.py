@@ -10,7 +10,7 @@ the next one, so a call waits for at most one other fsync, at tens of thousands 
 Invariants:
     records are in the file in the order of the calls, and a call's records are all there or none;
     a future is resolved only after the transaction that holds its records is on disk;
-    after a failed write nothing more is written, and every caller gets the error;
+    after a failed write nothing more is written, and every caller gets the error; another program's lock is no failure;
     of two brokers that opened a ledger, only the later one can write.
 """
 
@@ -18,8 +18,9 @@ import asyncio
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -27,6 +28,7 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 from asyncrl.broker.ledger.database import open_writable, read_meta, write_meta
+from asyncrl.broker.ledger.lock_wait import LockWait, holder, is_lock
 from asyncrl.broker.ledger.records import Record, encode, ended_groups, unique_key
 from asyncrl.broker.ledger.wal import check_wal
 from asyncrl.errors import AsyncrlError, BrokenInvariant, LedgerError, RunFailed
@@ -38,6 +40,8 @@ RETIRED = "retired"
 # Python releases its global lock once per statement, and while the event loop computes, getting it back takes far
 # longer than writing a row.
 ROWS_PER_STATEMENT = 64
+LEAVE_S = 5.0
+"""Time for another program to let go of the ledger, once this one leaves it."""
 
 
 class _Call(NamedTuple):
@@ -55,11 +59,14 @@ class Ledger:
     Opening starts a new broker term, durable before the constructor returns, so that lease ids of two brokers never
     collide.
 
+    Args:
+        lock_wait: Waits for locks of other programs, on opening too; None takes one that nobody else knows.
+
     Raises:
         LedgerError: The file cannot be opened, is damaged, is not a ledger, or has another schema version.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lock_wait: LockWait | None = None) -> None:
         self.num_transactions = 0
         """Each is one fsync."""
         self.transactions_s = 0.0
@@ -67,11 +74,12 @@ class Ledger:
         self.torn = check_wal(path)
         """The incomplete transaction that SQLite discards on opening, if the last broker left one."""
         self._path = path
-        self._connection = open_writable(path)
+        self._lock_wait = lock_wait or LockWait()
+        self._connection = self._lock_wait.retry(partial(open_writable, path))
         self.broker_term = self._begin_term()
         """Number of brokers that have opened this ledger."""
         self.run_id = str(self.read_meta("run_id"))
-        """Identity of the run, made with the ledger."""
+        """Identity of the run, made with the ledger, or when a copy was first served."""
         self.num_records = self._count()
         """Records on disk."""
         self._ended: AsyncrlError | None = None
@@ -105,8 +113,28 @@ class Ledger:
         """`append`, and wait until the records are on disk."""
         await self.append(records)
 
+    @property
+    def locked_s(self) -> float:
+        """Seconds for which a write has waited for another program's lock; 0 if none does."""
+        return self._lock_wait.waited_s
+
+    @property
+    def locked_by(self) -> str:
+        """Program that has locked the ledger, in words."""
+        return holder(self._path)
+
+    @property
+    def is_left_locked(self) -> bool:
+        """True once records could not be written because the ledger stayed locked when it was left."""
+        return self._lock_wait.has_given_up
+
+    def leave(self) -> None:
+        """Do not wait for another program's lock for longer than `LEAVE_S` from now on."""
+        self._lock_wait.leave(LEAVE_S)
+
     def close(self) -> None:
-        """Write what is queued, then close. Idempotent."""
+        """Write what is queued, then close; as `leave`. Idempotent."""
+        self.leave()
         if self._writer.is_alive():
             self._calls.put(None)
             self._writer.join()
@@ -124,29 +152,56 @@ class Ledger:
         self.write_meta(key, value)
         return value
 
+    def rename_run(self, run_id: str) -> None:
+        """Give a copied run an identity of its own. As `write_meta`."""
+        self.write_meta("run_id", run_id)
+        self.run_id = run_id
+
     def write_meta(self, key: str, value: int | str) -> None:
         """Record a fact about the whole run; it is on disk when this returns. Call before the first `append`."""
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            write_meta(self._connection, key, value)
-            self._connection.execute("COMMIT")
+            self._lock_wait.retry(partial(self._transact_meta, key, lambda: value))
         except sqlite3.Error as error:
-            raise LedgerError(f"cannot write the ledger {self._path}: {cause(self._path, error)}; {REMEDY}") from error
+            raise LedgerError(self._cannot_write(error)) from error
 
     def _count(self) -> int:
         (num_records,) = self._connection.execute("SELECT coalesce(max(seq), 0) FROM records").fetchone()
         return int(num_records)
 
     def _begin_term(self) -> int:
+        def next_term() -> int:
+            return int(self.read_meta("broker_term") or 0) + 1
+
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            term = int(self.read_meta("broker_term") or 0) + 1
-            write_meta(self._connection, "broker_term", term)
-            self._connection.execute("COMMIT")
+            return int(self._lock_wait.retry(partial(self._transact_meta, "broker_term", next_term)))
         except sqlite3.Error as error:
             self._connection.close()
-            raise LedgerError(f"cannot write the ledger {self._path}: {cause(self._path, error)}; {REMEDY}") from error
-        return term
+            raise LedgerError(self._cannot_write(error)) from error
+
+    def _transact_meta(self, key: str, value_of: Callable[[], int | str]) -> int | str:
+        with self._transaction():
+            write_meta(self._connection, key, value := value_of())
+        return value
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """A transaction that is on disk after the block; one that meets a lock is rolled back, to be tried again."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if is_lock(error):
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def _cannot_write(self, error: Exception) -> str:
+        if is_lock(error):
+            return (
+                f"cannot write the ledger {self._path}: {self.locked_by} has locked it, and has not let go in time; "
+                f"end its transaction, then start or resume the run"
+            )
+        return f"cannot write the ledger {self._path}: {cause(self._path, error)}; {REMEDY}"
 
     # ── in the writer thread ────────────────────────────────────────────────────────────────
 
@@ -161,7 +216,7 @@ class Ledger:
         """Write the calls in one transaction; if the database refuses it, one by one, to refuse only the bad call."""
         if self._ended is None:
             try:
-                self._transact(calls)
+                self._lock_wait.retry(partial(self._transact, calls))
             except BrokenInvariant as refusal:
                 if len(calls) > 1:
                     for call in calls:
@@ -173,24 +228,22 @@ class Ledger:
                 self._ended = failure
             except (sqlite3.Error, OverflowError) as error:  # OverflowError: an id of more than 64 bits
                 # The file is not touched again; SQLite rolls back an open transaction by itself.
-                self._ended = RunFailed(f"cannot write the ledger {self._path}: {cause(self._path, error)}; {REMEDY}")
+                self._ended = RunFailed(self._cannot_write(error))
         _resolve(calls, self._ended)
 
     def _transact(self, calls: Sequence[_Call]) -> None:
-        execute = self._connection.execute
         began_s = time.perf_counter()
         try:
-            execute("BEGIN IMMEDIATE")
-            self._require_own_term()
-            for call in calls:
-                self._insert(RECORDS, call.records)
-                self._insert(RETIRED, call.ended)
-            execute("COMMIT")
+            with self._transaction():
+                self._require_own_term()
+                for call in calls:
+                    self._insert(RECORDS, call.records)
+                    self._insert(RETIRED, call.ended)
             self.num_transactions += 1
             self.transactions_s += time.perf_counter() - began_s
             self.num_records += sum(len(call.records) for call in calls)
         except sqlite3.IntegrityError as error:
-            execute("ROLLBACK")
+            self._connection.execute("ROLLBACK")
             raise BrokenInvariant(f"the ledger {self._path} refuses {self._conflict(calls)}") from error
 
     def _insert(self, into: str, rows: Sequence[tuple[Any, ...]]) -> None:

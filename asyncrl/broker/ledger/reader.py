@@ -1,5 +1,6 @@
 """Reads a ledger: for a restarting broker, for `asyncrl audit` and for people."""
 
+import sqlite3
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -51,6 +52,21 @@ def read_ledger_meta(path: Path) -> LedgerMeta:
     with closing(open_readable(path)) as connection:
         run_id, term, *digests = (read_meta(connection, key) for key in ("run_id", "broker_term", *DIGESTS))
         return LedgerMeta(str(run_id), int(term or 0), *(str(digest or "") for digest in digests))
+
+
+def peek_meta(path: Path, key: str) -> str:
+    """
+    Fact of a ledger by its key, without the check of the whole file that `read_ledger_meta` makes.
+
+    Empty if the ledger has none, or cannot be read. It may be open for writing in this process.
+    """
+    if not path.is_file():
+        return ""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as found:
+            return str(read_meta(found, key) or "")
+    except READ_ERRORS:
+        return ""
 
 
 def _decoded(where: str, kind: object, key: object, body: Any, crc32: object) -> AnyRecord:

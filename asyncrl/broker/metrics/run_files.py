@@ -33,8 +33,8 @@ log = get_logger()
 
 FREQUENT = ("version.live",)
 """Events of almost every step, which are in events.jsonl and would hide the others in the log."""
-ON_SCREEN = (*NO_LEARNING, "eval.left_out", "step.skipped")
-"""Kinds that whoever started the run should read at once: it learns nothing, or leaves out what was due."""
+ON_SCREEN = (*NO_LEARNING, "eval.left_out", "step.skipped", "ledger.locked", "ledger.unlocked")
+"""Kinds that whoever started the run should read at once: it learns nothing, leaves out what was due, or waits."""
 
 
 class RunFiles:

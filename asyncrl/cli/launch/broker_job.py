@@ -37,6 +37,7 @@ def broker_job(
     """
     from asyncrl.actor.sockets.tcp import require_bindable
     from asyncrl.data.run_length import resolve_steps
+    from asyncrl.files.access import restrict_umask
     from asyncrl.files.atomic import replacing
     from asyncrl.files.disk import needed
     from asyncrl.node.broker.broker import raise_file_limit, raise_gc_threshold, run_broker
@@ -60,6 +61,7 @@ def broker_job(
         if is_complete(path, config):
             click.echo(f"the run in {path} is complete; to train it longer, raise run.steps", err=True)
             return
+        restrict_umask(group_reads=config.run.share_with_group)
         raise_gc_threshold()
         raise_file_limit()
         require_keys(config.broker, key_folder)

@@ -86,7 +86,9 @@ def run(
     if dry_run:
         launch.dry_run(config, device_memory, host_memory)
     else:
-        launch.run(config, name=config_path.stem, is_shown=is_shown, metrics=serving, is_traced=traces)
+        launch.run(
+            config, name=config_path.stem, is_shown=is_shown, metrics=serving, is_traced=traces, owns_process=True
+        )
 
 
 @click.command()
@@ -131,7 +133,15 @@ def resume(
     if traces:
         require_opentelemetry()
     serving = metrics_options(metrics, is_open=metrics_open)
-    resume_run(run_directory, steps, serving, skip_steps=skip_steps, is_shown=is_shown, is_traced=traces)
+    resume_run(
+        run_directory,
+        steps,
+        serving,
+        skip_steps=skip_steps,
+        is_shown=is_shown,
+        is_traced=traces,
+        owns_process=True,
+    )
 
 
 COMMANDS = (run, resume)

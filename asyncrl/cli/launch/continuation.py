@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from asyncrl.errors import LedgerError
 from asyncrl.files.checkpoints import newest_complete
 from asyncrl.files.json_lines import JsonLines
+from asyncrl.node.broker.origin import copy_sentence, original_of
 from asyncrl.observe.run_directory import RunDirectory
 
 
 def continuation_lines(directory: RunDirectory) -> Iterator[str]:
     """Lines for the terminal; none about a run that has just been created, or whose records are damaged."""
+    if original := original_of(directory):
+        yield copy_sentence(directory, original)
     try:
         last, events = JsonLines(directory.metrics).last(), directory.read_events()
     except LedgerError:  # The broker names the damage.

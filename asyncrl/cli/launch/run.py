@@ -33,6 +33,7 @@ from asyncrl.config.resolve import with_absolute_paths
 from asyncrl.config.run_file import changes, load_config, to_toml
 from asyncrl.data.run_length import resolve_steps
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed, RunInterrupted
+from asyncrl.files.access import restrict_umask
 from asyncrl.files.lock import locked
 from asyncrl.node.broker.run_folder import LOCK_WAIT_S
 from asyncrl.node.hub import with_local_copies
@@ -53,6 +54,7 @@ def run(
     is_shown: bool = False,
     metrics: MetricsOptions | None = None,
     is_traced: bool = False,
+    owns_process: bool = False,
 ) -> RunSummary:
     """
     Run every role as a child process, to the end; then write the report and print where the results are.
@@ -65,6 +67,7 @@ def run(
         is_shown: Start a dashboard of the run, and print its address.
         metrics: Where the processes serve their metrics; None serves none.
         is_traced: Send spans to the collector that the environment names.
+        owns_process: This process does nothing else, so that its umask may be changed.
 
     Raises:
         ConfigError: The configuration cannot work; found before the start, or by a node.
@@ -77,7 +80,11 @@ def run(
     config = resolve_steps(with_local_copies(config, partial(_print, console)))
     trainer, shares = _check(config, console)
     config = resolved(config, shares)
-    directory = RunDirectory.create(Path(config.run.dir), config.run.name or name)
+    if owns_process:  # Only now: a cache that models were fetched into may belong to several users.
+        restrict_umask(group_reads=config.run.share_with_group)
+    directory = RunDirectory.create(
+        Path(config.run.dir), config.run.name or name, group_reads=config.run.share_with_group
+    )
     directory.write_config(to_toml(with_absolute_paths(config, Path.cwd())))
     with _held(directory), dashboard_beside(directory, partial(_print, console)) if is_shown else nullcontext():
         return _execute(config, directory, trainer, shares, console, metrics, is_traced=is_traced)
@@ -119,6 +126,7 @@ def resume(
     skip_steps: Sequence[int] = (),
     is_shown: bool = False,
     is_traced: bool = False,
+    owns_process: bool = False,
 ) -> None:
     """
     Continue a run that stopped, unless it is complete; or extend one to a new total of ``steps``.
@@ -139,6 +147,11 @@ def resume(
         return
     if not directory.config.is_file():
         raise ConfigError(f"no run to resume: {directory.config} does not exist")
+    share = load_config(directory.config).run.share_with_group
+    if owns_process:
+        restrict_umask(group_reads=share)
+    if was_open := directory.close(group_reads=share):
+        _print(Console(), was_open)
     with _held(directory):
         check_one_machine(load_config(directory.config).broker)
         if steps is not None:

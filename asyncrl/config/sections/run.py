@@ -12,6 +12,11 @@ class Run(Section, frozen=True, kw_only=True):
     """Folder below ``dir``. Empty takes the name of the run file, with a number appended if that is taken."""
     dir: str = "runs"
     """Folder of all run directories."""
+    share_with_group: bool = False
+    """
+    Let the group of the run directory read what the run writes: folders have mode 0750 and files 0640, in place of 0700
+    and 0600.
+    """
     steps: Count = 60
     """Optimizer steps to train, unless ``epochs`` decides."""
     epochs: Positive | None = None

@@ -33,7 +33,7 @@ from asyncrl.data.digest import check_same
 from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
 from asyncrl.errors import ConfigError, LinkReset
 from asyncrl.files.json_lines import JsonLines
-from asyncrl.files.private_socket import private_address
+from asyncrl.files.private_socket import private_socket
 from asyncrl.log import about, get_logger
 from asyncrl.messages.session import Beat, Hello
 from asyncrl.messages.spool import HOSTED_SPOOL, SpoolAddress
@@ -41,6 +41,9 @@ from asyncrl.messages.wire import CODEC
 from asyncrl.node.broker.auto_staleness import Choose, control_staleness
 from asyncrl.node.broker.broker_keys import BrokerKeys, cut_revoked, tell_spools
 from asyncrl.node.broker.consistency import require_consistent_files
+from asyncrl.node.broker.opening import open_ledger
+from asyncrl.node.broker.origin import settle
+from asyncrl.node.kept_socket import keep_socket
 from asyncrl.node.model_files import model_files
 from asyncrl.node.process.service_manager import service_manager
 from asyncrl.observe.metrics.sources import read_from
@@ -119,17 +122,26 @@ async def run_broker(
         held_out = held_out_stream(config.data, num_held_out, images.add) if config.data.held_out_files else None
         if len(images) and not config.broker.spool:
             raise ConfigError("prompts with pictures need the spool in the broker's process: set broker.spool to true")
-        ledger = Ledger(directory.ledger)
+
+        def prepare(ledger: Ledger) -> None:
+            settle(directory, ledger)
+            _record_config(directory, ledger, config)
+            _require_same_data(config.data, ledger, {"train": prompts, "held_out": held_out})
+
+        ledger = await open_ledger(directory.ledger, prepare, stopping)
+        if ledger is None:
+            return
         files.callback(ledger.close)
-        _record_config(directory, ledger, config)
         for sentence in advice(config):
             log.warning("config.advice", advice=sentence)
             directory.append_event("config.advice", advice=sentence)
-        _require_same_data(config.data, ledger, {"train": prompts, "held_out": held_out})
         for stream in filter(None, (prompts, held_out)):
             check_routes(config.reward, stream.summary.data_sources)
         segments = weights = None
+        spool_binds = config.broker.spool_binds
         if config.broker.spool:
+            if not spool_binds:
+                spool_binds = [files.enter_context(private_socket("spool", ledger.run_id, directory.path))]
             segments = Segments(directory.spool, segment_bytes=config.broker.segment_bytes)
             files.callback(segments.close)
             weights = WeightStore(directory.spool / "weights")
@@ -155,6 +167,7 @@ async def run_broker(
             weights=weights,
             images=images,
             bind=bind,
+            spool_binds=spool_binds,
             keys=keys,
             listening=listening,
             stopping=stopping,
@@ -173,6 +186,7 @@ async def _serve(
     weights: WeightStore | None,
     images: ImageStore,
     bind: Sequence[str],
+    spool_binds: Sequence[str],
     keys: BrokerKeys,
     listening: Callable[[list[str]], None],
     stopping: asyncio.Event,
@@ -182,7 +196,6 @@ async def _serve(
     hubs = [ZmqHub(bind, CODEC, keys=keys.hub, limits=CONTROL)]
     hub, bulk = hubs[0], None
     if segments is not None:
-        spool_binds = config.broker.spool_binds or private_address("spool", ledger.run_id)
         bulk = ZmqHub(spool_binds, CODEC, keys=keys.hub)
         hubs.append(bulk)
     models = model_files(config)
@@ -219,6 +232,7 @@ async def _serve(
             permits=scheduler.dispatcher.permits,
         )
         spool = _run_spool(hub, bulk, actor, config.broker.beat_s, advertise=config.broker.advertise)
+        background.append(asyncio.create_task(keep_socket(bulk), name="socket"))
         background.append(asyncio.create_task(spool, name="spool"))
         background[-1].add_done_callback(lambda task: _stop_on_error(task, broker))
     if keys.allowed:

@@ -6,7 +6,7 @@ The run directory of a broker: created or continued by the same command, and use
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -16,10 +16,15 @@ from asyncrl.config.config import Config
 from asyncrl.config.resolve import with_absolute_paths, with_backend
 from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.errors import ConfigError
+from asyncrl.files.access import make_folder
 from asyncrl.files.disk import needed
 from asyncrl.files.lock import locked
 from asyncrl.files.secret_file import new_secret, read_secret, write_secret
+from asyncrl.log import get_logger
+from asyncrl.node.broker.origin import disown, original_of
 from asyncrl.observe.run_directory import RunDirectory
+
+log = get_logger()
 
 LOCK_WAIT_S = 10.0
 """Time for an earlier broker of the run to end: one whose supervisor was killed notices within seconds."""
@@ -45,14 +50,19 @@ def held_run(path: Path, config: Config, secret_file: Path | None = None) -> Ite
 
     Raises:
         LinkError: Another broker serves this run.
-        ConfigError: The folder holds something else than a run, or ``config`` is not that of the run.
+        ConfigError: The folder holds something else than a run, ``config`` is not that of the run, or another user
+            could have written the one that is recorded.
         RunFailed: The disk refuses a write.
     """
-    with needed(path):
-        path.mkdir(parents=True, exist_ok=True)
+    with needed(path), suppress(FileExistsError):
+        make_folder(path, group_reads=config.run.share_with_group)
     served = f"another broker serves the run in {path}"
     with locked(RunDirectory(path).lock, served, LOCK_WAIT_S, remedy="stop it, or give another --run-dir"):
         directory = RunDirectory(path)
+        if was_open := directory.close(group_reads=config.run.share_with_group):
+            log.warning("run.was_open", cause=was_open)
+        if original_of(directory):  # Told when its ledger is opened.
+            disown(directory)
         config = with_backend(with_absolute_paths(config, Path.cwd()))
         if directory.config.is_file():
             if changed(load_config(directory.config), config):

@@ -1,5 +1,5 @@
 """
-One role as an operating-system process: event loop, signals, logging, exit code. No other module changes these.
+One role as an operating-system process: event loop, signals, logging, umask, exit code. No other module changes these.
 
 SIGTERM or SIGINT: the role leaves the run, a rollout after it has stored its unfinished trajectories, and the process
 exits with 0. A second signal: exit at once. The service manager that started the process, if any, is kept informed.
@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, Literal, TextIO, cast
 
 import structlog
@@ -23,6 +24,7 @@ import uvloop
 from asyncrl.actor import failpoints
 from asyncrl.actor.supervise import OURS
 from asyncrl.errors import AsyncrlError, RunFailed, RunInterrupted
+from asyncrl.files.access import group_reads, restrict_umask
 from asyncrl.log import about
 from asyncrl.node.process.failpoints import PLACES, SHARD_PLACES, TURN_PLACES
 from asyncrl.node.process.metrics_server import MetricsOptions, metrics_served
@@ -42,7 +44,13 @@ trainer by up to 5 ms, several times per step; the shorter interval costs no mea
 
 
 def run_process(
-    job: Job, *, name: str, role: str = "", metrics: MetricsOptions | None = None, log_format: LogFormat = "auto"
+    job: Job,
+    *,
+    name: str,
+    role: str = "",
+    metrics: MetricsOptions | None = None,
+    log_format: LogFormat = "auto",
+    run_dir: Path | None = None,
 ) -> int:
     """
     Run ``job`` to its end.
@@ -52,12 +60,15 @@ def run_process(
         name: Node name, in every log line and with every metric.
         role: What the process does; likewise.
         metrics: Where to serve metrics and health; None serves none.
+        run_dir: Run directory of this machine, if it is known: what the process writes has the access of it. Without
+            one, what it writes is its user's alone.
 
     Returns:
         The exit code: 0, or that of the `AsyncrlError`, whose message is printed to standard error. Any other exception
         is a bug: its traceback is printed, and the exit code is that of `AsyncrlError`.
     """
     os.environ[FORMAT_VARIABLE] = log_format = _resolved(log_format)  # for workers, which print in the same form
+    restrict_umask(group_reads=run_dir is not None and group_reads(run_dir))
     configure_logging(name, role, log_format)
     show_stacks_on_abort()
     if plan := os.environ.get(failpoints.VARIABLE):

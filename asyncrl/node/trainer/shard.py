@@ -15,6 +15,7 @@ from asyncrl.client.handshake import Identity, identity, join, spool_links
 from asyncrl.client.run_address import RunAddress, configured_key
 from asyncrl.config.config import from_json
 from asyncrl.errors import RankDied
+from asyncrl.files.access import restrict_umask
 from asyncrl.messages.wire import CODEC
 from asyncrl.node.model_files import require_same_models, with_copies
 from asyncrl.node.process.process import exit_unless_cancelled, run_process
@@ -49,6 +50,7 @@ async def run_shard(
     link, welcome = await join(first_rank, who, START_S, machine_hello)
     welcome = with_copies(welcome, place.copies)
     config = from_json(welcome.config)
+    restrict_umask(group_reads=config.run.share_with_group)
     groups: list[RankGroup] = []
     names = [f"rank {rank}" for rank in range(place.size)]
     meeting = ZmqLink(first_rank.broker, f"{who.peer}.store", CODEC, keys=first_rank.keys(), is_there=True)

@@ -14,10 +14,12 @@ from asyncrl.client.handshake import Identity, spool_links, weights_links
 from asyncrl.client.images import ImageCache
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.config import from_json
+from asyncrl.files.access import restrict_umask
 from asyncrl.messages.session import Welcome
 from asyncrl.messages.weights import Member
 from asyncrl.node.machine.local_address import local_address
 from asyncrl.node.model_files import local_copies, require_same_models, with_copies
+from asyncrl.node.process.service_manager import service_manager
 from asyncrl.node.runner import (
     await_with_beats,
     collect_earlier_models,
@@ -71,6 +73,8 @@ async def run_trainer(
         copies = await unless_told(stopping, await_with_beats(link, welcome.beat_s, models))
         local = with_copies(welcome, copies)
         config = from_json(local.config)
+        if service_manager().owns_process:
+            restrict_umask(group_reads=config.run.share_with_group)
         interface = await asyncio.to_thread(local_address, run.broker, config.weights.interface)
         joined = Session(config, run, who, welcome, interface, copies)
 

@@ -46,6 +46,7 @@ class Target:
         try:
             with replacing(path, durable=False) as unfinished:
                 unfinished.write_text(json.dumps([target]) + "\n")
+                unfinished.chmod(0o600 | path.parent.stat().st_mode & 0o044)  # Whoever may list the folder may read it.
         except OSError as error:
             raise ConfigError(f"cannot write {path}, which tells Prometheus of this node: {error.strerror}") from error
         if self.path != path:

@@ -2,11 +2,14 @@
 
 import asyncio
 import socket
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+import zmq
 
 from asyncrl.actor.sockets.curve import hub_keys_of, link_keys_of
-from asyncrl.actor.sockets.tcp import needs_ipv6, require_bindable
+from asyncrl.actor.sockets.tcp import bind_all, needs_ipv6, require_bindable
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.errors import LinkError
@@ -109,3 +112,33 @@ def test_an_address_of_another_machine_cannot_be_bound() -> None:
         assert str(refused.value) == expected
 
     asyncio.run(scene())
+
+
+def test_a_unix_socket_is_never_taken_from_a_living_process(tmp_path: Path) -> None:
+    """ZeroMQ itself would replace it: nodes that connect later would speak to the newcomer."""
+    address = f"ipc://{tmp_path}/spool"
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as first, context.socket(zmq.ROUTER) as second:
+        assert bind_all(first, [address]) == [address]
+        with pytest.raises(LinkError, match=rf"cannot bind {address}: a process listens there already; stop it, or"):
+            bind_all(second, [address])
+
+
+def test_a_listener_with_more_callers_than_it_takes_lives(tmp_path: Path) -> None:
+    path = str(tmp_path / "spool")
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(0)
+        stack.enter_context(socket.socket(socket.AF_UNIX)).connect(path)
+        context = stack.enter_context(zmq.Context())
+        with pytest.raises(LinkError, match="a process listens there already"):
+            bind_all(stack.enter_context(context.socket(zmq.ROUTER)), [f"ipc://{path}"])
+
+
+def test_the_unix_socket_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "spool"))
+        left.listen()
+    address = f"ipc://{tmp_path}/spool"
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as hub:
+        assert bind_all(hub, [address]) == [address]

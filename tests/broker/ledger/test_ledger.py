@@ -4,7 +4,8 @@ import asyncio
 import resource
 import sqlite3
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from asyncrl.broker.ledger import ledger as ledger_module
 from asyncrl.broker.ledger.ledger import ROWS_PER_STATEMENT, Ledger
+from asyncrl.broker.ledger.lock_wait import LockWait
 from asyncrl.broker.ledger.reader import LedgerMeta, read_ledger_meta, read_records
 from asyncrl.broker.ledger.records import (
     Admitted,
@@ -299,6 +302,80 @@ def test_closing_writes_what_waits_and_then_takes_nothing(tmp_path: Path) -> Non
 
     asyncio.run(run())
     assert read(path) == [admitted(0)]
+
+
+@contextmanager
+def transaction_of_another(path: Path) -> Iterator[None]:
+    """Lock a ledger as a person does who types ``BEGIN IMMEDIATE`` into `sqlite3`."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("COMMIT")
+
+
+def test_a_transaction_of_another_program_is_waited_for_and_nothing_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+
+    async def run() -> None:
+        ledger = Ledger(path)
+        with transaction_of_another(path):
+            calls = [ledger.append([admitted(group_id)]) for group_id in range(3)]
+            while not ledger.locked_s:
+                await asyncio.sleep(0)
+            assert not any(call.done() for call in calls)
+        await asyncio.gather(*calls)
+        assert ledger.locked_s == 0
+        ledger.close()
+
+    asyncio.run(run())
+    assert read(path) == [admitted(0), admitted(1), admitted(2)]
+
+
+def test_a_ledger_is_opened_once_another_program_lets_go(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    write(path, [admitted(0)])
+    locked = ExitStack()
+    locked.enter_context(transaction_of_another(path))
+
+    ledger = Ledger(path, LockWait(sleep=lambda _: locked.close()))
+
+    assert ledger.broker_term == 2
+    ledger.close()
+
+
+def test_a_ledger_that_is_left_while_it_is_locked_says_who_has_locked_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_module, "LEAVE_S", 0.0)
+    path = tmp_path / "ledger.sqlite"
+
+    async def run() -> None:
+        ledger = Ledger(path)
+        with transaction_of_another(path):
+            call = ledger.append([admitted(0)])
+            ledger.leave()
+            with pytest.raises(RunFailed, match="another program has locked it, and has not let go in time; end its"):
+                await call
+            assert ledger.is_left_locked
+            ledger.close()
+
+    asyncio.run(run())
+    assert read(path) == []
+
+
+def test_a_reader_in_the_middle_of_the_records_holds_nobody_up(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    write(path, [admitted(0), admitted(1)])
+
+    async def run() -> None:
+        ledger = Ledger(path, LockWait(sleep=lambda _: pytest.fail("the writer had to wait")))
+        reading = read_records(path, is_writer_process=True)
+        assert next(reading) == admitted(0)
+        await ledger.commit([admitted(2)])
+        assert list(reading) == [admitted(1)], "as of its first record"
+        ledger.close()
+
+    asyncio.run(run())
 
 
 def foreign_database(path: Path) -> None:

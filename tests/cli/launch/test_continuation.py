@@ -1,10 +1,14 @@
 """A resumed run tells from which step it goes on, and with which settings."""
 
+import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.cli.launch.continuation import continuation_lines
+from asyncrl.node.broker.origin import settle
 from asyncrl.observe.run_directory import RunDirectory
 from tests.cli.launch.test_run import METRICS
 from tests.files.test_checkpoints import write_checkpoint
@@ -48,3 +52,14 @@ def test_settings_that_were_changed_meanwhile_are_named(directory: RunDirectory)
 def test_records_that_are_damaged_are_left_to_the_broker(directory: RunDirectory) -> None:
     directory.metrics.write_text("?\n")
     assert lines(directory) == []
+
+
+def test_a_copy_says_that_it_is_one(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "a")
+    with closing(Ledger(directory.ledger)) as ledger:
+        settle(directory, ledger)
+    shutil.copytree(directory.path, tmp_path / "b")
+    assert lines(RunDirectory(tmp_path / "b")) == [
+        f"{tmp_path}/b is a copy of the run in {tmp_path}/a: it goes on as a run of its own, with another identity and "
+        f"secret; nodes and spools of the original are not taken"
+    ]

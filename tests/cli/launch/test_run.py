@@ -1,6 +1,7 @@
 """The frame around a run: checks before, summary, report and outcome after. The supervisor is a fake."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -278,3 +279,38 @@ def test_a_finished_run_is_resumed_only_to_extend_it(
     supervised(action)
     resume(directory.path, 9)
     assert "finished" in printed.getvalue()
+
+
+@pytest.mark.parametrize(("owns_process", "expected"), [(False, 0o002), (True, 0o077)])
+def test_the_umask_of_a_host_stays_and_the_run_is_its_owners_alone_all_the_same(
+    config: Config, supervised: Install, printed: StringIO, tmp_path: Path, owns_process: bool, expected: int
+) -> None:
+    """A notebook goes on to write files of its own."""
+    supervised(lambda directory: directory.write_summary(SUMMARY))
+    before = os.umask(0o002)
+    try:
+        run(config, owns_process=owns_process)
+        assert os.umask(before) == expected
+    finally:
+        os.umask(before)
+    assert (tmp_path / "runs" / "tiny").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_run_that_was_open_is_closed_when_it_is_resumed_and_its_owner_is_told(
+    config: Config, supervised: Install, printed: StringIO, tmp_path: Path
+) -> None:
+    directory = RunDirectory.create(tmp_path, "old")
+    directory.write_config(to_toml(config))
+    directory.path.chmod(0o755)
+    supervised(lambda directory: directory.write_summary(SUMMARY))
+    resume(directory.path)
+    assert f"other users could enter {directory.path} (mode 0755): it is 0700 from now on" in printed.getvalue()
+    assert directory.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_configuration_that_others_could_have_written_is_not_resumed(config: Config, tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "old")
+    directory.write_config(to_toml(config))
+    directory.config.chmod(0o666)
+    with pytest.raises(ConfigError, match=r"other users can write the configuration .* chmod 600"):
+        resume(directory.path)

@@ -136,6 +136,8 @@ def test_a_node_reaches_the_spool_of_a_broker_that_it_reached(
             await leave(link, "done")
             stopping.set()
             await serving
+            if expected == "ipc://":
+                assert not Path(address.address.removeprefix(expected)).parent.exists(), "it goes with the broker"
 
     asyncio.run(scene())
 

@@ -1,6 +1,8 @@
+import os
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from asyncrl.config.config import Config
 from asyncrl.config.resolve import with_backend
@@ -23,6 +25,38 @@ def test_the_same_command_creates_a_run_and_continues_it(tmp_path: Path) -> None
         assert created.directory.secret.stat().st_mode & 0o777 == 0o600
     with held_run(path, config()) as continued:
         assert continued.secret == created.secret
+
+
+def test_a_run_is_its_owners_alone_unless_it_is_shared(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        for name, is_shared in (("a", False), ("b", True)):
+            with held_run(tmp_path / "runs" / name, config(share_with_group=is_shared)):
+                pass
+    finally:
+        os.umask(before)
+    found = [(tmp_path / "runs" / name).stat().st_mode & 0o777 for name in ("", "a", "b")]
+    assert found == [0o755, 0o700, 0o750]
+
+
+def test_a_run_directory_that_others_could_enter_is_closed_with_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with held_run(path, config()):
+        pass
+    path.chmod(0o755)
+    with capture_logs() as logs, held_run(path, config()):
+        assert path.stat().st_mode & 0o777 == 0o700
+    assert [line["cause"] for line in logs if line["event"] == "run.was_open"] == [
+        f"other users could enter {path} (mode 0755): it is 0700 from now on"
+    ]
+
+
+def test_a_configuration_that_others_could_have_written_is_not_resumed(tmp_path: Path) -> None:
+    with held_run(tmp_path / "a", config()):
+        pass
+    (tmp_path / "a" / "config.toml").chmod(0o666)
+    with pytest.raises(ConfigError, match="it may name code of theirs"), held_run(tmp_path / "a", config()):
+        pass
 
 
 def test_a_run_is_extended_by_its_command(tmp_path: Path) -> None:

@@ -147,3 +147,20 @@ sys.exit(run_process(job, name='rollout-7', role='rollout', log_format=sys.argv[
     assert "lease.granted" in as_text
     assert "node=rollout-7" in as_text
     assert "\x1b" not in as_text, "colours are for terminals"
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o700, "0o77"), (0o750, "0o27"), (0o755, "0o77")])
+def test_what_a_role_writes_is_its_owners_alone_unless_its_run_is_shared(
+    tmp_path: Path, mode: int, expected: str
+) -> None:
+    tmp_path.chmod(mode)
+    source = f"""{PREAMBLE}
+import os
+from pathlib import Path
+os.umask(0)
+async def job(stopping):
+    print(oct(os.umask(0)))
+sys.exit(run_process(job, name="rollout-7", run_dir=Path(sys.argv[1])))
+"""
+    done = subprocess.run([sys.executable, "-c", source, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{expected}\n"

@@ -1,6 +1,7 @@
 """Prometheus finds a process by a file in the run directory, for as long as the process runs."""
 
 import json
+import os
 
 import pytest
 
@@ -15,6 +16,20 @@ def test_a_process_is_a_target_of_its_run_while_it_runs(tmp_path):
         assert json.loads(path.read_text()) == [{"targets": ["127.0.0.1:9403"], "labels": {"run": "try-7"}}]
         assert [each.name for each in path.parent.iterdir()] == ["try-7.rollout-0.json"]
     assert list(path.parent.iterdir()) == []
+
+
+def test_whoever_may_list_the_folder_may_read_its_files(tmp_path):
+    """Prometheus is often another user, and what a node writes is its user's alone."""
+    before = os.umask(0o077)
+    try:
+        for name, mode in (("open", 0o755), ("group", 0o750), ("own", 0o700)):
+            (tmp_path / name).mkdir()
+            (tmp_path / name).chmod(mode)
+            with discoverable(tmp_path / name, "a", "b", "127.0.0.1:9403"):
+                read = (tmp_path / name / "a.b.json").stat().st_mode & 0o777
+                assert read == mode & 0o666 & ~0o022
+    finally:
+        os.umask(before)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):

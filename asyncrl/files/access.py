@@ -1,0 +1,91 @@
+"""
+Access to what a run writes: its owner's alone, or its owner's and a group's, which reads.
+
+                         folders   files   umask
+    owner alone           0700     0600     077
+    shared with a group   0750     0640     027
+
+The umask of a process decides for all that it and its children write, so no writer sets a mode of its own. A run
+directory has its mode whatever the umask: in a host's process, whose umask stays as it is, it alone keeps others out.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+from asyncrl.errors import ConfigError
+
+OWNER, GROUP = 0o700, 0o750
+"""Modes of a run directory."""
+PARENT = 0o755
+"""Mode of missing folders above a run directory, less what the umask takes: whoever could write there could put another
+run in place of one."""
+WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def restrict_umask(*, group_reads: bool = False) -> None:
+    """Let only the owner, or also the group, read what this process and its children write from now on."""
+    os.umask(0o777 & ~_mode(group_reads))
+
+
+def group_reads(folder: Path) -> bool:
+    """True for the directory of a run that is shared with a group."""
+    try:
+        return stat.S_IMODE(folder.stat().st_mode) & 0o777 == GROUP
+    except OSError:
+        return False
+
+
+def make_folder(path: Path, *, group_reads: bool = False) -> None:
+    """Make a run directory, and what is missing above it. Raises OSError, such as `FileExistsError`."""
+    for parent in reversed([folder for folder in path.parents if not folder.exists()]):
+        parent.mkdir(PARENT, exist_ok=True)
+    path.mkdir(OWNER)
+    if group_reads:
+        path.chmod(
+            stat.S_IMODE(path.stat().st_mode) & ~0o777 | GROUP
+        )  # The bit by which its files have its group stays.
+
+
+def close_folder(path: Path, *, group_reads: bool = False) -> str:
+    """
+    Give the directory of an existing run its mode, if it is this user's.
+
+    Returns:
+        A sentence for its owner if other users could enter it; empty otherwise.
+    """
+    found, mode = path.stat(), _mode(group_reads)
+    before = stat.S_IMODE(found.st_mode)
+    if found.st_uid != os.geteuid() or before & 0o777 == mode:
+        return ""
+    try:
+        path.chmod(before & ~0o777 | mode)
+    except OSError as error:
+        return f"other users may enter {path} (mode {before:04o}), which cannot be changed: {error.strerror}"
+    if not before & 0o777 & ~mode:
+        return ""
+    return f"other users could enter {path} (mode {before:04o}): it is {mode:04o} from now on"
+
+
+def require_unaltered(path: Path, what: str) -> None:
+    """
+    Raise `ConfigError` if another user than its owner and root could have written a file that names code to import.
+
+    ``what`` is the kind of file, for the sentence. It is not repaired: what stands in it would be trusted all the same.
+    """
+    found, folder = path.stat(), path.parent.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid not in (0, os.geteuid(), folder.st_uid):
+        raise ConfigError(
+            f"the {what} {path} belongs to user {found.st_uid}, its folder to user {folder.st_uid}: it may name code "
+            f"of somebody else; read it, and put a copy of your own in its place"
+        )
+    if mode & WRITABLE:
+        raise ConfigError(
+            f"other users can write the {what} {path} (mode {mode:04o}), and it may name code of theirs: read it, then "
+            f"chmod 600 {path}"
+        )
+
+
+def _mode(group_reads: bool) -> int:
+    return GROUP if group_reads else OWNER
