@@ -22,7 +22,7 @@ from typing import BinaryIO, Literal
 from msgspec import Struct
 
 from asyncrl.actor.relay import Relay
-from asyncrl.errors import BrokenInvariant, ConfigError, LedgerError, RunFailed
+from asyncrl.errors import BrokenInvariant, ConfigError, LedgerError, RunFailed, ToldToLeave
 from asyncrl.files.disk import needed
 
 PR_SET_PDEATHSIG = 1
@@ -221,7 +221,9 @@ async def keep_alive(
 
 
 def describe_exit(code: int) -> str:
-    """``exited with 78``, or ``was killed by SIGKILL``."""
+    """``exited with 78``, ``left because of a signal``, or ``was killed by SIGKILL``."""
+    if code == ToldToLeave.exit_code:
+        return "left because of a signal"
     if code >= 0:
         return f"exited with {code}"
     try:

@@ -60,15 +60,16 @@ def test_ctrl_c_ends_a_run_that_is_still_loading(start_run):
     assert not [pid for pid in pids if is_alive(pid)]
 
 
-def test_a_rollout_that_gets_sigterm_drains_and_exits_with_0(start_run):
-    """The drained rollout returns its work and is not restarted; the other one continues."""
+def test_a_rollout_that_gets_sigterm_drains_and_comes_back(start_run):
+    """It returns its work, which the other one continues; nobody has drained it for good."""
     run = start_run(TWO_ROLLOUTS, steps=24)
     run.until(lambda: run.steps_done() >= 2)
     os.kill(run.pid_of("rollout-0"), signal.SIGTERM)
     assert run.end().code == 0, run.errors
     (left,) = [e for e in run.events if e["event"] in ("node.left", "node.lost") and e["cause"] == "told to stop"]
     assert (left["event"], left["node"]) == ("node.left", "rollout-0")
-    assert [e["node"] for e in run.events if e["event"] == "node.joined"].count("rollout-0") == 1
+    assert [e["node"] for e in run.events if e["event"] == "node.joined"].count("rollout-0") == 2
+    assert "rollout-0 left because of a signal" in run.output
     assert sum(run.audit().tokens_thrown_away.values()) == 0
 
 

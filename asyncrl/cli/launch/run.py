@@ -5,7 +5,6 @@ run that stopped, whose ledger, spool and checkpoints hold its state.
 
 import asyncio
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,6 +38,7 @@ from asyncrl.node.hub import with_local_copies
 from asyncrl.node.machine.devices import Devices
 from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, require_dashboard, require_train
 from asyncrl.node.process.metrics_server import TARGETS_VARIABLE, MetricsOptions
+from asyncrl.node.process.process import handle
 from asyncrl.observe.failure_sentences import by_site, sentences
 from asyncrl.observe.formatting import counted
 from asyncrl.observe.report.report import write_report
@@ -252,8 +252,7 @@ def _has_loop() -> bool:
 async def _until_signal(supervisor: Supervisor) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    handle(loop, stopping.set)
     await supervisor.run(stopping)
 
 

@@ -1,8 +1,10 @@
 """
 One role as an operating-system process: event loop, signals, logging, exit code. No other module changes these.
 
-SIGTERM or SIGINT: the role leaves the run, a rollout after it has stored its unfinished trajectories, and the process
-exits with 0. A second signal: exit at once. The service manager that started the process, if any, is kept informed.
+SIGTERM, SIGINT or SIGHUP: the role leaves the run, a rollout after it has stored its unfinished trajectories, and the
+process exits with the code of `ToldToLeave` if the run goes on. A second signal: exit at once, with the same code. Who
+started the process does not start it again after it has stopped it itself, and does whoever else sent the signal. The
+service manager that started it, if any, is kept informed.
 """
 
 import asyncio
@@ -22,7 +24,7 @@ import uvloop
 
 from asyncrl.actor import failpoints
 from asyncrl.actor.supervise import OURS
-from asyncrl.errors import AsyncrlError, RunFailed, RunInterrupted
+from asyncrl.errors import AsyncrlError, RunFailed, RunInterrupted, ToldToLeave
 from asyncrl.log import about
 from asyncrl.node.process.failpoints import PLACES, SHARD_PLACES, TURN_PLACES
 from asyncrl.node.process.metrics_server import MetricsOptions, metrics_served
@@ -31,10 +33,20 @@ from asyncrl.processes.printed import FORMAT_VARIABLE
 
 LET_GO_S = 10.0
 """Time for a library to let go of a thread, such as one in an aborted collective."""
-Job = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+
+
+class Stopping(asyncio.Event):
+    """Set once the process is to leave: by the first signal, or by its job, when the broker has told it to."""
+
+    by_signal = False
+    """True if the signal came first: nobody took the node away, and it is to come back while its run goes on."""
+
+
+Job = Callable[[Stopping], Coroutine[Any, Any, None]]
 LogFormat = Literal["auto", "json", "text"]
 """``auto``: JSON, or coloured text if standard error is a terminal."""
-SECOND_SIGNAL_EXIT = 143
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that tell a process to leave; SIGHUP unless it was ignored before, as ``nohup`` does."""
 
 SWITCH_INTERVAL_S = 0.0005
 """Maximum time that a thread keeps the GIL from the event loop. Python's default, 5 ms, delays each message to a busy
@@ -48,7 +60,7 @@ def run_process(
     Run ``job`` to its end.
 
     Args:
-        job: Called with an event that is set by the first SIGTERM or SIGINT.
+        job: Called with an event that is set by the first of `SIGNALS`.
         name: Node name, in every log line and with every metric.
         role: What the process does; likewise.
         metrics: Where to serve metrics and health; None serves none.
@@ -66,6 +78,10 @@ def run_process(
     try:
         manager = ServiceManager.from_environment(os.environ, os.getpid())
         uvloop.run(_as_service(job, manager, metrics, {"role": role, "node": name}))
+    except ToldToLeave as end:
+        structlog.get_logger().info("process.told_to_leave", cause=str(end))
+        _LossyStream(sys.stderr).write(f"asyncrl: {end}\n")
+        return end.exit_code
     except RunInterrupted as end:
         structlog.get_logger().info("run.interrupted", cause=str(end))
         _LossyStream(sys.stderr).write(f"asyncrl: {end}\n")
@@ -98,18 +114,28 @@ async def _as_service(
 
 
 async def _with_signals(job: Job, manager: ServiceManager) -> None:
-    stopping = asyncio.Event()
+    stopping = Stopping()
     loop = asyncio.get_running_loop()
+    signals = 0
 
     def on_signal() -> None:
-        if stopping.is_set():
-            os._exit(SECOND_SIGNAL_EXIT)
+        nonlocal signals
+        signals += 1
+        if signals > 1:
+            os._exit(ToldToLeave.exit_code)
+        stopping.by_signal = not stopping.is_set()
         stopping.set()
         manager.stopping("told to stop: leaving the run")
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    handle(loop, on_signal)
     await job(stopping)
+
+
+def handle(loop: asyncio.AbstractEventLoop, on_signal: Callable[[], object]) -> None:
+    """Call ``on_signal`` for each of `SIGNALS`."""
+    for number in SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, on_signal)
 
 
 class _LossyStream:

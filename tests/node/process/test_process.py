@@ -27,8 +27,8 @@ def start() -> Iterator[object]:
     """Start a process whose job is the given source."""
     processes: list[subprocess.Popen[str]] = []
 
-    def start(job: str) -> subprocess.Popen[str]:
-        source = f"{PREAMBLE}async def job(stopping):\n{job}\n\nsys.exit(run_process(job, name='rollout-7'))"
+    def start(job: str, before: str = "") -> subprocess.Popen[str]:
+        source = f"{before}{PREAMBLE}async def job(stopping):\n{job}\n\nsys.exit(run_process(job, name='rollout-7'))"
         command = [sys.executable, "-c", source]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return processes[-1]
@@ -75,13 +75,43 @@ def test_a_bug_shows_its_traceback(start):
     assert "KeyError: 'a bug'" in errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_drains(start, number):
     process = start("    say('serving')\n    await stopping.wait()\n    say('drained')")
     assert process.stdout.readline() == "serving\n"
     process.send_signal(number)
     output, _ = process.communicate(timeout=30)
     assert (process.returncode, output) == (0, "drained\n")
+
+
+def test_who_is_told_to_leave_a_run_that_goes_on_ends_with_a_code_of_its_own(start):
+    process = start("    say('serving')\n    await stopping.wait()\n    raise errors.ToldToLeave('told to leave')")
+    assert process.stdout.readline() == "serving\n"
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    logged, printed = errors.splitlines()
+    assert (process.returncode, printed) == (143, "asyncrl: told to leave")
+    assert json.loads(logged).items() >= {"event": "process.told_to_leave", "level": "info"}.items()
+
+
+def test_a_signal_to_a_node_that_was_drained_changes_nothing(start):
+    """It leaves for good already, with what it has in hand; the first cause counts."""
+    process = start("    stopping.set()\n    say('drains')\n    await asyncio.sleep(0.2)\n    say(stopping.by_signal)")
+    assert process.stdout.readline() == "drains\n"
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, "False\n")
+
+
+def test_a_process_under_nohup_hears_no_sighup(start):
+    process = start(
+        "    os.kill(os.getpid(), signal.SIGHUP)\n    say('hears nothing')\n    await stopping.wait()",
+        before="import os, signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n",
+    )
+    assert process.stdout.readline() == "hears nothing\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
 
 
 def test_a_second_signal_exits_at_once(start):
