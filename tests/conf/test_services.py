@@ -77,7 +77,7 @@ def test_a_role_comes_back_whoever_sends_it_a_signal_and_stays_down_only_if_it_w
     before = {role: run.pid(role) for role in ROLES}
     assert all(run.kill(role, number) for role, number in sent.items())
     run.until(lambda: all(run.pid(role) not in (None, before[role]) for role in ROLES), seconds=60)
-    run.until_steps(2)
+    run.until_steps(1)
     name = next(e["node"] for e in run.directory.read_events() if e["event"] == "node.joined" and e["role"] == "reward")
     drained = subprocess.run(
         [sys.executable, "-m", "asyncrl", "drain", run.directory.path, name],
