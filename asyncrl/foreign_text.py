@@ -8,6 +8,7 @@ A terminal obeys control characters, a reader is deceived by characters that tur
 text, as the escapes that Python writes for them; what is left out of a long text is counted.
 """
 
+from typing import Any
 from unicodedata import category
 
 MAX_CHARS = 1000
@@ -43,12 +44,22 @@ def shown(text: str, max_chars: int = MAX_CHARS) -> str:
     return f"{''.join(parts)}… ({len(text) - number:,} more characters)"
 
 
-def shown_lines(text: str, max_chars: int | None = None) -> str:
-    """The text with the lines that it has, each made fit as by `shown`; without ``max_chars``, of any length."""
-    if text.isprintable() and max_chars is None:
+def shown_lines(text: str, max_chars: int = 0) -> str:
+    """The text with the lines that it has, each made fit as by `shown`; with a ``max_chars`` of 0, of any length."""
+    if not max_chars and not acting(text):
         return text
-    lines = (line.removesuffix("\r").expandtabs() for line in text.split("\n"))
-    return "\n".join(escaped(line) if max_chars is None else shown(line, max_chars) for line in lines)
+    return "\n".join(_shown_line(line.removesuffix("\r"), max_chars) for line in text.split("\n"))
+
+
+def shown_values(value: Any, max_chars: int = MAX_CHARS) -> Any:
+    """The same structure of lists, tuples and dicts, with each text in it made fit as by `shown`, keys too."""
+    if isinstance(value, str):
+        return shown(value, max_chars)
+    if isinstance(value, dict):
+        return {shown_values(key, max_chars): shown_values(item, max_chars) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [shown_values(item, max_chars) for item in value]
+    return value
 
 
 def acting(text: str) -> str:
@@ -63,6 +74,11 @@ def escaped(text: str) -> str:
     if not acting(text):
         return text
     return "".join(_escape(letter) if _is_acting(letter) else letter for letter in text)
+
+
+def _shown_line(line: str, max_chars: int) -> str:
+    spaced = "\t".join(map(escaped, line.split("\t"))).expandtabs()
+    return shown(spaced, max_chars) if max_chars else spaced
 
 
 def _is_acting(letter: str) -> bool:

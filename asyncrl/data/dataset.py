@@ -19,6 +19,7 @@ from asyncrl.data.images import Keep, describe, keep_nothing, read_files
 from asyncrl.data.row import read_prompt, require_columns
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError
+from asyncrl.foreign_text import shown
 from asyncrl.messages.trajectory import Image, Prompt
 
 
@@ -76,7 +77,7 @@ class Dataset:
                     yield place, self._scanned(row, file, number, read_files(cell, files))
                 except DataError as error:
                     where = file.place(number)
-                    yield place, BadRow(where, str(error).removeprefix(f"{where}: "))
+                    yield place, BadRow(where, shown(str(error).removeprefix(f"{where}: ")))
                 row += 1
 
     def _scanned(self, row: int, file: Rows, number: int, contents: Sequence[bytes]) -> Prompt:

@@ -4,9 +4,8 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
-import click
-
 from asyncrl.cli.launch.staleness_process import choose_staleness
+from asyncrl.cli.terminal import echo
 from asyncrl.client.run_address import leave_credentials, remove_credentials
 from asyncrl.config.addresses import announced, bound_again, check_address, reached, tcp
 from asyncrl.config.run_file import load_config
@@ -52,12 +51,12 @@ def broker_job(
     if address:
         check_address(address, "--broker", binds=True)
         overrides = (*overrides, f'broker.bind="{address}"')
-    config = resolve_steps(with_local_copies(load_config(config_path, overrides), partial(click.echo, err=True)))
+    config = resolve_steps(with_local_copies(load_config(config_path, overrides), partial(echo, err=True)))
     path = run_dir or Path(config.run.dir) / (config.run.name or config_path.stem)
 
     async def job(stopping: Stopping) -> None:
         if is_complete(path, config):
-            click.echo(f"the run in {path} is complete; to train it longer, raise run.steps", err=True)
+            echo(f"the run in {path} is complete; to train it longer, raise run.steps", err=True)
             return
         raise_gc_threshold()
         raise_file_limit()

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, MutableMapping
 from contextlib import AsyncExitStack
 from typing import Any, Literal, TextIO, cast
 
@@ -25,6 +25,7 @@ import uvloop
 from asyncrl.actor import failpoints
 from asyncrl.actor.supervise import OURS
 from asyncrl.errors import AsyncrlError, RunFailed, RunInterrupted, ToldToLeave
+from asyncrl.foreign_text import shown_lines, shown_values
 from asyncrl.log import about
 from asyncrl.node.process.failpoints import PLACES, SHARD_PLACES, TURN_PLACES
 from asyncrl.node.process.metrics_server import MetricsOptions, metrics_served
@@ -47,6 +48,11 @@ LogFormat = Literal["auto", "json", "text"]
 """``auto``: JSON, or coloured text if standard error is a terminal."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that tell a process to leave; SIGHUP unless it was ignored before, as ``nohup`` does."""
+
+MAX_LOG_CHARS = 4096
+"""Length of a text in a field of an event."""
+TRACES = frozenset(("exception", "stack"))
+"""Fields of structlog with several lines."""
 
 SWITCH_INTERVAL_S = 0.0005
 """Maximum time that a thread keeps the GIL from the event loop. Python's default, 5 ms, delays each message to a busy
@@ -80,20 +86,25 @@ def run_process(
         uvloop.run(_as_service(job, manager, metrics, {"role": role, "node": name}))
     except ToldToLeave as end:
         structlog.get_logger().info("process.told_to_leave", cause=str(end))
-        _LossyStream(sys.stderr).write(f"asyncrl: {end}\n")
+        _say(end)
         return end.exit_code
     except RunInterrupted as end:
         structlog.get_logger().info("run.interrupted", cause=str(end))
-        _LossyStream(sys.stderr).write(f"asyncrl: {end}\n")
+        _say(end)
         return RunFailed.exit_code  # No signal ended this process; service managers do not start it again.
     except AsyncrlError as error:
         structlog.get_logger().error("node.failed", cause=str(error))
-        _LossyStream(sys.stderr).write(f"asyncrl: {error}\n")
+        _say(error)
         return error.exit_code
     except Exception:  # noqa: BLE001  its own exit code tells a bug, which is restarted, from a failed run
-        traceback.print_exc(file=cast("TextIO", _LossyStream(sys.stderr)))
+        _LossyStream(sys.stderr).write(shown_lines(traceback.format_exc()))
         return AsyncrlError.exit_code
     return 0
+
+
+def _say(error: AsyncrlError) -> None:
+    """Name the cause of the end on standard error, as `asyncrl.actor.supervise.why` finds it."""
+    _LossyStream(sys.stderr).write(f"{OURS}{shown_lines(str(error))}\n")
 
 
 async def _as_service(
@@ -161,7 +172,7 @@ def exit_unless_cancelled(error: AsyncrlError) -> threading.Timer:
     """
 
     def leave() -> None:
-        sys.stderr.write(f"{OURS}{error}\n")
+        _say(error)
         sys.stderr.flush()
         os._exit(error.exit_code)
 
@@ -181,12 +192,20 @@ def configure_logging(name: str, role: str = "", log_format: LogFormat = "auto")
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
+            _made_fit,
             structlog.dev.ConsoleRenderer(colors=is_terminal) if as_text else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyStream(sys.stderr))),
     )
     about(node=name, **({"role": role} if role else {}))
+
+
+def _made_fit(_logger: object, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Processor of structlog: the same event, with nothing in its texts that a terminal would obey."""
+    for key in TRACES & fields.keys():
+        fields[key] = shown_lines(str(fields[key]))
+    return {key: value if key in TRACES else shown_values(value, MAX_LOG_CHARS) for key, value in fields.items()}
 
 
 def _resolved(log_format: LogFormat) -> LogFormat:

@@ -149,6 +149,27 @@ sys.exit(run_process(job, name="reward-0", log_format=sys.argv[1]))
     assert told == ["json", "json", "text"]
 
 
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_nothing_in_a_log_or_a_last_sentence_commands_a_terminal(form):
+    source = """
+import sys
+from asyncrl.errors import RunFailed
+from asyncrl.log import get_logger
+from asyncrl.node.process.process import run_process
+ACTS = "\\x1b]0;OWNED\\x07\\x9b31m\\u202e"
+async def job(stopping):
+    get_logger().warning("unit.failed", reason=ACTS, nodes=[ACTS], long="x" * 90_000)
+    raise RunFailed(ACTS) if sys.argv[2] == "ours" else ValueError(ACTS)
+sys.exit(run_process(job, name='rollout-7', log_format=sys.argv[1]))
+"""
+    for whose in ("ours", "bug"):
+        command = [sys.executable, "-c", source, form, whose]
+        printed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stderr
+        assert not {letter for letter in printed if not letter.isprintable()} - {"\n"}
+        assert "OWNED" in printed.splitlines()[-1]
+        assert max(map(len, printed.splitlines())) < 6000
+
+
 def test_every_line_of_the_log_names_the_node_its_role_and_its_run():
     job = "about(run='try-7'); get_logger().info('lease.granted', lease_id=7)"
     source = f"""
