@@ -110,7 +110,7 @@ class ToldToLeave(AsyncrlError):
     """A signal told the process to leave a run that goes on, and no operator drained it: it is started again."""
 
     exit_code = 143
-    """As of programs that SIGTERM ends."""
+    """Exit code of programs that SIGTERM ends."""
 
 
 class RankDied(AsyncrlError):

@@ -49,11 +49,13 @@ class ImageFiles:
         """Read a file. Raises `DataError` if a row may not name it, or it cannot be read, or is too large."""
         path = self._folder / name
         try:
-            found = Path(os.path.realpath(path, strict=True))
+            found = Path(os.path.realpath(path))
+            # Asked before whether there is such a file, which is nobody's business either.
             if self._allowed.isdisjoint((found, *found.parents)):
+                link = "" if found == path else f"leads to {_named(found)}, which "
                 raise DataError(
-                    f"picture {_named(path)} is {_named(found)}, which is not below the dataset's folder "
-                    f"{self._folder}; move it there, or allow its folder with {SETTING}"
+                    f"picture {_named(path)} {link}is not below the dataset's folder {self._folder.absolute()}; move "
+                    f"it there, or allow its folder with {SETTING}"
                 )
             return _read(found, _named(path))
         except OSError as error:

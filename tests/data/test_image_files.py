@@ -50,9 +50,14 @@ def test_a_path_that_leaves_the_datasets_folder_is_refused_with_the_setting(fold
     (folder / "up").symlink_to(folder.parent)
     outside = folder.parent / "outside.png"
     for name in ("../outside.png", str(outside), "link.png", "up/outside.png"):
-        sentence = f"picture {folder / name} is {outside}, which is not below the dataset's folder {folder}; {MOVE}"
+        link = "" if name == str(outside) else f"leads to {outside}, which "
+        sentence = f"picture {folder / name} {link}is not below the dataset's folder {folder}; {MOVE}"
         assert refusal(folder, name) == sentence
         assert ImageFiles(folder / "rows.parquet", [str(folder.parent)]).read(name) == RED
+
+
+def test_a_refusal_does_not_tell_whether_there_is_such_a_file_elsewhere(folder: Path) -> None:
+    assert refusal(folder, "../gone.png").endswith(MOVE)
 
 
 def test_a_dataset_that_is_a_link_may_name_files_beside_what_it_leads_to(folder: Path) -> None:
