@@ -66,9 +66,8 @@ def test_a_run_goes_on_whatever_is_killed(start: Start, manager: str):
     assert_complete(run, 200)
 
 
-@pytest.mark.parametrize(
-    "manager", ["supervisord", pytest.param("systemd", marks=pytest.mark.long("the other service manager"))]
-)
+@pytest.mark.long("starts every unit twice")
+@pytest.mark.parametrize("manager", MANAGERS)
 def test_a_role_comes_back_whoever_sends_it_a_signal_and_stays_down_only_if_it_was_drained(start: Start, manager: str):
     """Earlyoom, a person or a script sends SIGTERM as the service manager does, which alone means it for good."""
     run = start(manager, LONG)
