@@ -106,6 +106,13 @@ class NodeStalled(AsyncrlError):
     """The node lives, and its work has made no progress for too long: it ends, and is restarted."""
 
 
+class ToldToLeave(AsyncrlError):
+    """A signal told the process to leave a run that goes on, and no operator drained it: it is started again."""
+
+    exit_code = 143
+    """Exit code of programs that SIGTERM ends."""
+
+
 class RankDied(AsyncrlError):
     """One process of a sharded trainer ended or hangs. The others end too, and all are restarted together."""
 

@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.foreign_text import escaped, shown
 from asyncrl.similar_path import did_you_mean
 
 ALLOW_VARIABLE = "ASYNCRL_ALLOW_CODE"
@@ -191,12 +192,12 @@ def describe(error: BaseException, *ours: str) -> str:
     Args:
         ours: Files and folders whose frames are skipped.
     """
-    name, text = type(error).__name__[:MAX_CHARS], _text_of(error)
+    name, text = shown(type(error).__name__, MAX_CHARS), _text_of(error)
     what = f"{name}: {text}" if text else name
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return what  # its text has file and line
     place = _place(error, ours)
-    return f"{what} ({place})" if place else what
+    return f"{what} ({shown(place, MAX_CHARS)})" if place else what
 
 
 def _text_of(error: BaseException) -> str:
@@ -205,7 +206,7 @@ def _text_of(error: BaseException) -> str:
         text = str(error)[: 2 * MAX_CHARS]
     except Exception as second:  # noqa: BLE001  custom code may raise anything
         return f"(its text cannot be shown: __str__ raised {type(second).__name__[:MAX_CHARS]})"
-    return " ".join(text.encode("utf-8", "replace").decode().split())[:MAX_CHARS]
+    return escaped(" ".join(text.split()))[:MAX_CHARS]
 
 
 def hint(name: str, known: Collection[str]) -> str:

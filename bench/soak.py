@@ -49,6 +49,7 @@ from run_files import ENDLESS, add_run_file, take, written
 
 from asyncrl.actor.supervise import Child
 from asyncrl.cli.recorded.inspect import read_audit
+from asyncrl.errors import ToldToLeave
 from asyncrl.observe.run_directory import RunDirectory
 
 SETTINGS = (
@@ -193,7 +194,7 @@ class Soak:
         elif kind != "drain":
             await child.end(LEAVE_S)
         code = await asyncio.wait_for(child.wait(), LEAVE_S)
-        if code != (-signal.SIGKILL if kind == "kill" else 0):
+        if code != {"kill": -signal.SIGKILL, "terminate": ToldToLeave.exit_code}.get(kind, 0):
             kind += f", exit code {code}"
         self.done[kind] += 1
 

@@ -192,9 +192,14 @@ def test_an_exception_without_a_text_or_with_an_enormous_one_is_described_at_onc
 def test_an_exception_is_described_in_one_short_line_of_valid_text() -> None:
     message = describe(ValueError("a\nb\udcff" + "x" * 10_000))
 
-    assert message.startswith("ValueError: a b?")
+    assert message.startswith("ValueError: a b\\udcff")
     assert len(message) <= MAX_CHARS + len("ValueError: ")
     assert describe(KeyError()) == "KeyError"
+
+
+def test_an_exception_cannot_command_a_terminal_by_its_text_or_its_type() -> None:
+    named = type("\x1b[31mE\u202e", (Exception,), {})
+    assert describe(named("\x1b]0;OWNED\x07\x9b31m")) == "\\x1b[31mE\\u202e: \\x1b]0;OWNED\\x07\\x9b31m"
 
 
 # ── code that the operator of a node allows ─────────────────────────────────────────────────

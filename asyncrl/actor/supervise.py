@@ -22,8 +22,9 @@ from typing import BinaryIO, Literal
 from msgspec import Struct
 
 from asyncrl.actor.relay import Relay
-from asyncrl.errors import BrokenInvariant, ConfigError, LedgerError, RunFailed
+from asyncrl.errors import BrokenInvariant, ConfigError, LedgerError, RunFailed, ToldToLeave
 from asyncrl.files.disk import needed
+from asyncrl.foreign_text import shown
 
 PR_SET_PDEATHSIG = 1
 FIRST_PAUSE_S = 0.2
@@ -75,7 +76,7 @@ def why(last_words: bytes) -> str:
     lines = last_words.decode(errors="replace").strip().splitlines()
     # Processes that it started may write more after it has named the cause.
     ours = [line.removeprefix(OURS) for line in lines if line.startswith(OURS)]
-    return (ours or lines or [""])[-1]
+    return shown((ours or lines or [""])[-1], LAST_WORDS_BYTES)
 
 
 class Child:
@@ -221,7 +222,9 @@ async def keep_alive(
 
 
 def describe_exit(code: int) -> str:
-    """``exited with 78``, or ``was killed by SIGKILL``."""
+    """``exited with 78``, ``left because of a signal``, or ``was killed by SIGKILL``."""
+    if code == ToldToLeave.exit_code:
+        return "left because of a signal"
     if code >= 0:
         return f"exited with {code}"
     try:

@@ -31,6 +31,7 @@ from asyncrl.broker.staleness_control import BY, KEY, StalenessChoice
 from asyncrl.broker.status.long_silence import LongSilence, sentence
 from asyncrl.broker.status.restarts import RestartBook
 from asyncrl.broker.traces.traces import Traces
+from asyncrl.checks.shown_messages import shown_message
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
@@ -301,6 +302,7 @@ class BrokerActor:
     def _handle(self, peer: str, message: ToBroker) -> None:
         if not isinstance(message, Hello) and self._refuses(peer, message):
             return
+        message = shown_message(message)
         match message:
             case Hello():
                 self._sessions.hello(peer, message)

@@ -17,6 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from asyncrl.foreign_text import escaped
 from asyncrl.observe.failure_sentences import OTHERS, Raised, sentences
 
 MAX_CAUSES = 32
@@ -145,7 +146,7 @@ def recorded_attempts(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 def _name(stage: str, reason: str) -> str:
     """Name of the cause that a reason belongs to, if it is the first of it."""
-    line = " ".join(reason[:READ_CHARS].split())
+    line = escaped(" ".join(reason[:READ_CHARS].split()))
     raised = Raised.read(line)
     return f"{stage}: {raised.within(MAX_CHARS) if raised and raised.place else line[:MAX_CHARS]}"
 

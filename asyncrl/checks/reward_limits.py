@@ -8,6 +8,8 @@ A reward is squared, summed over a step and multiplied by log-probs in float32, 
 
 from collections.abc import Mapping
 
+from asyncrl.foreign_text import acting, escaped
+
 MAX_REWARD = 1e6
 """Largest absolute value of a reward."""
 MAX_METRIC = 1e12
@@ -19,6 +21,24 @@ MAX_ANSWER_CHARS = 200
 """Characters of an answer that count in a majority vote; answers that differ only beyond them are equal."""
 MAX_REASON_CHARS = 1000
 """Characters of the cause of a failed verdict."""
+
+
+def name_problem(name: str) -> str:
+    """
+    Return why a metric cannot have this name; empty if it can.
+
+    It becomes a column, a line of a screen and a page, and a key of files: it is shown as it is, or not at all.
+    """
+    if len(name) > MAX_NAME_CHARS:
+        return f"a metric's name has {len(name)} characters, expected at most {MAX_NAME_CHARS}"
+    if not name.strip():
+        return f"a metric has the name {name!r}, expected letters in it"
+    if letter := acting(name):
+        return (
+            f"metric '{escaped(name)}' has the character U+{ord(letter):04X} in its name, expected letters, digits and "
+            f"marks that can be shown; rename it"
+        )
+    return ""
 
 
 def problem_of(reward: float, metrics: Mapping[str, float], answer: str | None) -> str:
@@ -35,8 +55,8 @@ def problem_of(reward: float, metrics: Mapping[str, float], answer: str | None) 
     for name, value in metrics.items():
         if not -MAX_METRIC <= value <= MAX_METRIC:
             return f"metric {name[:MAX_NAME_CHARS]!r} is {value!r}, expected a finite number of at most {MAX_METRIC:g}"
-        if len(name) > MAX_NAME_CHARS:
-            return f"a metric's name has {len(name)} characters, expected at most {MAX_NAME_CHARS}"
+        if problem := name_problem(name):
+            return problem
     if answer is not None and len(answer) > MAX_ANSWER_CHARS:
         return f"the extracted answer has {len(answer)} characters, expected at most {MAX_ANSWER_CHARS}"
     return ""

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Protocol
 
-from asyncrl.checks.reward_limits import MAX_METRIC, MAX_METRICS, MAX_NAME_CHARS, MAX_REWARD
+from asyncrl.checks.reward_limits import MAX_METRIC, MAX_METRICS, MAX_NAME_CHARS, MAX_REWARD, name_problem
+from asyncrl.foreign_text import shown
 from asyncrl.messages.trajectory import FROM_NOTHING, Trajectory, TrajectoryLimits, Turn
 
 BAD_TURNS = "turns that do not fit the tokens"
@@ -86,6 +87,7 @@ def _score_problem(trajectory: Trajectory) -> str:
     if len(trajectory.scores) > MAX_METRICS:
         return f"{BAD_SCORES}: {len(trajectory.scores)}, expected at most {MAX_METRICS}"
     for name, value in trajectory.scores.items():
-        if len(name) > MAX_NAME_CHARS or not -MAX_METRIC <= value <= MAX_METRIC:
-            return f"{BAD_SCORES}: {name[:MAX_NAME_CHARS]!r} is {value}, expected a short name and a finite number"
+        if name_problem(name) or not -MAX_METRIC <= value <= MAX_METRIC:
+            found = f"{shown(name, MAX_NAME_CHARS)!r} is {value}"
+            return f"{BAD_SCORES}: {found}, expected a short name that can be shown and a finite number"
     return ""

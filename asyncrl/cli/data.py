@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from asyncrl.cli.terminal import report_errors
+from asyncrl.cli.terminal import echo, report_errors
 from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.reward import Reward
 
@@ -152,7 +152,7 @@ def _prepare_own(
     rows = open_file(source)
     columns = columns_of(rows, _named(prompt_column, answer_column), COLUMN_OPTION)
     if columns != Columns(prompt_column or "prompt", answer_column or "answer"):
-        click.echo(f"{source}: {columns}")
+        echo(f"{source}: {columns}")
     _prepare(own_rows(data_source, columns, repeats=unique, open_file=lambda _: rows), source, choices)
 
 
@@ -176,7 +176,7 @@ def reasoning_gym(name: str, size: int, seed: int, **choices: Any) -> None:
 def _prepare(dataset: "PublishedDataset", source: Path, choices: dict[str, Any]) -> None:
     from asyncrl.data.prepare.published import prepare as write_prepared
 
-    click.echo(_summary(write_prepared(dataset, source, **choices)))
+    echo(_summary(write_prepared(dataset, source, **choices)))
 
 
 def _summary(result: "PrepareResult") -> str:
@@ -226,11 +226,11 @@ def check(
         is_run_file = path.suffix == ".toml"
         checked += _check_run(path) if is_run_file else [_check_file(path, named, model, max_prompt_tokens)]
     for inspection, template, _ in checked:
-        click.echo(inspection.text())
+        echo(inspection.text())
         for row in inspection.bad if all_bad else []:
-            click.echo(f"{row.place}: {row.reason}")
+            echo(f"{row.place}: {row.reason}")
         for sentence in text_advice(template, has_texts=inspection.num_texts > 0):
-            click.echo(f"note: {sentence}")
+            echo(f"note: {sentence}")
     for inspection, _, reward in checked:
         inspection.require_usable()
         if reward:
@@ -246,7 +246,7 @@ def _check_file(path: Path, named: dict[str, str], model: Path | None, max_token
         train=str(path), prompt_column=named.get("prompt", "prompt"), answer_column=named.get("answer", "answer")
     )
     count_tokens, find_spelled = readers(model, columns) if model else (None, None)
-    settings = guessed(columns, str(path), click.echo, COLUMN_OPTION)
+    settings = guessed(columns, str(path), echo, COLUMN_OPTION)
     inspection = inspect(path, settings, count_tokens=count_tokens, find_spelled=find_spelled, max_tokens=max_tokens)
     return inspection, read_template(model) if model else "", None
 
@@ -257,7 +257,7 @@ def _check_run(path: Path) -> "list[Checked]":
     from asyncrl.data.check import inspect
     from asyncrl.node.hub import with_local_copies
 
-    config = with_local_copies(load_config(path), partial(click.echo, err=True), has_weights=False)
+    config = with_local_copies(load_config(path), partial(echo, err=True), has_weights=False)
     settings: Data = config.data
     model = Path(config.model.path)
     count_tokens, find_spelled = readers(model, settings) if model.is_dir() else (None, None)

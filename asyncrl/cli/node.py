@@ -153,7 +153,8 @@ def main(
     --traces sends the life of every trajectory as spans to a collector of OpenTelemetry, by OTLP over HTTP. The usual
     variables say where it is, such as OTEL_EXPORTER_OTLP_ENDPOINT=http://10.0.0.9:4318.
 
-    SIGTERM drains the node, which then exits with 0; a second SIGTERM exits at once. Exit codes 78 (mistake in the
+    SIGTERM, SIGINT and SIGHUP drain the node, which then exits with 143: restart it, as its run goes on. A second one
+    exits at once. Exit codes 0 (the run is complete, or `asyncrl drain` took the node away), 78 (mistake in the
     configuration) and 74 (damaged files): do not restart. Exit code 69 (broker not reachable): restart later.
     """
     require_node()

@@ -1,16 +1,30 @@
-"""Output shared by the commands: errors in one line, aligned tables, indented JSON."""
+"""
+Output of all commands: the only module of the command line that prints.
 
+    text ─▶ echo, say ─▶ shown_lines ─▶ terminal
+
+Lines, tables and errors may have texts that come from elsewhere, such as exceptions of rewards, names of nodes or what
+a policy wrote. Here the last of what a terminal would obey becomes an escape; JSON has escapes of its own, which say
+the same.
+"""
+
+import json
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import click
 import msgspec
 
 from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.foreign_text import acting, escaped, shown_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 P = ParamSpec("P")
 
@@ -48,14 +62,30 @@ def report_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def _end(sentence: str, exit_code: int) -> None:
-    click.echo(f"asyncrl: {sentence}", err=True)
+    echo(f"asyncrl: {sentence}", err=True)
     sys.exit(exit_code)
+
+
+def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print lines to standard output, or with ``err`` to standard error; ``nl`` ends the last one."""
+    click.echo(shown_lines(str(text)), err=err, nl=nl)
+
+
+def say(console: "Console", text: "str | Text" = "") -> None:
+    """Print lines to a console of rich, in the styles that a `Text` has; markup in a plain text is text."""
+    if isinstance(text, str):
+        console.print(shown_lines(text), soft_wrap=True, highlight=False, markup=False)
+        return
+    shown = text.blank_copy()
+    for segment in text.render(console):
+        shown.append(shown_lines(segment.text), segment.style)
+    console.print(shown, soft_wrap=True, highlight=False)
 
 
 @contextmanager
 def told_if_slow(sentence: str, slow_s: float = SLOW_S) -> Iterator[None]:
     """Print a sentence to standard error, if that is a terminal, when what is done takes longer than ``slow_s``."""
-    timer = threading.Timer(slow_s, partial(click.echo, sentence, err=True))
+    timer = threading.Timer(slow_s, partial(echo, sentence, err=True))
     timer.daemon = True
     if sys.stderr.isatty():
         timer.start()
@@ -67,6 +97,7 @@ def told_if_slow(sentence: str, slow_s: float = SLOW_S) -> Iterator[None]:
 
 def aligned(rows: Sequence[Row], right: Collection[int] = ()) -> list[str]:
     """Lines with aligned columns, two spaces apart; the columns in ``right`` are right-aligned."""
+    rows = [[escaped(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def line(row: Row) -> str:
@@ -76,10 +107,11 @@ def aligned(rows: Sequence[Row], right: Collection[int] = ()) -> list[str]:
     return [line(row) for row in rows]
 
 
-def printable(line: str) -> str:
-    """The line without what a terminal would obey: a policy writes whatever is rewarded."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line.expandtabs())
-
-
 def to_json(value: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    """Indented JSON, with an escape of JSON for each character that a terminal would obey."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    return "\n".join("".join(map(_json_letter, line)) if acting(line) else line for line in text.split("\n"))
+
+
+def _json_letter(letter: str) -> str:
+    return json.dumps(letter)[1:-1] if acting(letter) else letter

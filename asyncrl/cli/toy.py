@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from asyncrl.cli.terminal import report_errors
+from asyncrl.cli.terminal import echo, report_errors
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import read_raw
 
@@ -59,7 +59,7 @@ def step_sums(directory: Path, seed: int, threads: int, **sizes: int) -> None:
     from asyncrl.toy.models import make_step_sums
     from asyncrl.toy.text_model import Sizes
 
-    make_step_sums(directory, Sizes(**sizes), seed=seed, threads=threads, report=click.echo)
+    make_step_sums(directory, Sizes(**sizes), seed=seed, threads=threads, report=echo)
 
 
 @toy.command("hidden-sums")
@@ -84,7 +84,7 @@ def hidden_sums(directory: Path, seed: int, threads: int) -> None:
     _prepare()
     from asyncrl.toy.models import make_hidden_sums
 
-    make_hidden_sums(directory, seed=seed, threads=threads, report=click.echo)
+    make_hidden_sums(directory, seed=seed, threads=threads, report=echo)
 
 
 @toy.command("drawn-squares")
@@ -107,7 +107,7 @@ def drawn_squares(directory: Path, seed: int, threads: int) -> None:
     _prepare()
     from asyncrl.toy.models import make_drawn_squares
 
-    make_drawn_squares(directory, seed=seed, threads=threads, report=click.echo)
+    make_drawn_squares(directory, seed=seed, threads=threads, report=echo)
 
 
 @toy.command("smollm2")
@@ -130,7 +130,7 @@ def smollm2(directory: Path, seed: int) -> None:
     _prepare()
     from asyncrl.toy.models import make_smollm2
 
-    make_smollm2(directory, seed=seed, report=click.echo)
+    make_smollm2(directory, seed=seed, report=echo)
 
 
 @toy.command("random")
@@ -150,7 +150,7 @@ def random(directory: Path, text: Path, seed: int, vocab_size: int, **sizes: int
     from asyncrl.toy.models import make_random
     from asyncrl.toy.text_model import Sizes
 
-    make_random(directory, text, Sizes(**sizes), vocab_size=vocab_size, seed=seed, report=click.echo)
+    make_random(directory, text, Sizes(**sizes), vocab_size=vocab_size, seed=seed, report=echo)
 
 
 def tiny(path: Path, overrides: Sequence[str]) -> Config:
@@ -158,7 +158,7 @@ def tiny(path: Path, overrides: Sequence[str]) -> Config:
     _prepare()
     from asyncrl.toy.tiny.scale import scaled
 
-    return scaled(read_raw(path, overrides), TINY, click.echo)
+    return scaled(read_raw(path, overrides), TINY, echo)
 
 
 def _prepare() -> None:

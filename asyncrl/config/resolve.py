@@ -17,7 +17,7 @@ from asyncrl.config.checks.check import check
 from asyncrl.config.config import Config
 from asyncrl.errors import ConfigError
 
-PATH_KEYS = ("path", "train", "held_out")
+PATH_KEYS = ("path", "train", "held_out", "image_folders")
 """Settings that name files or model directories, in any section."""
 
 

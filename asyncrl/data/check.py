@@ -25,6 +25,7 @@ from asyncrl.data.dataset import BadRow, Dataset, count_reasons
 from asyncrl.data.row import dropped_keys
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import AsyncrlError, DataError
+from asyncrl.foreign_text import shown
 from asyncrl.messages.trajectory import Image, Prompt
 
 SHOWN = 5
@@ -66,7 +67,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     def text(self) -> str:
         facts = {
-            "columns": ", ".join(self.columns),
+            "columns": ", ".join(map(shown, self.columns)),
             "data sources": _listed({name or "(none)": count for name, count in self.data_sources.items()}) or "-",
             "prompts": f"{self.num_chats} chat, {self.num_texts} text",
             "prompt chars": _listed(self.prompt_chars) or "-",
@@ -161,7 +162,7 @@ def _measured(found: Prompt | BadRow, place: str, count_tokens: CountTokens | No
     try:
         return found, count_tokens(found) if count_tokens else 0
     except AsyncrlError as error:
-        return BadRow(place, str(error))
+        return BadRow(place, shown(str(error)))
 
 
 def _numbers_of_rows(found: Iterable[Sequence[str]]) -> dict[str, int]:
@@ -195,7 +196,7 @@ def _pictures(images: Sequence[Image]) -> str:
 
 
 def _listed(counts: dict[str, int]) -> str:
-    return "   ".join(f"{name} {count}" for name, count in counts.items())
+    return "   ".join(f"{shown(name)} {count}" for name, count in counts.items())
 
 
 def _quantiles(values: Sequence[int]) -> dict[str, int]:

@@ -10,15 +10,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, repeat
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
 from asyncrl.config.sections.data import Data
+from asyncrl.data.image_files import ImageFiles
 from asyncrl.data.images import Keep, describe, keep_nothing, read_files
 from asyncrl.data.row import read_prompt, require_columns
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError
+from asyncrl.foreign_text import shown
 from asyncrl.messages.trajectory import Image, Prompt
 
 
@@ -70,16 +71,16 @@ class Dataset:
         for place, file in enumerate(self._files):
             has_images = self._data.image_column in file.columns
             cells = file.column(self._data.image_column) if has_images else repeat(None, len(file))
+            files = ImageFiles(file.path, self._data.image_folders)
             for number, cell in enumerate(cells):
                 try:
-                    yield place, self._scanned(row, file, number, cell)
+                    yield place, self._scanned(row, file, number, read_files(cell, files))
                 except DataError as error:
                     where = file.place(number)
-                    yield place, BadRow(where, str(error).removeprefix(f"{where}: "))
+                    yield place, BadRow(where, shown(str(error).removeprefix(f"{where}: ")))
                 row += 1
 
-    def _scanned(self, row: int, file: Rows, number: int, cell: Any) -> Prompt:
-        contents = read_files(cell, file.path.parent)
+    def _scanned(self, row: int, file: Rows, number: int, contents: Sequence[bytes]) -> Prompt:
         images = [describe(content) for content in contents]
         prompt = read_prompt(file, number, self._data, images)
         for image, content in zip(images, contents, strict=True):

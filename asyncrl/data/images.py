@@ -2,7 +2,7 @@ r"""
 Pictures of a dataset's rows: the files that the image column holds or names, and a prompt's record of each.
 
     [{"bytes": b"\x89PNG...", "path": "11.png"}]      as verl and the hub write them
-    [b"\x89PNG..."]     ["diagrams/11.png"]           files, or paths relative to the dataset's own folder
+    [b"\x89PNG..."]     ["diagrams/11.png"]           files, or paths below the dataset's own folder (`ImageFiles`)
 
 A single picture may stand without a list. Here only a file's header is read, for its size; engines and trainer decode
 the pixels.
@@ -13,12 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from asyncrl.data.image_files import MAX_FILE_BYTES, ImageFiles, too_large
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.messages.trajectory import IMAGE_MARK, Image
 from asyncrl.vision.settings import FAMILIES, read_settings
-
-MAX_FILE_BYTES = 32 << 20
-"""Largest file of a picture; like a payload, a file is sent to the nodes in one message."""
 
 Keep = Callable[[Image, bytes], None]
 """Function that stores a prompt's picture with its file."""
@@ -28,31 +26,22 @@ def keep_nothing(_image: Image, _content: bytes) -> None:
     """Ignore a picture; the `Keep` of a reader that needs prompts only."""
 
 
-def read_files(value: Any, folder: Path) -> list[bytes]:
+def read_files(value: Any, files: ImageFiles) -> list[bytes]:
     """Files of the pictures in a cell of the image column. Raises `DataError` if one of them cannot be read."""
     if value is None:
         return []
-    return [_read_file(item, folder) for item in (value if isinstance(value, list) else [value])]
+    return [_read_file(item, files) for item in (value if isinstance(value, list) else [value])]
 
 
-def _read_file(item: Any, folder: Path) -> bytes:
+def _read_file(item: Any, files: ImageFiles) -> bytes:
     content = (item.get("bytes") or item.get("path")) if isinstance(item, dict) else item
     if isinstance(content, str) and content:
-        content = _read_path(folder / content)
+        content = files.read(content)
     if not isinstance(content, bytes) or not content:
         raise DataError(f"a picture must be bytes or a path, or {{bytes, path}} with one of them, got {_kind(item)}")
     if len(content) > MAX_FILE_BYTES:
-        raise DataError(_too_large(f"a picture of {len(content):,} bytes"))
+        raise DataError(too_large(f"a picture of {len(content):,} bytes"))
     return content
-
-
-def _read_path(path: Path) -> bytes:
-    try:
-        if (size := path.stat().st_size) > MAX_FILE_BYTES:
-            raise DataError(_too_large(f"picture {path} of {size:,} bytes"))
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"picture {path} cannot be read: {error.strerror or error}") from error
 
 
 def describe(content: bytes) -> Image:
@@ -86,10 +75,6 @@ def check_model_reads(model: Path, num_images: int, num_marked: int = 0) -> None
             f"the prompts have {num_images} pictures, but the model {model} reads none; give model.path one of "
             f"{', '.join(FAMILIES)}, or remove the pictures and their marks from the dataset"
         )
-
-
-def _too_large(what: str) -> str:
-    return f"{what} is too large: the limit is {MAX_FILE_BYTES:,}; make it smaller"
 
 
 def _kind(item: Any) -> str:

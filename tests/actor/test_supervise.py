@@ -121,6 +121,7 @@ def test_a_killed_child_is_described_by_the_name_of_the_signal(tmp_path: Path) -
 def test_an_exit_is_described_by_its_code() -> None:
     assert describe_exit(0) == "exited with 0"
     assert describe_exit(78) == "exited with 78"
+    assert describe_exit(143) == "left because of a signal"
     assert describe_exit(-200) == "was killed by signal 200"
 
 

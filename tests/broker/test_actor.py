@@ -309,7 +309,7 @@ def test_joining_and_leaving_nodes_are_in_the_ledger(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         leaver, lost = await house.welcomed("rollout", "leaver"), await house.welcomed("rollout", "lost")
         await lost.send(Ready("plan"))  # First, so that it has been silent since when time moves.
-        await leaver.send(Bye("told to stop"))
+        await leaver.send(Bye("told to stop\x1b[2J"))
         await house.happened("node.left")
         house.now_s += CONFIG.broker.node_ttl_s + 1.0
         await house.happened("node.lost")
@@ -321,7 +321,7 @@ def test_joining_and_leaving_nodes_are_in_the_ledger(tmp_path: Path) -> None:
     assert happened == [
         ("leaver", "joined", ""),
         ("lost", "joined", ""),
-        ("leaver", "left", "told to stop"),
+        ("leaver", "left", "told to stop\\x1b[2J"),
         ("lost", "lost", "silent for 10 s"),
     ]
 

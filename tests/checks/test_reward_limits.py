@@ -30,6 +30,13 @@ def test_a_reward_that_arithmetic_cannot_bear_is_named(reward: float) -> None:
         ({"wrong": 1e13}, "metric 'wrong' is 10000000000000.0, expected a finite number of at most 1e+12"),
         ({str(n): 0.0 for n in range(65)}, "there are 65 metrics, expected at most 64"),
         ({"n" * 5000: 0.0}, "a metric's name has 5000 characters, expected at most 100"),
+        ({"": 0.0}, "a metric has the name '', expected letters in it"),
+        (
+            {"\x1b[31mred": 0.0},
+            "metric '\\x1b[31mred' has the character U+001B in its name, expected",
+        ),
+        ({"a\nb": 0.0}, "metric 'a\\nb' has the character U+000A in its name"),
+        ({"a\u202e": 0.0}, "metric 'a\\u202e' has the character U+202E in its name"),
     ],
 )
 def test_metrics_beyond_their_limits_are_named_in_a_short_text(metrics: dict[str, float], said: str) -> None:

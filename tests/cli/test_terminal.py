@@ -1,11 +1,18 @@
+import ast
 import io
+import json
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
+from rich.text import Text
 
-from asyncrl.cli.terminal import aligned, printable, report_errors, to_json, told_if_slow
+from asyncrl import cli
+from asyncrl.cli.terminal import aligned, echo, report_errors, say, to_json, told_if_slow
 from asyncrl.errors import DataError, RunFailed
 from tests.patience import PATIENCE_S
 
@@ -83,5 +90,57 @@ def test_json_is_indented():
     assert to_json({"a": [1]}) == '{\n  "a": [\n    1\n  ]\n}'
 
 
-def test_what_a_terminal_would_obey_is_replaced():
-    assert printable("a\x1b[2J\tc") == "a\N{REPLACEMENT CHARACTER}[2J   c"
+@pytest.mark.parametrize("is_error", [True, False])
+def test_lines_are_printed_with_escapes_in_place_of_what_a_terminal_obeys(capsys, is_error):
+    echo("a\x1b[2J\tc\nb\u202e", err=is_error)
+    printed, errors = capsys.readouterr()
+    assert (errors if is_error else printed) == "a\\x1b[2J        c\nb\\u202e\n"
+
+
+def test_a_console_keeps_its_own_styles_and_none_of_a_text():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system="standard", width=20)
+    say(console, Text.assemble(("policy ", "red"), "\x1b[2J" + "long " * 5))
+    say(console, "[bold]\x9b31m")
+    assert out.getvalue() == "\x1b[31mpolicy \x1b[0m\\x1b[2J" + "long " * 5 + "\n[bold]\\x9b31m\n"
+
+
+def test_json_says_the_same_with_escapes_of_its_own():
+    value = {"a\u202e": ["\x1b\x9b31m", "\U000e0041", "答案"]}
+    text = to_json(value)
+    assert json.loads(text) == value
+    assert text.replace("\n", "").isprintable()
+    assert "答案" in text
+
+
+def test_a_cell_of_a_table_is_one_line_and_the_columns_stay_aligned():
+    assert aligned([["a\nb", "1"], ["\x1b", "2"]]) == ["a\\nb  1", "\\x1b  2"]
+
+
+def test_an_error_has_escapes_in_place_of_what_a_terminal_obeys():
+    assert ended(RunFailed("the reward raised \x1b[2J")) == (1, "asyncrl: the reward raised \\x1b[2J\n")
+
+
+PRINTING = {"echo", "secho", "echo_via_pager", "print", "print_json", "rule", "out", "log"}
+"""Functions and methods of click, rich and Python that print."""
+
+
+def printing_calls(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case ast.Name(id="print"):
+                yield f"{file.name}:{node.lineno}"
+            case ast.Attribute(value=ast.Name(id=("click" | "console" | "_console")), attr=name) if name in PRINTING:
+                yield f"{file.name}:{node.lineno}"
+            case ast.Attribute(value=ast.Attribute(attr="_console"), attr=name) if name in PRINTING:
+                yield f"{file.name}:{node.lineno}"
+            case ast.ImportFrom(module="click", names=names) if PRINTING & {name.name for name in names}:
+                yield f"{file.name}:{node.lineno}"
+
+
+def test_no_other_module_of_the_command_line_prints():
+    """What is printed by another door would need the same care there, and would not get it."""
+    folder = Path(cli.__file__).parent
+    files = [file for file in folder.rglob("*.py") if file != folder / "terminal.py"]
+    assert [place for file in files for place in printing_calls(file)] == []
+    assert list(printing_calls(folder / "terminal.py")), "the search finds what prints"

@@ -81,6 +81,10 @@ class ManagedRun(ABC):
         """Id of the main process; None while there is none."""
 
     @abstractmethod
+    def is_down(self, role: str) -> bool:
+        """True if the role has ended, and will not be started again."""
+
+    @abstractmethod
     def is_at_rest(self) -> bool:
         """True if every role has ended, and will not be started again."""
 
@@ -142,6 +146,9 @@ class UnderSystemd(ManagedRun):
     def pid(self, role: str) -> int | None:
         return self.target[role].main_pid
 
+    def is_down(self, role: str) -> bool:
+        return self.target[role].state in ("inactive", "failed")
+
     def is_at_rest(self) -> bool:
         return set(self.target.states().values()) <= {"inactive", "failed"}
 
@@ -182,6 +189,9 @@ class UnderSupervisord(ManagedRun):
     def pid(self, role: str) -> int | None:
         text = self.control("pid", role).strip()
         return int(text) if text.isdecimal() and text != "0" else None
+
+    def is_down(self, role: str) -> bool:
+        return self.control("status", role).split()[1:2] == ["EXITED"]
 
     def is_at_rest(self) -> bool:
         states = [line.split()[1] for line in self.control("status").splitlines() if len(line.split()) > 1]

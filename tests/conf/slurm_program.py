@@ -3,7 +3,7 @@ Stand-in for asyncrl-node, which records its command line, and ends when a test 
 
     FAKE/started       a line of JSON for each start of asyncrl-node: its arguments
     FAKE/NAME          exit codes of the next starts of a node, one a line; it ends at once
-    RUN/run/summary.json   ends every other node with 0, as the end of a run does; SIGTERM ends it with 0, too
+    RUN/run/summary.json   ends every other node with 0, as the end of a run does; SIGTERM ends it with 143
 
 The broker writes the summary when `END` starts of nodes have been recorded, its own among them.
 """
@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 
 
 def node(arguments: list[str]) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     given = dict(zip(arguments[::2], arguments[1::2], strict=True))
     name = given.get("--name", "broker")
     for path in (given.get("--key"), f"{given['--keys']}/broker.key" if "--keys" in given else None):

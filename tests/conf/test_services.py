@@ -1,7 +1,10 @@
 """Runs whose roles are services go on whatever is killed, and lose nothing when they are restarted on purpose."""
 
+import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +14,7 @@ import pytest
 from asyncrl.cli.recorded.inspect import read_audit
 from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.keys.key_folder import KeyFolder
-from tests.conf.managed_run import MANAGERS, ROLES, ManagedRun, UnderSystemd, kill_at_random
+from tests.conf.managed_run import ENVIRONMENT, MANAGERS, ROLES, ManagedRun, UnderSystemd, kill_at_random
 
 pytestmark = pytest.mark.slow("a service manager starts whole runs")
 
@@ -61,6 +64,33 @@ def test_a_run_goes_on_whatever_is_killed(start: Start, manager: str):
     kills = kill_at_random(run, 8, seed=0, every_s=1.0)
     assert kills.total() >= 8
     assert_complete(run, 200)
+
+
+@pytest.mark.long("starts every unit twice")
+@pytest.mark.parametrize("manager", MANAGERS)
+def test_a_role_comes_back_whoever_sends_it_a_signal_and_stays_down_only_if_it_was_drained(start: Start, manager: str):
+    """Earlyoom, a person or a script sends SIGTERM as the service manager does, which alone means it for good."""
+    run = start(manager, LONG)
+    run.until_steps(1)
+    sent = dict(zip(ROLES, (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT), strict=True))
+    before = {role: run.pid(role) for role in ROLES}
+    assert all(run.kill(role, number) for role, number in sent.items())
+    run.until(lambda: all(run.pid(role) not in (None, before[role]) for role in ROLES), seconds=60)
+    run.until_steps(1)
+    name = next(e["node"] for e in run.directory.read_events() if e["event"] == "node.joined" and e["role"] == "reward")
+    drained = subprocess.run(
+        [sys.executable, "-m", "asyncrl", "drain", run.directory.path, name],
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert drained.returncode == 0, drained.stderr
+    run.until(lambda: run.is_down("reward"), seconds=60)
+    run.end()
+    assert run.directory.read_summary() is None, "the run has not failed"
+    audit = read_audit(run.directory.path)
+    assert (audit.problems, sum(audit.tokens_thrown_away.values())) == ([], 0)
 
 
 @pytest.mark.long("restarts every unit in turn")

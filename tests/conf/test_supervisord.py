@@ -12,6 +12,7 @@ import pytest
 
 from asyncrl.cli.node import main
 from asyncrl.cli.services.render import ROLES, SUPERVISORD, render
+from asyncrl.errors import ToldToLeave
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "conf" / "supervisord" / "asyncrl.conf"
@@ -52,6 +53,7 @@ def test_a_program_is_restarted_for_ever_unless_its_exit_code_is_final(role):
     assert set(codes) <= set(documented)
     assert ("1" in codes) == (role == "broker")
     assert {"0", "74", "78"} <= set(codes)
+    assert str(ToldToLeave.exit_code) not in codes, "a signal of somebody else than supervisord"
 
 
 def test_without_its_variables_supervisord_does_not_start(tmp_path):

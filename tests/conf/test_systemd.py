@@ -14,6 +14,7 @@ from asyncrl.cli.node import main
 from asyncrl.cli.services.install import write_files
 from asyncrl.cli.services.render import SYSTEMD, device_files, render
 from asyncrl.config.sections.rollout import Rollout
+from asyncrl.errors import ToldToLeave
 from tests.conf.unit_manager import Unit
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +70,15 @@ def test_a_unit_names_documented_exit_codes_only(name):
     assert set(listed) <= set(documented)
     assert {"0", "74", "78"} <= set(listed)
     assert not {"69", "70"} & set(listed), "these are worth a restart"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_unit_starts_again_what_a_signal_ended_and_a_stop_is_no_failure(name):
+    """Signals alone end a service cleanly, after which Restart=on-failure would leave it down."""
+    unit, code = Unit(UNITS, name), str(ToldToLeave.exit_code)
+    assert unit.get("RestartForceExitStatus").split() == [code, "SIGTERM", "SIGHUP", "SIGINT"]
+    assert unit.get("SuccessExitStatus") == code
+    assert code not in unit.get("RestartPreventExitStatus").split()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -91,6 +91,20 @@ def test_a_killed_service_is_started_again_and_one_with_a_listed_code_is_not(ser
     assert (listed.result, listed.starts) == ("exit-code 78", 1)
 
 
+@pytest.mark.parametrize("end", ["sys.exit(143)", "os.kill(os.getpid(), 15)"])
+def test_an_end_that_counts_as_success_can_force_a_restart_but_not_after_a_stop(serve, end):
+    settings = ("Restart=on-failure", "SuccessExitStatus=143", "RestartForceExitStatus=143 SIGTERM")
+    service = serve(f'say("READY=1"); {end}', *settings, "StartLimitBurst=2")
+    service.until("failed")
+    assert (service.starts, service.result) == (2, "start-limit-hit"), "restarted, until the limit"
+    assert service.results == ["success"] * 2
+    leaves = 'import signal; signal.signal(15, lambda *_: sys.exit(143)); say("READY=1"); time.sleep(60)'
+    stopped = serve(leaves, *settings)
+    stopped.until("running")
+    stopped.stop()
+    assert (stopped.state, stopped.result, stopped.starts) == ("inactive", "success", 1)
+
+
 def test_children_die_with_their_main_process_even_in_other_sessions(serve):
     service = serve(
         'subprocess.Popen(["sleep", "61"], start_new_session=True); say("READY=1"); time.sleep(60)', "Restart=no"

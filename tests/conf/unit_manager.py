@@ -103,6 +103,8 @@ class Service:
         self.result = ""
         """Cause of the last end: success, exit-code N, signal N, timeout, watchdog, protocol or start-limit-hit."""
         self.status = ""
+        self._end = ""
+        """Exit code, or name of the signal, of the last end."""
         self.starts = 0
         self.results: list[str] = []
         self.foreign_reports = 0
@@ -200,10 +202,10 @@ class Service:
 
     def _shall_restart(self) -> bool:
         policy = self.unit.get("Restart", "no")
-        kind, _, code = self.result.partition(" ")
-        prevented = code if kind == "exit-code" else "0" if kind in ("success", "protocol") else ""
-        if prevented in self.unit.get("RestartPreventExitStatus").split():
+        if self._end in self.unit.get("RestartPreventExitStatus").split():
             return False
+        if self._end in self.unit.get("RestartForceExitStatus").split():
+            return True
         return policy == "always" or (policy == "on-failure" and self.result != "success")
 
     def _run_once(self, folder: Path) -> str:
@@ -297,9 +299,10 @@ class Service:
         return data.decode().splitlines()
 
     def _result(self, code: int) -> str:
+        self._end = str(code) if code >= 0 else signal.Signals(-code).name
         if code < 0 and -code not in CLEAN_SIGNALS:
             return f"signal {-code}"
-        if code > 0:
+        if code > 0 and self._end not in self.unit.get("SuccessExitStatus").split():
             return f"exit-code {code}"
         return "protocol" if self.state == "starting" and self.unit.get("Type") == "notify" else "success"
 

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.config.sections.data import Data
-from asyncrl.data import images as module
+from asyncrl.data import image_files, images
 from asyncrl.data.dataset import BadRow, Dataset
+from asyncrl.data.image_files import ImageFiles
 from asyncrl.data.images import check_model_reads, describe, read_files
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.errors import ConfigError, DataError
@@ -52,7 +53,7 @@ def scanned(path: str, data: Data = DATA) -> list[Prompt | BadRow]:
 )
 def test_a_cell_names_or_holds_the_files_of_its_pictures(tmp_path: Path, cell: Any) -> None:
     (tmp_path / "red.png").write_bytes(RED)
-    assert read_files(cell, tmp_path) == [RED]
+    assert read_files(cell, ImageFiles(tmp_path / "rows.parquet")) == [RED]
     (found,) = scanned(parquet(tmp_path, {"images": cell}))
     assert found == Prompt(text="<image>?", answer="1", images=[image(RED, 24, 16)])
 
@@ -76,12 +77,13 @@ def test_jsonl_names_its_pictures_by_paths_beside_it(tmp_path: Path) -> None:
 )
 def test_a_cell_without_a_picture_is_refused(tmp_path: Path, cell: Any, reason: str) -> None:
     with pytest.raises(DataError) as refused:
-        read_files(cell, tmp_path)
+        read_files(cell, ImageFiles(tmp_path / "rows.parquet"))
     assert str(refused.value) == reason
 
 
 def test_bad_pictures_are_bad_rows_with_their_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_FILE_BYTES", len(RED))
+    for module in (image_files, images):
+        monkeypatch.setattr(module, "MAX_FILE_BYTES", len(RED))
     (tmp_path / "large.png").write_bytes(bytes(len(RED) + 1))
     cells: list[list[str | bytes]] = [["gone.png"], ["large.png"], [RED], [RED, RED]]
     rows = [
@@ -93,7 +95,9 @@ def test_bad_pictures_are_bad_rows_with_their_reason(tmp_path: Path, monkeypatch
         f"{tmp_path}/rows.parquet row 0", f"picture {tmp_path}/gone.png cannot be read: No such file or directory"
     )
     assert isinstance(large, BadRow)
-    assert "large.png of" in large.reason
+    assert (
+        large.reason == f"picture {tmp_path}/large.png is too large: the limit is {len(RED):,} bytes; make it smaller"
+    )
     assert isinstance(fine, Prompt)
     assert two == BadRow(
         f"{tmp_path}/rows.parquet row 3",

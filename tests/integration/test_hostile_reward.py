@@ -1,9 +1,12 @@
 """A run whose reward function is hostile: it goes on, or ends with one sentence that names the cause."""
 
 from pathlib import Path
+from unicodedata import category
 
 import pytest
+from click.testing import CliRunner
 
+from asyncrl.cli.main import main
 from asyncrl.processes import process_tree
 
 LEFT_BEHIND = "sleep\x00424243\x00"
@@ -20,6 +23,15 @@ def score(sample):
     subprocess.Popen("sleep 424243 & setsid sleep 424243 &", shell=True).wait()
     os.write(1, b"x" * (1 << 20))
     return float(sample.completion.count("a") % 3)
+"""
+ESCAPES = r"""
+ACTS = "\x1b]0;OWNED\x07\x1b[2J\x1b[31m \x9b31m \u202e "
+
+def score(sample):
+    print(ACTS)
+    if sample.completion.count("a") % 2:
+        raise ValueError(ACTS + sample.completion)
+    return {"score": float(len(sample.completion) % 3), **({ACTS: 1.0} if len(sample.completion) % 5 == 0 else {})}
 """
 
 
@@ -59,3 +71,20 @@ def test_a_reward_that_prints_and_leaves_daemons_neither_fills_the_disk_nor_the_
     logs = sum(path.stat().st_size for path in run.directory.path.rglob("*.log"))
     assert logs < 1 << 20
     assert any("bytes of output were cut" in path.read_text() for path in run.directory.path.rglob("*.log"))
+
+
+@pytest.mark.long("one more whole run")
+def test_a_reward_that_writes_escape_sequences_commands_no_terminal_and_no_page(start_run, tmp_path: Path) -> None:
+    run = start_run(function(tmp_path, ESCAPES), steps=3).end()
+
+    path = str(run.directory.path)
+    printed = [
+        CliRunner().invoke(main, [*command, path]).output
+        for command in (["dead-letters"], ["audit"], ["events"], ["status"], ["logs"], ["why"], ["samples"])
+    ]
+    files = (run.directory.events, run.directory.report, run.directory.summary, *run.directory.logs.glob("*.log"))
+    texts = [run.output, run.errors, *printed, *(file.read_text() for file in files)]
+    acting = [{letter for letter in text if category(letter) in {"Cc", "Cf", "Zl", "Zp"}} - {"\n"} for text in texts]
+    assert acting == [set()] * len(texts)
+    assert "OWNED" in run.output + run.errors
+    assert any("OWNED" in text for text in printed)

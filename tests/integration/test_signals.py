@@ -60,15 +60,18 @@ def test_ctrl_c_ends_a_run_that_is_still_loading(start_run):
     assert not [pid for pid in pids if is_alive(pid)]
 
 
-def test_a_rollout_that_gets_sigterm_drains_and_exits_with_0(start_run):
-    """The drained rollout returns its work and is not restarted; the other one continues."""
-    run = start_run(TWO_ROLLOUTS, steps=24)
+def test_a_rollout_that_gets_sigterm_drains_and_comes_back(start_run):
+    """It returns its work, which the other one continues; nobody has drained it for good."""
+    run = start_run(TWO_ROLLOUTS, steps=LONG)
     run.until(lambda: run.steps_done() >= 2)
     os.kill(run.pid_of("rollout-0"), signal.SIGTERM)
-    assert run.end().code == 0, run.errors
-    (left,) = [e for e in run.events if e["event"] in ("node.left", "node.lost") and e["cause"] == "told to stop"]
-    assert (left["event"], left["node"]) == ("node.left", "rollout-0")
-    assert [e["node"] for e in run.events if e["event"] == "node.joined"].count("rollout-0") == 1
+    run.until(lambda: len(run.happened("node.joined", "rollout-0")) == 2)
+    run.interrupt()
+    assert run.end().code == 130, run.errors
+    left, back = run.happened("node.left", "rollout-0")[0], run.happened("node.joined", "rollout-0")[1]
+    assert left["cause"] == "told to stop"
+    assert run.events.index(left) < run.events.index(back)
+    assert "rollout-0 left because of a signal" in run.output
     assert sum(run.audit().tokens_thrown_away.values()) == 0
 
 

@@ -19,8 +19,10 @@ from asyncrl.broker.metrics.idle_causes import idle_causes
 from asyncrl.broker.metrics.time_book import TimeBook
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.status.incidents import IncidentBook, is_incident, sentence
+from asyncrl.checks.shown_messages import REASON_CHARS
 from asyncrl.config.config import Config
 from asyncrl.errors import RunFailed
+from asyncrl.foreign_text import shown, shown_values
 from asyncrl.log import get_logger
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.weights import Live
@@ -85,6 +87,8 @@ class RunFiles:
         """Verdicts up to the last line of times."""
 
     def event(self, kind: str, /, **fields: Any) -> None:
+        """Record an event, log it, and tell those who look on; its texts may be of other nodes and of plug-ins."""
+        fields = shown_values(fields, REASON_CHARS)
         level = log.warning if is_incident(kind, fields) else log.debug if kind in FREQUENT else log.info
         level(kind, **fields)
         self._directory.append_event(kind, **fields, time_s=round(self.time_s, 3))
@@ -146,6 +150,7 @@ class RunFiles:
         if self._is_concluded:
             return cause
         self._is_concluded = True
+        cause = shown(cause, REASON_CHARS)
         try:
             self._write_summary(cause, outcome(cause, is_interrupted=is_interrupted))
         except RunFailed as failure:

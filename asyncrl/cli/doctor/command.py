@@ -8,7 +8,7 @@ import click
 
 from asyncrl.cli.memory_options import device_memory_option, host_memory_option
 from asyncrl.cli.settings.command import set_option
-from asyncrl.cli.terminal import json_option, report_errors, to_json
+from asyncrl.cli.terminal import echo, json_option, report_errors, to_json
 from asyncrl.config.run_file import load_config
 
 PATH = click.Path(path_type=Path)
@@ -70,14 +70,14 @@ def doctor(
         return
     with Console(stderr=True).status("checking"):  # rich shows this on a terminal only.
         if config_path:
-            config = with_local_copies(load_config(config_path, overrides), partial(click.echo, err=True))
+            config = with_local_copies(load_config(config_path, overrides), partial(echo, err=True))
             diagnosis = asyncio.run(diagnose_run(config, device_memory, host_memory))
         elif cluster_file:
             diagnosis = diagnose_cluster(cluster_file)
         else:
             diagnosis = asyncio.run(diagnose_npu(os.environ) if npu else diagnose(os.environ, role or ""))
     if as_json:
-        click.echo(to_json(to_plain(diagnosis)))
+        echo(to_json(to_plain(diagnosis)))
     else:
         show(Console(), diagnosis)
     sys.exit(0 if diagnosis.is_fit else 1)

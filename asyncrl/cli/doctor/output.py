@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from asyncrl.cli.terminal import aligned
+from asyncrl.cli.terminal import aligned, say
 from asyncrl.node.machine.cluster.cluster_file import load
 from asyncrl.node.machine.cluster.judgement import judge
 from asyncrl.node.machine.cluster.survey import survey
@@ -27,9 +27,9 @@ def diagnose_cluster(cluster_file: Path) -> Diagnosis:
 def show(console: Console, diagnosis: Diagnosis) -> None:
     """Print the diagnosis in sections, then one sentence for each problem."""
     for line in _table(diagnosis):
-        console.print(line, soft_wrap=True, highlight=False)
+        say(console, line)
     for problem in diagnosis.problems:
-        console.print(Text.assemble(("problem  ", "bold red"), problem), soft_wrap=True, highlight=False)
+        say(console, Text.assemble(("problem  ", "bold red"), problem))
 
 
 def to_plain(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from asyncrl.cli.run_path import RUN_PATH
-from asyncrl.cli.terminal import report_errors
+from asyncrl.cli.terminal import report_errors, say
 from asyncrl.errors import ConfigError
 
 PATH = click.Path(path_type=Path)
@@ -88,4 +88,4 @@ def show(run_directory: Path, step: int | None, group: int | None, index: int | 
     console = Console(highlight=False)
     for one in islice(found, count):
         for line in sampled_lines(one):
-            console.print(line, soft_wrap=True)
+            say(console, line)

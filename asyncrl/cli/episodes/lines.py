@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.text import Text
 
-from asyncrl.cli.terminal import printable
+from asyncrl.foreign_text import escaped
 from asyncrl.messages.trajectory import Turn
 from asyncrl.observe.episode_view import TurnView, summary, views
 from asyncrl.observe.sampled_episodes import SampledEpisode
@@ -72,4 +72,4 @@ def _turn(view: TurnView) -> Iterator[Text]:
 def _said(who: str, content: str, style: str) -> Iterator[Text]:
     """Lines of one text, the first with the name of who said it."""
     for number, line in enumerate(content.splitlines() or [""]):
-        yield Text.assemble((("" if number else who).ljust(WIDTH), "dim"), (printable(line), style))
+        yield Text.assemble((("" if number else who).ljust(WIDTH), "dim"), (escaped(line.expandtabs()), style))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from asyncrl.cli.episodes.choices import row_prompt, text_prompt
 from asyncrl.cli.episodes.lines import end_lines, prompt_lines, reward_line, turn_lines
+from asyncrl.cli.terminal import say
 from asyncrl.config.config import Config
 from asyncrl.config.model.directory import check_model
 from asyncrl.data.chat_template import check_template, read_template
@@ -58,7 +60,7 @@ def play(config: Config, console: Console, *, row: int = 0, text: str | None = N
         EngineError: The episode failed.
     """
     configure_logging("episode")
-    config = with_local_copies(config, lambda line: console.print(line, soft_wrap=True), model_setting="--model")
+    config = with_local_copies(config, partial(say, console), model_setting="--model")
     model = Path(config.model.path)
     check_model(config.model.path, setting="--model")
     with closing(ImageStore(Path(gettempdir()))) as images:
@@ -66,7 +68,7 @@ def play(config: Config, console: Console, *, row: int = 0, text: str | None = N
         check_template(read_template(model), config.data.chat_template_kwargs, has_chats=bool(prompt.chat))
         check_model_reads(model, len(prompt.images), 0)
         files = tuple(images.read(image.digest) for image in prompt.images)
-        uvloop.run(_play(config, prompt, files, lambda line: console.print(line, soft_wrap=True)))
+        uvloop.run(_play(config, prompt, files, partial(say, console)))
 
 
 async def _play(config: Config, prompt: Prompt, files: tuple[bytes, ...], say: Say) -> None:

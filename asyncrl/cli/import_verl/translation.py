@@ -7,9 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import click
-
-from asyncrl.cli.terminal import aligned
+from asyncrl.cli.terminal import aligned, echo
 from asyncrl.config.run_file import decode
 from asyncrl.data.table import open_rows
 from asyncrl.errors import ConfigError, DataError
@@ -43,17 +41,17 @@ def import_script(arguments: Sequence[str], environment: Sequence[str], out: Pat
         with output(out) as unfinished:
             unfinished.write_text(translation.toml, encoding="utf-8")
     else:
-        click.echo(translation.toml, nl=False)
+        echo(translation.toml, nl=False)
     problem = _problem(translation)
     verdict = "cannot" if problem else translation.verdict
     for line in report(translation, [*complaints, *([problem] if problem else [])], verdict):
-        click.echo(line, err=True)
+        echo(line, err=True)
     if out:
-        click.echo(out)
+        echo(out)
     if verdict == "cannot":
         sys.exit(1)
     if out:
-        click.echo(f"to try it on a CPU: asyncrl run {out} --scale tiny --set run.steps=3", err=True)
+        echo(f"to try it on a CPU: asyncrl run {out} --scale tiny --set run.steps=3", err=True)
 
 
 def report(translation: Translation, notes: Sequence[str], verdict: str) -> list[str]:

@@ -9,7 +9,7 @@ import click
 
 from asyncrl.cli.keys import output
 from asyncrl.cli.keys.duration import DURATION
-from asyncrl.cli.terminal import report_errors, to_json
+from asyncrl.cli.terminal import echo, report_errors, to_json
 from asyncrl.keys.key import BROKER, ROLES, check_node_name, from_hex, new_key
 from asyncrl.keys.key_file import create_key
 from asyncrl.keys.key_folder import KeyFolder, default_folder
@@ -57,7 +57,7 @@ def keys() -> None:
 def init(path: Path | None) -> None:
     """Make the broker's key pair and an empty allow-list. Existing ones are not overwritten."""
     folder = _folder(path)
-    click.echo(output.made_broker(folder, folder.init(), path))
+    echo(output.made_broker(folder, folder.init(), path))
 
 
 @keys.command()
@@ -79,7 +79,7 @@ def add(name: str, roles: tuple[str, ...], public: str | None, path: Path | None
     """
     folder = _folder(path)
     key = folder.add(name, roles, _public(public))
-    click.echo(output.added(folder, key, is_made_here=public is None))
+    echo(output.added(folder, key, is_made_here=public is None))
 
 
 @keys.command()
@@ -103,7 +103,7 @@ def new(file: Path, name: str, broker_public: str, roles: tuple[str, ...]) -> No
     check_node_name(name)
     key = new_key(name, roles, from_hex(broker_public, "--broker-public"))
     create_key(file, key)
-    click.echo(output.made_pair(file, key))
+    echo(output.made_pair(file, key))
 
 
 @keys.command("list")
@@ -114,7 +114,7 @@ def list_keys(as_json: bool, path: Path | None) -> None:
     """List the keys that may connect, and the public key of the broker."""
     folder = _folder(path)
     broker, allowed, now_s = folder.broker(), folder.allow_list(), time.time()
-    click.echo(to_json(output.as_json(broker, allowed, now_s)) if as_json else output.table(broker, allowed, now_s))
+    echo(to_json(output.as_json(broker, allowed, now_s)) if as_json else output.table(broker, allowed, now_s))
 
 
 @keys.command()
@@ -124,7 +124,7 @@ def list_keys(as_json: bool, path: Path | None) -> None:
 def revoke(name: str, path: Path | None) -> None:
     """Refuse the key of a machine. A running broker closes its connections within seconds."""
     folder = _folder(path)
-    click.echo(output.revoked(folder.revoke(name)))
+    echo(output.revoked(folder.revoke(name)))
 
 
 @keys.command()
@@ -148,11 +148,11 @@ def rotate(name: str, overlap_s: float, public: str | None, path: Path | None) -
     folder = _folder(path)
     if name != BROKER:
         key = folder.rotate(name, overlap_s, _public(public))
-        click.echo(output.rotated(folder, key, is_made_here=public is None))
+        echo(output.rotated(folder, key, is_made_here=public is None))
     elif overlap_s or public:
         raise click.UsageError("the broker has one key pair, made here: --overlap and --public are for nodes")
     else:
-        click.echo(output.rotated_broker(*folder.rotate_broker()))
+        echo(output.rotated_broker(*folder.rotate_broker()))
 
 
 def _folder(path: Path | None) -> KeyFolder:

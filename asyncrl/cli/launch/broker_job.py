@@ -1,19 +1,17 @@
 """The broker's process holds the run directory, listens, and leaves its address and credentials for local nodes."""
 
-import asyncio
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
-import click
-
 from asyncrl.cli.launch.staleness_process import choose_staleness
+from asyncrl.cli.terminal import echo
 from asyncrl.client.run_address import leave_credentials, remove_credentials
 from asyncrl.config.addresses import announced, bound_again, check_address, reached, tcp
 from asyncrl.config.run_file import load_config
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, ToldToLeave
 from asyncrl.node.machine.local_address import outward_address
-from asyncrl.node.process.process import Job
+from asyncrl.node.process.process import Job, Stopping
 from asyncrl.observe.run_directory import RunDirectory
 
 
@@ -54,12 +52,12 @@ def broker_job(
     if address:
         check_address(address, "--broker", binds=True)
         overrides = (*overrides, f'broker.bind="{address}"')
-    config = resolve_steps(with_local_copies(load_config(config_path, overrides), partial(click.echo, err=True)))
+    config = resolve_steps(with_local_copies(load_config(config_path, overrides), partial(echo, err=True)))
     path = run_dir or Path(config.run.dir) / (config.run.name or config_path.stem)
 
-    async def job(stopping: asyncio.Event) -> None:
+    async def job(stopping: Stopping) -> None:
         if is_complete(path, config):
-            click.echo(f"the run in {path} is complete; to train it longer, raise run.steps", err=True)
+            echo(f"the run in {path} is complete; to train it longer, raise run.steps", err=True)
             return
         restrict_umask(group_reads=config.run.share_with_group)
         raise_gc_threshold()
@@ -98,5 +96,7 @@ def broker_job(
             finally:
                 for at in recorded.read_text().split() if recorded.exists() else []:
                     remove_credentials(at)
+        if stopping.by_signal and not is_complete(path, config):
+            raise ToldToLeave("a signal told the broker to stop; started again, it continues the run")
 
     return job

@@ -11,14 +11,17 @@ from msgspec import Struct
 from asyncrl.client.handshake import identity
 from asyncrl.client.run_address import RunAddress, find_run
 from asyncrl.config.addresses import check_address
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, ToldToLeave
 from asyncrl.messages.words import Role, WeightsVia
 from asyncrl.node.machine.machine import require_train
 from asyncrl.node.process.metrics_server import MetricsOptions
-from asyncrl.node.process.process import Job
+from asyncrl.node.process.process import Job, Stopping
 from asyncrl.node.runner import ToldToStop, unless_told
 
 Find = Callable[[], Awaitable[RunAddress]]
+
+TOLD = "a signal told this process to leave, and its run goes on; to take a node away for good, use asyncrl drain"
+"""Sentence of `ToldToLeave`."""
 
 
 class NodeOptions(Struct, frozen=True):
@@ -46,12 +49,18 @@ def finder(role: Role, address: str | None, run_dir: Path | None, credentials: P
 
 
 def until_run_is_over(work: Job, run_dir: Path | None) -> Job:
-    """Job that does ``work`` until the run in ``run_dir`` is over, or this node is told to stop while it waits."""
+    """
+    Job that does ``work`` until the run in ``run_dir`` is over, or the broker says Stop.
+
+    It raises `ToldToLeave` if a signal ended it, and not the broker.
+    """
     from asyncrl.node.run_end import unless_over
 
-    async def job(stopping: asyncio.Event) -> None:
+    async def job(stopping: Stopping) -> None:
         with suppress(ToldToStop):
             await unless_over(run_dir, work(stopping))
+        if stopping.by_signal:
+            raise ToldToLeave(TOLD)
 
     return job
 

@@ -16,7 +16,7 @@ from asyncrl.cli.launch.children import role_process
 from asyncrl.client.handshake import identity, leave, only_asking
 from asyncrl.client.run_address import RunAddress
 from asyncrl.config.config import Config, from_json
-from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, LinkError, RunFailed
+from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, LinkError, RunFailed, ToldToLeave
 from asyncrl.log import get_logger
 from asyncrl.messages.words import WeightsVia
 from asyncrl.node.machine.devices import Devices, chosen, find, needed, share
@@ -126,7 +126,8 @@ class Replicas:
 
     async def _after_exit(self, code: int) -> AfterExit:
         is_over = self._stopping.is_set()
-        if code == 0 or (is_over and code == -signal.SIGTERM):  # SIGTERM came before it could handle it.
+        # Nobody but this process tells them to leave once it is over; SIGTERM may come before they can handle it.
+        if code == 0 or (is_over and code in (ToldToLeave.exit_code, -signal.SIGTERM)):
             return "leave"
         return "end" if is_over or code in FINAL_CODES else "restart"
 

@@ -5,7 +5,6 @@ run that stopped, whose ledger, spool and checkpoints hold its state.
 
 import asyncio
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +25,7 @@ from asyncrl.cli.launch.continuation import continuation_lines
 from asyncrl.cli.launch.outcome import outcome_lines, time_so_far
 from asyncrl.cli.launch.screen import Screen
 from asyncrl.cli.launch.supervisor import Supervisor
+from asyncrl.cli.terminal import say
 from asyncrl.config.checks.addresses import check_one_machine
 from asyncrl.config.checks.check import advice
 from asyncrl.config.config import Config
@@ -40,6 +40,7 @@ from asyncrl.node.hub import with_local_copies
 from asyncrl.node.machine.devices import Devices
 from asyncrl.node.machine.machine import INSTALL, TRAIN, missing_packages, require_dashboard, require_train
 from asyncrl.node.process.metrics_server import TARGETS_VARIABLE, MetricsOptions
+from asyncrl.node.process.process import handle
 from asyncrl.observe.failure_sentences import by_site, sentences
 from asyncrl.observe.formatting import counted
 from asyncrl.observe.report.report import write_report
@@ -77,7 +78,7 @@ def run(
     if is_shown:
         require_dashboard()
     console = Console()
-    config = resolve_steps(with_local_copies(config, partial(_print, console)))
+    config = resolve_steps(with_local_copies(config, partial(say, console)))
     trainer, shares = _check(config, console)
     config = resolved(config, shares)
     if owns_process:  # Only now: a cache that models were fetched into may belong to several users.
@@ -86,7 +87,7 @@ def run(
         Path(config.run.dir), config.run.name or name, group_reads=config.run.share_with_group
     )
     directory.write_config(to_toml(with_absolute_paths(config, Path.cwd())))
-    with _held(directory), dashboard_beside(directory, partial(_print, console)) if is_shown else nullcontext():
+    with _held(directory), dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
         return _execute(config, directory, trainer, shares, console, metrics, is_traced=is_traced)
 
 
@@ -100,22 +101,22 @@ def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> N
     Raises `ConfigError` as `run` does. Without the trainer's packages, what needs them is named and not checked.
     """
     console = Console()
-    config = with_local_copies(config, partial(_print, console))
+    config = with_local_copies(config, partial(say, console))
     epochs, config = config.run.epochs, resolve_steps(config)
     trainer, shares = _check(config, console)
     config = resolved(config, shares)
     if missing := missing_packages(TRAIN):
         unchecked = "the advantage, memory and what trainer and rollouts can compute of model.path were not checked"
-        _print(console, f"{unchecked}: {', '.join(missing)} not installed here ({INSTALL})")
+        say(console, f"{unchecked}: {', '.join(missing)} not installed here ({INSTALL})")
     else:
         for line in check_architecture(config, device_memory, host_memory):
-            _print(console, f"{line.name}: {line.what}")
-    _print(console, "\n".join([*changes(config), "(all others have their defaults: asyncrl config show FILE)", ""]))
+            say(console, f"{line.name}: {line.what}")
+    say(console, "\n".join([*changes(config), "(all others have their defaults: asyncrl config show FILE)", ""]))
     if epochs is not None:
-        _print(console, f"run.epochs = {epochs:g} is {config.run.steps} steps with the rows of data.train")
-    _print(console, _plan(config, trainer, shares))
+        say(console, f"run.epochs = {epochs:g} is {config.run.steps} steps with the rows of data.train")
+    say(console, _plan(config, trainer, shares))
     if ".py:" in config.reward.function:
-        _print(console, "no reward was computed: to grade some rows, asyncrl reward try FILE with this run file")
+        say(console, "no reward was computed: to grade some rows, asyncrl reward try FILE with this run file")
 
 
 def resume(
@@ -139,7 +140,7 @@ def resume(
         require_dashboard()
     directory = RunDirectory(path)
     if (summary := directory.finished_summary()) and steps is None:
-        _print(
+        say(
             Console(),
             f"{path} is complete ({summary.steps} steps): there is nothing to resume; to train it longer: "
             f"asyncrl resume {path} --steps {2 * summary.steps}",
@@ -164,7 +165,7 @@ def resume(
         check_trackers(config.trackers)
         trainer, shares = devices_of(config)
         console = Console()
-        with dashboard_beside(directory, partial(_print, console)) if is_shown else nullcontext():
+        with dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
             _execute(resolved(config, shares), directory, trainer, shares, console, metrics, is_traced=is_traced)
 
 
@@ -184,9 +185,9 @@ def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devic
     found = devices_of(config)
     resolved(config, found[1])
     for sentence in advice(config):
-        _print(console, f"note: {sentence}")
+        say(console, f"note: {sentence}")
     for check in CHECKS.values():
-        check(config, partial(_print, console))
+        check(config, partial(say, console))
     return found
 
 
@@ -215,13 +216,13 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     *,
     is_traced: bool,
 ) -> RunSummary:
-    _print(console, f"run directory {directory.path}  (logs in {directory.logs})")
+    say(console, f"run directory {directory.path}  (logs in {directory.logs})")
     for line in continuation_lines(directory):
-        _print(console, line)
+        say(console, line)
     if metrics:
         where = f"from {metrics.host}:{metrics.port} on" if metrics.port else f"on free ports of {metrics.host}"
         targets = os.environ.get(TARGETS_VARIABLE) or directory.path / "metrics"
-        _print(console, f"metrics {where}  (addresses for Prometheus in {targets})")
+        say(console, f"metrics {where}  (addresses for Prometheus in {targets})")
     before_s = time_so_far(directory)
     failure: AsyncrlError | None = RunFailed("asyncrl run itself crashed")
     try:
@@ -235,9 +236,9 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     try:
         write_report([directory.path], directory.report)
     except (AsyncrlError, OSError) as error:  # The outcome matters more; `asyncrl report` can write it later.
-        _print(console, f"no report was written: {error}")
+        say(console, f"no report was written: {error}")
     for line in outcome_lines(directory, summary, before_s, can_resume=not isinstance(failure, ConfigError)):
-        _print(console, line)
+        say(console, line)
     if summary.status == "interrupted":
         raise RunInterrupted(summary.cause)
     if failure:
@@ -265,8 +266,7 @@ def _has_loop() -> bool:
 async def _until_signal(supervisor: Supervisor) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    handle(loop, stopping.set)
     await supervisor.run(stopping)
 
 
@@ -317,7 +317,7 @@ def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console
     try:
         directory.write_summary(summary)
     except RunFailed as error:
-        _print(console, f"no summary was written: {error}")
+        say(console, f"no summary was written: {error}")
     return summary
 
 
@@ -332,7 +332,3 @@ def _plan(config: Config, trainer: Devices | None, shares: list[Devices]) -> str
         f"{steps * schedule.groups_per_step * schedule.group_size} trajectories in total; at most {schedule.window} "
         f"groups open at once"
     )
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -6,7 +6,9 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from asyncrl.cli.terminal import say
 from asyncrl.evaluation.metrics import failed_note
+from asyncrl.foreign_text import shown
 from asyncrl.messages.supervisor import Evaluated, Paused, Returned, SettingsChanged
 from asyncrl.messages.supervisor import Progress as Step
 from asyncrl.observe.failure_sentences import sentences
@@ -31,7 +33,7 @@ class Bar(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
         if self.failed:
-            yield Text(self.failed, style="yellow", no_wrap=True, overflow="ellipsis")
+            yield Text(shown(self.failed), style="yellow", no_wrap=True, overflow="ellipsis")
 
 
 class Screen:
@@ -65,7 +67,7 @@ class Screen:
         self._bar.stop()
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+        say(self._console, text)
 
     def waiting(self, what: str, waited_s: float) -> None:
         self.say(f"waiting for {what}: {waited_s:.0f} s so far")

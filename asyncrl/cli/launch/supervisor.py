@@ -5,8 +5,9 @@
 
 A process that dies is restarted within a budget, and the broker records the cause as an event. The broker restarts from
 its ledger at its old address, and the trainer from its newest checkpoint. A failure that a restart would repeat ends
-the run: a mistake in the configuration, damaged files, or a failure of the run reported by the broker. A drained
-rollout or reward node is not restarted. A tracker that exhausts its budget ends, and the run continues.
+the run: a mistake in the configuration, damaged files, or a failure of the run reported by the broker. A rollout or
+reward node that an operator drained is not restarted; one that a signal ended is. A tracker that exhausts its budget
+ends, and the run continues.
 """
 
 import asyncio
@@ -56,7 +57,7 @@ INTERRUPT_S = 160.0
 NODE = "supervisor-0"
 BROKER = "broker-0"
 CAN_BE_DRAINED = ("rollout", "reward")
-"""Roles that exit with 0 when they are drained, by SIGTERM or `asyncrl drain`."""
+"""Roles that exit with 0 when `asyncrl drain` has made them leave."""
 
 
 class Supervisor:

@@ -8,7 +8,7 @@ import click
 
 from asyncrl.cli.run_path import RUN_PATH
 from asyncrl.cli.settings.command import set_option
-from asyncrl.cli.terminal import json_option, report_errors
+from asyncrl.cli.terminal import echo, json_option, report_errors
 
 PATH = click.Path(path_type=Path)
 
@@ -50,7 +50,7 @@ def evaluate(out: Path | None, as_json: bool, **choices: Any) -> None:
     from asyncrl.cli.models.eval import evaluate as evaluate_model
     from asyncrl.node.hub import with_local_copies
 
-    config = with_local_copies(eval_config(**choices), partial(click.echo, err=True), model_setting="MODEL")
+    config = with_local_copies(eval_config(**choices), partial(echo, err=True), model_setting="MODEL")
     evaluate_model(config, out=out, as_json=as_json)
 
 
@@ -80,7 +80,7 @@ def export(run_directory: Path, step: str | None, out: Path, dtype: Any, *, is_a
     require_train()
     from asyncrl.cli.models.export import export_run
 
-    click.echo(export_run(run_directory, out, step=step, dtype=dtype, is_adapter=is_adapter))
+    echo(export_run(run_directory, out, step=step, dtype=dtype, is_adapter=is_adapter))
 
 
 COMMANDS = (evaluate, export)

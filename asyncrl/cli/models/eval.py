@@ -11,14 +11,13 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
-import click
 import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from asyncrl.cli.models.evaluated_model import model_and_run_file
-from asyncrl.cli.terminal import aligned, to_json
+from asyncrl.cli.terminal import aligned, echo, say, to_json
 from asyncrl.config.config import Config
 from asyncrl.config.model.directory import check_model
 from asyncrl.config.run_file import decode, override_one
@@ -59,20 +58,20 @@ def evaluate(config: Config, *, out: Path | None, as_json: bool) -> None:
         check_output(out)
     configure_logging("eval")
     console = Console(stderr=True)
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    config = replace(config, data=guessed(config.data, config.data.held_out_files[0], say))
+    tell = partial(say, console)
+    config = replace(config, data=guessed(config.data, config.data.held_out_files[0], tell))
     with closing(ImageStore(Path(gettempdir()))) as images:
-        prompts = check_prompts(config, say, images.add)
+        prompts = check_prompts(config, tell, images.add)
         config = with_room(config)
         rows, wall_s = uvloop.run(_evaluate(config, prompts, images, console))
     evaluation = summarize(config, rows, wall_s)
     for line in failures(rows):
-        click.echo(line, err=True)
+        echo(line, err=True)
     if out:
         write_completions(out, rows)
     if not evaluation.overall.num_prompts:
         raise RunFailed(f"none of {len(rows)} completions has a verdict; the first failed: {rows[0].failure}")
-    click.echo(to_json(evaluation) if as_json else table(evaluation))
+    echo(to_json(evaluation) if as_json else table(evaluation))
 
 
 def eval_config(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from asyncrl.cli.run_path import RUN_PATH, newest_run
-from asyncrl.cli.terminal import json_option, report_errors, to_json
+from asyncrl.cli.terminal import echo, json_option, report_errors, to_json
 from asyncrl.errors import LinkError
 
 PATH = click.Path(path_type=Path)
@@ -58,11 +58,11 @@ def status(run: str, key: Path | None, as_json: bool) -> None:
     state = asyncio.run(run_state(run, key))
     if as_json:
         found = {"live": plain(state.live), "files": plain(state.files), "unasked": state.unasked}
-        click.echo(to_json({name: value for name, value in found.items() if value}))
+        echo(to_json({name: value for name, value in found.items() if value}))
     else:
-        click.echo("\n".join(state_lines(state, run)))
+        echo("\n".join(state_lines(state, run)))
         if state.unasked:
-            click.echo(state.unasked, err=state.is_unknown)
+            echo(state.unasked, err=state.is_unknown)
     sys.exit(LinkError.exit_code if state.is_unknown else 0)
 
 
@@ -84,9 +84,9 @@ def list_(folder: Path, as_json: bool) -> None:
 
     runs = list_runs(folder)
     if as_json:
-        click.echo(to_json(plain(runs)))
+        echo(to_json(plain(runs)))
     else:
-        click.echo("\n".join(run_table(runs)) if runs else f"there are no runs in {folder}")
+        echo("\n".join(run_table(runs)) if runs else f"there are no runs in {folder}")
 
 
 @click.command()
@@ -135,11 +135,11 @@ def logs(run: Path, node: str, *, follow: bool, number: int | None, level: str, 
 
     found, elsewhere = open_logs(run, node, level)
     if elsewhere and not node:
-        click.echo(elsewhere_note(run, elsewhere), err=True)
+        echo(elsewhere_note(run, elsewhere), err=True)
 
     def show(lines: list[Line]) -> None:
         for line in log_lines(lines, as_json=as_json, names_node=not node):
-            click.echo(line)
+            echo(line)
 
     async def show_further() -> None:
         async for lines in found.follow():
@@ -170,7 +170,7 @@ def stop(run: str, key: Path | None, wait_s: float) -> None:
     """
     from asyncrl.cli.operate.stop import stop as stop_run
 
-    click.echo("\n".join(asyncio.run(stop_run(run, key, wait_s))))
+    echo("\n".join(asyncio.run(stop_run(run, key, wait_s))))
 
 
 @click.command()
@@ -203,7 +203,7 @@ def _pause(run: str, key: Path | None, *, is_paused: bool) -> None:
     from asyncrl.cli.operate.pause import pause as pause_run
     from asyncrl.cli.operate.status import live_address
 
-    click.echo(asyncio.run(pause_run(live_address(run, key), is_paused=is_paused)))
+    echo(asyncio.run(pause_run(live_address(run, key), is_paused=is_paused)))
 
 
 @click.command("set")
@@ -227,7 +227,7 @@ def set_(run: str, key: Path | None, assignments: tuple[str, ...]) -> None:
     from asyncrl.cli.operate.status import live_address
 
     for line in asyncio.run(set_settings(live_address(run, key), assignments)):
-        click.echo(line)
+        echo(line)
 
 
 @click.command()
@@ -244,7 +244,7 @@ def stacks(run: str, key: Path | None, node: str) -> None:
     """
     from asyncrl.cli.operate.stacks import stacks as stacks_of
 
-    click.echo(stacks_of(run, key, node))
+    echo(stacks_of(run, key, node))
 
 
 @click.command()
@@ -268,7 +268,7 @@ def drain(run: str, key: Path | None, node: str, wait_s: float) -> None:
     from asyncrl.cli.operate.status import live_address
 
     asyncio.run(drain_node(live_address(run, key), node, wait_s))
-    click.echo(f"{node} has left")
+    echo(f"{node} has left")
 
 
 @click.command()

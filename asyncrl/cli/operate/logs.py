@@ -17,6 +17,7 @@ from msgspec import Struct
 from asyncrl.cli.operate.status import opened
 from asyncrl.cli.recorded.inspect import field_text
 from asyncrl.errors import ConfigError
+from asyncrl.foreign_text import escaped
 from asyncrl.messages.spool import HOSTED_SPOOL
 from asyncrl.observe.run_directory import RunDirectory
 from asyncrl.observe.run_overview import is_run, is_served, is_supervised
@@ -154,7 +155,7 @@ def log_lines(lines: Iterable[Line], *, as_json: bool, names_node: bool) -> list
     """Lines for people: time, node, event, fields. Text that is no event stays as it is."""
     if as_json:
         return [line.text for line in lines]
-    return [_readable(line, names_node=names_node) for line in lines]
+    return [escaped(_readable(line, names_node=names_node).expandtabs()) for line in lines]
 
 
 def _readable(line: Line, *, names_node: bool) -> str:

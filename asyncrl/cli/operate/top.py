@@ -16,6 +16,7 @@ from asyncrl.cli.operate.status import RunState, run_state
 from asyncrl.cli.operate.status_lines import state_lines
 from asyncrl.client.run_address import locate
 from asyncrl.errors import LinkError
+from asyncrl.foreign_text import escaped
 from asyncrl.messages.supervisor import Status, StatusWanted
 
 OPEN, CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -65,7 +66,7 @@ class Display:
             self._write(CLOSE + "".join(f"{line}\n" for line in self._last))
 
     def draw(self, lines: list[str]) -> None:
-        self._last = lines
+        self._last = lines = [escaped(line) for line in lines]
         if self._is_terminal:
             columns, rows = shutil.get_terminal_size()
             self._write(REDRAW + "\n".join(cropped(lines, columns, rows)))

@@ -7,7 +7,7 @@ import click
 
 from asyncrl.cli.memory_options import device_memory_option, first_given, host_memory_option
 from asyncrl.cli.settings.command import set_option
-from asyncrl.cli.terminal import json_option, report_errors, to_json
+from asyncrl.cli.terminal import echo, json_option, report_errors, to_json
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
 
@@ -67,13 +67,13 @@ def plan(
 
     console, loaded = Console(stderr=True), load_plan(plan_path, overrides)
     if not console.is_terminal:
-        click.echo(f"simulating{', and searching splits; --no-search is quicker' if searched else ''}", err=True)
+        echo(f"simulating{', and searching splits; --no-search is quicker' if searched else ''}", err=True)
     with console.status("simulating"):  # rich shows this on a terminal only.
         answer = make_report(loaded, searched=searched)
-    click.echo(to_json(answer) if as_json else report_table(answer, plan_path.stem))
+    echo(to_json(answer) if as_json else report_table(answer, plan_path.stem))
     if picture:
         write_page(answer, plan_path.stem, picture)
-        click.echo(picture, err=True)
+        echo(picture, err=True)
 
 
 def _plan_memory(
@@ -82,11 +82,11 @@ def _plan_memory(
     from asyncrl.node.hub import with_local_copies
     from asyncrl.node.machine.machine import require_train
 
-    config = with_local_copies(load_config(path, overrides), partial(click.echo, err=True), has_weights=False)
+    config = with_local_copies(load_config(path, overrides), partial(echo, err=True), has_weights=False)
     require_train()
     from asyncrl.cli.plan.memory_table import memory_table
     from asyncrl.node.machine.memory import plan_memory, room_here
 
     room = room_here(config, device_memory, host_memory)
     answer = plan_memory(config, room)
-    click.echo(to_json(answer) if as_json else memory_table(answer, path.stem))
+    echo(to_json(answer) if as_json else memory_table(answer, path.stem))

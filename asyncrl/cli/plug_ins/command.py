@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from asyncrl.cli.terminal import aligned, report_errors
+from asyncrl.cli.terminal import aligned, echo, report_errors
 from asyncrl.errors import RunFailed
 
 PATH = click.Path(path_type=Path)
@@ -50,11 +50,11 @@ def try_reward(function: str, data: Path | None, num: int, given: tuple[str, ...
         if not function.endswith(".toml"):
             raise click.UsageError("Missing argument 'DATA': the dataset whose rows FUNCTION grades")
         config = module.run_config(Path(function), overrides)
-        config = with_local_copies(config, partial(click.echo, err=True), has_weights=False)
+        config = with_local_copies(config, partial(echo, err=True), has_weights=False)
     else:
         name = full_name(function, ("compute_score", "score", "reward"))
-        config = module.trial_config(name, data, click.echo, overrides)
-    if not module.try_reward(config, num, given, click.echo):
+        config = module.trial_config(name, data, echo, overrides)
+    if not module.try_reward(config, num, given, echo):
         sys.exit(RunFailed.exit_code)
 
 
@@ -123,8 +123,8 @@ def try_loss(function: str, overrides: tuple[str, ...]) -> None:
 def _show(table: list[list[str]], problems: list[str]) -> None:
     """Print both, and exit with 1 if there is a problem."""
     for line in aligned(table, right=range(1, 5)):
-        click.echo(line)
+        echo(line)
     for problem in problems:
-        click.echo(f"problem  {problem}")
+        echo(f"problem  {problem}")
     if problems:
         sys.exit(RunFailed.exit_code)

@@ -8,7 +8,7 @@ import click
 
 from asyncrl.cli.run_path import RUN_PATH, newest_run
 from asyncrl.cli.settings.command import set_option
-from asyncrl.cli.terminal import json_option, report_errors, to_json, told_if_slow
+from asyncrl.cli.terminal import echo, json_option, report_errors, to_json, told_if_slow
 from asyncrl.errors import LedgerError
 
 PATH = click.Path(path_type=Path)
@@ -31,7 +31,7 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
     runs = runs or (newest_run(),)
     out = out or RunDirectory(runs[0]).report
     write_report(runs, out)
-    click.echo(out)
+    echo(out)
 
 
 @click.command()
@@ -75,7 +75,7 @@ def audit(run_directory: Path, as_json: bool) -> None:
 
     with told_if_slow(f"comparing every record of {run_directory} with its files; this takes minutes for a long run"):
         accounts = read_audit(run_directory)
-    click.echo(to_json(accounts) if as_json else audit_table(accounts))
+    echo(to_json(accounts) if as_json else audit_table(accounts))
     sys.exit(LedgerError.exit_code if accounts.problems else 0)
 
 
@@ -91,7 +91,7 @@ def events(run_directory: Path, kinds: tuple[str, ...]) -> None:
     """
     from asyncrl.cli.recorded.inspect import event_table, read_events
 
-    click.echo(event_table(read_events(run_directory, kinds)))
+    echo(event_table(read_events(run_directory, kinds)))
 
 
 @click.command()
@@ -115,12 +115,12 @@ def why(run_directory: Path, *, predict: bool, staleness: bool, as_json: bool) -
         from asyncrl.plan.auto import choose_staleness
 
         choice = choose_staleness(run_directory)
-        click.echo(to_json(choice) if as_json else f"{choice.reason}; now {choice.before:g}")
+        echo(to_json(choice) if as_json else f"{choice.reason}; now {choice.before:g}")
         return
     from asyncrl.cli.recorded.why import why_of, why_text
 
     found = why_of(run_directory, is_predicted=predict)
-    click.echo(to_json(found) if as_json else why_text(run_directory.resolve().name, found))
+    echo(to_json(found) if as_json else why_text(run_directory.resolve().name, found))
 
 
 @click.command()
@@ -159,10 +159,10 @@ def samples(
 
     found = read_samples(run_directory, step=step, is_held_out=is_held_out, number=number, order=order or "spread")
     if as_json:
-        click.echo(to_json(found))
+        echo(to_json(found))
         return
     for line in sample_lines(found, run_directory, shutil.get_terminal_size().columns):
-        click.echo(line)
+        echo(line)
 
 
 @click.command("dead-letters")
@@ -179,7 +179,7 @@ def dead_letters(run_directory: Path, as_json: bool) -> None:
     from asyncrl.cli.recorded.inspect import dead_letter_table, read_dead_letters
 
     letters = read_dead_letters(run_directory)
-    click.echo(to_json(letters) if as_json else dead_letter_table(letters))
+    echo(to_json(letters) if as_json else dead_letter_table(letters))
 
 
 @click.command()

@@ -6,8 +6,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
-
+from asyncrl.cli.terminal import echo
 from asyncrl.node.process.process import configure_logging
 from asyncrl.observe.dashboard.server import serve
 
@@ -26,5 +25,5 @@ async def _show(runs: Sequence[Path], host: str, port: int | None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with serve(runs, host=host, port=port, token=os.environ.get(TOKEN, "")) as url:
-        click.echo(url)
+        echo(url)
         await stopping.wait()

@@ -14,6 +14,7 @@ from asyncrl.broker.ledger.dead_letters import DeadLetter, dead_letters
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.cli.terminal import Row, aligned
 from asyncrl.config.run_file import load_config
+from asyncrl.foreign_text import shown
 from asyncrl.messages.trajectory import Trajectory
 from asyncrl.observe.run_overview import require_run
 from asyncrl.spool.contents import read_contents, segment_numbers
@@ -205,11 +206,11 @@ def _number(value: int) -> str:
 
 
 def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+    return ", ".join(f"{shown(name)} {count:,}" for name, count in counts.items() if count)
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return shown(" ".join(text.split()))
 
 
 def field_text(value: Any) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from asyncrl.cli.terminal import printable
+from asyncrl.foreign_text import escaped
 from asyncrl.observe.formatting import counted
 from asyncrl.observe.run_overview import require_run
 from asyncrl.observe.sample_texts import Order, SampleText, chosen, held_out_file, read_texts, trained_file
@@ -74,7 +74,7 @@ def _said(name: str, text: str, columns: int) -> Iterator[str]:
     """Lines of one text, the first with its name."""
     width = max(columns - LABEL, 20)
     wrapper = textwrap.TextWrapper(width, replace_whitespace=False, drop_whitespace=False, break_on_hyphens=False)
-    lines = [part for line in text.splitlines() for part in wrapper.wrap(printable(line)) or [""]]
+    lines = [part for line in text.splitlines() for part in wrapper.wrap(escaped(line.expandtabs())) or [""]]
     for number, line in enumerate(_shortened(lines, MAX_LINES[name]) or ["(empty)"]):
         yield f"{'' if number else name:<{LABEL}}{line}".rstrip()
 

@@ -12,7 +12,7 @@ from asyncrl.cli.services.metrics_ports import metrics_by_role, told
 from asyncrl.cli.services.next_steps import SYSTEM_UNITS, next_steps
 from asyncrl.cli.services.owner import Owner, closed_folder, find_owner, make_folders, make_secret
 from asyncrl.cli.services.render import ALL_ROLES, ROLES, Devices, Manager, Services, render
-from asyncrl.cli.terminal import report_errors
+from asyncrl.cli.terminal import echo, report_errors
 from asyncrl.config.addresses import check_address
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
@@ -157,15 +157,15 @@ def install(
         make_secret(secret, owner)
     write_files(changed)
     for path in changed:
-        click.echo(f"wrote {path}")
+        echo(f"wrote {path}")
     if not changed:
-        click.echo(f"nothing to change in {folder}")
+        echo(f"nothing to change in {folder}")
     counted = None if is_counted or config else replicas
     for note in _notes(named, owner, python, config_path, is_user_named=user is not None, replicas=counted):
-        click.echo(f"note     {note}")
+        echo(f"note     {note}")
     if serving:
-        click.echo(f"metrics  {told(serving, named)}")
-    click.echo("\n".join(next_steps(manager, folder, owner, is_replaced=is_replaced, logs=logs)))
+        echo(f"metrics  {told(serving, named)}")
+    echo("\n".join(next_steps(manager, folder, owner, is_replaced=is_replaced, logs=logs)))
 
 
 def _notes(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from asyncrl.cli.terminal import report_errors
+from asyncrl.cli.terminal import echo, report_errors
 
 PATH = click.Path(path_type=Path)
 set_option = click.option(
@@ -41,9 +41,9 @@ def show(config_path: Path, overrides: tuple[str, ...]) -> None:
     width = max(len(origin.key) for origin in origins)
     for origin in origins:
         value = "unset" if origin.value is None else repr(origin.value)
-        click.echo(f"{origin.key:<{width}}  {value:<24} {origin.source}")
+        echo(f"{origin.key:<{width}}  {value:<24} {origin.source}")
     for sentence in advice(load_config(config_path, overrides)):
-        click.echo(f"note: {sentence}", err=True)
+        echo(f"note: {sentence}", err=True)
 
 
 @config.command()
@@ -63,4 +63,4 @@ def explain(name: str) -> None:
     """
     from asyncrl.cli.settings.explain import explanation
 
-    click.echo("\n".join(explanation(name)))
+    echo("\n".join(explanation(name)))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from asyncrl.cli.terminal import report_errors
+from asyncrl.cli.terminal import echo, report_errors
 
 PATH = click.Path(path_type=Path)
 
@@ -33,7 +33,7 @@ def init(
     from asyncrl.cli.start.init import init as write_files
 
     columns = {"prompt": prompt_column, "answer": answer_column}
-    write_files(folder, model, data, {kind: name for kind, name in columns.items() if name}, click.echo)
+    write_files(folder, model, data, {kind: name for kind, name in columns.items() if name}, echo)
 
 
 @click.command()
@@ -55,12 +55,12 @@ def example(name: str | None, folder: Path) -> None:
     from asyncrl.cli.start import examples
 
     if name is None:
-        click.echo("\n".join(examples.listing()))
+        echo("\n".join(examples.listing()))
         return
     found = examples.find(name)
     for path, is_copied in examples.copy(found, folder).items():
-        click.echo(path if is_copied else f"{path}, which is there already, was left alone")
+        echo(path if is_copied else f"{path}, which is there already, was left alone")
     if commands := examples.commands(found):
-        click.echo("next:")
+        echo("next:")
         for command in commands:
-            click.echo(f"  {command}")
+            echo(f"  {command}")

@@ -38,6 +38,11 @@ class Data(Section, frozen=True, kw_only=True):
     Column of the prompt's pictures: a list of files, each as bytes, a path beside the dataset, or ``{bytes, path}``.
     The prompt has a mark ``<image>`` for each [image_key].
     """
+    image_folders: list[str] = []
+    """
+    Further folders whose files ``image_column`` may name. Otherwise a row names files below its dataset's own folder
+    alone, wherever links lead: who writes a dataset would choose which files of the broker's machine are read.
+    """
     data_source_column: str = "data_source"
     """Column that names the row's dataset, such as ``openai/gsm8k``; it may choose the reward [reward_fn_key]."""
     shuffle: bool = True

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.data.image_files import ImageFiles
 from asyncrl.data.prepare.published import Problem, PublishedDataset, text_of
 from asyncrl.data.table import Row, Rows, open_rows
 from asyncrl.errors import DataError
@@ -41,7 +42,7 @@ class ProblemFolders:
         folder = self._folders[row]
         try:
             info = msgspec.json.decode((folder / INFO).read_bytes(), type=Row)
-            return info | {"images": [{"bytes": (folder / DIAGRAM).read_bytes(), "path": f"{folder.name}.png"}]}
+            return info | {"images": [{"bytes": ImageFiles(folder / INFO).read(DIAGRAM), "path": f"{folder.name}.png"}]}
         except msgspec.DecodeError as error:
             raise DataError(f"{INFO} is not a JSON object: {error}") from error
         except OSError as error:

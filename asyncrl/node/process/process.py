@@ -1,8 +1,10 @@
 """
 One role as an operating-system process: event loop, signals, logging, umask, exit code. No other module changes these.
 
-SIGTERM or SIGINT: the role leaves the run, a rollout after it has stored its unfinished trajectories, and the process
-exits with 0. A second signal: exit at once. The service manager that started the process, if any, is kept informed.
+SIGTERM, SIGINT or SIGHUP: the role leaves the run, a rollout after it has stored its unfinished trajectories, and the
+process exits with the code of `ToldToLeave` if the run goes on. A second signal: exit at once, with the same code. Who
+started the process does not start it again after it has stopped it itself, and does whoever else sent the signal. The
+service manager that started it, if any, is kept informed.
 """
 
 import asyncio
@@ -13,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, MutableMapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal, TextIO, cast
@@ -23,8 +25,9 @@ import uvloop
 
 from asyncrl.actor import failpoints
 from asyncrl.actor.supervise import OURS
-from asyncrl.errors import AsyncrlError, RunFailed, RunInterrupted
+from asyncrl.errors import AsyncrlError, RunFailed, RunInterrupted, ToldToLeave
 from asyncrl.files.access import group_reads, restrict_umask
+from asyncrl.foreign_text import shown_lines, shown_values
 from asyncrl.log import about
 from asyncrl.node.process.failpoints import PLACES, SHARD_PLACES, TURN_PLACES
 from asyncrl.node.process.metrics_server import MetricsOptions, metrics_served
@@ -33,10 +36,25 @@ from asyncrl.processes.printed import FORMAT_VARIABLE
 
 LET_GO_S = 10.0
 """Time for a library to let go of a thread, such as one in an aborted collective."""
-Job = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+
+
+class Stopping(asyncio.Event):
+    """Set once the process is to leave: by the first signal, or by its job, when the broker has told it to."""
+
+    by_signal = False
+    """True if the signal came first: nobody took the node away, and it is to come back while its run goes on."""
+
+
+Job = Callable[[Stopping], Coroutine[Any, Any, None]]
 LogFormat = Literal["auto", "json", "text"]
 """``auto``: JSON, or coloured text if standard error is a terminal."""
-SECOND_SIGNAL_EXIT = 143
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that tell a process to leave; SIGHUP unless it was ignored before, as ``nohup`` does."""
+
+MAX_LOG_CHARS = 4096
+"""Length of a text in a field of an event."""
+TRACES = frozenset(("exception", "stack"))
+"""Fields of structlog with several lines."""
 
 SWITCH_INTERVAL_S = 0.0005
 """Maximum time that a thread keeps the GIL from the event loop. Python's default, 5 ms, delays each message to a busy
@@ -56,7 +74,7 @@ def run_process(
     Run ``job`` to its end.
 
     Args:
-        job: Called with an event that is set by the first SIGTERM or SIGINT.
+        job: Called with an event that is set by the first of `SIGNALS`.
         name: Node name, in every log line and with every metric.
         role: What the process does; likewise.
         metrics: Where to serve metrics and health; None serves none.
@@ -77,18 +95,27 @@ def run_process(
     try:
         manager = ServiceManager.from_environment(os.environ, os.getpid())
         uvloop.run(_as_service(job, manager, metrics, {"role": role, "node": name}))
+    except ToldToLeave as end:
+        structlog.get_logger().info("process.told_to_leave", cause=str(end))
+        _say(end)
+        return end.exit_code
     except RunInterrupted as end:
         structlog.get_logger().info("run.interrupted", cause=str(end))
-        _LossyStream(sys.stderr).write(f"asyncrl: {end}\n")
+        _say(end)
         return RunFailed.exit_code  # No signal ended this process; service managers do not start it again.
     except AsyncrlError as error:
         structlog.get_logger().error("node.failed", cause=str(error))
-        _LossyStream(sys.stderr).write(f"asyncrl: {error}\n")
+        _say(error)
         return error.exit_code
     except Exception:  # noqa: BLE001  its own exit code tells a bug, which is restarted, from a failed run
-        traceback.print_exc(file=cast("TextIO", _LossyStream(sys.stderr)))
+        _LossyStream(sys.stderr).write(shown_lines(traceback.format_exc()))
         return AsyncrlError.exit_code
     return 0
+
+
+def _say(error: AsyncrlError) -> None:
+    """Name the cause of the end on standard error, as `asyncrl.actor.supervise.why` finds it."""
+    _LossyStream(sys.stderr).write(f"{OURS}{shown_lines(str(error))}\n")
 
 
 async def _as_service(
@@ -109,18 +136,28 @@ async def _as_service(
 
 
 async def _with_signals(job: Job, manager: ServiceManager) -> None:
-    stopping = asyncio.Event()
+    stopping = Stopping()
     loop = asyncio.get_running_loop()
+    signals = 0
 
     def on_signal() -> None:
-        if stopping.is_set():
-            os._exit(SECOND_SIGNAL_EXIT)
+        nonlocal signals
+        signals += 1
+        if signals > 1:
+            os._exit(ToldToLeave.exit_code)
+        stopping.by_signal = not stopping.is_set()
         stopping.set()
         manager.stopping("told to stop: leaving the run")
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    handle(loop, on_signal)
     await job(stopping)
+
+
+def handle(loop: asyncio.AbstractEventLoop, on_signal: Callable[[], object]) -> None:
+    """Call ``on_signal`` for each of `SIGNALS`."""
+    for number in SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, on_signal)
 
 
 class _LossyStream:
@@ -146,7 +183,7 @@ def exit_unless_cancelled(error: AsyncrlError) -> threading.Timer:
     """
 
     def leave() -> None:
-        sys.stderr.write(f"{OURS}{error}\n")
+        _say(error)
         sys.stderr.flush()
         os._exit(error.exit_code)
 
@@ -166,12 +203,20 @@ def configure_logging(name: str, role: str = "", log_format: LogFormat = "auto")
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
+            _made_fit,
             structlog.dev.ConsoleRenderer(colors=is_terminal) if as_text else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _LossyStream(sys.stderr))),
     )
     about(node=name, **({"role": role} if role else {}))
+
+
+def _made_fit(_logger: object, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Processor of structlog: the same event, with nothing in its texts that a terminal would obey."""
+    for key in TRACES & fields.keys():
+        fields[key] = shown_lines(str(fields[key]))
+    return {key: value if key in TRACES else shown_values(value, MAX_LOG_CHARS) for key, value in fields.items()}
 
 
 def _resolved(log_format: LogFormat) -> LogFormat:

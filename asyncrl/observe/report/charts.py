@@ -10,12 +10,12 @@ Line charts as SVG text, without scripts or network resources.
 """
 
 from collections.abc import Sequence
-from html import escape
 
 from msgspec import Struct
 
 from asyncrl.observe import formatting
 from asyncrl.observe.report.axes import Axis, Point, round_axis, thin, tight_axis
+from asyncrl.observe.report.plain import plain
 
 WIDTH, HEIGHT = 560, 260
 LEFT, RIGHT, TOP, BOTTOM = 58, 18, 36, 40
@@ -63,7 +63,7 @@ def line_chart(
     x_axis = tight_axis(xs, LEFT, WIDTH - LEFT - RIGHT, whole=whole)
     y_axis = round_axis(ys, HEIGHT - BOTTOM, top - (HEIGHT - BOTTOM), zero=zero)
     parts = [
-        f'<text class="title" x="14" y="22">{escape(title)}</text>',
+        f'<text class="title" x="14" y="22">{plain(title)}</text>',
         *legend,
         *_grid(x_axis, y_axis, x_label, percent),
         *(_band(line, x_axis, y_axis) for line in series if line.band),
@@ -71,7 +71,7 @@ def line_chart(
         *(dot for line in series for dot in _dots(line, x_axis, y_axis, x_label, percent)),
     ]
     return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" '
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{plain(title)}" '
         f'xmlns="http://www.w3.org/2000/svg">\n' + "\n".join(parts) + "\n</svg>"
     )
 
@@ -109,7 +109,7 @@ def _legend(series: Sequence[Series]) -> tuple[list[str], int]:
         y = TOP + row * LEGEND_ROW + 4
         parts.append(
             f'<line x1="{x:.0f}" x2="{x + 18:.0f}" y1="{y - 4}" y2="{y - 4}" stroke="{_colour(line)}" '
-            f'stroke-width="2"{_dash(line)}/><text x="{x + 24:.0f}" y="{y}">{escape(label)}</text>'
+            f'stroke-width="2"{_dash(line)}/><text x="{x + 24:.0f}" y="{y}">{plain(label)}</text>'
         )
         x += width
     return parts, row + 1 if parts else 0
@@ -127,7 +127,7 @@ def _grid(x_axis: Axis, y_axis: Axis, x_label: str, percent: bool) -> list[str]:
         x, label = x_axis.place(value), formatting.tick(value, x_axis.step)
         parts.append(f'<line class="foot" x1="{x:.1f}" x2="{x:.1f}" y1="{foot}" y2="{foot + 4}"/>')
         parts.append(f'<text x="{x:.1f}" y="{foot + 16}" text-anchor="middle">{label}</text>')
-    parts.append(f'<text x="{right}" y="{HEIGHT - 8}" text-anchor="end">{escape(x_label)}</text>')
+    parts.append(f'<text x="{right}" y="{HEIGHT - 8}" text-anchor="end">{plain(x_label)}</text>')
     return parts
 
 
@@ -151,6 +151,6 @@ def _dots(series: Series, x_axis: Axis, y_axis: Axis, x_label: str, percent: boo
     label = f"{series.label}, " if series.label else ""
     return [
         f'<circle{style} cx="{x_axis.place(x):.1f}" cy="{y_axis.place(y):.1f}" r="3" fill="{_colour(series)}">'
-        f"<title>{escape(f'{label}{x_label} {x:g}: ')}{formatting.share(y) if percent else f'{y:.4g}'}</title></circle>"
+        f"<title>{plain(f'{label}{x_label} {x:g}: ')}{formatting.share(y) if percent else f'{y:.4g}'}</title></circle>"
         for x, y in series.points
     ]

@@ -7,10 +7,10 @@ message can never inject HTML.
 
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import NewType
 
 from asyncrl.observe.report import charts
+from asyncrl.observe.report.plain import plain
 
 Markup = NewType("Markup", str)
 """HTML built by this module or `charts`."""
@@ -47,12 +47,12 @@ summary { cursor: pointer; color: #1d4477; }
 
 def text(content: str, tag: str = "p", style: str = "") -> Markup:
     """A ``<tag>`` element with ``content``, escaped; ``style`` is its CSS class."""
-    return row([Markup(escape(content))], tag, style)
+    return row([Markup(plain(content))], tag, style)
 
 
 def row(parts: Iterable[Markup], tag: str = "p", style: str = "") -> Markup:
     """A ``<tag>`` element with ``parts``; ``style`` is its CSS class."""
-    attribute = f' class="{escape(style)}"' if style else ""
+    attribute = f' class="{plain(style)}"' if style else ""
     return Markup(f"<{tag}{attribute}>{' '.join(parts)}</{tag}>")
 
 
@@ -78,14 +78,14 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> Markup:
 
 def folded(title: str, content: Markup) -> Markup:
     """``content``, hidden until ``title`` is clicked."""
-    return Markup(f"<details><summary>{escape(title)}</summary>{content}</details>")
+    return Markup(f"<details><summary>{plain(title)}</summary>{content}</details>")
 
 
 def page(title: str, parts: Iterable[Markup]) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}{charts.STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{plain(title)}</title>\n<style>{STYLE}{charts.STYLE}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(parts)
         + "\n</main>\n</body>\n</html>\n"
     )

@@ -51,6 +51,16 @@ def test_the_time_of_a_run_continues_after_a_restart(directory: RunDirectory) ->
     assert second.event("node.left")["time_s"] == 8.0
 
 
+def test_an_event_has_nothing_that_a_terminal_would_obey(directory: RunDirectory) -> None:
+    life = Life(directory, now_s=0.0)
+    with capture_logs() as logs:
+        life.report.event("node.rejected", node="\x1b[2J", cause="x" * 90_000, nodes=["a\u202e"])
+    event = life.event("node.rejected")
+    assert (event["node"], event["nodes"]) == ("\\x1b[2J", ["a\\u202e"])
+    assert len(event["cause"]) < 3000
+    assert logs[0]["node"] == "\\x1b[2J"
+
+
 def test_incidents_are_warnings_of_the_log_and_versions_are_left_to_debugging(directory: RunDirectory) -> None:
     life = Life(directory, now_s=0.0)
     with capture_logs() as logs:

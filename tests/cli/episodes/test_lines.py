@@ -44,4 +44,4 @@ def test_a_reward_line_equals_the_example() -> None:
 
 def test_what_the_policy_writes_cannot_command_the_terminal() -> None:
     (_, policy) = turn_lines([Turn(FROM_PROMPT, 0, 1, text="\x1b[2Jgone [bold]")])
-    assert policy.plain == "policy       \N{REPLACEMENT CHARACTER}[2Jgone [bold]"
+    assert policy.plain == "policy       \\x1b[2Jgone [bold]"

@@ -15,7 +15,7 @@ from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError, LinkError
 from asyncrl.node.broker import broker
 from asyncrl.node.process import traces
-from asyncrl.node.process.process import Job
+from asyncrl.node.process.process import Job, Stopping
 from asyncrl.observe.run_directory import RunDirectory
 
 
@@ -138,4 +138,4 @@ def test_traces_without_their_package_end_the_broker_before_it_starts(
 
 
 async def _run(job: Job) -> None:
-    await job(asyncio.Event())
+    await job(Stopping())

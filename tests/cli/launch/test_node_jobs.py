@@ -7,8 +7,9 @@ import pytest
 
 from asyncrl.cli.launch.node_jobs import NodeOptions, finder, node_job, replicas_job, spool_job, until_run_is_over
 from asyncrl.client.run_address import RunAddress
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, ToldToLeave
 from asyncrl.messages.words import Role
+from asyncrl.node.process.process import Stopping
 from asyncrl.node.runner import ToldToStop
 
 OPTIONS = NodeOptions("collective", may_fetch=True, wait_s=1.0)
@@ -61,14 +62,21 @@ def test_each_role_has_its_own_work(role: Role, monkeypatch: pytest.MonkeyPatch)
 
 
 async def _run(role: Role) -> None:
-    await node_job(role, find, "n", OPTIONS)(asyncio.Event())
+    await node_job(role, find, "n", OPTIONS)(Stopping())
 
 
-def test_a_node_that_is_told_to_stop_while_it_waits_ends_without_an_error() -> None:
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_a_node_that_a_signal_ended_is_to_come_back_and_one_that_the_broker_ended_is_not(is_waiting: bool) -> None:
     async def work(_: asyncio.Event) -> None:
-        raise ToldToStop
+        if is_waiting:
+            raise ToldToStop
 
-    async def scene() -> None:
-        await until_run_is_over(work, None)(asyncio.Event())
+    async def scene(*, by_signal: bool) -> None:
+        stopping = Stopping()
+        stopping.by_signal = by_signal
+        stopping.set()
+        await until_run_is_over(work, None)(stopping)
 
-    asyncio.run(scene())
+    asyncio.run(scene(by_signal=False))
+    with pytest.raises(ToldToLeave, match="a signal told this process to leave, and its run goes on"):
+        asyncio.run(scene(by_signal=True))

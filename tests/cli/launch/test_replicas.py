@@ -55,6 +55,13 @@ def test_all_replicas_are_drained_together():
     run(WAIT, WAIT, stop=True)
 
 
+def test_a_replica_that_a_signal_ended_comes_back_and_all_leave_when_their_node_does(tmp_path):
+    leaves = WAIT.replace("exit 0", "exit 143")
+    once = f"echo x >> {tmp_path}/starts; [ -e {tmp_path}/once ] && {{ {leaves}; }}; touch {tmp_path}/once; exit 143"
+    run(once, leaves, stop=True)
+    assert (tmp_path / "starts").read_text() == "x\n" * 2
+
+
 def test_the_error_names_the_first_failed_replica_and_its_message():
     with pytest.raises(RunFailed, match=r"^gpu-0 exited with 70: the engine died$"):
         run('echo "asyncrl: the engine died"; exit 70', "exit 0")

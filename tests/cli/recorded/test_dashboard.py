@@ -4,7 +4,6 @@ import threading
 import urllib.request
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -26,7 +25,7 @@ def test_the_address_is_printed_and_served_until_a_signal(tmp_path: Path, monkey
         said.append(url)
         threading.Thread(target=visit, args=(url,)).start()
 
-    monkeypatch.setattr(click, "echo", echo)
+    monkeypatch.setattr(dashboard, "echo", echo)
     monkeypatch.setattr(dashboard, "configure_logging", lambda name: None)
     dashboard.show([tmp_path], "127.0.0.1", 0)
     assert (statuses, len(said)) == ([200], 1)

@@ -27,8 +27,8 @@ def start() -> Iterator[object]:
     """Start a process whose job is the given source."""
     processes: list[subprocess.Popen[str]] = []
 
-    def start(job: str) -> subprocess.Popen[str]:
-        source = f"{PREAMBLE}async def job(stopping):\n{job}\n\nsys.exit(run_process(job, name='rollout-7'))"
+    def start(job: str, before: str = "") -> subprocess.Popen[str]:
+        source = f"{before}{PREAMBLE}async def job(stopping):\n{job}\n\nsys.exit(run_process(job, name='rollout-7'))"
         command = [sys.executable, "-c", source]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return processes[-1]
@@ -75,13 +75,43 @@ def test_a_bug_shows_its_traceback(start):
     assert "KeyError: 'a bug'" in errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_drains(start, number):
     process = start("    say('serving')\n    await stopping.wait()\n    say('drained')")
     assert process.stdout.readline() == "serving\n"
     process.send_signal(number)
     output, _ = process.communicate(timeout=30)
     assert (process.returncode, output) == (0, "drained\n")
+
+
+def test_who_is_told_to_leave_a_run_that_goes_on_ends_with_a_code_of_its_own(start):
+    process = start("    say('serving')\n    await stopping.wait()\n    raise errors.ToldToLeave('told to leave')")
+    assert process.stdout.readline() == "serving\n"
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    logged, printed = errors.splitlines()
+    assert (process.returncode, printed) == (143, "asyncrl: told to leave")
+    assert json.loads(logged).items() >= {"event": "process.told_to_leave", "level": "info"}.items()
+
+
+def test_a_signal_to_a_node_that_was_drained_changes_nothing(start):
+    """It leaves for good already, with what it has in hand; the first cause counts."""
+    process = start("    stopping.set()\n    say('drains')\n    await asyncio.sleep(0.2)\n    say(stopping.by_signal)")
+    assert process.stdout.readline() == "drains\n"
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, "False\n")
+
+
+def test_a_process_under_nohup_hears_no_sighup(start):
+    process = start(
+        "    os.kill(os.getpid(), signal.SIGHUP)\n    say('hears nothing')\n    await stopping.wait()",
+        before="import os, signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n",
+    )
+    assert process.stdout.readline() == "hears nothing\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
 
 
 def test_a_second_signal_exits_at_once(start):
@@ -117,6 +147,27 @@ sys.exit(run_process(job, name="reward-0", log_format=sys.argv[1]))
         for form in ("auto", "json", "text")
     ]
     assert told == ["json", "json", "text"]
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_nothing_in_a_log_or_a_last_sentence_commands_a_terminal(form):
+    source = """
+import sys
+from asyncrl.errors import RunFailed
+from asyncrl.log import get_logger
+from asyncrl.node.process.process import run_process
+ACTS = "\\x1b]0;OWNED\\x07\\x9b31m\\u202e"
+async def job(stopping):
+    get_logger().warning("unit.failed", reason=ACTS, nodes=[ACTS], long="x" * 90_000)
+    raise RunFailed(ACTS) if sys.argv[2] == "ours" else ValueError(ACTS)
+sys.exit(run_process(job, name='rollout-7', log_format=sys.argv[1]))
+"""
+    for whose in ("ours", "bug"):
+        command = [sys.executable, "-c", source, form, whose]
+        printed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stderr
+        assert not {letter for letter in printed if not letter.isprintable()} - {"\n"}
+        assert "OWNED" in printed.splitlines()[-1]
+        assert max(map(len, printed.splitlines())) < 6000
 
 
 def test_every_line_of_the_log_names_the_node_its_role_and_its_run():

@@ -17,7 +17,7 @@ from tests.observe.dashboard.browser_free import a_sample, an_episode, write
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-HOSTILE = "<img src=x onerror='document.title=1'><script>document.title=1</script>"
+HOSTILE = "<img src=x onerror='document.title=1'><script>document.title=1</script>\u202e"
 
 pytestmark = [
     pytest.mark.slow("starts Chromium"),
@@ -97,6 +97,9 @@ def test_the_overview_is_live_zooms_and_smooths(page: Any, url: str, directory: 
 
 
 def test_samples_are_filtered_sorted_and_opened_and_texts_stay_texts(page: Any, url: str) -> None:
+    page.goto(f"{url}#/events")
+    page.get_by_text("\\u202e").locator("visible=true").first.wait_for()  # shown, in place of what turns the text
+    assert "\u202e" not in page.inner_text("body")
     page.goto(f"{url}#/samples")
     page.get_by_text("210 samples").wait_for()
     if page.viewport_size["width"] < 700:
