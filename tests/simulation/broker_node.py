@@ -8,6 +8,7 @@ the broker receives or sends, and after each decision of the scheduler.
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,6 +140,7 @@ class Directory:
         self.ledger = disk.ledger
         self.spool = disk.spool
         self.samples = None
+        self.checkpoints = Path("the trainer's disk")
         self._metrics: list[dict[str, float]] = []
         self.times: list[TimesLine] = []
         self.events: list[dict[str, Any]] = []

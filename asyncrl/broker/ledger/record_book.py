@@ -36,7 +36,9 @@ from asyncrl.broker.ledger.trained_versions import TrainedVersions
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.trajectory import Unit
 
+METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
+"""`Written.file` of these files."""
 
 
 class TrainedTrajectory(NamedTuple):

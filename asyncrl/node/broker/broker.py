@@ -13,6 +13,7 @@ from asyncrl.actor.link import Link
 from asyncrl.actor.session import Limits
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.broker.actor import BrokerActor
+from asyncrl.broker.ledger.database import CONFIG
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.replay import replay
@@ -57,9 +58,6 @@ log = get_logger()
 
 CONTROL = Limits(received=8 << 20)
 """Nothing that nodes tell the broker is larger: what a rollout holds takes 22 bytes a trajectory."""
-CONFIG = "config"
-"""Key of the configuration in the ledger."""
-
 COLLECT_AFTER = 100_000
 """New objects between two runs of the garbage collector. Python's default, 700, is exceeded all the time, and the
 broker creates no reference cycles."""
@@ -122,6 +120,7 @@ async def run_broker(
             log.warning("config.advice", advice=sentence)
             directory.append_event("config.advice", advice=sentence)
         _require_same_data(config.data, ledger, {"train": prompts, "held_out": held_out})
+        await ledger.commit([ledger.started()])
         for stream in filter(None, (prompts, held_out)):
             check_routes(config.reward, stream.summary.data_sources)
         segments = weights = None

@@ -15,7 +15,11 @@ from asyncrl.broker.ledger.reader import read_ledger_meta, read_records
 from asyncrl.broker.ledger.records import Admitted, Record, VersionLive, encode, unique_key
 from asyncrl.errors import LedgerError
 
-TRANSACTIONS: list[list[Record]] = [[VersionLive(0, 0), Admitted(0, 0, 0, 0)], [Admitted(1, 0, 1, 0)], [Admitted(2, 0, 2, 0)]]
+TRANSACTIONS: list[list[Record]] = [
+    [VersionLive(0, 0), Admitted(0, 0, 0, 0)],
+    [Admitted(1, 0, 1, 0)],
+    [Admitted(2, 0, 2, 0)],
+]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from asyncrl.broker.failures import EVENT
 from asyncrl.broker.groups.group import Group
+from asyncrl.broker.ledger.chain import Head
 from asyncrl.broker.metrics.run_files import RunFiles
 from asyncrl.errors import RunFailed
 from asyncrl.messages.session import Hello
@@ -28,7 +29,7 @@ class Life:
         self.now_s = now_s
         scheduler = a_scheduler(config)
         self.scheduler, self.failures, self.nodes = scheduler, scheduler.failures, scheduler.nodes
-        self.report = RunFiles(config, scheduler, directory, lambda: self.now_s, lambda: 17)
+        self.report = RunFiles(config, scheduler, directory, lambda: self.now_s, lambda: Head(17, "ab"))
 
     def event(self, kind: str) -> dict[str, Any]:
         return [event for event in self.directory.read_events() if event["event"] == kind][-1]
