@@ -86,7 +86,7 @@ class SampleFacts(Struct, frozen=True, kw_only=True):
     """Tokens of the environment."""
     oldest_version: int | None = None
     metrics: dict[str, float | None] | None = None
-    """Of the verifier."""
+    """Metrics of the verifier."""
     node: str = ""
     finish_reason: str = ""
     completion: str = ""

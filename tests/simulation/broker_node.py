@@ -52,7 +52,7 @@ async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> No
     hub, bulk = ZmqHub(ADDRESS, CODEC), ZmqHub("ipc://*", CODEC)
     broker = WatchedBroker(world, scheduler, hub, ledger, spool_connector(who, None))
     actor = partial(SpoolActor, HOSTED_SPOOL, segments, bulk)
-    spool = asyncio.create_task(process._run_spool(hub, bulk, actor, config.broker.beat_s))
+    spool = asyncio.create_task(process._run_spool(hub, bulk, actor, config.broker.beat_s), name="spool")
     spool.add_done_callback(lambda task: process._stop_on_error(task, broker))
     stop_on_signal = asyncio.create_task(process._stop_when(stopping, broker))
     try:

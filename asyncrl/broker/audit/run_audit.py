@@ -75,7 +75,7 @@ class Claims(Struct, frozen=True):
     summary_content: bytes
     manifests: dict[str, ManifestFacts]
     digests: dict[str, str]
-    """Of the manifests, by the name of their folder."""
+    """SHA-256 of the manifests, by the name of their folder."""
     segments: set[int]
     retired: dict[int, str]
     heads: dict[str, Head]

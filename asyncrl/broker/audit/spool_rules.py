@@ -75,7 +75,7 @@ class SpoolRules:
         self.num_trimmed = len(own) - len(self._here)
         self.num_checked = 0
         self.trained: dict[Unit, StoredFacts] = {}
-        """What the samples of each trajectory must show, of those in the batch of a step."""
+        """Contents that the samples of each trajectory must show, of those in the batch of a step."""
 
     def add(self, payload: StoredPayload) -> Iterator[str]:
         """Sentences about one payload."""

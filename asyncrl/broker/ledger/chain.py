@@ -83,7 +83,7 @@ class ChainCheck:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the records, in one sentence; empty if they are those that were written."""
+        """Sentence about records that are not those that were written; empty if there are none."""
         number = self.chain.num_records
         if self._broken_at:
             return (

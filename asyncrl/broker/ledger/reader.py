@@ -88,7 +88,7 @@ def read_ledger_meta(path: Path) -> LedgerMeta:
 
 
 def read_retired(path: Path) -> dict[int, str]:
-    """How each ended group ended, by the table that refuses a second end. Raises `LedgerError` as `read_records`."""
+    """Read the end of each group from the table that refuses a second one. Raises `LedgerError` as `read_records`."""
     with closing(open_readable(path)) as connection:
         return dict(connection.execute("SELECT group_id, how FROM retired ORDER BY group_id").fetchall())
 

@@ -244,7 +244,7 @@ class Written(Record, frozen=True):
     file: str
     """Path in the run directory."""
     sha256: str
-    """Of the content of the file; of a line, of its JSON without the newline."""
+    """Digest of the content of the file; of a line, of its JSON without the newline."""
     step: int = -1
     """Step of the line; -1 for a whole file."""
 
