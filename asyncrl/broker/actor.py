@@ -14,12 +14,15 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Literal, cast
 
+from msgspec.structs import replace
+
 from asyncrl.actor.failpoints import reach
 from asyncrl.actor.link import Hub, Link
+from asyncrl.actor.message import Message
 from asyncrl.broker.ending import Ending
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.ledger import Ledger
-from asyncrl.broker.ledger.records import AnyRecord, NodeEvent, Rewarded
+from asyncrl.broker.ledger.records import AnyRecord, NodeEvent, Rewarded, Written
 from asyncrl.broker.metrics.readings import Readings
 from asyncrl.broker.metrics.run_files import RunFiles
 from asyncrl.broker.metrics.sample_files import SampleFiles
@@ -37,6 +40,7 @@ from asyncrl.client.payloads import PayloadClient
 from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.config import Config
 from asyncrl.errors import AsyncrlError, ConfigError, RunFailed
+from asyncrl.files.checkpoints import MANIFEST, file_entry, step_folder
 from asyncrl.messages.files import ModelFiles
 from asyncrl.messages.session import Bye, Drain, Hello, Ready, StoreGet, StoreSet, StoreValue
 from asyncrl.messages.spool import SpoolAddress
@@ -51,7 +55,7 @@ from asyncrl.messages.supervisor import (
     StacksWanted,
     StatusWanted,
 )
-from asyncrl.messages.trainer import Commit, Stepped
+from asyncrl.messages.trainer import Batch, Commit, Stepped
 from asyncrl.messages.weights import Live
 from asyncrl.messages.wire import ToBroker
 from asyncrl.observe.metrics.table import Sample
@@ -107,12 +111,13 @@ class BrokerActor:
             SamplesWriter(directory.samples),
             config.broker.spool_ttl_s,
             lambda step, num: self._files.event("samples.lost", step=step, trajectories=num),
+            written=lambda path, sha256: self._record(Written(str(path.relative_to(directory.path)), sha256)),
         )
         self._broker_term = broker_term
         self._traces = traces
         self._clock = clock
         self._sleep = sleep
-        self._files = RunFiles(config, scheduler, directory, clock, lambda: ledger.num_records)
+        self._files = RunFiles(config, scheduler, directory, clock, lambda: ledger.head, written=self._record)
         self._readings = Readings(config, scheduler, ledger, self._files.totals)
         self._silence = LongSilence(clock())
         self._rendezvous = Rendezvous()
@@ -273,7 +278,7 @@ class BrokerActor:
                 await self._ledger.commit(unwritten)
                 reach("broker.committed")
             for outgoing in unsent:
-                self._hub.send(outgoing.peer, outgoing.message)
+                self._hub.send(outgoing.peer, self._witnessed(outgoing.message))
             if self._scheduler.is_finished and not self._unwritten:
                 self.stop()
 
@@ -287,6 +292,17 @@ class BrokerActor:
                 raise
             # None of it was acknowledged, so the nodes say it again to the next broker.
             self._files.event("ledger.left_locked", cause=str(error))
+
+    def _record(self, record: AnyRecord) -> None:
+        """Write a record that no rule reads with the next transaction."""
+        self._unwritten.append(record)
+        self._dirty.set()
+
+    def _witnessed(self, message: Message) -> Message:
+        """Give the trainer the digest of the ledger, which its checkpoints keep, on whatever machine they are."""
+        if isinstance(message, Batch):
+            return replace(message, ledger_records=self._ledger.head.num_records, ledger_head=self._ledger.head.digest)
+        return message
 
     # ── one message ─────────────────────────────────────────────────────────────────────────
 
@@ -388,12 +404,22 @@ class BrokerActor:
         if unwritten and self._tasks:
             self._tasks.create_task(self._commit_after(unwritten, peer, commit))
         else:
-            self._scheduler.handle(peer, commit, self._clock())
+            self._committed(peer, commit)
 
     async def _commit_after(self, unwritten: Sequence[asyncio.Task[None]], peer: str, commit: Commit) -> None:
         await asyncio.wait(unwritten)
         with self._deciding():
-            self._scheduler.handle(peer, commit, self._clock())
+            self._committed(peer, commit)
+
+    def _committed(self, peer: str, commit: Commit) -> None:
+        training = self._scheduler.training
+        is_new = commit.step > training.committed_step or training.has_computed(commit.step, peer)
+        if is_new and self._scheduler.nodes.get(peer):  # A resumed trainer repeats the commit that it starts from.
+            folder = step_folder(self._directory.checkpoints, commit.step + 1)
+            with contextlib.suppress(OSError):  # The trainer keeps its checkpoints elsewhere.
+                sha256 = file_entry(folder / MANIFEST).sha256
+                self._record(Written(f"checkpoints/{folder.name}/{MANIFEST}", sha256))
+        self._scheduler.handle(peer, commit, self._clock())
 
     def _supervised(self, peer: str, message: Exited | Interrupt) -> None:
         if isinstance(message, Interrupt):

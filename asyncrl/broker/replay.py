@@ -31,9 +31,11 @@ from asyncrl.broker.ledger.records import (
     Rewarded,
     SamplingPaused,
     SettingsSet,
+    Started,
     Taken,
     Untrained,
     VersionLive,
+    Written,
 )
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.errors import BrokenInvariant, LedgerError
@@ -95,7 +97,7 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
             scheduler.pause.set(is_paused=is_paused, by=by)
         case SettingsSet(values=values, by=by):
             scheduler.settings.apply(values, by)
-        case Duplicate() | NodeEvent():
+        case Duplicate() | NodeEvent() | Started() | Written():
             pass  # They are for audits, and change no book.
 
 

@@ -15,6 +15,11 @@ from asyncrl.errors import LedgerError
 from asyncrl.files.disk import TornTail, needed
 
 
+def encoded(record: Mapping[str, Any]) -> bytes:
+    """A line without its newline; a record that was read back gives the same bytes."""
+    return msgspec.json.encode(record)
+
+
 class JsonLines:
     """One JSON lines file. Each call opens and closes it, so there is no handle to close."""
 
@@ -23,7 +28,7 @@ class JsonLines:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Append one line; NaN and infinities, which JSON lacks, become null. Raises `RunFailed` if that fails."""
-        line = msgspec.json.encode(record) + b"\n"
+        line = encoded(record) + b"\n"
         with needed(self.path), self.path.open("ab+") as file:
             _remove_torn_line(file)
             file.write(line)

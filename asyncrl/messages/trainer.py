@@ -37,6 +37,10 @@ class Batch(Message, frozen=True):
     trajectories: list[ScoredTrajectory]
     lr: float | None = None
     """``trainer.lr`` of the step, the same however often it is asked for; None takes that of the configuration."""
+    ledger_records: int = 0
+    """Records that the ledger had on disk when this was sent."""
+    ledger_head: str = ""
+    """Digest of these records, for the manifests of checkpoints."""
 
 
 class Refusal(Value, frozen=True):

@@ -74,6 +74,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     logprob_gap_max: float | None = None
     ledger_records: int = 0
     """Records that the ledger had on disk; 0 if the broker did not write this summary."""
+    ledger_head: str = ""
+    """Digest of these records, which shows whether any of them was changed since."""
     failed: dict[str, int] = {}
     """
     Failed attempts to sample or grade a trajectory by cause, ``stage: reason``, most frequent first. Exceptions are
@@ -92,6 +94,12 @@ class RunSummary(Struct, frozen=True, kw_only=True):
 
 
 PLACES = ("directory", "checkpoint")
+
+
+def content_of(summary: RunSummary) -> bytes:
+    """Content of summary.json."""
+    values = {key: value for key, value in msgspec.to_builtins(summary).items() if key not in PLACES}
+    return msgspec.json.format(msgspec.json.encode(values), indent=2) + b"\n"
 
 
 class RunDirectory:
@@ -202,9 +210,8 @@ class RunDirectory:
 
     def write_summary(self, summary: RunSummary) -> None:
         """Write summary.json atomically. Raises `RunFailed` if the disk refuses the write."""
-        values = {key: value for key, value in msgspec.to_builtins(summary).items() if key not in PLACES}
         with needed(self.summary), replacing(self.summary) as unfinished:
-            unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(values), indent=2) + b"\n")
+            unfinished.write_bytes(content_of(summary))
 
     def located(self, summary: RunSummary) -> RunSummary:
         """The summary with the places of the run directory and of its newest checkpoint."""

@@ -7,7 +7,9 @@ Every trajectory the trainer consumed, for people to read: one parquet file per 
 Any tool that reads parquet can browse them: ``duckdb -c "select reward, completion from 'samples/*.parquet'"``.
 """
 
+import hashlib
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second, which `asyncrl
 
 HELD_OUT = "held_out"
 """Folder of the files of evaluations."""
+ARRAYS = ("completion_ids", "behavior_logprobs", "context_ids")
 OF_TURNS = ("num_turns", "context_tokens")
 """Columns that files of earlier versions lack."""
 
@@ -81,20 +84,59 @@ class SampleFacts(Struct, frozen=True, kw_only=True):
     num_turns: int = 1
     context_tokens: int = 0
     """Tokens of the environment."""
+    oldest_version: int | None = None
+    metrics: dict[str, float | None] | None = None
+    """Metrics of the verifier."""
+    node: str = ""
+    finish_reason: str = ""
+    completion: str = ""
+    prompt: str = ""
+    answer: str = ""
+    arrays: str = ""
+    """`digest_of` its arrays; empty unless it was asked for."""
 
 
-def read_facts(path: Path) -> list[SampleFacts]:
-    """Read the numbers in a samples file; raises `LedgerError` if it is missing or damaged."""
+def digest_of(*arrays: bytes | memoryview) -> str:
+    """SHA-256 of the token ids, the log-probs and the tokens of the environment of a trajectory."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(len(_bytes(array)).to_bytes(8))
+        digest.update(array)
+    return digest.hexdigest()
+
+
+def read_facts(path: Path, *, arrays: bool = False) -> list[SampleFacts]:
+    """
+    Read what an audit compares in a samples file, with the digest of the ``arrays`` of each row if asked for.
+
+    Raises `LedgerError` if the file is missing or damaged.
+    """
     import pyarrow as pa  # noqa: PLC0415 - see above
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
         known = pq.read_schema(path).names
-        columns = [name for name in SampleFacts.__struct_fields__ if name in known or name not in OF_TURNS]
+        fields = [name for name in SampleFacts.__struct_fields__ if name != "arrays"]
+        columns = [name for name in fields if name in known or name not in OF_TURNS]
         rows = pq.read_table(path, columns=columns).to_pylist()
-        return [msgspec.convert(row | {"spans": _spans(row["spans"])}, SampleFacts) for row in rows]
-    except (pa.ArrowException, OSError, TypeError, msgspec.ValidationError) as error:
+        if arrays:
+            found = [_lists_of(pq.read_table(path, columns=[name]), name) for name in ARRAYS if name in known]
+            rows = [row | {"arrays": digest_of(*own)} for row, *own in zip(rows, *found, strict=True)]
+        return [_facts(row) for row in rows]
+    except (pa.ArrowException, OSError, TypeError, msgspec.DecodeError) as error:
         raise LedgerError(f"{path} cannot be read as a samples file: {str(error).partition(chr(10))[0]}") from error
+
+
+def _facts(row: dict[str, Any]) -> SampleFacts:
+    metrics = msgspec.json.decode(row["metrics"])
+    return msgspec.convert(row | {"spans": _spans(row["spans"]), "metrics": metrics}, SampleFacts)
+
+
+def _lists_of(table: "pa.Table", name: str) -> list[memoryview]:
+    """Buffers of a column of lists of four-byte numbers, without a Python object per token."""
+    column = table[name].combine_chunks()
+    offsets, values = column.offsets.to_pylist(), memoryview(column.values.buffers()[1] or b"").cast("B")
+    return [values[4 * begin : 4 * end] for begin, end in pairwise(offsets)]
 
 
 def _spans(found: list[dict[str, int]]) -> list[Span]:

@@ -139,6 +139,8 @@ class TrainerActor:
         devices = None if shared is None else SharedDevices(shared, others, self._in_thread)
         self._turns = Turns(self._link, devices, self._occupancy, clock)
         self._start = start
+        self._ledger = 0, ""
+        """Number of the ledger's records at the last batch, and their digest."""
         self._others = others
         self._device = device
         self._on_drain = on_drain
@@ -272,6 +274,7 @@ class TrainerActor:
     def _handle(self, message: Message) -> None:
         match message:
             case Batch():
+                self._ledger = message.ledger_records, message.ledger_head
                 self._batches.arrived(message)
             case Transfer() | Upload():
                 self._publications.request(message)
@@ -404,6 +407,7 @@ class TrainerActor:
             step=step + 1,
             policy_version=self._publications.newest,
             stepped=self._stepped,
+            ledger=self._ledger,
             snapshot=snapshot,
             others=partial(self._others.written, step),
         )

@@ -319,7 +319,7 @@ class Trainer(Transferring):
             case Batch(step=step):
                 self.batches[step] = message
                 trajectories = [replace(one, refused="") for one in message.trajectories]
-                same = replace(message, trajectories=trajectories)
+                same = replace(message, trajectories=trajectories, ledger_records=0, ledger_head="")
                 assert self._disk.batches.setdefault(step, same) == same, "a step has one batch for ever"
             case Published(policy_version=version):
                 self.live_version = max(self.live_version, version)

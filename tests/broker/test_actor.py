@@ -153,7 +153,7 @@ def test_a_missing_machine_that_comes_joins_at_the_next_checkpoint(tmp_path: Pat
 class FakeSamples(SampleFiles):
     """Samples files without a spool: a write ends when ``may_write`` is set."""
 
-    def __init__(self, payloads: PayloadClient, images: ImageCache, writer: SamplesWriter, *_: Any) -> None:
+    def __init__(self, payloads: PayloadClient, images: ImageCache, writer: SamplesWriter, *_: Any, **__: Any) -> None:
         super().__init__(payloads, images, writer)
         self.written: list[tuple[int, int]] = []
         """Step and policy version of each file."""

@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.broker import failures, sessions
 from asyncrl.broker.ledger.reader import read_records
-from asyncrl.broker.ledger.records import NodeEvent
+from asyncrl.broker.ledger.records import NodeEvent, Written
 from asyncrl.messages.reward import Scored, ScoredItem
 from asyncrl.messages.rollout import Failed, Offer
 from asyncrl.messages.session import Beat, Bye, Drain, Hello, Ready, Reject, StoreGet, StoreSet, StoreValue
@@ -53,8 +53,8 @@ UNTRUE: list[tuple[Role, ToBroker]] = [
 
 
 def only_nodes(house: House) -> bool:
-    """True if the ledger has nothing but nodes that join and leave."""
-    return all(isinstance(record, NodeEvent) for record in read_records(house.directory.ledger))
+    """True if the ledger has nothing but nodes that join and leave, and the summary."""
+    return all(isinstance(record, NodeEvent | Written) for record in read_records(house.directory.ledger))
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from asyncrl.broker.audit.checkpoint_rules import ManifestFacts, checkpoint_problems, commit_problems
 from asyncrl.broker.audit.spool_rules import SpoolRules
 from asyncrl.broker.audit.step_rules import Line, lost_records, metrics_problems, unrecorded_problems
+from asyncrl.broker.audit.witness_rules import line_problems
 from asyncrl.broker.ledger.audit import examine
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.cli.recorded.inspect import stored_payload
@@ -31,8 +32,9 @@ def audit_problems(
     accounts, book = examine(disk.ledger.records, config.schedule, config.greedy_per_group)
     yield from accounts.problems
     yield from metrics_problems(book, lines)
+    yield from line_problems(book, lines)
     yield from unrecorded_problems(book, lines)
-    yield from lost_records(book, disk.ledger.broker_term, lines, [], None)
+    yield from lost_records(book, disk.ledger.broker_term, lines, [], {})
     manifests = {
         f"step_{kept.step:06d}": ManifestFacts(
             step=kept.step, policy_version=kept.policy_version, run_id=SimLedger.run_id

@@ -8,6 +8,7 @@ the broker receives or sends, and after each decision of the scheduler.
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,7 +55,7 @@ async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> No
     hub, bulk = ZmqHub(ADDRESS, CODEC), ZmqHub("ipc://*", CODEC)
     broker = WatchedBroker(world, scheduler, hub, ledger, spool_connector(who, None))
     actor = partial(SpoolActor, HOSTED_SPOOL, segments, bulk, permits=PERMITS)
-    spool = asyncio.create_task(process._run_spool(hub, bulk, actor, config.broker.beat_s))
+    spool = asyncio.create_task(process._run_spool(hub, bulk, actor, config.broker.beat_s), name="spool")
     spool.add_done_callback(lambda task: process._stop_on_error(task, broker))
     stop_on_signal = asyncio.create_task(process._stop_when(stopping, broker))
     try:
@@ -142,6 +143,7 @@ class Directory:
         self.ledger = disk.ledger
         self.spool = disk.spool
         self.samples = None
+        self.checkpoints = Path("the trainer's disk")
         self._metrics: list[dict[str, float]] = []
         self.times: list[TimesLine] = []
         self.events: list[dict[str, Any]] = []

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from asyncrl.broker.ledger.chain import Head
 from asyncrl.broker.ledger.records import AnyRecord, ended_groups, unique_key
 from asyncrl.errors import AsyncrlError, BrokenInvariant, LedgerError, RunFailed
 from tests.simulation.virtual_time import PROCESS
@@ -73,6 +74,10 @@ class SimLedger:
     @property
     def num_records(self) -> int:
         return len(self._file.records)
+
+    @property
+    def head(self) -> Head:
+        return Head(self.num_records, "")
 
     def append(self, records: Iterable[AnyRecord]) -> asyncio.Future[None]:
         if self._ended:

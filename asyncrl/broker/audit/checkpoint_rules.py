@@ -9,7 +9,7 @@ from msgspec import Struct
 from asyncrl.broker.ledger.audit import LEDGER
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.errors import LedgerError
-from asyncrl.files.checkpoints import MANIFEST, FileEntry, step_name, step_of
+from asyncrl.files.checkpoints import MANIFEST, FileEntry, file_entry, step_name, step_of
 
 
 class ManifestFacts(Struct, frozen=True, kw_only=True):
@@ -21,6 +21,9 @@ class ManifestFacts(Struct, frozen=True, kw_only=True):
     run_id: str = ""
     """Empty in a manifest of an earlier asyncrl."""
     files: dict[str, FileEntry] = {}
+    ledger_records: int = 0
+    ledger_head: str = ""
+    """Digest of the ledger's first records, as many as that."""
 
 
 def read_manifest(folder: Path) -> ManifestFacts | None:
@@ -43,6 +46,23 @@ def missing_files(folder: Path, manifest: ManifestFacts) -> Iterator[str]:
         if size != expected.size and folder.exists():
             got = "no such file" if size is None else f"{size} bytes"
             yield f"checkpoints/{folder.name}/{name}: expected {expected.size} bytes, got {got}"
+
+
+def different_files(folder: Path, manifest: ManifestFacts) -> Iterator[str]:
+    """Sentences about files of a checkpoint with other contents, and about those that are not listed; reads all."""
+    for name, expected in manifest.files.items():
+        try:
+            got = file_entry(folder / name)
+        except OSError:
+            continue  # Missing, or removed meanwhile: `missing_files` says so.
+        if got.size == expected.size and got.sha256 != expected.sha256:
+            yield (
+                f"checkpoints/{folder.name}/{name}: it is not what was written: expected sha256 "
+                f"{expected.sha256[:12]}, as in the manifest, got {got.sha256[:12]}"
+            )
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    for name in sorted(found - manifest.files.keys() - {MANIFEST}):
+        yield f"checkpoints/{folder.name}/{name}: the manifest does not list it"
 
 
 def checkpoint_problems(

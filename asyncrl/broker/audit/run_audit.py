@@ -3,12 +3,13 @@ Audit of a run directory: its ledger, and every other file against it. The run m
 
     metrics, summary, events, checkpoints ─▶ claim nothing that the ledger lacks          read before the ledger
     ledger ─▶ each record possible, everything counted
-    metrics, checkpoints, samples, spool, data ─▶ have what the ledger claims              read after it
+    metrics, checkpoints, spool, samples, data ─▶ have what the ledger claims              read after it
 
 So a run that goes on meanwhile looks consistent: what appears between two readings is only ever read later.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,15 @@ from asyncrl.broker.audit.checkpoint_rules import (
     ManifestFacts,
     checkpoint_problems,
     commit_problems,
+    different_files,
     missing_files,
     read_manifest,
 )
+from asyncrl.broker.audit.config_rules import CONFIG_FILE, config_problems, differing, recorded_config
+from asyncrl.broker.audit.held_out_rules import held_out_event_problems, held_out_summary_problems
+from asyncrl.broker.audit.retired_rules import retired_problems
 from asyncrl.broker.audit.sample_rules import sample_problems
-from asyncrl.broker.audit.spool_rules import SpoolRules, StoredPayload
+from asyncrl.broker.audit.spool_rules import SpoolRules, StoredFacts, StoredPayload
 from asyncrl.broker.audit.step_rules import (
     Line,
     lost_records,
@@ -32,16 +37,28 @@ from asyncrl.broker.audit.step_rules import (
     summary_problems,
     unrecorded_problems,
 )
+from asyncrl.broker.audit.witness_rules import (
+    chain_problems,
+    file_problems,
+    head_of,
+    heads_of_events,
+    line_problems,
+    meta_problems,
+    summary_file_problems,
+    unwitnessed_steps,
+)
 from asyncrl.broker.ledger.audit import LEDGER, Audit, examine
-from asyncrl.broker.ledger.reader import LedgerMeta, read_ledger_meta, read_records
-from asyncrl.broker.ledger.record_book import RecordBook
+from asyncrl.broker.ledger.chain import ChainCheck, Head
+from asyncrl.broker.ledger.reader import LedgerMeta, read_ledger_meta, read_records, read_retired
+from asyncrl.broker.ledger.record_book import METRICS, SUMMARY, RecordBook
 from asyncrl.config.config import Config
 from asyncrl.data.digest import check_same
 from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
 from asyncrl.errors import ConfigError, LedgerError
-from asyncrl.files.checkpoints import step_folders
+from asyncrl.files.checkpoints import MANIFEST, file_entry, step_folders
+from asyncrl.messages.trajectory import Unit
 from asyncrl.observe.run_directory import RunDirectory, RunSummary
-from asyncrl.observe.samples import SamplesWriter, read_facts
+from asyncrl.observe.samples import SamplesWriter, prompt_text, read_facts
 
 ReadSpool = Callable[[Path], Iterable[StoredPayload | str]]
 """Reads a spool's directory: each payload, or a sentence about a segment that cannot be read."""
@@ -55,13 +72,26 @@ class Claims(Struct, frozen=True):
     lines: Sequence[Line]
     events: Sequence[Line]
     summary: RunSummary | None
+    summary_content: bytes
     manifests: dict[str, ManifestFacts]
+    digests: dict[str, str]
+    """SHA-256 of the manifests, by the name of their folder."""
     segments: set[int]
+    retired: dict[int, str]
+    heads: dict[str, Head]
+    """Number and digest of the ledger's first records, by the file that has them."""
     problems: list[str]
 
 
 class RunAudit:
-    """Audit of one run. ``read_spool`` and ``list_segments`` read the spool named ``spool``, in the run directory."""
+    """
+    Audit of one run.
+
+    Args:
+        config: Contents of config.toml. The ledger's own configuration is what the records are judged by.
+        read_spool: Reads the spool named ``spool``, in the run directory; ``list_segments`` likewise.
+        is_quick: Leave out what reads every byte of checkpoints and payloads.
+    """
 
     def __init__(
         self,
@@ -71,140 +101,238 @@ class RunAudit:
         read_spool: ReadSpool,
         list_segments: ListSegments,
         spool: str = "spool",
+        is_quick: bool = False,
     ) -> None:
         self._directory = directory
-        self._config = config
+        self.config = config
+        """Configuration that the records are judged by: once they are, the ledger's own, if it has one."""
         self._read_spool = read_spool
         self._list_segments = list_segments
         self._spool = spool
+        self._is_quick = is_quick
         self._checked: dict[str, str] = {}
         self._unchecked: dict[str, str] = {}
+        self._prompts: set[tuple[int, str, str, str]] = set()
+        """Group, samples file, prompt and answer of the samples."""
 
     def audit(self) -> Audit:
         """Read everything and compare it. Raises `LedgerError` if the ledger is missing or damaged."""
-        directory, config = self._directory, self._config
+        directory = self._directory
         claims = self._claims()
         meta = read_ledger_meta(directory.ledger)
+        problems = list(self._settings(meta, claims))
+        config = self.config
+        wanted = [head.num_records for head in claims.heads.values()]
+        check = ChainCheck(meta.chain_id, sys.maxsize if meta.num_headless is None else meta.num_headless, wanted)
         accounts, book = examine(
-            read_records(directory.ledger),
+            read_records(directory.ledger, check=check),
             config.schedule,
             config.greedy_per_group,
             retires=config.data.retire_at > 0,
         )
+        of_payloads, stored = self._payloads(book, claims)
         problems = [
             *(f"{LEDGER}: {problem}" for problem in accounts.problems),
-            *lost_records(book, meta.broker_term, claims.lines, claims.events, claims.summary),
+            *lost_records(book, meta.broker_term, claims.lines, claims.events, claims.heads),
+            *problems,
             *claims.problems,
+            *self._chain(book, meta, check, claims),
             *self._steps(book, claims),
             *self._checkpoints(book, meta, claims),
-            *self._samples(book, claims),
-            *self._payloads(book, claims),
+            *self._samples(book, claims, stored),
+            *of_payloads,
             *self._data(book, meta),
         ]
         checked = {**accounts.checked, **self._checked}
         return replace(accounts, problems=problems, checked=checked, unchecked=self._unchecked)
 
+    def _leave(self, file: str, reason: str) -> None:
+        """Say what was not checked."""
+        self._unchecked[file] = "; ".join(filter(None, (self._unchecked.get(file), reason)))
+
     # ── before the ledger ───────────────────────────────────────────────────────────────────
 
     def _claims(self) -> Claims:
         directory, problems = self._directory, list[str]()
-        lines, events, summary = list[dict[str, Any]](), list[dict[str, Any]](), None
+        lines, events, summary, content = list[dict[str, Any]](), list[dict[str, Any]](), None, b""
         try:
             lines, events = directory.read_metrics(), directory.read_events()
             summary = directory.read_summary()
-        except LedgerError as error:
-            problems.append(str(error))
-        manifests = {}
+            content = directory.summary.read_bytes() if summary else b""
+        except (LedgerError, FileNotFoundError) as error:  # The latter: a resumed run has removed its summary.
+            problems += [str(error)] if isinstance(error, LedgerError) else []
+        manifests, digests = {}, {}
         for folder in step_folders(directory.checkpoints).values():
             try:
                 if manifest := read_manifest(folder):
+                    digests[folder.name] = _digest(folder / MANIFEST)
                     manifests[folder.name] = manifest
                     problems += missing_files(folder, manifest)
             except LedgerError as error:
                 problems.append(str(error))
-        return Claims(lines, events, summary, manifests, set(self._list_segments(directory.spool)), problems)
+        heads = heads_of_events(events)
+        heads |= {f"checkpoints/{name}/{MANIFEST}": head_of(manifest) for name, manifest in manifests.items()}
+        if summary:
+            heads[SUMMARY] = head_of(summary)
+        segments, retired = set(self._list_segments(directory.spool)), read_retired(directory.ledger)
+        return Claims(lines, events, summary, content, manifests, digests, segments, retired, heads, problems)
+
+    def _settings(self, meta: LedgerMeta, claims: Claims) -> Iterator[str]:
+        """Compare the configuration, and go on with the recorded one."""
+        if (recorded := recorded_config(meta.config)) is None:
+            what = "it has another format" if meta.config else "it has none"
+            self._leave(CONFIG_FILE, f"the ledger's own configuration cannot be compared: {what}")
+            return
+        is_over = claims.summary is not None
+        yield from config_problems(recorded, self.config, is_over=is_over)
+        if not is_over and (later := differing(recorded, self.config)):
+            self._leave(CONFIG_FILE, f"{', '.join(later)} differ, which may change when the run is resumed")
+        self._checked[CONFIG_FILE] = "every value"
+        self.config = recorded
 
     # ── after the ledger ────────────────────────────────────────────────────────────────────
 
+    def _chain(self, book: RecordBook, meta: LedgerMeta, check: ChainCheck, claims: Claims) -> Iterator[str]:
+        yield from chain_problems(check, claims.heads)
+        yield from meta_problems(book, meta, is_over=claims.summary is not None)
+        yield from retired_problems(book, claims.retired, read_retired(self._directory.ledger))
+        kept = sum(bool(head.digest) for head in claims.heads.values())
+        self._checked["digests of the ledger"] = f"its own, and {kept:,} kept by other files"
+        if meta.num_headless is None:
+            self._leave(LEDGER, "an earlier asyncrl wrote it, without digests of its records")
+        elif meta.num_headless:
+            self._leave(LEDGER, f"whether its first {meta.num_headless:,} records, of an earlier asyncrl, were edited")
+        if not book.started:
+            self._leave(LEDGER, "it has no digest of its configuration and its data")
+
     def _steps(self, book: RecordBook, claims: Claims) -> Iterator[str]:
         yield from metrics_problems(book, claims.lines)
+        yield from line_problems(book, claims.lines)
+        yield from held_out_event_problems(book, claims.events)
         with suppress(LedgerError):  # Its damage is a problem already.
             yield from unrecorded_problems(book, self._directory.read_metrics())
         skipped = sum(bool(line.get("skipped")) for line in claims.lines)
-        self._checked["metrics.jsonl"] = f"{len(claims.lines):,} steps, {skipped:,} of them skipped by the trainer"
+        self._checked[METRICS] = f"{len(claims.lines):,} steps, {skipped:,} of them skipped by the trainer"
+        if unwitnessed := unwitnessed_steps(book, claims.lines):
+            self._leave(METRICS, f"{len(unwitnessed):,} lines have no digest in the ledger: only what follows from it")
         if claims.summary:
             yield from summary_problems(book, claims.lines, claims.summary)
-            self._checked["summary.json"] = claims.summary.status
+            yield from held_out_summary_problems(book, claims.summary)
+            yield from summary_file_problems(book, claims.summary, claims.summary_content)
+            self._checked[SUMMARY] = claims.summary.status
+            if (SUMMARY, -1) not in book.written:
+                self._leave(SUMMARY, "the ledger has no digest of it: only what follows from ledger and metrics")
         else:
-            self._unchecked["summary.json"] = "there is none: the run goes on, or was killed"
+            self._leave(SUMMARY, "there is none: the run goes on, or was killed")
 
     def _checkpoints(self, book: RecordBook, meta: LedgerMeta, claims: Claims) -> Iterator[str]:
-        manifests = claims.manifests
-        yield from checkpoint_problems(book, meta.run_id, manifests, self._config.schedule.steps_per_publish)
-        names = [folder.name for folder in step_folders(self._directory.checkpoints).values()]
+        manifests, checkpoints = claims.manifests, self._directory.checkpoints
+        yield from checkpoint_problems(book, meta.run_id, manifests, self.config.schedule.steps_per_publish)
+        names = [folder.name for folder in step_folders(checkpoints).values()]
         yield from commit_problems(book, names)
-        self._checked["checkpoints"] = f"{len(manifests):,} manifests, and the sizes of the files that they list"
+        for name, digest in claims.digests.items():
+            now = _digest(checkpoints / name / MANIFEST)
+            yield from file_problems(book, f"checkpoints/{name}/{MANIFEST}", [digest, now or digest])
+        if not self._is_quick:
+            for name, manifest in manifests.items():
+                yield from different_files(checkpoints / name, manifest)
+        extent = "sizes" if self._is_quick else "contents"
+        self._checked["checkpoints"] = f"{len(manifests):,} manifests, and the {extent} of the files that they list"
+        if self._is_quick and manifests:
+            self._leave("checkpoints", "contents of the files, which a quick audit leaves out")
         if book.commits and not names:
-            self._unchecked["checkpoints"] = "there is none here: the trainer may write them on another machine"
+            self._leave("checkpoints", "there is none here: the trainer may write them on another machine")
         elif nameless := [name for name, manifest in manifests.items() if not manifest.run_id]:
-            self._unchecked["checkpoints"] = f"{len(nameless):,} do not name their run"
+            self._leave("checkpoints", f"{len(nameless):,} do not name their run")
+        if unwitnessed := [name for name in manifests if (f"checkpoints/{name}/{MANIFEST}", -1) not in book.written]:
+            self._leave("checkpoints", f"{len(unwitnessed):,} have a manifest of which the ledger has no digest")
 
-    def _samples(self, book: RecordBook, claims: Claims) -> Iterator[str]:
-        if not self._config.broker.samples:
-            self._unchecked["samples"] = "broker.samples is false"
+    def _samples(self, book: RecordBook, claims: Claims, stored: Mapping[Unit, StoredFacts]) -> Iterator[str]:
+        if not self.config.broker.samples:
+            self._leave("samples", "broker.samples is false")
             return
-        writer, num_rows, num_files, pending = SamplesWriter(self._directory.samples), 0, 0, 0
+        writer, num_rows, num_files, pending, unwitnessed = SamplesWriter(self._directory.samples), 0, 0, 0, 0
         is_finished = claims.summary is not None and claims.summary.status == "finished"
         lost = {event["step"] for event in claims.events if event["event"] == "samples.lost"}
-        for step in (int(line["step"]) for line in claims.lines if line["step"] not in lost):
+        for step in (int(line["step"]) for line in claims.lines):
             file = writer.path(step)
+            name = f"samples/{file.name}"
             if file.exists():
+                yield from file_problems(book, name, [_digest(file)])
+                unwitnessed += (name, -1) not in book.written
                 try:
-                    rows = read_facts(file)
+                    rows = read_facts(file, arrays=not self._is_quick)
                 except LedgerError as error:
                     yield str(error)
                     continue
-                yield from (f"samples/{file.name}: {p}" for p in sample_problems(book, step, rows))
+                if step not in lost:
+                    yield from (f"{name}: {problem}" for problem in sample_problems(book, step, rows, stored))
+                self._prompts |= {(row.group_id, name, row.prompt, row.answer) for row in rows}
                 num_files, num_rows = num_files + 1, num_rows + len(rows)
             elif not book.batch(step):
                 continue  # Every group was left out of it.
+            elif step in lost and (name, -1) not in book.written:
+                continue
             elif is_finished or step < book.first_needed_step:
-                yield f"samples/{file.name}: it is missing, but step {step} was done"
+                yield f"{name}: it is missing, but step {step} was done"
             else:
                 pending += 1
+        yield from self._other_samples(book, claims)
         self._checked["samples"] = f"{num_files:,} files, {num_rows:,} trajectories token by token"
-        left = [f"{pending:,} steps, whose files are written when the run goes on"] if pending else []
-        left += [f"{len(lost):,} steps, of which payloads were lost with a spool"] if lost else []
-        if left:
-            self._unchecked["samples"] = "; ".join(left)
+        if pending:
+            self._leave("samples", f"{pending:,} steps, whose files are written when the run goes on")
+        if lost:
+            self._leave("samples", f"{len(lost):,} steps, of which payloads were lost with a spool")
+        if unwitnessed:
+            self._leave("samples", f"{unwitnessed:,} files have no digest in the ledger: only what follows from it")
 
-    def _payloads(self, book: RecordBook, claims: Claims) -> Iterator[str]:
+    def _other_samples(self, book: RecordBook, claims: Claims) -> Iterator[str]:
+        """Sentences about files of held-out completions, and about files of steps that the ledger does not have."""
+        folder = self._directory.samples
+        for file in (file for file, _ in book.written if file.startswith("samples/held_out/")):
+            if digest := _digest(self._directory.path / file):
+                yield from file_problems(book, file, [digest])
+            elif claims.summary:
+                yield f"{file}: it is missing, but the ledger has its digest"
+        if claims.summary:
+            known = {f"step_{step:06d}.parquet" for step in book.steps}
+            known |= {f"version_{record.policy_version:06d}.parquet" for record in book.measured}
+            strange = [path for path in folder.rglob("*.parquet") if path.name not in known]
+            for path in sorted(strange):
+                yield f"{path.relative_to(self._directory.path)}: it belongs to no step or evaluation of the ledger"
+
+    def _payloads(self, book: RecordBook, claims: Claims) -> tuple[list[str], Mapping[Unit, StoredFacts]]:
+        """Sentences about payloads, and what those that are there have."""
+        if self._is_quick:
+            self._leave("spool", "its payloads, which a quick audit leaves out")
+            return [], {}
         # A segment that was trimmed after it was listed counts as trimmed, and one that is new as there.
         segments = claims.segments | set(self._list_segments(self._directory.spool))
         rules = SpoolRules(book, self._spool, segments)
-        unreadable = 0
+        problems, unreadable = list[str](), 0
         for found in self._read_spool(self._directory.spool):
             if isinstance(found, str):
                 unreadable += 1
-                yield found
+                problems.append(found)
             else:
-                yield from rules.add(found)
+                problems += rules.add(found)
         gone = claims.segments - set(self._list_segments(self._directory.spool))
         if not unreadable:
-            yield from rules.missing(gone)
+            problems += rules.missing(gone)
         self._checked["spool"] = f"{rules.num_checked:,} payloads token by token"
-        left = [f"{rules.num_trimmed:,} payloads are trimmed"] if rules.num_trimmed else []
-        left += [f"{num:,} payloads are in {name}, on another machine" for name, num in rules.elsewhere.items()]
-        if left:
-            self._unchecked["spool"] = "; ".join(left)
+        if rules.num_trimmed:
+            self._leave("spool", f"{rules.num_trimmed:,} payloads are trimmed")
+        for name, num in rules.elsewhere.items():
+            self._leave("spool", f"{num:,} payloads are in {name}, on another machine")
+        return problems, rules.trained
 
     def _data(self, book: RecordBook, meta: LedgerMeta) -> Iterator[str]:
-        data, config = self._config.data, self._config
+        data, config = self.config.data, self.config
         try:
             prompts = train_stream(data, config.run.seed)
             held_out = held_out_stream(data, config.evaluation.max_prompts) if data.held_out_files else None
         except ConfigError as error:
-            self._unchecked["data"] = str(error)
+            self._leave("data", str(error))
             return
         digests = [("data.train", data.train_files, meta.train_digest, prompts)]
         if held_out:
@@ -216,11 +344,27 @@ class RunAudit:
                 yield str(error)
                 return
         yield from _order_problems(book, prompts)
+        yield from self._prompt_problems(book, prompts)
         if data.retire_at:
             yield from _retirement_problems(book, prompts, data.retire_at)
         self._checked["data"] = f"{len(book.admitted):,} prompts in the order of the data"
         if not meta.train_digest:
-            self._unchecked["data"] = "the ledger has no digest of the rows"
+            self._leave("data", "the ledger has no digest of the rows")
+
+    def _prompt_problems(self, book: RecordBook, prompts: PromptStream) -> Iterator[str]:
+        for group_id, file, text, answer in sorted(self._prompts):
+            if group_id in book.admitted:
+                prompt = prompts.at(group_id).prompt
+                if (text, answer) != (prompt_text(prompt), prompt.answer):
+                    yield f"{file}: group {group_id} has another prompt or answer than its row of the data"
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a file; empty if it is missing."""
+    try:
+        return file_entry(path).sha256
+    except OSError:
+        return ""
 
 
 def _retirement_problems(book: RecordBook, prompts: PromptStream, retire_at: float) -> Iterator[str]:

@@ -9,6 +9,7 @@ the spool has to match; payloads that no record names are normal: their nodes or
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -17,6 +18,7 @@ from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.record_rules import unit_name
 from asyncrl.broker.ledger.records import Progressed, Result
 from asyncrl.messages.trajectory import Trajectory, TrajectorySummary, Unit
+from asyncrl.observe.samples import digest_of
 
 Place = tuple[int, int]
 """Segment and offset."""
@@ -36,6 +38,16 @@ class StoredPayload(Struct, frozen=True):
     crc32: int
     trajectory: Trajectory | None
     """None if the payload cannot be decoded."""
+
+
+class StoredFacts(NamedTuple):
+    """Contents of a trained payload that its samples show too."""
+
+    arrays: str
+    """`asyncrl.observe.samples.digest_of`."""
+    completion: str
+    node: str
+    finish_reason: str
 
 
 class SpoolRules:
@@ -62,6 +74,8 @@ class SpoolRules:
         """Number of payloads in each other spool, whose files are on its own machine."""
         self.num_trimmed = len(own) - len(self._here)
         self.num_checked = 0
+        self.trained: dict[Unit, StoredFacts] = {}
+        """Contents that the samples of each trajectory must show, of those in the batch of a step."""
 
     def add(self, payload: StoredPayload) -> Iterator[str]:
         """Sentences about one payload."""
@@ -69,6 +83,10 @@ class SpoolRules:
             return
         self._unseen.pop((payload.segment, payload.offset), None)
         self.num_checked += 1
+        if (trajectory := payload.trajectory) and record.unit.split == "train" and record.unit.group_id in self._steps:
+            arrays = digest_of(trajectory.completion_ids, trajectory.behavior_logprobs, trajectory.context_ids)
+            facts = StoredFacts(arrays, trajectory.text, trajectory.node, trajectory.finish_reason)
+            self.trained[record.unit] = facts
         for problem in self._problems(record, payload):
             yield f"spool/{payload.file} at offset {payload.offset}: {problem}"
 

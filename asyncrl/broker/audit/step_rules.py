@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from asyncrl.broker.ledger.audit import LEDGER
-from asyncrl.broker.ledger.record_book import RecordBook
+from asyncrl.broker.ledger.chain import Head
+from asyncrl.broker.ledger.record_book import METRICS, SUMMARY, RecordBook
 from asyncrl.observe.run_directory import RunSummary
 
 Line = Mapping[str, Any]
-METRICS = "metrics.jsonl"
-SUMMARY = "summary.json"
 STARTS = ("run.started", "run.resumed")
 """Events of a broker's start, one for each broker term."""
 ROUNDING = 1e-9
@@ -44,11 +43,11 @@ def unrecorded_problems(book: RecordBook, lines: Sequence[Line]) -> Iterator[str
 
 
 def lost_records(
-    book: RecordBook, broker_term: int, lines: Sequence[Line], events: Sequence[Line], summary: RunSummary | None
+    book: RecordBook, broker_term: int, lines: Sequence[Line], events: Sequence[Line], heads: Mapping[str, Head]
 ) -> Iterator[str]:
     """Sentences about records that others saw, and that the ledger does not have."""
     seen = {METRICS: max((int(line.get("ledger_records") or 0) for line in lines), default=0)}
-    seen[SUMMARY] = summary.ledger_records if summary else 0
+    seen |= {file: head.num_records for file, head in heads.items()}
     for file, number in seen.items():
         if number > book.num_records:
             yield (
@@ -80,7 +79,7 @@ def summary_problems(book: RecordBook, lines: Sequence[Line], summary: RunSummar
         "versions": max(book.versions.live_version, 0),
     }
     for key, value in expected.items():
-        if (got := getattr(summary, key)) != value:
+        if not math.isclose(got := getattr(summary, key), value, rel_tol=ROUNDING, abs_tol=ROUNDING):
             yield f"{SUMMARY}: {key} is {got:g}: expected {value:g}, as in ledger and metrics"
     if book.committed_step + 1 < book.next_step:
         yield (
@@ -95,7 +94,8 @@ def _expected(book: RecordBook, step: int) -> dict[str, float]:
     count = max(len(trained), 1)
     lengths = [item.result.summary.num_tokens for item in trained]
     staleness = [version - item.result.summary.oldest_version for item in trained]
-    rewards = [item.rewarded.reward for item in trained if item.rewarded]
+    verdicts = [item.rewarded for item in trained if item.rewarded]
+    summaries = [item.result.summary for item in trained]
     return {
         "version": version,
         "tokens": sum(lengths),
@@ -104,7 +104,11 @@ def _expected(book: RecordBook, step: int) -> dict[str, float]:
         "length_max": max(lengths, default=0),
         "staleness_max": max(staleness, default=0),
         "staleness_mean": sum(staleness) / count,
-        "reward": sum(rewards) / count,
+        "reward": sum(verdict.reward for verdict in verdicts) / count,
+        "accuracy": sum(verdict.metrics.get("correct", verdict.reward) for verdict in verdicts) / count,
+        "length_mean": sum(lengths) / count,
+        "truncated": sum(summary.finish_reason == "length" for summary in summaries) / count,
+        "spans_mean": sum(summary.num_spans for summary in summaries) / count,
     }
 
 

@@ -127,7 +127,7 @@ class RecordCounts:
             case Refused() | LeftOut() | Untrained() | Duplicate() | Reissued() | FailedAttempt():
                 self._add_failure(record)
             case _:
-                pass  # Measured, Progressed, NodeEvent: nothing to count
+                pass  # Measured, Progressed, NodeEvent, Started, Written: nothing to count
 
     def _check_window(self) -> None:
         """Judge an admission. A window that was made smaller empties until it has room."""

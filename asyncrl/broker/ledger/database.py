@@ -1,9 +1,9 @@
 """
 The ledger file: a SQLite database with the records of one run, in order.
 
-    records   seq │ kind │ key (unique, or NULL) │ body (msgpack) │ crc32 of body
+    records   seq │ kind │ key (unique, or NULL) │ body (msgpack) │ crc32 of body │ head (`chain`, or NULL)
     retired   group_id (unique) │ how ("taken/17" or "dropped")
-    meta      run_id │ broker_term │ schema_version │ digests of the prompts │ crc32 of these
+    meta      run_id │ broker_term │ schema_version │ config │ digests of the prompts │ num_headless │ crc32 of these
 
 The broker's rules never count anything twice; the unique columns are a second check that would refuse it.
 
@@ -11,6 +11,7 @@ Opening checks the write-ahead log and every page and index first, because SQLit
 rest of a damaged database.
 """
 
+import hashlib
 import sqlite3
 import uuid
 import zlib
@@ -23,10 +24,18 @@ from asyncrl.files.disk import REMEDY, cause
 
 APPLICATION_ID = 0x61726C31
 """``arl1``, in SQLite's header field for the application that owns a file."""
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+HEADLESS = 3
+"""Schema version of an earlier asyncrl, whose records have no column ``head``. A broker that opens one adds it."""
+CHAIN_ID = "chain_id"
+"""Key of the identity that the digests of records began with, if the run has another one by now: it is a copy."""
+NUM_HEADLESS = "num_headless"
+"""Key in ``meta`` of the number of records that were written without heads."""
 
 DIGESTS = ("train_digest", "held_out_digest")
 """Keys in ``meta`` of the digests of the prompts that a run began with."""
+CONFIG = "config"
+"""Key in ``meta`` of the configuration, as JSON."""
 
 READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """Errors of reading a damaged file; the second when SQLite's message quotes bytes that are not text."""
@@ -34,7 +43,8 @@ READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
 CREATE TABLE records (
-    seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT UNIQUE, body BLOB NOT NULL, crc32 INTEGER NOT NULL
+    seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT UNIQUE, body BLOB NOT NULL, crc32 INTEGER NOT NULL,
+    head BLOB
 );
 CREATE TABLE retired (group_id INTEGER PRIMARY KEY, how TEXT NOT NULL);
 """
@@ -52,6 +62,8 @@ def open_writable(path: Path) -> sqlite3.Connection:
     try:
         if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
             _create(connection)
+        if read_meta(connection, "schema_version") == HEADLESS:
+            _add_heads(connection)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         # Restarts the log, so that the rest of a torn tail is not found again.
@@ -104,7 +116,9 @@ def verify(connection: sqlite3.Connection, path: Path) -> None:
         raise LedgerError(f"the ledger {path} is damaged: {one_line(finding)}; restore it from a copy")
     connection.execute("SELECT seq, kind, key, body, crc32 FROM records LIMIT 0")  # A damaged schema has other names.
     version = read_meta(connection, "schema_version")
-    if version != SCHEMA_VERSION:
+    if version == SCHEMA_VERSION:
+        connection.execute("SELECT head FROM records LIMIT 0")
+    elif version != HEADLESS:
         raise LedgerError(f"{path} has ledger schema {version}, this asyncrl uses {SCHEMA_VERSION}; start a new run")
     if read_meta(connection, "crc32") not in (_meta_crc32(connection), None):  # None: written by an older asyncrl.
         raise LedgerError(
@@ -128,9 +142,18 @@ def one_line(finding: object) -> str:
     return "; ".join(str(finding).strip().splitlines())
 
 
+def meta_digest(connection: sqlite3.Connection) -> str:
+    """SHA-256 of the facts in ``meta`` that are the same for every broker: all but its term and the checksum."""
+    return hashlib.sha256(_meta_text(connection, "broker_term")).hexdigest()
+
+
 def _meta_crc32(connection: sqlite3.Connection) -> int:
-    rows = connection.execute("SELECT key, value FROM meta WHERE key != 'crc32' ORDER BY key").fetchall()
-    return zlib.crc32(repr(rows).encode())
+    return zlib.crc32(_meta_text(connection))
+
+
+def _meta_text(connection: sqlite3.Connection, without: str = "") -> bytes:
+    rows = connection.execute("SELECT key, value FROM meta WHERE key NOT IN ('crc32', ?) ORDER BY key", (without,))
+    return repr(rows.fetchall()).encode()
 
 
 def _is_new(path: Path) -> bool:
@@ -140,6 +163,16 @@ def _is_new(path: Path) -> bool:
     if (log := path.with_name(f"{path.name}-wal")).exists():
         raise LedgerError(f"the ledger {path} is missing or empty, but its log {log} is there; restore it from a copy")
     return True
+
+
+def _add_heads(connection: sqlite3.Connection) -> None:
+    """Bring a ledger of an earlier asyncrl to this schema; its digest covers the records that there are by now."""
+    connection.execute("BEGIN IMMEDIATE")
+    if read_meta(connection, "schema_version") == HEADLESS:  # No other broker has done so meanwhile.
+        connection.execute("ALTER TABLE records ADD COLUMN head BLOB")
+        write_meta(connection, NUM_HEADLESS, connection.execute("SELECT count(*) FROM records").fetchone()[0])
+        write_meta(connection, "schema_version", SCHEMA_VERSION)
+    connection.execute("COMMIT")
 
 
 def _create(connection: sqlite3.Connection) -> None:

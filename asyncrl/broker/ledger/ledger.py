@@ -11,7 +11,8 @@ Invariants:
     records are in the file in the order of the calls, and a call's records are all there or none;
     a future is resolved only after the transaction that holds its records is on disk;
     after a failed write nothing more is written, and every caller gets the error; another program's lock is no failure;
-    of two brokers that opened a ledger, only the later one can write.
+    of two brokers that opened a ledger, only the later one can write;
+    the last record of a transaction has the digest of all records up to it (`chain`).
 """
 
 import asyncio
@@ -27,15 +28,25 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
 
-from asyncrl.broker.ledger.database import open_writable, read_meta, write_meta
+from asyncrl.broker.ledger.chain import Chain, ChainCheck
+from asyncrl.broker.ledger.database import (
+    CHAIN_ID,
+    NUM_HEADLESS,
+    meta_digest,
+    open_writable,
+    read_meta,
+    write_meta,
+)
 from asyncrl.broker.ledger.lock_wait import LockWait, holder, is_lock
-from asyncrl.broker.ledger.records import Record, encode, ended_groups, unique_key
+from asyncrl.broker.ledger.reader import REMEDY as RESTORE
+from asyncrl.broker.ledger.records import Record, Started, encode, ended_groups, unique_key
 from asyncrl.broker.ledger.wal import check_wal
 from asyncrl.errors import AsyncrlError, BrokenInvariant, LedgerError, RunFailed
 from asyncrl.files.disk import REMEDY, cause
 
 Row = tuple[str, str | None, bytes, int]
 RECORDS = "records (kind, key, body, crc32)"
+PUT_HEAD = "UPDATE records SET head = ? WHERE seq = ?"  # Cheaper than one more value in every row.
 RETIRED = "retired"
 # Python releases its global lock once per statement, and while the event loop computes, getting it back takes far
 # longer than writing a row.
@@ -63,7 +74,8 @@ class Ledger:
         lock_wait: Waits for locks of other programs, on opening too; None takes one that nobody else knows.
 
     Raises:
-        LedgerError: The file cannot be opened, is damaged, is not a ledger, or has another schema version.
+        LedgerError: The file cannot be opened, is damaged, is not a ledger, or has another schema version; or its
+            records are not those that were written.
     """
 
     def __init__(self, path: Path, lock_wait: LockWait | None = None) -> None:
@@ -76,16 +88,22 @@ class Ledger:
         self._path = path
         self._lock_wait = lock_wait or LockWait()
         self._connection = self._lock_wait.retry(partial(open_writable, path))
-        self.broker_term = self._begin_term()
-        """Number of brokers that have opened this ledger."""
         self.run_id = str(self.read_meta("run_id"))
         """Identity of the run, made with the ledger, or when a copy was first served."""
-        self.num_records = self._count()
-        """Records on disk."""
+        self.broker_term = self._begin_term()
+        """Number of brokers that have opened this ledger."""
+        self._chain = self._checked_chain()  # After that: an earlier broker cannot write any more.
+        self.head = self._chain.head
+        """Number of records on disk, and their digest."""
         self._ended: AsyncrlError | None = None
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._writer = Thread(target=self._write, name="ledger", daemon=True)
         self._writer.start()
+
+    @property
+    def num_records(self) -> int:
+        """Records on disk."""
+        return self.head.num_records
 
     def append(self, records: Iterable[Record]) -> asyncio.Future[None]:
         """
@@ -154,6 +172,7 @@ class Ledger:
 
     def rename_run(self, run_id: str) -> None:
         """Give a copied run an identity of its own. As `write_meta`."""
+        self.remember(CHAIN_ID, self.run_id)
         self.write_meta("run_id", run_id)
         self.run_id = run_id
 
@@ -164,9 +183,19 @@ class Ledger:
         except sqlite3.Error as error:
             raise LedgerError(self._cannot_write(error)) from error
 
-    def _count(self) -> int:
-        (num_records,) = self._connection.execute("SELECT coalesce(max(seq), 0) FROM records").fetchone()
-        return int(num_records)
+    def started(self) -> Started:
+        """The record of this start, which covers the facts about the run that `write_meta` has recorded by now."""
+        return Started(self.broker_term, meta_digest(self._connection))
+
+    def _checked_chain(self) -> Chain:
+        """Digest of the records that there are, compared with those that were stored."""
+        check = ChainCheck(str(self.read_meta(CHAIN_ID) or self.run_id), int(self.read_meta(NUM_HEADLESS) or 0))
+        for body, head in self._connection.execute("SELECT body, head FROM records ORDER BY seq"):
+            check.add(body if isinstance(body, bytes) else b"", head)
+        if check.problem:
+            self._connection.close()
+            raise LedgerError(f"the ledger {self._path} is damaged: {check.problem}; {RESTORE}")
+        return check.chain
 
     def _begin_term(self) -> int:
         def next_term() -> int:
@@ -232,16 +261,19 @@ class Ledger:
         _resolve(calls, self._ended)
 
     def _transact(self, calls: Sequence[_Call]) -> None:
-        began_s = time.perf_counter()
+        began_s, chain = time.perf_counter(), self._chain.copy()
         try:
             with self._transaction():
                 self._require_own_term()
                 for call in calls:
                     self._insert(RECORDS, call.records)
                     self._insert(RETIRED, call.ended)
+                    chain.add(*(body for _, _, body, _ in call.records))
+                if (head := chain.head) != self.head:
+                    self._connection.execute(PUT_HEAD, (bytes.fromhex(head.digest), head.num_records))
             self.num_transactions += 1
             self.transactions_s += time.perf_counter() - began_s
-            self.num_records += sum(len(call.records) for call in calls)
+            self._chain, self.head = chain, head
         except sqlite3.IntegrityError as error:
             self._connection.execute("ROLLBACK")
             raise BrokenInvariant(f"the ledger {self._path} refuses {self._conflict(calls)}") from error
@@ -256,7 +288,7 @@ class Ledger:
     def _conflict(self, calls: Sequence[_Call]) -> str:
         """The record that the database refused, for the error message."""
         for call in calls:
-            for _, key, _, _ in call.records:
+            for _, key, *_ in call.records:
                 if self._connection.execute("SELECT 1 FROM records WHERE key = ?", (key,)).fetchone():
                     return f"{key}: it is there already"
             for group_id, how in call.ended:

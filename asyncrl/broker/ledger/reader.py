@@ -7,19 +7,34 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asyncrl.broker.ledger.database import DIGESTS, READ_ERRORS, one_line, open_readable, read_meta
+from asyncrl.broker.ledger.chain import ChainCheck
+from asyncrl.broker.ledger.database import (
+    CHAIN_ID,
+    CONFIG,
+    DIGESTS,
+    HEADLESS,
+    NUM_HEADLESS,
+    READ_ERRORS,
+    meta_digest,
+    one_line,
+    open_readable,
+    read_meta,
+)
 from asyncrl.broker.ledger.records import AnyRecord, decode, unique_key
 from asyncrl.errors import LedgerError
 
 REMEDY = "restore the ledger from a copy, or start a new run"
 
 
-def read_records(path: Path, *, is_writer_process: bool = False) -> Iterator[AnyRecord]:
+def read_records(
+    path: Path, *, is_writer_process: bool = False, check: ChainCheck | None = None
+) -> Iterator[AnyRecord]:
     """
     Yield a run's records in the order they were written, also while its broker writes further ones.
 
     Args:
         is_writer_process: This process also has the ledger open for writing.
+        check: Told the body and the head of every record.
 
     Raises:
         LedgerError: There is no ledger at ``path``, this asyncrl cannot read it, or a record is damaged or missing;
@@ -27,11 +42,15 @@ def read_records(path: Path, *, is_writer_process: bool = False) -> Iterator[Any
     """
     with closing(open_readable(path, is_writer_process=is_writer_process)) as connection:
         try:
-            rows = connection.execute("SELECT seq, kind, key, body, crc32 FROM records ORDER BY seq")
-            for expected, (seq, *row) in enumerate(rows, start=1):
+            head = "NULL" if read_meta(connection, "schema_version") == HEADLESS else "head"
+            rows = connection.execute(f"SELECT seq, kind, key, body, crc32, {head} FROM records ORDER BY seq")
+            for expected, (seq, *row, stored) in enumerate(rows, start=1):
                 if seq != expected:
                     raise LedgerError(f"the ledger {path} is damaged: record {expected} is missing; {REMEDY}")
-                yield _decoded(f"record {seq} of the ledger {path}", *row)
+                record = _decoded(f"record {seq} of the ledger {path}", *row)
+                if check:
+                    check.add(row[2], stored)
+                yield record
         except READ_ERRORS as error:
             raise LedgerError(f"the ledger {path} is damaged: {one_line(error)}; {REMEDY}") from error
 
@@ -45,13 +64,38 @@ class LedgerMeta(NamedTuple):
     train_digest: str
     """Digest of the training prompts that the run began with; empty if none was recorded."""
     held_out_digest: str
+    config: str = ""
+    """Configuration of the run as JSON; empty if none was recorded."""
+    num_headless: int | None = 0
+    """Records that were written without heads; None if all of them were, and no broker has opened the ledger since."""
+    chain_id: str = ""
+    """Identity that the digests of records began with: that of the run, or of the first run that it is a copy of."""
+    digest: str = ""
+    """Digest of what is stored beside the records: `Started.meta` of the last start."""
 
 
 def read_ledger_meta(path: Path) -> LedgerMeta:
     """Read what is stored beside the records. Raises `LedgerError` as `read_records`."""
     with closing(open_readable(path)) as connection:
-        run_id, term, *digests = (read_meta(connection, key) for key in ("run_id", "broker_term", *DIGESTS))
-        return LedgerMeta(str(run_id), int(term or 0), *(str(digest or "") for digest in digests))
+        run_id, term, *found = (read_meta(connection, key) for key in ("run_id", "broker_term", *DIGESTS, CONFIG))
+        train_digest, held_out_digest, config = (str(text or "") for text in found)
+        is_headless = read_meta(connection, "schema_version") == HEADLESS
+        return LedgerMeta(
+            run_id=str(run_id),
+            broker_term=int(term or 0),
+            train_digest=train_digest,
+            held_out_digest=held_out_digest,
+            config=config,
+            num_headless=None if is_headless else int(read_meta(connection, NUM_HEADLESS) or 0),
+            chain_id=str(read_meta(connection, CHAIN_ID) or run_id),
+            digest=meta_digest(connection),
+        )
+
+
+def read_retired(path: Path) -> dict[int, str]:
+    """Read the end of each group from the table that refuses a second one. Raises `LedgerError` as `read_records`."""
+    with closing(open_readable(path)) as connection:
+        return dict(connection.execute("SELECT group_id, how FROM retired ORDER BY group_id").fetchall())
 
 
 def peek_meta(path: Path, key: str) -> str:

@@ -15,27 +15,30 @@ from asyncrl.broker.ledger.records import (
     AnyRecord,
     Committed,
     Dropped,
-    Duplicate,
     FailedAttempt,
     LeftOut,
     Measured,
-    NodeEvent,
     Progressed,
     Refused,
     Reissued,
     Restarted,
     Result,
     Rewarded,
-    SamplingPaused,
     SettingsSet,
+    Started,
     Taken,
     Untrained,
     VersionLive,
+    Written,
 )
 from asyncrl.broker.ledger.staleness_bound import BoundBook
 from asyncrl.broker.ledger.trained_versions import TrainedVersions
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.trajectory import Unit
+
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+"""`Written.file` of these files."""
 
 
 class TrainedTrajectory(NamedTuple):
@@ -79,6 +82,10 @@ class RecordBook:
         self.versions = TrainedVersions(schedule.steps_per_publish)
         self.measured: list[Measured] = []
         self.bounds = BoundBook(schedule)
+        self.started: Started | None = None
+        """Last start of a broker."""
+        self.written: dict[tuple[str, int], str] = {}
+        """Digest of each file, and of each line, by its file and step."""
 
     @property
     def committed_step(self) -> int:
@@ -151,8 +158,16 @@ class RecordBook:
                 self.measured.append(record)
             case SettingsSet(values=values):
                 self.bounds.changed(values)
-            case Duplicate() | NodeEvent() | SamplingPaused():
-                pass  # They change no state.
+            case _:
+                self._add_witness(record)  # The others change no state.
+
+    def _add_witness(self, record: AnyRecord) -> None:
+        match record:
+            case Started():
+                self.started = record
+                self.written.pop((SUMMARY, -1), None)  # That of an earlier end, which this broker has removed.
+            case Written(file=file, step=step):
+                self.written[file, step] = record.sha256
 
     def _add_to_unit(self, record: Progressed | Result | Rewarded | FailedAttempt | Refused | Reissued) -> None:
         unit = record.unit

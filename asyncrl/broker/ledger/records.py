@@ -13,6 +13,7 @@ Records of the ledger: the events of a run in order, without anything that can b
     Duplicate                                                 a second trajectory of a unit: counted, not kept
     VersionLive · Measured · NodeEvent                        weights, evaluations, membership
     SamplingPaused · SettingsSet                              an operator's decisions
+    Started · Written                                         digests of the config, the data and the run's other files
 
 A restarted broker replays the records from first to last to recover its state. Leases are not recorded: the nodes that
 hold them report them. On disk a record is a msgpack array ``[class name, field, ...]``, so fields may only be appended,
@@ -229,9 +230,29 @@ class SettingsSet(Record, frozen=True):
     """Unix time at the broker. Informative only: no rule reads it."""
 
 
+class Started(Record, frozen=True):
+    """A broker serves the run from here on."""
+
+    broker_term: int
+    meta: str
+    """SHA-256 of what the ledger has beside the records: the run's id, its configuration, digests of the data."""
+
+
+class Written(Record, frozen=True):
+    """A file of the run was written, or a line of one. A later record about the same replaces an earlier one."""
+
+    file: str
+    """Path in the run directory."""
+    sha256: str
+    """Digest of the content of the file; of a line, of its JSON without the newline."""
+    step: int = -1
+    """Step of the line; -1 for a whole file."""
+
+
 AnyRecord = (
     Admitted | Progressed | Result | Duplicate | Rewarded | Refused | FailedAttempt | Reissued | Restarted | Dropped
     | LeftOut | Taken | Untrained | Committed | VersionLive | Measured | NodeEvent | SamplingPaused | SettingsSet
+    | Started | Written
 )  # fmt: skip
 
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)

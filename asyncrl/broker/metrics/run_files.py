@@ -5,6 +5,7 @@ A run's files for people: events, one line of metrics per step, and a summary at
               └▶ progress ─▶ RunFiles ─▶ events.jsonl, metrics.jsonl, summary.json        no rule reads them
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 from asyncrl.broker.failures import EVENT as FAILED_EVENT
 from asyncrl.broker.failures import recorded, recorded_attempts
 from asyncrl.broker.groups.group import Group
+from asyncrl.broker.ledger.chain import Head
+from asyncrl.broker.ledger.record_book import METRICS, SUMMARY
+from asyncrl.broker.ledger.records import Written
 from asyncrl.broker.metrics import batch_metrics
 from asyncrl.broker.metrics.drift_alarms import DriftAlarms
 from asyncrl.broker.metrics.gap_alarm import GapAlarm
@@ -22,13 +26,14 @@ from asyncrl.broker.status.incidents import IncidentBook, is_incident, sentence
 from asyncrl.checks.shown_messages import REASON_CHARS
 from asyncrl.config.config import Config
 from asyncrl.errors import RunFailed
+from asyncrl.files.json_lines import encoded
 from asyncrl.foreign_text import shown, shown_values
 from asyncrl.log import get_logger
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.weights import Live
 from asyncrl.observe.alarms import NO_LEARNING
 from asyncrl.observe.failure_sentences import by_site
-from asyncrl.observe.run_directory import Outcome, RunDirectory, RunSummary
+from asyncrl.observe.run_directory import Outcome, RunDirectory, RunSummary, content_of
 from asyncrl.observe.times import TimesLine
 
 log = get_logger()
@@ -46,8 +51,9 @@ class RunFiles:
     Args:
         clock: Gives monotonic seconds.
         wall_clock: Gives seconds since 1970, for the age of incidents.
-        num_records: Gives the number of records that the ledger has on disk. Lines and the summary carry it, so that a
-            ledger that lost its end is noticed.
+        head: Gives the number of records that the ledger has on disk, and their digest. Lines carry the number,
+            checkpoint events and the summary both, so that a ledger that lost its end, or was changed, is noticed.
+        written: Told the digest of each line of metrics and of the summary, for the ledger.
     """
 
     def __init__(
@@ -56,8 +62,9 @@ class RunFiles:
         scheduler: Scheduler,
         directory: RunDirectory,
         clock: Callable[[], float],
-        num_records: Callable[[], int],
+        head: Callable[[], Head],
         *,
+        written: Callable[[Written], None] = lambda _: None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
@@ -65,7 +72,8 @@ class RunFiles:
         self._directory = directory
         self._clock = clock
         self._wall_clock = wall_clock
-        self._num_records = num_records
+        self._head = head
+        self._written = written
         metrics, events = directory.read_metrics(), directory.read_events()
         self.versions = {int(line["step"]): int(line["version"]) for line in metrics}
         """Policy version of the weights before each step that has a line."""
@@ -89,6 +97,8 @@ class RunFiles:
     def event(self, kind: str, /, **fields: Any) -> None:
         """Record an event, log it, and tell those who look on; its texts may be of other nodes and of plug-ins."""
         fields = shown_values(fields, REASON_CHARS)
+        if kind == "checkpoint.written":
+            fields |= _fields_of(self._head())
         level = log.warning if is_incident(kind, fields) else log.debug if kind in FREQUENT else log.info
         level(kind, **fields)
         self._directory.append_event(kind, **fields, time_s=round(self.time_s, 3))
@@ -124,12 +134,13 @@ class RunFiles:
         line = batch_metrics.line(stepped, groups, wait, self.time_s, max_staleness, has_turns=has_turns)
         line |= self._scheduler.training.filtering.metrics(stepped.step)
         line |= self._swap_times.metrics(self._scheduler.transfers.live_version)
-        line["ledger_records"] = float(self._num_records())
+        line["ledger_records"] = float(self._head().num_records)
         line["failed"] = float(self._scheduler.failures.since_last_step())
         self.versions[stepped.step] = stepped.policy_version
         self.totals.add(line)
         self.last_line = line
         self._directory.append_metrics(line)
+        self._written(Written(METRICS, hashlib.sha256(encoded(line)).hexdigest(), stepped.step))
         if self._times.is_due(self._clock()):
             self._write_times(stepped.step)
         if updates := line.get("skipped"):
@@ -173,36 +184,40 @@ class RunFiles:
             self.event(FAILED_EVENT, **fields)
         self._write_times(totals.steps - 1)
         self.event("run.finished", status=status, cause=cause)
-        self._directory.write_summary(
-            RunSummary(
-                name=self._directory.path.name,
-                status=status,
-                cause=cause,
-                seed=self._config.run.seed,
-                steps=totals.steps,
-                steps_planned=self._config.run.steps,
-                versions=max(self._scheduler.transfers.live_version, 0),
-                wall_s=round(self.time_s, 3),
-                base_accuracy=self._scheduler.evaluation.base_accuracy,
-                held_out_accuracy=results[-1].accuracy if results else None,
-                held_out_failed=results[-1].num_failed if results else 0,
-                trained_tokens=totals.tokens,
-                staleness_mean=totals.staleness_mean,
-                staleness_max=totals.staleness_max,
-                logprob_gap_mean=totals.logprob_gap_mean,
-                logprob_gap_max=totals.logprob_gap_max,
-                ledger_records=self._num_records(),
-                failed=by_site(failures.counts),
-                failures=failures.sentences(),
-                groups_issued=self._scheduler.window.num_admitted,
-                groups_failed=self._scheduler.training.num_failed,
-            )
+        summary = RunSummary(
+            name=self._directory.path.name,
+            status=status,
+            cause=cause,
+            seed=self._config.run.seed,
+            steps=totals.steps,
+            steps_planned=self._config.run.steps,
+            versions=max(self._scheduler.transfers.live_version, 0),
+            wall_s=round(self.time_s, 3),
+            base_accuracy=self._scheduler.evaluation.base_accuracy,
+            held_out_accuracy=results[-1].accuracy if results else None,
+            held_out_failed=results[-1].num_failed if results else 0,
+            trained_tokens=totals.tokens,
+            staleness_mean=totals.staleness_mean,
+            staleness_max=totals.staleness_max,
+            logprob_gap_mean=totals.logprob_gap_mean,
+            logprob_gap_max=totals.logprob_gap_max,
+            **_fields_of(self._head()),
+            failed=by_site(failures.counts),
+            failures=failures.sentences(),
+            groups_issued=self._scheduler.window.num_admitted,
+            groups_failed=self._scheduler.training.num_failed,
         )
+        self._directory.write_summary(summary)
+        self._written(Written(SUMMARY, hashlib.sha256(content_of(summary)).hexdigest()))
 
     @property
     def time_s(self) -> float:
         """Duration of the run, summed over all restarts of the broker."""
         return self._clock() - self._started_s
+
+
+def _fields_of(head: Head) -> dict[str, Any]:
+    return {"ledger_records": head.num_records, "ledger_head": head.digest}
 
 
 def outcome(cause: str, *, is_interrupted: bool) -> Outcome:

@@ -13,6 +13,7 @@ from asyncrl.checks.trajectory import problem_of
 from asyncrl.client.images import ImageCache
 from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import DecodeError
+from asyncrl.files.checkpoints import file_entry
 from asyncrl.log import get_logger
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.trajectory import Prompt, Trajectory, TrajectoryLimits
@@ -34,6 +35,7 @@ class SampleFiles:
         images: Pictures of the prompts, borrowed.
         patience_s: Time that a spool may be away while its payloads are waited for.
         lost: Called with a step, and the number of its trajectories whose spool was given up.
+        written: Called with each file that was written, and its SHA-256.
     """
 
     def __init__(
@@ -43,12 +45,15 @@ class SampleFiles:
         writer: SamplesWriter,
         patience_s: float = 0.0,
         lost: Callable[[int, int], None] = lambda _step, _num: None,
+        *,
+        written: Callable[[Path, str], None] = lambda _path, _sha256: None,
     ) -> None:
         self._payloads = payloads
         self._images = images
         self._writer = writer
         self._deadline_s = FETCH_S + patience_s
         self._lost = lost
+        self._written = written
         self._writing: dict[Path, tuple[int, asyncio.Task[None]]] = {}
         """Files that are being written, each with its step."""
 
@@ -122,9 +127,13 @@ class SampleFiles:
         if num_damaged := len(stored) - num_lost - len(rows):
             log.warning("samples.damaged", step=stepped.step, left_out=num_damaged)
         try:
-            await asyncio.to_thread(self._writer.write, path, rows)
+            self._written(path, await asyncio.to_thread(self._write_rows, path, rows))
         except OSError as error:
             log.warning("samples.skipped", step=stepped.step, reason=str(error))
+
+    def _write_rows(self, path: Path, rows: Sequence[SampleRow]) -> str:
+        """Write a file, and read it for its digest."""
+        return file_entry(self._writer.write(path, rows)).sha256
 
     async def _files(self, prompt: Prompt) -> list[bytes]:
         """Pictures of a prompt; empty if they cannot be read, because a samples file must not stop the run."""

@@ -152,7 +152,7 @@ def resume(
     if owns_process:
         restrict_umask(group_reads=share)
     if was_open := directory.close(group_reads=share):
-        _print(Console(), was_open)
+        say(Console(), was_open)
     with _held(directory):
         check_one_machine(load_config(directory.config).broker)
         if steps is not None:

@@ -61,20 +61,22 @@ def dashboard(runs: tuple[Path, ...], host: str, port: int | None) -> None:
 
 @click.command()
 @click.argument("run_directory", metavar="RUN", type=RUN_PATH)
+@click.option("--quick", "is_quick", is_flag=True, help="Leave out contents of checkpoints and payloads.")
+@click.option("--grade", "is_graded", is_flag=True, help="Grade the samples again by the run's reward, and compare.")
 @json_option
 @report_errors
-def audit(run_directory: Path, as_json: bool) -> None:
+def audit(run_directory: Path, *, is_quick: bool, is_graded: bool, as_json: bool) -> None:
     """
     Count what became of every group, trajectory and token.
 
-    RUN is a run directory. Its ledger is checked record by record, and its metrics, checkpoints, samples, spool,
-    summary and data against the ledger. Exits with 74 if anything does not add up: a group was lost, skipped or trained
-    twice, a token is older than the schedule allows, or two files disagree.
+    RUN is a run directory. Its ledger is checked record by record, and its config, metrics, checkpoints, samples,
+    spool, summary and data against the ledger. Exits with 74 if anything does not add up: a group was lost, skipped or
+    trained twice, a token is older than the schedule allows, a file was edited, or two files disagree.
     """
     from asyncrl.cli.recorded.inspect import audit_table, read_audit
 
     with told_if_slow(f"comparing every record of {run_directory} with its files; this takes minutes for a long run"):
-        accounts = read_audit(run_directory)
+        accounts = read_audit(run_directory, is_quick=is_quick, is_graded=is_graded)
     echo(to_json(accounts) if as_json else audit_table(accounts))
     sys.exit(LedgerError.exit_code if accounts.problems else 0)
 

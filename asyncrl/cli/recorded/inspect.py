@@ -12,6 +12,7 @@ from asyncrl.broker.audit.spool_rules import StoredPayload
 from asyncrl.broker.ledger.audit import Audit
 from asyncrl.broker.ledger.dead_letters import DeadLetter, dead_letters
 from asyncrl.broker.ledger.reader import read_records
+from asyncrl.cli.recorded.regrading import regraded
 from asyncrl.cli.terminal import Row, aligned
 from asyncrl.config.run_file import load_config
 from asyncrl.foreign_text import shown
@@ -27,15 +28,23 @@ SHOWN = 8
 # ── read ────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_audit(path: Path) -> Audit:
+def read_audit(path: Path, *, is_quick: bool = False, is_graded: bool = False) -> Audit:
     """
     Audit a run: its ledger, and its other files against it.
+
+    Args:
+        is_quick: Leave out what reads every byte of checkpoints and payloads.
+        is_graded: Grade the samples again.
 
     Raises `ConfigError` if there is no run directory, and `LedgerError` if the ledger is missing or damaged.
     """
     directory = require_run(path)
     config = load_config(directory.config)
-    return RunAudit(directory, config, read_spool=_stored_payloads, list_segments=segment_numbers).audit()
+    run_audit = RunAudit(
+        directory, config, read_spool=_stored_payloads, list_segments=segment_numbers, is_quick=is_quick
+    )
+    accounts = run_audit.audit()
+    return regraded(directory, run_audit.config, accounts) if is_graded else accounts
 
 
 def _stored_payloads(spool: Path) -> Iterator[StoredPayload | str]:

@@ -7,6 +7,7 @@ import resource
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 
 from msgspec.structs import replace
 
@@ -14,8 +15,10 @@ from asyncrl.actor.link import Link
 from asyncrl.actor.session import Limits
 from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.broker.actor import BrokerActor
+from asyncrl.broker.ledger.database import CONFIG
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import read_records
+from asyncrl.broker.ledger.records import Written
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.traces.ids import TraceIds
@@ -62,11 +65,8 @@ log = get_logger()
 
 CONTROL = Limits(received=8 << 20)
 """Nothing that nodes tell the broker is larger: what a rollout holds takes about 60 bytes a trajectory."""
-CONFIG = "config"
-"""Key of the configuration in the ledger."""
 PERMIT_KEY, PERMIT_KEY_BYTES = "permit_key", 32
 """Key in the ledger of the secret of permits, which outlive the broker that gave them."""
-
 COLLECT_AFTER = 100_000
 """New objects between two runs of the garbage collector. Python's default, 700, is exceeded all the time, and the
 broker creates no reference cycles."""
@@ -123,10 +123,10 @@ async def run_broker(
         if len(images) and not config.broker.spool:
             raise ConfigError("prompts with pictures need the spool in the broker's process: set broker.spool to true")
 
+        written = list[Written]()
+
         def prepare(ledger: Ledger) -> None:
-            settle(directory, ledger)
-            _record_config(directory, ledger, config)
-            _require_same_data(config.data, ledger, {"train": prompts, "held_out": held_out})
+            written.extend(_prepared(directory, ledger, config, {"train": prompts, "held_out": held_out}))
 
         ledger = await open_ledger(directory.ledger, prepare, stopping)
         if ledger is None:
@@ -135,6 +135,7 @@ async def run_broker(
         for sentence in advice(config):
             log.warning("config.advice", advice=sentence)
             directory.append_event("config.advice", advice=sentence)
+        await ledger.commit([ledger.started(), *written])
         for stream in filter(None, (prompts, held_out)):
             check_routes(config.reward, stream.summary.data_sources)
         segments = weights = None
@@ -150,7 +151,7 @@ async def run_broker(
         _report_skipped_rows(directory, {"train": prompts, "held_out": held_out})
         draws = list(held_out.since(0)) if held_out else []
         held_out_prompts, held_out_rows = [draw.prompt for draw in draws], [draw.row for draw in draws]
-        permits = Permits(bytes.fromhex(ledger.remember(PERMIT_KEY, secrets.token_hex(PERMIT_KEY_BYTES))))
+        permits = Permits(bytes.fromhex(str(ledger.read_meta(PERMIT_KEY))))
         scheduler = Scheduler(config, prompts, held_out_prompts, ledger.broker_term, held_out_rows, permits=permits)
         size = {"num_records": ledger.num_records, "num_bytes": directory.ledger.stat().st_size}
         log.info("ledger.reading", **size)
@@ -174,6 +175,20 @@ async def run_broker(
             choose_staleness=choose_staleness,
             send_spans=send_spans,
         )
+
+
+def _prepared(
+    directory: RunDirectory, ledger: Ledger, config: Config, prompts: Mapping[str, PromptStream | None]
+) -> list[Written]:
+    """Compare and record the facts about a run. Returns records of the files that a copy of a run has written anew."""
+    before, permit_key = ledger.run_id, secrets.token_hex(PERMIT_KEY_BYTES)
+    manifests = settle(directory, ledger)
+    if ledger.run_id != before:  # Permits of the original are none of its copy.
+        ledger.write_meta(PERMIT_KEY, permit_key)
+    _record_config(directory, ledger, config)
+    _require_same_data(config.data, ledger, prompts)
+    ledger.remember(PERMIT_KEY, permit_key)
+    return [Written(str(path.relative_to(directory.path)), sha256(path.read_bytes()).hexdigest()) for path in manifests]
 
 
 async def _serve(

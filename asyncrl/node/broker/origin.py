@@ -94,19 +94,23 @@ def disown(directory: RunDirectory) -> None:
             directory.trackers.rename(kept)
 
 
-def settle(directory: RunDirectory, ledger: Ledger) -> None:
+def settle(directory: RunDirectory, ledger: Ledger) -> list[Path]:
     """
     Record the place of a run; a copy gets an identity, and its checkpoints get it too. To be done again after a crash.
+
+    Returns:
+        Manifests that were written anew.
 
     Raises:
         LedgerError, RunFailed: The disk refuses it.
     """
+    renamed = list[Path]()
     here = place_of(directory.path)
     recorded = ledger.read_meta(PLACE)
     before = msgspec.json.decode(str(recorded), type=Place) if recorded else here
     if is_copy(before, here, original_is_there=_is_there(before, directory)):
         identity = sha256(msgspec.json.encode((ledger.run_id, here))).hexdigest()[:32]
-        _rename_checkpoints(directory.checkpoints, ledger.run_id, identity)
+        renamed = _rename_checkpoints(directory.checkpoints, ledger.run_id, identity)
         original = ledger.run_id
         ledger.rename_run(identity)
         cause = copy_sentence(directory, before)
@@ -117,6 +121,7 @@ def settle(directory: RunDirectory, ledger: Ledger) -> None:
         directory.append_event("run.moved", before=before.path, now=here.path)
     if before != here or not recorded:
         ledger.write_meta(PLACE, msgspec.json.encode(here).decode())
+    return renamed
 
 
 def _is_there(recorded: Place, directory: RunDirectory) -> bool:
@@ -131,8 +136,9 @@ def _is_there(recorded: Place, directory: RunDirectory) -> bool:
     return bool(found) and found == peek_meta(directory.ledger, "run_id")
 
 
-def _rename_checkpoints(checkpoints: Path, before: str, now: str) -> None:
+def _rename_checkpoints(checkpoints: Path, before: str, now: str) -> list[Path]:
     """Give the manifests of a run its new identity. One that is damaged is left to those who check it."""
+    renamed = []
     for folder in step_folders(checkpoints).values():
         try:
             manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict)
@@ -141,3 +147,5 @@ def _rename_checkpoints(checkpoints: Path, before: str, now: str) -> None:
         if manifest.get("run_id") == before:
             with needed(folder), replacing(folder / MANIFEST) as unfinished:
                 unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(manifest | {"run_id": now})) + b"\n")
+            renamed.append(folder / MANIFEST)
+    return renamed

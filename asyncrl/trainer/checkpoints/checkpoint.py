@@ -80,6 +80,10 @@ class Manifest(ListedFiles, frozen=True, kw_only=True):
     """`Snapshot.state`."""
     run_id: str = ""
     """Identity of the run; empty if it is unknown."""
+    ledger_records: int = 0
+    """Records that the broker's ledger had when it sent the last batch; 0 if that is unknown."""
+    ledger_head: str = ""
+    """Digest of these records: an audit finds whether any of them was changed since."""
 
 
 def begin(directory: Path, step: int) -> None:
@@ -130,6 +134,7 @@ def finish(
     frontier: Mapping[str, int],
     stepped: Sequence[Stepped] = (),
     run_id: str = "",
+    ledger: tuple[int, str] = (0, ""),
     snapshot: Snapshot,
     parts: Mapping[str, FileEntry],
     tokenizer: Tokenizer,
@@ -140,6 +145,7 @@ def finish(
     A folder of the same step is replaced: it exists only if it was damaged and the run resumed from an older one.
 
     Args:
+        ledger: Number of the ledger's records, and their digest.
         snapshot: Of the first rank.
         parts: Files that were written by `write_part`, on all ranks.
 
@@ -160,6 +166,8 @@ def finish(
             frontier=dict(frontier),
             stepped=list(stepped),
             run_id=run_id,
+            ledger_records=ledger[0],
+            ledger_head=ledger[1],
             state=snapshot.state,
             random_state=snapshot.random_state,
             files={name: parts.get(name) or file_entry(partial / name) for name in _files(partial)},

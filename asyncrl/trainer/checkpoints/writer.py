@@ -100,6 +100,7 @@ class CheckpointWriter:
         step: int,
         policy_version: int,
         stepped: Sequence[Stepped],
+        ledger: tuple[int, str] = (0, ""),
         snapshot: Snapshot,
         others: Callable[[], Awaitable[Mapping[str, FileEntry]]],
     ) -> None:
@@ -107,6 +108,7 @@ class CheckpointWriter:
         Write a checkpoint of ``step`` steps in a task of ``tasks``, then send `Commit`.
 
         Args:
+            ledger: Number of the ledger's records, and their digest.
             others: Waits for the files of the other ranks.
         """
         finish = partial(
@@ -117,6 +119,7 @@ class CheckpointWriter:
             frontier={"next_step": step},
             stepped=list(stepped),
             run_id=self._run_id,
+            ledger=ledger,
             snapshot=snapshot,
             tokenizer=self._tokenizer,
         )

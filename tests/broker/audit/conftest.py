@@ -8,15 +8,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.broker.ledger.audit import Audit
+from asyncrl.broker.ledger.chain import Chain
+from asyncrl.broker.ledger.database import CONFIG, meta_digest, write_meta
 from asyncrl.broker.ledger.ledger import Ledger
-from asyncrl.broker.ledger.reader import read_records
-from asyncrl.broker.ledger.records import AnyRecord, encode, unique_key
+from asyncrl.broker.ledger.reader import read_ledger_meta, read_records
+from asyncrl.broker.ledger.records import AnyRecord, Started, encode, ended_groups, unique_key
 from asyncrl.cli.recorded.inspect import read_audit
+from asyncrl.config.config import Config, to_json
 from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.data.prompts import held_out_stream, train_stream
-from asyncrl.node.broker.broker import _require_same_data
+from asyncrl.node.broker.broker import _record_config, _require_same_data
 from asyncrl.observe.run_directory import RunDirectory
 from tests.examples.conftest import load_example
 
@@ -47,20 +51,37 @@ class RunCopy:
     def audit(self) -> Audit:
         return read_audit(self.directory.path)
 
+    def reconfigure(self, config: Config) -> None:
+        """Change the configuration, in config.toml and in the ledger."""
+        self.directory.write_config(to_toml(config))
+        with sqlite3.connect(self.directory.ledger, isolation_level=None) as connection:
+            write_meta(connection, CONFIG, to_json(config).decode())
+            meta = meta_digest(connection)
+        connection.close()
+        self.replace(lambda record: replace(record, meta=meta) if isinstance(record, Started) else record)
+
     def replace(self, change: Callable[[AnyRecord], AnyRecord | None]) -> None:
         """Replace each record by what ``change`` makes of it; None removes it."""
         self.rewrite(new for record in self.records if (new := change(record)) is not None)
 
     def rewrite(self, records: Iterable[AnyRecord]) -> None:
-        """Write a ledger of these records, with valid checksums, without the columns that refuse a second one."""
-        rows = []
+        """
+        Write a ledger of these records, as somebody who knows all about it would: with valid checksums and digests,
+        without the columns that refuse a second one.
+        """
+        rows, chain, ends = [], Chain(read_ledger_meta(self.directory.ledger).run_id), dict[int, str]()
         for seq, record in enumerate(list(records), start=1):
             body = encode(record)
-            rows.append((seq, type(record).__name__, unique_key(record), body, zlib.crc32(body)))
+            chain.add(body)
+            head = bytes.fromhex(chain.head.digest)
+            rows.append((seq, type(record).__name__, unique_key(record), body, zlib.crc32(body), head))
+            ends |= {group_id: unique_key(record) or "dropped" for group_id in ended_groups(record)}
         with sqlite3.connect(self.directory.ledger) as connection:
             connection.execute("DROP TABLE records")
-            connection.execute("CREATE TABLE records (seq INTEGER PRIMARY KEY, kind, key, body, crc32)")
-            connection.executemany("INSERT INTO records VALUES (?, ?, ?, ?, ?)", rows)
+            connection.execute("CREATE TABLE records (seq INTEGER PRIMARY KEY, kind, key, body, crc32, head)")
+            connection.executemany("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)", rows)
+            connection.execute("DELETE FROM retired")
+            connection.executemany("INSERT INTO retired VALUES (?, ?)", ends.items())
         connection.close()
 
 
@@ -69,14 +90,22 @@ def finished_run(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of a run whose early payloads are trimmed."""
     folder = tmp_path_factory.mktemp("audited")
     settings = [*SETTINGS, f"run.dir={folder}"]
-    directory = RunDirectory(asyncio.run(load_example("loop").main(toy / "toy.toml", *settings)))
     config = load_config(toy / "toy.toml", settings)
+
+    def opened(path: Path) -> Ledger:
+        """Ledger as the process of a broker opens it."""
+        ledger = Ledger(path)
+        _record_config(RunDirectory(path.parent), ledger, config)
+        prompts = train_stream(config.data, config.run.seed)
+        held_out = held_out_stream(config.data, config.evaluation.max_prompts)
+        _require_same_data(config.data, ledger, {"train": prompts, "held_out": held_out})
+        ledger.append([ledger.started()])
+        return ledger
+
+    loop = load_example("loop")
+    loop.Ledger = opened  # type: ignore[attr-defined]
+    directory = RunDirectory(asyncio.run(loop.main(toy / "toy.toml", *settings)))
     directory.write_config(to_toml(config))
-    ledger = Ledger(directory.ledger)  # The process of a broker records the digests.
-    prompts = train_stream(config.data, config.run.seed)
-    held_out = held_out_stream(config.data, config.evaluation.max_prompts)
-    _require_same_data(config.data, ledger, {"train": prompts, "held_out": held_out})
-    ledger.close()
     return directory.path
 
 

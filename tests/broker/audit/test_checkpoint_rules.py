@@ -8,6 +8,7 @@ from asyncrl.broker.audit.checkpoint_rules import (
     ManifestFacts,
     checkpoint_problems,
     commit_problems,
+    different_files,
     missing_files,
     read_manifest,
 )
@@ -15,6 +16,7 @@ from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.records import AnyRecord, Committed, Taken, VersionLive
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.errors import LedgerError
+from asyncrl.files.checkpoints import FileEntry, file_entry
 
 
 def book(*commits: Committed, num_steps: int = 5, steps_per_publish: int = 1) -> RecordBook:
@@ -79,3 +81,16 @@ def test_a_manifest_is_read_without_the_trainers_libraries(tmp_path: Path) -> No
     (folder / "manifest.json").write_text("{")
     with pytest.raises(LedgerError, match="it cannot be read"):
         read_manifest(folder)
+
+
+def test_contents_that_differ_and_files_that_are_not_listed(tmp_path: Path) -> None:
+    folder = tmp_path / "step_000002"
+    folder.mkdir()
+    for name in ("a", "b", "manifest.json"):
+        (folder / name).write_text(name)
+    manifest = ManifestFacts(step=2, policy_version=2, files={"a": file_entry(folder / "a"), "gone": FileEntry(1, "")})
+    assert list(different_files(folder, manifest)) == ["checkpoints/step_000002/b: the manifest does not list it"]
+    (folder / "b").unlink()
+    (folder / "a").write_text("x")
+    (problem,) = different_files(folder, manifest)
+    assert problem.startswith("checkpoints/step_000002/a: it is not what was written: expected sha256 ca978112ca1b")

@@ -1,8 +1,11 @@
 """Rows of a samples file against the batch in the ledger."""
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from asyncrl.broker.audit.sample_rules import sample_problems
+from asyncrl.broker.audit.spool_rules import StoredFacts
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.records import Admitted, Result, Rewarded, Taken
 from asyncrl.config.sections.schedule import Schedule
@@ -16,7 +19,7 @@ ROWS = [
 ]
 
 
-def problems(*rows: SampleFacts) -> list[str]:
+def problems(*rows: SampleFacts, stored: Mapping[Unit, StoredFacts] = {}) -> list[str]:
     book = RecordBook(Schedule(groups_per_step=1, group_size=2))
     book.add(Admitted(0, 0, 0, 0))
     for index in range(2):
@@ -24,7 +27,7 @@ def problems(*rows: SampleFacts) -> list[str]:
         book.add(Result(Unit(0, index), 1, SpoolRef("s", 0, 0, 1, 0), summary))
         book.add(Rewarded(Unit(0, index), 0.5))
     book.add(Taken(0, [0]))
-    return list(sample_problems(book, 0, rows))
+    return list(sample_problems(book, 0, rows, stored))
 
 
 def test_rows_that_fit() -> None:
@@ -35,6 +38,19 @@ def test_a_row_too_few_one_too_many_and_one_twice() -> None:
     assert problems(ROWS[0]) == ["unit 0/1 is missing, which step 0 was trained on"]
     assert problems(*ROWS, ROWS[1]) == ["unit 0/1 is there 2 times"]
     assert problems(*ROWS, replace(ROWS[0], group_id=7)) == ["unit 7/0 is not in the batch of step 0 in the ledger"]
+
+
+def test_rows_that_differ_from_their_payload() -> None:
+    stored = {Unit(0, 1): StoredFacts("ab", "four", "ann", "stop")}
+    row = replace(ROWS[1], arrays="ab", completion="four", node="ann", finish_reason="stop")
+
+    assert problems(ROWS[0], row, stored=stored) == []
+    assert problems(ROWS[0], replace(row, arrays="cd"), stored=stored) == [
+        "unit 0/1 has other token ids or log-probs than its payload in the spool, which the trainer read"
+    ]
+    assert problems(ROWS[0], replace(row, completion="x" * 50), stored=stored) == [
+        f"unit 0/1 has the completion '{'x' * 40}...': expected 'four', as in its payload in the spool"
+    ]
 
 
 def test_numbers_that_differ_from_the_ledger() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from asyncrl.broker.audit.step_rules import lost_records, metrics_problems, summary_problems, unrecorded_problems
+from asyncrl.broker.ledger.chain import Head
 from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.records import Admitted, AnyRecord, Committed, Result, Rewarded, Taken, VersionLive
 from asyncrl.config.sections.schedule import Schedule
@@ -30,6 +31,8 @@ SUMMARY = RunSummary(
     staleness_mean=0.0, staleness_max=0, ledger_records=7,
 )  # fmt: skip
 
+HEADS = {"summary.json": Head(7, "ab")}
+
 
 def book(num_records: int = len(RECORDS)) -> RecordBook:
     made = RecordBook(Schedule(groups_per_step=1, group_size=1))
@@ -42,7 +45,7 @@ def test_lines_and_summary_that_fit() -> None:
     assert list(metrics_problems(book(), [LINE])) == []
     assert list(unrecorded_problems(book(), [LINE])) == []
     assert list(summary_problems(book(), [LINE], SUMMARY)) == []
-    assert list(lost_records(book(), 1, [LINE], [{"event": "run.started"}], SUMMARY)) == []
+    assert list(lost_records(book(), 1, [LINE], [{"event": "run.started"}], HEADS)) == []
 
 
 def test_lines_of_an_own_training_loop_may_lack_numbers() -> None:
@@ -69,7 +72,7 @@ def test_a_committed_step_without_a_line() -> None:
 
 
 def test_a_ledger_with_fewer_records_than_others_saw_has_lost_its_end() -> None:
-    assert list(lost_records(book(3), 1, [LINE], [], SUMMARY)) == [
+    assert list(lost_records(book(3), 1, [LINE], [], HEADS)) == [
         "ledger.sqlite: its end is missing, as after the loss of its write-ahead log ledger.sqlite-wal: it had 5 "
         "records when metrics.jsonl was written, and has 3 now",
         "ledger.sqlite: its end is missing, as after the loss of its write-ahead log ledger.sqlite-wal: it had 7 "
@@ -79,7 +82,7 @@ def test_a_ledger_with_fewer_records_than_others_saw_has_lost_its_end() -> None:
 
 def test_a_ledger_with_fewer_terms_than_starts_has_lost_its_log() -> None:
     events = [{"event": "run.started"}, {"event": "node.joined"}, {"event": "run.resumed"}]
-    (problem,) = lost_records(book(), 1, [], events, None)
+    (problem,) = lost_records(book(), 1, [], events, {})
     assert problem.endswith("events.jsonl has 2 starts of the broker, the ledger 1")
 
 

@@ -74,7 +74,7 @@ def test_an_index_that_does_not_fit_its_table_is_refused(tmp_path: Path) -> None
     """The index is not read here, but it keeps a group from being trained twice."""
     path = tmp_path / "ledger.sqlite"
     connection = open_writable(path)
-    connection.execute("INSERT INTO records VALUES (1, 'Admitted', 'admitted/0', x'00', 0)")
+    connection.execute("INSERT INTO records VALUES (1, 'Admitted', 'admitted/0', x'00', 0, NULL)")
     connection.close()
     path.write_bytes(path.read_bytes().replace(b"admitted/0", b"admitted/1", 1))
 

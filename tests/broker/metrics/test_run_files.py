@@ -1,5 +1,6 @@
 """A run's files across a restart of its broker, with a fake clock."""
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,11 @@ from structlog.testing import capture_logs
 
 from asyncrl.broker.failures import EVENT
 from asyncrl.broker.groups.group import Group
+from asyncrl.broker.ledger.chain import Head
+from asyncrl.broker.ledger.records import Written
 from asyncrl.broker.metrics.run_files import RunFiles
 from asyncrl.errors import RunFailed
+from asyncrl.files.json_lines import encoded
 from asyncrl.messages.session import Hello
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.trajectory import Prompt
@@ -28,7 +32,10 @@ class Life:
         self.now_s = now_s
         scheduler = a_scheduler(config)
         self.scheduler, self.failures, self.nodes = scheduler, scheduler.failures, scheduler.nodes
-        self.report = RunFiles(config, scheduler, directory, lambda: self.now_s, lambda: 17)
+        self.written: list[Written] = []
+        self.report = RunFiles(
+            config, scheduler, directory, lambda: self.now_s, lambda: Head(17, "ab"), written=self.written.append
+        )
 
     def event(self, kind: str) -> dict[str, Any]:
         return [event for event in self.directory.read_events() if event["event"] == kind][-1]
@@ -102,6 +109,29 @@ def test_a_step_has_one_line_however_often_it_is_said(directory: RunDirectory) -
     assert second.report.step(Stepped(1, 1, {"loss": 0.4}), []) is not None
     assert [line["step"] for line in directory.read_metrics()] == [0, 1]
     assert second.event("step.repeated")["step"] == 0
+
+
+def test_the_ledger_gets_the_digest_of_each_line_and_of_the_summary(directory: RunDirectory) -> None:
+    life = Life(directory, now_s=0.0)
+    life.report.step(Stepped(3, 0, {"loss": float("nan")}), [])
+    life.report.step(Stepped(3, 0, {"loss": 0.5}), [])
+    life.report.conclude("")
+    line = directory.metrics.read_bytes().removesuffix(b"\n")
+    assert life.written == [
+        Written("metrics.jsonl", sha256(line).hexdigest(), 3),
+        Written("summary.json", sha256(directory.summary.read_bytes()).hexdigest()),
+    ]
+    assert sha256(encoded(directory.read_metrics()[0])).hexdigest() == life.written[0].sha256, "as it is read back"
+
+
+def test_the_summary_and_the_events_of_checkpoints_have_the_digest_of_the_ledger(directory: RunDirectory) -> None:
+    life = Life(directory, now_s=0.0)
+    life.report.event("checkpoint.written", step=1, steps=2, path="step_000002")
+    life.report.conclude("")
+    event, summary = life.event("checkpoint.written"), directory.read_summary()
+    assert (event["ledger_records"], event["ledger_head"]) == (17, "ab")
+    assert summary
+    assert (summary.ledger_records, summary.ledger_head) == (17, "ab")
 
 
 def test_a_step_that_is_only_reported_again_is_no_repeated_one(directory: RunDirectory) -> None:

@@ -1,6 +1,7 @@
 """Samples files hold the stored trajectories; a step with unreadable payloads is skipped."""
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,20 @@ def test_staleness_is_counted_from_the_oldest_token(tmp_path: Path, prompt: Prom
     assert (row["step"], row["group_id"], row["oldest_version"], row["staleness"]) == (3, 7, 4, 1)
     assert (row["prompt"], row["completion"], row["answer"], row["reward"]) == (said, "four", "4", 0.5)
     assert (row["completion_ids"], row["data_source"]) == ([2, 3], prompt.data_source)
+
+
+def test_whoever_records_it_is_told_the_digest_of_a_file(tmp_path: Path) -> None:
+    told: list[tuple[Path, str]] = []
+    files = SampleFiles(
+        Payloads(TRAJECTORY),  # type: ignore[arg-type]
+        ImageCache(),
+        SamplesWriter(tmp_path),
+        written=lambda *what: told.append(what),
+    )
+    asyncio.run(files.write(Stepped(3, 5, {}), [a_group(Prompt(text="2 + 2?"))]))
+
+    (path,) = tmp_path.glob("*.parquet")
+    assert told == [(path, hashlib.sha256(path.read_bytes()).hexdigest())]
 
 
 def test_an_episode_is_written_with_its_turns_and_context(tmp_path: Path) -> None:

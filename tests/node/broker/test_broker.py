@@ -184,7 +184,7 @@ def test_a_broker_sends_the_pictures_of_its_prompts(tmp_path: Path) -> None:
 
     with capture_logs() as logs:
         asyncio.run(scene())
-    reading = [line["event"] for line in logs if line["event"].startswith("ledger.") and line["num_records"] == 0]
+    reading = [line["event"] for line in logs if line["event"].startswith("ledger.") and line["num_records"] == 1]
     assert reading == ["ledger.reading", "ledger.read"]
     (sent,) = [event for event in directory.read_events() if event["event"] == "images.sent"]
     assert (sent["num_images"], sent["by_node"]) == (1, {"reward-0": 1})
