@@ -290,7 +290,7 @@ def admit(run: str, key: Path | None, node: str) -> None:
     from asyncrl.cli.operate.status import live_address
 
     asyncio.run(admit_node(live_address(run, key), node))
-    click.echo(f"{node} is given work again")
+    echo(f"{node} is given work again")
 
 
 COMMANDS = (drain, admit, status, list_, top, logs, stop, pause, resume_sampling, set_, stacks)
