@@ -242,6 +242,7 @@ class Scheduler:
         """Extend all deadlines: the broker itself was paused, suspended or starved, and heard no node meanwhile."""
         self.nodes.excuse(seconds)
         self.dispatcher.leases.extend(seconds)
+        self.grading.extend(seconds)
         self.transfers.extend(seconds)
         self.spools.extend(seconds)
         self.out.event("broker.slept", seconds=round(seconds, 2))
@@ -265,6 +266,7 @@ class Scheduler:
             self._admitted(name, now_s)
         self._suspend_away(is_awaited=self.training.awaited_step is not None)
         self.dispatcher.expire(now_s)
+        self._trajectories.take_back(now_s)
         self.spool_loss.tick(now_s, self.transfers.live_version)
         self.versions.changed()
         self._advance(now_s)
@@ -353,7 +355,7 @@ class Scheduler:
             case Ready() | Draining() | Offer() | Asleep() | AskTurn():
                 self._handle_node(node, message, now_s)
             case Stored() | Scored() | Failed() | StartedOver():
-                self._handle_trajectories(node, message)
+                self._handle_trajectories(node, message, now_s)
             case Transferred() | TransferFailed() | Live() | Uploaded():
                 self.versions.reported(node, message, now_s)
                 self._credits_changed(node)
@@ -432,27 +434,27 @@ class Scheduler:
             source = message.checkpoint or "the beginning, because no checkpoint is intact"
             self.supervisors.notice(f"the trainer goes on from {source}")
 
-    def _stored(self, message: Stored) -> None:
-        for unit, reason in self._trajectories.stored(message):
+    def _stored(self, message: Stored, now_s: float) -> None:
+        for unit, reason in self._trajectories.stored(message, now_s):
             self._give_up(unit, reason)
 
-    def _scored(self, node: Node, message: Scored) -> None:
+    def _scored(self, node: Node, message: Scored, now_s: float) -> None:
         for item in message.items:
             if failed := self._verdict_limits.failure(item):
                 self._failed(node, failed)
-            elif (group := self._trajectories.rewarded(item, node.peer)) is None:
+            elif (group := self._trajectories.rewarded(item, node.peer, now_s)) is None:
                 continue
             elif group.split == "train":
                 self.training.rewarded(group)
             else:
                 self.versions.settle_held_out(item.unit, failed=False)
 
-    def _handle_trajectories(self, node: Node, message: Stored | Scored | Failed | StartedOver) -> None:
+    def _handle_trajectories(self, node: Node, message: Stored | Scored | Failed | StartedOver, now_s: float) -> None:
         match message:
             case Stored():
-                self._stored(message)
+                self._stored(message, now_s)
             case Scored():
-                self._scored(node, message)
+                self._scored(node, message, now_s)
             case Failed():
                 self._failed(node, message)
             case StartedOver():
@@ -490,7 +492,7 @@ class Scheduler:
         self.training.advance(live_version)
         if not self.pause.is_set or self.is_over:  # An interrupted trainer may need samples to the end of a version.
             self.dispatcher.grant(self.nodes, now_s)
-        self._trajectories.grade()
+        self._trajectories.grade(now_s)
         self.training.answer_take(live_version)
         self.spool_loss.tell()
 

@@ -40,14 +40,14 @@ class Careful(Reward):
 
 
 class BadReward(Reward):
-    def __init__(self, name: str, incarnation: int, answer: Callable[["BadReward"], Message]) -> None:
+    def __init__(self, name: str, incarnation: int, answer: Callable[["BadReward"], Message | None]) -> None:
         super().__init__(name, incarnation)
         self._answer = answer
 
     def judge(self) -> None:
-        message = self._answer(self)
-        self.in_hand.popleft()
-        self._done(message)
+        if message := self._answer(self):
+            self.in_hand.popleft()
+            self._done(message)
 
 
 class BadRollout(Rollout):
@@ -85,6 +85,10 @@ def failed(node: BadReward, stage: Any, *, retryable: bool) -> Failed:
     return Failed(item.unit, item.lease_id, stage, "the verifier raised", retryable)
 
 
+def nothing(*_: object) -> None:
+    """Never finish; beats go on."""
+
+
 ROLLOUTS: dict[str, Callable[[BadRollout, Unit], None]] = {
     "fails everything": lambda node, unit: node.fail_with(unit, retryable=True),
     "fails everything for good": lambda node, unit: node.fail_with(unit, retryable=False),
@@ -92,9 +96,11 @@ ROLLOUTS: dict[str, Callable[[BadRollout, Unit], None]] = {
     "stores damage": lambda node, unit: node.report(unit),
     "stores versions of the future": lambda node, unit: node.report(unit, newest_version=10**6),
     "stores nothing": lambda node, unit: node.report(unit, num_tokens=0),
+    "never finishes": nothing,
     "stores too much": lambda node, unit: node.report(unit, num_tokens=10**6),
 }
-REWARDS: dict[str, Callable[[BadReward], Message]] = {
+REWARDS: dict[str, Callable[[BadReward], Message | None]] = {
+    "never answers": nothing,
     "says NaN": lambda node: scored(node, NAN),
     "fails everything": lambda node: failed(node, "reward", retryable=True),
     "fails everything for good": lambda node: failed(node, "reward", retryable=False),
@@ -128,7 +134,7 @@ def play(cluster: Cluster, dice: Random, *, haste: Node | None = None) -> None:
         count += 1
         assert count < 200_000
         if count % 20 == 0:
-            cluster.tick(0.05)
+            cluster.tick(1.0)
 
 
 def check_run(cluster: Cluster, bad: Node) -> None:

@@ -195,6 +195,13 @@ class Dispatcher:
             self._out.event("lease.expired", group_id=lease.group_id, node=lease.node)
             self._lost(lease, "expired")
 
+    def overdue(self, lease: OpenLease) -> None:
+        """Let others sample what a node has kept for far longer than they take."""
+        self.leases.take_back(lease)
+        self._lost(lease, "overdue")
+        self._out.event("lease.overdue", group_id=lease.group_id, node=lease.node)
+        self._out.send(lease.node, Cancelled([lease.lease_id]))
+
     def failed(self, slot: Slot, lease_id: int) -> None:
         """Lease again after a failed generation, from the prompt: the part on disk may have caused the failure."""
         thrown_away = slot.summary.num_tokens if slot.summary else 0

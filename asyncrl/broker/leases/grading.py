@@ -5,6 +5,7 @@ Trajectories whose spool is away are parked: no reward node could read them.
 """
 
 from collections import Counter, OrderedDict
+from itertools import takewhile
 
 from asyncrl.broker.groups.group import Group, Slot
 from asyncrl.messages.trajectory import Unit
@@ -20,7 +21,8 @@ class GradeBook:
     def __init__(self) -> None:
         self.waiting: OrderedDict[Queued, list[Slot]] = OrderedDict()
         """Queued slots by id and split of their group, the group that waits longest first. No list is empty."""
-        self._assigned: dict[Unit, tuple[Slot, str]] = {}
+        self._assigned: dict[Unit, tuple[Slot, str, float]] = {}
+        """Slot, peer of its reward node, and the time at which that was asked; in the order of these."""
         self._parked: dict[str, dict[Unit, Slot]] = {}
         """Slots of each spool that is away, by its name."""
 
@@ -39,9 +41,9 @@ class GradeBook:
 
     def num_assigned(self) -> Counter[str]:
         """Trajectories that are being graded, by the peer of the reward node."""
-        return Counter(peer for _, peer in self._assigned.values())
+        return Counter(peer for _, peer, _ in self._assigned.values())
 
-    def assign(self, peer: str, at_most: int, key: Queued | None = None) -> list[Slot]:
+    def assign(self, peer: str, at_most: int, key: Queued | None = None, now_s: float = 0.0) -> list[Slot]:
         """
         Assign up to ``at_most`` slots to a reward node, all of one group and with the same failures so far.
 
@@ -57,20 +59,33 @@ class GradeBook:
         else:
             del self.waiting[key]
         for slot in slots:
-            self._assigned[slot.unit] = (slot, peer)
+            self._assigned[slot.unit] = (slot, peer, now_s)
         return slots
 
     def settle(self, unit: Unit, peer: str) -> Slot | None:
         """End one grading by ``peer``. Returns its slot; None if this node does not grade the unit."""
-        slot, holder = self._assigned.get(unit, (None, ""))
+        slot, holder, _ = self._assigned.get(unit, (None, "", 0.0))
         if holder != peer:
             return None
         self._assigned.pop(unit, None)
         return slot
 
+    def age_s(self, unit: Unit, now_s: float) -> float:
+        """Seconds since a unit that is being graded was assigned."""
+        return now_s - self._assigned[unit][2] if unit in self._assigned else 0.0
+
+    def extend(self, seconds: float) -> None:
+        """Push all times back, after ``seconds`` in which no node could be heard."""
+        self._assigned = {unit: (slot, peer, at_s + seconds) for unit, (slot, peer, at_s) in self._assigned.items()}
+
+    def older(self, than_s: float, now_s: float) -> list[tuple[Slot, str]]:
+        """Slots that are being graded for longer, the oldest first, each with the peer of its reward node."""
+        old = takewhile(lambda item: now_s - item[2] > than_s, self._assigned.values())
+        return [(slot, peer) for slot, peer, _ in old]
+
     def revoke(self, peer: str) -> None:
         """Put everything a lost node was grading back at the head of the queue."""
-        lost = [slot for slot, holder in self._assigned.values() if holder == peer]
+        lost = [slot for slot, holder, _ in self._assigned.values() if holder == peer]
         later, self.waiting = self.waiting, OrderedDict()
         for slot in lost:
             del self._assigned[slot.unit]

@@ -6,6 +6,7 @@ only those its nodes report, and its lease ids are higher than all earlier ones,
 """
 
 from collections.abc import Iterable
+from itertools import takewhile
 
 from msgspec import Struct
 
@@ -23,6 +24,7 @@ class OpenLease(Struct, eq=False, gc=False):
     open: tuple[int, ...]
     """Indices not yet settled, ascending."""
     deadline_s: float
+    granted_s: float = 0.0
 
     def __repr__(self) -> str:
         return f"<Lease {self.lease_id & 0xFFFFFFFF} {self.node} group={self.group_id} open={list(self.open)}>"
@@ -58,7 +60,7 @@ class LeaseBook:
 
     def grant(self, node: str, group_id: int, split: Split, indices: list[int], now_s: float) -> OpenLease:
         return self._add(
-            OpenLease(self.next_id(), node, group_id, split, tuple(sorted(indices)), now_s + self._lease_s)
+            OpenLease(self.next_id(), node, group_id, split, tuple(sorted(indices)), now_s + self._lease_s, now_s)
         )
 
     def adopt(self, lease_id: int, node: str, unit: Unit, now_s: float) -> None:
@@ -66,7 +68,7 @@ class LeaseBook:
         if (lease := self._open.get(lease_id)) and lease.node == node:
             lease.open = tuple(sorted({*lease.open, unit.index}))
         else:
-            self._add(OpenLease(lease_id, node, unit.group_id, unit.split, (unit.index,), now_s + self._lease_s))
+            self._add(OpenLease(lease_id, node, unit.group_id, unit.split, (unit.index,), now_s + self._lease_s, now_s))
 
     def settle(self, lease_id: int, index: int) -> None:
         """Close one index of a lease, with a result or a failure. The lease ends with its last index."""
@@ -79,6 +81,18 @@ class LeaseBook:
         """Peer of the node that holds an open lease; empty if it is not open."""
         return lease.node if (lease := self._open.get(lease_id)) else ""
 
+    def age_s(self, lease_id: int, now_s: float) -> float | None:
+        """Seconds since an open lease was granted; None if it is not open."""
+        return now_s - lease.granted_s if (lease := self._open.get(lease_id)) else None
+
+    def older(self, than_s: float, now_s: float) -> list[OpenLease]:
+        """Training leases that are open for longer, the oldest first."""
+        old = takewhile(lambda lease: now_s - lease.granted_s > than_s, self._open.values())
+        return [lease for lease in old if lease.split == "train"]
+
+    def take_back(self, lease: OpenLease) -> None:
+        self._remove([lease])
+
     def of_node(self, node: str) -> list[OpenLease]:
         """Open leases of one node, by its peer."""
         return list(self._of_node.get(node, {}).values())
@@ -88,9 +102,10 @@ class LeaseBook:
             lease.deadline_s = now_s + self._lease_s
 
     def extend(self, seconds: float) -> None:
-        """Push every deadline back, after ``seconds`` in which no beat could be heard."""
+        """Push all times back, after ``seconds`` in which no node could be heard."""
         for lease in self._open.values():
             lease.deadline_s += seconds
+            lease.granted_s += seconds
 
     def expire(self, now_s: float) -> list[OpenLease]:
         return self._remove([lease for lease in self._open.values() if lease.deadline_s <= now_s])

@@ -18,6 +18,7 @@ from asyncrl.broker.groups.drop_limit import OVERLONG
 from asyncrl.broker.groups.group import OPEN, Group, Slot
 from asyncrl.broker.leases.credits import CreditBook
 from asyncrl.broker.leases.dispatcher import Dispatcher
+from asyncrl.broker.leases.durations import Durations
 from asyncrl.broker.leases.grading import GradeBook, Queued
 from asyncrl.broker.ledger.records import Duplicate, FailedAttempt, Refused, Reissued, Result, Rewarded
 from asyncrl.broker.nodes.faults import FaultBook
@@ -69,11 +70,12 @@ class Trajectories:
             )
             for split in splits
         }
+        self._durations = Durations()
         self.credits = CreditBook()
         self.vocab_size = 0
         """Size that the trainer told, or a rollout before it; 0 if none did."""
 
-    def stored(self, message: Stored) -> list[tuple[Unit, str]]:
+    def stored(self, message: Stored, now_s: float = 0.0) -> list[tuple[Unit, str]]:
         """
         Record what is on disk, and answer its sender once the record is on disk too.
 
@@ -89,17 +91,19 @@ class Trajectories:
         for item in unfinished:
             if not self._refused(item):
                 self._dispatcher.progressed(item)
-        return [(item.unit, reason) for item in finished if (reason := self._result(item))]
+        return [(item.unit, reason) for item in finished if (reason := self._result(item, now_s))]
 
-    def rewarded(self, item: ScoredItem, peer: str) -> Group | None:
+    def rewarded(self, item: ScoredItem, peer: str, now_s: float = 0.0) -> Group | None:
         """
         Record a reward. Returns the trajectory's group.
 
         None if the reward is a duplicate or no longer wanted, or if ``peer`` was not asked for it.
         """
+        age_s = self._grading.age_s(item.unit, now_s)
         group, slot = self._graded(item.unit, item.lease_id, peer)
         if group is None or slot is None:
             return None
+        self._durations.took("reward", age_s)
         self._blame(slot.doubted_by, "reward", "it called a payload damaged that another node could grade")
         slot.doubted_by = ()
         slot.score(item.reward, item.metrics, item.answer)
@@ -171,14 +175,14 @@ class Trajectories:
         self._grading.add(slot)
         return True
 
-    def grade(self) -> None:
+    def grade(self, now_s: float = 0.0) -> None:
         """Send stored trajectories to reward nodes while these have credits."""
         aside = list[Queued]()
         while key := next((key for key in self._grading.waiting if key not in aside), None):
             avoided = self._avoided(self._grading.waiting[key][0])
             node = self.credits.most(1, without=avoided)
             if node is not None:
-                self._grade(node, self._grading.assign(node.peer, node.credits, key))
+                self._grade(node, self._grading.assign(node.peer, node.credits, key, now_s))
             elif avoided:  # Others can be graded where this one has failed.
                 aside.append(key)
             else:
@@ -198,12 +202,32 @@ class Trajectories:
         self._renew_limits()
         self._out.send(node.peer, Grade(group.prompt, items, self._limits[group.split]))
 
+    def take_back(self, now_s: float) -> None:
+        """Give to others what a node has kept for far longer than they take, if there are others."""
+        for slot, peer in self._grading.older(self._durations.limit_s("reward"), now_s):
+            if self._is_overdue(peer, "reward"):
+                self._grading.settle(slot.unit, peer)
+                slot.failed_on = tuple({*slot.failed_on, _name_of(peer)})
+                self._grading.add(slot)
+        for lease in self._leases.older(self._durations.limit_s("rollout"), now_s):
+            if self._is_overdue(lease.node, "rollout"):
+                self._dispatcher.overdue(lease)
+
+    def _is_overdue(self, peer: str, role: Role) -> bool:
+        """True, and a fault of the node, if another one can do its work."""
+        name = _name_of(peer)
+        if not self._nodes.has_other(role, (name,)):
+            return False
+        limit_s, longest_s = self._durations.limit_s(role), self._durations.longest_s(role)
+        self._blame([name], role, f"it kept work for {limit_s:.0f} s that took at most {longest_s:.1f} s of late")
+        return True
+
     def revoke(self, peer: str) -> None:
         """A node is gone: trajectories it was grading go back to the head of the queue."""
         self.credits.remove(peer)
         self._grading.revoke(peer)
 
-    def _result(self, item: StoredItem) -> str:
+    def _result(self, item: StoredItem, now_s: float) -> str:
         unit, holder = item.unit, self._leases.holder(item.lease_id)
         group, slot = self._groups.find(unit)
         if problem := self._refused(item):
@@ -213,6 +237,7 @@ class Trajectories:
             oldest = item.summary.oldest_version
             reason = f"impossible policy version: {oldest} as the oldest one, expected {group.min_version} or newer"
             return self.failed(Failed(unit, item.lease_id, "rollout", reason, retryable=True), holder)
+        age_s = self._leases.age_s(item.lease_id, now_s)
         self._leases.settle(item.lease_id, unit.index)
         if slot is None or group is None or is_outdated or slot.state not in OPEN:
             # Its node may send one trajectory again, if the broker was restarted before it could answer.
@@ -224,6 +249,8 @@ class Trajectories:
         slot.store(item.ref, item.summary, item.lease_id, sampler)
         if sampler:
             self._faults.attempted(sampler, "rollout")
+        if age_s is not None:
+            self._durations.took("rollout", age_s)
         self._failures.attempted("rollout")
         self._out.record(Result(unit, item.lease_id, item.ref, item.summary, group.num_restarts, slot.num_refused))
         self._grading.add(slot)

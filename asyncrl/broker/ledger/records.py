@@ -124,7 +124,10 @@ class Reissued(Record, frozen=True):
     unit: Unit
     lease_id: int
     cause: str
-    """``expired``, ``silent``, ``node_lost``, ``node_left``, ``failed``, ``spool_away`` or ``environment_lost``."""
+    """
+    ``expired``, ``overdue``, ``silent``, ``stalled``, ``node_lost``, ``node_left``, ``failed``, ``spool_away`` or
+    ``environment_lost``.
+    """
     num_tokens: int = 0
     """Completion tokens lost with it, as far as known."""
 
