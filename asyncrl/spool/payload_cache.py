@@ -2,14 +2,19 @@
 
 from collections import deque
 
+COPIED_BYTES = 16 << 10
+"""Smaller payloads are copied: libzmq receives small messages into a buffer of 8 KiB that each of them would keep."""
+ENTRY_BYTES = 400
+"""Memory of an entry beside the payload itself."""
+
 
 class PayloadCache:
     """
     First-in, first-out cache: payloads are fetched soon after they arrive (reward) or much later (trainer). A payload
-    larger than ``max_bytes`` is not cached.
+    larger than ``max_bytes`` is not cached. Entries count with what Python needs for them.
 
-    A payload is a view into its message and keeps the whole message in memory. Payloads of one message are added and
-    evicted together, so the bytes counted are nearly the bytes held.
+    A large payload is a view into its message and keeps the whole message in memory. Payloads of one message are added
+    and evicted together, so the bytes counted are nearly the bytes held.
 
     One thread may `add` and `drop_below` while others `get`.
     """
@@ -22,11 +27,13 @@ class PayloadCache:
 
     def add(self, segment: int, offset: int, payload: memoryview) -> None:
         """Cache ``payload``, which must not change from now on, and evict the oldest payloads over the limit."""
-        if payload.nbytes > self._max_bytes:
+        if payload.nbytes + ENTRY_BYTES > self._max_bytes:
             return
+        if payload.nbytes < COPIED_BYTES:
+            payload = memoryview(bytes(payload))
         self._payloads[segment, offset] = payload
         self._order.append((segment, offset))
-        self._bytes += payload.nbytes
+        self._bytes += payload.nbytes + ENTRY_BYTES
         while self._bytes > self._max_bytes:
             self._evict_oldest()
 
@@ -39,4 +46,4 @@ class PayloadCache:
             self._evict_oldest()
 
     def _evict_oldest(self) -> None:
-        self._bytes -= self._payloads.pop(self._order.popleft()).nbytes
+        self._bytes -= self._payloads.pop(self._order.popleft()).nbytes + ENTRY_BYTES

@@ -29,6 +29,10 @@ from asyncrl.spool.segment_format import HEADER, Entry, Key, Place, Scan, scan, 
 from asyncrl.spool.segment_writer import SegmentWriter
 
 
+SEGMENT_PAYLOADS = 16_384
+"""Payloads after which a segment is sealed: an index of half a kilobyte each is in memory until it is trimmed."""
+
+
 class Segments:
     """
     Append-only storage of payloads, locked by one process.
@@ -37,7 +41,7 @@ class Segments:
 
     Args:
         directory: Created if it is missing.
-        segment_bytes: A segment of at least this size is sealed.
+        segment_bytes: A segment of at least this size is sealed, and one of `SEGMENT_PAYLOADS`.
         cache_bytes: Size of the in-memory cache of the newest payloads.
 
     Raises:
@@ -173,7 +177,8 @@ class Segments:
     def _open_writer(self) -> SegmentWriter:
         """Writer of the newest segment; starts a new segment if that is full, or if there is none."""
         writer = self._writer
-        if writer is not None and writer.end >= self.segment_bytes:
+        is_full = writer is not None and len(self._keys[writer.segment]) >= SEGMENT_PAYLOADS
+        if writer is not None and (is_full or writer.end >= self.segment_bytes):
             self.num_syncs += writer.sync()
             self._writer = None
             writer.close()

@@ -326,3 +326,15 @@ def test_a_reference_without_a_matching_payload_is_missing(tmp_path: Path) -> No
     other = SpoolRef("s0", place.segment, place.offset, place.length, place.crc32 ^ 1)
 
     assert segments.missing([ref, other, ref]) == [other]
+
+
+def test_a_segment_is_sealed_by_the_number_of_its_payloads_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their index is in memory until it is trimmed, however small they are."""
+    monkeypatch.setattr("asyncrl.spool.segments.SEGMENT_PAYLOADS", 3)
+    segments = Segments(tmp_path)
+    for number in range(7):
+        segments.append([(entry(number), memoryview(b"tiny"))])
+    assert segments.num_segments == 3
+    segments.trim(2)
+    assert len(segments) == 1
+    segments.close()
