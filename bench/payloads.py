@@ -28,10 +28,10 @@ SUMMARY = TrajectorySummary(
 decode = msgspec.msgpack.Decoder(Trajectory).decode
 
 
-def payloads() -> list[bytes]:
-    """[NUM_PAYLOADS] encoded trajectories, the same in every process."""
+def payloads(num_tokens: int = COMPLETION_TOKENS) -> list[bytes]:
+    """[NUM_PAYLOADS] encoded trajectories of so many completion tokens, the same in every process."""
     rng = random.Random(0)
-    return [_payload(rng, index) for index in range(NUM_PAYLOADS)]
+    return [_payload(rng, index, num_tokens) for index in range(NUM_PAYLOADS)]
 
 
 def batches(size: int) -> list[list[bytes]]:
@@ -40,16 +40,18 @@ def batches(size: int) -> list[list[bytes]]:
     return [[ones[(first + i) % NUM_PAYLOADS] for i in range(size)] for first in range(0, NUM_PAYLOADS, size)]
 
 
-def _payload(rng: random.Random, index: int) -> bytes:
+def _payload(rng: random.Random, index: int, num_tokens: int) -> bytes:
     return msgspec.msgpack.encode(
         Trajectory(
             unit=Unit(0, index),
-            prompt_ids=_bytes("i", [rng.randrange(150_000) for _ in range(PROMPT_TOKENS)]),
-            completion_ids=_bytes("i", [rng.randrange(150_000) for _ in range(COMPLETION_TOKENS)]),
-            behavior_logprobs=_bytes("f", [-rng.random() for _ in range(COMPLETION_TOKENS)]),
-            spans=[Span(0, 0, COMPLETION_TOKENS)],
+            prompt_ids=_bytes(
+                "i", [rng.randrange(150_000) for _ in range(PROMPT_TOKENS * num_tokens // COMPLETION_TOKENS)]
+            ),
+            completion_ids=_bytes("i", [rng.randrange(150_000) for _ in range(num_tokens)]),
+            behavior_logprobs=_bytes("f", [-rng.random() for _ in range(num_tokens)]),
+            spans=[Span(0, 0, num_tokens)],
             finish_reason="length",
-            text="".join(rng.choices("0123456789 +-*/=", k=TEXT_CHARS)),
+            text="".join(rng.choices("0123456789 +-*/=", k=TEXT_CHARS * num_tokens // COMPLETION_TOKENS)),
             node="rollout",
             generate_s=1.0,
         )

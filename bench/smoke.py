@@ -22,6 +22,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "attack": {**BRIEF, "cases": ["idle"]},
     "auto": {"out": f"{FOLDER}/auto.jsonl"},
     "broker": {**BRIEF, "virtual": [20, 40], "groups": 20, "sockets": [20], "ledger": [1], "ledger_seconds": 0.1},
+    "broker_memory": {"seconds": 1.0, "every": 0.2},
     "chaos": {"faults": 1, "every": 0.1, "kinds": ["kill"], "seed": REWARD_IS_HIT, "steps_after": 1},
     "dashboard": {"samples": 2000, "nodes": 10, "rounds": 1, "idle": 1, "folder": f"{FOLDER}/run"},
     "encryption": {**BRIEF, "nodes": [20]},

@@ -20,7 +20,7 @@ import uvloop
 from keyed import key_file
 from meter import Meter, Rate
 from msgspec.structs import replace
-from payloads import PROMPT_TEXT, SUMMARY, payloads
+from payloads import COMPLETION_TOKENS, PROMPT_TEXT, SUMMARY, payloads
 from processes import Processes, free_address, report
 
 from asyncrl.actor.sockets.zmq_link import ZmqLink
@@ -118,9 +118,9 @@ async def start_broker(
 # ── producer: a rollout without an engine ───────────────────────────────────────────────────
 
 
-async def produce(address: str, batch: str) -> None:
+async def produce(address: str, batch: str, num_tokens: str = f"{COMPLETION_TOKENS}") -> None:
     link, spools, who = await _join(address, identity("rollout", "producer"))
-    forever = _forever()
+    forever = _forever(int(num_tokens))
     size = int(batch)
     fresh: list[PutItem] = []
     summary = SUMMARY
@@ -148,8 +148,8 @@ def _finished(lease: Lease, summary: TrajectorySummary, forever: Iterator[memory
     ]
 
 
-def _forever() -> Iterator[memoryview]:
-    ones = [memoryview(payload) for payload in payloads()]
+def _forever(num_tokens: int) -> Iterator[memoryview]:
+    ones = [memoryview(payload) for payload in payloads(num_tokens)]
     while True:
         yield from ones
 
