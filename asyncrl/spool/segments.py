@@ -28,7 +28,6 @@ from asyncrl.spool.payload_cache import PayloadCache
 from asyncrl.spool.segment_format import HEADER, Entry, Key, Place, Scan, scan, segment_path
 from asyncrl.spool.segment_writer import SegmentWriter
 
-
 SEGMENT_PAYLOADS = 16_384
 """Payloads after which a segment is sealed: an index of half a kilobyte each is in memory until it is trimmed."""
 
