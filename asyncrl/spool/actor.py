@@ -184,11 +184,17 @@ class SpoolActor:
                     self._hub.forget(peer)
 
     def _take(self, peer: str, put: Put) -> None:
-        """Queue what a lease allows to store. Of the rest nothing reaches the disk, and its sender gets no answer."""
+        """
+        Queue what a lease allows to store, and the sender's share of the disk.
+
+        Of the rest nothing reaches the disk, and its sender, which gets no answer, repeats it.
+        """
         allowed = [item for item in put.items if self._permits.allows(item.permit, item.lease_id, item.unit)]
         if num_refused := len(put.items) - len(allowed):
             self._refused.count(peer=peer, message="Put", reason=f"{num_refused} trajectories of no lease of this run")
-        if allowed:
+        if not self._segments.has_room(put.node, sum(item.payload.nbytes for item in allowed)):
+            self._refused.count(peer=peer, message="Put", reason=f"{put.node} holds half of the room for all nodes")
+        elif allowed:
             self._puts.append(replace(put, items=allowed) if num_refused else put)
             self._put_arrived.set()
 

@@ -10,10 +10,11 @@ Invariants:
     a segment is started only when all earlier ones are completely durable, and its number is never used again;
     after a failed write nothing more is written, because the contents of the disk are unknown.
 
-Synchronous. `append`, `sync`, `trim` and `close` may run in one thread at a time, `read` and `recent` in any thread.
+Synchronous. `append`, `sync`, `trim` and `close` may run in one thread at a time, the other methods in any.
 """
 
 import os
+import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from asyncrl.messages.spool import SpoolRef
 from asyncrl.spool.payload_cache import PayloadCache
 from asyncrl.spool.segment_format import HEADER, Entry, Key, Place, Scan, scan, segment_path
 from asyncrl.spool.segment_writer import SegmentWriter
+from asyncrl.spool.shares import Shares
 
 SEGMENT_PAYLOADS = 16_384
 """Payloads after which a segment is sealed: an index of half a kilobyte each is in memory until it is trimmed."""
@@ -56,6 +58,7 @@ class Segments:
         self.directory = directory
         self.segment_bytes = segment_bytes
         """Size at which the newest segment is sealed, from the next append on."""
+        self._shares = Shares()
         self._cache = PayloadCache(cache_bytes)
         self._index: dict[Key, Place] = {}
         self._keys: dict[int, list[Key]] = {}
@@ -98,6 +101,10 @@ class Segments:
         with self._writing():
             if self._writer is not None:
                 self.num_syncs += self._writer.sync()
+
+    def has_room(self, node: str, num_bytes: int) -> bool:
+        """False if a node would hold more than its share of the disk; see `Shares`."""
+        return self._shares.allows(node, num_bytes, shutil.disk_usage(self.directory).free)
 
     def recent(self, ref: SpoolRef | Place) -> memoryview | None:
         """The payload, if it is cached in memory."""
@@ -143,6 +150,7 @@ class Segments:
                 if self._index[key].segment == number:
                     del self._index[key]
         self._cache.drop_below(keep_from)
+        self._shares.trimmed(keep_from)
         return [segment_path(self.directory, number) for number in doomed]
 
     def close(self) -> None:
@@ -166,6 +174,7 @@ class Segments:
             place = self._open_writer().add(entry, payload)
             self.written_bytes += payload.nbytes
             self._remember(key, place)
+            self._shares.stored(entry.node, place.segment, place.length)
             self._cache.add(place.segment, place.offset, payload)
         return place
 
@@ -215,6 +224,7 @@ class Segments:
             self._keys[number] = []
             for entry, place in scanned.records:
                 self._remember(entry.key, place)
+                self._shares.stored(entry.node, number, place.length)
 
     def _repair(self, path: Path, scanned: Scan) -> None:
         """Truncate the torn tail, and fsync records that a killed process left in the page cache only."""

@@ -60,6 +60,9 @@ class SimSegments:
         self._check()
         self._folder.keep(len(self._folder.unsynced))
 
+    def has_room(self, node: str, num_bytes: int) -> bool:
+        return True
+
     def recent(self, ref: SpoolRef | Place) -> memoryview | None:
         return self._recent.get((ref.segment, ref.offset))
 

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import resource
+import shutil
 import threading
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -209,6 +210,25 @@ def test_only_what_a_lease_allows_reaches_the_disk(tmp_path: Path) -> None:
         assert len(scene.segments) == 1
 
     play(Segments(tmp_path), script, permits=permits)
+
+
+def test_a_node_that_holds_half_of_the_room_stores_no_more_beside_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = shutil.disk_usage(tmp_path)._replace(free=100)
+    monkeypatch.setattr("asyncrl.spool.segments.shutil.disk_usage", lambda _: disk)
+
+    async def script(scene: Scene) -> None:
+        scene.hear(Put("r1", "b8", put(bytes(10), first=9).items))
+        await scene.link.sent.get()
+        scene.hear(put(bytes(50)))
+        assert len(await scene.stored(1)) == 1
+        scene.hear(put(bytes(50), first=1))
+        scene.hear(put(bytes(1), first=2))
+        assert [item.unit.group_id for item in await scene.stored(1)] == [2]
+        assert len(scene.segments) == 3
+
+    play(Segments(tmp_path), script)
 
 
 def test_puts_written_together_are_reported_once_per_sender(tmp_path: Path) -> None:
