@@ -13,7 +13,7 @@ from asyncrl.actor.allowance import Allowance
 from asyncrl.actor.link import Hub
 from asyncrl.broker.ending import Ending
 from asyncrl.broker.metrics.run_files import RunFiles
-from asyncrl.broker.nodes.displaced import DisplacedBook, displaced
+from asyncrl.broker.nodes.displaced import DisplacedBook, displaced, is_late
 from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.status.restarts import RestartBook
@@ -75,6 +75,11 @@ class Sessions:
             return  # The next broker answers; a refusal would end the node.
         if self._scheduler.nodes.get(peer):
             self._scheduler.refuse(peer, hello, "it has said Hello before")
+        elif any(
+            is_late(hello.incarnation, node.incarnation) and not node.is_away
+            for node in self._scheduler.nodes.named(hello.node)
+        ):
+            self._files.event("hello.late", node=hello.node, incarnation=hello.incarnation)
         elif reason := self._refusal(peer, hello):
             self._reject(peer, hello.node, reason)
         elif hello.only_asks:

@@ -117,6 +117,18 @@ def test_a_process_whose_place_was_taken_is_refused_until_the_name_is_free(tmp_p
     run(tmp_path, script)
 
 
+def test_a_late_hello_of_a_killed_process_does_not_displace_its_successor(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        successor = await house.joined("rollout", "a", "2-successor-8")
+        assert isinstance(await successor.receive(), Welcome)
+        await house.joined("rollout", "a", "1-killed-7")
+        await house.happened("hello.late")
+        (node,) = house.scheduler.nodes.named("a")
+        assert node.incarnation == "2-successor-8"
+
+    assert not run(tmp_path, script).events("node.lost")
+
+
 def test_a_node_with_another_model_is_refused_with_both_layouts(tmp_path: Path) -> None:
     async def script(house: House) -> None:
         trainer, rollout = await house.welcomed("trainer", "t"), await house.welcomed("rollout", "a")

@@ -10,6 +10,7 @@ A process that ends is restarted, as a supervisor does; a failed run (full disk)
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import count
 from random import Random
@@ -106,6 +107,8 @@ class World:
         """Virtual time of the last fault."""
         self._violations: list[str] = []
         self._incarnations = count(1)
+        self._starts: Counter[str] = Counter()
+        """Processes that were started, by name."""
         self._ended: asyncio.Future[None]
         self._supervision: list[asyncio.Task[None]] = []
 
@@ -161,12 +164,14 @@ class World:
     # ── processes ───────────────────────────────────────────────────────────────────────────
 
     def identity(self, role: Role, node: str) -> Identity:
-        return Identity(role, node, str(next(self._incarnations)))
+        """Identity of a new session, which tells its process, as real ones do."""
+        return Identity(role, node, f"{next(self._incarnations)}-{self._starts[node]}")
 
     async def _supervise(self, name: str, main: Main) -> None:
         role: Any = name.partition("-")[0]
         while True:
             self.stopping[name] = asyncio.Event()
+            self._starts[name] += 1
             process = self.processes[name] = Process(self.loop, name)
             process.start(main(self, self.identity(role, name), self.stopping[name]))
             self.trace.say("starts", name)

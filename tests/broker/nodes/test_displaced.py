@@ -1,6 +1,6 @@
 """Of two processes of one name the older one stays displaced, until the name is free."""
 
-from asyncrl.broker.nodes.displaced import DisplacedBook
+from asyncrl.broker.nodes.displaced import DisplacedBook, is_late
 from asyncrl.messages.session import Hello
 from asyncrl.messages.wire import PROTOCOL
 
@@ -35,3 +35,10 @@ def test_an_incarnation_that_tells_no_process_is_never_displaced() -> None:
     book = DisplacedBook()
     book.joined(hello("1"), ["0"])
     assert not book.is_displaced(hello("0"))
+
+
+def test_what_a_process_said_before_its_successor_started_is_late() -> None:
+    assert is_late("18ebca6fd756a632-a-7", "18ebca6fd756a633-b-9")
+    assert not is_late("18ebca6fd756a633-b-9", "18ebca6fd756a632-a-7")
+    assert not is_late("1-a-7", "2-a-7"), "sessions of one process end each other"
+    assert not is_late("no time", "neither"), "nothing is known"
