@@ -51,7 +51,7 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
     sampler: str = ""
     """Node that sampled the stored trajectory, if that is known."""
     failed_on: tuple[str, ...] = ()
-    """Nodes that failed to sample or to grade it: others are asked first."""
+    """Nodes that failed to sample it, or once it is stored to grade it: others are asked first."""
     doubted_by: tuple[str, ...] = ()
     """Nodes among those that call the payload damaged or the prompt too long, which no other has said yet."""
     ref: SpoolRef | None = None
@@ -81,7 +81,7 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
 
     def store(self, ref: SpoolRef, summary: TrajectorySummary, lease_id: int = 0, sampler: str = "") -> None:
         self.state, self.ref, self.summary, self.stored_lease_id = State.STORED, ref, summary, lease_id
-        self.sampler, self.doubted_by = sampler, ()
+        self.sampler, self.failed_on, self.doubted_by = sampler, (), ()
 
     def has_result_of(self, lease_id: int) -> bool:
         return bool(lease_id) and self.stored_lease_id == lease_id
@@ -90,7 +90,7 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
         """Void a stored trajectory that the grading ``lease_id`` found damaged: the next one begins at the prompt."""
         self.discard_progress()
         self.state, self.num_refused, self.void_below = State.MISSING, self.num_refused + 1, lease_id
-        self.stored_lease_id = 0
+        self.stored_lease_id, self.failed_on = 0, (self.sampler,) if self.sampler else ()
 
     def score(self, reward: float, metrics: dict[str, float], answer: str | None = None) -> None:
         self.state, self.reward, self.metrics, self.answer = State.SCORED, reward, metrics, answer
