@@ -38,6 +38,8 @@ MAX_DEPTH = 9
 MAX_MEMBERS = 40
 CPU_S = 0.8
 """CPU time in which an answer must be read and compared; what takes longer is a wrong one."""
+AGAIN_S = 0.05
+"""CPU time until the next `TooSlow`: one in a finalizer, or in a callback of the garbage collector, is lost."""
 TRAPS = re.compile(
     r"[0-9]{100}|[0-9]{4}[\s)}]{0,8}!|[)}!]\s?!|(?:binom|Gamma)[\s{(]{0,8}[0-9]{5}|(?:[|][^|]*){7}|_\s?\{[^{}]{0,40}_|\^[^+\-=,;]{0,40}\^|"
     r"\\(?:sum|prod|int|iint|oint|lim|limsup|liminf|bigcup|bigcap)(?![a-zA-Z])"
@@ -130,7 +132,7 @@ def _at_most(cpu_s: float) -> Iterator[None]:
         raise TooSlow
 
     before = signal.signal(signal.SIGVTALRM, ring)
-    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s)
+    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s, AGAIN_S)
     try:
         yield
     finally:

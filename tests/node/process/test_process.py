@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+FROM_A_TERMINAL = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+"""Whatever started the tests."""
 PREAMBLE = """
 import asyncio
 import sys
@@ -27,7 +29,7 @@ def start() -> Iterator[object]:
     """Start a process whose job is the given source."""
     processes: list[subprocess.Popen[str]] = []
 
-    def start(job: str, before: str = "") -> subprocess.Popen[str]:
+    def start(job: str, before: str = FROM_A_TERMINAL) -> subprocess.Popen[str]:
         source = f"{before}{PREAMBLE}async def job(stopping):\n{job}\n\nsys.exit(run_process(job, name='rollout-7'))"
         command = [sys.executable, "-c", source]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
