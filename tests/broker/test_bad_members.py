@@ -169,6 +169,31 @@ def test_a_bad_reward_node_is_named_and_costs_the_run_nothing(bug: str, is_hasty
     check_run(cluster, bad)
 
 
+def a_bad_member(cluster: Cluster, number: int, dice: Random) -> Node:
+    if dice.random() < 0.5:
+        return BadRollout(f"bad-{number}", cluster._count(), cluster.spool, dice.choice(list(ROLLOUTS.values())))
+    return BadReward(f"bad-{number}", cluster._count(), dice.choice(list(REWARDS.values())))
+
+
+@pytest.mark.parametrize("first", [0, pytest.param(30, marks=pytest.mark.long("970 schedules"))])
+def test_up_to_three_bad_members_break_no_promise_and_no_healthy_node_is_barred(first: int) -> None:
+    for seed in range(first, 30 if first == 0 else 1000):
+        dice = Random(seed)
+        cluster, bad = a_run(lambda cluster, dice=dice: a_bad_member(cluster, 0, dice))  # type: ignore[misc]
+        others = [a_bad_member(cluster, number, dice) for number in range(1, dice.randint(1, 3))]
+        cluster.nodes |= {node.peer: node for node in others}
+        play(cluster, dice, haste=dice.choice([None, bad, *others]))
+        assert not cluster.cause, (seed, cluster.cause)
+        trainer = next(node for node in cluster.nodes.values() if node.role == "trainer")
+        consumed = [one for _, one in trainer.consumed]  # type: ignore[attr-defined]
+        assert len({one.unit.group_id for one in consumed}) == STEPS * 2, seed
+        assert len(consumed) > 0.9 * STEPS * 2 * 4, "two bad members that agree may cost a trajectory"
+        assert not [one for one in consumed if one.ref.offset >= BAD], seed
+        barred = {event.fields["node"] for event in cluster.events if event.kind == "node.barred"}
+        assert barred <= {node.name for node in (bad, *others)}, (seed, barred)
+        assert not audit(cluster.records, CONFIG.schedule).problems, seed
+
+
 def test_what_a_member_says_of_the_work_of_others_changes_nothing() -> None:
     """A thief with the right key knows every number of a lease but its permit; 10,000 guesses."""
     cluster, _ = a_run(lambda cluster: Reward("thief", cluster._count()))

@@ -6,7 +6,8 @@ Faults of nodes: one that fails what its peers do not gets no more work for a wh
              └──────────────── on trial: its faults so far are forgotten ◀───────────┘
 
 A fault of the run (a reward function that raises, prompts that are too long) is every node's, so no share stands out;
-and the last node of a role that can work is never barred. Nodes are known by name: a new process is the same node.
+and the last node of a role that can work is never barred. A share is compared with that which a quarter of the others
+stay below: several bad nodes do not hide each other. Nodes are known by name: a new process is the same node.
 """
 
 from collections import Counter
@@ -26,7 +27,10 @@ LEAST_SHARE = 0.25
 TIMES_OTHERS = 3.0
 """A share stands out from one that is this many times smaller."""
 LEAST_OTHERS = 8
-"""Attempts of the others without which nothing can be compared, unless all `RECENT` of a node were faults."""
+"""Attempts of another node to be compared with it. Before any has so many, all `RECENT` of a node must be faults."""
+QUARTER = 0.25
+FEW_NODES, KEPT_S = 64, 1.0
+"""Of more nodes the share to compare with is worked out for all of them, at most so often."""
 PAUSE_S, LONGEST_PAUSE_S = 30.0, 1800.0
 """First and longest pause. It doubles each time, until `RECENT` attempts of which few fail."""
 MAX_NODES = 10_000
@@ -69,6 +73,8 @@ class FaultBook:
         self._number: dict[Role, int] = {}
         """Recent attempts of all nodes of a role."""
         self._faults: dict[Role, int] = {}
+        self._kept: dict[Role, tuple[float, float | None]] = {}
+        """Time and value of the share to compare with, of many nodes."""
         self.suspects: set[str] = set()
         self.total: dict[str, int] = {}
         """Faults of each node since the broker's start."""
@@ -98,7 +104,7 @@ class FaultBook:
         left, barred = Counter(able.values()), list[Barred]()
         for name in sorted(suspects):
             conduct = self._conduct[name]
-            if left[conduct.role] - (name in able) > 0 and self._stands_out(conduct):
+            if left[conduct.role] - (name in able) > 0 and self._stands_out(conduct, now_s):
                 left[conduct.role] -= name in able
                 pause_s = min(PAUSE_S * 2**conduct.times, LONGEST_PAUSE_S)
                 conduct.times, conduct.until_s = conduct.times + 1, now_s + pause_s
@@ -127,21 +133,34 @@ class FaultBook:
 
     def _may_return(self, conduct: _Conduct, able: set[Role], now_s: float) -> bool:
         is_over = conduct.until_s is not None and now_s >= conduct.until_s
-        others, _ = self._others(conduct)
-        return is_over or conduct.role not in able or (others >= LEAST_OTHERS and not self._is_worse(conduct))
+        share = self._share_of_others(conduct, now_s)
+        return is_over or conduct.role not in able or (share is not None and not _is_worse(conduct, share))
 
-    def _stands_out(self, conduct: _Conduct) -> bool:
+    def _stands_out(self, conduct: _Conduct, now_s: float) -> bool:
+        share = self._share_of_others(conduct, now_s)
+        if share is None:
+            return conduct.num_faults == RECENT and not self._others(conduct)[1]
         least = LEAST_FAULTS // 2 if conduct.times else LEAST_FAULTS
-        others, others_faults = self._others(conduct)
-        if others < LEAST_OTHERS:
-            return conduct.num_faults == RECENT and not others_faults
-        return conduct.num_faults >= least and self._is_worse(conduct)
+        return conduct.num_faults >= least and _is_worse(conduct, share)
 
-    def _is_worse(self, conduct: _Conduct) -> bool:
-        others, others_faults = self._others(conduct)
-        share = conduct.num_faults / max(conduct.number, 1)
+    def _share_of_others(self, conduct: _Conduct, now_s: float) -> float | None:
+        """Share of faults that a quarter of the other nodes of a role stay below; None before any has tried enough."""
+        if len(self._conduct) > FEW_NODES:
+            kept_s, share = self._kept.get(conduct.role, (-KEPT_S, None))
+            if now_s - kept_s >= KEPT_S:
+                share = self._lower_quartile(conduct.role)
+                self._kept[conduct.role] = now_s, share
+            return share
+        return self._lower_quartile(conduct.role, conduct)
+
+    def _lower_quartile(self, role: Role, without: _Conduct | None = None) -> float | None:
         # One more fault, so that a short record without any proves little.
-        return share >= LEAST_SHARE and share > TIMES_OTHERS * (others_faults + 1) / (others + 1)
+        shares = sorted(
+            (other.num_faults + 1) / (other.number + 1)
+            for other in self._conduct.values()
+            if other.role == role and other is not without and other.number >= LEAST_OTHERS
+        )
+        return shares[int(QUARTER * (len(shares) - 1))] if shares else None
 
     def _others(self, conduct: _Conduct) -> tuple[int, int]:
         """Recent attempts of the other nodes of a role, and how many of them failed."""
@@ -184,3 +203,9 @@ class FaultBook:
         self._count(conduct.role, -conduct.number, -conduct.num_faults)
         self.total.pop(name, None)
         self.suspects.discard(name)
+
+
+def _is_worse(conduct: _Conduct, share: float) -> bool:
+    """True if a node fails so much more often than ``share`` that this is its own."""
+    own = conduct.num_faults / max(conduct.number, 1)
+    return own >= LEAST_SHARE and own > TIMES_OTHERS * share
