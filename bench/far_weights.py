@@ -237,7 +237,7 @@ async def _fetch_under_load(model: Any, made: list[Staging], bits_per_s: float) 
             weights = downloader.weights()
             return (await asyncio.to_thread(_timed, partial(_cloned, weights)))[0]
 
-        engine = TransformersEngine(model, tokenizer(), slots=REQUESTS, max_tokens_per_slot=400)
+        engine = TransformersEngine(model, tokenizer(model), slots=REQUESTS, max_tokens_per_slot=400)
         try:
             return await measure(engine, ready, bare, len(made)), fetches
         finally:

@@ -69,7 +69,8 @@ def save_model(shape: str, path: Path, device: str) -> Path:
     with torch.no_grad():
         model.model.norm.weight.fill_(NORM)
     model.save_pretrained(path)
-    words = Tokenizer(WordLevel({"a": 0, "b": 1, **{f"w{i}": i for i in range(2, 1000)}}, unk_token="a"))
+    ids = range(2, int(SHAPES[shape]["vocab_size"]))  # Those that the tokenizer does not have are never sampled.
+    words = Tokenizer(WordLevel({"a": 0, "b": 1, **{f"w{i}": i for i in ids}}, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="b").save_pretrained(path)
     return path
 

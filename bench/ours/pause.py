@@ -14,7 +14,7 @@ import torch
 from msgspec import Struct
 from tokenizers import Tokenizer, models
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Engine, Request
@@ -53,7 +53,7 @@ def measure_transformers(size: str, dtype: str, kv: Kv, publishes: int) -> Pause
 
     async def run() -> Pauses:
         positions = PROMPT_TOKENS + MAX_TOKENS
-        engine = TransformersEngine(model, tokenizer(), slots=REQUESTS, max_tokens_per_slot=positions, kv=kv)
+        engine = TransformersEngine(model, tokenizer(model), slots=REQUESTS, max_tokens_per_slot=positions, kv=kv)
         try:
             return await measure(engine, ready, _bare_copy(weights), publishes)
         finally:
@@ -62,9 +62,10 @@ def measure_transformers(size: str, dtype: str, kv: Kv, publishes: int) -> Pause
     return asyncio.run(run())
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """A placeholder tokenizer; the bench passes token ids."""
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"<pad>": 0}, unk_token="<pad>")))
+def tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerFast:
+    """A placeholder tokenizer that has every token id of a model; the bench passes ids."""
+    words = {f"w{number}": number for number in range(model.get_input_embeddings().weight.shape[0])}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")))
 
 
 # ── measuring ───────────────────────────────────────────────────────────────────────────────

@@ -46,7 +46,7 @@ def measure_vllm(size: str, dtype: str, kv: Kv, publishes: int) -> Pauses:
     model = shapes.model(size).to(getattr(torch, dtype))
     with TemporaryDirectory(prefix="asyncrl-bench-") as folder, asyncio.Runner() as runner:
         model.save_pretrained(folder)
-        tokenizer().save_pretrained(folder)
+        tokenizer(model).save_pretrained(folder)
         with _bench_worker_extension():
             engine = VllmEngine.load(_vllm(Path(folder), dtype, kv))
 

@@ -1,7 +1,9 @@
 """
-Durations of work, so that a node which keeps its own far longer than others take is noticed, whatever it says.
+Durations of work, so that a node which keeps its own far longer than others need is noticed, whatever it says.
 
-Heartbeats tell of progress, but whoever sends them can be wrong. What counts is that work comes back.
+Heartbeats tell of progress, but whoever sends them can be wrong. What counts is that work comes back. Lengths of
+completions have long tails, so they are judged by the token: no honest one takes longer than the longest there may be,
+at the slowest pace of late.
 """
 
 import math
@@ -10,11 +12,11 @@ from collections import deque
 from asyncrl.messages.words import Role
 
 RECENT = 64
-"""Pieces of work that the longest is of."""
+"""Pieces of work that the slowest is of."""
 LEAST_KNOWN = 16
 """Without so many nothing is overdue."""
-TIMES = 20.0
-"""Work is overdue after so many times the longest duration: the slowest machine of a run is not so much slower."""
+TIMES: dict[Role, float] = {"rollout": 3.0, "reward": 20.0}
+"""Work is overdue after so many times the slowest pace. Verdicts on the same data differ far more than tokens."""
 LEAST_S = 60.0
 """Nothing is overdue before."""
 
@@ -24,17 +26,19 @@ class Durations:
 
     def __init__(self) -> None:
         self._recent: dict[Role, deque[float]] = {}
+        """Seconds for each unit, which is a token or a verdict."""
 
-    def took(self, role: Role, seconds: float) -> None:
+    def took(self, role: Role, seconds: float, num_units: int = 1) -> None:
         if (recent := self._recent.get(role)) is None:
             recent = self._recent[role] = deque(maxlen=RECENT)
-        recent.append(seconds)
+        recent.append(seconds / max(num_units, 1))
 
-    def longest_s(self, role: Role) -> float:
+    def slowest_s(self, role: Role) -> float:
+        """Seconds for each unit of the slowest of the last pieces."""
         return max(self._recent.get(role, ()), default=0.0)
 
-    def limit_s(self, role: Role) -> float:
+    def limit_s(self, role: Role, most_units: int = 1, least_s: float = LEAST_S) -> float:
         """Seconds after which work of this role is overdue; infinite while too little is known."""
         if len(self._recent.get(role, ())) < LEAST_KNOWN:
             return math.inf
-        return max(LEAST_S, TIMES * self.longest_s(role))
+        return max(LEAST_S, least_s, TIMES[role] * self.slowest_s(role) * most_units)

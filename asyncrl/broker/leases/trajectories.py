@@ -34,6 +34,9 @@ from asyncrl.messages.spool import Stored, StoredItem
 from asyncrl.messages.trajectory import TrajectoryLimits, Unit
 from asyncrl.messages.words import Role, Split
 
+TIMEOUTS = 4.0
+"""Time limits of a reward function that a verdict may take, waiting for others included."""
+
 
 class Trajectories:
     """Takes in results, rewards and failures, and sends stored trajectories to reward nodes."""
@@ -203,23 +206,24 @@ class Trajectories:
         self._out.send(node.peer, Grade(group.prompt, items, self._limits[group.split]))
 
     def take_back(self, now_s: float) -> None:
-        """Give to others what a node has kept for far longer than they take, if there are others."""
-        for slot, peer in self._grading.older(self._durations.limit_s("reward"), now_s):
-            if self._is_overdue(peer, "reward"):
+        """Give to others what a node has kept for far longer than they need, if there are others."""
+        verdict_s = self._durations.limit_s("reward", least_s=TIMEOUTS * self._config.reward.timeout_s)
+        for slot, peer in self._grading.older(verdict_s, now_s):
+            if self._is_overdue(peer, "reward", verdict_s):
                 self._grading.settle(slot.unit, peer)
                 slot.failed_on = tuple({*slot.failed_on, _name_of(peer)})
                 self._grading.add(slot)
-        for lease in self._leases.older(self._durations.limit_s("rollout"), now_s):
-            if self._is_overdue(lease.node, "rollout"):
+        lease_s = self._durations.limit_s("rollout", self._config.longest_written("train"))
+        for lease in self._leases.older(lease_s, now_s):
+            if self._is_overdue(lease.node, "rollout", lease_s):
                 self._dispatcher.overdue(lease)
 
-    def _is_overdue(self, peer: str, role: Role) -> bool:
+    def _is_overdue(self, peer: str, role: Role, limit_s: float) -> bool:
         """True, and a fault of the node, if another one can do its work."""
         name = _name_of(peer)
         if not self._nodes.has_other(role, (name,)):
             return False
-        limit_s, longest_s = self._durations.limit_s(role), self._durations.longest_s(role)
-        self._blame([name], role, f"it kept work for {limit_s:.0f} s that took at most {longest_s:.1f} s of late")
+        self._blame([name], role, f"it kept work for more than {limit_s:.0f} s, which others do not need")
         return True
 
     def revoke(self, peer: str) -> None:
@@ -250,7 +254,7 @@ class Trajectories:
         if sampler:
             self._faults.attempted(sampler, "rollout")
         if age_s is not None:
-            self._durations.took("rollout", age_s)
+            self._durations.took("rollout", age_s, item.summary.num_tokens)
         self._failures.attempted("rollout")
         self._out.record(Result(unit, item.lease_id, item.ref, item.summary, group.num_restarts, slot.num_refused))
         self._grading.add(slot)

@@ -1,5 +1,7 @@
 import math
 
+import pytest
+
 from asyncrl.broker.leases.durations import LEAST_KNOWN, LEAST_S, RECENT, TIMES, Durations
 
 
@@ -10,14 +12,22 @@ def test_nothing_is_overdue_before_much_is_known() -> None:
     assert durations.limit_s("reward") == math.inf
     durations.took("reward", 1.0)
     assert durations.limit_s("reward") == LEAST_S
+    assert durations.limit_s("reward", least_s=200.0) == 200.0
     assert durations.limit_s("rollout") == math.inf
 
 
-def test_the_limit_follows_the_longest_of_the_last_pieces_of_work() -> None:
+def test_the_limit_follows_the_slowest_of_the_last_pieces_of_work() -> None:
     durations = Durations()
-    durations.took("rollout", 30.0)
+    durations.took("reward", 30.0)
     for _ in range(RECENT - 1):
-        durations.took("rollout", 4.0)
-    assert durations.limit_s("rollout") == 30.0 * TIMES
-    durations.took("rollout", 4.0)
-    assert durations.limit_s("rollout") == 4.0 * TIMES
+        durations.took("reward", 4.0)
+    assert durations.limit_s("reward") == 30.0 * TIMES["reward"]
+    durations.took("reward", 4.0)
+    assert durations.limit_s("reward") == 4.0 * TIMES["reward"]
+
+
+def test_the_longest_completion_at_the_slowest_pace_is_not_overdue() -> None:
+    durations = Durations()
+    for _ in range(LEAST_KNOWN):
+        durations.took("rollout", 5.0, 100)
+    assert durations.limit_s("rollout", 16_000) == pytest.approx(16_000 * 0.05 * TIMES["rollout"])

@@ -14,7 +14,7 @@ PLANTED: dict[str, tuple[str, dict[str, Any]]] = {
     "a verifier that hangs": ("hanging verifier", {"verdict_s": 0.2, "hung": 0.2}),
     "one slow rollout": ("slow rollout", {"token_s": 0.1, "slow_rollout": 8.0}),
     "a tiny window": ("window", {"token_s": 0.2, "train_s": 0.4, "settings": {"schedule": {"staleness": 0.0}}}),
-    "a long tail": ("long completions", {"token_s": 0.05, "tail": 40.0}),
+    "a long tail": ("long completions", {"token_s": 0.05, "tail": 80.0, "num_rollouts": 3}),
     "a publish over a slow link": ("publishing", {"transfer_s": 3.0}),
     "evaluation in the way": (
         "evaluation", {"num_rollouts": 1, "token_s": 0.1, "num_held_out": 100, "settings": EVALUATION}
