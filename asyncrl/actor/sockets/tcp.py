@@ -8,12 +8,15 @@ that is there, whoever listens at it: its peers would be given to the newcomer.
 import errno
 import re
 import socket
+import time
 from collections.abc import Sequence
 
 import zmq
 
 from asyncrl.errors import LinkError
 
+CLOSING_S = 1.0
+"""Time in which the listener of a socket that was closed is gone: ZeroMQ does that in a thread of its own."""
 _NO_SUCH_ADDRESS = "no network interface of this machine has that address"
 _CAUSES = {
     errno.EADDRINUSE: "the port is in use; stop what holds it, or bind port 0",
@@ -67,15 +70,23 @@ def _require_unheard(address: str) -> None:
     path = address.removeprefix("ipc://")
     if path in (address, "*"):
         return
+    gives_up_s = time.monotonic() + CLOSING_S
+    while _is_heard(path):
+        if time.monotonic() >= gives_up_s:
+            raise LinkError(f"cannot bind {address}: a process listens there already; stop it, or give another address")
+        time.sleep(CLOSING_S / 100)
+
+
+def _is_heard(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
             probe.connect(path)
         except BlockingIOError:
-            pass  # So many connect to the listener that it has not taken all of them yet.
+            return True  # So many connect to the listener that it has not taken all of them yet.
         except OSError:
-            return
-    raise LinkError(f"cannot bind {address}: a process listens there already; stop it, or give another address")
+            return False
+    return True
 
 
 def require_bindable(addresses: Sequence[str]) -> None:

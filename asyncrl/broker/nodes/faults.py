@@ -30,7 +30,7 @@ LEAST_OTHERS = 8
 """Attempts of another node to be compared with it. Before any has so many, all `RECENT` of a node must be faults."""
 QUARTER = 0.25
 FEW_NODES, KEPT_S = 64, 1.0
-"""Of more nodes the share to compare with is worked out for all of them, at most so often."""
+"""Nodes from which on the share to compare with is worked out for all of them, and how often at most."""
 PAUSE_S, LONGEST_PAUSE_S = 30.0, 1800.0
 """First and longest pause. It doubles each time, until `RECENT` attempts of which few fail."""
 MAX_NODES = 10_000
