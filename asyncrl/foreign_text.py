@@ -8,6 +8,7 @@ A terminal obeys control characters, a reader is deceived by characters that tur
 text, as the escapes that Python writes for them; what is left out of a long text is counted.
 """
 
+import codecs
 from typing import Any
 from unicodedata import category
 
@@ -15,6 +16,8 @@ MAX_CHARS = 1000
 """Length of a text in a record or a line: a cause with its place and a value or two. Nobody reads more of it there."""
 NOTE_CHARS = 40
 """Room for the number of characters that were left out."""
+_ENCODER = codecs.getencoder("unicode_escape")
+"""Looked up now: in a process whose modules or files a plug-in has taken away it could not be found later."""
 _ACTING = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"))
 """Categories of controls, of marks without a width, of separators of lines, and of what no font knows."""
 _BLANK = frozenset("\u115f\u1160\u3164\uffa0")
@@ -86,4 +89,4 @@ def _is_acting(letter: str) -> bool:
 
 
 def _escape(letter: str) -> str:
-    return letter.encode("unicode_escape").decode()
+    return _ENCODER(letter)[0].decode("ascii")
