@@ -262,8 +262,9 @@ class Scheduler:
             self._credits_changed(node)
         for node in self.nodes.stalling(now_s):
             self._stall_changed(node, now_s)
-        for name in self.faults.ended(self._able(), now_s):
-            self._admitted(name, now_s)
+        if self.faults.has_barred:
+            for name in self.faults.ended(self.nodes.able(*WORKERS), now_s):
+                self._admitted(name, now_s)
         self._suspend_away(is_awaited=self.training.awaited_step is not None)
         self.dispatcher.expire(now_s)
         self._trajectories.take_back(now_s)
@@ -553,13 +554,9 @@ class Scheduler:
             if not node.is_quiet:
                 self._back(node, now_s)
 
-    def _able(self) -> dict[str, Role]:
-        """Names of the nodes whose conduct counts and that can be given work."""
-        return self.nodes.able(*WORKERS)
-
     def _bar(self, now_s: float) -> None:
         """Give no more work to nodes whose faults have come to stand out, and tell them and everybody why."""
-        for barred in self.faults.judge(self._able(), now_s):
+        for barred in self.faults.judge(self.nodes.able(*WORKERS), now_s):
             self.out.event(
                 "node.barred", node=barred.name, role=barred.role, cause=barred.cause, seconds=round(barred.pause_s)
             )

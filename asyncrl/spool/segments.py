@@ -104,7 +104,7 @@ class Segments:
 
     def has_room(self, node: str, num_bytes: int) -> bool:
         """False if a node would hold more than its share of the disk; see `Shares`."""
-        return self._shares.allows(node, num_bytes, shutil.disk_usage(self.directory).free)
+        return self._shares.allows(node, num_bytes, lambda: shutil.disk_usage(self.directory).free)
 
     def recent(self, ref: SpoolRef | Place) -> memoryview | None:
         """The payload, if it is cached in memory."""

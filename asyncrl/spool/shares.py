@@ -5,6 +5,7 @@ A node with a bug, or a wish, can store each of its leases again and again; the 
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 
 class Shares:
@@ -24,8 +25,8 @@ class Shares:
             self._held.subtract(self._segments.pop(segment))
         self._held = +self._held
 
-    def allows(self, node: str, num_bytes: int, free_bytes: int) -> bool:
-        """True if a node may store so much more, with ``free_bytes`` left on the disk."""
+    def allows(self, node: str, num_bytes: int, free_bytes: Callable[[], int]) -> bool:
+        """True if a node may store so much more, with ``free_bytes()`` left on the disk."""
         own = self._held[node] + num_bytes
         others = self._held.total() - self._held[node]
-        return not others or 2 * own <= self._held.total() + free_bytes
+        return not others or 2 * own <= self._held.total() + free_bytes()

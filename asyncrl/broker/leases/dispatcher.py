@@ -84,7 +84,8 @@ class Dispatcher:
         aside: list[Group] = []
         while group := self.unleased.first():
             indices = group.indices(State.MISSING)  # In one lease, so that the prompt is prefilled once.
-            avoided = self._avoided(group, indices, nodes)
+            failed = {name for index in indices for name in group.slots[index].failed_on}
+            avoided = nodes.to_avoid("rollout", failed)
             node = self.credits.most(len(indices), group.min_version, avoided)
             if node is not None:
                 self._lease(group, node, indices, now_s)
@@ -95,11 +96,6 @@ class Dispatcher:
                 break
         for group in aside:
             self.unleased.add(group)
-
-    def _avoided(self, group: Group, indices: list[int], nodes: NodeBook) -> set[str]:
-        """Nodes that failed one of these trajectories, if there is another one to ask first."""
-        failed = {name for index in indices for name in group.slots[index].failed_on}
-        return failed if failed and nodes.has_other("rollout", failed) else set()
 
     def _lease(self, group: Group, node: Node, indices: list[int], now_s: float) -> None:
         lease = self.leases.grant(node.peer, group.group_id, group.split, indices, now_s)

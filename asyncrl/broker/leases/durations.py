@@ -37,7 +37,7 @@ class Durations:
         """Seconds for each unit of the slowest of the last pieces."""
         return max(self._recent.get(role, ()), default=0.0)
 
-    def limit_s(self, role: Role, most_units: int = 1, least_s: float = LEAST_S) -> float:
+    def limit_s(self, role: Role, most_units: int = 1, least_s: float = 0.0) -> float:
         """Seconds after which work of this role is overdue; infinite while too little is known."""
         if len(self._recent.get(role, ())) < LEAST_KNOWN:
             return math.inf

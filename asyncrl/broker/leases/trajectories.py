@@ -182,7 +182,7 @@ class Trajectories:
         """Send stored trajectories to reward nodes while these have credits."""
         aside = list[Queued]()
         while key := next((key for key in self._grading.waiting if key not in aside), None):
-            avoided = self._avoided(self._grading.waiting[key][0])
+            avoided = self._nodes.to_avoid("reward", self._grading.waiting[key][0].failed_on)
             node = self.credits.most(1, without=avoided)
             if node is not None:
                 self._grade(node, self._grading.assign(node.peer, node.credits, key, now_s))
@@ -190,10 +190,6 @@ class Trajectories:
                 aside.append(key)
             else:
                 return
-
-    def _avoided(self, slot: Slot) -> tuple[str, ...]:
-        """Nodes that failed it, if there is another reward node to ask first."""
-        return slot.failed_on if slot.failed_on and self._nodes.has_other("reward", slot.failed_on) else ()
 
     def _grade(self, node: Node, slots: Sequence[Slot]) -> None:
         group = self._groups.group(slots[0].unit)

@@ -57,8 +57,6 @@ class _Conduct(Struct):
     """Last fault."""
     times: int = 0
     """Pauses lately."""
-    until_s: float | None = None
-    """End of its pause; None if it is not barred."""
 
     @property
     def num_faults(self) -> int:
@@ -75,6 +73,8 @@ class FaultBook:
         self._faults: dict[Role, int] = {}
         self._kept: dict[Role, tuple[float, float | None]] = {}
         """Time and value of the share to compare with, of many nodes."""
+        self._until_s: dict[str, float] = {}
+        """End of the pause of each node that is barred."""
         self.suspects: set[str] = set()
         self.total: dict[str, int] = {}
         """Faults of each node since the broker's start."""
@@ -88,11 +88,15 @@ class FaultBook:
         conduct = self._add(name, role, 1, 1)
         conduct.cause = cause
         self.total[name] = self.total.get(name, 0) + 1
-        if conduct.until_s is None:
+        if name not in self._until_s:
             self.suspects.add(name)
 
+    @property
+    def has_barred(self) -> bool:
+        return bool(self._until_s)
+
     def is_barred(self, name: str) -> bool:
-        return (conduct := self._conduct.get(name)) is not None and conduct.until_s is not None
+        return name in self._until_s
 
     def cause(self, name: str) -> str:
         """Sentence about a node that is barred; empty if it is not."""
@@ -107,7 +111,7 @@ class FaultBook:
             if left[conduct.role] - (name in able) > 0 and self._stands_out(conduct, now_s):
                 left[conduct.role] -= name in able
                 pause_s = min(PAUSE_S * 2**conduct.times, LONGEST_PAUSE_S)
-                conduct.times, conduct.until_s = conduct.times + 1, now_s + pause_s
+                conduct.times, self._until_s[name] = conduct.times + 1, now_s + pause_s
                 barred.append(Barred(name, conduct.role, self._sentence(name, conduct), pause_s))
         return barred
 
@@ -117,9 +121,8 @@ class FaultBook:
 
         Each is on trial from here on.
         """
-        barred = [name for name, conduct in self._conduct.items() if conduct.until_s is not None]
-        roles = set(able.values()) if barred else set()
-        ended = [name for name in barred if self._may_return(self._conduct[name], roles, now_s)]
+        roles = set(able.values())
+        ended = [name for name in self._until_s if self._may_return(name, roles, now_s)]
         for name in ended:
             self.admit(name)
         return ended
@@ -129,12 +132,16 @@ class FaultBook:
         conduct = self._conduct[name]
         self._count(conduct.role, -conduct.number, -conduct.num_faults)
         conduct.recent = conduct.number = 0
-        conduct.until_s = None
+        del self._until_s[name]
 
-    def _may_return(self, conduct: _Conduct, able: set[Role], now_s: float) -> bool:
-        is_over = conduct.until_s is not None and now_s >= conduct.until_s
+    def _may_return(self, name: str, able: set[Role], now_s: float) -> bool:
+        conduct = self._conduct[name]
         share = self._share_of_others(conduct, now_s)
-        return is_over or conduct.role not in able or (share is not None and not _is_worse(conduct, share))
+        return (
+            now_s >= self._until_s[name]
+            or conduct.role not in able
+            or (share is not None and not _is_worse(conduct, share))
+        )
 
     def _stands_out(self, conduct: _Conduct, now_s: float) -> bool:
         share = self._share_of_others(conduct, now_s)
@@ -185,7 +192,7 @@ class FaultBook:
         conduct.recent = ((conduct.recent << min(number, RECENT)) | fault) & ALL
         conduct.number = min(before + number, RECENT)
         self._count(role, conduct.number - before, conduct.num_faults - had)
-        is_on_trial = conduct.times and conduct.until_s is None
+        is_on_trial = conduct.times and name not in self._until_s
         if is_on_trial and conduct.number == RECENT and conduct.num_faults < LEAST_SHARE * RECENT:
             conduct.times = 0
         return conduct
@@ -196,10 +203,9 @@ class FaultBook:
 
     def _forget(self) -> None:
         """Forget the node that is known longest and is not barred."""
-        name = next(
-            (one for one, conduct in self._conduct.items() if conduct.until_s is None), next(iter(self._conduct))
-        )
+        name = next((one for one in self._conduct if one not in self._until_s), next(iter(self._conduct)))
         conduct = self._conduct.pop(name)
+        self._until_s.pop(name, None)
         self._count(conduct.role, -conduct.number, -conduct.num_faults)
         self.total.pop(name, None)
         self.suspects.discard(name)

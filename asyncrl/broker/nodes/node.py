@@ -198,6 +198,10 @@ class NodeBook:
         """True if a node of this role that is none of ``names`` can be given work, now or soon."""
         return any(node.name not in names for node in self._able(role))
 
+    def to_avoid(self, role: Role, names: Collection[str]) -> Collection[str]:
+        """These nodes, which failed something, if there is another of the role to ask first; none otherwise."""
+        return names if names and self.has_other(role, names) else ()
+
     def _able(self, role: Role) -> Iterator[Node]:
         nodes = self._by_role.get(role, {}).values()
         return (node for node in nodes if not (node.is_loading or node.is_away or node.is_draining))
