@@ -21,6 +21,7 @@ REWARD_IS_HIT, REWARD_ALONE_IS_HIT, ENVIRONMENT_IS_HIT = 1, 30, 3
 SIZES: dict[str, dict[str, Any]] = {
     "attack": {**BRIEF, "cases": ["idle"]},
     "auto": {"out": f"{FOLDER}/auto.jsonl"},
+    "bad_members": {"steps": 10, "roles": ["reward"], "bugs": ["says NaN"]},
     "broker": {**BRIEF, "virtual": [20, 40], "groups": 20, "sockets": [20], "ledger": [1], "ledger_seconds": 0.1},
     "broker_memory": {"seconds": 1.0, "every": 0.2},
     "chaos": {"faults": 1, "every": 0.1, "kinds": ["kill"], "seed": REWARD_IS_HIT, "steps_after": 1},

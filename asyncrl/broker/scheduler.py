@@ -81,7 +81,7 @@ from asyncrl.messages.weights import Live, Publishing, TransferFailed, Transferr
 from asyncrl.messages.wire import ToBroker
 from asyncrl.messages.words import Role, Stage
 
-WORKERS: tuple[Role, ...] = ("rollout", "reward")
+WORKERS: tuple[Role, ...] = ("rollout", "reward", "spool")
 """Roles of which a run has several nodes that do the same, so that their faults can be compared."""
 OWN_FAULTS: tuple[Stage, ...] = ("environment", "reward")
 """Stages that fail for one trajectory, and not for the prompt that it shares with its group."""
@@ -435,8 +435,8 @@ class Scheduler:
             source = message.checkpoint or "the beginning, because no checkpoint is intact"
             self.supervisors.notice(f"the trainer goes on from {source}")
 
-    def _stored(self, message: Stored, now_s: float) -> None:
-        for unit, reason in self._trajectories.stored(message, now_s):
+    def _stored(self, node: Node, message: Stored, now_s: float) -> None:
+        for unit, reason in self._trajectories.stored(message, node.name, now_s):
             self._give_up(unit, reason)
 
     def _scored(self, node: Node, message: Scored, now_s: float) -> None:
@@ -453,7 +453,7 @@ class Scheduler:
     def _handle_trajectories(self, node: Node, message: Stored | Scored | Failed | StartedOver, now_s: float) -> None:
         match message:
             case Stored():
-                self._stored(message, now_s)
+                self._stored(node, message, now_s)
             case Scored():
                 self._scored(node, message, now_s)
             case Failed():
@@ -561,6 +561,8 @@ class Scheduler:
                 "node.barred", node=barred.name, role=barred.role, cause=barred.cause, seconds=round(barred.pause_s)
             )
             self.supervisors.notice(f"{barred.name} gets no work for {barred.pause_s:g} s: {barred.cause}")
+            if barred.role == "spool":
+                self.spools.bar(barred.name)
             for node in self.nodes.named(barred.name):
                 node.is_barred = True
                 self.out.send(node.peer, Barred(barred.cause, barred.pause_s))
@@ -576,6 +578,7 @@ class Scheduler:
     def _admitted(self, name: str, now_s: float) -> None:
         self.out.event("node.admitted", node=name)
         self.supervisors.notice(f"{name} is given work again")
+        self.spools.admit(name)
         for node in self.nodes.named(name):
             node.is_barred = False
             self._back(node, now_s)

@@ -183,14 +183,19 @@ class TrainingGroups:
 
     def stepped(self, message: Stepped) -> None:
         """
-        Record which trajectories the trainer refused. A resumed trainer refuses the same again, and a forgotten step is
-        in two checkpoints: neither is recorded twice.
+        Record which trajectories the trainer refused; raises `RunFailed` if it refuses all groups in a row. A resumed
+        trainer refuses the same again, and a forgotten step is in two checkpoints: neither is recorded twice.
         """
         groups = {group.group_id: group for group in self.batches.taken(message.step) or []}
         for refusal in message.refused:
             group = groups.get(refusal.unit.group_id) if refusal.unit.split == "train" else None
             if group and 0 <= refusal.unit.index < group.size:
+                is_new = not group.untrained
                 self._refused(message.step, group, refusal)
+                if is_new:
+                    self._drops.untrained(refusal.reason)
+        if not all(group.untrained for group in groups.values()):
+            self._drops.trained()
 
     def trained(self, step: int) -> list[Group]:
         """Groups of a step that the trainer trained on; empty if the step is forgotten."""
@@ -289,7 +294,9 @@ class TrainingGroups:
         slot.give_up()
         slot.attempts += 1
         self._failures.count("trainer", reason)
-        if slot.sampler:
+        if refusal.at_fault == "spool" and slot.ref:
+            self._faults.failed(slot.ref.spool, "spool", f"trainer: {reason}")
+        elif refusal.at_fault == "rollout" and slot.sampler:
             self._faults.failed(slot.sampler, "rollout", f"trainer: {reason}")
         self._out.record(FailedAttempt(slot.unit, "trainer", reason, slot.attempts, True))
         if not group.untrained:
@@ -301,7 +308,7 @@ class TrainingGroups:
         """Have the trainer leave out a whole batch, as if it had refused a trajectory of each group."""
         for group in groups:
             if not group.untrained:
-                self._refused(step, group, Refusal(group.kept[0].unit, f"run.skip_steps has step {step}"))
+                self._refused(step, group, Refusal(group.kept[0].unit, f"run.skip_steps has step {step}", at_fault=""))
 
     def _drop(self, group: Group, reason: str) -> None:
         self.dropped(group, reason)

@@ -7,7 +7,7 @@ Rollouts: leases, their ends, and what comes between.
 from asyncrl.actor.message import Message, Value
 from asyncrl.messages.spool import Permit, SpoolRef
 from asyncrl.messages.trajectory import Prompt, Sampling, Unit
-from asyncrl.messages.words import Split, Stage, Truncation
+from asyncrl.messages.words import AtFault, Split, Stage, Truncation
 
 
 class Offer(Message, frozen=True):
@@ -99,6 +99,8 @@ class Failed(Message, frozen=True):
     """The prompt has more tokens than the lease allows, on any node."""
     is_unreachable: bool = False
     """The spool of the payload is away: no attempt, and graded when it is back."""
+    at_fault: AtFault = "rollout"
+    """``payload``: who has damaged it."""
 
 
 class Hold(Message, frozen=True):

@@ -10,6 +10,7 @@ from asyncrl.actor.message import Message, Value
 from asyncrl.files.checkpoints import FileEntry
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
+from asyncrl.messages.words import AtFault
 
 
 class Take(Message, frozen=True):
@@ -48,6 +49,7 @@ class Refusal(Value, frozen=True):
 
     unit: Unit
     reason: str
+    at_fault: AtFault = "rollout"
 
 
 class Stepped(Message, frozen=True):

@@ -34,7 +34,7 @@ from asyncrl.client.chunks import MAX_PAYLOAD_BYTES
 from asyncrl.errors import LedgerError, LinkClosed, LinkRefused
 from asyncrl.log import get_logger
 from asyncrl.messages.files import FetchPart, FileList, FilePart, ListFiles, OfferCheckpoint, PutCheckpointPart
-from asyncrl.messages.session import Beat, Bye, Reject, Stop
+from asyncrl.messages.session import Barred, Beat, Bye, Reject, Stop
 from asyncrl.messages.spool import (
     Accepted,
     AcceptedKey,
@@ -209,6 +209,8 @@ class SpoolActor:
                         log.info("spool.trimmed", spool=self._name, below=segment, files=len(trimmed))
                 case Accepted(keys=keys):
                     self._accept(keys)
+                case Barred(cause=cause, pause_s=pause_s):
+                    log.warning("node.barred", cause=cause, seconds=pause_s)
                 case Reject(reason=reason):
                     raise LinkRefused(reason)
                 case Stop():

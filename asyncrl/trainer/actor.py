@@ -188,7 +188,6 @@ class TrainerActor:
             LinkRefused: The broker rejected this trainer.
             LinkReset: The broker restarted.
             LinkError: A spool did not answer.
-            DecodeError: A spool lost a trajectory of a batch.
         """
         async with compute_thread(self._device) as self._compute:
             with self._checkpoints:

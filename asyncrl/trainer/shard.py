@@ -94,7 +94,7 @@ class ShardActor:
         Work until the first rank sends Stop or closes the link.
 
         Raises:
-            LinkError, DecodeError: A spool did not answer, or lost a trajectory of a batch.
+            LinkError: A spool did not answer.
             RankDied: Another rank is gone.
         """
         async with compute_thread(self._device) as self._compute:

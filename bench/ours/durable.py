@@ -49,7 +49,7 @@ CONFIG = """
 [run]
 name = "run"
 dir = "{path}"
-steps = 1000000
+steps = {steps}
 [model]
 path = "{path}/model"
 [data]
@@ -95,6 +95,7 @@ async def start_broker(
     groups_per_step: int = GROUPS_PER_STEP,
     group_size: int = GROUP_SIZE,
     staleness: float = STALENESS,
+    steps: int = 1_000_000,
     command: Sequence[str] = ("-m", "asyncrl.cli.node"),
     options: Sequence[str] = (),
 ) -> tuple[int, str]:
@@ -106,7 +107,13 @@ async def start_broker(
     """
     config = processes.path / "bench.toml"
     config.write_text(
-        CONFIG.format(path=processes.path, groups_per_step=groups_per_step, group_size=group_size, staleness=staleness)
+        CONFIG.format(
+            path=processes.path,
+            steps=steps,
+            groups_per_step=groups_per_step,
+            group_size=group_size,
+            staleness=staleness,
+        )
     )
     (processes.path / "train.jsonl").write_text(f'{{"prompt": "{PROMPT_TEXT}", "answer": "1"}}\n' * 64)
     address = free_address()

@@ -28,7 +28,7 @@ from asyncrl.errors import RunFailed
 from asyncrl.messages.reward import Grade, GradeItem, Scored, ScoredItem
 from asyncrl.messages.rollout import Cancelled, Failed, Hold, Lease, Offer, Release, Settled
 from asyncrl.messages.session import Beat, Bye, Hello, Ready
-from asyncrl.messages.spool import Permit, SpoolAddress, SpoolRef, Stored, StoredItem
+from asyncrl.messages.spool import Permit, SpoolAddress, SpoolRef, Spools, Stored, StoredItem
 from asyncrl.messages.trainer import Batch, Commit, Refusal, ScoredTrajectory, Stepped, Take
 from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit
 from asyncrl.messages.weights import Live, Published, Publishing, Transfer, TransferFailed, Transferred
@@ -38,6 +38,7 @@ from asyncrl.messages.words import Role
 N = TypeVar("N", bound="Node")
 Action = tuple[str, Callable[[], object]]
 SPOOL = "spool.0"
+
 DAMAGED = "impossible log-prob: nan at position 3, expected -1000 .. 0"
 PERMITS = Permits(b"of every fake cluster")
 ROWS = 10
@@ -148,6 +149,7 @@ class Rollout(Transferring):
         self.policy_version = -1
         self.staged_version = -1
         self.is_held = False
+        self.own_spool = "spool"
         self.running: dict[Unit, tuple[int, int]] = {}
         """Lease id, and the version that wrote the first token."""
         self.permits: dict[int, Permit] = {}
@@ -177,6 +179,8 @@ class Rollout(Transferring):
                     self._give_back()
             case Transfer():
                 self.transfers.append(message)
+            case Spools(spools=spools):
+                self.own_spool = spools.own or self.own_spool
             case Hold(policy_version=version):
                 assert self.policy_version == version, "held at a version it does not decode with"
                 self.is_held = True
@@ -211,7 +215,7 @@ class Rollout(Transferring):
         summary = TrajectorySummary(8, 4, oldest, self.policy_version, 1 + (oldest < self.policy_version), "stop")
         self._num_finished += 1
         offset = (int(self.incarnation) << 20) + self._num_finished  # No two trajectories lie in the same place.
-        ref = SpoolRef("spool", 0, offset, 8, 0)
+        ref = SpoolRef(self.own_spool, 0, offset, 8, 0)
         self.unsettled[unit] = item = StoredItem(unit, lease_id, ref, summary, self.permits[lease_id])
         self._spool.append(Stored(self.name, self.incarnation, [item]))
 
@@ -285,6 +289,8 @@ class Disk:
         """Batch of each step, which never changes."""
         self.damaged: set[Unit] = set()
         """Trajectories of these batches that the trainer refuses, each time."""
+        self.lossy: set[str] = set()
+        """Spools whose payloads are damaged once the trainer reads them."""
         self.num_trained = 0
         """Steps that any trainer has done."""
         self.stepped: dict[int, list[Stepped]] = {}
@@ -344,6 +350,7 @@ class Trainer(Transferring):
         step, steps, version = self.next_step, self._config.run.steps, self.policy_version
         trajectories = self.batches.pop(step).trajectories
         refused = [Refusal(one.unit, DAMAGED) for one in trajectories if one.unit in self._disk.damaged]
+        refused += [Refusal(one.unit, DAMAGED, "spool") for one in trajectories if one.ref.spool in self._disk.lossy]
         left_out = {refusal.unit.group_id for refusal in refused}
         self.consumed += [(version, one) for one in trajectories if one.unit.group_id not in left_out]
         self.next_step += 1
@@ -395,8 +402,7 @@ class Cluster:
         self.cause = ""
         self.num_started: int = before.num_started if before else 0
         replay(self.scheduler, self.records)
-        hello = Hello(PROTOCOL, "spool", "spool", "0", spool=SpoolAddress("spool", "memory"))
-        self.scheduler.joined(SPOOL, hello, self.now_s)
+        self.start_spool("spool")
 
     # ── who is there ────────────────────────────────────────────────────────────────────────
 
@@ -410,6 +416,11 @@ class Cluster:
     def start_trainer(self) -> Trainer:
         """Start the trainer at the newest checkpoint."""
         return self._start(Trainer("trainer", self.config, self._count(), self.disk))
+
+    def start_spool(self, name: str) -> None:
+        """Start a spool, which acts only by what rollouts store in it."""
+        hello = Hello(PROTOCOL, "spool", name, "0", spool=SpoolAddress(name, "memory"))
+        self._run(lambda: self.scheduler.joined(f"{name}.0", hello, self.now_s))
 
     def kill(self, node: Node) -> None:
         """Kill a node without a Bye; the broker notices at once."""
@@ -442,6 +453,7 @@ class Cluster:
         match message:
             case Hello():
                 self._run(lambda: self.scheduler.joined(node.peer, message, self.now_s))
+                node.take(Spools(self.scheduler.spools.told_to(node.peer)))  # as its Welcome says
             case Bye(reason=reason):
                 del self.nodes[node.peer]
                 self._run(lambda: self.scheduler.left(node.peer, reason, self.now_s, on_purpose=True))
@@ -449,9 +461,9 @@ class Cluster:
                 self._run(lambda: self.scheduler.handle(node.peer, message, self.now_s))  # type: ignore[arg-type]
 
     def store(self, place: int = 0) -> None:
-        """The broker handles one report of the spool."""
+        """The broker handles one report of a spool."""
         stored = self.spool.pop(place)
-        self._run(lambda: self.scheduler.handle(SPOOL, stored, self.now_s))
+        self._run(lambda: self.scheduler.handle(f"{stored.items[0].ref.spool}.0", stored, self.now_s))
 
     def commit(self) -> None:
         """Commit the ledger, and deliver the messages that waited for it."""
@@ -465,7 +477,8 @@ class Cluster:
     ) -> None:
         """Let time pass, with beats of all peers but ``silent``; ``beats`` has those that tell of work."""
         self.now_s += seconds
-        for peer in {SPOOL, *self.nodes} - set(silent):
+        spools = {node.peer for node in self.scheduler.nodes.of("spool")}
+        for peer in {*spools, *self.nodes} - set(silent):
             self.scheduler.handle(peer, (beats or {}).get(peer, Beat()), self.now_s)
         self._run(lambda: self.scheduler.tick(self.now_s))
 

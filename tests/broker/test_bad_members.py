@@ -21,6 +21,8 @@ from tests.broker.driver import Cluster, Node, Reward, Rollout, a_config
 STEPS = 40
 BAD = 1 << 40
 """Offset in the spool from which on payloads are damaged."""
+LOSSY = "lossy"
+"""Spool whose payloads cannot be read."""
 NAN = float("nan")
 CONFIG = a_config(
     run={"steps": STEPS},
@@ -33,8 +35,13 @@ class Careful(Reward):
     """A healthy reward node: it finds what is damaged."""
 
     def judge(self) -> None:
-        if self.in_hand[0].ref.offset >= BAD:
+        item = self.in_hand[0]
+        if item.ref.offset >= BAD:
             self.refuse()
+        elif item.ref.spool == LOSSY:
+            self.in_hand.popleft()
+            reason = "the spool no longer has the payload"
+            self._done(Failed(item.unit, item.lease_id, "payload", reason, True, at_fault="spool"))
         else:
             super().judge()
 
@@ -169,33 +176,86 @@ def test_a_bad_reward_node_is_named_and_costs_the_run_nothing(bug: str, is_hasty
     check_run(cluster, bad)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("is_late", [False, True], ids=["found by reward nodes", "found by the trainer"])
+def test_a_spool_that_loses_what_it_took_is_named_and_rollouts_store_with_others(is_late: bool, seed: int) -> None:
+    cluster = Cluster(CONFIG)
+    for name in ("a", "b", "c"):
+        cluster.start_rollout(name)
+        judge = (Reward if is_late else Careful)(f"judge-{name}", cluster._count())
+        cluster.nodes[judge.peer] = judge
+    trainer = cluster.start_trainer()
+    cluster.start_spool("other")
+    cluster.start_spool(LOSSY)
+    cluster.disk.lossy.add(LOSSY)
+    play(cluster, Random(seed))
+    assert not cluster.cause
+    assert trainer.consumed
+    assert not [one for _, one in trainer.consumed if one.ref.spool == LOSSY]
+    assert len(trainer.consumed) > 0.7 * STEPS * 2 * 4, "what is lost costs its group, until the spool is known"
+    barred = [event.fields["node"] for event in cluster.events if event.kind == "node.barred"]
+    assert set(barred) == {LOSSY}
+    assert not audit(cluster.records, CONFIG.schedule).problems
+
+
+def test_a_spool_speaks_for_itself_and_of_what_was_leased() -> None:
+    cluster, _ = a_run(lambda cluster: Reward("judge", cluster._count()))
+    cluster.start_spool("liar")
+    cluster.exchange()
+    summary = TrajectorySummary(8, 4, 0, 0, 1, "stop")
+    for spool, permit in [("liar", Permit([0], bytes(SEAL_BYTES))), ("spool", Permit())]:
+        item = StoredItem(Unit(0, 0), 1, SpoolRef(spool, 0, BAD, 8, 0), summary, permit)
+        cluster.scheduler.handle("liar.0", Stored("a", "1", [item]), 0.0)
+    assert cluster.scheduler.faults.total == {"liar": 2}
+
+
+def test_a_batch_that_is_skipped_on_purpose_is_nobodys_fault() -> None:
+    config = a_config(
+        run={"steps": STEPS, "skip_steps": list(range(5, 25))}, schedule={"groups_per_step": 2, "group_size": 4}
+    )
+    cluster = Cluster(config)
+    for name in ("a", "b"):
+        cluster.start_rollout(name)
+    cluster.start_reward("judge")
+    cluster.start_trainer()
+    play(cluster, Random(0))
+    assert not cluster.cause
+    assert not cluster.scheduler.faults.total
+
+
 def a_bad_member(cluster: Cluster, number: int, dice: Random) -> Node:
     if dice.random() < 0.5:
         return BadRollout(f"bad-{number}", cluster._count(), cluster.spool, dice.choice(list(ROLLOUTS.values())))
     return BadReward(f"bad-{number}", cluster._count(), dice.choice(list(REWARDS.values())))
 
 
-@pytest.mark.parametrize("first", [0, pytest.param(30, marks=pytest.mark.long("970 schedules"))])
-def test_up_to_three_bad_members_break_no_promise_and_no_healthy_node_is_barred(first: int) -> None:
-    for seed in range(first, 30 if first == 0 else 1000):
+@pytest.mark.parametrize(
+    "seeds", [range(30), pytest.param(range(30, 10_000), marks=pytest.mark.long("9,970 schedules"))], ids=str
+)
+def test_up_to_three_bad_members_break_no_promise_and_no_healthy_node_is_barred(seeds: range) -> None:
+    for seed in seeds:
         dice = Random(seed)
         cluster, bad = a_run(lambda cluster, dice=dice: a_bad_member(cluster, 0, dice))  # type: ignore[misc]
         others = [a_bad_member(cluster, number, dice) for number in range(1, dice.randint(1, 3))]
         cluster.nodes |= {node.peer: node for node in others}
+        if has_lossy := dice.random() < 0.3:
+            cluster.start_spool("other")
+            cluster.start_spool(LOSSY)
         play(cluster, dice, haste=dice.choice([None, bad, *others]))
         assert not cluster.cause, (seed, cluster.cause)
         trainer = next(node for node in cluster.nodes.values() if node.role == "trainer")
         consumed = [one for _, one in trainer.consumed]  # type: ignore[attr-defined]
         assert len({one.unit.group_id for one in consumed}) == STEPS * 2, seed
         assert len(consumed) > 0.9 * STEPS * 2 * 4, "two bad members that agree may cost a trajectory"
-        assert not [one for one in consumed if one.ref.offset >= BAD], seed
+        assert not [one for one in consumed if one.ref.offset >= BAD or one.ref.spool == LOSSY], seed
         barred = {event.fields["node"] for event in cluster.events if event.kind == "node.barred"}
-        assert barred <= {node.name for node in (bad, *others)}, (seed, barred)
+        assert barred <= {node.name for node in (bad, *others)} | ({LOSSY} if has_lossy else set()), (seed, barred)
         assert not audit(cluster.records, CONFIG.schedule).problems, seed
 
 
-def test_what_a_member_says_of_the_work_of_others_changes_nothing() -> None:
-    """A thief with the right key knows every number of a lease but its permit; 10,000 guesses."""
+@pytest.mark.parametrize("num_guesses", [10_000, pytest.param(1_000_000, marks=pytest.mark.long("a million"))])
+def test_what_a_member_says_of_the_work_of_others_changes_nothing(num_guesses: int) -> None:
+    """A thief with the right key knows every number of a lease but its permit."""
     cluster, _ = a_run(lambda cluster: Reward("thief", cluster._count()))
     thief = cluster.start_rollout("thief-too", capacity=0)
     cluster.exchange()
@@ -208,11 +268,13 @@ def test_what_a_member_says_of_the_work_of_others_changes_nothing() -> None:
     unit, (lease_id, version) = next(iter(victim.running.items()))
     summary = TrajectorySummary(8, 4, version, version, 1, "stop")
     own = Permits(b"of the thief").grant(lease_id, unit.group_id, unit.split, [unit.index])
-    guesses = [own, *(Permit([unit.index], dice.randbytes(SEAL_BYTES)) for _ in range(10_000))]
-
-    for guess in guesses:
-        item = StoredItem(unit, lease_id, SpoolRef("spool", 0, BAD, 8, 0), summary, guess)
-        cluster.spool.append(Stored(owner.name, owner.incarnation, [item]))
+    guesses = [own, *(Permit([unit.index], dice.randbytes(SEAL_BYTES)) for _ in range(num_guesses))]
+    for first in range(0, num_guesses, 1000):
+        items = [
+            StoredItem(unit, lease_id, SpoolRef("spool", 0, BAD, 8, 0), summary, guess)
+            for guess in guesses[first : first + 1000]
+        ]
+        cluster.spool.append(Stored(owner.name, owner.incarnation, items))
     for judge in (node for node in cluster.nodes.values() if node.role == "reward"):
         judge.say(Scored([ScoredItem(unit, 1.0, {}, lease_id + offset) for offset in range(-5, 5)]))
     thief.say(Failed(unit, lease_id, "rollout", "not mine", False))

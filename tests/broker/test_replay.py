@@ -281,10 +281,10 @@ def leased_before(unit: Unit, lease_id: int = 1 << 32) -> StoredItem:
 
 def test_a_late_result_of_an_earlier_life_counts_once() -> None:
     desk = Desk(FIRST_LIVE, *admitted(0))
-    desk.join("spool", "s")
+    desk.join("spool", "spool")
     item = leased_before(Unit(0, 0))
 
-    desk.say("s", Stored("a", "0", [item]), Stored("a", "0", [item]))
+    desk.say("spool", Stored("a", "0", [item]), Stored("a", "0", [item]))
 
     assert [type(record) for record in desk.records] == [Result, *[Admitted] * 3]
     assert desk.scheduler.groups.train[0].indices(State.STORED) == [0]
@@ -292,17 +292,17 @@ def test_a_late_result_of_an_earlier_life_counts_once() -> None:
 
 def test_a_result_that_is_recorded_is_not_thrown_away_when_its_node_sends_it_to_the_next_broker() -> None:
     desk = Desk(FIRST_LIVE, *admitted(0), result(0, 0))
-    desk.join("spool", "s")
-    desk.say("s", Stored("a", "1", [leased_before(Unit(0, 0), result(0, 0).lease_id)]))
+    desk.join("spool", "spool")
+    desk.say("spool", Stored("a", "1", [leased_before(Unit(0, 0), result(0, 0).lease_id)]))
     assert not [record for record in desk.records if isinstance(record, Duplicate)]
 
 
 def test_a_late_result_older_than_its_group_is_admitted_for_today_is_not_kept() -> None:
     """An earlier broker leased it, but its record of the group's admission was lost."""
     desk = Desk(FIRST_LIVE, VersionLive(1, 0), *admitted(0, version=1))
-    desk.join("spool", "s")
+    desk.join("spool", "spool")
 
-    desk.say("s", Stored("a", "0", [leased_before(Unit(0, 0))]))
+    desk.say("spool", Stored("a", "0", [leased_before(Unit(0, 0))]))
 
     assert [r.unit for r in desk.records if isinstance(r, Duplicate)] == [Unit(0, 0)]
     assert desk.scheduler.groups.train[0].indices(State.MISSING) == [0, 1]
@@ -449,11 +449,11 @@ def test_an_evaluation_without_a_result_is_due_again(records: list[AnyRecord]) -
 def test_held_out_ids_of_earlier_lives_are_not_given_again_and_their_results_are_of_no_use() -> None:
     desk = Desk(FIRST_LIVE, result(1, 0, "held_out"), config=HELD_OUT)
     desk.published(0, 0)
-    desk.join("spool", "s")
+    desk.join("spool", "spool")
     asked = [lease.group_id for lease in desk.heard(Lease) if lease.split == "held_out"]
     assert asked == [2, 3]
 
-    desk.say("s", Stored("a", "0", [leased_before(Unit(2, 0, "held_out"))]))
+    desk.say("spool", Stored("a", "0", [leased_before(Unit(2, 0, "held_out"))]))
 
     assert [r.unit for r in desk.records if isinstance(r, Duplicate)] == [Unit(2, 0, "held_out")]
 

@@ -66,17 +66,20 @@ def test_a_run_goes_on_whatever_is_killed(start: Start, manager: str):
     assert_complete(run, 200)
 
 
-@pytest.mark.long("starts every unit twice")
+@pytest.mark.long("starts every unit four times")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("manager", MANAGERS)
-def test_a_role_comes_back_whoever_sends_it_a_signal_and_stays_down_only_if_it_was_drained(start: Start, manager: str):
+def test_a_role_comes_back_whoever_sends_it_a_signal_and_stays_down_only_if_it_was_drained(
+    start: Start, manager: str, number: signal.Signals
+):
     """Earlyoom, a person or a script sends SIGTERM as the service manager does, which alone means it for good."""
     run = start(manager, LONG)
     run.until_steps(1)
-    sent = dict(zip(ROLES, (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT), strict=True))
-    before = {role: run.pid(role) for role in ROLES}
-    assert all(run.kill(role, number) for role, number in sent.items())
-    run.until(lambda: all(run.pid(role) not in (None, before[role]) for role in ROLES), seconds=60)
-    run.until_steps(1)
+    for role in ROLES:
+        before = run.pid(role)
+        assert run.kill(role, number)
+        run.until(lambda role=role, before=before: run.pid(role) not in (None, before), seconds=60)  # type: ignore[misc]
+        run.until_steps(2)
     name = next(e["node"] for e in run.directory.read_events() if e["event"] == "node.joined" and e["role"] == "reward")
     drained = subprocess.run(
         [sys.executable, "-m", "asyncrl", "drain", run.directory.path, name],
@@ -90,7 +93,9 @@ def test_a_role_comes_back_whoever_sends_it_a_signal_and_stays_down_only_if_it_w
     run.end()
     assert run.directory.read_summary() is None, "the run has not failed"
     audit = read_audit(run.directory.path)
-    assert (audit.problems, sum(audit.tokens_thrown_away.values())) == ([], 0)
+    assert not audit.problems
+    if number != signal.SIGKILL:
+        assert sum(audit.tokens_thrown_away.values()) == 0
 
 
 @pytest.mark.long("restarts every unit in turn")

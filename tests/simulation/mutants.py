@@ -28,10 +28,10 @@ def lost_ack() -> Any:
     """Stored trajectories that are reported again are not answered."""
     stored = Trajectories.stored
 
-    def mutated(self: Trajectories, message: Stored, now_s: float) -> None:
+    def mutated(self: Trajectories, message: Stored, spool: str, now_s: float) -> None:
         slots = [(item, self._groups.slot(item.unit)) for item in message.items]
         fresh = [item for item, slot in slots if slot and slot.state not in DONE]
-        stored(self, replace(message, items=fresh), now_s)
+        stored(self, replace(message, items=fresh), spool, now_s)
 
     return mock.patch.object(Trajectories, "stored", mutated)
 

@@ -1,8 +1,8 @@
 """
-Limit on groups dropped in a row.
+Limit on groups dropped in a row, and on groups that the trainer leaves out in a row.
 
 Each dropped group is replaced by another one, so a run in which all fail (every prompt too long, a reward function that
-always raises) would never end.
+always raises) would never end; and one whose trainer refuses every group would end without having trained.
 """
 
 from asyncrl.errors import RunFailed
@@ -20,7 +20,7 @@ class DropLimit:
 
     def __init__(self, window: int) -> None:
         self.window = window
-        self._in_a_row = 0
+        self._in_a_row = self._untrained_in_a_row = 0
         self._overlong_in_a_row = 0
 
     def completed(self) -> None:
@@ -38,8 +38,24 @@ class DropLimit:
                 )
             return
         self._in_a_row += 1
-        if self._in_a_row > max(LEAST_IN_A_ROW, 2 * self.window):
+        if self._in_a_row > self._most_in_a_row:
             raise RunFailed(
                 f"{self._in_a_row} groups in a row were dropped and none became complete; the last one because of "
                 f"{reason}"
             )
+
+    def trained(self) -> None:
+        self._untrained_in_a_row = 0
+
+    def untrained(self, reason: str) -> None:
+        """Count a group that the trainer left out; raises `RunFailed` with the reason after too many in a row."""
+        self._untrained_in_a_row += 1
+        if self._untrained_in_a_row > self._most_in_a_row:
+            raise RunFailed(
+                f"the trainer left out {self._untrained_in_a_row} groups in a row and trained on none; the last one "
+                f"because of {reason}"
+            )
+
+    @property
+    def _most_in_a_row(self) -> int:
+        return max(LEAST_IN_A_ROW, 2 * self.window)

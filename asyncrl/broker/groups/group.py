@@ -17,7 +17,7 @@ from msgspec import Struct
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trainer import ScoredTrajectory
 from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit
-from asyncrl.messages.words import Split
+from asyncrl.messages.words import AtFault, Split
 
 
 class State(Enum):
@@ -54,6 +54,8 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
     """Nodes that failed to sample it, or once it is stored to grade it: others are asked first."""
     doubted_by: tuple[str, ...] = ()
     """Nodes among those that call the payload damaged or the prompt too long, which no other has said yet."""
+    doubted_at: AtFault = ""
+    """Role that the last of them holds the damage against."""
     ref: SpoolRef | None = None
     summary: TrajectorySummary | None = None
     reward: float = 0.0

@@ -78,14 +78,14 @@ class Trajectories:
         self.vocab_size = 0
         """Size that the trainer told, or a rollout before it; 0 if none did."""
 
-    def stored(self, message: Stored, now_s: float = 0.0) -> list[tuple[Unit, str]]:
+    def stored(self, message: Stored, spool: str, now_s: float = 0.0) -> list[tuple[Unit, str]]:
         """
-        Record what is on disk, and answer its sender once the record is on disk too.
+        Record what is on the disk of a ``spool``, and answer its sender once the record is on disk too.
 
         Returns:
             Units to give up, each with the reason, as `failed` does.
         """
-        items = [item for item in message.items if self._is_permitted(item, message.node)]
+        items = [item for item in message.items if self._is_permitted(item, message.node, spool)]
         unfinished = [item for item in items if item.summary.finish_reason == "unfinished"]
         finished = [item for item in items if item.summary.finish_reason != "unfinished"]
         settled = Settled(_leased(finished), _leased(unfinished))
@@ -111,6 +111,8 @@ class Trajectories:
         slot.doubted_by = ()
         slot.score(item.reward, item.metrics, item.answer)
         self._faults.attempted(_name_of(peer), "reward")
+        if slot.ref:
+            self._faults.attempted(slot.ref.spool, "spool")
         self._failures.attempted("reward")
         self._out.record(Rewarded(item.unit, item.reward, item.metrics, group.num_restarts, slot.num_refused))
         return group
@@ -144,10 +146,8 @@ class Trajectories:
         if name and name not in slot.failed_on:
             slot.failed_on = (*slot.failed_on, name)
         has_other = is_first and self._nodes.has_other("reward" if is_of_reward else "rollout", slot.failed_on)
-        if message.stage == "payload":
-            if self._doubts(slot, name):
-                return ""
-            self._blame([slot.sampler], "rollout", message.reason)
+        if message.stage == "payload" and self._doubts(slot, name, message):
+            return ""
         is_filtered = message.is_overlong and self._config.data.filter_overlong_prompts
         if message.is_overlong:
             slot.doubted_by = (*slot.doubted_by, name)
@@ -168,15 +168,25 @@ class Trajectories:
         for name in filter(None, names):  # Nobody knows who sampled for an earlier life of the broker.
             self._faults.failed(name, role, cause)
 
-    def _doubts(self, slot: Slot, name: str) -> bool:
+    def _doubts(self, slot: Slot, name: str, message: Failed) -> bool:
         """True if another reward node is asked first whether a payload is damaged, as ``name`` says."""
         doubters = {*slot.doubted_by, name}
-        if len(doubters) > 1 or not self._nodes.has_other("reward", doubters):
-            slot.doubted_by = ()
-            return False
-        slot.doubted_by = (name,)
-        self._grading.add(slot)
-        return True
+        if len(doubters) == 1 and self._nodes.has_other("reward", doubters):
+            slot.doubted_by, slot.doubted_at = (name,), message.at_fault
+            self._grading.add(slot)
+            return True
+        if len(doubters) == 1 or slot.doubted_at == message.at_fault:  # Two that disagree name nobody.
+            self._damaged(slot, message)
+        slot.doubted_by = ()
+        return False
+
+    def _damaged(self, slot: Slot, message: Failed) -> None:
+        """Hold a damaged payload against the spool that did not keep it, or the rollout that stored it so."""
+        match message.at_fault:
+            case "spool" if slot.ref:
+                self._blame([slot.ref.spool], "spool", message.reason)
+            case "rollout":
+                self._blame([slot.sampler], "rollout", message.reason)
 
     def grade(self, now_s: float = 0.0) -> None:
         """Send stored trajectories to reward nodes while these have credits."""
@@ -256,12 +266,17 @@ class Trajectories:
         self._grading.add(slot)
         return ""
 
-    def _is_permitted(self, item: StoredItem, node: str) -> bool:
+    def _is_permitted(self, item: StoredItem, node: str, spool: str) -> bool:
         """False for what no lease of this run allows: a spool asks before it stores, so this one did not."""
-        is_permitted = self._dispatcher.permits.allows(item.permit, item.lease_id, item.unit)
-        if not is_permitted:
-            self._failures.count("rollout", f"a trajectory of no lease of this run, stored for {node}")
-        return is_permitted
+        if item.ref.spool != spool:
+            problem = f"{spool} reported a trajectory stored in {item.ref.spool}"
+        elif not self._dispatcher.permits.allows(item.permit, item.lease_id, item.unit):
+            problem = f"a trajectory of no lease of this run, stored for {node}"
+        else:
+            return True
+        self._failures.count("rollout", problem)
+        self._blame([spool], "spool", problem)
+        return False
 
     def _refused(self, item: StoredItem) -> str:
         """Reason to ignore what a node says that it stored; empty to believe it until the payload is read."""

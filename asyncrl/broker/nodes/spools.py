@@ -5,7 +5,7 @@ The run's spools: where they serve, which rollout stores with which, and which a
                                     └─ after ``ttl_s``: lost, nobody waits for its payloads ── joined ─▶ reachable
 
 A rollout gets the spool with the fewest rollouts, and keeps it while it is reachable; a spool that joins takes some
-from the others.
+from the others. One that is barred serves what it has, and rollouts store with the others.
 """
 
 from collections import defaultdict
@@ -23,6 +23,7 @@ class SpoolBook:
         self._away_s: dict[str, float | None] = {}
         """Time since which each spool is away; None until the first `overdue`."""
         self._lost: dict[str, None] = {}
+        self._barred: set[str] = set()
         self._own: dict[str, str] = {}
         """Spool of each rollout, by its peer; empty while there is none."""
         self._users: defaultdict[str, dict[str, None]] = defaultdict(dict)
@@ -58,6 +59,16 @@ class SpoolBook:
             self._away_s[name] = now_s
             self._place()
 
+    def bar(self, name: str) -> None:
+        """Let rollouts store with other spools, until `admit`."""
+        self._barred.add(name)
+        self._place()
+
+    def admit(self, name: str) -> None:
+        if name in self._barred:
+            self._barred.remove(name)
+            self._place()
+
     def overdue(self, now_s: float) -> list[str]:
         """Spools that have been away for ``ttl_s``. They are lost from now on."""
         if not self._away_s:
@@ -90,15 +101,16 @@ class SpoolBook:
     def _place(self) -> None:
         """Give rollouts without a reachable spool another one, then even out the numbers."""
         self.revision += 1
-        for name in [name for name in self._users if name not in self._reachable]:
+        usable = self._usable
+        for name in [name for name in self._users if name not in usable]:
             for peer in list(self._users[name]):
                 self._move(peer, self._least_used())
         self._even_out()
 
     def _even_out(self) -> None:
         """Move as few rollouts as possible, the newest of a spool first, until no spool has two more than another."""
-        while self._reachable:
-            fewest, most = self._least_used(), max(self._reachable, key=self._num_users)
+        while usable := self._usable:
+            fewest, most = self._least_used(), max(usable, key=self._num_users)
             if self._num_users(most) - self._num_users(fewest) < 2:
                 return
             self._move(next(reversed(self._users[most])), fewest)
@@ -109,7 +121,12 @@ class SpoolBook:
         self._users[name][peer] = None
 
     def _least_used(self) -> str:
-        return min(self._reachable, key=self._num_users, default="")
+        return min(self._usable, key=self._num_users, default="")
+
+    @property
+    def _usable(self) -> list[str]:
+        """Spools to store with."""
+        return [name for name in self._reachable if name not in self._barred] or list(self._reachable)
 
     def _num_users(self, name: str) -> int:
         return len(self._users[name])

@@ -5,9 +5,9 @@ Turn a batch of the broker into this rank's step: assign trajectories to ranks, 
                                                             │        │
     every rank's refusals ──────────────────────────────────┴────────┴─▶ the groups to leave out, the same on every rank
 
-A payload that the spool has lost or damaged raises: the operator must see to the disk. One that was damaged when it was
-stored is the fault of its rollout, and costs its group alone; so does one whose spool was given up, or that names a
-picture that the run does not have.
+A payload that was damaged when it was stored, or that names a picture that the run does not have, is the fault of its
+rollout; one that was lost or damaged afterwards is its spool's. Either costs its group alone, and so does a payload
+whose spool was given up.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from asyncrl.config.config import Config
 from asyncrl.errors import DecodeError, LinkError, NotATrajectory
 from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory
 from asyncrl.messages.trajectory import RouteShape, Trajectory, TrajectoryLimits
+from asyncrl.messages.words import AtFault
 from asyncrl.trainer.packing.assignment import first_sharing
 from asyncrl.trainer.packing.pictures import TrainingImage
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
@@ -83,7 +84,6 @@ async def fetch_step(
 
     Raises:
         LinkError: A spool did not answer in time.
-        DecodeError: A spool lost a trajectory.
     """
     group_size, patience_s = config.schedule.group_size, FETCH_S + config.broker.spool_ttl_s
     greedy = {scored.unit.group_id: scored.reward for scored in batch.trajectories if scored.unit.index >= group_size}
@@ -125,12 +125,13 @@ def _checked(
     refused: list[Refusal] = []
     for (place, scored), payload in zip(own.items(), payloads, strict=True):
         if payload is None:
-            refused.append(Refusal(scored.unit, f"the spool {scored.ref.spool} is lost"))
+            refused.append(Refusal(scored.unit, f"the spool {scored.ref.spool} is lost", at_fault=""))
             continue
         try:
             trajectory = read_trajectory(scored.ref, payload)
-        except NotATrajectory as error:
-            refused.append(Refusal(scored.unit, str(error)))
+        except DecodeError as error:
+            at_fault: AtFault = "rollout" if isinstance(error, NotATrajectory) else "spool"
+            refused.append(Refusal(scored.unit, str(error), at_fault))
             continue
         if problem := problem_of(trajectory, scored.unit, scored.summary, limits):
             refused.append(Refusal(scored.unit, problem))

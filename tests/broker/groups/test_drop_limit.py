@@ -48,3 +48,16 @@ def test_a_larger_window_may_fail_as_a_whole_too() -> None:
         limit.dropped("broken")
     with pytest.raises(RunFailed):
         limit.dropped("broken")
+
+
+def test_a_trainer_that_refuses_every_group_ends_the_run_and_one_that_trains_on_some_goes_on() -> None:
+    drops = DropLimit(window=1)
+    for _ in range(3):
+        for _ in range(LEAST_IN_A_ROW):
+            drops.untrained("damaged")
+            drops.completed()
+        drops.trained()
+    for _ in range(LEAST_IN_A_ROW):
+        drops.untrained("damaged")
+    with pytest.raises(RunFailed, match=r"^the trainer left out 33 groups in a row .* because of damaged$"):
+        drops.untrained("damaged")

@@ -24,7 +24,8 @@ from asyncrl.messages.trajectory import Prompt, TrajectoryLimits, TrajectorySumm
 from asyncrl.messages.weights import Publishing
 from tests.broker.driver import a_config
 
-REF = SpoolRef("spool", 0, 64, 100, 7)
+SPOOL = "spool"
+REF = SpoolRef(SPOOL, 0, 64, 100, 7)
 STOPPED = StoredItem(Unit(0, 0), 5, REF, TrajectorySummary(8, 4, 0, 0, 1, "stop"))
 
 
@@ -67,7 +68,7 @@ class Desk:
 
     def graded(self) -> GradeItem:
         """Store trajectory 0 and send it to the reward node."""
-        self.trajectories.stored(Stored("a", "0", [STOPPED]))
+        self.trajectories.stored(Stored("a", "0", [STOPPED]), SPOOL)
         self.trajectories.grade()
         ((_, grade),) = [(o.peer, o.message) for o in self.out.drain()[0] if isinstance(o.message, Grade)]
         (item,) = grade.items
@@ -78,8 +79,8 @@ def test_every_report_is_settled_and_the_first_result_counts() -> None:
     desk = Desk()
     unfinished = replace(STOPPED, unit=Unit(0, 1), summary=replace(STOPPED.summary, finish_reason="unfinished"))
 
-    desk.trajectories.stored(Stored("a", "0", [STOPPED, unfinished]))
-    desk.trajectories.stored(Stored("b", "0", [replace(STOPPED, lease_id=4)]))
+    desk.trajectories.stored(Stored("a", "0", [STOPPED, unfinished]), SPOOL)
+    desk.trajectories.stored(Stored("b", "0", [replace(STOPPED, lease_id=4)]), SPOOL)
 
     outbox, records, _ = desk.out.drain()
     assert [(o.peer, o.message, o.once_durable) for o in outbox] == [
@@ -95,7 +96,7 @@ def test_a_trajectory_that_its_node_sends_again_is_no_second_one() -> None:
     """The answer to the first was lost when the broker was restarted; nothing is thrown away."""
     desk = Desk()
     desk.graded()
-    desk.trajectories.stored(Stored("a", "1", [STOPPED]))
+    desk.trajectories.stored(Stored("a", "1", [STOPPED]), SPOOL)
     outbox, records, _ = desk.out.drain()
     assert [o.message for o in outbox] == [Settled([Leased(Unit(0, 0), 5)])]
     assert [type(record).__name__ for record in records] == []
@@ -106,7 +107,7 @@ def test_a_trajectory_of_a_restarted_group_is_thrown_away_though_it_was_stored_b
     desk.graded()
     desk.group.restart(3)
     desk.group.slots[0].lease(6)
-    desk.trajectories.stored(Stored("a", "0", [STOPPED]))
+    desk.trajectories.stored(Stored("a", "0", [STOPPED]), SPOOL)
     assert [type(record).__name__ for record in desk.out.drain()[1]][-1] == "Duplicate"
 
 
@@ -169,7 +170,7 @@ def test_a_failed_generation_is_leased_again_and_a_late_failure_is_ignored() -> 
 def test_an_episode_that_begins_anew_keeps_its_lease_and_loses_its_stored_part() -> None:
     desk = Desk()
     part = replace(STOPPED, summary=replace(STOPPED.summary, finish_reason="unfinished"))
-    desk.trajectories.stored(Stored("a", "0", [part]))
+    desk.trajectories.stored(Stored("a", "0", [part]), SPOOL)
     desk.out.drain()
     slot = desk.group.slots[0]
     anew = StartedOver(Unit(0, 0), 5, 12, "the sandbox is gone")
@@ -185,7 +186,7 @@ def test_an_episode_that_begins_anew_keeps_its_lease_and_loses_its_stored_part()
         ("episode.started_over", "the sandbox is gone")
     ]
 
-    desk.trajectories.stored(Stored("a", "0", [STOPPED]))
+    desk.trajectories.stored(Stored("a", "0", [STOPPED]), SPOOL)
     desk.out.drain()
     desk.trajectories.started_over(anew, "")
     assert (slot.ref, desk.out.drain()[1]) == (REF, []), "its result is stored already"
@@ -233,7 +234,7 @@ def test_a_grade_names_the_summary_and_the_limits_of_what_it_sends() -> None:
     desk = Desk()
     desk.transfers.stage(Publishing(3, 3))
     desk.trajectories.vocab_size = 100
-    desk.trajectories.stored(Stored("a", "0", [STOPPED]))
+    desk.trajectories.stored(Stored("a", "0", [STOPPED]), SPOOL)
     desk.trajectories.grade()
 
     (grade,) = [o.message for o in desk.out.drain()[0] if isinstance(o.message, Grade)]
@@ -265,8 +266,8 @@ def test_a_refused_result_that_is_put_again_is_a_duplicate_and_the_next_lease_gi
     desk.out.drain()
     lease_id = desk.dispatcher.leases.next_id()
 
-    desk.trajectories.stored(Stored("a", "0", [STOPPED]))
-    desk.trajectories.stored(Stored("b", "0", [replace(STOPPED, lease_id=lease_id)]))
+    desk.trajectories.stored(Stored("a", "0", [STOPPED]), SPOOL)
+    desk.trajectories.stored(Stored("b", "0", [replace(STOPPED, lease_id=lease_id)]), SPOOL)
 
     records = desk.out.drain()[1]
     assert records == [
@@ -286,7 +287,7 @@ def test_a_rollout_that_still_holds_a_refused_result_is_told_to_forget_it() -> N
 def test_a_result_that_says_it_is_older_than_its_group_is_a_failure_of_its_lease() -> None:
     desk = Desk()
     desk.group.min_version = 3
-    assert desk.trajectories.stored(Stored("a", "0", [STOPPED])) == []
+    assert desk.trajectories.stored(Stored("a", "0", [STOPPED]), SPOOL) == []
     records = desk.out.drain()[1]
     reason = "impossible policy version: 0 as the oldest one, expected 3 or newer"
     assert records[0] == FailedAttempt(Unit(0, 0), "rollout", reason, 1, False)
@@ -294,7 +295,7 @@ def test_a_result_that_says_it_is_older_than_its_group_is_a_failure_of_its_lease
 
     desk.group.slots[0].lease(6)
     again = Stored("a", "0", [replace(STOPPED, lease_id=6)])
-    assert desk.trajectories.stored(again) == [(Unit(0, 0), f"rollout: {reason}")]
+    assert desk.trajectories.stored(again, SPOOL) == [(Unit(0, 0), f"rollout: {reason}")]
 
 
 def test_a_failed_attempt_at_a_held_out_prompt_names_its_row() -> None:
@@ -312,7 +313,7 @@ def test_a_unit_that_is_damaged_each_time_is_given_up_with_the_cause() -> None:
     desk.failed(failed)
     desk.judge.credit_limit += 1
     desk.trajectories.credits.update(desk.judge)
-    desk.trajectories.stored(Stored("b", "0", [replace(STOPPED, lease_id=desk.dispatcher.leases.next_id())]))
+    desk.trajectories.stored(Stored("b", "0", [replace(STOPPED, lease_id=desk.dispatcher.leases.next_id())]), SPOOL)
     desk.trajectories.grade()
     again = desk.group.slots[0].lease_id
 

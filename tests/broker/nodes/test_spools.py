@@ -110,3 +110,19 @@ def test_no_rollout_stores_with_a_spool_that_is_away_and_the_numbers_are_even(st
         assert set(used) <= (here or {""})
         numbers = [used[name] for name in here]
         assert not numbers or max(numbers) - min(numbers) <= 1
+
+
+def test_a_spool_that_is_barred_serves_what_it_has_and_takes_nothing_new_while_there_is_another() -> None:
+    book = with_spools("a", "b")
+    for peer in "12":
+        book.assign(peer)
+    book.bar("a")
+    assert [own(book, peer) for peer in "12"] == ["b", "b"]
+    assert {spool.name for spool in book.told_to("1").spools} == {"a", "b"}
+    assert book.is_here(ref("a"))
+    book.left("b", 0.0)
+    assert [own(book, peer) for peer in "12"] == ["a", "a"], "better than none"
+
+    book.joined(address("b"))
+    book.admit("a")
+    assert sorted(own(book, peer) for peer in "12") == ["a", "b"]

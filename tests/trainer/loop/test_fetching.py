@@ -239,10 +239,14 @@ def test_a_picture_that_the_run_does_not_have_costs_its_group_alone() -> None:
     assert sorted(found.step.trajectories) == [0, 2]
 
 
-def test_a_payload_that_the_spool_damaged_or_lost_is_raised() -> None:
-    for lost in (b"", payload(7, 2)):
-        with pytest.raises(DecodeError, match=r"no longer has|is damaged"):
-            fetched_by(batch(7, greedy=False), Owning(0, 0, 0), Spool(_7_1=lost))
+@pytest.mark.parametrize(("lost", "reason"), [(b"", "no longer has"), (payload(7, 2), "is damaged")])
+def test_a_payload_that_the_spool_damaged_or_lost_costs_its_group_and_is_held_against_the_spool(
+    lost: bytes, reason: str
+) -> None:
+    found = fetched_by(batch(7, greedy=False), Owning(0, 0, 0), Spool(_7_1=lost))
+    assert [(refusal.unit, refusal.at_fault) for refusal in found.refused] == [(Unit(7, 1), "spool")]
+    assert reason in found.refused[0].reason
+    assert sorted(found.step.trajectories) == [0, 2]
 
 
 def test_a_payload_whose_spool_is_lost_costs_its_group_alone() -> None:
