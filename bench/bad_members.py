@@ -14,6 +14,7 @@ first fault until it was barred, trajectories of it that were trained on, and wh
 import argparse
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -59,8 +60,15 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 async def run(case: Case, options: argparse.Namespace) -> dict[str, object]:
     """One run to its end."""
     async with Processes(options.directory) as processes:
+        # Secrets of earlier brokers at the same port are not this run's.
+        os.environ["XDG_STATE_HOME"] = str(processes.path / "state")
         _, address = await durable.start_broker(
-            processes, groups_per_step=GROUPS, staleness=STALENESS, steps=options.steps
+            processes,
+            groups_per_step=GROUPS,
+            staleness=STALENESS,
+            steps=options.steps,
+            max_tokens=members.MAX_TOKENS,
+            verdict_s=1.0,
         )
         at = ("--broker", address, "--name")
         spool = ("--dir", str(processes.path / "spool-"))

@@ -15,6 +15,7 @@ from asyncrl.messages.words import Activity
 
 AT_WORK: frozenset[Activity | str] = frozenset(("sampling", "swapping", "training", "checkpointing"))
 """Activities that end in progress. Transfers, turns at shared devices, environments and verdicts have deadlines."""
+IDLE: frozenset[Activity | str] = frozenset(("idle", ""))
 UNITS = {"sampling": "a token", "swapping": "an end", "training": "a micro-batch"}
 """Unit of progress by activity."""
 COMPUTES = 0.05
@@ -29,7 +30,7 @@ class Standstill:
 
     def __init__(self, limits: Broker = Broker(), now_s: float = 0.0) -> None:  # noqa: B008  immutable
         self._notice_s, self._limit_s = limits.stall_s, limits.stall_limit_s
-        self._moved_s = self._computed_s = now_s
+        self._moved_s = self._computed_s = self._active_s = now_s
         self._progress = -1
         self._doing = ""
 
@@ -39,16 +40,23 @@ class Standstill:
             self._moved_s = now_s
         if beat.cores >= COMPUTES:
             self._computed_s = now_s
+        if beat.progress != self._progress or beat.cores >= COMPUTES or beat.doing not in IDLE:
+            self._active_s = now_s
         self._progress, self._doing = beat.progress, beat.doing
 
     def excuse(self, seconds: float) -> None:
         """Ignore ``seconds`` in which no heartbeat could be heard."""
         self._moved_s += seconds
         self._computed_s += seconds
+        self._active_s += seconds
 
     def seconds(self, now_s: float) -> float:
         """Seconds since the last progress, or since it had nothing to compute."""
         return max(now_s - self._moved_s, 0.0)
+
+    def idle_s(self, now_s: float) -> float:
+        """Seconds in which no beat said that it does anything, whether it has work or not."""
+        return max(now_s - self._active_s, 0.0)
 
     def is_stalled(self, now_s: float) -> bool:
         """True if it has stood still for too long."""

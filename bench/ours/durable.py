@@ -56,13 +56,14 @@ path = "{path}/model"
 train = "{path}/train.jsonl"
 max_prompt_tokens = 512
 [sampling]
-max_tokens = 2048
+max_tokens = {max_tokens}
 [schedule]
 groups_per_step = {groups_per_step}
 group_size = {group_size}
 staleness = {staleness}
 [reward]
 function = "gsm8k"
+timeout_s = {verdict_s}
 [broker]
 samples = false
 segment_bytes = 33554432
@@ -96,6 +97,8 @@ async def start_broker(
     group_size: int = GROUP_SIZE,
     staleness: float = STALENESS,
     steps: int = 1_000_000,
+    max_tokens: int = COMPLETION_TOKENS,
+    verdict_s: float = 10.0,
     command: Sequence[str] = ("-m", "asyncrl.cli.node"),
     options: Sequence[str] = (),
 ) -> tuple[int, str]:
@@ -113,6 +116,8 @@ async def start_broker(
             groups_per_step=groups_per_step,
             group_size=group_size,
             staleness=staleness,
+            max_tokens=max_tokens,
+            verdict_s=verdict_s,
         )
     )
     (processes.path / "train.jsonl").write_text(f'{{"prompt": "{PROMPT_TEXT}", "answer": "1"}}\n' * 64)

@@ -40,7 +40,7 @@ from asyncrl.spool.actor import UNREADABLE, SpoolActor
 SAMPLE_S, FAILS_S = 0.2, 0.01
 CAPACITY = 32
 VOCAB = 1000
-NUM_TOKENS = 24
+NUM_TOKENS, MAX_TOKENS = 24, 64
 VALUE_OF_BUG = 1e6
 """Reward and metric by which the trainer knows a verdict of the bad member."""
 QUICK, SLOW = 0.25, 3.0
@@ -326,7 +326,7 @@ class Trainer:
         await self._link.send(Take(step))
         batch = await self._batches.get()
         payloads = await self._payloads.fetch_payloads([one.ref for one in batch.trajectories], PATIENCE_S)
-        limits = TrajectoryLimits(vocab_size=VOCAB, max_tokens=2048, max_prompt_tokens=512, newest_version=step)
+        limits = TrajectoryLimits(vocab_size=VOCAB, max_tokens=MAX_TOKENS, max_prompt_tokens=512, newest_version=step)
         refused, sound = list[Refusal](), list[tuple[Unit, bool]]()
         for one, payload in zip(batch.trajectories, payloads, strict=True):
             try:

@@ -67,3 +67,13 @@ def test_time_in_which_nobody_could_be_heard_does_not_count() -> None:
     still = after(seconds=10, doing="sampling")
     still.excuse(1000)
     assert not still.is_stalled(1015)
+
+
+def test_a_node_is_idle_from_the_last_beat_that_said_it_does_anything() -> None:
+    still = after(seconds=10, doing="environment")
+    for second in range(11, 21):
+        still.heard(Beat(doing="idle"), second)
+    assert still.idle_s(20) == 10
+    still.heard(Beat(doing="idle", progress=1), 21)
+    still.excuse(5.0)
+    assert still.idle_s(27) == 1

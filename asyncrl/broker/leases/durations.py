@@ -17,8 +17,10 @@ LEAST_KNOWN = 16
 """Without so many nothing is overdue."""
 TIMES: dict[Role, float] = {"rollout": 3.0, "reward": 20.0}
 """Work is overdue after so many times the slowest pace. Verdicts on the same data differ far more than tokens."""
-LEAST_S = 60.0
-"""Nothing is overdue before."""
+LEAST_S: dict[Role, float] = {"rollout": 60.0, "reward": 5.0}
+"""Nothing is overdue before. A verdict has a time limit of its own."""
+LEAST_IDLE_S = 5.0
+"""The same for a rollout whose beats have not said for as long that it does anything."""
 
 
 class Durations:
@@ -37,8 +39,9 @@ class Durations:
         """Seconds for each unit of the slowest of the last pieces."""
         return max(self._recent.get(role, ()), default=0.0)
 
-    def limit_s(self, role: Role, most_units: int = 1, least_s: float = 0.0) -> float:
+    def limit_s(self, role: Role, most_units: int = 1, least_s: float = 0.0, *, is_idle: bool = False) -> float:
         """Seconds after which work of this role is overdue; infinite while too little is known."""
         if len(self._recent.get(role, ())) < LEAST_KNOWN:
             return math.inf
-        return max(LEAST_S, least_s, TIMES[role] * self.slowest_s(role) * most_units)
+        least_s = max(LEAST_IDLE_S if is_idle else LEAST_S[role], least_s)
+        return max(least_s, TIMES[role] * self.slowest_s(role) * most_units)

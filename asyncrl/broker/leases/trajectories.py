@@ -18,7 +18,7 @@ from asyncrl.broker.groups.drop_limit import OVERLONG
 from asyncrl.broker.groups.group import OPEN, Group, Slot
 from asyncrl.broker.leases.credits import CreditBook
 from asyncrl.broker.leases.dispatcher import Dispatcher
-from asyncrl.broker.leases.durations import Durations
+from asyncrl.broker.leases.durations import LEAST_IDLE_S, Durations
 from asyncrl.broker.leases.grading import GradeBook, Queued
 from asyncrl.broker.ledger.records import Duplicate, FailedAttempt, Refused, Reissued, Result, Rewarded
 from asyncrl.broker.nodes.faults import FaultBook
@@ -219,9 +219,12 @@ class Trajectories:
                 self._grading.settle(slot.unit, peer)
                 slot.failed_on = tuple({*slot.failed_on, _name_of(peer)})
                 self._grading.add(slot)
-        lease_s = self._durations.limit_s("rollout", self._config.longest_written("train"))
-        for lease in self._leases.older(lease_s, now_s):
-            if self._is_overdue(lease.node, "rollout", lease_s):
+        most_tokens = self._config.longest_written("train")
+        busy_s, idle_s = (self._durations.limit_s("rollout", most_tokens, is_idle=is_idle) for is_idle in (False, True))
+        for lease in self._leases.older(idle_s, now_s):
+            holder = self._nodes.get(lease.node)
+            limit_s = idle_s if holder and holder.standstill.idle_s(now_s) >= LEAST_IDLE_S else busy_s
+            if now_s - lease.granted_s > limit_s and self._is_overdue(lease.node, "rollout", limit_s):
                 self._dispatcher.overdue(lease)
 
     def _is_overdue(self, peer: str, role: Role, limit_s: float) -> bool:

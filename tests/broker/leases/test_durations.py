@@ -2,16 +2,16 @@ import math
 
 import pytest
 
-from asyncrl.broker.leases.durations import LEAST_KNOWN, LEAST_S, RECENT, TIMES, Durations
+from asyncrl.broker.leases.durations import LEAST_IDLE_S, LEAST_KNOWN, LEAST_S, RECENT, TIMES, Durations
 
 
 def test_nothing_is_overdue_before_much_is_known() -> None:
     durations = Durations()
     for _ in range(LEAST_KNOWN - 1):
-        durations.took("reward", 1.0)
+        durations.took("reward", 0.1)
     assert durations.limit_s("reward") == math.inf
-    durations.took("reward", 1.0)
-    assert durations.limit_s("reward") == LEAST_S
+    durations.took("reward", 0.1)
+    assert durations.limit_s("reward") == LEAST_S["reward"]
     assert durations.limit_s("reward", least_s=200.0) == 200.0
     assert durations.limit_s("rollout") == math.inf
 
@@ -31,3 +31,12 @@ def test_the_longest_completion_at_the_slowest_pace_is_not_overdue() -> None:
     for _ in range(LEAST_KNOWN):
         durations.took("rollout", 5.0, 100)
     assert durations.limit_s("rollout", 16_000) == pytest.approx(16_000 * 0.05 * TIMES["rollout"])
+
+
+def test_a_rollout_that_does_nothing_has_less_time() -> None:
+    durations = Durations()
+    for _ in range(LEAST_KNOWN):
+        durations.took("rollout", 0.1, 100)
+    assert durations.limit_s("rollout", 100) == LEAST_S["rollout"]
+    assert durations.limit_s("rollout", 100, is_idle=True) == LEAST_IDLE_S
+    assert durations.limit_s("rollout", 10_000, is_idle=True) == pytest.approx(10.0 * TIMES["rollout"])
