@@ -75,9 +75,11 @@ async def run(case: Case, options: argparse.Namespace) -> dict[str, object]:
         if case.role == "spool":
             await processes.start("ours.members", "node", "spool", "", *at, "spool-1", "--dir", f"{spool[1]}1")
             await processes.start("ours.members", "node", "spool", case.bug, *at, NAME, "--dir", f"{spool[1]}bad")
+        num_rollouts = 3 if case.role == "spool" else 2  # one for each spool, together as fast as two
         for number in (1, 2):
             await processes.start("ours.members", "node", "reward", "", *at, f"reward-{number}")
-            await processes.start("ours.members", "sample", address, f"rollout-{number}", 1.0, "")
+        for number in range(1, num_rollouts + 1):
+            await processes.start("ours.members", "sample", address, f"rollout-{number}", num_rollouts / 2, "")
         if case.role == "rollout":
             await processes.start("ours.members", "sample", address, NAME, case.pace, case.bug)
         elif case.role == "reward":

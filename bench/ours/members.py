@@ -234,7 +234,7 @@ VERDICTS: dict[str, Verdict] = {
     "blames spools": lambda item: Failed(item.unit, item.lease_id, "payload", "lost", True, at_fault="spool"),
     "fails as a rollout": lambda item: Failed(item.unit, item.lease_id, "rollout", "out of memory", False),
     "answers for others": lambda item: ScoredItem(
-        Unit(item.unit.group_id, (item.unit.index + 1) % 8), VALUE_OF_BUG, {"correct": 1.0}, item.lease_id + 1
+        Unit(item.unit.group_id + 1, item.unit.index), VALUE_OF_BUG, {"correct": 1.0}, item.lease_id + 100
     ),
 }
 REWARD_BUGS = (*VERDICTS, "never answers")
