@@ -435,15 +435,15 @@ class Scheduler:
             source = message.checkpoint or "the beginning, because no checkpoint is intact"
             self.supervisors.notice(f"the trainer goes on from {source}")
 
-    def _stored(self, node: Node, message: Stored, now_s: float) -> None:
-        for unit, reason in self._trajectories.stored(message, node.name, now_s):
+    def _stored(self, node: Node, message: Stored) -> None:
+        for unit, reason in self._trajectories.stored(message, node.name):
             self._give_up(unit, reason)
 
-    def _scored(self, node: Node, message: Scored, now_s: float) -> None:
+    def _scored(self, node: Node, message: Scored) -> None:
         for item in message.items:
             if failed := self._verdict_limits.failure(item):
                 self._failed(node, failed)
-            elif (group := self._trajectories.rewarded(item, node.peer, now_s)) is None:
+            elif (group := self._trajectories.rewarded(item, node.peer)) is None:
                 continue
             elif group.split == "train":
                 self.training.rewarded(group)
@@ -453,13 +453,14 @@ class Scheduler:
     def _handle_trajectories(self, node: Node, message: Stored | Scored | Failed | StartedOver, now_s: float) -> None:
         match message:
             case Stored():
-                self._stored(node, message, now_s)
+                self._stored(node, message)
             case Scored():
-                self._scored(node, message, now_s)
+                self._scored(node, message)
             case Failed():
                 self._failed(node, message)
             case StartedOver():
                 self._trajectories.started_over(message, node.peer)
+        self._trajectories.count_attempts(node.peer, now_s)
 
     def _failed(self, node: Node, message: Failed) -> None:
         if not (reason := self._trajectories.failed(message, node.peer)):

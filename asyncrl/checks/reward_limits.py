@@ -7,6 +7,7 @@ A reward is squared, summed over a step and multiplied by log-probs in float32, 
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from asyncrl.foreign_text import acting, escaped
 
@@ -23,6 +24,7 @@ MAX_REASON_CHARS = 1000
 """Characters of the cause of a failed verdict."""
 
 
+@lru_cache(1024)
 def name_problem(name: str) -> str:
     """
     Return why a metric cannot have this name; empty if it can.

@@ -114,17 +114,15 @@ def roles(num_nodes: int) -> dict[str, Role]:
     return nodes | {TRAINER: "trainer"}
 
 
-REF = SpoolRef(SPOOL, 0, 0, 20_000, 0)
-
-
-def halves(lease: Lease, policy_version: int) -> list[list[StoredItem]]:
+def halves(lease: Lease, policy_version: int, spool: str = SPOOL) -> list[list[StoredItem]]:
     """Stored trajectories of a lease in two halves, the second of which may be missing if there is only one."""
+    ref = SpoolRef(spool, 0, 0, 20_000, 0)
     summary = replace(SUMMARY, oldest_version=policy_version, newest_version=policy_version)
     middle = (len(lease.indices) + 1) // 2
     parts = [part for part in (lease.indices[:middle], lease.indices[middle:]) if part]
     return [
         [
-            StoredItem(Unit(lease.group_id, index, lease.split), lease.lease_id, REF, summary, lease.permit)
+            StoredItem(Unit(lease.group_id, index, lease.split), lease.lease_id, ref, summary, lease.permit)
             for index in part
         ]
         for part in parts

@@ -136,7 +136,7 @@ async def _rollout(link: ZmqLink, spool: ZmqLink, who: Identity) -> None:
     async for message in link:
         match message:
             case Lease():
-                for items in halves(message, policy_version):
+                for items in halves(message, policy_version, OWN_SPOOL):
                     await spool.send(Stored(who.node, who.incarnation, items))
             case Settled(items=items):
                 limit += len(items)

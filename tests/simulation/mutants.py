@@ -28,10 +28,10 @@ def lost_ack() -> Any:
     """Stored trajectories that are reported again are not answered."""
     stored = Trajectories.stored
 
-    def mutated(self: Trajectories, message: Stored, spool: str, now_s: float) -> None:
+    def mutated(self: Trajectories, message: Stored, spool: str) -> None:
         slots = [(item, self._groups.slot(item.unit)) for item in message.items]
         fresh = [item for item, slot in slots if slot and slot.state not in DONE]
-        stored(self, replace(message, items=fresh), spool, now_s)
+        stored(self, replace(message, items=fresh), spool)
 
     return mock.patch.object(Trajectories, "stored", mutated)
 
@@ -40,10 +40,10 @@ def double_settle() -> Any:
     """A second result of a unit replaces the first."""
     result = Trajectories._result
 
-    def mutated(self: Trajectories, item: StoredItem, now_s: float) -> None:
+    def mutated(self: Trajectories, item: StoredItem) -> None:
         if (slot := self._groups.slot(item.unit)) and slot.state in DONE:
             slot.state = State.LEASED
-        result(self, item, now_s)
+        result(self, item)
 
     return mock.patch.object(Trajectories, "_result", mutated)
 

@@ -48,8 +48,8 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
     """Stored trajectories that were damaged."""
     void_below: int = 0
     """Results of leases with a lower id are void: such a one was refused."""
-    sampler: str = ""
-    """Node that sampled the stored trajectory, if that is known."""
+    sampled_by: str = ""
+    """Peer of the node that sampled the stored trajectory, if that is known."""
     failed_on: tuple[str, ...] = ()
     """Nodes that failed to sample it, or once it is stored to grade it: others are asked first."""
     doubted_by: tuple[str, ...] = ()
@@ -81,9 +81,14 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
         """Forget the part on disk: the next lease samples from the prompt."""
         self.ref = self.summary = None
 
-    def store(self, ref: SpoolRef, summary: TrajectorySummary, lease_id: int = 0, sampler: str = "") -> None:
+    def store(self, ref: SpoolRef, summary: TrajectorySummary, lease_id: int = 0, sampled_by: str = "") -> None:
         self.state, self.ref, self.summary, self.stored_lease_id = State.STORED, ref, summary, lease_id
-        self.sampler, self.failed_on, self.doubted_by = sampler, (), ()
+        self.sampled_by, self.failed_on, self.doubted_by = sampled_by, (), ()
+
+    @property
+    def sampler(self) -> str:
+        """Name of the node that sampled the stored trajectory; empty if it is not known."""
+        return self.sampled_by.rpartition(".")[0]
 
     def has_result_of(self, lease_id: int) -> bool:
         return bool(lease_id) and self.stored_lease_id == lease_id

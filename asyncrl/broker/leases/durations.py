@@ -12,7 +12,7 @@ from collections import deque
 from asyncrl.messages.words import Role
 
 RECENT = 64
-"""Pieces of work that the slowest is of."""
+"""Reports of work that the slowest is of."""
 LEAST_KNOWN = 16
 """Without so many nothing is overdue."""
 TIMES: dict[Role, float] = {"rollout": 3.0, "reward": 20.0}
@@ -30,10 +30,11 @@ class Durations:
         self._recent: dict[Role, deque[float]] = {}
         """Seconds for each unit, which is a token or a verdict."""
 
-    def took(self, role: Role, seconds: float, num_units: int = 1) -> None:
+    def took(self, role: Role, unit_s: float) -> None:
+        """Pieces of work came back together, of which the slowest took so many seconds for each unit."""
         if (recent := self._recent.get(role)) is None:
             recent = self._recent[role] = deque(maxlen=RECENT)
-        recent.append(seconds / max(num_units, 1))
+        recent.append(unit_s)
 
     def slowest_s(self, role: Role) -> float:
         """Seconds for each unit of the slowest of the last pieces."""

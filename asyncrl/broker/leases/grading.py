@@ -14,6 +14,8 @@ from asyncrl.messages.words import Split
 Queued = tuple[int, Split]
 """Id and split of a group with queued slots."""
 
+NOBODY = None, "", 0.0
+
 
 class GradeBook:
     """Trajectories that are queued for grading or being graded. Its length counts both."""
@@ -62,17 +64,13 @@ class GradeBook:
             self._assigned[slot.unit] = (slot, peer, now_s)
         return slots
 
-    def settle(self, unit: Unit, peer: str) -> Slot | None:
-        """End one grading by ``peer``. Returns its slot; None if this node does not grade the unit."""
-        slot, holder, _ = self._assigned.get(unit, (None, "", 0.0))
+    def settle(self, unit: Unit, peer: str) -> float | None:
+        """End one grading by ``peer``. Returns the time at which it was asked; None if it does not grade the unit."""
+        _, holder, asked_s = self._assigned.get(unit, NOBODY)
         if holder != peer:
             return None
-        self._assigned.pop(unit, None)
-        return slot
-
-    def age_s(self, unit: Unit, now_s: float) -> float:
-        """Seconds since a unit that is being graded was assigned."""
-        return now_s - self._assigned[unit][2] if unit in self._assigned else 0.0
+        del self._assigned[unit]
+        return asked_s
 
     def extend(self, seconds: float) -> None:
         """Push all times back, after ``seconds`` in which no node could be heard."""

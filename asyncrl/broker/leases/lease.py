@@ -81,9 +81,8 @@ class LeaseBook:
         """Peer of the node that holds an open lease; empty if it is not open."""
         return lease.node if (lease := self._open.get(lease_id)) else ""
 
-    def age_s(self, lease_id: int, now_s: float) -> float | None:
-        """Seconds since an open lease was granted; None if it is not open."""
-        return now_s - lease.granted_s if (lease := self._open.get(lease_id)) else None
+    def get(self, lease_id: int) -> OpenLease | None:
+        return self._open.get(lease_id)
 
     def older(self, than_s: float, now_s: float) -> list[OpenLease]:
         """Training leases that are open for longer, the oldest first."""

@@ -10,6 +10,7 @@ A trajectory between its nodes: stored by a rollout, graded by a reward node, re
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncrl.broker.failures import FailureBook
@@ -20,6 +21,7 @@ from asyncrl.broker.leases.credits import CreditBook
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.durations import LEAST_IDLE_S, Durations
 from asyncrl.broker.leases.grading import GradeBook, Queued
+from asyncrl.broker.leases.lease import OpenLease
 from asyncrl.broker.ledger.records import Duplicate, FailedAttempt, Refused, Reissued, Result, Rewarded
 from asyncrl.broker.nodes.faults import FaultBook
 from asyncrl.broker.nodes.node import Node, NodeBook
@@ -36,6 +38,20 @@ from asyncrl.messages.words import Role, Split
 
 TIMEOUTS = 4.0
 """Time limits of a reward function that a verdict may take, waiting for others included."""
+
+
+class _Done(Struct, gc=False):
+    """What nodes did well according to one message."""
+
+    num_stored: int = 0
+    lease: OpenLease | None = None
+    """That of the last trajectory, which has so many tokens."""
+    num_tokens: int = 1
+    num_graded: int = 0
+    asked_s: float = 0.0
+    """Time at which the last verdict was asked for."""
+    num_read: dict[str, int] = {}
+    """Graded trajectories by their spool."""
 
 
 class Trajectories:
@@ -74,18 +90,24 @@ class Trajectories:
             for split in splits
         }
         self._durations = Durations()
+        self._done = _Done()
         self.credits = CreditBook()
         self.vocab_size = 0
         """Size that the trainer told, or a rollout before it; 0 if none did."""
 
-    def stored(self, message: Stored, spool: str, now_s: float = 0.0) -> list[tuple[Unit, str]]:
+    def stored(self, message: Stored, spool: str) -> list[tuple[Unit, str]]:
         """
         Record what is on the disk of a ``spool``, and answer its sender once the record is on disk too.
 
         Returns:
             Units to give up, each with the reason, as `failed` does.
         """
-        items = [item for item in message.items if self._is_permitted(item, message.node, spool)]
+        allows, items = self._dispatcher.permits.allows, list[StoredItem]()
+        for item in message.items:
+            if item.ref.spool == spool and allows(item.permit, item.lease_id, item.unit):
+                items.append(item)
+            else:
+                self._not_permitted(item, message.node, spool)
         unfinished = [item for item in items if item.summary.finish_reason == "unfinished"]
         finished = [item for item in items if item.summary.finish_reason != "unfinished"]
         settled = Settled(_leased(finished), _leased(unfinished))
@@ -94,28 +116,48 @@ class Trajectories:
         for item in unfinished:
             if not self._refused(item):
                 self._dispatcher.progressed(item)
-        return [(item.unit, reason) for item in finished if (reason := self._result(item, now_s))]
+        return [(item.unit, reason) for item in finished if (reason := self._result(item))]
 
-    def rewarded(self, item: ScoredItem, peer: str, now_s: float = 0.0) -> Group | None:
+    def rewarded(self, item: ScoredItem, peer: str) -> Group | None:
         """
         Record a reward. Returns the trajectory's group.
 
         None if the reward is a duplicate or no longer wanted, or if ``peer`` was not asked for it.
         """
-        age_s = self._grading.age_s(item.unit, now_s)
-        group, slot = self._graded(item.unit, item.lease_id, peer)
-        if group is None or slot is None:
+        group, slot = self._groups.find(item.unit)
+        if group is None or slot is None or slot.lease_id != item.lease_id:
             return None
-        self._durations.took("reward", age_s)
-        self._blame(slot.doubted_by, "reward", "it called a payload damaged that another node could grade")
-        slot.doubted_by = ()
+        if (asked_s := self._grading.settle(item.unit, peer)) is None:
+            return None
+        if slot.doubted_by:
+            self._blame(slot.doubted_by, "reward", "it called a payload damaged that another node could grade")
+            slot.doubted_by = ()
         slot.score(item.reward, item.metrics, item.answer)
-        self._faults.attempted(_name_of(peer), "reward")
+        done = self._done
+        done.num_graded += 1
+        done.asked_s = asked_s
         if slot.ref:
-            self._faults.attempted(slot.ref.spool, "spool")
-        self._failures.attempted("reward")
+            done.num_read[slot.ref.spool] = done.num_read.get(slot.ref.spool, 0) + 1
         self._out.record(Rewarded(item.unit, item.reward, item.metrics, group.num_restarts, slot.num_refused))
         return group
+
+    def count_attempts(self, sender: str, now_s: float) -> None:
+        """Count what was done well according to one message: once for many trajectories, and not for each."""
+        done = self._done
+        if done.num_graded:
+            self._failures.attempted("reward", done.num_graded)
+            self._faults.attempted(_name_of(sender), "reward", done.num_graded)
+            self._durations.took("reward", now_s - done.asked_s)
+            for spool, number in done.num_read.items():
+                self._faults.attempted(spool, "spool", number)
+            done.num_graded = 0
+            done.num_read.clear()
+        if done.num_stored:
+            self._failures.attempted("rollout", done.num_stored)
+            if lease := done.lease:
+                self._faults.attempted(_name_of(lease.node), "rollout", done.num_stored)
+                self._durations.took("rollout", (now_s - lease.granted_s) / done.num_tokens)
+            done.num_stored, done.lease = 0, None
 
     def started_over(self, message: StartedOver, peer: str) -> None:
         """A leased trajectory is sampled from the prompt again: forget the part on disk, and count it."""
@@ -190,9 +232,12 @@ class Trajectories:
 
     def grade(self, now_s: float = 0.0) -> None:
         """Send stored trajectories to reward nodes while these have credits."""
+        if not (waiting := self._grading.waiting):
+            return
         aside = list[Queued]()
-        while key := next((key for key in self._grading.waiting if key not in aside), None):
-            avoided = self._nodes.to_avoid("reward", self._grading.waiting[key][0].failed_on)
+        while key := next((key for key in waiting if key not in aside) if aside else iter(waiting), None):
+            failed_on = waiting[key][0].failed_on
+            avoided = self._nodes.to_avoid("reward", failed_on) if failed_on else ()
             node = self.credits.most(1, without=avoided)
             if node is not None:
                 self._grade(node, self._grading.assign(node.peer, node.credits, key, now_s))
@@ -240,8 +285,9 @@ class Trajectories:
         self.credits.remove(peer)
         self._grading.revoke(peer)
 
-    def _result(self, item: StoredItem, now_s: float) -> str:
-        unit, holder = item.unit, self._leases.holder(item.lease_id)
+    def _result(self, item: StoredItem) -> str:
+        unit, lease = item.unit, self._leases.get(item.lease_id)
+        holder = lease.node if lease else ""
         group, slot = self._groups.find(unit)
         if problem := self._refused(item):
             return self.failed(Failed(unit, item.lease_id, "rollout", problem, retryable=True), holder)
@@ -250,36 +296,30 @@ class Trajectories:
             oldest = item.summary.oldest_version
             reason = f"impossible policy version: {oldest} as the oldest one, expected {group.min_version} or newer"
             return self.failed(Failed(unit, item.lease_id, "rollout", reason, retryable=True), holder)
-        age_s = self._leases.age_s(item.lease_id, now_s)
         self._leases.settle(item.lease_id, unit.index)
         if slot is None or group is None or is_outdated or slot.state not in OPEN:
             # Its node may send one trajectory again, if the broker was restarted before it could answer.
             if slot is None or not slot.has_result_of(item.lease_id):
                 self._out.record(Duplicate(unit, item.lease_id, item.summary.num_tokens))
             return ""
-        sampler = _name_of(holder)
-        self._blame(slot.doubted_by, "rollout", "it called a prompt too long that another node could sample")
-        slot.store(item.ref, item.summary, item.lease_id, sampler)
-        if sampler:
-            self._faults.attempted(sampler, "rollout")
-        if age_s is not None:
-            self._durations.took("rollout", age_s, item.summary.num_tokens)
-        self._failures.attempted("rollout")
+        if slot.doubted_by:
+            self._blame(slot.doubted_by, "rollout", "it called a prompt too long that another node could sample")
+        slot.store(item.ref, item.summary, item.lease_id, holder)
+        done = self._done
+        done.num_stored += 1
+        if lease:
+            done.lease, done.num_tokens = lease, item.summary.num_tokens
         self._out.record(Result(unit, item.lease_id, item.ref, item.summary, group.num_restarts, slot.num_refused))
         self._grading.add(slot)
         return ""
 
-    def _is_permitted(self, item: StoredItem, node: str, spool: str) -> bool:
-        """False for what no lease of this run allows: a spool asks before it stores, so this one did not."""
+    def _not_permitted(self, item: StoredItem, node: str, spool: str) -> None:
+        """A spool reported what no lease of this run allows. It asks before it stores, so this one did not."""
+        problem = f"a trajectory of no lease of this run, stored for {node}"
         if item.ref.spool != spool:
             problem = f"{spool} reported a trajectory stored in {item.ref.spool}"
-        elif not self._dispatcher.permits.allows(item.permit, item.lease_id, item.unit):
-            problem = f"a trajectory of no lease of this run, stored for {node}"
-        else:
-            return True
         self._failures.count("rollout", problem)
         self._blame([spool], "spool", problem)
-        return False
 
     def _refused(self, item: StoredItem) -> str:
         """Reason to ignore what a node says that it stored; empty to believe it until the payload is read."""
@@ -293,12 +333,13 @@ class Trajectories:
 
     def _failed_slot(self, message: Failed, peer: str) -> Slot | None:
         """Slot whose generation or grading by ``peer`` has failed; None if it has none that is still going on."""
+        slot = self._groups.slot(message.unit)
         if message.stage in ("reward", "payload"):
-            return self._graded(message.unit, message.lease_id, peer)[1]
+            is_expected = slot and slot.lease_id == message.lease_id
+            return slot if is_expected and self._grading.settle(message.unit, peer) is not None else None
         if self._leases.holder(message.lease_id) != peer:
             return None
         self._leases.settle(message.lease_id, message.unit.index)
-        slot = self._groups.slot(message.unit)
         return slot if slot and slot.is_leased_by(message.lease_id) else None
 
     def _try_again(self, slot: Slot, message: Failed) -> None:
@@ -311,12 +352,6 @@ class Trajectories:
                 self._dispatcher.refused(slot, message.lease_id)
             case _:
                 self._dispatcher.failed(slot, message.lease_id)
-
-    def _graded(self, unit: Unit, lease_id: int, peer: str) -> tuple[Group, Slot] | tuple[None, None]:
-        """Take a trajectory out of grading; None if this grading is not expected of ``peer``, or not any more."""
-        group, slot = self._groups.find(unit)
-        is_expected = group and slot and slot.lease_id == lease_id and self._grading.settle(unit, peer)
-        return (group, slot) if group and slot and is_expected else (None, None)
 
     def _grade_item(self, slot: Slot) -> GradeItem:
         if slot.ref is None:
