@@ -14,13 +14,15 @@ from asyncrl.messages.words import Role
 RECENT = 64
 """Reports of work that the slowest is of."""
 LEAST_KNOWN = 16
-"""Without so many nothing is overdue."""
+"""With fewer the limit is as many times longer as there are fewer: the slowest is still to come."""
 TIMES: dict[Role, float] = {"rollout": 3.0, "reward": 20.0}
 """Work is overdue after so many times the slowest pace. Verdicts on the same data differ far more than tokens."""
 LEAST_S: dict[Role, float] = {"rollout": 60.0, "reward": 5.0}
 """Nothing is overdue before. A verdict has a time limit of its own."""
 LEAST_IDLE_S = 5.0
 """The same for a rollout whose beats have not said for as long that it does anything."""
+UNKNOWN_S = 60.0
+"""The same for it, and for reward nodes, while nothing has come back yet from anybody."""
 
 
 class Durations:
@@ -41,8 +43,13 @@ class Durations:
         return max(self._recent.get(role, ()), default=0.0)
 
     def limit_s(self, role: Role, most_units: int = 1, least_s: float = 0.0, *, is_idle: bool = False) -> float:
-        """Seconds after which work of this role is overdue; infinite while too little is known."""
-        if len(self._recent.get(role, ())) < LEAST_KNOWN:
-            return math.inf
+        """
+        Seconds after which work of this role is overdue.
+
+        Infinite for a rollout that says it works while no completion has come back yet: the first may take long.
+        """
+        if not (known := len(self._recent.get(role, ()))):
+            return max(UNKNOWN_S, least_s) if is_idle or role == "reward" else math.inf
+        times = TIMES[role] * max(1.0, LEAST_KNOWN / known)
         least_s = max(LEAST_IDLE_S if is_idle else LEAST_S[role], least_s)
-        return max(least_s, TIMES[role] * self.slowest_s(role) * most_units)
+        return max(least_s, times * self.slowest_s(role) * most_units)

@@ -41,7 +41,7 @@ TIMEOUTS = 4.0
 
 
 class _Done(Struct, gc=False):
-    """What nodes did well according to one message."""
+    """Work done well according to one message."""
 
     num_stored: int = 0
     lease: OpenLease | None = None
