@@ -463,7 +463,8 @@ class Cluster:
     def store(self, place: int = 0) -> None:
         """The broker handles one report of a spool."""
         stored = self.spool.pop(place)
-        self._run(lambda: self.scheduler.handle(f"{stored.items[0].ref.spool}.0", stored, self.now_s))
+        spool = stored.items[0].ref.spool if stored.items else "spool"
+        self._run(lambda: self.scheduler.handle(f"{spool}.0", stored, self.now_s))
 
     def commit(self) -> None:
         """Commit the ledger, and deliver the messages that waited for it."""
