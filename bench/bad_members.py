@@ -4,11 +4,12 @@ A member with a bug beside two healthy nodes of its role: does the run take all 
     python bench/bad_members.py [--steps 500] [--roles rollout reward spool] [--bugs NAME ...] [--directory DIR]
 
 Broker, ledger, spools and reward nodes are real processes; rollouts without an engine and a trainer without a model
-are scripted (ours/members.py). Each run has two healthy rollouts and reward nodes, three spools (that in the broker's
-process is one), and one member more, which does everything wrong in one way: a bad rollout that finishes does it in a
-quarter of the time of the healthy ones ("quick"), and in three times theirs ("slow"). The same run without it comes
-first. For each run one JSON line: its pace in steps/s beside that of the healthy run, the seconds from the bad member's
-first fault until it was barred, trajectories of it that were trained on, and what the audit says.
+are scripted (ours/members.py). Each run has two healthy rollouts and reward nodes, and one member more, which does
+everything wrong in one way: a bad rollout that finishes does it in a quarter of the time of the healthy ones ("quick"),
+and in three times theirs ("slow"). Beside a bad spool there are that of the broker's process and another one, and three
+rollouts, as fast as two. The same run without a bad member comes first. For each run one JSON line: its pace in steps/s
+beside that of the healthy run, the seconds from the bad member's joining until it was barred, trajectories of it that
+were trained on, and what the audit of the ledger says.
 """
 
 import argparse
@@ -71,10 +72,13 @@ async def run(case: Case, options: argparse.Namespace) -> dict[str, object]:
             verdict_s=1.0,
         )
         at = ("--broker", address, "--name")
-        spool = ("--dir", str(processes.path / "spool-"))
         if case.role == "spool":
-            await processes.start("ours.members", "node", "spool", "", *at, "spool-1", "--dir", f"{spool[1]}1")
-            await processes.start("ours.members", "node", "spool", case.bug, *at, NAME, "--dir", f"{spool[1]}bad")
+            await processes.start(
+                "ours.members", "node", "spool", "", *at, "spool-1", "--dir", processes.path / "spool-1"
+            )
+            await processes.start(
+                "ours.members", "node", "spool", case.bug, *at, NAME, "--dir", processes.path / "spool-bad"
+            )
         num_rollouts = 3 if case.role == "spool" else 2  # one for each spool, together as fast as two
         for number in (1, 2):
             await processes.start("ours.members", "node", "reward", "", *at, f"reward-{number}")

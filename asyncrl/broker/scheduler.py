@@ -435,10 +435,6 @@ class Scheduler:
             source = message.checkpoint or "the beginning, because no checkpoint is intact"
             self.supervisors.notice(f"the trainer goes on from {source}")
 
-    def _stored(self, node: Node, message: Stored) -> None:
-        for unit, reason in self._trajectories.stored(message, node.name):
-            self._give_up(unit, reason)
-
     def _scored(self, node: Node, message: Scored) -> None:
         for item in message.items:
             if failed := self._verdict_limits.failure(item):
@@ -453,7 +449,8 @@ class Scheduler:
     def _handle_trajectories(self, node: Node, message: Stored | Scored | Failed | StartedOver, now_s: float) -> None:
         match message:
             case Stored():
-                self._stored(node, message)
+                for unit, reason in self._trajectories.stored(message, node.name):
+                    self._give_up(unit, reason)
             case Scored():
                 self._scored(node, message)
             case Failed():

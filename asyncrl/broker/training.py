@@ -294,10 +294,8 @@ class TrainingGroups:
         slot.give_up()
         slot.attempts += 1
         self._failures.count("trainer", reason)
-        if refusal.at_fault == "spool" and slot.ref:
-            self._faults.failed(slot.ref.spool, "spool", f"trainer: {reason}")
-        elif refusal.at_fault == "rollout" and slot.sampler:
-            self._faults.failed(slot.sampler, "rollout", f"trainer: {reason}")
+        if refusal.at_fault and (name := slot.culprit(refusal.at_fault)):
+            self._faults.failed(name, refusal.at_fault, f"trainer: {reason}")
         self._out.record(FailedAttempt(slot.unit, "trainer", reason, slot.attempts, True))
         if not group.untrained:
             group.untrained = reason

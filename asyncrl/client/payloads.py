@@ -10,6 +10,7 @@ from asyncrl.client.spools import SpoolLinks
 from asyncrl.errors import DecodeError, NotATrajectory
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import Trajectory
+from asyncrl.messages.words import AtFault
 
 _decoder = msgspec.msgpack.Decoder(Trajectory)
 
@@ -84,3 +85,8 @@ def read_trajectory(ref: SpoolRef, payload: memoryview | None) -> Trajectory:
         return _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotATrajectory(f"{place} is not a trajectory: {error}") from error
+
+
+def at_fault(error: DecodeError) -> AtFault:
+    """Role that an error of `read_trajectory` is held against: whoever stored the payload, or did not keep it."""
+    return "rollout" if isinstance(error, NotATrajectory) else "spool"

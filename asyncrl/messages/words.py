@@ -37,13 +37,13 @@ it with ``unfinished``, and metrics with ``length``.
 WeightsVia = Literal["collective", "spool"]
 """``collective``: a rollout is a member of transfers. ``spool``: it fetches versions from the spool."""
 Stage = Literal["rollout", "environment", "reward", "payload"]
-AtFault = Literal["rollout", "spool", ""]
-"""Role whose node a damaged payload is held against: it stored it so, or did not keep it; empty: nobody's."""
 """
 Place at which a unit failed. ``rollout``: the engine, or the check of its output. ``environment``: the environment, a
 tool or the agent program of its episode. ``reward``: the verifier. ``payload``: what is stored is lost or damaged,
 found before it is judged.
 """
+AtFault = Literal["rollout", "spool", ""]
+"""Role whose node a damaged payload is held against: it stored it so, or did not keep it; empty: nobody's."""
 EMPTY = memoryview(b"")
 T = TypeVar("T")
 MAX_ITEMS = 1 << 17

@@ -26,8 +26,8 @@ from asyncrl.checks.images import image_problem_of
 from asyncrl.checks.trajectory import problem_of
 from asyncrl.client.chunks import MAX_VERDICT_BYTES, cut_by_bytes, verdict_bytes
 from asyncrl.client.connection import Connection
-from asyncrl.client.payloads import PayloadClient
-from asyncrl.errors import DecodeError, LinkClosed, LinkRefused, NotATrajectory, SpoolAway, VerifierError
+from asyncrl.client.payloads import PayloadClient, at_fault
+from asyncrl.errors import DecodeError, LinkClosed, LinkRefused, SpoolAway, VerifierError
 from asyncrl.log import get_logger
 from asyncrl.messages.reward import Grade, GradeItem, Scored, ScoredItem
 from asyncrl.messages.rollout import Failed, Offer
@@ -162,10 +162,8 @@ class RewardActor:
         except TimeoutError:
             reason = f"the spool {item.ref.spool} did not send the payload within {FETCH_S:g} s"
             return Failed(item.unit, item.lease_id, "payload", reason, retryable=True, at_fault="spool")
-        except NotATrajectory as error:
-            return Failed(item.unit, item.lease_id, "payload", str(error), retryable=True)
         except DecodeError as error:
-            return Failed(item.unit, item.lease_id, "payload", str(error), retryable=True, at_fault="spool")
+            return Failed(item.unit, item.lease_id, "payload", str(error), retryable=True, at_fault=at_fault(error))
         problem = problem_of(trajectory, item.unit, item.summary, grade.limits)
         if problem := problem or image_problem_of(trajectory, grade.prompt.images):
             return Failed(item.unit, item.lease_id, "payload", problem, retryable=True)

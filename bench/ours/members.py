@@ -24,9 +24,9 @@ from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.checks.trajectory import problem_of, summary_of
 from asyncrl.cli import node as node_command
 from asyncrl.client.handshake import identity
-from asyncrl.client.payloads import PayloadClient, read_trajectory
+from asyncrl.client.payloads import PayloadClient, at_fault, read_trajectory
 from asyncrl.client.spools import SpoolLinks
-from asyncrl.errors import DecodeError, NotATrajectory
+from asyncrl.errors import DecodeError
 from asyncrl.messages.reward import GradeItem, Scored, ScoredItem
 from asyncrl.messages.rollout import Cancelled, Failed, Lease, Offer, Settled
 from asyncrl.messages.session import Bye, Ready, Stop
@@ -332,8 +332,7 @@ class Trainer:
             try:
                 trajectory = read_trajectory(one.ref, payload)
             except DecodeError as error:
-                at_fault: Any = "rollout" if isinstance(error, NotATrajectory) else "spool"
-                refused.append(Refusal(one.unit, str(error), at_fault))
+                refused.append(Refusal(one.unit, str(error), at_fault(error)))
                 continue
             if problem := one.refused or problem_of(trajectory, one.unit, one.summary, limits):
                 refused.append(Refusal(one.unit, problem))

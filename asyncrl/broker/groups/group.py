@@ -90,6 +90,10 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
         """Name of the node that sampled the stored trajectory; empty if it is not known."""
         return self.sampled_by.rpartition(".")[0]
 
+    def culprit(self, at_fault: AtFault) -> str:
+        """Name of the node of this role to hold damage of the payload against; empty if there is none."""
+        return self.sampler if at_fault == "rollout" else self.ref.spool if at_fault and self.ref else ""
+
     def has_result_of(self, lease_id: int) -> bool:
         return bool(lease_id) and self.stored_lease_id == lease_id
 

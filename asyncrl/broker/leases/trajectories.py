@@ -217,18 +217,11 @@ class Trajectories:
             slot.doubted_by, slot.doubted_at = (name,), message.at_fault
             self._grading.add(slot)
             return True
-        if len(doubters) == 1 or slot.doubted_at == message.at_fault:  # Two that disagree name nobody.
-            self._damaged(slot, message)
+        agree = len(doubters) == 1 or slot.doubted_at == message.at_fault  # Two that disagree name nobody.
+        if agree and message.at_fault:
+            self._blame([slot.culprit(message.at_fault)], message.at_fault, message.reason)
         slot.doubted_by = ()
         return False
-
-    def _damaged(self, slot: Slot, message: Failed) -> None:
-        """Hold a damaged payload against the spool that did not keep it, or the rollout that stored it so."""
-        match message.at_fault:
-            case "spool" if slot.ref:
-                self._blame([slot.ref.spool], "spool", message.reason)
-            case "rollout":
-                self._blame([slot.sampler], "rollout", message.reason)
 
     def grade(self, now_s: float = 0.0) -> None:
         """Send stored trajectories to reward nodes while these have credits."""

@@ -20,12 +20,11 @@ from asyncrl.algo.outcomes import Outcome
 from asyncrl.algo.routing import from_routing
 from asyncrl.checks.trajectory import problem_of, summary_problem_of
 from asyncrl.client.images import ImageCache
-from asyncrl.client.payloads import PayloadClient, read_trajectory
+from asyncrl.client.payloads import PayloadClient, at_fault, read_trajectory
 from asyncrl.config.config import Config
-from asyncrl.errors import DecodeError, LinkError, NotATrajectory
+from asyncrl.errors import DecodeError, LinkError
 from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory
 from asyncrl.messages.trajectory import RouteShape, Trajectory, TrajectoryLimits
-from asyncrl.messages.words import AtFault
 from asyncrl.trainer.packing.assignment import first_sharing
 from asyncrl.trainer.packing.pictures import TrainingImage
 from asyncrl.trainer.packing.step import Step, TrajectoryInfo
@@ -130,8 +129,7 @@ def _checked(
         try:
             trajectory = read_trajectory(scored.ref, payload)
         except DecodeError as error:
-            at_fault: AtFault = "rollout" if isinstance(error, NotATrajectory) else "spool"
-            refused.append(Refusal(scored.unit, str(error), at_fault))
+            refused.append(Refusal(scored.unit, str(error), at_fault(error)))
             continue
         if problem := problem_of(trajectory, scored.unit, scored.summary, limits):
             refused.append(Refusal(scored.unit, problem))
