@@ -12,40 +12,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from asyncrl.cli.launch.run import run as run
-    from asyncrl.client.connection import Connection as Connection
     from asyncrl.config.config import Config as Config
-    from asyncrl.config.run_file import load_config as load_config
     from asyncrl.errors import AsyncrlError as AsyncrlError
-    from asyncrl.node.embedding.attach import attach as attach
-    from asyncrl.node.embedding.batches import batches as batches
-    from asyncrl.node.embedding.host import Host as Host
-    from asyncrl.node.embedding.host import RolloutHealth as RolloutHealth
     from asyncrl.reward.verifier import VerifierInput as VerifierInput
     from asyncrl.rollout.actor import RolloutActor as RolloutActor
     from asyncrl.rollout.actor import RolloutOptions as RolloutOptions
     from asyncrl.rollout.engine import Completion as Completion
     from asyncrl.rollout.engine import Engine as Engine
     from asyncrl.rollout.engine import Request as Request
+    from asyncrl.runtime.attach import attach as attach
+    from asyncrl.runtime.batches import batches as batches
+    from asyncrl.runtime.launch import run as run
+    from asyncrl.runtime.rollout import Host as Host
+    from asyncrl.runtime.rollout import RolloutHealth as RolloutHealth
+    from asyncrl.tools.verl.names import load_config as load_config
     from asyncrl.weights.publish import Publisher as Publisher
+    from asyncrl.wire.handshake import Connection as Connection
 
 _MODULES = {
     "AsyncrlError": "asyncrl.errors",
     "Completion": "asyncrl.rollout.engine",
     "Config": "asyncrl.config.config",
-    "Connection": "asyncrl.client.connection",
+    "Connection": "asyncrl.wire.handshake",
     "Engine": "asyncrl.rollout.engine",
-    "Host": "asyncrl.node.embedding.host",
+    "Host": "asyncrl.runtime.rollout",
     "Publisher": "asyncrl.weights.publish",
     "Request": "asyncrl.rollout.engine",
     "RolloutActor": "asyncrl.rollout.actor",
-    "RolloutHealth": "asyncrl.node.embedding.host",
+    "RolloutHealth": "asyncrl.runtime.rollout",
     "RolloutOptions": "asyncrl.rollout.actor",
     "VerifierInput": "asyncrl.reward.verifier",
-    "attach": "asyncrl.node.embedding.attach",
-    "batches": "asyncrl.node.embedding.batches",
-    "load_config": "asyncrl.config.run_file",
-    "run": "asyncrl.cli.launch.run",
+    "attach": "asyncrl.runtime.attach",
+    "batches": "asyncrl.runtime.batches",
+    "load_config": "asyncrl.tools.verl.names",
+    "run": "asyncrl.runtime.launch",
 }
 
 __all__ = [*_MODULES]  # noqa: PLE0604  strings

@@ -47,10 +47,10 @@ from strangers import Window
 from asyncrl.broker.ledger.audit import audit
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import NodeEvent
-from asyncrl.client.handshake import identity, join, leave
-from asyncrl.client.run_address import RunAddress, find_run
 from asyncrl.config.run_file import load_config
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.wire.handshake import identity, join, leave
+from asyncrl.wire.run_address import RunAddress, find_run
 
 GOAL = 0.8
 WITNESS = "witness"

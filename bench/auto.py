@@ -4,10 +4,10 @@ Settings of ``schedule.staleness = "auto"`` against every fixed one, over many s
     python bench/auto.py [--workloads 500] [--first 49] [--processes 1] [--out runs/auto.jsonl] [--table]
 
 The broker's own rules run under virtual time, as in `asyncrl plan`; no model is needed. Workloads are those of
-tests/plan/workloads.py, and two published runs in which asynchrony lost. The search of `asyncrl plan` was changed after
-a look at the random workloads before number 49, so those are left out. A choice is made with one seed and judged with
-another. Every workload is a JSON line of ``--out``, and is not computed again; ``--table`` prints the file and computes
-nothing. Ratios are of throughputs:
+tests/tools/plan/workloads.py, and two published runs in which asynchrony lost. The search of `asyncrl plan` was
+changed after a look at the random workloads before number 49, so those are left out. A choice is made with one seed
+and judged with another. Every workload is a JSON line of ``--out``, and is not computed again; ``--table`` prints the
+file and computes nothing. Ratios are of throughputs:
 
     planned    staleness, steps per publish and split, or all devices in turn, by known speeds: `asyncrl plan`
     followed   the staleness that a run comes to, by its own times, at its split: the broker
@@ -25,8 +25,8 @@ from typing import Any
 
 import smoke
 
-from asyncrl.plan.plan_file import decode
-from tests.plan.workloads import PUBLISHED, as_line, published, workload
+from asyncrl.tools.plan.plan_file import decode
+from tests.tools.plan.workloads import PUBLISHED, as_line, published, workload
 
 TINY = {
     "devices": 2,

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 from types import TracebackType
 
-from asyncrl.processes import process_tree
+from asyncrl.workers import folders
 
 EVERY_S = 0.1
 MEMORY_EVERY = 10
@@ -61,9 +61,9 @@ class CpuWatch:
         for number in count():
             if self._ended.wait(EVERY_S):
                 return
-            now_s, family = monotonic(), process_tree.family(self._root)
+            now_s, family = monotonic(), folders.family(self._root)
             if number % MEMORY_EVERY == 0:
-                self._memory.append((now_s, process_tree.memory_bytes(family)))
+                self._memory.append((now_s, folders.memory_bytes(family)))
             for process in family:
                 pid = process.pid
                 self._points.setdefault(pid, []).append((now_s, process.cpu_s))

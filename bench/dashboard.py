@@ -35,8 +35,8 @@ from meter import cpu_s
 
 from asyncrl.messages.trajectory import Span
 from asyncrl.messages.words import FinishReason
-from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.observe.samples import SampleRow, SamplesWriter
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.records.samples import SampleRow, SamplesWriter
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -27,9 +27,9 @@ from live_run import ENVIRONMENT, LiveRun
 from run_files import CONF, ENDLESS, NEVER, add_run_file, take
 
 from asyncrl.broker.ledger.reader import read_ledger_meta
-from asyncrl.cli.recorded.inspect import read_audit
-from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.processes import process_tree
+from asyncrl.cli.inspect import read_audit
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.workers import folders
 
 BOXES = str(Path(__file__).parent / "ours" / "noted_boxes.py")
 FEW = ("schedule.groups_per_step=4", "schedule.group_size=4", "rollout.episodes=8")
@@ -165,7 +165,7 @@ def turns_trained(directory: RunDirectory) -> set[Turn]:
 
 def leftovers(run_id: str, workers: Path) -> list[str]:
     """Processes of the run, and folders of its workers, after it has ended."""
-    processes = [f"process {pid} is left" for pid in process_tree.marked(f"ASYNCRL_RUN={run_id}")]
+    processes = [f"process {pid} is left" for pid in folders.marked(f"ASYNCRL_RUN={run_id}")]
     return processes + [f"folder {path.name} is left" for path in workers.glob("asyncrl-workers-*/*")]
 
 

@@ -34,26 +34,25 @@ import zstandard
 from ours import shapes
 from ours.pause import REQUESTS, measure, tokenizer
 
-from asyncrl.actor.sockets.curve import hub_keys_of, link_keys_of
-from asyncrl.actor.sockets.zmq_hub import ZmqHub
-from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.messages.weights import PutWeights, StoredWeights, Transfer
 from asyncrl.messages.wire import CODEC
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
-from asyncrl.spool.weights.store import WeightStore
-from asyncrl.toy import step_sums
-from asyncrl.toy.lessons import step_sums_lesson
-from asyncrl.toy.text_model import Sizes, random_model
-from asyncrl.toy.vocabulary import tokenizer_from_words
-from asyncrl.toy.warm_up import WarmUp, WarmUpSchedule, supervised_step
-from asyncrl.weights.contents.checksum import Checksum
+from asyncrl.spool.weights import WeightStore
+from asyncrl.tools.toy import step_sums
+from asyncrl.tools.toy.lessons import step_sums_lesson
+from asyncrl.tools.toy.models import tokenizer_from_words
+from asyncrl.tools.toy.text_model import TextModelSizes, random_model
+from asyncrl.tools.toy.warm_up import WarmUp, WarmUpSchedule, supervised_step
+from asyncrl.weights.contents.header import Checksum
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
 from asyncrl.weights.staging import Staging
-from asyncrl.weights.stored.digest import digest
 from asyncrl.weights.stored.download import Downloader
-from asyncrl.weights.stored.staged import StagedVersion
+from asyncrl.weights.stored.staged import StagedVersion, digest
 from asyncrl.weights.stored.stream import FORMAT, host_staging, write
+from asyncrl.wire.curve import hub_keys_of, link_keys_of
+from asyncrl.wire.zmq_hub import ZmqHub
+from asyncrl.wire.zmq_link import ZmqLink
 from tests.integration.forwarder import slow_line
 
 SOURCES = ("step-sums", "30M", "300M")
@@ -61,7 +60,7 @@ LEARNING_RATES = {"tiny": (1e-5,), "step-sums": (1e-6, 8.2e-6, 3e-5), "30M": (1e
 """The second one changes about 2.9 % of the elements."""
 BEFORE, VERSIONS = 4, 3
 """Steps before the first version, because those of a fresh optimizer are not typical; versions after the first."""
-STEP_SUMS = Sizes(layers=4, hidden_size=256, intermediate_size=768, heads=8, kv_heads=4, head_dim=32)
+STEP_SUMS = TextModelSizes(layers=4, hidden_size=256, intermediate_size=768, heads=8, kv_heads=4, head_dim=32)
 STEP_SUMS_STEPS = 60
 BUCKET_BYTES = 64 << 20
 BITS_PER_S = 50e6

@@ -35,8 +35,8 @@ from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.episodes.conversation import Conversation
 from asyncrl.rollout.episodes.record import EpisodeRecord
+from asyncrl.rollout.gateway.app import serve
 from asyncrl.rollout.gateway.gateway import Gateway
-from asyncrl.rollout.gateway.server import serve
 from asyncrl.rollout.results import EpisodeLimits
 
 TURNS = 8

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncrl.processes import process_tree
+from asyncrl.workers import folders
 
 MB = 1e6
 BLOCK_BYTES = 512
@@ -61,7 +61,7 @@ def process_values(pid: int) -> dict[str, float]:
     """Memory, descriptors and threads of a process and those below it; empty if one of them has just ended."""
     total: defaultdict[str, float] = defaultdict(float)
     try:
-        for each in (pid, *(process.pid for process in process_tree.below(pid))):
+        for each in (pid, *(process.pid for process in folders.below(pid))):
             memory = _memory(each)
             total["memory MB"] += (memory["Pss_Anon"] + memory["Pss_Shmem"]) / MB
             total["pss MB"] += memory["Pss"] / MB

@@ -29,16 +29,15 @@ import torch
 from transformers import PreTrainedModel
 
 from asyncrl.reward.verifier import VerifierInput
-from asyncrl.toy.demonstrations import Encoded, batches_by_length, encode
-from asyncrl.toy.models import save_model
-from asyncrl.toy.text_model import Sizes, random_model
-from asyncrl.toy.vocabulary import tokenizer_from_texts
-from asyncrl.toy.warm_up import supervised_step
+from asyncrl.tools.toy.demonstrations import EncodedDemonstration, batches_by_length, encode
+from asyncrl.tools.toy.models import save_model, tokenizer_from_texts
+from asyncrl.tools.toy.text_model import TextModelSizes, random_model
+from asyncrl.tools.toy.warm_up import supervised_step
 
 NUMBER = r"(-?\d+(?:\.\d+)?)"
 CALCULATION = re.compile(rf"<<{NUMBER}([-+*/]){NUMBER}={NUMBER}>>")
 ANSWER = re.compile(rf"#### {NUMBER}\s*$")
-SIZES = Sizes(layers=3, hidden_size=128, intermediate_size=384, heads=4, kv_heads=2, head_dim=32)
+SIZES = TextModelSizes(layers=3, hidden_size=128, intermediate_size=384, heads=4, kv_heads=2, head_dim=32)
 VOCABULARY = 2048
 BATCH_SIZE = 32
 LR = 3e-3
@@ -68,7 +67,7 @@ def _is_right(left: str, sign: str, right: str, result: str) -> bool:
     return exact is not None and abs(Fraction(result) - exact) < Fraction(1, 100)
 
 
-def train(model: PreTrainedModel, examples: list[Encoded], epochs: float, seed: int) -> None:
+def train(model: PreTrainedModel, examples: list[EncodedDemonstration], epochs: float, seed: int) -> None:
     """Supervised training on the solutions, with a short rise and a linear fall of the learning rate."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     stream, steps = batches(examples, random.Random(seed)), int(epochs * len(examples) / BATCH_SIZE)
@@ -81,7 +80,7 @@ def train(model: PreTrainedModel, examples: list[Encoded], epochs: float, seed: 
             print(json.dumps(line | {"seconds": round(time.monotonic() - started_s)}), flush=True)
 
 
-def batches(examples: list[Encoded], rng: random.Random) -> Iterator[list[Encoded]]:
+def batches(examples: list[EncodedDemonstration], rng: random.Random) -> Iterator[list[EncodedDemonstration]]:
     """Epochs of batches of similar length, in random order."""
     size = DRAWN_TOGETHER * BATCH_SIZE
     while True:

@@ -14,8 +14,7 @@ from keyed import link_keys
 from payloads import SUMMARY, payloads
 from zmq.utils import z85
 
-from asyncrl.actor.codec import Envelope, Part, cut, encode
-from asyncrl.actor.sockets.curve import LinkKeys, new_pair
+from asyncrl.messages.codec import Envelope, Part, cut, encode
 from asyncrl.messages.reward import Scored
 from asyncrl.messages.session import Beat, Drain, Hello
 from asyncrl.messages.spool import Put, PutItem, SpoolRef, Stored, StoredItem
@@ -24,7 +23,8 @@ from asyncrl.messages.trainer import Commit, Take
 from asyncrl.messages.trajectory import Unit
 from asyncrl.messages.weights import Publishing
 from asyncrl.messages.wire import PROTOCOL
-from asyncrl.node.broker.broker import CONTROL
+from asyncrl.runtime.broker import CONTROL
+from asyncrl.wire.curve import LinkKeys, new_pair
 
 LOW = "low"
 """Name of the allowed key, whose role is `reward`."""

@@ -43,14 +43,14 @@ from processes import free_address
 from asyncrl import Engine, Host, Request, attach
 from asyncrl.config.run_file import load_config
 from asyncrl.messages.trajectory import Prompt, Sampling
-from asyncrl.node.rollout.engine import load_engine
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.records.run_directory import RunDirectory
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
-from asyncrl.toy.models import make_random
-from asyncrl.toy.step_sums import write
-from asyncrl.toy.text_model import Sizes
+from asyncrl.runtime.rollout import load_engine
+from asyncrl.tools.toy.models import make_random
+from asyncrl.tools.toy.step_sums import write
+from asyncrl.tools.toy.text_model import TextModelSizes
 
-SIZES = Sizes(layers=4, hidden_size=256, intermediate_size=768, heads=4, kv_heads=2, head_dim=64)
+SIZES = TextModelSizes(layers=4, hidden_size=256, intermediate_size=768, heads=4, kv_heads=2, head_dim=64)
 SLOTS = 8
 PREFILL_TOKENS = 256
 USER_TOKENS = 64

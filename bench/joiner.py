@@ -24,7 +24,7 @@ from live_run import PATIENCE_S, LiveRun
 from msgspec import structs
 from run_files import ENDLESS, NEVER, add_run_file, take, toy
 
-from asyncrl.cli.recorded.inspect import read_audit
+from asyncrl.cli.inspect import read_audit
 
 SETTINGS = (
     *ENDLESS,

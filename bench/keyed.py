@@ -14,16 +14,13 @@ from pathlib import Path
 
 from processes import ENVIRONMENT, Processes
 
-from asyncrl.actor.sockets import curve
-from asyncrl.actor.sockets.curve import HubKeys, LinkKeys, Owner
-from asyncrl.actor.supervise import Child
-from asyncrl.client.credentials import read_credentials
-from asyncrl.keys.allow_list import AllowedKey, AllowList
-from asyncrl.keys.allow_list_file import write_allow_list
-from asyncrl.keys.allowed_keys import AllowedKeys
-from asyncrl.keys.key import new_key
-from asyncrl.keys.key_file import write_key
-from asyncrl.keys.key_folder import KEYS_VARIABLE, KeyFolder
+from asyncrl.wire import curve
+from asyncrl.wire.curve import HubKeys, LinkKeys, Owner
+from asyncrl.wire.keys.allow_list import AllowedKey, AllowList, write_allow_list
+from asyncrl.wire.keys.key import new_key, write_key
+from asyncrl.wire.keys.key_folder import KEYS_VARIABLE, AllowedKeys, KeyFolder
+from asyncrl.wire.run_address import read_credentials
+from asyncrl.workers.child import Child
 
 
 class KeyedProcesses(Processes):

@@ -39,18 +39,18 @@ from picture import picture
 from run_files import QUICKSTART, add_run_file, take
 from torch import Tensor
 
-from asyncrl.broker.metrics.drift_alarms import ess_alarm
+from asyncrl.broker.metrics.alarms import ess_alarm
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
 from asyncrl.data.prompts import Draw, held_out_stream, train_stream
 from asyncrl.messages.trajectory import Sampling, Span
-from asyncrl.observe.report.charts import COLOURS, Series, line_chart
 from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.verifier import verdict_of, verifier_input
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
+from asyncrl.tools.report.charts import COLOURS, Series, line_chart
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 
 CISPO = ["algorithm.loss=cispo", "algorithm.clip_high=4"]
 DR_GRPO = ["algorithm.advantage=dr_grpo"]

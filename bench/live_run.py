@@ -12,7 +12,7 @@ from pathlib import Path
 from run_files import written
 
 from asyncrl.config.config import Config
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.records.run_directory import RunDirectory
 
 LOOK_S = 0.03
 PATIENCE_S = 120.0

@@ -17,7 +17,7 @@ import smoke
 from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from asyncrl.config.run_file import decode
-from asyncrl.node.machine.memory import Room, plan_memory
+from asyncrl.runtime.memory import Room, plan_memory
 
 QWEN3 = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
 CHECKPOINTING = {"gradient_checkpointing": True}

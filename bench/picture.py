@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from asyncrl.observe.report import charts
+from asyncrl.tools.report import charts
 
 GAP, HEAD = 14, 44
 PAPER = "svg { background: #f6f7f9; } .head { font: 600 16px system-ui, sans-serif; fill: #1c1f23; }"
@@ -15,7 +15,7 @@ def picture(title: str, drawings: Sequence[str], *, columns: int = 2) -> str:
 
     Args:
         title: Heading of the whole picture.
-        drawings: SVG charts from `asyncrl.observe.report.charts`, row by row.
+        drawings: SVG charts from `asyncrl.tools.report.charts`, row by row.
         columns: Charts per row.
     """
     rows = -(-len(drawings) // columns)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from asyncrl.actor.supervise import Child, describe_exit
+from asyncrl.workers.child import Child, describe_exit
 
 HERE = Path(__file__).parent
 MAIN = HERE / "messages.py"

@@ -31,15 +31,15 @@ from ours import publishing
 from ours.publishing import Peaks, Shards, child, look_at_each_broadcast, many
 from ours.transfers import BARE, DEADLINE_S, FORM_BARE, MEMBERS, Bare, serve
 
-from asyncrl.actor.message import Message
-from asyncrl.actor.sockets.zmq_hub import ZmqHub
-from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.config.sections.weights import Weights
+from asyncrl.messages.codec import Message
 from asyncrl.messages.session import Bye, Stop, StoreValue
 from asyncrl.messages.weights import Transfer
 from asyncrl.messages.wire import CODEC
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.publish import Publisher
+from asyncrl.wire.zmq_hub import ZmqHub
+from asyncrl.wire.zmq_link import ZmqLink
 
 SWAPS = {"float32": False, "bfloat16": True}
 """Dtypes, and whether the rollouts have weights to swap."""

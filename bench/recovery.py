@@ -30,7 +30,7 @@ from run_files import ENDLESS, NEVER, add_run_file, take
 
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import Progressed, Reissued, Result
-from asyncrl.cli.recorded.inspect import read_audit
+from asyncrl.cli.inspect import read_audit
 from asyncrl.messages.trajectory import Unit
 
 SETTINGS = (

@@ -41,11 +41,10 @@ from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.layer_kernels import TritonKernels
 from asyncrl.rollout.engines.transformers.qwen3 import Qwen3Forward
-from asyncrl.rollout.engines.transformers.slot_job import SlotJob
-from asyncrl.rollout.engines.transformers.slots import SlotTable
+from asyncrl.rollout.engines.transformers.slots import SlotJob, SlotTable
 from asyncrl.trainer.activations import pass_bytes
 from asyncrl.trainer.packing.batch import collate
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 
 META = torch.device("meta")
 FREE = {"empty", "empty_like", "empty_strided", "new_empty", "_unsafe_view", "detach", "lift_fresh", "promote_types"}

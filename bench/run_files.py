@@ -111,10 +111,9 @@ def _tiny_base(path: Path) -> list[str]:
 
 
 def _make_tiny(task: str, folder: Path) -> None:
-    from asyncrl.toy import hidden_sums, step_sums
-    from asyncrl.toy.models import save_model
-    from asyncrl.toy.text_model import Sizes, random_model
-    from asyncrl.toy.vocabulary import PLAIN_CHAT, tokenizer_from_words
+    from asyncrl.tools.toy import hidden_sums, step_sums
+    from asyncrl.tools.toy.models import PLAIN_CHAT, save_model, tokenizer_from_words
+    from asyncrl.tools.toy.text_model import TextModelSizes, random_model
 
     folder.mkdir(parents=True, exist_ok=True)
     write: Callable[..., None] = hidden_sums.write if task == "hidden-sums" else step_sums.write
@@ -124,5 +123,5 @@ def _make_tiny(task: str, folder: Path) -> None:
         tokenizer = tokenizer_from_words(hidden_sums.WORDS, chat_template=PLAIN_CHAT)
     else:
         tokenizer = tokenizer_from_words(step_sums.WORDS)
-    sizes = Sizes(layers=1, hidden_size=32, intermediate_size=64, heads=2, kv_heads=1, head_dim=16)
+    sizes = TextModelSizes(layers=1, hidden_size=32, intermediate_size=64, heads=2, kv_heads=1, head_dim=16)
     save_model(folder / "model", random_model(sizes, tokenizer, 0), tokenizer, lambda _: None)

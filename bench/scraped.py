@@ -25,8 +25,8 @@ import smoke
 from run_files import NEVER, add_run_file, take, written
 
 from asyncrl.config.config import Config
-from asyncrl.observe.metrics.exposition import Exposition
-from asyncrl.observe.metrics.table import METRICS, Sample
+from asyncrl.records.metrics import METRICS, Sample
+from asyncrl.runtime.http_server import Exposition
 
 ROOT = Path(__file__).parents[1]
 EVERY_S = 1.0

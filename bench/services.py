@@ -19,8 +19,8 @@ from pathlib import Path
 import smoke
 from run_files import add_run_file, take, written
 
-from asyncrl.cli.recorded.inspect import read_audit
-from asyncrl.config.resolve import with_absolute_paths
+from asyncrl.cli.inspect import read_audit
+from asyncrl.config.run_file import with_absolute_paths
 from tests.conf.managed_run import MANAGERS, ManagedRun, kill_at_random
 
 SETTINGS = (

@@ -19,8 +19,8 @@ import smoke
 import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but not exported
 
-from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.group import form
+from asyncrl.weights.groups.network_interface import Deadline
 
 BACKENDS = ("shared", "gloo")
 BUCKET = 64 << 20

@@ -47,10 +47,10 @@ from growth import Sample, disk_values, process_values, rows
 from processes import Processes
 from run_files import ENDLESS, add_run_file, take, written
 
-from asyncrl.actor.supervise import Child
-from asyncrl.cli.recorded.inspect import read_audit
+from asyncrl.cli.inspect import read_audit
 from asyncrl.errors import ToldToLeave
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.workers.child import Child
 
 SETTINGS = (
     *ENDLESS,

@@ -39,9 +39,9 @@ from run_files import add_run_file, take, written
 
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
-from asyncrl.observe.report.charts import Series, line_chart
-from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.observe.run_record import RunRecord, read_run
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.records.run_record import RunRecord, read_run
+from asyncrl.tools.report.charts import Series, line_chart
 
 HERE = Path(__file__).parent
 

@@ -27,13 +27,13 @@ from ours.durable import _join, _Trainer
 from processes import report
 from zmq.utils import z85
 
-from asyncrl.actor.codec import Envelope, encode
 from asyncrl.cli import node
-from asyncrl.client.handshake import identity
+from asyncrl.messages.codec import Envelope, encode
 from asyncrl.messages.session import Hello
 from asyncrl.messages.supervisor import Exited
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.wire import PROTOCOL
+from asyncrl.wire.handshake import identity
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 BIG = 4 << 20

@@ -26,13 +26,12 @@ from typing import Any
 import smoke
 from msgspec import Struct
 
-from asyncrl.broker.ledger.staleness_bound import most_versions
-from asyncrl.plan.inputs import inputs
-from asyncrl.plan.lengths import Lognormal
-from asyncrl.plan.plan_file import decode
-from asyncrl.plan.result import completion_tokens, trajectory_staleness
-from asyncrl.plan.sections import Plan
-from asyncrl.plan.simulate import Simulation
+from asyncrl.broker.ledger.versions import most_versions
+from asyncrl.tools.plan.lengths import Lognormal
+from asyncrl.tools.plan.plan_file import decode, inputs
+from asyncrl.tools.plan.sections import Plan
+from asyncrl.tools.plan.simulate import Simulation
+from asyncrl.tools.plan.simulated.cluster import completion_tokens, trajectory_staleness
 
 MEDIAN, SPREAD = 500, 50.0
 GROUPS, SIZE = 16, 8

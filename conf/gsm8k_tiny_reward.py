@@ -7,7 +7,7 @@ Correctness alone gives no gradient if no completion is correct. Accuracy counts
 import re
 
 from asyncrl.reward.verifier import VerifierInput
-from asyncrl.reward.verifiers.gsm8k import Gsm8k
+from asyncrl.reward.verifiers.math import Gsm8k
 
 judge = Gsm8k(method="strict")
 

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from asyncrl.cli.start.reference import pages, without_links_elsewhere
+from asyncrl.tools.examples import pages, without_links_elsewhere
 
 
 def on_files(files: Any, *, config: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.algo.losses.tokens import Tokens
+from asyncrl.algo.loss_tokens import Tokens
 from asyncrl.algo.outcomes import Advantages, Outcome
 
 

@@ -12,7 +12,9 @@ import hypothesis
 import pytest
 import structlog
 
-from asyncrl.processes.printed import FORMAT_VARIABLE
+from asyncrl.workers.printed import FORMAT_VARIABLE
+
+pytest_plugins = ["tests.recorded_runs"]
 
 os.environ.setdefault("TMPDIR", tempfile.gettempdir())  # For addresses "ipc://*", which libzmq else puts into "."
 
@@ -155,7 +157,7 @@ def require_pictures() -> None:
     """Skip a test where models that read pictures are refused."""
     from transformers import Qwen3VLForConditionalGeneration
 
-    from asyncrl.vision.encoded import takes_encoded
+    from asyncrl.vision.processor import takes_encoded
 
     if not takes_encoded(Qwen3VLForConditionalGeneration):
         pytest.skip(f"transformers {version('transformers')} takes no encoded pictures, so these models are refused")

@@ -87,7 +87,7 @@ def test_the_sdist_has_no_tests_and_no_leftovers(sdist: Path) -> None:
 
 def test_the_wheel_has_every_module_and_all_package_data(wheel: Path) -> None:
     package, shipped = files("asyncrl"), {f"asyncrl/shipped/{name}" for name in files("conf", "docs", "examples")}
-    assert {"asyncrl/py.typed", "asyncrl/cli/services/templates/systemd/asyncrl@.service"} <= package
+    assert {"asyncrl/py.typed", "asyncrl/tools/services/templates/systemd/asyncrl@.service"} <= package
     assert package | shipped == in_wheel(wheel)
 
 

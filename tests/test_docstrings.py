@@ -1,6 +1,7 @@
-"""Docstrings of the package open with their subject or verb."""
+"""Docstrings of the package open with their subject or verb, and can be read with the file closed."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,12 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "asyncrl").rglob("*.py"))
 RIDDLES = frozenset({"what", "of", "whom", "whose", "who", "how", "whether", "as", "where", "so", "those", "by", "why"})
 """Opening words that hide the subject of a sentence."""
+ELSEWHERE = frozenset({"it", "its", "they", "them", "their", "such", "args"})
+"""Opening words whose subject stands in another place, if anywhere: a name, the class, or the line above."""
+AS_ABOVE = re.compile(
+    r"(the same|all of (it|them))([.,:;]| (as|at|by|each|for|from|in|of|on|to|where|with|without)\b)", re.I
+)
+"""Openings that repeat another docstring. `The same message with ...` has its noun."""
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
@@ -22,7 +29,8 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def opens_with_a_riddle(text: str) -> bool:
-    return text.split(maxsplit=1)[0].strip(".,:;`").lower() in RIDDLES if text else False
+    first = text.split(maxsplit=1)[0].strip(".,:;`").lower() if text else ""
+    return first in RIDDLES | ELSEWHERE or bool(AS_ABOVE.match(text))
 
 
 @pytest.mark.parametrize(
@@ -31,11 +39,15 @@ def opens_with_a_riddle(text: str) -> bool:
         ("Of its tokens.", True),
         ("What a verifier is.", True),
         ("``what`` is quoted.", True),
+        ("Its folder.", True),
+        ("Args:\n    name: Name.", True),
+        ("The same in words.", True),
+        ("The same message, with each text made fit.", False),
         ("Oldest version in its tokens.", False),
         ("", False),
     ],
 )
-def test_an_opening_is_judged_by_its_first_word(text: str, is_riddle: bool) -> None:
+def test_an_opening_is_judged_by_its_first_words(text: str, is_riddle: bool) -> None:
     assert opens_with_a_riddle(text) == is_riddle
 
 

@@ -19,10 +19,10 @@ HOST = textwrap.dedent(
     from fastapi import FastAPI
     from fastapi.testclient import TestClient
 
-    from asyncrl.actor.memory import MemoryHub
-    from asyncrl.client.connection import Connection
-    from asyncrl.client.handshake import Identity
-    from asyncrl.client.spools import SpoolLinks
+    from asyncrl.wire.memory import MemoryHub
+    from asyncrl.wire.handshake import Connection
+    from asyncrl.wire.handshake import Identity
+    from asyncrl.wire.spools import SpoolLinks
     from asyncrl.messages.rollout import Lease, Leased, Offer, Settled
     from asyncrl.messages.session import Ready
     from asyncrl.messages.spool import Put, SpoolAddress, SpoolSet

@@ -16,14 +16,22 @@ WITHOUT_TORCH = [
     "errors",
     "messages",
     "config",
-    "actor",
+    "wire",
+    "workers",
+    "files",
+    "terminal",
     "broker",
-    "plan",
     "spool",
     "reward",
-    "observe",
+    "records",
     "data",
-    "keys",
+    "environment",
+    "tools/plan",
+    "tools/verl",
+    "tools/report",
+    "tools/dashboard",
+    "cli/main",
+    "cli/node",
 ]
 """Packages and modules that must import without torch."""
 EMBEDDABLE = ["asyncrl.rollout.actor", "asyncrl.rollout.engine"]
@@ -37,6 +45,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 def modules(part: str) -> Iterator[str]:
     """The dotted name of a module, or those of all modules of a package."""
     place = PACKAGE / part
+    assert place.is_dir() or place.with_suffix(".py").is_file(), part
     for path in sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]:
         name = ".".join(("asyncrl", *path.relative_to(PACKAGE).with_suffix("").parts))
         yield name.removesuffix(".__init__")

@@ -45,7 +45,7 @@ def test_a_host_with_structlog_gets_events_with_their_fields(caplog: pytest.LogC
 def test_no_other_module_logs_past_it() -> None:
     package = Path(asyncrl.__file__).parent
     users = {str(path.relative_to(package)) for path in package.rglob("*.py") if "import structlog" in path.read_text()}
-    assert users == {"log.py", "node/process/process.py"}
+    assert users == {"log.py", "runtime/process.py"}
 
 
 def test_fields_of_a_task_are_in_its_events_and_in_those_of_its_own_tasks() -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from asyncrl.algo.losses.resolve import resolve_loss
+from asyncrl.algo.losses import resolve_loss
 from asyncrl.broker.ledger.records import Admitted, Dropped, Taken, VersionLive
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode

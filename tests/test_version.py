@@ -21,12 +21,12 @@ importlib.metadata.version = lacking
 """
 
 METRICS = """
-from asyncrl.observe.metrics.exposition import Exposition
+from asyncrl.runtime.http_server import Exposition
 print(Exposition({"role": "broker", "node": "broker"}, list).text()[0].decode())
 """
 
 TRACES = """
-from asyncrl.observe.traces.exporter import SpanExport
+from asyncrl.runtime.exporter import SpanExport
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 export = SpanExport("run", InMemorySpanExporter())
 print(export._resource.attributes["service.version"])
@@ -34,8 +34,8 @@ export.close()
 """
 
 DOCTOR = """
-from asyncrl.node.machine.cluster.facts import look
-from asyncrl.node.machine.cluster.probe_messages import Look
+from asyncrl.tools.cluster.probe import look
+from asyncrl.tools.cluster.probe import Look
 print(look(Look(broker_host="127.0.0.1", broker_port=1)).versions["asyncrl"])
 """
 

@@ -14,14 +14,145 @@ log-probs of the truncated distribution, which are higher: without the mask the 
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from asyncrl.algo.products import add_product, head_logits, product
-from asyncrl.algo.sampling_mask import REMOVED, SamplingMask
+from asyncrl.log import get_logger
+
+# ── sampling mask ─────────────────────────────────────────────────────────────────────────────
+# Sampling masks: the token ids that were left in the distribution when each token was drawn.
+#
+#     sampler    softmax ─ top-k, top-p ─▶ renormalised over the mask ─▶ token, log-prob
+#     trainer    logits  ─ the same mask ─▶ renormalised over it       ─▶ log-prob of the token
+#
+# Top-p under the policy in training would leave other ids than top-p in the sampler, and the ratio would compare
+# distributions over different sets. With the sampler's mask both policies are renormalised over one set, so two equal
+# policies have a ratio of 1 and a KL of 0.
+#
+# Source:
+#     DeepSeek-AI 2025, arXiv:2512.02556 ("keep sampling mask").
+
+REMOVED = -1e30
+"""Logit of an id outside the mask: its probability is exactly 0. Minus infinity would make 0 * logit a NaN."""
+
+
+class SamplingMask(NamedTuple):
+    """Masks of N tokens with M ids in total."""
+
+    counts: Tensor
+    """Number of ids in the mask of each token, [N] int64; 0 leaves the whole vocabulary."""
+    ids: Tensor
+    """Token ids of all masks, [M] int64, mask after mask."""
+    ends: list[int]
+    """N + 1 boundaries of the masks in ``ids``, starting with 0; on the host, so that slicing waits for no device."""
+
+    def apply(self, logits: Tensor, rows: slice) -> Tensor:
+        """Set the logits [n, V] of the tokens ``rows`` to `REMOVED` outside their masks, in place."""
+        start, end = self.ends[rows.start], self.ends[min(rows.stop, len(self.ends) - 1)]
+        if start == end:
+            return logits
+        counts = self.counts[rows]
+        row = torch.arange(len(logits), device=logits.device).repeat_interleave(counts, output_size=end - start)
+        left = row * logits.shape[1] + self.ids[start:end]
+        flat = logits.view(-1)
+        values = flat[left]
+        logits.masked_fill_((counts > 0)[:, None], REMOVED)
+        flat[left] = values
+        return logits
+
+
+# ── products ──────────────────────────────────────────────────────────────────────────────────
+# Matrix products of 16-bit tensors that are summed and returned in float32.
+#
+#     CUDA          one kernel: 16-bit factors, float32 sums and result, or sums that are added to it
+#     elsewhere     some columns of the right factor at a time, as float32
+#
+# The product of two bfloat16 numbers is exact in float32, so only the order of a sum makes a difference. Logits of
+# the trainer and of the built-in engine come from here: rounded to bfloat16, a logit of 20 would be wrong by up to
+# 0.06.
+
+log = get_logger()
+
+HALVES = (torch.bfloat16, torch.float16)
+CHUNK = 1 << 25
+"""Elements of the right factor in memory as float32 at a time: 128 MiB."""
+
+
+def head_logits(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """
+    Logits [..., V] of a linear head, in float32 or the dtype of the inputs if that is wider.
+
+    Args:
+        states: [..., H], of the dtype of the head.
+        weight: [V, H].
+        bias: [V].
+    """
+    if states.dtype not in HALVES:
+        return F.linear(states, weight, bias)
+    logits = product(states.flatten(0, -2), weight.T)
+    if bias is not None:
+        logits += bias
+    return logits.view(*states.shape[:-1], len(weight))
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """[n, m] product of [n, k] and [k, m], which have one dtype; in float32 if that is narrower."""
+    if left.dtype not in HALVES:
+        return left @ right
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    result = left.new_empty(len(left), right.shape[1], dtype=torch.float32)
+    left = left.float()
+    for columns in _columns(right):
+        result[:, columns] = left @ right[:, columns].float()
+    return result
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add the `product` of [n, k] and [k, m] to a contiguous [n, m] total of its dtype, without a tensor for it."""
+    if left.dtype not in HALVES:
+        total.addmm_(left, right)
+    elif left.is_cuda and _adds(left.device, left.dtype):
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    elif left.is_cuda:
+        total += torch.mm(left, right, out_dtype=torch.float32)
+    else:
+        left = left.float()
+        for columns in _columns(right):
+            total[:, columns].addmm_(left, right[:, columns].float())
+
+
+def _columns(right: Tensor) -> Iterator[slice]:
+    """Slices of the columns of a factor that are in memory as float32 together."""
+    width = max(1, CHUNK // max(1, len(right)))
+    return (slice(start, start + width) for start in range(0, right.shape[1], width))
+
+
+@cache
+def _adds(device: torch.device, dtype: torch.dtype) -> bool:
+    """True if the installed torch adds a product of 16-bit factors to a float32 total: it is tried, once."""
+    left, right = (torch.linspace(-2, 2, 256, device=device).view(16, 16).to(dtype) for _ in range(2))
+    total = torch.full((16, 16), 0.123, device=device)
+    expected = total + left.float() @ right.float()
+    try:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+        if torch.allclose(total, expected, rtol=1e-4, atol=1e-4):
+            return True
+        reason = "gives other values"
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+    log.warning("products.slower", device=str(device), torch=torch.__version__, reason=reason)
+    return False
+
+
+# ── logprobs ──────────────────────────────────────────────────────────────────────────────────
 
 HOST_CHUNK, DEVICE_CHUNK = 1 << 25, 1 << 28
 """
@@ -175,3 +306,21 @@ class _Score(torch.autograd.Function):
 
 def _cast(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     return weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+# ── attention ─────────────────────────────────────────────────────────────────────────────────
+# Kernels of scaled dot-product attention, chosen by a rule instead of for each shape.
+#
+#     CUDA          flash ─▶ efficient ─▶ math      the first that takes the arguments
+#     elsewhere     torch's only one
+#
+# Left alone, torch prefers cuDNN on newer GPUs, which makes a plan for each new shape and stride and keeps all of
+# them. Decoding and packed rows make new shapes all the time.
+
+ORDER = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Kernels that work for every shape without preparation, the fastest first."""
+
+
+def ready_kernels(device: torch.device) -> AbstractContextManager[None]:
+    """Attention of this block takes kernels that need no preparation. Sets switches of the process, until the end."""
+    return sdpa_kernel(ORDER, set_priority=True) if device.type == "cuda" else nullcontext()

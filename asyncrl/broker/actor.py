@@ -12,56 +12,42 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Literal, cast
+from typing import Literal
 
 from msgspec.structs import replace
 
-from asyncrl.actor.failpoints import reach
-from asyncrl.actor.link import Hub, Link
-from asyncrl.actor.message import Message
-from asyncrl.broker.ending import Ending
+from asyncrl.broker.ending import RunEnding
 from asyncrl.broker.groups.group import Group
+from asyncrl.broker.handlers import shell
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.records import AnyRecord, NodeEvent, Rewarded, Written
 from asyncrl.broker.metrics.readings import Readings
 from asyncrl.broker.metrics.run_files import RunFiles
 from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.broker.operators import Operators
-from asyncrl.broker.outbox import Event, Outgoing
+from asyncrl.broker.outbox import Event, OutgoingMessage
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.sessions import RunIdentity, Sessions
 from asyncrl.broker.staleness_control import BY, KEY, StalenessChoice
-from asyncrl.broker.status.long_silence import LongSilence, sentence
-from asyncrl.broker.status.restarts import RestartBook
-from asyncrl.broker.traces.traces import Traces
-from asyncrl.checks.shown_messages import shown_message
-from asyncrl.client.images import ImageCache
-from asyncrl.client.payloads import PayloadClient
-from asyncrl.client.spools import SpoolLinks
+from asyncrl.broker.status import LongSilence, RestartBook, sentence
+from asyncrl.broker.traces import Traces
 from asyncrl.config.config import Config
 from asyncrl.errors import AsyncrlError, ConfigError, RunFailed
+from asyncrl.failpoints import failpoint
 from asyncrl.files.checkpoints import MANIFEST, file_entry, step_folder
+from asyncrl.messages.codec import Message
 from asyncrl.messages.files import ModelFiles
-from asyncrl.messages.session import Bye, Drain, Hello, Ready, StoreGet, StoreSet, StoreValue
+from asyncrl.messages.session import Bye, Hello, StoreGet, StoreSet, StoreValue
 from asyncrl.messages.spool import SpoolAddress
-from asyncrl.messages.supervisor import (
-    Admit,
-    Exited,
-    Interrupt,
-    Pause,
-    Progress,
-    SetSettings,
-    Stacks,
-    StacksWanted,
-    StatusWanted,
-)
+from asyncrl.messages.supervisor import Exited, Interrupt, Progress
 from asyncrl.messages.trainer import Batch, Commit, Stepped
 from asyncrl.messages.weights import Live
-from asyncrl.messages.wire import ToBroker
-from asyncrl.observe.metrics.table import Sample
-from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.observe.samples import SamplesWriter
+from asyncrl.records.metrics import Sample
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.records.samples import SamplesWriter
 from asyncrl.weights.groups.rendezvous import Rendezvous
+from asyncrl.wire.link import Hub, Link
+from asyncrl.wire.spools import ImageCache, PayloadClient, SpoolLinks
 
 TICK_S = 0.25
 LOCKED_S = 5.0
@@ -127,16 +113,19 @@ class BrokerActor:
         )
         self._dirty = asyncio.Event()
         """Set when records or messages should be written now."""
-        self._unsent: list[Outgoing] = []
+        self._unsent: list[OutgoingMessage] = []
         self._unwritten: list[AnyRecord] = []
         self._locked_s = 0.0
         """Seconds for which the ledger has been locked, once that was told; else 0."""
         self._tasks: asyncio.TaskGroup | None = None
-        self._ending = Ending(scheduler.nodes, hub, self._files, self._samples)
+        self._ending = RunEnding(scheduler.nodes, hub, self._files, self._samples)
         run = RunIdentity(run_id, str(directory.path.resolve()), broker_term, list(models))
         self._sessions = Sessions(
             run, scheduler, hub, files=self._files, ending=self._ending, restarts=self._restarts, clock=clock
         )
+        rules = dict.fromkeys(scheduler.rules, self._decide)
+        self._handlers = rules | shell.table(self, self._sessions, self._operators)
+        """The handler of each message to the broker: for most of them the rule alone."""
 
     async def run(self) -> None:
         """
@@ -199,7 +188,7 @@ class BrokerActor:
         """The connections of these peers have ended for good."""
         with self._deciding():
             for peer in peers:
-                self._scheduler.left(peer, cause, self._clock())
+                self._scheduler.departed(peer, cause, self._clock())
 
     def follow(self, choice: StalenessChoice) -> None:
         """Set the staleness that a plan fitted to the run has chosen; it is recorded like an operator's decision."""
@@ -228,7 +217,7 @@ class BrokerActor:
         while True:
             peer, message = await self._hub.receive()
             with self._deciding():
-                self._handle(peer, cast("ToBroker", message))
+                self._handle(peer, message)
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
@@ -238,7 +227,7 @@ class BrokerActor:
             late_s = loop.time() - due_s
             with self._deciding():
                 if late_s > SLEPT_S:
-                    self._scheduler.slept(late_s)
+                    self._scheduler.clock_jumped(late_s)
                 for node in self._scheduler.tick(self._clock()):
                     self._hub.forget(node.peer)
                 self._sessions.tick()
@@ -274,9 +263,9 @@ class BrokerActor:
             unwritten, self._unwritten = self._unwritten, []
             unsent, self._unsent = self._unsent, []
             if unwritten:
-                reach("broker.decided")
+                failpoint("broker.decided")
                 await self._ledger.commit(unwritten)
-                reach("broker.committed")
+                failpoint("broker.committed")
             for outgoing in unsent:
                 self._hub.send(outgoing.peer, self._witnessed(outgoing.message))
             if self._scheduler.is_finished and not self._unwritten:
@@ -315,42 +304,40 @@ class BrokerActor:
             self.stop(str(failure))
         self._flush()
 
-    def _handle(self, peer: str, message: ToBroker) -> None:
-        if not isinstance(message, Hello) and self._refuses(peer, message):
-            return
-        message = shown_message(message)
-        match message:
-            case Hello():
-                self._sessions.hello(peer, message)
-            case Ready():
-                self._sessions.ready(peer, message)
-            case Bye(reason=reason):
-                self._hub.forget(peer)
-                self._scheduler.left(peer, reason, self._clock(), on_purpose=True)
-            case Drain() | StatusWanted() | Pause() | SetSettings() | StacksWanted() | Stacks() | Admit():
-                self._operators.handle(peer, message)
-            case Exited() | Interrupt():
-                self._supervised(peer, message)
-            case StoreSet():
-                self._store(peer, message)
-            case StoreGet(group=group, key=key):
-                if (found := self._rendezvous.get(group, key, peer)) is not None:
-                    self._hub.send(peer, StoreValue(group, key, found))
-            case Stepped() | Commit():
-                self._progressed(peer, message)
-            case Live():
-                self._files.swapped(message)
-                self._scheduler.handle(peer, message, self._clock())
-            case _:
-                self._scheduler.handle(peer, message, self._clock())
+    def _handle(self, peer: str, message: Message) -> None:
+        if isinstance(message, Hello) or not self._refuses(peer, message):
+            self._handlers[type(message)](message.as_shown(), peer)
 
-    def _refuses(self, peer: str, message: ToBroker) -> bool:
+    def _refuses(self, peer: str, message: Message) -> bool:
         is_refused = self._scheduler.refuses(peer, message)
         if is_refused and isinstance(message, Bye) and not self._scheduler.nodes.get(peer):
             self._hub.forget(peer)  # It only asked for the configuration.
         return is_refused
 
-    def _store(self, peer: str, message: StoreSet) -> None:
+    def _decide(self, message: Message, peer: str) -> None:
+        self._scheduler.handle(peer, message, self._clock())
+
+    @shell
+    def _bye(self, message: Bye, peer: str) -> None:
+        self._hub.forget(peer)
+        self._scheduler.departed(peer, message.reason, self._clock(), on_purpose=True)
+
+    @shell
+    def _exited(self, message: Exited, peer: str) -> None:
+        self._files.event("node.exited", node=message.node, cause=message.cause, restarting=message.restarting)
+        self._restarts.exited(message, peer, self._clock())
+        if message.is_needed and not message.restarting:
+            self.stop(f"{message.node} {message.cause}")
+        for node in self._scheduler.nodes.named(message.node):
+            self._hub.forget(node.peer)
+            self._scheduler.departed(node.peer, message.cause, self._clock())
+
+    @shell
+    def _interrupted(self, message: Interrupt, peer: str) -> None:
+        self.interrupt()
+
+    @shell
+    def _store_set(self, message: StoreSet, peer: str) -> None:
         group, key, value = message.group, message.key, message.value
         if problem := self._rendezvous.problem_of(group, key, value):
             self._scheduler.refuse(peer, message, problem)
@@ -358,27 +345,34 @@ class BrokerActor:
         for waiting in self._rendezvous.set(group, key, value):
             self._hub.send(waiting, StoreValue(group, key, value))
 
-    def _progressed(self, peer: str, message: Stepped | Commit) -> None:
-        if isinstance(message, Stepped):
-            self._stepped(peer, message)
-        else:
-            self._commit(peer, message)
+    @shell
+    def _store_get(self, message: StoreGet, peer: str) -> None:
+        group, key = message.group, message.key
+        if (found := self._rendezvous.get(group, key, peer)) is not None:
+            self._hub.send(peer, StoreValue(group, key, found))
 
-    def _stepped(self, peer: str, stepped: Stepped) -> None:
+    @shell
+    def _swapped(self, message: Live, peer: str) -> None:
+        self._files.swapped(message)
+        self._decide(message, peer)
+
+    # ── steps and their samples ─────────────────────────────────────────────────────────────
+
+    @shell
+    def _stepped(self, message: Stepped, peer: str) -> None:
         """Write metrics and samples of a step, once: a resumed trainer repeats the steps since its checkpoint."""
-        if self._scheduler.nodes.heard(peer, self._clock()) is None:
-            return
-        self._scheduler.handle(peer, stepped, self._clock())
+        self._decide(message, peer)
+        step, training = message.step, self._scheduler.training
         if self._traces:
-            self._traces.stepped(stepped.step)
-        groups = self._scheduler.training.trained(stepped.step)
-        is_computed = self._scheduler.training.has_computed(stepped.step, peer)
-        if (line := self._files.step(stepped, groups, is_computed=is_computed)) is not None:
-            reach("broker.step_recorded")
+            self._traces.stepped(step)
+        groups = training.trained(step)
+        line = self._files.step(message, groups, is_computed=training.has_computed(step, peer))
+        if line is not None:
+            failpoint("broker.step_recorded")
             self._readings.stepped(line)
-            for supervisor in self._scheduler.nodes.of("supervisor"):
-                self._hub.send(supervisor.peer, Progress(stepped.step, self._config.run.steps, line))
-        self._sample(stepped, groups)
+            for supervisor in self._scheduler.nodes.with_role("supervisor"):
+                self._hub.send(supervisor.peer, Progress(step, self._config.run.steps, line))
+        self._sample(message, groups)
 
     def _sample(self, stepped: Stepped, groups: Sequence[Group]) -> None:
         if self._config.broker.samples and self._tasks:
@@ -398,40 +392,29 @@ class BrokerActor:
         for step, version in self._files.versions.items():
             self._sample(Stepped(step, version, {}), self._scheduler.training.trained(step))
 
-    def _commit(self, peer: str, commit: Commit) -> None:
+    @shell
+    def _commit(self, message: Commit, peer: str) -> None:
         """Apply a commit once the samples of the steps that it lets go of are written: their payloads go with them."""
         unwritten = self._samples.being_written(self._scheduler.training.committed_step)
         if unwritten and self._tasks:
-            self._tasks.create_task(self._commit_after(unwritten, peer, commit))
+            self._tasks.create_task(self._commit_after(unwritten, message, peer))
         else:
-            self._committed(peer, commit)
+            self._committed(message, peer)
 
-    async def _commit_after(self, unwritten: Sequence[asyncio.Task[None]], peer: str, commit: Commit) -> None:
+    async def _commit_after(self, unwritten: Sequence[asyncio.Task[None]], message: Commit, peer: str) -> None:
         await asyncio.wait(unwritten)
         with self._deciding():
-            self._committed(peer, commit)
+            self._committed(message, peer)
 
-    def _committed(self, peer: str, commit: Commit) -> None:
-        training = self._scheduler.training
-        is_new = commit.step > training.committed_step or training.has_computed(commit.step, peer)
+    def _committed(self, message: Commit, peer: str) -> None:
+        step, training = message.step, self._scheduler.training
+        is_new = step > training.committed_step or training.has_computed(step, peer)
         if is_new and self._scheduler.nodes.get(peer):  # A resumed trainer repeats the commit that it starts from.
-            folder = step_folder(self._directory.checkpoints, commit.step + 1)
+            folder = step_folder(self._directory.checkpoints, step + 1)
             with contextlib.suppress(OSError):  # The trainer keeps its checkpoints elsewhere.
                 sha256 = file_entry(folder / MANIFEST).sha256
                 self._record(Written(f"checkpoints/{folder.name}/{MANIFEST}", sha256))
-        self._scheduler.handle(peer, commit, self._clock())
-
-    def _supervised(self, peer: str, message: Exited | Interrupt) -> None:
-        if isinstance(message, Interrupt):
-            self.interrupt()
-            return
-        self._files.event("node.exited", node=message.node, cause=message.cause, restarting=message.restarting)
-        self._restarts.exited(message, peer, self._clock())
-        if message.is_needed and not message.restarting:
-            self.stop(f"{message.node} {message.cause}")
-        for node in self._scheduler.nodes.named(message.node):
-            self._hub.forget(node.peer)
-            self._scheduler.left(node.peer, message.cause, self._clock())
+        self._decide(message, peer)
 
     # ── out ─────────────────────────────────────────────────────────────────────────────────
 

@@ -10,24 +10,24 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from asyncrl.actor.link import Hub
-from asyncrl.actor.message import Message
 from asyncrl.broker.metrics.run_files import RunFiles, outcome
 from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.errors import RunFailed, RunInterrupted
+from asyncrl.messages.codec import Message
 from asyncrl.messages.session import Drain, Stop
 from asyncrl.messages.spool import HOSTED_SPOOL
 from asyncrl.messages.supervisor import Finished
+from asyncrl.wire.link import Hub
 
 INTERRUPT_S = 70.0
 """Seconds for the trainer of an interrupted run, and then for its rollouts, to store what they have."""
 GOODBYE_S = 10.0
-"""Seconds that nodes have to say Bye after the end of the run."""
+"""Seconds that nodes have to say Bye after the end of the run, before the broker leaves."""
 
 
-class Ending:
-    """The first call of `stop`, `interrupt` or `suspend` counts."""
+class RunEnding:
+    """End of a run or of its broker's process. The first call of `stop`, `interrupt` or `suspend` counts."""
 
     def __init__(self, nodes: NodeBook, hub: Hub, files: RunFiles, samples: SampleFiles) -> None:
         self._nodes = nodes
@@ -67,12 +67,12 @@ class Ending:
         return True
 
     def suspend(self) -> None:
-        """Leave the run as it is."""
+        """Leave the run as it is, for a broker that continues it later."""
         self.is_suspended = not self.has_come
         self._ended.set()
 
     def nodes_changed(self) -> None:
-        """Look again if all have left."""
+        """Look again whether all nodes have left; called when one joins or leaves."""
         self._changed.set()
 
     async def say_goodbye(self) -> None:
@@ -105,7 +105,7 @@ class Ending:
         """Have the trainer and the rollouts store what they have, and wait until they have left."""
         self._files.event("run.interrupted")
         for role in ("trainer", "rollout"):  # The trainer may need further batches, up to the end of a version.
-            holders = [node for node in self._nodes.of(role) if _holds_work(node)]
+            holders = [node for node in self._nodes.with_role(role) if _holds_work(node)]
             for node in holders:
                 self._hub.send(node.peer, Drain(node.name))
             await self._wait_without(holders.__contains__, INTERRUPT_S)

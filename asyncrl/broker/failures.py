@@ -1,15 +1,4 @@
-"""
-Failed units counted by cause, so that a broken reward is seen while the run goes on.
-
-    count("reward", "ValueError: no number in '17' (score.py:12)") ─┐
-    count("reward", "ValueError: no number in '4' (score.py:12)") ──┴─▶ "reward: ValueError: no number in '17' (…)" 2
-                                                                            │
-               `units.failed` events, at doubling intervals ◀───────────────┼──▶ `Failures` to the supervisor's screen
-                                                                            └──▶ metrics of a step, summary.json
-
-Exceptions of one type from one line of code are one cause, and so are other reasons that differ in numbers, ids or
-quoted values only. It is named by the first of them.
-"""
+"""Failures of a run: units by cause, reports that no node can honestly make, and steps that fail again."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -17,8 +6,25 @@ from typing import Any
 
 from msgspec import Struct
 
+from asyncrl.config.config import Config
+from asyncrl.errors import RunFailed
 from asyncrl.foreign_text import escaped
-from asyncrl.observe.failure_sentences import OTHERS, Raised, sentences
+from asyncrl.messages.codec import Message
+from asyncrl.messages.trainer import Commit, Resumed, StepFailed, Stepped, Take
+from asyncrl.messages.weights import Live, Publishing, Transferred, Uploaded
+from asyncrl.records.failure_sentences import OTHERS, RaisedError, sentences
+
+# ── units ─────────────────────────────────────────────────────────────────────────────────────
+# Failed units counted by cause, so that a broken reward is seen while the run goes on.
+#
+#     count("reward", "ValueError: no number in '17' (score.py:12)") ─┐
+#     count("reward", "ValueError: no number in '4' (score.py:12)") ──┴─▶ "reward: ValueError: no number in '17' (…)" 2
+#                                                                             │
+#                `units.failed` events, at doubling intervals ◀───────────────┼──▶ `Failures` to the supervisor's screen
+#                                                                             └──▶ metrics of a step, summary.json
+#
+# Exceptions of one type from one line of code are one cause, and so are other reasons that differ in numbers, ids or
+# quoted values only. It is named by the first of them.
 
 MAX_CAUSES = 32
 """Causes that are told apart; any further one is counted as one of ``OTHERS``."""
@@ -82,7 +88,7 @@ class FailureBook:
         return dict(self._attempts)
 
     def sentences(self) -> list[str]:
-        """The most frequent causes in words; see `asyncrl.observe.failure_sentences`."""
+        """The most frequent causes in words; see `asyncrl.records.failure_sentences`."""
         return sentences(self.counts, self._attempts)
 
     @property
@@ -90,7 +96,7 @@ class FailureBook:
         return sum(cause.count for cause in self._causes.values())
 
     def since_last_step(self) -> int:
-        """Failures since the last call."""
+        """Failed units by cause since the last call, for the metrics of a step."""
         before, self._at_last_step = self._at_last_step, self.total
         return self.total - before
 
@@ -103,7 +109,10 @@ class FailureBook:
         return [self._event(cause) for cause in due]
 
     def news(self, now_s: float) -> dict[str, int]:
-        """The counts, if they have changed since they were last shown, at most once in `SHOWN_S`; else nothing."""
+        """
+        Counts by cause for a supervisor's screen, if they changed since the last call, at most once in `SHOWN_S`; else
+        none.
+        """
         if self.total == self._shown or now_s < self._show_due_s:
             return {}
         self._shown, self._show_due_s = self.total, now_s + SHOWN_S
@@ -124,12 +133,12 @@ class FailureBook:
 
 
 def cause_key(stage: str, reason: str) -> str:
-    """Text that the reasons of one cause have in common."""
+    """Key of a cause: the text that all its reasons have in common."""
     return _key(_name(stage, reason))
 
 
 def recorded(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """The counts in a run's events: each event of a cause has its whole count."""
+    """Counts by cause in a run's events: each event of a cause has its whole count."""
     told = [event for event in events if event.get("event") == EVENT]
     counts = {f"{event['stage']}: {event['cause']}": int(event["count"]) for event in told}
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
@@ -147,17 +156,96 @@ def recorded_attempts(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 def _name(stage: str, reason: str) -> str:
     """Name of the cause that a reason belongs to, if it is the first of it."""
     line = escaped(" ".join(reason[:READ_CHARS].split()))
-    raised = Raised.read(line)
+    raised = RaisedError.read(line)
     return f"{stage}: {raised.within(MAX_CHARS) if raised and raised.place else line[:MAX_CHARS]}"
 
 
 def _key(name: str) -> str:
     """Text that all names of a cause have in common."""
     stage, _, reason = name.partition(": ")
-    raised = Raised.read(reason)
+    raised = RaisedError.read(reason)
     return f"{stage}: {raised.site}" if raised and raised.site else _VARYING.sub("#", name)
 
 
 def _split(name: str) -> dict[str, str]:
     stage, _, cause = name.partition(": ")
     return {"stage": stage, "cause": cause}
+
+
+# ── progress check ────────────────────────────────────────────────────────────────────────────
+# Steps and versions that a node can report at this point of a run, whatever its code does.
+
+REPORTS = frozenset((Commit, Live, Publishing, Resumed, StepFailed, Stepped, Take, Transferred, Uploaded))
+"""Messages that name a step or a version."""
+
+
+class ProgressCheck:
+    """Compares reports with the run's length, the batches taken so far and the versions published so far."""
+
+    def __init__(self, config: Config) -> None:
+        self._steps = config.run.steps
+        self._steps_per_publish = config.schedule.steps_per_publish
+
+    def problem_of(self, message: Message, *, next_step: int, newest_version: int) -> str:
+        """
+        Description of a report that cannot be true; empty if it can.
+
+        Args:
+            next_step: First step whose batch was not taken yet.
+            newest_version: Newest version that was offered or is live; -1 if none.
+        """
+        match message:
+            case Take(step=step) if step > next_step or step >= self._steps:
+                return f"step {step} cannot be next: the batch of step {next_step} was not taken yet"
+            case Commit(step=step) | Stepped(step=step) | StepFailed(step=step) if step >= next_step:
+                return f"step {step} cannot be done: the batch of step {next_step} was not taken yet"
+            case Resumed(steps=done) if done > next_step:
+                return f"{done} steps cannot be done: the batch of step {next_step} was not taken yet"
+            case Publishing(policy_version=version, next_step=done):
+                return self._publishing(version, done, next_step)
+            case (
+                Live(policy_version=version) | Transferred(policy_version=version) | Uploaded(policy_version=version)
+            ) if version > newest_version:
+                return f"version {version} does not exist: the newest is {newest_version}"
+            case _:
+                return ""
+
+    def _publishing(self, version: int, done: int, next_step: int) -> str:
+        if done > next_step:
+            return f"version {version} cannot contain {done} steps: the batch of step {next_step} was not taken yet"
+        # A trainer that resumes between two publishes offers the weights of its checkpoint under the last version.
+        fewest, most = done // self._steps_per_publish, -(-done // self._steps_per_publish)
+        return "" if fewest <= version <= most else f"version {version} cannot be the one after {done} steps"
+
+
+# ── step failures ─────────────────────────────────────────────────────────────────────────────
+# Steps at which the trainer fails for a reason that another start of it would meet again.
+#
+#     StepFailed(12, "ValueError: ...") ─▶ the trainer starts again, from its checkpoint ─┬─▶ Stepped(12): forgotten
+#                                                                                        └─▶ the same: the run ends
+#
+# Remembered by the broker, so it outlives the trainer's process; a run that is resumed begins without it, because its
+# operator may have mended the cause. A trainer that is killed gives no reason, and is started again as ever.
+
+
+class StepFailures:
+    """Failures in this life of the broker. Reasons that differ in numbers or quoted values only are the same."""
+
+    def __init__(self) -> None:
+        self._causes: dict[int, set[str]] = {}
+        """Causes of each step that was not done since."""
+
+    def failed(self, step: int, reason: str) -> None:
+        """Note a failure; raises `RunFailed` if the step has failed for this reason before."""
+        causes, cause = self._causes.setdefault(step, set()), cause_key("trainer", reason)
+        if cause in causes:
+            raise RunFailed(
+                f"the trainer failed twice at step {step} for the same reason: {' '.join(reason.split())}; mend the "
+                f"cause and resume the run, or have it leave out the batch of that step: asyncrl resume RUN "
+                f"--skip-step {step}"
+            )
+        causes.add(cause)
+
+    def done(self, step: int) -> None:
+        """Forget the failures of a step that the trainer has done."""
+        self._causes.pop(step, None)

@@ -1,28 +1,25 @@
 """
-Operators of a run: answers what supervisors ask of the broker while the run goes on.
+Operators of a run: answers what supervisors ask of the broker while the run goes on, and who waits for a departure.
 
     StatusWanted ─▶ the scheduler's books ─▶ Status                      Pause, SetSettings ─▶ scheduler, ledger
     StacksWanted ─▶ the node ─▶ Stacks                                   Drain ─▶ the node leaves ─▶ Drained
-    Admit ─▶ the scheduler ─▶ Admitted
+    Admit ─▶ the scheduler ─▶ AdmitReply                                 Interrupt is the actor's: it ends the run
 """
 
 import time
 from collections.abc import Callable, Sequence
 
-from asyncrl.actor.link import Hub
-from asyncrl.actor.stacks import current_stacks
+from asyncrl.broker.handlers import shell
 from asyncrl.broker.metrics.run_files import RunFiles
-from asyncrl.broker.nodes.departures import DepartureBook
-from asyncrl.broker.nodes.stack_requests import BROKERS, StackRequests
+from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.outbox import Event
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.broker.status.restarts import RestartBook
-from asyncrl.broker.status.status import run_status
+from asyncrl.broker.status import BROKERS, RestartBook, run_status
 from asyncrl.errors import ConfigError
 from asyncrl.messages.session import Drain
 from asyncrl.messages.supervisor import (
     Admit,
-    Admitted,
+    AdmitReply,
     Drained,
     Pause,
     SetSettings,
@@ -32,13 +29,21 @@ from asyncrl.messages.supervisor import (
     Status,
     StatusWanted,
 )
+from asyncrl.messages.words import Role
+from asyncrl.wire.link import Hub
+from asyncrl.workers.stacks import current_stacks
 
 STATUS_S = 0.25
 """Least time between two looks at all books for a `Status`."""
+CAN_DRAIN: tuple[Role, ...] = ("rollout", "reward")
+CAN_ANSWER: tuple[Role, ...] = ("rollout", "reward", "trainer")
+"""Roles whose nodes tell their stacks."""
 
 
 class Operators:
     """
+    Answers operators, and pauses, drains, admits and changes settings for them.
+
     Args:
         run: Name of the run directory.
         clock: Gives monotonic seconds.
@@ -64,57 +69,95 @@ class Operators:
         self._clock = clock
         self._restarts = restarts
         self._wall_clock = wall_clock
-        self._departures = DepartureBook()
-        self._stacks = StackRequests()
+        self._drained_by: dict[str, list[str]] = {}
+        """Peers that wait for the departure of a node, by its peer."""
+        self._asked_by: dict[str, list[str]] = {}
+        """Peers that wait for the stacks of a node, by its peer."""
         self._told: tuple[float, Status] | None = None
         """Time and contents of the last `Status`."""
 
-    def handle(
-        self, peer: str, message: Drain | StatusWanted | Pause | SetSettings | StacksWanted | Stacks | Admit
-    ) -> None:
-        """Handle a message of a supervisor, or the stacks of a node."""
-        match message:
-            case Drain(node=name):
-                self._drain(peer, name)
-            case Admit(node=name):
-                self._hub.send(peer, Admitted(name, self._admit(name)))
-            case StatusWanted():
-                self._hub.send(peer, self._status())
-            case Pause(is_paused=is_paused):
-                by, at_s = self._name(peer), self._wall_clock()
-                self._scheduler.set_paused(is_paused=is_paused, by=by, at_s=at_s, now_s=self._clock())
-            case SetSettings(assignments=assignments):
-                self._set(peer, assignments)
-            case StacksWanted(node=name):
-                self._ask_for_stacks(peer, name)
-            case Stacks():
-                for asker in self._stacks.answered(peer):
-                    self._hub.send(asker, message)
+    # ── one message each ────────────────────────────────────────────────────────────────────
+
+    @shell
+    def drain(self, message: Drain, peer: str) -> None:
+        """Ask a node to leave, or say why not."""
+        name, nodes = message.node, self._scheduler.nodes
+        if (node := _named(name, nodes)) is None:
+            there = _names(nodes, CAN_DRAIN) or "none"
+            problem = f"there is no node {name}; those that can be drained are: {there}"
+        elif node.role not in CAN_DRAIN:
+            problem = f"{name} is a {node.role}: only rollouts and reward nodes can be drained"
+        else:
+            self._drained_by.setdefault(node.peer, []).append(peer)
+            self._files.event("node.draining", node=name, asked_by=peer)
+            self._hub.send(node.peer, Drain(name))
+            return
+        self._hub.send(peer, Drained(name, problem, is_refused=True))
+
+    @shell
+    def admit(self, message: Admit, peer: str) -> None:
+        """Give a barred node work again, or say why not."""
+        name, problem = message.node, ""
+        if self._scheduler.faults.is_barred(name):
+            self._scheduler.admit(name, self._clock())
+        else:
+            problem = f"{name} is not barred; `asyncrl status` shows the state of each node"
+        self._hub.send(peer, AdmitReply(name, problem))
+
+    @shell
+    def tell_status(self, message: StatusWanted, peer: str) -> None:
+        self._hub.send(peer, self._status())
+
+    @shell
+    def pause(self, message: Pause, peer: str) -> None:
+        by, at_s = self._name(peer), self._wall_clock()
+        self._scheduler.set_paused(is_paused=message.is_paused, by=by, at_s=at_s, now_s=self._clock())
+
+    @shell
+    def set_settings(self, message: SetSettings, peer: str) -> None:
+        """Set live settings: all of them, or none if one is wrong."""
+        by = self._name(peer)
+        try:
+            values = self._scheduler.settings.assigned(message.assignments)
+        except ConfigError as error:
+            self._hub.send(peer, SettingsChanged({}, by, str(error)))
+            return
+        self._scheduler.set_settings(values, by=by, at_s=self._wall_clock(), now_s=self._clock())
+
+    @shell
+    def ask_for_stacks(self, message: StacksWanted, peer: str) -> None:
+        """Ask a node for its stacks, or say why not; those of the broker's own process are told at once."""
+        name, nodes = message.node, self._scheduler.nodes
+        if name in BROKERS:
+            answer = Stacks(name, current_stacks())
+        elif (node := _named(name, nodes)) is None:
+            there = ", ".join(filter(None, ("broker", _names(nodes, CAN_ANSWER))))
+            answer = Stacks(name, "", f"there is no node {name}; those that can be asked are: {there}")
+        elif node.role not in CAN_ANSWER:
+            refused = f"{name} is a {node.role}: only rollouts, reward nodes, the trainer and the broker answer"
+            answer = Stacks(name, "", refused)
+        else:
+            self._asked_by.setdefault(node.peer, []).append(peer)
+            self._hub.send(node.peer, StacksWanted(name))
+            return
+        self._hub.send(peer, answer)
+
+    @shell
+    def tell_stacks(self, message: Stacks, peer: str) -> None:
+        """Pass on the stacks of a node to all who asked."""
+        for asker in dict.fromkeys(self._asked_by.pop(peer, ())):
+            self._hub.send(asker, message)
+
+    # ── what follows ────────────────────────────────────────────────────────────────────────
 
     def departed(self, event: Event) -> None:
         """Tell operators that a node is gone, by its ``node.left`` or ``node.lost``."""
         node, cause = event.fields["node"], event.fields["cause"]
         peer = f"{node}.{event.fields['incarnation']}"
-        for asker in self._departures.left(peer):
+        for asker in self._drained_by.pop(peer, ()):
             problem = "" if event.kind == "node.left" else f"it was lost before it could leave: {cause}"
             self._hub.send(asker, Drained(node, problem))
-        for asker in self._stacks.answered(peer):
-            self._hub.send(asker, Stacks(node, "", f"{node} has just left: {cause}"))
-
-    def _drain(self, peer: str, name: str) -> None:
-        node = self._departures.ask(name, peer, self._scheduler.nodes)
-        if isinstance(node, str):
-            self._hub.send(peer, Drained(name, node, is_refused=True))
-            return
-        self._files.event("node.draining", node=name, asked_by=peer)
-        self._hub.send(node.peer, Drain(name))
-
-    def _admit(self, name: str) -> str:
-        """Give a barred node work again. Returns the objection if it is not barred."""
-        if not self._scheduler.faults.is_barred(name):
-            return f"{name} is not barred; `asyncrl status` shows the state of each node"
-        self._scheduler.admit(name, self._clock())
-        return ""
+        self.tell_stacks(Stacks(node, "", f"{node} has just left: {cause}"), peer)
 
     def _status(self) -> Status:
         """State of the run; the last one again if it is new enough, because many may watch a run of many nodes."""
@@ -133,22 +176,13 @@ class Operators:
             self._told = now_s, status
         return self._told[1]
 
-    def _set(self, peer: str, assignments: Sequence[str]) -> None:
-        by = self._name(peer)
-        try:
-            values = self._scheduler.settings.assigned(assignments)
-        except ConfigError as error:
-            self._hub.send(peer, SettingsChanged({}, by, str(error)))
-            return
-        self._scheduler.set_settings(values, by=by, at_s=self._wall_clock(), now_s=self._clock())
-
-    def _ask_for_stacks(self, peer: str, name: str) -> None:
-        if name in BROKERS:
-            self._hub.send(peer, Stacks(name, current_stacks()))
-        elif isinstance(found := self._stacks.ask(name, peer, self._scheduler.nodes), str):
-            self._hub.send(peer, Stacks(name, "", found))
-        else:
-            self._hub.send(found.peer, StacksWanted(name))
-
     def _name(self, peer: str) -> str:
         return node.name if (node := self._scheduler.nodes.get(peer)) else peer
+
+
+def _named(name: str, nodes: NodeBook) -> Node | None:
+    return next(iter(nodes.named(name)), None)
+
+
+def _names(nodes: NodeBook, roles: Sequence[Role]) -> str:
+    return ", ".join(sorted(node.name for node in nodes.all() if node.role in roles))

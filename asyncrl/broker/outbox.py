@@ -4,11 +4,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncrl.actor.message import Message
 from asyncrl.broker.ledger.records import AnyRecord
+from asyncrl.messages.codec import Message
 
 
-class Outgoing(Struct, frozen=True, gc=False):
+class OutgoingMessage(Struct, frozen=True, gc=False):
     peer: str
     message: Message
     once_durable: bool = False
@@ -16,7 +16,7 @@ class Outgoing(Struct, frozen=True, gc=False):
 
 
 class Event(Struct, frozen=True):
-    """Line for the run's event log."""
+    """Event of the run, written to events.jsonl and the log."""
 
     kind: str
     fields: dict[str, Any]
@@ -24,12 +24,12 @@ class Event(Struct, frozen=True):
 
 class Outbox:
     def __init__(self) -> None:
-        self._messages: list[Outgoing] = []
+        self._messages: list[OutgoingMessage] = []
         self._records: list[AnyRecord] = []
         self._events: list[Event] = []
 
     def send(self, peer: str, message: Message, *, once_durable: bool = False) -> None:
-        self._messages.append(Outgoing(peer, message, once_durable))
+        self._messages.append(OutgoingMessage(peer, message, once_durable))
 
     def record(self, record: AnyRecord) -> None:
         self._records.append(record)
@@ -37,7 +37,7 @@ class Outbox:
     def event(self, kind: str, **fields: Any) -> None:
         self._events.append(Event(kind, fields))
 
-    def drain(self) -> tuple[list[Outgoing], list[AnyRecord], list[Event]]:
+    def drain(self) -> tuple[list[OutgoingMessage], list[AnyRecord], list[Event]]:
         out = (self._messages, self._records, self._events)
         self._messages, self._records, self._events = [], [], []
         return out

@@ -12,7 +12,7 @@ the staged version, and the count of groups dropped in a row, whose cause may be
 
 from collections.abc import Iterable
 
-from asyncrl.broker.groups.group import Group, State
+from asyncrl.broker.groups.group import Group, SlotState
 from asyncrl.broker.ledger.records import (
     Admitted,
     AnyRecord,
@@ -61,9 +61,9 @@ def replay(scheduler: Scheduler, records: Iterable[AnyRecord]) -> None:
             (present.add if record.event == "joined" else present.discard)(record.node)
     scheduler.dispatcher.expect(present)
     for group in scheduler.groups:
-        for index in group.indices(State.STORED):
+        for index in group.indices(SlotState.STORED):
             scheduler.grading.add(group.slots[index])
-        if group.indices(State.MISSING):
+        if group.indices(SlotState.MISSING):
             scheduler.dispatcher.wanted(group)
     for group in scheduler.training.batches.complete:
         scheduler.training.filtering.completed(group)
@@ -94,7 +94,7 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
             result = Evaluated(record.policy_version, record.accuracy, record.num_prompts, record.metrics)
             scheduler.evaluation.measured(result)
         case SamplingPaused(is_paused=is_paused, by=by):
-            scheduler.pause.set(is_paused=is_paused, by=by)
+            scheduler.settings.pause(is_paused=is_paused, by=by)
         case SettingsSet(values=values, by=by):
             scheduler.settings.apply(values, by)
         case Duplicate() | NodeEvent() | Started() | Written():

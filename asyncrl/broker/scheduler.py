@@ -4,85 +4,55 @@ The broker's rules: messages and the time go in, messages, records and events co
     prompts ─admit─▶ group ─lease─▶ rollout ─Stored─▶ grade ─Scored─▶ complete ─Take─▶ batch ─version live─▶ retired
              window          credits                credits                  fifo                    window
 
-The broker, property tests, the simulation and `asyncrl plan` all run this object. Each rule is a book of its own
-(window, leases, groups, grading, batches, spools, transfers, evaluation); the scheduler connects them.
+The broker, property tests, the simulation and `asyncrl plan` all run this object. Each subject is an object of its own
+(window, leases, groups, grading, batches, spools, transfers, evaluation); the scheduler connects them. A message is
+handled by one `rule` of the object that owns its subject, and then `Scheduler._advance` does all that has become
+possible.
 
 Messages that announce durable facts are sent with ``once_durable``: `Settled`, `Batch`, `Trim`, `Paused`,
 `SettingsChanged`, and no others.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import assert_never
 
-from asyncrl.broker.absence import AbsenceBook, waits
-from asyncrl.broker.failures import FailureBook
-from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.window import Window
-from asyncrl.broker.leases.credits import CreditBook
+from asyncrl.broker.failures import REPORTS, FailureBook, ProgressCheck
+from asyncrl.broker.groups.admission import Window
+from asyncrl.broker.groups.group import GroupBook
+from asyncrl.broker.handlers import rule
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
-from asyncrl.broker.leases.trajectories import Trajectories
-from asyncrl.broker.leases.verdicts import VerdictLimits
+from asyncrl.broker.leases.trajectories import Trajectories, VerdictLimits
 from asyncrl.broker.ledger.records import AnyRecord, SamplingPaused, SettingsSet
+from asyncrl.broker.nodes.absence import AbsenceBook, waits
+from asyncrl.broker.nodes.availability import WORKERS, Availability
+from asyncrl.broker.nodes.device_turns import DeviceTurnBook
 from asyncrl.broker.nodes.faults import FaultBook
 from asyncrl.broker.nodes.machines import Disbandment, MachineBook
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
-from asyncrl.broker.nodes.turns import TurnBook
-from asyncrl.broker.outbox import Event, Outbox, Outgoing
-from asyncrl.broker.pause import PauseBook
-from asyncrl.broker.progress_check import REPORTS, ProgressCheck
-from asyncrl.broker.settings import LiveSettings
+from asyncrl.broker.outbox import Event, Outbox, OutgoingMessage
+from asyncrl.broker.settings import LiveSettings, Supervisors
 from asyncrl.broker.spool_loss import SpoolLoss
-from asyncrl.broker.step_failures import StepFailures
-from asyncrl.broker.supervisors import Supervisors
 from asyncrl.broker.training import TrainingGroups
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.broker.versions.transfers import MAX_FAILURES, TransferBook
 from asyncrl.broker.versions.versions import Versions
-from asyncrl.checks.permissions import refusal
-from asyncrl.checks.permit import Permits
-from asyncrl.checks.reports import problem_of
 from asyncrl.config.config import Config
 from asyncrl.config.live import Value, value_of
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import BrokenInvariant
+from asyncrl.messages.codec import Message
+from asyncrl.messages.permit import Permits
 from asyncrl.messages.reward import Scored
 from asyncrl.messages.rollout import Failed, Offer, StartedOver
-from asyncrl.messages.session import (
-    AskTurn,
-    Asleep,
-    Barred,
-    Beat,
-    Bye,
-    Drain,
-    Draining,
-    Hello,
-    Ready,
-    StoreGet,
-    StoreSet,
-)
+from asyncrl.messages.session import Beat, Draining, Hello, Ready
 from asyncrl.messages.spool import Stored
-from asyncrl.messages.supervisor import (
-    Admit,
-    Exited,
-    Interrupt,
-    Pause,
-    Paused,
-    SetSettings,
-    SettingsChanged,
-    Stacks,
-    StacksWanted,
-    StatusWanted,
-)
-from asyncrl.messages.trainer import Commit, Resumed, StepFailed, Stepped, Take
+from asyncrl.messages.supervisor import Paused, SettingsChanged
+from asyncrl.messages.trainer import Commit
 from asyncrl.messages.trajectory import Prompt, Unit
-from asyncrl.messages.weights import Live, Publishing, TransferFailed, Transferred, Uploaded
-from asyncrl.messages.wire import ToBroker
-from asyncrl.messages.words import Role, Stage
+from asyncrl.messages.words import Stage
+from asyncrl.wire.permissions import refusal
 
-WORKERS: tuple[Role, ...] = ("rollout", "reward", "spool")
-"""Roles of which a run has several nodes that do the same, so that their faults can be compared."""
 OWN_FAULTS: tuple[Stage, ...] = ("environment", "reward")
 """Stages that fail for one trajectory, and not for the prompt that it shares with its group."""
 
@@ -113,7 +83,7 @@ class Scheduler:
         self.nodes = NodeBook(config.broker)
         self.machines = MachineBook(config.trainer, self.nodes, self.out)
         self.spools = SpoolBook(config.broker.spool_ttl_s)
-        self.turns = TurnBook(self.nodes, self.out, is_used=config.rollout.colocated)
+        self.turns = DeviceTurnBook(self.nodes, self.out, is_used=config.rollout.colocated)
         self.window = Window(schedule.window)
         self.groups = GroupBook()
         self.grading = GradeBook()
@@ -164,7 +134,6 @@ class Scheduler:
             ttl_s=config.broker.spool_ttl_s,
         )
         self._progress = ProgressCheck(config)
-        self._step_failures = StepFailures()
         self._verdict_limits = VerdictLimits(config)
         self._trajectories = Trajectories(
             config,
@@ -177,16 +146,44 @@ class Scheduler:
             failures=self.failures,
             faults=self.faults,
         )
-        self._credits: dict[Role, CreditBook] = {
-            "rollout": self.dispatcher.credits,
-            "reward": self._trajectories.credits,
-        }
         self.settings = LiveSettings(config, self.training, self.evaluation)
         self._absence = AbsenceBook()
-        self.pause = PauseBook()
-        self.supervisors = Supervisors(self.nodes, self.failures, self.pause, self.out)
+        self.supervisors = Supervisors(self.nodes, self.failures, self.out)
+        self._availability = Availability(
+            self.nodes,
+            self.faults,
+            {"rollout": self.dispatcher.credits, "reward": self._trajectories.credits},
+            dispatcher=self.dispatcher,
+            grading=self.grading,
+            versions=self.versions,
+            spools=self.spools,
+            supervisors=self.supervisors,
+            out=self.out,
+        )
+        self.rules = rule.table(self, self.training, self.versions, self.supervisors)
+        """The handler of each message that has a rule; the others concern the shell alone."""
         self.is_over = False
         """Set by the caller once the run ends: nobody joins again."""
+
+    def _advance(self, now_s: float) -> None:
+        """Do everything that has become possible. If nothing has, the cost does not depend on the number of nodes."""
+        if self.faults.suspects:
+            self._availability.judge(now_s)
+        if self.versions.has_changed:
+            self.versions.advance(now_s)
+        if self.turns.advance(may_train=self.versions.are_at_rest, now_s=now_s):
+            self.versions.advance(now_s)
+        for group in self.evaluation.take_abandoned():
+            self.grading.drop(group)
+        self.machines.advance(now_s)
+        live_version = self.transfers.live_version
+        self.training.advance(live_version)
+        # Also while it is paused, if the run ends: its trainer may need samples to the end of a version.
+        if not self.settings.paused_by or self.is_over:
+            self.dispatcher.grant(self.nodes, now_s)
+        self._trajectories.grade(now_s)
+        self.training.answer_take(live_version)
+        self.spool_loss.tell()
 
     # ── what the shell calls ────────────────────────────────────────────────────────────────
 
@@ -225,20 +222,20 @@ class Scheduler:
         elif node.role == "spool" and hello.spool:
             self.spool_loss.joined(hello.spool)
         elif node.role == "supervisor":
-            self.supervisors.joined(node)
+            self.supervisors.joined(node, self.settings.paused_by)
         elif node.role == "machine":
             self.machines.joined(node, now_s)
         if earlier or is_machine or hello.spool:
             self._advance(now_s)
         return node
 
-    def left(self, peer: str, cause: str, now_s: float, *, on_purpose: bool = False) -> None:
+    def departed(self, peer: str, cause: str, now_s: float, *, on_purpose: bool = False) -> None:
         """Give the work of a departed or lost node to others; raises `RunFailed` after too many failed transfers."""
         if node := self.nodes.get(peer):
             self._remove(node, cause, now_s, on_purpose=on_purpose)
             self._advance(now_s)
 
-    def slept(self, seconds: float) -> None:
+    def clock_jumped(self, seconds: float) -> None:
         """Extend all deadlines: the broker itself was paused, suspended or starved, and heard no node meanwhile."""
         self.nodes.excuse(seconds)
         self.dispatcher.leases.extend(seconds)
@@ -248,7 +245,7 @@ class Scheduler:
         self.out.event("broker.slept", seconds=round(seconds, 2))
 
     def tick(self, now_s: float) -> list[Node]:
-        """Apply time limits. Returns the nodes that are lost now, for the hub to forget. Raises as `left`."""
+        """Apply time limits. Returns the nodes that are lost now, for the hub to forget. Raises as `departed`."""
         overdue = {node.peer: f"silent for {self.config.broker.node_ttl_s:g} s" for node in self.nodes.silent(now_s)}
         for peer in self.transfers.expired(now_s, self.versions.held):
             overdue.setdefault(peer, f"did not finish a weight transfer within {self.transfers.limit_s:g} s")
@@ -256,16 +253,8 @@ class Scheduler:
             overdue.setdefault(peer, f"could not receive the weights in {MAX_FAILURES} tries")
         lost = [node for peer in overdue if (node := self.nodes.get(peer))]
         for node in lost:
-            self.left(node.peer, overdue[node.peer], now_s)
-        for node in self.nodes.falling_quiet(now_s):
-            self.out.event("node.quiet", node=node.name, role=node.role, seconds=round(now_s - node.heard_s, 2))
-            self._credits_changed(node)
-        for node in self.nodes.stalling(now_s):
-            self._stall_changed(node, now_s)
-        if self.faults.has_barred:
-            for name in self.faults.ended(self.nodes.able(*WORKERS), now_s):
-                self._admitted(name, now_s)
-        self._suspend_away(is_awaited=self.training.awaited_step is not None)
+            self.departed(node.peer, overdue[node.peer], now_s)
+        self._availability.tick(now_s, is_awaited=self.training.awaited_step is not None)
         self.dispatcher.expire(now_s)
         self._trajectories.take_back(now_s)
         self.spool_loss.tick(now_s, self.transfers.live_version)
@@ -284,11 +273,11 @@ class Scheduler:
             by: Name of the operator.
             at_s: Unix time, for people.
         """
-        if is_paused != self.pause.is_set:
-            self.pause.set(is_paused=is_paused, by=by)
+        if is_paused != bool(self.settings.paused_by):
+            self.settings.pause(is_paused=is_paused, by=by)
             self.out.record(SamplingPaused(is_paused, by, at_s))
             self.out.event("sampling.paused" if is_paused else "sampling.resumed", by=by)
-        self.supervisors.tell(Paused(self.pause.is_set, self.pause.by or by))
+        self.supervisors.tell(Paused(is_paused, self.settings.paused_by or by))
         self._advance(now_s)
 
     def set_settings(self, values: Mapping[str, Value], *, by: str, at_s: float, now_s: float) -> None:
@@ -306,7 +295,7 @@ class Scheduler:
         self.supervisors.tell(SettingsChanged(dict(values), by))
         self._advance(now_s)
 
-    def refuses(self, peer: str, message: ToBroker) -> bool:
+    def refuses(self, peer: str, message: Message) -> bool:
         """
         True for a message that the peer's role may not send, or that cannot be true. It is counted and changes nothing.
 
@@ -314,7 +303,7 @@ class Scheduler:
         """
         if (node := self.nodes.get(peer)) is None:
             return True
-        reason = refusal(node.role, message) or problem_of(message)
+        reason = refusal(node.role, message) or message.out_of_bounds()
         if not reason and type(message) in REPORTS:
             reason = self._progress.problem_of(
                 message, next_step=self.training.batches.next_step, newest_version=self.transfers.newest_version
@@ -323,7 +312,7 @@ class Scheduler:
             self.refuse(peer, message, reason)
         return bool(reason)
 
-    def refuse(self, peer: str, message: ToBroker, reason: str) -> None:
+    def refuse(self, peer: str, message: Message, reason: str) -> None:
         """Count a message of a node that the caller refuses."""
         if node := self.nodes.get(peer):
             problem = f"{type(message).__name__} of {node.name}: {reason}"
@@ -331,7 +320,7 @@ class Scheduler:
             if node.role in WORKERS:
                 self.faults.failed(node.name, node.role, problem)
 
-    def handle(self, peer: str, message: ToBroker, now_s: float) -> None:
+    def handle(self, peer: str, message: Message, now_s: float) -> None:
         """
         Apply one message of a node that said Hello before.
 
@@ -343,123 +332,85 @@ class Scheduler:
         if node is None:
             return
         if node.is_quiet:
-            node.is_quiet = False
-            self.out.event("node.heard", node=node.name, role=node.role)
-            self._back(node, now_s)
-        match message:
-            case Beat():
-                node.beats(message, now_s)
-                if node.role == "trainer":
-                    self.transfers.sent(message.buckets, now_s)
-                self.dispatcher.leases.renew(peer, now_s)
-                return  # Half of all messages are beats, and no rule follows from them.
-            case Ready() | Draining() | Offer() | Asleep() | AskTurn():
-                self._handle_node(node, message, now_s)
-            case Stored() | Scored() | Failed() | StartedOver():
-                self._handle_trajectories(node, message, now_s)
-            case Transferred() | TransferFailed() | Live() | Uploaded():
-                self.versions.reported(node, message, now_s)
-                self._credits_changed(node)
-            case Resumed() | StepFailed() | Take() | Commit() | Stepped() | Publishing():
-                self._handle_training(node, message, now_s)
-            case (
-                Hello()
-                | Bye()
-                | Drain()
-                | StoreSet()
-                | StoreGet()
-                | Exited()
-                | Interrupt()
-                | StatusWanted()
-                | Pause()
-                | SetSettings()
-                | StacksWanted()
-                | Stacks()
-                | Admit()
-            ):
-                raise BrokenInvariant(f"{type(message).__name__} is for BrokerActor to handle, not for the scheduler")
-            case _:
-                assert_never(message)
+            self._availability.heard(node, now_s)
+        if (apply := self.rules.get(type(message))) is None:
+            raise BrokenInvariant(f"{type(message).__name__} is for BrokerActor to handle, not for the scheduler")
+        apply(message, node, now_s)
+        if type(message) is Beat:
+            return  # Half of all messages are beats, and nothing follows from them.
+        self._availability.changed(node)
         self._advance(now_s)
 
-    def drain(self) -> tuple[list[Outgoing], list[AnyRecord], list[Event]]:
+    def drain(self) -> tuple[list[OutgoingMessage], list[AnyRecord], list[Event]]:
         """Output of all calls since the last drain."""
         return self.out.drain()
 
-    # ── one message each ────────────────────────────────────────────────────────────────────
+    def admit(self, name: str, now_s: float) -> None:
+        """Let a barred node in again, as an operator says."""
+        self._availability.admit(name, now_s)
+        self._advance(now_s)
 
-    def _handle_node(self, node: Node, message: Ready | Draining | Offer | Asleep | AskTurn, now_s: float) -> None:
-        match message:
-            case Ready():
-                self.nodes.ready(node, message)
-                if message.vocab_size and (node.role == "trainer" or not self._trajectories.vocab_size):
-                    self._trajectories.vocab_size = message.vocab_size
-                self.versions.ready(node)
-            case Draining():
-                node.is_draining = True
-                self._remove_disbanded(self.machines.draining(node, now_s), now_s)
-            case Offer(limit=limit):
-                node.credit_limit = max(node.credit_limit, limit)
-            case Asleep() | AskTurn():
-                self.turns.handle(node, message, now_s)
-                self.versions.changed()
-        self._credits_changed(node)
+    # ── rules: one message each ─────────────────────────────────────────────────────────────
 
-    def _handle_training(
-        self, node: Node, message: Resumed | StepFailed | Take | Commit | Stepped | Publishing, now_s: float
-    ) -> None:
-        match message:
-            case Resumed():
-                self._resumed(message)
-            case StepFailed(step=step, reason=reason):
-                self.out.event("step.failed", step=step, reason=reason)
-                self._step_failures.failed(step, reason)
-            case Take(step=step):
-                self.training.take(step, node.peer)
-            case Commit():
-                self.training.commit(message)
-                if not self.is_trained:
-                    self._remove_disbanded(self.machines.committed(now_s), now_s)
-            case Stepped(step=step):
-                self._step_failures.done(step)
-                self.training.stepped(message)
-            case Publishing():
-                self.versions.offered(node, message)
+    @rule
+    def _beat(self, message: Beat, node: Node, now_s: float) -> None:
+        node.beats(message, now_s)
+        if node.role == "trainer":
+            self.transfers.sent(message.buckets, now_s)
+        self.dispatcher.leases.renew(node.peer, now_s)
 
-    def _resumed(self, message: Resumed) -> None:
-        self.out.event("trainer.resumed", steps=message.steps, path=message.checkpoint)
-        for damaged in message.damaged:
-            self.out.event("checkpoint.damaged", path=damaged.checkpoint, cause=damaged.cause)
-            self.supervisors.notice(f"checkpoint {damaged.checkpoint} is damaged: {damaged.cause}")
-        if message.damaged:
-            source = message.checkpoint or "the beginning, because no checkpoint is intact"
-            self.supervisors.notice(f"the trainer goes on from {source}")
+    @rule
+    def _ready(self, message: Ready, node: Node, now_s: float) -> None:
+        self.nodes.ready(node, message)
+        if message.vocab_size and (node.role == "trainer" or not self._trajectories.vocab_size):
+            self._trajectories.vocab_size = message.vocab_size
+        self.versions.ready(node)
 
-    def _scored(self, node: Node, message: Scored) -> None:
+    @rule
+    def _draining(self, message: Draining, node: Node, now_s: float) -> None:
+        node.is_draining = True
+        self._remove_disbanded(self.machines.draining(node, now_s), now_s)
+
+    @rule
+    def _offer(self, message: Offer, node: Node, now_s: float) -> None:
+        node.credit_limit = max(node.credit_limit, message.limit)
+
+    @rule
+    def _stored(self, message: Stored, node: Node, now_s: float) -> None:
+        for unit, reason in self._trajectories.stored(message, node.name):
+            self._give_up(unit, reason)
+        self._trajectories.count_attempts(node.peer, now_s)
+
+    @rule
+    def _scored(self, message: Scored, node: Node, now_s: float) -> None:
         for item in message.items:
             if failed := self._verdict_limits.failure(item):
-                self._failed(node, failed)
+                self._fail(failed, node)
             elif (group := self._trajectories.rewarded(item, node.peer)) is None:
                 continue
             elif group.split == "train":
                 self.training.rewarded(group)
             else:
                 self.versions.settle_held_out(item.unit, failed=False)
-
-    def _handle_trajectories(self, node: Node, message: Stored | Scored | Failed | StartedOver, now_s: float) -> None:
-        match message:
-            case Stored():
-                for unit, reason in self._trajectories.stored(message, node.name):
-                    self._give_up(unit, reason)
-            case Scored():
-                self._scored(node, message)
-            case Failed():
-                self._failed(node, message)
-            case StartedOver():
-                self._trajectories.started_over(message, node.peer)
         self._trajectories.count_attempts(node.peer, now_s)
 
-    def _failed(self, node: Node, message: Failed) -> None:
+    @rule
+    def _failed(self, message: Failed, node: Node, now_s: float) -> None:
+        self._fail(message, node)
+        self._trajectories.count_attempts(node.peer, now_s)
+
+    @rule
+    def _started_over(self, message: StartedOver, node: Node, now_s: float) -> None:
+        self._trajectories.started_over(message, node.peer)
+        self._trajectories.count_attempts(node.peer, now_s)
+
+    @rule
+    def _commit(self, message: Commit, node: Node, now_s: float) -> None:
+        self.training.commit(message)
+        if not self.is_trained:
+            self._remove_disbanded(self.machines.committed(now_s), now_s)
+
+    def _fail(self, message: Failed, node: Node) -> None:
         if not (reason := self._trajectories.failed(message, node.peer)):
             return
         group = self.groups.group(message.unit)
@@ -473,27 +424,6 @@ class Scheduler:
             self.versions.settle_held_out(unit, failed=True)
         elif group := self.groups.group(unit):
             self.training.give_up(group, reason)
-
-    # ── rules that follow from any change ───────────────────────────────────────────────────
-
-    def _advance(self, now_s: float) -> None:
-        """Do everything that has become possible. If nothing has, the cost does not depend on the number of nodes."""
-        if self.faults.suspects:
-            self._bar(now_s)
-        if self.versions.has_changed:
-            self.versions.advance(now_s)
-        if self.turns.advance(may_train=self.versions.are_at_rest, now_s=now_s):
-            self.versions.advance(now_s)
-        for group in self.evaluation.take_abandoned():
-            self.grading.drop(group)
-        self.machines.advance(now_s)
-        live_version = self.transfers.live_version
-        self.training.advance(live_version)
-        if not self.pause.is_set or self.is_over:  # An interrupted trainer may need samples to the end of a version.
-            self.dispatcher.grant(self.nodes, now_s)
-        self._trajectories.grade(now_s)
-        self.training.answer_take(live_version)
-        self.spool_loss.tell()
 
     # ── loss ────────────────────────────────────────────────────────────────────────────────
 
@@ -511,91 +441,18 @@ class Scheduler:
             leases_reissued=num_leases,
         )
         self._trajectories.revoke(node.peer)
-        self.turns.left(node.peer, now_s)
-        self.versions.left(node)
+        self.turns.departed(node.peer, now_s)
+        self.versions.departed(node)
         self.spools.release(node.peer)
         if node.role == "spool" and not self.is_finished:
-            self.spool_loss.left(node.name, now_s)
+            self.spool_loss.departed(node.name, now_s)
         elif node.role == "trainer":
             self.training.trainer_left()
         gone = f"{'left' if on_purpose else 'was lost'}: {cause}"
-        self._remove_disbanded(self.machines.left(node, gone, now_s, is_over=self.is_over), now_s)
+        self._remove_disbanded(self.machines.departed(node, gone, now_s, is_over=self.is_over), now_s)
 
     def _remove_disbanded(self, ended: Disbandment | None, now_s: float) -> None:
         """End the sessions of a group's members at once, so that none of them can take, commit or publish any more."""
         if ended:
             for node in ended.members:
                 self._remove(node, ended.reason, now_s, on_purpose=True)
-
-    def _suspend_away(self, *, is_awaited: bool) -> None:
-        """
-        Let others sample what stalled or barred rollouts hold, if there are others; silent ones' if it ``is_awaited``.
-
-        A silent node is lost soon, and may only have been slow to answer; a stalled one keeps its leases for ever.
-        """
-        rollouts = self.nodes.rollouts()
-        if not all(node.is_away for node in rollouts):
-            for node in rollouts:
-                if node.is_stalled or node.is_barred or (node.is_quiet and is_awaited):
-                    self.dispatcher.suspend(node)
-
-    def _stall_changed(self, node: Node, now_s: float) -> None:
-        """A node was found without progress for too long, or makes progress again."""
-        if node.is_stalled:
-            cause = node.standstill.sentence(now_s)
-            self.out.event("node.stalled", node=node.name, role=node.role, cause=cause)
-            self.supervisors.notice(f"{node.name} makes no progress: {cause}; others take over its work")
-            self._away(node)
-        else:
-            self.out.event("node.moving", node=node.name, role=node.role)
-            self.supervisors.notice(f"{node.name} makes progress again")
-            if not node.is_quiet:
-                self._back(node, now_s)
-
-    def _bar(self, now_s: float) -> None:
-        """Give no more work to nodes whose faults have come to stand out, and tell them and everybody why."""
-        for barred in self.faults.judge(self.nodes.able(*WORKERS), now_s):
-            self.out.event(
-                "node.barred", node=barred.name, role=barred.role, cause=barred.cause, seconds=round(barred.pause_s)
-            )
-            self.supervisors.notice(f"{barred.name} gets no work for {barred.pause_s:g} s: {barred.cause}")
-            if barred.role == "spool":
-                self.spools.bar(barred.name)
-            for node in self.nodes.named(barred.name):
-                node.is_barred = True
-                self.out.send(node.peer, Barred(barred.cause, barred.pause_s))
-                self._away(node)
-        self._suspend_away(is_awaited=False)
-
-    def admit(self, name: str, now_s: float) -> None:
-        """Let a barred node in again, as an operator says."""
-        self.faults.admit(name)
-        self._admitted(name, now_s)
-        self._advance(now_s)
-
-    def _admitted(self, name: str, now_s: float) -> None:
-        self.out.event("node.admitted", node=name)
-        self.supervisors.notice(f"{name} is given work again")
-        self.spools.admit(name)
-        for node in self.nodes.named(name):
-            node.is_barred = False
-            self._back(node, now_s)
-
-    def _away(self, node: Node) -> None:
-        """A node gets no new work: others grade what it has in hand, and evaluate if they can."""
-        self._credits_changed(node)
-        self.grading.revoke(node.peer)
-        if node.role == "rollout" and not all(other.is_away for other in self.nodes.rollouts()):
-            self.dispatcher.leave_evaluation(node)
-            self.versions.free_evaluation(node)
-
-    def _back(self, node: Node, now_s: float) -> None:
-        """A node that was away works again: it gets back what nobody has taken over."""
-        self._credits_changed(node)
-        if not node.is_away:
-            self.dispatcher.resume(node, now_s)
-        self.versions.changed()
-
-    def _credits_changed(self, node: Node) -> None:
-        if book := self._credits.get(node.role):
-            book.update(node)

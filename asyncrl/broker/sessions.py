@@ -1,5 +1,5 @@
 """
-Sessions of nodes: which are welcomed, which are rejected and why, and which are ready.
+Sessions of nodes: which are welcomed, rejected and why, ready, or displaced by a newer process of the same name.
 
     Hello ─▶ Welcome, with the configuration ─▶ Ready ─▶ node.ready
           └▶ Reject, with the reason                  └▶ Reject: another model than the trainer's
@@ -9,24 +9,73 @@ from collections.abc import Callable
 
 from msgspec import Struct, to_builtins
 
-from asyncrl.actor.allowance import Allowance
-from asyncrl.actor.link import Hub
-from asyncrl.broker.ending import Ending
+from asyncrl.broker.ending import RunEnding
+from asyncrl.broker.handlers import shell
 from asyncrl.broker.metrics.run_files import RunFiles
-from asyncrl.broker.nodes.displaced import DisplacedBook, displaced, is_late
 from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.broker.status.restarts import RestartBook
-from asyncrl.checks.permissions import key_refusal, refusal
-from asyncrl.checks.reports import MAX_NAME_CHARS, problem_of
+from asyncrl.broker.status import RestartBook
 from asyncrl.config.config import to_json
+from asyncrl.messages.bounds import MAX_NAME_CHARS
 from asyncrl.messages.files import ModelFiles
-from asyncrl.messages.session import Hello, Ready, Reject, Welcome
+from asyncrl.messages.session import Hello, Ready, Reject, Welcome, process_of
 from asyncrl.messages.supervisor import Returned
 from asyncrl.messages.wire import PROTOCOL
+from asyncrl.wire.link import Hub
+from asyncrl.wire.permissions import key_refusal, refusal
+from asyncrl.wire.refusals import Allowance
+
+# ── displaced ─────────────────────────────────────────────────────────────────────────────────
+# Processes whose place another process of the same name has taken.
+#
+#     older ─Hello─▶ broker ◀─Hello─ newer        older ◀─Reject─ broker        older ─Hello─▶ broker: refused again
+#
+# Without it the two would displace each other for ever: a process that loses its session says Hello again.
+#
+# What a process said before it was killed may arrive behind the Hello of its successor, if the broker's machine stood
+# still. Such a late Hello displaces nobody and gets no answer: its sender is gone, or gives up and starts again.
+
+
+class DisplacedBook:
+    def __init__(self) -> None:
+        self._processes: dict[str, str] = {}
+        """The process that was displaced last, by the name of the node."""
+
+    def joined(self, hello: Hello, earlier: list[str]) -> None:
+        """A node was welcomed, which displaces the ``earlier`` incarnations of its name."""
+        for process in map(process_of, earlier):
+            if process and process != hello.process:
+                self._processes[hello.node] = process
+        if self._processes.get(hello.node) == hello.process:
+            del self._processes[hello.node]
+
+    def is_displaced(self, hello: Hello) -> bool:
+        """True if another process took the place of the one that says Hello."""
+        return bool(hello.process) and self._processes.get(hello.node) == hello.process
+
+
+def is_late(incarnation: str, joined: str) -> bool:
+    """True if the process that ``joined`` started after this one, another of its name, by clocks that may differ."""
+    return process_of(incarnation) != process_of(joined) and _started(incarnation) < _started(joined)
+
+
+def _started(incarnation: str) -> int:
+    """Start in an incarnation, in units of its own; 0 if it does not tell."""
+    try:
+        return int(incarnation.partition("-")[0], 16)
+    except ValueError:
+        return 0
+
+
+def displaced(name: str) -> str:
+    """Reason for which a displaced process is refused."""
+    return f"another process has joined as {name}, and takes its place: give each process another --name"
+
+
+# ── sessions ──────────────────────────────────────────────────────────────────────────────────
 
 REJECTIONS_PER_S, BURST_REJECTIONS = 1, 1000
-"""Events of rejected nodes."""
+"""Events of rejected nodes a second, and in a burst: strangers must not fill the event log."""
 
 
 class RunIdentity(Struct, frozen=True):
@@ -40,7 +89,7 @@ class RunIdentity(Struct, frozen=True):
 
 
 class Sessions:
-    """Borrows everything; ``clock`` is the broker's."""
+    """Admits nodes to the run and ends their sessions. All arguments are borrowed; ``clock`` is the broker's."""
 
     def __init__(
         self,
@@ -49,7 +98,7 @@ class Sessions:
         hub: Hub,
         *,
         files: RunFiles,
-        ending: Ending,
+        ending: RunEnding,
         restarts: RestartBook,
         clock: Callable[[], float],
     ) -> None:
@@ -69,7 +118,8 @@ class Sessions:
         self._refused_keys: set[tuple[str, str]] = set()
         """Keys and addresses of events."""
 
-    def hello(self, peer: str, hello: Hello) -> None:
+    @shell
+    def hello(self, hello: Hello, peer: str) -> None:
         """Welcome a node, or reject it."""
         if self._ending.is_suspended:
             return  # The next broker answers; a refusal would end the node.
@@ -90,7 +140,8 @@ class Sessions:
             if hello.role == "reward":  # It is ready at once.
                 self._returned(hello.node)
 
-    def ready(self, peer: str, message: Ready) -> None:
+    @shell
+    def ready(self, message: Ready, peer: str) -> None:
         """Reject nodes whose model differs from the trainer's, whoever came first: they could not take its weights."""
         if (node := self._scheduler.nodes.get(peer)) is None:
             return
@@ -118,7 +169,7 @@ class Sessions:
             f"differ; give both the same model.path"
         )
         self._reject(node.peer, node.name, reason)
-        self._scheduler.left(node.peer, reason, self._clock())
+        self._scheduler.departed(node.peer, reason, self._clock())
 
     def tick(self) -> None:
         """Record the peer that the hub refused last, once: it tries again and again."""
@@ -153,7 +204,7 @@ class Sessions:
 
     def _refusal(self, peer: str, hello: Hello) -> str:
         """Reason to reject a node; empty to welcome it."""
-        if reason := refusal(hello.role, hello) or problem_of(hello):
+        if reason := refusal(hello.role, hello) or hello.out_of_bounds():
             return f"its Hello is invalid: {reason}"
         if peer != f"{hello.node}.{hello.incarnation}":
             return f"its Hello is invalid: the session of {peer} is not that of {hello.node}.{hello.incarnation}"

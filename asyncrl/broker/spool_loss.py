@@ -10,8 +10,7 @@ A stored part of an unfinished trajectory is not waited for: the next lease begi
 
 from collections.abc import Iterable
 
-from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.group import Group, Slot, State
+from asyncrl.broker.groups.group import Group, GroupBook, Slot, SlotState
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.ledger.records import Refused
@@ -22,13 +21,15 @@ from asyncrl.broker.training import TrainingGroups
 from asyncrl.messages.spool import SpoolAddress, Spools
 from asyncrl.messages.words import Role
 
-STORED = (State.STORED, State.SCORED)
+STORED = (SlotState.STORED, SlotState.SCORED)
 TOLD: tuple[Role, ...] = ("rollout", "reward", "trainer")
 """Roles that are told about spools."""
 
 
 class SpoolLoss:
-    """Applies the rules to the books, and tells the nodes which spools there are."""
+    """
+    Follows the loss and return of spools: holds their trajectories back or gives them up, and tells nodes the spools.
+    """
 
     def __init__(
         self,
@@ -65,8 +66,8 @@ class SpoolLoss:
             self._grading.unpark(spool.name)
             self._out.event("spool.back", spool=spool.name)
 
-    def left(self, name: str, now_s: float) -> None:
-        self._spools.left(name, now_s)
+    def departed(self, name: str, now_s: float) -> None:
+        self._spools.departed(name, now_s)
         self._waits_for(name)
 
     def tick(self, now_s: float, live_version: int) -> None:
@@ -75,10 +76,10 @@ class SpoolLoss:
             self._give_up(name, live_version)
 
     def tell(self) -> None:
-        """Tell the nodes what has changed."""
+        """Tell the nodes which spools there are, if that has changed."""
         if self._told != self._spools.revision:
             self._told = self._spools.revision
-            for node in (node for role in TOLD for node in self._nodes.of(role)):
+            for node in (node for role in TOLD for node in self._nodes.with_role(role)):
                 self._out.send(node.peer, Spools(self._spools.told_to(node.peer)))
 
     def _waits_for(self, name: str) -> None:
@@ -92,7 +93,7 @@ class SpoolLoss:
         for group in restarted:
             self._training.restart(group, live_version)
         held_out = [slot for group in self._groups.held_out.values() for slot in group.slots]
-        again = [slot for slot in held_out if slot.state is State.STORED and _is_stored(slot, name)]
+        again = [slot for slot in held_out if slot.state is SlotState.STORED and _is_stored(slot, name)]
         for slot in again:
             self._sample_again(slot, f"the spool {name} is lost")
         taken = _holding(name, self._groups.train.values())

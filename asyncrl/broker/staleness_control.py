@@ -11,7 +11,7 @@ from asyncrl.config.sections.schedule import Schedule
 
 KEY = "schedule.staleness"
 BY = "auto"
-"""Name of the broker as an operator that sets the staleness."""
+"""Name under which the broker sets the staleness, where an operator's name would stand."""
 FEWEST_STEPS = 8
 
 
@@ -21,7 +21,7 @@ class StalenessChoice(Struct, frozen=True):
     staleness: float
     before: float
     reason: str
-    """A sentence: what was predicted, or why nothing is changed."""
+    """Prediction, or why nothing is changed, in a sentence."""
     predicted_s: dict[str, float] = {}
     """Seconds of a step with each staleness that was tried."""
 

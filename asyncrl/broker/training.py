@@ -9,22 +9,17 @@ Training groups from admission to the checkpoint that contains them.
 
 from collections.abc import Iterable
 
-from asyncrl.broker.failures import FailureBook
-from asyncrl.broker.groups.admission import AdmissionBook
-from asyncrl.broker.groups.batches import BatchBook
-from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.drop_limit import OVERLONG, DropLimit
-from asyncrl.broker.groups.filtering import ZERO_VARIANCE, GroupFilter
-from asyncrl.broker.groups.group import Group, Slot, State
-from asyncrl.broker.groups.max_staleness import StalenessBound, Stragglers
-from asyncrl.broker.groups.retirement import Retirement
-from asyncrl.broker.groups.trimming import first_needed
-from asyncrl.broker.groups.window import Window
+from asyncrl.broker.failures import FailureBook, StepFailures
+from asyncrl.broker.groups.admission import AdmissionBook, Retirement, Window
+from asyncrl.broker.groups.batches import BatchBook, StalenessBound, Stragglers
+from asyncrl.broker.groups.filtering import OVERLONG, ZERO_VARIANCE, DropLimit, GroupFilter, first_needed
+from asyncrl.broker.groups.group import Group, GroupBook, Slot, SlotState
+from asyncrl.broker.handlers import rule
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.ledger.records import Committed, Dropped, FailedAttempt, LeftOut, Restarted, Taken, Untrained
 from asyncrl.broker.nodes.faults import FaultBook
-from asyncrl.broker.nodes.node import NodeBook
+from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.config.config import Config
@@ -32,7 +27,7 @@ from asyncrl.config.sections.schedule import Schedule
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import RunFailed
 from asyncrl.messages.spool import Trim
-from asyncrl.messages.trainer import Batch, Commit, Refusal, Stepped
+from asyncrl.messages.trainer import Batch, Commit, Refusal, StepFailed, Stepped, Take
 from asyncrl.messages.trajectory import Unit
 
 
@@ -75,6 +70,7 @@ class TrainingGroups:
         self._drops = DropLimit(schedule.window)
         self._least_group = config.least_group
         self._skipped_steps = frozenset(config.run.skip_steps)
+        self._step_failures = StepFailures()
         self._wanted_step: tuple[int, str] | None = None
         """Step of the unanswered `Take`, and the trainer's peer."""
         self._first_take: tuple[int, str] | None = None
@@ -167,9 +163,10 @@ class TrainingGroups:
         self._drop(group, reason)
         self._drops.dropped(reason)
 
-    def take(self, step: int, peer: str) -> None:
-        self._wanted_step = (step, peer)
-        if self._first_take is None or self._first_take[1] != peer:
+    @rule
+    def take(self, message: Take, node: Node, now_s: float) -> None:
+        self._wanted_step = (message.step, node.peer)
+        if self._first_take is None or self._first_take[1] != node.peer:
             self._first_take = self._wanted_step
 
     def has_computed(self, step: int, peer: str) -> bool:
@@ -181,11 +178,19 @@ class TrainingGroups:
         """Step whose batch the trainer waits for, because it is not complete; None if it waits for none."""
         return self._wanted_step[0] if self._wanted_step else None
 
-    def stepped(self, message: Stepped) -> None:
+    @rule
+    def step_failed(self, message: StepFailed, node: Node, now_s: float) -> None:
+        """The trainer failed at a step; raises `RunFailed` if it has failed there before, for the same reason."""
+        self._out.event("step.failed", step=message.step, reason=message.reason)
+        self._step_failures.failed(message.step, message.reason)
+
+    @rule
+    def stepped(self, message: Stepped, node: Node, now_s: float) -> None:
         """
         Record which trajectories the trainer refused; raises `RunFailed` if it refuses all groups in a row. A resumed
         trainer refuses the same again, and a forgotten step is in two checkpoints: neither is recorded twice.
         """
+        self._step_failures.done(message.step)
         groups = {group.group_id: group for group in self.batches.taken(message.step) or []}
         for refusal in message.refused:
             group = groups.get(refusal.unit.group_id) if refusal.unit.split == "train" else None
@@ -213,7 +218,7 @@ class TrainingGroups:
         self._out.event("checkpoint.written", step=message.step, steps=steps, path=message.checkpoint)
         if done := self.committed(message.step):
             needed_from = first_needed(done, self._groups)
-            for spool in self._nodes.of("spool"):
+            for spool in self._nodes.with_role("spool"):
                 if spool.name in needed_from:
                     self._out.send(spool.peer, Trim(needed_from[spool.name]), once_durable=True)
 
@@ -273,7 +278,7 @@ class TrainingGroups:
     def _are_here(self, groups: Iterable[Group]) -> bool:
         """True if no spool is away that stores a trajectory of these groups."""
         refs = (slot.ref for group in groups for slot in group.slots if slot.ref)
-        return self._spools.are_all_here or all(map(self._spools.is_here, refs))
+        return self._spools.are_all_reachable or all(map(self._spools.is_reachable, refs))
 
     def restart(self, group: Group, version: int) -> None:
         """Sample a group that no step has taken again, with this version, which is the live one."""
@@ -289,7 +294,7 @@ class TrainingGroups:
     def _refused(self, step: int, group: Group, refusal: Refusal) -> None:
         """The trainer refused one trajectory of a group: it left out the whole group."""
         slot, reason = group.slots[refusal.unit.index], refusal.reason
-        if slot.state in (State.GIVEN_UP, State.LEFT_OUT):
+        if slot.state in (SlotState.GIVEN_UP, SlotState.LEFT_OUT):
             return
         slot.give_up()
         slot.attempts += 1
@@ -328,4 +333,4 @@ def _max_staleness(schedule: Schedule) -> tuple[StalenessBound | None, Straggler
 
 def _refusal(group: Group, slot: Slot) -> str:
     """Reason for which the trainer refused a trajectory in an earlier life; empty if it did not."""
-    return group.untrained if slot.state is State.GIVEN_UP else ""
+    return group.untrained if slot.state is SlotState.GIVEN_UP else ""

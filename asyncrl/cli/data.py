@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from asyncrl.cli.terminal import echo, report_errors
+from asyncrl.cli.parts import report_errors
 from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.reward import Reward
+from asyncrl.terminal import echo
 
 if TYPE_CHECKING:  # only the commands that need pyarrow or a tokenizer import them
-    from asyncrl.data.check import CountTokens, FindSpelled, Inspection
+    from asyncrl.data.check import Inspection
     from asyncrl.data.prepare.published import PrepareResult, PublishedDataset
     from asyncrl.data.table import Rows
-    from asyncrl.messages.trajectory import Prompt
 
     Checked = tuple[Inspection, str, Reward | None]
     """Inspection of a dataset, the chat template of its model, and the rewards of its run if it belongs to one."""
@@ -64,10 +64,10 @@ def _add_published(name: str, metavar: str, dataset: str, text: str) -> None:
         _prepare(getattr(import_module(f"asyncrl.data.prepare.{module}"), constant), source, choices)
 
 
-_add_published("gsm8k", "FILE", "gsm8k:GSM8K", "Convert GSM8K from its JSONL.")
+_add_published("gsm8k", "FILE", "published:GSM8K", "Convert GSM8K from its JSONL.")
 _add_published("geo3k", "FOLDER|FILE", "geo3k:GEO3K", "Convert Geometry3K from a folder, or from parquet.")
-_add_published("math", "FILE", "competition_math:MATH", "Convert MATH from JSONL or parquet.")
-_add_published("dapo-math", "FILE", "dapo_math:DAPO_MATH", "Convert DAPO-Math from its parquet; keep each prompt once.")
+_add_published("math", "FILE", "published:MATH", "Convert MATH from JSONL or parquet.")
+_add_published("dapo-math", "FILE", "published:DAPO_MATH", "Convert DAPO-Math from its parquet; keep each prompt once.")
 
 
 def _columns(command: Any) -> Any:
@@ -131,7 +131,7 @@ def csv_(**choices: Any) -> None:
     Example:
       asyncrl data prepare csv rows.csv -o train.parquet --answer-column solution
     """
-    from asyncrl.data.prepare.csv_rows import open_csv
+    from asyncrl.data.prepare.own_rows import open_csv
 
     _prepare_own(open_csv, **choices)
 
@@ -146,8 +146,8 @@ def _prepare_own(
     unique: bool,
     **choices: Any,
 ) -> None:
-    from asyncrl.data.columns import Columns, columns_of
     from asyncrl.data.prepare.own_rows import own_rows
+    from asyncrl.data.table import Columns, columns_of
 
     rows = open_file(source)
     columns = columns_of(rows, _named(prompt_column, answer_column), COLUMN_OPTION)
@@ -240,11 +240,13 @@ def check(
 def _check_file(path: Path, named: dict[str, str], model: Path | None, max_tokens: int | None) -> "Checked":
     from asyncrl.data.chat_template import read_template
     from asyncrl.data.check import inspect
-    from asyncrl.data.columns import guessed
+    from asyncrl.data.table import guessed
 
     columns = Data(
         train=str(path), prompt_column=named.get("prompt", "prompt"), answer_column=named.get("answer", "answer")
     )
+    from asyncrl.runtime.checks import readers
+
     count_tokens, find_spelled = readers(model, columns) if model else (None, None)
     settings = guessed(columns, str(path), echo, COLUMN_OPTION)
     inspection = inspect(path, settings, count_tokens=count_tokens, find_spelled=find_spelled, max_tokens=max_tokens)
@@ -255,11 +257,13 @@ def _check_run(path: Path) -> "list[Checked]":
     from asyncrl.config.run_file import load_config
     from asyncrl.data.chat_template import read_template
     from asyncrl.data.check import inspect
-    from asyncrl.node.hub import with_local_copies
+    from asyncrl.runtime.model_files import with_local_copies
 
     config = with_local_copies(load_config(path), partial(echo, err=True), has_weights=False)
     settings: Data = config.data
     model = Path(config.model.path)
+    from asyncrl.runtime.checks import readers
+
     count_tokens, find_spelled = readers(model, settings) if model.is_dir() else (None, None)
     max_tokens = settings.max_prompt_tokens if settings.truncation == "error" else None
     files = settings.train_files + settings.held_out_files
@@ -269,31 +273,3 @@ def _check_run(path: Path) -> "list[Checked]":
     ]
     template = "" if config.environment.is_set else read_template(model)
     return [(inspection, template, config.reward) for inspection in inspections]
-
-
-def token_counter(model: Path, data: Data) -> "CountTokens":
-    """Counts tokens as engines do."""
-    return readers(model, data)[0]
-
-
-def readers(model: Path, data: Data) -> "tuple[CountTokens, FindSpelled]":
-    """Functions of a prompt, with a model's tokenizer: its number of tokens, and the special tokens that it spells."""
-    from asyncrl.node.machine.machine import require_train
-
-    require_train()
-    from asyncrl.config.model.weights import CONFIG
-    from asyncrl.data.chat_template import check_template, read_template
-    from asyncrl.rollout.engines.prompts import encode
-    from asyncrl.rollout.engines.spelled_tokens import SpelledTokens
-    from asyncrl.rollout.engines.text import load_tokenizer
-    from asyncrl.vision.processor import ImageProcessor
-
-    check_template(read_template(model), data.chat_template_kwargs, has_chats=False)
-    tokenizer = load_tokenizer(str(model))
-    processor = ImageProcessor.load(model) if (model / CONFIG).is_file() else None  # a tokenizer alone will do for text
-    spelled = SpelledTokens(tokenizer, are_text=data.split_special_tokens)
-
-    def count(prompt: "Prompt") -> int:
-        return len(encode(tokenizer, prompt, data.chat_template_kwargs, processor, spelled))
-
-    return count, lambda prompt: spelled.found(prompt.chat)

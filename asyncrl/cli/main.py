@@ -3,19 +3,19 @@
 import click
 
 from asyncrl.cli.data import data
-from asyncrl.cli.doctor.command import doctor
-from asyncrl.cli.episodes.command import episode
-from asyncrl.cli.import_verl.command import import_verl
-from asyncrl.cli.keys.command import keys
-from asyncrl.cli.launch.commands import COMMANDS as LAUNCH
-from asyncrl.cli.models.commands import COMMANDS as MODELS
-from asyncrl.cli.operate.commands import COMMANDS as OPERATE
-from asyncrl.cli.plan.command import plan
-from asyncrl.cli.plug_ins.command import advantage, loss, reward
-from asyncrl.cli.recorded.commands import COMMANDS as RECORDED
-from asyncrl.cli.services.command import services
-from asyncrl.cli.settings.command import config
-from asyncrl.cli.start.command import example, init
+from asyncrl.cli.doctor import doctor
+from asyncrl.cli.episodes import episode
+from asyncrl.cli.import_verl import import_verl
+from asyncrl.cli.keys import keys
+from asyncrl.cli.launch import COMMANDS as LAUNCH
+from asyncrl.cli.models import COMMANDS as MODELS
+from asyncrl.cli.operate import COMMANDS as OPERATE
+from asyncrl.cli.plan import plan
+from asyncrl.cli.plug_ins import advantage, loss, reward
+from asyncrl.cli.recorded import COMMANDS as RECORDED
+from asyncrl.cli.services import services
+from asyncrl.cli.settings import config
+from asyncrl.cli.start import example, init
 from asyncrl.cli.toy import toy
 from asyncrl.version import VERSION
 

@@ -7,21 +7,28 @@ from pathlib import Path
 
 import click
 
-from asyncrl.cli.launch.broker_job import broker_job
-from asyncrl.cli.launch.node_jobs import NodeOptions, finder, node_job, replicas_job, spool_job, until_run_is_over
-from asyncrl.cli.terminal import report_errors
-from asyncrl.client.credentials import read_credentials
-from asyncrl.client.run_address import configured_key, configured_secret
-from asyncrl.config.checks.addresses import check_interface
+from asyncrl.cli.parts import errors_reported
+from asyncrl.config.addresses import check_interface
 from asyncrl.errors import ConfigError
 from asyncrl.messages.words import Role, WeightsVia
-from asyncrl.node.machine.local_address import INTERFACE_VARIABLE
-from asyncrl.node.machine.machine import require_node
-from asyncrl.node.process.metrics_server import METRICS_VARIABLE, OPEN_VARIABLE, TARGETS_VARIABLE, metrics_options
-from asyncrl.node.process.process import LogFormat, run_process
 from asyncrl.plug_in import ALLOW_VARIABLE
-from asyncrl.processes.printed import FORMAT_VARIABLE
+from asyncrl.runtime.local_address import INTERFACE_VARIABLE
+from asyncrl.runtime.machine import require_node
+from asyncrl.runtime.metrics_server import METRICS_VARIABLE, OPEN_VARIABLE, TARGETS_VARIABLE, metrics_options
+from asyncrl.runtime.node_jobs import (
+    NodeOptions,
+    broker_job,
+    finder,
+    node_job,
+    replicas_job,
+    spool_job,
+)
+from asyncrl.runtime.process import LogFormat, run_process
+from asyncrl.runtime.sessions import RunNode
 from asyncrl.version import VERSION
+from asyncrl.wire.handshake import identity
+from asyncrl.wire.run_address import configured_key, configured_secret, read_credentials
+from asyncrl.workers.printed import FORMAT_VARIABLE
 
 PATH = click.Path(path_type=Path)
 ROLES = ("broker", "rollout", "reward", "trainer", "spool")
@@ -81,7 +88,6 @@ ROLES = ("broker", "rollout", "reward", "trainer", "spool")
 )
 @click.option("--wait", "wait_s", type=float, default=30.0, help="Seconds to wait for the broker's answer.")
 @click.version_option(VERSION)
-@report_errors
 def main(
     *,
     role: Role,
@@ -157,56 +163,60 @@ def main(
     exits at once. Exit codes 0 (the run is complete, or `asyncrl drain` took the node away), 78 (mistake in the
     configuration) and 74 (damaged files): do not restart. Exit code 69 (broker not reachable): restart later.
     """
-    require_node()
-    if allow_code:
-        os.environ[ALLOW_VARIABLE] = os.pathsep.join(allow_code)
-    if key_file and secret_file:
-        raise ConfigError("--key and --secret were both given: a node connects with one of them")
-    name = name or default_name(role, key_file or configured_key(os.environ))
-    _require_role(role, bool(replicas or devices), "--replicas and --devices are for rollouts", "rollout")
-    _require_role(role, bool(folder or bind), "--dir and --bind are for spools", "spool")
-    _require_role(
-        role,
-        interface is not None,
-        "--interface is for rollouts and trainers, which move weights",
-        "rollout",
-        "trainer",
-    )
-    if interface is not None:
-        check_interface(interface, "--interface")
-        os.environ[INTERFACE_VARIABLE] = interface
-    is_chosen = weights != "collective"
-    _require_role(role, is_chosen, f"--weights (ASYNCRL_WEIGHTS) is {weights}: that is for rollouts", "rollout")
-    _require_role(
-        role, fetch is not None, "--fetch is for rollouts and trainers, which load a model", "rollout", "trainer"
-    )
-    _require_role(role, traces, "--traces is for the broker, which sees every stage of a trajectory", "broker")
-    serving = metrics_options(metrics, is_open=metrics_open, run=run_dir, targets=metrics_targets)
-    options = NodeOptions(weights, may_fetch=fetch != "never", wait_s=wait_s, metrics=serving)
-    if role == "broker":
-        if key_file:
-            raise ConfigError("--key is for nodes: a broker has --keys DIR, the folder that `asyncrl keys init` made")
-        job = broker_job(
-            config_path=config_path,
-            overrides=overrides,
-            address=address,
-            run_dir=run_dir,
-            secret_file=secret_file or configured_secret(os.environ),
-            key_folder=key_folder,
-            is_traced=traces,
+    with errors_reported():
+        require_node()
+        if allow_code:
+            os.environ[ALLOW_VARIABLE] = os.pathsep.join(allow_code)
+        if key_file and secret_file:
+            raise ConfigError("--key and --secret were both given: a node connects with one of them")
+        name = name or default_name(role, key_file or configured_key(os.environ))
+        _require_role(role, bool(replicas or devices), "--replicas and --devices are for rollouts", "rollout")
+        _require_role(role, bool(folder or bind), "--dir and --bind are for spools", "spool")
+        _require_role(
+            role,
+            interface is not None,
+            "--interface is for rollouts and trainers, which move weights",
+            "rollout",
+            "trainer",
         )
-    else:
-        if config_path or overrides:
-            raise ConfigError(f"--config and --set are for the broker only; a {role} gets the configuration from it")
-        if key_folder:
-            raise ConfigError(f"--keys is for the broker: a {role} has --key FILE, made by `asyncrl keys add`")
-        find = finder(role, address, run_dir, key_file or secret_file, wait_s)
-        work = (
-            spool_job(find, name, folder, bind, wait_s)
-            if role == "spool"
-            else replicas_job(find, name, replicas, devices, options) or node_job(role, find, name, options)
+        if interface is not None:
+            check_interface(interface, "--interface")
+            os.environ[INTERFACE_VARIABLE] = interface
+        is_chosen = weights != "collective"
+        _require_role(role, is_chosen, f"--weights (ASYNCRL_WEIGHTS) is {weights}: that is for rollouts", "rollout")
+        _require_role(
+            role, fetch is not None, "--fetch is for rollouts and trainers, which load a model", "rollout", "trainer"
         )
-        job = until_run_is_over(work, run_dir)
+        _require_role(role, traces, "--traces is for the broker, which sees every stage of a trajectory", "broker")
+        serving = metrics_options(metrics, is_open=metrics_open, run=run_dir, targets=metrics_targets)
+        options = NodeOptions(weights, may_fetch=fetch != "never", wait_s=wait_s, metrics=serving)
+        if role == "broker":
+            if key_file:
+                raise ConfigError(
+                    "--key is for nodes: a broker has --keys DIR, the folder that `asyncrl keys init` made"
+                )
+            job = broker_job(
+                config_path=config_path,
+                overrides=overrides,
+                address=address,
+                run_dir=run_dir,
+                secret_file=secret_file or configured_secret(os.environ),
+                key_folder=key_folder,
+                is_traced=traces,
+            )
+        else:
+            if config_path or overrides:
+                raise ConfigError(
+                    f"--config and --set are for the broker only; a {role} gets the configuration from it"
+                )
+            if key_folder:
+                raise ConfigError(f"--keys is for the broker: a {role} has --key FILE, made by `asyncrl keys add`")
+            find = finder(role, address, run_dir, key_file or secret_file, wait_s)
+            node = RunNode(identity(role, name), find, wait_s=wait_s, run_dir=run_dir)
+            if role == "spool":
+                job = spool_job(node, folder, bind)
+            else:
+                job = replicas_job(node, replicas, devices, options) or node_job(node, options)
     sys.exit(run_process(job, name=name, role=role, metrics=serving, log_format=log_format, run_dir=run_dir))
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
-from asyncrl.cli.terminal import echo, report_errors
+from asyncrl.cli.parts import report_errors
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import read_raw
+from asyncrl.terminal import echo
 
 PATH = click.Path(path_type=Path)
 COUNT = click.IntRange(min=1)
@@ -56,10 +57,10 @@ def step_sums(directory: Path, seed: int, threads: int, **sizes: int) -> None:
       asyncrl toy step-sums cache/step-sums-moe --experts 4
     """
     _prepare()
-    from asyncrl.toy.models import make_step_sums
-    from asyncrl.toy.text_model import Sizes
+    from asyncrl.tools.toy.models import make_step_sums
+    from asyncrl.tools.toy.text_model import TextModelSizes
 
-    make_step_sums(directory, Sizes(**sizes), seed=seed, threads=threads, report=echo)
+    make_step_sums(directory, TextModelSizes(**sizes), seed=seed, threads=threads, report=echo)
 
 
 @toy.command("hidden-sums")
@@ -82,7 +83,7 @@ def hidden_sums(directory: Path, seed: int, threads: int) -> None:
       asyncrl toy hidden-sums cache/hidden-sums
     """
     _prepare()
-    from asyncrl.toy.models import make_hidden_sums
+    from asyncrl.tools.toy.models import make_hidden_sums
 
     make_hidden_sums(directory, seed=seed, threads=threads, report=echo)
 
@@ -105,7 +106,7 @@ def drawn_squares(directory: Path, seed: int, threads: int) -> None:
       asyncrl toy drawn-squares cache/drawn-squares
     """
     _prepare()
-    from asyncrl.toy.models import make_drawn_squares
+    from asyncrl.tools.toy.models import make_drawn_squares
 
     make_drawn_squares(directory, seed=seed, threads=threads, report=echo)
 
@@ -128,7 +129,7 @@ def smollm2(directory: Path, seed: int) -> None:
       asyncrl toy smollm2 cache/smollm2
     """
     _prepare()
-    from asyncrl.toy.models import make_smollm2
+    from asyncrl.tools.toy.models import make_smollm2
 
     make_smollm2(directory, seed=seed, report=echo)
 
@@ -147,22 +148,22 @@ def random(directory: Path, text: Path, seed: int, vocab_size: int, **sizes: int
     Writes the model directory DIR, a Qwen3 with a tokenizer trained on FILE; an existing one is kept.
     """
     _prepare()
-    from asyncrl.toy.models import make_random
-    from asyncrl.toy.text_model import Sizes
+    from asyncrl.tools.toy.models import make_random
+    from asyncrl.tools.toy.text_model import TextModelSizes
 
-    make_random(directory, text, Sizes(**sizes), vocab_size=vocab_size, seed=seed, report=echo)
+    make_random(directory, text, TextModelSizes(**sizes), vocab_size=vocab_size, seed=seed, report=echo)
 
 
 def tiny(path: Path, overrides: Sequence[str]) -> Config:
     """Configuration of a run file for ``--scale tiny``; prints each value that it changes."""
     _prepare()
-    from asyncrl.toy.tiny.scale import scaled
+    from asyncrl.tools.toy.tiny import scaled
 
     return scaled(read_raw(path, overrides), TINY, echo)
 
 
 def _prepare() -> None:
-    from asyncrl.node.machine.machine import require_train
+    from asyncrl.runtime.machine import require_train
 
     require_train()
     from transformers.utils.logging import disable_progress_bar

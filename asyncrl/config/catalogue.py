@@ -4,8 +4,8 @@ Catalogue of the algorithms by the names they have in ``[algorithm]``.
     "gspo" ─▶ LossEntry: import path of the function, the settings it reads, flags ─▶ asyncrl.algo imports it when used
 
 An entry holds import paths and no functions, because a configuration is checked in processes without torch. A new loss
-is one file in asyncrl/algo/losses and one entry here; a new setting is also a field of `Algorithm`, unset by default.
-The defaults of settings are in the signatures of the functions.
+is a function in asyncrl/algo/losses.py and an entry here; a new setting is also a field of `Algorithm`, unset by
+default. The defaults of settings are in the signatures of the functions.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ Fields of an `asyncrl.algo.outcomes.Outcome` that are computed only for an estim
 """
 
 
-class Entry(Struct, frozen=True):
+class CatalogueEntry(Struct, frozen=True):
     """A function and the settings of ``[algorithm]`` that are its keyword arguments."""
 
     function: str
@@ -40,7 +40,7 @@ class Entry(Struct, frozen=True):
         return frozenset((*self.settings, *self.required))
 
 
-class EstimatorEntry(Entry, frozen=True, kw_only=True):
+class EstimatorEntry(CatalogueEntry, frozen=True, kw_only=True):
     """An advantage estimator."""
 
     needs: tuple[Need, ...] = ()
@@ -50,7 +50,7 @@ class EstimatorEntry(Entry, frozen=True, kw_only=True):
     """Reads token penalties such as a KL in the reward."""
 
 
-class LossEntry(Entry, frozen=True, kw_only=True):
+class LossEntry(CatalogueEntry, frozen=True, kw_only=True):
     """A policy loss. ``settings`` includes those of its token selection."""
 
     select: str = ""
@@ -63,31 +63,30 @@ class LossEntry(Entry, frozen=True, kw_only=True):
     """One loss per trajectory: importance weights are averaged geometrically over it."""
 
 
-_BASELINES = "asyncrl.algo.advantages.group_baselines"
-_RETURNS = "asyncrl.algo.advantages.reinforce"
+_ADVANTAGES = "asyncrl.algo.advantages"
 _TOKEN_BASELINE = EstimatorEntry(
-    "asyncrl.algo.advantages.token_baseline:optimal_token_baseline",
+    f"{_ADVANTAGES}:optimal_token_baseline",
     needs=("logprobs", "sum_pi_squared"),
     compares_group=True,
 )
 
 ADVANTAGES: Mapping[str, EstimatorEntry] = {
-    "grpo": EstimatorEntry(f"{_BASELINES}:grpo", compares_group=True),
-    "dr_grpo": EstimatorEntry(f"{_BASELINES}:dr_grpo", compares_group=True),
-    "grpo_passk": EstimatorEntry(f"{_BASELINES}:grpo_passk", compares_group=True),
-    "rloo": EstimatorEntry(f"{_BASELINES}:rloo", compares_group=True),
-    "opo": EstimatorEntry(f"{_BASELINES}:opo", compares_group=True),
-    "gpg": EstimatorEntry(f"{_BASELINES}:gpg", compares_group=True),
+    "grpo": EstimatorEntry(f"{_ADVANTAGES}:grpo", compares_group=True),
+    "dr_grpo": EstimatorEntry(f"{_ADVANTAGES}:dr_grpo", compares_group=True),
+    "grpo_passk": EstimatorEntry(f"{_ADVANTAGES}:grpo_passk", compares_group=True),
+    "rloo": EstimatorEntry(f"{_ADVANTAGES}:rloo", compares_group=True),
+    "opo": EstimatorEntry(f"{_ADVANTAGES}:opo", compares_group=True),
+    "gpg": EstimatorEntry(f"{_ADVANTAGES}:gpg", compares_group=True),
     "gdpo": EstimatorEntry(
-        "asyncrl.algo.advantages.gdpo:gdpo",
+        f"{_ADVANTAGES}:gdpo",
         required=("reward_weights",),
         compares_group=True,
         counts_penalties=False,
     ),
-    "reinforce_plus_plus": EstimatorEntry(f"{_RETURNS}:reinforce_plus_plus", ("gamma",), needs=("token_rewards",)),
-    "reinforce_plus_plus_baseline": EstimatorEntry(f"{_RETURNS}:reinforce_plus_plus_baseline", compares_group=True),
-    "remax": EstimatorEntry(f"{_RETURNS}:remax", needs=("baseline",)),
-    "gae": EstimatorEntry("asyncrl.algo.advantages.gae:gae", ("gamma", "lam"), needs=("values", "token_rewards")),
+    "reinforce_plus_plus": EstimatorEntry(f"{_ADVANTAGES}:reinforce_plus_plus", ("gamma",), needs=("token_rewards",)),
+    "reinforce_plus_plus_baseline": EstimatorEntry(f"{_ADVANTAGES}:reinforce_plus_plus_baseline", compares_group=True),
+    "remax": EstimatorEntry(f"{_ADVANTAGES}:remax", needs=("baseline",)),
+    "gae": EstimatorEntry(f"{_ADVANTAGES}:gae", ("gamma", "lam"), needs=("values", "token_rewards")),
     "optimal_token_baseline": _TOKEN_BASELINE,
     "tir_optimal_token_baseline": _TOKEN_BASELINE,
 }
@@ -96,29 +95,29 @@ ADVANTAGES: Mapping[str, EstimatorEntry] = {
 _LOSSES = "asyncrl.algo.losses"
 _CLIP = ("clip_low", "clip_high")
 _BY_SEQUENCE = "seq-mean-token-mean"
-_CLIPPED = LossEntry(f"{_LOSSES}.clipped:clipped", (*_CLIP, "dual_clip"))
-_GMPO = LossEntry(f"{_LOSSES}.gmpo:gmpo", _CLIP, aggregation=_BY_SEQUENCE, is_of_sequences=True)
-_REINFORCE = LossEntry(f"{_LOSSES}.reinforce:reinforce", has_ratio=False)
+_CLIPPED = LossEntry(f"{_LOSSES}:clipped", (*_CLIP, "dual_clip"))
+_GMPO = LossEntry(f"{_LOSSES}:gmpo", _CLIP, aggregation=_BY_SEQUENCE, is_of_sequences=True)
+_REINFORCE = LossEntry(f"{_LOSSES}:reinforce", has_ratio=False)
 
 LOSSES: Mapping[str, LossEntry] = {
     "clipped": _CLIPPED,
     "vanilla": _CLIPPED,
-    "gspo": LossEntry(f"{_LOSSES}.gspo:gspo", _CLIP, aggregation=_BY_SEQUENCE),
-    "cispo": LossEntry(f"{_LOSSES}.cispo:cispo", _CLIP),
-    "sapo": LossEntry(f"{_LOSSES}.sapo:sapo", ("tau_pos", "tau_neg"), aggregation=_BY_SEQUENCE),
+    "gspo": LossEntry(f"{_LOSSES}:gspo", _CLIP, aggregation=_BY_SEQUENCE),
+    "cispo": LossEntry(f"{_LOSSES}:cispo", _CLIP),
+    "sapo": LossEntry(f"{_LOSSES}:sapo", ("tau_pos", "tau_neg"), aggregation=_BY_SEQUENCE),
     "gmpo": _GMPO,
     "geo_mean": _GMPO,
     "clip_cov": LossEntry(
-        f"{_LOSSES}.covariance:clip_cov",
+        f"{_LOSSES}:clip_cov",
         (*_CLIP, "cov_ratio", "cov_low", "cov_high"),
-        select=f"{_LOSSES}.selection:clip_cov_selection",
+        select="asyncrl.algo.loss_tokens:clip_cov_selection",
     ),
     "kl_cov": LossEntry(
-        f"{_LOSSES}.covariance:kl_cov", ("cov_kl_coef", "cov_ratio"), select=f"{_LOSSES}.selection:kl_cov_selection"
+        f"{_LOSSES}:kl_cov", ("cov_kl_coef", "cov_ratio"), select="asyncrl.algo.loss_tokens:kl_cov_selection"
     ),
-    "dppo_tv": LossEntry(f"{_LOSSES}.dppo:dppo_tv", (*_CLIP, "ratio_cap")),
-    "dppo_kl": LossEntry(f"{_LOSSES}.dppo:dppo_kl", (*_CLIP, "ratio_cap")),
-    "dro": LossEntry(f"{_LOSSES}.dro:dro", required=("dro_beta",), has_ratio=False),
+    "dppo_tv": LossEntry(f"{_LOSSES}:dppo_tv", (*_CLIP, "ratio_cap")),
+    "dppo_kl": LossEntry(f"{_LOSSES}:dppo_kl", (*_CLIP, "ratio_cap")),
+    "dro": LossEntry(f"{_LOSSES}:dro", required=("dro_beta",), has_ratio=False),
     "gpg": _REINFORCE,
     "reinforce": _REINFORCE,
 }

@@ -1,5 +1,6 @@
 """
-Settings that `asyncrl set` changes while a run goes on: those that are marked `LIVE` in `sections`.
+Settings that may change: those marked `LIVE` in `sections` while a run goes on (`asyncrl set`), more of them between
+two starts.
 
     "trainer.lr=1e-4" ─assigned─▶ {"trainer.lr": 0.0001}, checked with all other settings ─with_values─▶ Config
 """
@@ -11,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 from msgspec import Struct, structs
 
-from asyncrl.config.config import Config
+from asyncrl.config.config import Config, leaves
 from asyncrl.config.run_file import SHORTHANDS, decode
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.config.sections.section import LIVE
@@ -103,3 +104,42 @@ def _live_keys(section: type[Struct], where: str) -> Iterator[str]:
             yield from _live_keys(kind, f"{where}{name}.")
         elif LIVE in get_args(kind):
             yield f"{where}{name}"
+
+
+# ── changes ───────────────────────────────────────────────────────────────────────────────────
+# Settings that may change between two starts of one run.
+
+MAY_CHANGE = (
+    "run.dir", "run.name", "run.share_with_group", "run.skip_steps", "broker.", "supervisor.", "trackers.",
+    "checkpoint.", "rollout.", "weights.", "reward.workers", "reward.timeout_s", "trainer.nodes", "trainer.min_nodes",
+    "trainer.wait_s", "trainer.ranks", "trainer.shard_size", "trainer.sequence_parallel", "trainer.expert_parallel",
+    "trainer.collective_timeout_s", "evaluation.answers",
+)  # fmt: skip
+"""Settings, and beginnings of settings, that do not change what the records of a run mean."""
+STEPS = "run.steps"
+
+
+def changed(recorded: Config, now: Config) -> dict[str, object]:
+    """
+    Values that differ from those the run was recorded with, by setting.
+
+    Raises:
+        ConfigError: One of them may not change: the records would mean something else.
+    """
+    before, after = (dict(leaves(msgspec.to_builtins(config))) for config in (recorded, now))
+    differing = [
+        key for key in (*before, *(key for key in after if key not in before)) if before.get(key) != after.get(key)
+    ]
+    for key in differing:
+        if key == STEPS:
+            if now.run.steps < recorded.run.steps:
+                raise ConfigError(
+                    f"run.steps is {now.run.steps}, but this run was created with {recorded.run.steps}: a run can be "
+                    f"extended, not shortened"
+                )
+        elif not key.startswith(MAY_CHANGE):
+            raise ConfigError(
+                f"{key} is {after.get(key)!r}, but this run was created with {before.get(key)!r}: give the same value, "
+                f"or start a new run in another --run-dir"
+            )
+    return {key: after.get(key) for key in differing}

@@ -5,7 +5,8 @@ import inspect
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Literal, TypeGuard, get_args, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import NODEFAULT, Struct
@@ -13,8 +14,61 @@ from msgspec import NODEFAULT, Struct
 from asyncrl.config.catalogue import ADVANTAGES, LOSSES
 from asyncrl.config.config import Config
 from asyncrl.config.correction import PRESETS
+from asyncrl.config.engines import ENGINES
 from asyncrl.config.sections.section import LIVE, Section
-from asyncrl.config.words import type_in_words
+from asyncrl.files.json_lines import toml_value
+
+# ── words ─────────────────────────────────────────────────────────────────────────────────────
+# Types, values and texts of settings in words, for the reference and for messages.
+#
+#     Annotated[int, Meta(ge=1)] | None   ─▶ integer ≥ 1 or unset
+#     {"a": [1.5]}                        ─▶ { a = [1.5] }
+
+WORDS = {int: "integer", str: "string", bool: "true or false", float: "number", type(None): "unset", Any: "any value"}
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+LARGE = 2**53
+"""From here on, a bound is written as a power of two."""
+
+
+def type_in_words(kind: Any) -> str:
+    """A type annotation, with its bounds."""
+    args = get_args(kind)
+    match get_origin(kind):
+        case origin if origin is Annotated:
+            inner, *extras = args
+            limits = [
+                f"{sign} {_number(limit)}"
+                for extra in extras
+                for name, sign in BOUNDS.items()
+                if (limit := getattr(extra, name, None)) is not None
+            ]
+            return " ".join(filter(None, (type_in_words(inner), ", ".join(limits))))
+        case origin if origin is Literal:
+            return " or ".join(f'"{choice}"' for choice in args)
+        case origin if origin in (Union, UnionType):
+            return " or ".join(map(type_in_words, args))
+        case origin if origin is list:
+            return f"list of {type_in_words(args[0])}"
+        case origin if origin is dict:
+            return f"table of {type_in_words(args[1])}"
+    return WORDS.get(kind) or "section"
+
+
+def value_in_words(value: Any) -> str:
+    """A value as it is written in TOML; what TOML does not have, None, is ``unset``."""
+    if value is None:
+        return "unset"
+    return toml_value(msgspec.to_builtins(value)) if value != {} else "{}"
+
+
+def _number(limit: float) -> str:
+    if limit < LARGE:
+        return f"{limit:g}"
+    power = int(limit).bit_length()
+    return f"2^{power} - 1" if limit == 2**power - 1 else str(limit)
+
+
+# ── meanings ──────────────────────────────────────────────────────────────────────────────────
 
 VERL = re.compile(r" \[([\w.*/, ]+)\](?=[.:]|$)")
 """verl's name for a setting, in the documentation of its field; names in backquotes are others."""
@@ -22,6 +76,7 @@ VERL = re.compile(r" \[([\w.*/, ]+)\](?=[.:]|$)")
 CATALOGUES = {
     "algorithm.advantage": (*ADVANTAGES, "file.py:name"),
     "algorithm.loss": (*LOSSES, "file.py:name"),
+    "rollout.engine": (*ENGINES, "file.py:name"),
     "algorithm.correction.preset": ("", *PRESETS),
 }
 """Values of the settings that name something of a catalogue."""
@@ -34,9 +89,9 @@ class Meaning(Struct, frozen=True, kw_only=True):
     """Type and bounds in words, such as ``integer ≥ 1``."""
     default: Any = None
     is_required: bool = False
-    """It has no default."""
+    """True if the setting has no default."""
     is_live: bool = False
-    """`asyncrl set` changes it while the run goes on."""
+    """True if `asyncrl set` changes the setting while the run goes on."""
     text: str
     """Documentation, one paragraph."""
     items: tuple["Meaning", ...] = ()

@@ -16,7 +16,7 @@ from asyncrl.config.config import leaves
 from asyncrl.config.sections.section import Section
 from asyncrl.config.suggestions import fields, section_in, unknown
 from asyncrl.errors import ConfigError
-from asyncrl.files.toml_text import toml_value
+from asyncrl.files.json_lines import toml_value
 from asyncrl.similar_path import did_you_mean
 
 S = TypeVar("S", bound=Section)
@@ -100,7 +100,7 @@ def _refuse_unknown(
         name = ".".join((*where, key))
         if key not in hints:
             full, _ = next(leaves({name: value}))
-            raise ConfigError(unknown(full, root))
+            raise unknown(full, root)
         if kind := section_in(hints[key]):
             for part in value if isinstance(value, list) else [value]:
                 if not isinstance(part, Mapping):

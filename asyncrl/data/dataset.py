@@ -14,8 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from asyncrl.config.sections.data import Data
-from asyncrl.data.image_files import ImageFiles
-from asyncrl.data.images import Keep, describe, keep_nothing, read_files
+from asyncrl.data.images import ImageFiles, Keep, describe, keep_nothing, read_files
 from asyncrl.data.row import read_prompt, require_columns
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import DataError

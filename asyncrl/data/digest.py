@@ -21,7 +21,7 @@ BYTES = 16
 _encoder = msgspec.msgpack.Encoder()
 
 
-class FileDigest:
+class DatasetDigest:
     """Digest of one file, row by row; 2 µs each."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class FileDigest:
         return self._hash.hexdigest()
 
 
-def joined(digests: Iterable[FileDigest]) -> str:
+def joined(digests: Iterable[DatasetDigest]) -> str:
     """Digest of a dataset of several files, in their order."""
     return " ".join(map(str, digests))
 

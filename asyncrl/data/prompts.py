@@ -1,5 +1,5 @@
 """
-The order of prompts in a run.
+The order of prompts in a run: rows by epoch, files by ratio, and the number of steps that they make.
 
     group_id ─▶ file     ─▶ epoch and row of that file ─▶ prompt
                 (ratios)    (seed)
@@ -8,19 +8,133 @@ The order is a function of the seed alone, so the whole cursor is the next ``gro
 `PromptStream.at` gives the same prompt for it.
 """
 
+import math
+import random
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
+from asyncrl.config.config import Config
+from asyncrl.config.run_file import with_steps
 from asyncrl.config.sections.data import Data
 from asyncrl.data.dataset import BadRow, Dataset
-from asyncrl.data.digest import FileDigest, joined
-from asyncrl.data.epochs import Epochs, permutation
+from asyncrl.data.digest import DatasetDigest, joined
 from asyncrl.data.images import Keep, keep_nothing
-from asyncrl.data.interleave import Interleave
 from asyncrl.data.row import num_marks
 from asyncrl.errors import DataError
 from asyncrl.messages.trajectory import Prompt
+
+# ── epochs ────────────────────────────────────────────────────────────────────────────────────
+# Order of rows in a run, epoch after epoch.
+#
+#     position  0  1  2  3  4 │ 5  6  7  8  9 │ 10 ...
+#     epoch     0             │ 1             │  2
+#     row       3  0  4  1  2 │ 2  1  4  0  3 │  ...
+#
+# Every row comes once per epoch. The order is a function of the seed and the epoch alone.
+
+
+def permutation(size: int, seed: int, epoch: int, stream: int = 0) -> list[int]:
+    """
+    Order of ``size`` rows in one epoch. The same on every machine and Python version, which resuming relies on.
+
+    Fisher-Yates from the last place down, with ``Random(...).random()``: Python guarantees the sequence of that method
+    across versions, but not that of ``shuffle``.
+
+    Args:
+        stream: Gives independent orders for the same seed.
+    """
+    rng = random.Random(f"{seed}/{epoch}/{stream}" if stream else f"{seed}/{epoch}")
+    order = list(range(size))
+    for last in range(size - 1, 0, -1):
+        pick = int(rng.random() * (last + 1))
+        order[last], order[pick] = order[pick], order[last]
+    return order
+
+
+class Epochs:
+    """
+    Endless order of some rows.
+
+    Args:
+        rows: Row numbers, at least one.
+        seed: None keeps the order of ``rows`` in every epoch.
+        stream: As in `permutation`.
+    """
+
+    def __init__(self, rows: Sequence[int], seed: int | None, stream: int = 0) -> None:
+        self._rows = rows
+        self._seed = seed
+        self._stream = stream
+        self._epoch = -1
+        self._order: Sequence[int] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def rows(self) -> Sequence[int]:
+        return self._rows
+
+    def at(self, position: int) -> tuple[int, int]:
+        """Epoch and row at a position, counted from 0."""
+        epoch, place = divmod(position, len(self._rows))
+        return epoch, self._rows[place if self._seed is None else self._permutation(epoch, self._seed)[place]]
+
+    def _permutation(self, epoch: int, seed: int) -> Sequence[int]:
+        if epoch != self._epoch:  # the last order is kept, because positions are requested in order
+            self._epoch, self._order = epoch, permutation(len(self._rows), seed, epoch, self._stream)
+        return self._order
+
+
+# ── interleave ────────────────────────────────────────────────────────────────────────────────
+# Interleaving of files by given ratios.
+#
+#     ratios [3, 1]     position   0  1  2  3 │ 4  5  6  7 │ ...
+#                       file       0  0  0  1 │ 0  0  0  1 │
+#
+# Of the first n positions, file i with ratio r_i of a total R has ⌊n r_i / R⌋ or ⌈n r_i / R⌉: in no prefix is its
+# share off by a whole position. The order repeats after R positions, so the whole cursor is the position.
+
+
+class Interleave:
+    """A fixed order of files; only the proportion of the ratios, each at least 1, matters."""
+
+    def __init__(self, ratios: Sequence[int]) -> None:
+        divisor = math.gcd(*ratios)
+        self._ratios = [ratio // divisor for ratio in ratios]
+        self._cycle = _cycle(self._ratios)
+
+    def at(self, position: int) -> tuple[int, int]:
+        """File at a position, and the number of earlier positions of that file."""
+        cycles, place = divmod(position, len(self._cycle))
+        file, before = self._cycle[place]
+        return file, cycles * self._ratios[file] + before
+
+
+def _cycle(ratios: Sequence[int]) -> list[tuple[int, int]]:
+    """
+    Return the file of each position of one cycle, with the number of its earlier positions.
+
+    Of the files that are behind their share, the next is the one that would be behind by a whole position soonest; the
+    first of several.
+
+    Source:
+        Balinsky and Young 1975, "The quota method of apportionment": this choice keeps every share between its floor
+        and its ceiling.
+    """
+    total = sum(ratios)
+    counts = [0] * len(ratios)
+    cycle = []
+    for position in range(1, total + 1):
+        behind = [file for file, ratio in enumerate(ratios) if counts[file] * total < ratio * position]
+        file = min(behind, key=lambda file: (counts[file] + 1) / ratios[file])
+        cycle.append((file, counts[file]))
+        counts[file] += 1
+    return cycle
+
+
+# ── prompts ───────────────────────────────────────────────────────────────────────────────────
 
 
 class Draw(Struct, frozen=True):
@@ -143,7 +257,7 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
     usable, bad, data_sources = list[int](), list[BadRow](), set[str]()
     has_chats = has_texts = False
     num_images = num_marked = 0
-    digests = [FileDigest() for _ in range(dataset.num_files)]
+    digests = [DatasetDigest() for _ in range(dataset.num_files)]
     for row, (file, found) in enumerate(dataset.scan()):
         digests[file].add(found)
         if isinstance(found, BadRow):
@@ -181,3 +295,18 @@ def _subset(usable: Sequence[int], data: Data, seed: int) -> Sequence[int]:
     if not data.shuffle:
         return usable[: data.max_rows]
     return sorted(usable[place] for place in permutation(len(usable), seed, epoch=-1)[: data.max_rows])
+
+
+# ── run length ────────────────────────────────────────────────────────────────────────────────
+# Conversion of a run's length from epochs of its dataset to optimizer steps.
+
+
+def resolve_steps(config: Config) -> Config:
+    """
+    Configuration with ``run.steps`` computed from ``run.epochs``; the same object if epochs are not set.
+
+    Raises `ConfigError` if the epochs are less than one step, and `DataError` if ``data.train`` cannot be read.
+    """
+    if config.run.epochs is None:
+        return config
+    return with_steps(config, train_stream(config.data, config.run.seed).num_rows)

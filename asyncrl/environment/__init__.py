@@ -38,7 +38,7 @@ class Task:
     extra: dict[str, Any] = field(default_factory=dict)
     """``extra`` of the row."""
     seed: int = 0
-    """The same each time this episode is begun, on every node. Below 2**32, as ``numpy.random.seed`` wants it."""
+    """Seed, the same each time this episode is begun, on every node. Below 2**32, as ``numpy.random.seed`` wants it."""
     name: str = ""
     """Name of the episode, unique in the run, such as ``run/train/17/3``: a label for sandboxes and logs."""
 
@@ -59,7 +59,7 @@ class Said:
     """One turn of the policy."""
 
     text: str
-    """All of it, without special tokens."""
+    """Text of the turn, without special tokens."""
     content: str = ""
     """The text without calls of tools."""
     tool_calls: list[ToolCall] = field(default_factory=list)

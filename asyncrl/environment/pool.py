@@ -2,7 +2,7 @@
 A pool of workers that run environments: processes that can be killed.
 
     open("run/train/17/3") ─▶ PooledEpisode ─┐            ┌─ worker: reset, step, step, ... of many episodes
-    open("run/train/17/4") ─▶ PooledEpisode ─┼ WorkerSlot ┤
+    open("run/train/17/4") ─▶ PooledEpisode ─┼ a slot ────┤
     open("run/train/18/0") ─▶ PooledEpisode ─┘            └─ worker
 
 An environment is user code, called with text of a policy that writes whatever is rewarded: it may raise, hang, use up
@@ -10,18 +10,122 @@ the memory, or end its process. None of that harms this process, and none of it 
 """
 
 import asyncio
+import base64
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from itertools import count
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
+
+import msgspec
+from msgspec import Struct
 
 from asyncrl.config.sections.environment import Environment
-from asyncrl.environment.calls import Suspects
-from asyncrl.environment.episode import PooledEpisode
-from asyncrl.environment.interface import Description
-from asyncrl.environment.worker_process import named, require_allowed
-from asyncrl.environment.worker_slot import WorkerSlot
+from asyncrl.environment.interface import Answer, Description, Environments, PolicyTurn, Score, TaskInput
+from asyncrl.environment.program import Programs
+from asyncrl.environment.workers import EnvironmentProcess, EnvironmentSlot, Suspects, lost_with, named, require_allowed
 from asyncrl.errors import ConfigError, EnvironmentFailed
-from asyncrl.processes import folders
+from asyncrl.log import get_logger
+from asyncrl.workers import folders
+from asyncrl.workers.worker import start_all
+
+# ── episode ───────────────────────────────────────────────────────────────────────────────────
+# The environment of one episode, in a worker of the pool: `asyncrl.environment.interface.EnvironmentEpisode`.
+
+CLOSE_S = 6.0
+"""Seconds that `close` waits; a second more than a worker gives an environment."""
+
+log = get_logger()
+T = TypeVar("T", bound=Struct)
+
+
+class EpisodePhase(Struct):
+    state: str
+
+
+class Nothing(Struct): ...
+
+
+class PooledEpisode:
+    """Bound to a worker by its first call; if that is lost, the episode is lost."""
+
+    def __init__(
+        self, name: str, number: int, slot: EnvironmentSlot, on_closed: "Callable[[PooledEpisode], None]"
+    ) -> None:
+        self.name = name
+        self.slot = slot
+        self._number = number
+        self._on_closed = on_closed
+        self._worker: EnvironmentProcess | None = None
+        self._is_closed = False
+
+    async def reset(self, task: TaskInput, /) -> Answer:
+        return await self._call("reset", Answer, task=task)
+
+    async def step(self, said: PolicyTurn, /) -> Answer:
+        return await self._call("step", Answer, said=said)
+
+    async def score(self) -> Score:
+        return await self._call("score", Score)
+
+    async def snapshot(self) -> bytes:
+        return base64.b64decode((await self._call("snapshot", EpisodePhase)).state)
+
+    async def restore(self, task: TaskInput, state: bytes, /) -> None:
+        await self._call("restore", Nothing, task=task, state=base64.b64encode(state).decode())
+
+    async def solve(self, task: TaskInput, base_url: str, key: str, /) -> Score:
+        return await self._call("solve", Score, is_limited=False, task=task, base_url=base_url, key=key)
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if self._worker is not None and self._worker.loss is None:
+                await self._close(self._worker)
+        finally:
+            self._on_closed(self)
+
+    async def _close(self, worker: EnvironmentProcess) -> None:
+        call = worker.send(self.name, "close", {"episode": self._number}, is_limited=True)
+        await asyncio.wait([call.answer], timeout=CLOSE_S)
+        if not call.answer.done():
+            log.warning("environment.close_hangs", episode=self.name, after_s=CLOSE_S)
+        elif error := call.answer.exception():
+            log.warning("environment.close_failed", episode=self.name, reason=str(error))
+        if worker.loss is None:
+            self.slot.suspects.acquit(self.name)
+
+    async def _call(self, method: str, kind: type[T], *, is_limited: bool = True, **fields: Any) -> T:
+        worker = await self._bound()
+        call = worker.send(self.name, method, {"episode": self._number, **fields}, is_limited=is_limited)
+        try:
+            answer = await call.answer
+        except asyncio.CancelledError:
+            worker.cancel(call)
+            raise
+        finally:
+            if worker.loss is None:
+                self.slot.answered()
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(answer, type=kind)
+        raise EnvironmentFailed(f"the worker's answer to {method} is none: {bytes(answer)[:80]!r}", retryable=False)
+
+    async def _bound(self) -> EnvironmentProcess:
+        if self._is_closed:
+            raise EnvironmentFailed("the episode was closed")
+        if self._worker is None:
+            try:
+                self._worker = await self.slot.worker()
+            except ConfigError as error:
+                raise EnvironmentFailed(f"a lost worker could not be replaced: {error}") from error
+        if self._worker.loss is not None:
+            raise lost_with(self._worker.loss.reason)
+        return self._worker
+
+
+# ── pool ──────────────────────────────────────────────────────────────────────────────────────
 
 
 class EnvironmentPool:
@@ -41,7 +145,7 @@ class EnvironmentPool:
         self._environment = environment
         variables = {"ASYNCRL_RUN": run_id, "ASYNCRL_NODE": node}
         suspects = Suspects()
-        self._slots = [WorkerSlot(environment, variables, suspects) for _ in range(environment.workers)]
+        self._slots = [EnvironmentSlot(environment, variables, suspects) for _ in range(environment.workers)]
         self._open: set[PooledEpisode] = set()
         self._numbers = count(1)
         self._is_closed = False
@@ -61,10 +165,7 @@ class EnvironmentPool:
         require_allowed(self._environment)
         await asyncio.to_thread(folders.sweep)
         try:
-            started = await asyncio.gather(*(slot.worker() for slot in self._slots), return_exceptions=True)
-            for outcome in started:
-                if isinstance(outcome, BaseException):
-                    raise outcome
+            await start_all(self._slots)
             self.description = self._agreed()
         except BaseException:
             await self.aclose()
@@ -108,3 +209,18 @@ class EnvironmentPool:
                 f"depend on chance or on the process"
             )
         return first
+
+
+# ── make ──────────────────────────────────────────────────────────────────────────────────────
+# The environments that a run file names.
+
+
+def make_environments(environment: Environment, run_id: str, node: str) -> AbstractAsyncContextManager[Environments]:
+    """
+    Workers, or agent programs: a context that starts them, and ends them with all that they have started.
+
+    Raises:
+        ConfigError: ``environment.command`` is no program, or none that the operator of this node allowed. Entering
+            the context raises it if the environment cannot be loaded.
+    """
+    return Programs(environment, run_id) if environment.command else EnvironmentPool(environment, run_id, node)

@@ -30,10 +30,9 @@ from asyncrl import plug_in
 from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import Answer, Description, PolicyTurn, Score, TaskInput
 from asyncrl.errors import ConfigError, EnvironmentFailed
-from asyncrl.processes import folders
-from asyncrl.processes.allowance import AT_ONCE_BYTES, OutputAllowance
-from asyncrl.processes.keeper import Limits
-from asyncrl.processes.kept import KeptProcess
+from asyncrl.workers import folders
+from asyncrl.workers.keeper import AT_ONCE_BYTES, GuardLimits, OutputAllowance
+from asyncrl.workers.kept import KeptProcess
 
 SETTING = "environment.command"
 SHELL = "/bin/sh"
@@ -144,7 +143,7 @@ class ProgramEpisode:
     async def _run(self, task: TaskInput, base_url: str, key: str) -> None:
         raw, mark = msgspec.json.encode(task), secrets.token_hex(16)
         settings = self._environment
-        limits = Limits("environment", settings.memory_bytes, settings.processes, settings.file_bytes)
+        limits = GuardLimits("environment", settings.memory_bytes, settings.processes, settings.file_bytes)
         command = [SHELL, "-c", LAUNCH, mark, str(len(raw)), *settings.command]
         variables = _variables(base_url, key, self._run_id)
         try:

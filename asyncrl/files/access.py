@@ -10,10 +10,14 @@ directory has its mode whatever the umask: in a host's process, whose umask stay
 """
 
 import os
+import secrets
 import stat
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from asyncrl.errors import ConfigError
+from asyncrl.files.atomic import replacing
 
 OWNER, GROUP = 0o700, 0o750
 """Modes of a run directory."""
@@ -89,3 +93,94 @@ def require_unaltered(path: Path, what: str) -> None:
 
 def _mode(group_reads: bool) -> int:
     return GROUP if group_reads else OWNER
+
+
+# ── private file ──────────────────────────────────────────────────────────────────────────────
+# Text files that only their user can read: keys and secrets.
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file of mode 0600, atomically; raises OSError."""
+    with replacing(path) as unfinished:
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def read_private(path: Path, what: str) -> str:
+    """
+    Read a file that no other user can read; ``what`` is the kind of file, such as "key file", for the error message.
+
+    Raises:
+        ConfigError: The file cannot be read, or other users may read it.
+    """
+    try:
+        mode, text = path.stat().st_mode, path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the {what} {path}: {getattr(error, 'strerror', None) or error}") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO) and not _is_credential(path):
+        raise ConfigError(f"other users can read the {what} {path} (mode {stat.S_IMODE(mode):04o}): chmod 600 {path}")
+    return text
+
+
+def _is_credential(path: Path) -> bool:
+    """True for a file of systemd's LoadCredential=, which grants access by an ACL that shows as a group permission."""
+    return path.parent == Path(os.environ.get("CREDENTIALS_DIRECTORY", os.devnull))
+
+
+# ── secret file ───────────────────────────────────────────────────────────────────────────────
+# File with the secret of a run: 64 hexadecimal digits, readable by its user alone.
+
+SECRET_BYTES = 32
+
+
+def new_secret() -> bytes:
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def write_secret(path: Path, secret: bytes) -> None:
+    """Write a file that only its user can read, atomically; raises OSError."""
+    write_private(path, secret.hex() + "\n")
+
+
+def is_secret(path: Path) -> bool:
+    """True if the file has the form of a secret."""
+    try:
+        return _secret(path.read_text(encoding="utf-8")) is not None
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def read_secret(path: Path) -> bytes:
+    """
+    Read a secret.
+
+    Raises:
+        ConfigError: There is no such file, other users may read it, or it is not a secret.
+    """
+    if (secret := _secret(read_private(path, "secret file"))) is None:
+        raise ConfigError(f"{path} is not a secret file: expected {2 * SECRET_BYTES} hexadecimal digits")
+    return secret
+
+
+def _secret(text: str) -> bytes | None:
+    try:
+        secret = bytes.fromhex(text.strip())
+    except ValueError:
+        return None
+    return secret if len(secret) == SECRET_BYTES else None
+
+
+# ── user folders ──────────────────────────────────────────────────────────────────────────────
+# Folders of a user, by the XDG Base Directory Specification.
+
+FOLDERS = {"state": ".local/state", "config": ".config", "cache": ".cache"}
+"""Folder of each kind below the home directory, unless the variable ``XDG_*_HOME`` names another."""
+
+
+def user_folder(kind: Literal["state", "config", "cache"], environment: Mapping[str, str]) -> Path | None:
+    """Folder for files of this kind; None if the environment names neither it nor a home directory."""
+    if named := environment.get(f"XDG_{kind.upper()}_HOME"):
+        return Path(named)
+    home = environment.get("HOME")
+    return Path(home) / FOLDERS[kind] if home else None

@@ -15,6 +15,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
+
+from asyncrl.errors import ConfigError, RunFailed
 
 
 @contextmanager
@@ -95,3 +98,65 @@ def _copied_into(path: Path) -> Iterator[Path]:
         yield unfinished
         with unfinished.open("rb") as source, path.open("wb", buffering=0) as target:
             shutil.copyfileobj(source, target)
+
+
+# ── disk ──────────────────────────────────────────────────────────────────────────────────────
+# Disk failures of append-only files: a tail torn by a power cut, and writes that fail, for example on a full disk.
+
+REMEDY = "free space or repair the disk, then start or resume the run"
+NOT_WRITABLE = "give a folder that can be written, or make this one so"
+FULL_BYTES = 64 << 10
+"""Free space with which a disk counts as full: SQLite and file systems take it in blocks."""
+
+
+class TornTail(NamedTuple):
+    """An incomplete record at the end of a file, left by a writer that died. Its write was never acknowledged."""
+
+    path: Path
+    offset: int
+    """End of the last complete record, bytes."""
+    num_bytes: int
+    """Bytes after ``offset``."""
+
+
+@contextmanager
+def needed(path: Path) -> Iterator[None]:
+    """Context for writes that the run needs: an OSError becomes `RunFailed`, naming ``path`` and the cause."""
+    try:
+        yield
+    except OSError as error:
+        remedy = NOT_WRITABLE if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) else REMEDY
+        raise RunFailed(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
+
+
+def cause(path: Path, error: Exception) -> str:
+    """Text of an error in writing ``path``; SQLite gives "disk I/O error", also where there is no space left."""
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return str(error)
+    return f"{error}: no space left on the disk" if disk.f_bavail * disk.f_frsize < FULL_BYTES else str(error)
+
+
+# ── output ────────────────────────────────────────────────────────────────────────────────────
+# A file that a command writes where its user said: `replacing`, with each failure as one sentence.
+
+OUTPUT_REMEDY = "give the path of a file that can be written"
+
+
+@contextmanager
+def output(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Temporary path, as `replacing` gives it; raises `ConfigError` if the block or the replacement has an OSError."""
+    try:
+        with replacing(path, durable=durable) as unfinished:
+            yield unfinished
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}; {OUTPUT_REMEDY}") from error
+
+
+def check_output(path: Path) -> None:
+    """Raise `ConfigError` if ``path`` is a folder: for a command that works long before it writes."""
+    try:
+        refuse_folder(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; {OUTPUT_REMEDY}") from error

@@ -1,10 +1,11 @@
 """
-JSON lines files: one JSON object a line, appended to by one process, readable by any number of processes meanwhile.
+JSON lines files (one JSON object a line, appended to by one process, readable by any number meanwhile), and TOML text.
 
 A line counts once its newline is written. Bytes after the last newline are a line being written, or one whose writer
 died or ran out of disk space: readers skip them, and the next writer removes them before it appends.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,7 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from asyncrl.errors import LedgerError
-from asyncrl.files.disk import TornTail, needed
+from asyncrl.files.atomic import TornTail, needed
 
 
 def encoded(record: Mapping[str, Any]) -> bytes:
@@ -113,3 +114,29 @@ def _remove_torn_line(file: BinaryIO) -> int:
         return 0
     file.seek(0)
     return end - file.truncate(file.read().rfind(b"\n") + 1)
+
+
+# ── toml text ─────────────────────────────────────────────────────────────────────────────────
+# TOML text of keys and values.
+
+
+def toml_value(value: Any) -> str:
+    """Text of a value; a dict becomes an inline table."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{toml_key(key)} = {toml_value(item)}' for key, item in value.items())} }}"
+    if isinstance(value, str):
+        return _string(value)
+    return repr(value)
+
+
+def toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _string(key)
+
+
+def _string(text: str) -> str:
+    """Quoted string: JSON's escapes are valid TOML, but TOML also requires DEL to be escaped."""
+    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007F")

@@ -2,13 +2,17 @@
 
 import fcntl
 import os
+import secrets
+import stat
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
-from asyncrl.errors import LinkError
-from asyncrl.files.disk import needed
+from asyncrl.errors import ConfigError, LinkError
+from asyncrl.files.atomic import needed, replacing
 
 POLL_S = 0.05
 
@@ -73,3 +77,88 @@ def try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+# ── private socket ────────────────────────────────────────────────────────────────────────────
+# Addresses of unix sockets in a folder that only its user can enter: the kernel lets nobody else connect.
+#
+#     /tmp/asyncrl-DIGEST/spool             DIGEST of the run, its user, and the real path of the folder it is kept in
+#     /tmp/asyncrl-DIGEST-RANDOM/spool      the first was another user's; PLACE/sockets remembers RANDOM
+#
+# A copy of a run has another path, and so a folder of its own. The folder lives as long as the process that has made
+# it; one that a killed process left is used again.
+
+DIGEST_CHARS = 20
+RANDOM_BYTES = 4
+REMEMBERED = "sockets"
+"""File that keeps the random part of the name."""
+NAMES = 8
+"""Names to try: whoever takes them all away from us would have to guess random ones."""
+
+
+@contextmanager
+def private_socket(name: str, identity: str, place: Path, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """
+    Address for socket ``name`` of the run or spool ``identity``, for the time of the block.
+
+    It is the same for every start of this user in this place, unless another user took it. The folder is below
+    systemd's ``RUNTIME_DIRECTORY``, ``XDG_RUNTIME_DIR`` or else the folder for temporary files: ``place``, the folder
+    that the run or spool is kept in, may lie on a file system without sockets, or below a path too long for one.
+
+    Raises:
+        ConfigError: The folder cannot be made.
+        RunFailed: The disk refuses to remember its name.
+    """
+    parent = environment.get("RUNTIME_DIRECTORY", "").split(":")[0] or environment.get("XDG_RUNTIME_DIR")
+    digest = sha256(f"{identity}\0{os.path.realpath(place)}\0{os.getuid()}".encode()).hexdigest()[:DIGEST_CHARS]
+    folder = _make(Path(parent or tempfile.gettempdir()), f"asyncrl-{digest}", place / REMEMBERED)
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # systemd-tmpfiles leaves alone what is locked.
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield f"ipc://{folder / name}"
+    finally:
+        os.close(held)
+        with suppress(OSError):  # Somebody has removed it already.
+            for left in folder.iterdir():
+                left.unlink()
+            folder.rmdir()
+
+
+def is_gone(address: str) -> bool:
+    """True if the file of a unix socket was removed: by a cleaner of temporary files, say."""
+    return not Path(address.removeprefix("ipc://")).exists()
+
+
+def make_again(address: str) -> None:
+    """Make the folder of a unix socket again. Raises `ConfigError` if another user has made it meanwhile."""
+    folder = Path(address.removeprefix("ipc://")).parent
+    if not _is_own(folder):
+        raise ConfigError(f"{folder}, the folder for sockets, was removed, and others may enter the one that is there")
+
+
+def _make(parent: Path, name: str, remembered: Path) -> Path:
+    """Make a folder that is this user's alone, or find that of an earlier start."""
+    before = remembered.read_text().strip() if remembered.is_file() else ""
+    for number in range(NAMES):
+        suffix = before if number == 0 else secrets.token_hex(RANDOM_BYTES)
+        folder = parent / (f"{name}-{suffix}" if suffix else name)
+        if not _is_own(folder):
+            continue
+        if suffix != before:
+            with needed(remembered), replacing(remembered, durable=False) as unfinished:
+                unfinished.write_text(f"{suffix}\n")
+        return folder
+    raise ConfigError(f"other users keep making the folder for sockets in {parent}: set XDG_RUNTIME_DIR to one's own")
+
+
+def _is_own(folder: Path) -> bool:
+    """Make a folder, if it is missing. False if there is something else, or a folder that others may have used."""
+    try:
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder} for sockets: {error.strerror}") from error
+    is_closed = not found.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and is_closed

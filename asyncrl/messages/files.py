@@ -7,7 +7,8 @@ Files that the broker's spool sends and receives: model directories, and copies 
              ──PutCheckpointPart──▶       ──PutCheckpointPartDone──▶
 """
 
-from asyncrl.actor.message import Message, Value
+from asyncrl.messages.codec import Message, Value, sent
+from asyncrl.messages.words import MEMBERS
 
 
 class FileDigest(Value, frozen=True):
@@ -27,12 +28,14 @@ class ModelFiles(Value, frozen=True):
     files: list[FileDigest]
 
 
+@sent(by=MEMBERS, to="spool")
 class ListFiles(Message, frozen=True):
     """Request to the broker's spool for the files of a folder, answered by `FileList`."""
 
     folder: str
 
 
+@sent(by="spool", to=MEMBERS)
 class FileList(Message, frozen=True):
     """Answer to `ListFiles`."""
 
@@ -41,6 +44,7 @@ class FileList(Message, frozen=True):
     """Reason for which there are none."""
 
 
+@sent(by=MEMBERS, to="spool")
 class FetchPart(Message, frozen=True):
     """Request to the broker's spool for a part of a listed file, answered by `FilePart`."""
 
@@ -49,6 +53,7 @@ class FetchPart(Message, frozen=True):
     length: int
 
 
+@sent(by="spool", to=MEMBERS)
 class FilePart(Message, frozen=True):
     """Answer to `FetchPart`; the content is empty where there is no such file any more."""
 
@@ -57,6 +62,7 @@ class FilePart(Message, frozen=True):
     content: memoryview
 
 
+@sent(by="trainer", to="spool")
 class OfferCheckpoint(Message, frozen=True):
     """A checkpoint of the trainer, for the broker's spool to copy. Answered by `CheckpointWanted`; may be repeated."""
 
@@ -70,6 +76,7 @@ class OfferCheckpoint(Message, frozen=True):
     """Contents of ``best.json``; empty if there is none."""
 
 
+@sent(by="spool", to="trainer")
 class CheckpointWanted(Message, frozen=True):
     """Answer to `OfferCheckpoint`: the copy is complete and on disk if nothing is wanted."""
 
@@ -80,6 +87,7 @@ class CheckpointWanted(Message, frozen=True):
     """Reason for which the checkpoint cannot be stored; empty if it can."""
 
 
+@sent(by="trainer", to="spool")
 class PutCheckpointPart(Message, frozen=True):
     """Part of a file of the checkpoint that was offered last, in order. Answered by `PutCheckpointPartDone`."""
 
@@ -91,6 +99,7 @@ class PutCheckpointPart(Message, frozen=True):
     content: memoryview
 
 
+@sent(by="spool", to="trainer")
 class PutCheckpointPartDone(Message, frozen=True):
     """Answer to `PutCheckpointPart`."""
 

@@ -4,7 +4,7 @@ Reward nodes.
     BROKER ──Grade──▶ REWARD ──Scored──▶ BROKER
 """
 
-from asyncrl.actor.message import Message, Value
+from asyncrl.messages.codec import Message, Value, sent
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import Prompt, TrajectoryLimits, TrajectorySummary, Unit
 from asyncrl.messages.words import Listed
@@ -20,6 +20,7 @@ class GradeItem(Value, frozen=True):
     """Compared with the payload; None compares nothing."""
 
 
+@sent(by="broker", to="reward")
 class Grade(Message, frozen=True):
     """Request to grade stored trajectories of one prompt, each independently."""
 
@@ -42,6 +43,7 @@ class ScoredItem(Value, frozen=True):
     """Answer that the verifier extracted, for majority votes; empty if there was none, None if it extracts none."""
 
 
+@sent(by="reward", to="broker")
 class Scored(Message, frozen=True):
     """Rewards of graded trajectories."""
 

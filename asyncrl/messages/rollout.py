@@ -4,12 +4,25 @@ Rollouts: leases, their ends, and what comes between.
     ROLLOUT ──Offer──▶ BROKER ──Lease──▶ ROLLOUT ──Put──▶ SPOOL ──Stored──▶ BROKER ──Settled──▶ ROLLOUT
 """
 
-from asyncrl.actor.message import Message, Value
+from typing import Self
+
+from msgspec.structs import replace
+
+from asyncrl.messages import bounds
+from asyncrl.messages.codec import Message, Value, sent
 from asyncrl.messages.spool import Permit, SpoolRef
 from asyncrl.messages.trajectory import Prompt, Sampling, Unit
-from asyncrl.messages.words import AtFault, Split, Stage, Truncation
+from asyncrl.messages.words import AtFault, Role, Split, Stage, Truncation
+
+STAGES: dict[Role, tuple[Stage, ...]] = {
+    "rollout": ("rollout", "environment"),
+    "reward": ("reward", "payload"),
+    "trainer": (),
+}
+"""Stages at which a role may report a failure."""
 
 
+@sent(by=("rollout", "reward"), to="broker")
 class Offer(Message, frozen=True):
     """
     Credit: the node accepts up to ``limit`` trajectories in total, counted from its start.
@@ -19,6 +32,9 @@ class Offer(Message, frozen=True):
 
     limit: int
 
+    def out_of_bounds(self) -> str:
+        return bounds.count("limit", self.limit)
+
 
 class ResumePoint(Value, frozen=True):
     """Stored tokens of a leased trajectory, to be continued."""
@@ -27,6 +43,7 @@ class ResumePoint(Value, frozen=True):
     ref: SpoolRef
 
 
+@sent(by="broker", to="rollout")
 class Lease(Message, frozen=True):
     """The right to sample some indices of one group, until ``expires_in_s`` passes without a heartbeat."""
 
@@ -59,6 +76,7 @@ class Leased(Value, frozen=True):
     lease_id: int
 
 
+@sent(by="broker", to="rollout")
 class Settled(Message, frozen=True):
     """These results are durable in ledger and spool. The rollout may forget them, unless leased again since."""
 
@@ -67,6 +85,7 @@ class Settled(Message, frozen=True):
     """Unfinished trajectories whose last stored part is durable; later tokens are not."""
 
 
+@sent(by="broker", to="rollout")
 class Cancelled(Message, frozen=True):
     """These leases, and these trajectories, are no longer wanted."""
 
@@ -74,6 +93,7 @@ class Cancelled(Message, frozen=True):
     units: list[Unit] = []
 
 
+@sent(by="rollout", to="broker")
 class StartedOver(Message, frozen=True):
     """
     The rollout begins a leased trajectory anew: its environment cannot be brought back to where the stored turns end.
@@ -85,7 +105,14 @@ class StartedOver(Message, frozen=True):
     """Tokens of the policy that are thrown away."""
     reason: str
 
+    def out_of_bounds(self) -> str:
+        return bounds.count("num_tokens", self.num_tokens) or bounds.reason(self.reason)
 
+    def as_shown(self) -> Self:
+        return replace(self, reason=bounds.shown(self.reason))
+
+
+@sent(by=("rollout", "reward", "trainer"), to="broker")
 class Failed(Message, frozen=True):
     """Generation or grading of a unit failed. A failure is never a reward of zero."""
 
@@ -102,12 +129,24 @@ class Failed(Message, frozen=True):
     at_fault: AtFault = "rollout"
     """``payload``: who has damaged it."""
 
+    def out_of_bounds(self) -> str:
+        return bounds.reason(self.reason)
 
+    def forbidden_to(self, sender: Role) -> str:
+        is_own = self.stage in STAGES[sender]
+        return "" if is_own else f"a {sender} may not report a failure at the stage {self.stage!r}"
+
+    def as_shown(self) -> Self:
+        return replace(self, reason=bounds.shown(self.reason))
+
+
+@sent(by="broker", to="rollout")
 class Hold(Message, frozen=True):
     """Keep decoding with ``policy_version``: newer weights wait in staging until `Release`."""
 
     policy_version: int
 
 
+@sent(by="broker", to="rollout")
 class Release(Message, frozen=True):
     """End of `Hold`: swap in the staged weights."""

@@ -4,13 +4,19 @@ The session of a node: it joins, shows that it is alive, takes turns at shared d
     node ──Hello──▶ BROKER ──Welcome──▶ node ──Ready, Beat …──▶ BROKER ──Stop──▶ node ──Bye──▶ BROKER
 """
 
-from typing import Literal
+from typing import Literal, Self
 
-from asyncrl.actor.message import Message, Value
+from msgspec.structs import replace
+
+from asyncrl.messages import bounds
+from asyncrl.messages.codec import Message, Value, sent
 from asyncrl.messages.files import ModelFiles
 from asyncrl.messages.spool import Permit, SpoolAddress, SpoolSet
 from asyncrl.messages.trajectory import Unit
-from asyncrl.messages.words import Activity, Listed, Role, WeightsVia
+from asyncrl.messages.words import EVERY, JOIN, MEMBERS, Activity, Listed, Role, WeightsVia
+
+TRAINER_GROUP = "trainer-"
+"""Beginning of the names of rendezvous between machines of a trainer. The others are numbers of transfer groups."""
 
 
 class Held(Value, frozen=True):
@@ -29,6 +35,8 @@ def process_of(incarnation: str) -> str:
     return incarnation.partition("-")[2]
 
 
+@sent(by=JOIN, to="broker")
+@sent(by="shard", to="trainer")
 class Hello(Message, frozen=True):
     """The first message of a session."""
 
@@ -55,7 +63,29 @@ class Hello(Message, frozen=True):
         """Process that all sessions with it are of, on whatever machine; empty if the incarnation does not tell."""
         return process_of(self.incarnation)
 
+    def out_of_bounds(self) -> str:
+        return (
+            bounds.name("node", self.node)
+            or bounds.name("incarnation", self.incarnation)
+            or ("run_id is too long" if len(self.run_id) > bounds.MAX_RUN_ID_CHARS else "")
+            or (bounds.name("host", self.host) if self.host else "")
+            or self._spool_out_of_bounds()
+        )
 
+    def _spool_out_of_bounds(self) -> str:
+        spool = self.spool
+        if (spool is None) == (self.role == "spool"):
+            return "a spool says where it serves, and other roles do not"
+        if spool is None:
+            return ""
+        if spool.name != self.node:
+            return f"spool is named {spool.name[:40]!r}, expected the name of its node"
+        too_long = f"key has {n} bytes" if (n := len(spool.key)) > bounds.MAX_KEY_BYTES else ""
+        return bounds.name("address", spool.address) or too_long
+
+
+@sent(by="broker", to=EVERY)
+@sent(by="trainer", to="shard")
 class Welcome(Message, frozen=True):
     """Answer to `Hello`."""
 
@@ -74,15 +104,18 @@ class Welcome(Message, frozen=True):
     models: list[ModelFiles] = []
     """Model directories of the configuration, as far as the broker's machine has them."""
     permit_key: bytes = b""
-    """Key of `asyncrl.checks.permit`, for spools alone."""
+    """Key of `asyncrl.messages.permit`, for spools alone."""
 
 
+@sent(by="broker", to=EVERY)
+@sent(by="trainer", to="shard")
 class Reject(Message, frozen=True):
     """Refusal of a `Hello`."""
 
     reason: str
 
 
+@sent(by=MEMBERS, to="broker")
 class Ready(Message, frozen=True):
     """The node has loaded its model and can take part."""
 
@@ -95,7 +128,14 @@ class Ready(Message, frozen=True):
     weights: WeightsVia = "collective"
     """Rollouts: way by which weights reach it."""
 
+    def out_of_bounds(self) -> str:
+        if not 1 <= self.ranks <= bounds.MAX_RANKS:
+            return f"ranks is {self.ranks}"
+        num_chars = len(self.layout_hash)
+        return f"layout_hash has {num_chars} characters" if num_chars > bounds.MAX_NAME_CHARS else ""
 
+
+@sent(by="broker", to=("spool", "rollout", "reward"))
 class Barred(Message, frozen=True):
     """The node gets no work for ``pause_s`` seconds, because it fails what others do not."""
 
@@ -103,6 +143,8 @@ class Barred(Message, frozen=True):
     pause_s: float
 
 
+@sent(by=EVERY, to="broker")
+@sent(by="shard", to="trainer")
 class Beat(Message, frozen=True):
     """Heartbeat. It says that the node lives; that ``progress`` grows says that it works."""
 
@@ -117,7 +159,7 @@ class Beat(Message, frozen=True):
     buckets: int = 0
     """Trainers: buckets of weights sent in the current or last transfer."""
     decode_steps: float = 0.0
-    """Rollouts: decode steps of the engine since the start of the role; asyncrl/rollout/decode_steps.py."""
+    """Rollouts: decode steps of the engine since the start of the role; asyncrl/rollout/engine_calls.py."""
     cores_busy: float = 0.0
     """Share of the time since the last one in which the cores of the machine were busy, with any process."""
     doing: Activity | Literal[""] = ""
@@ -130,7 +172,21 @@ class Beat(Message, frozen=True):
     cores: float = 0.0
     """Rollouts and trainers: cores that the node's processes used since the last one, on average."""
 
+    def out_of_bounds(self) -> str:
+        return (
+            bounds.seconds("lag_s", self.lag_s)
+            or next((found for name, value in self.seconds.items() if (found := bounds.seconds(name, value))), "")
+            or bounds.seconds("memory_stall", self.memory_stall)
+            or bounds.count("tokens", self.tokens)
+            or bounds.seconds("decode_steps", self.decode_steps)
+            or bounds.seconds("cores_busy", self.cores_busy)
+            or bounds.count("progress", self.progress)
+            or bounds.seconds("cores", self.cores)
+        )
 
+
+@sent(by="supervisor", to="broker")
+@sent(by="broker", to=("rollout", "reward", "trainer"))
 class Drain(Message, frozen=True):
     """
     To the broker: make ``node`` leave, then answer `Drained`. To the node: leave, after a rollout has stored its
@@ -140,6 +196,7 @@ class Drain(Message, frozen=True):
     node: str
 
 
+@sent(by=("rollout", "trainer", "machine"), to="broker")
 class Draining(Message, frozen=True):
     """
     The rollout stores its unfinished trajectories and leaves; it takes no more leases.
@@ -149,6 +206,8 @@ class Draining(Message, frozen=True):
     """
 
 
+@sent(by="broker", to=EVERY)
+@sent(by="trainer", to="shard")
 class Stop(Message, frozen=True):
     """The run is over, or this node must leave: stop work, send `Bye`, exit."""
 
@@ -156,12 +215,26 @@ class Stop(Message, frozen=True):
     failed: bool = False
 
 
+@sent(by=EVERY, to=("broker", "spool"))
 class Bye(Message, frozen=True):
     """The node leaves on purpose, with nothing unfinished."""
 
     reason: str
 
+    def out_of_bounds(self) -> str:
+        return bounds.reason(self.reason)
 
+    def as_shown(self) -> Self:
+        return replace(self, reason=bounds.shown(self.reason))
+
+
+def _closed_to(sender: Role, group: str) -> str:
+    is_closed = sender == "rollout" and group.startswith(TRAINER_GROUP)
+    return "a rollout may not take part in the rendezvous of a trainer's machines" if is_closed else ""
+
+
+@sent(by=MEMBERS, to="broker")
+@sent(by="shard", to="trainer")
 class StoreSet(Message, frozen=True):
     """Rendezvous of a process group: set a key."""
 
@@ -169,14 +242,32 @@ class StoreSet(Message, frozen=True):
     key: str
     value: bytes
 
+    def out_of_bounds(self) -> str:
+        num_bytes = len(self.value)
+        too_large = f"the value has {num_bytes} bytes" if num_bytes > bounds.MAX_VALUE_BYTES else ""
+        return bounds.name("group", self.group) or bounds.name("key", self.key) or too_large
 
+    def forbidden_to(self, sender: Role) -> str:
+        return _closed_to(sender, self.group)
+
+
+@sent(by=MEMBERS | {"machine"}, to="broker")
+@sent(by="shard", to="trainer")
 class StoreGet(Message, frozen=True):
     """Rendezvous of a process group: answer with `StoreValue` once the key is set."""
 
     group: str
     key: str
 
+    def out_of_bounds(self) -> str:
+        return bounds.name("group", self.group) or bounds.name("key", self.key)
 
+    def forbidden_to(self, sender: Role) -> str:
+        return _closed_to(sender, self.group)
+
+
+@sent(by="broker", to=MEMBERS | {"machine"})
+@sent(by="trainer", to="shard")
 class StoreValue(Message, frozen=True):
     """Answer to `StoreGet`."""
 
@@ -185,10 +276,12 @@ class StoreValue(Message, frozen=True):
     value: bytes
 
 
+@sent(by="broker", to="rollout")
 class Sleep(Message, frozen=True):
     """The trainer waits for the shared devices: take the requests out of the engine, free its memory, and answer."""
 
 
+@sent(by=MEMBERS, to="broker")
 class Asleep(Message, frozen=True):
     """No memory of the node is on the devices that trainer and rollouts share, from now until `Wake`."""
 
@@ -197,10 +290,15 @@ class Asleep(Message, frozen=True):
     num_bytes: int = 0
     """Bytes moved to host memory."""
 
+    def out_of_bounds(self) -> str:
+        return bounds.seconds("seconds", self.seconds) or bounds.count("num_bytes", self.num_bytes)
 
+
+@sent(by=MEMBERS, to="broker")
 class AskTurn(Message, frozen=True):
     """The node sleeps, and waits for its turn at the shared devices."""
 
 
+@sent(by="broker", to=MEMBERS)
 class Wake(Message, frozen=True):
     """The shared devices are the node's, until it answers a `Sleep`; a trainer's until the end of its step."""

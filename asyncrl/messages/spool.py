@@ -6,7 +6,7 @@ Spools, which keep payloads on disk.
                        └───────Trim───────┘
 """
 
-from asyncrl.actor.message import Message, Value
+from asyncrl.messages.codec import Message, Value, sent
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.messages.words import Listed
 
@@ -47,6 +47,8 @@ class SpoolSet(Value, frozen=True):
     """Spools that were away for longer than ``broker.spool_ttl_s``: nobody waits for their payloads any more."""
 
 
+@sent(by="broker", to=("rollout", "reward", "trainer"))
+@sent(by="trainer", to="shard")
 class Spools(Message, frozen=True):
     """The spools of the run have changed since `Welcome`."""
 
@@ -54,7 +56,7 @@ class Spools(Message, frozen=True):
 
 
 class Permit(Value, frozen=True):
-    """Proof of a lease, see `asyncrl.checks.permit`: it lets a rollout store, and a result count."""
+    """Proof of a lease, see `asyncrl.messages.permit`: it lets a rollout store, and a result count."""
 
     indices: list[int] = []
     """Indices of the lease."""
@@ -73,6 +75,7 @@ class PutItem(Value, frozen=True):
     """That of the lease."""
 
 
+@sent(by="rollout", to="spool")
 class Put(Message, frozen=True):
     """Request to store trajectories. Repeated until the broker answers `Settled`."""
 
@@ -91,6 +94,7 @@ class StoredItem(Value, frozen=True):
     permit: Permit = Permit()
 
 
+@sent(by="spool", to="broker")
 class Stored(Message, frozen=True):
     """Payloads of one sender are on disk; the broker answers the sender with `Settled`."""
 
@@ -99,6 +103,7 @@ class Stored(Message, frozen=True):
     items: Listed[StoredItem]
 
 
+@sent(by=("rollout", "reward", "trainer", "supervisor"), to="spool")
 class Fetch(Message, frozen=True):
     """Request for payloads, and for pictures of prompts from the broker's spool; answered in this order."""
 
@@ -108,6 +113,7 @@ class Fetch(Message, frozen=True):
     """Digests of pictures."""
 
 
+@sent(by="spool", to=("rollout", "reward", "trainer", "shard", "supervisor"))
 class Fetched(Message, frozen=True):
     """Answer to `Fetch`; what the spool does not have is empty."""
 
@@ -115,6 +121,7 @@ class Fetched(Message, frozen=True):
     payloads: list[memoryview]
 
 
+@sent(by="broker", to="spool")
 class Trim(Message, frozen=True):
     """Payloads in segments below ``segment`` may be deleted."""
 
@@ -130,6 +137,7 @@ class AcceptedKey(Value, frozen=True):
     roles: list[str]
 
 
+@sent(by="broker", to="spool")
 class Accepted(Message, frozen=True):
     """Keys of all nodes that may connect, from a broker with an allow-list, whenever they change."""
 

@@ -4,12 +4,18 @@ The supervisor, and operators, who join as one: what they learn of a run, and wh
     SUPERVISOR ──StatusWanted──▶ BROKER ──Status──▶ SUPERVISOR
 """
 
-from typing import Literal
+from typing import Literal, Self
 
-from asyncrl.actor.message import Message, Value
+from msgspec.structs import replace
+
+from asyncrl.foreign_text import shown_lines
+from asyncrl.messages import bounds
+from asyncrl.messages.codec import Message, Value, sent
 from asyncrl.messages.words import Listed, Role
+from asyncrl.workers.stacks import MAX_CHARS as MAX_STACKS_CHARS
 
 
+@sent(by="supervisor", to="broker")
 class Exited(Message, frozen=True):
     """A child process of the supervisor ended."""
 
@@ -19,7 +25,14 @@ class Exited(Message, frozen=True):
     is_needed: bool = True
     """False if the run can go on without this node."""
 
+    def out_of_bounds(self) -> str:
+        return bounds.reason(self.cause)
 
+    def as_shown(self) -> Self:
+        return replace(self, cause=bounds.shown(self.cause))
+
+
+@sent(by="broker", to="supervisor")
 class Returned(Message, frozen=True):
     """A node that `Exited` told about is back, to the supervisor that started it again."""
 
@@ -29,10 +42,12 @@ class Returned(Message, frozen=True):
     """Trainers: steps that its checkpoint has, from which it goes on; -1 for other roles."""
 
 
+@sent(by="supervisor", to="broker")
 class Interrupt(Message, frozen=True):
     """End the run early: the trainer saves a checkpoint, rollouts store unfinished trajectories."""
 
 
+@sent(by="broker", to="supervisor")
 class Finished(Message, frozen=True):
     """The run is over."""
 
@@ -40,6 +55,7 @@ class Finished(Message, frozen=True):
     cause: str
 
 
+@sent(by="broker", to="supervisor")
 class Progress(Message, frozen=True):
     """Metrics of one step, for display."""
 
@@ -48,6 +64,7 @@ class Progress(Message, frozen=True):
     metrics: dict[str, float]
 
 
+@sent(by="broker", to=("trainer", "supervisor"))
 class Evaluated(Message, frozen=True):
     """Result of an evaluation: held-out accuracy of one version."""
 
@@ -62,6 +79,7 @@ class Evaluated(Message, frozen=True):
         return int(self.metrics.get("failed", 0))
 
 
+@sent(by="broker", to="supervisor")
 class Failures(Message, frozen=True):
     """Failed units of the run so far, for display; sent when the counts change."""
 
@@ -71,12 +89,14 @@ class Failures(Message, frozen=True):
     """Attempts by stage, the failed ones included."""
 
 
+@sent(by="broker", to="supervisor")
 class Notice(Message, frozen=True):
     """A sentence for the person at the screen: what a long silence is about, or a node without progress."""
 
     sentence: str
 
 
+@sent(by="broker", to="supervisor")
 class Drained(Message, frozen=True):
     """Answer to `Drain`: the node has left."""
 
@@ -87,13 +107,15 @@ class Drained(Message, frozen=True):
     """True if it was not asked to leave: there is no such node, or it cannot be drained."""
 
 
+@sent(by="supervisor", to="broker")
 class Admit(Message, frozen=True):
-    """Request to give a barred node work again, answered by `Admitted`."""
+    """Request to give a barred node work again, answered by `AdmitReply`."""
 
     node: str
 
 
-class Admitted(Message, frozen=True):
+@sent(by="broker", to="supervisor")
+class AdmitReply(Message, frozen=True):
     """Answer to `Admit`."""
 
     node: str
@@ -140,10 +162,12 @@ class Incident(Value, frozen=True):
     count: int = 1
 
 
+@sent(by="supervisor", to="broker")
 class StatusWanted(Message, frozen=True):
     """Request for the state of the run, answered by `Status`."""
 
 
+@sent(by="broker", to="supervisor")
 class Status(Message, frozen=True):
     """Answer to `StatusWanted`: the state of the run by the broker's books."""
 
@@ -160,7 +184,7 @@ class Status(Message, frozen=True):
     open_groups: int
     group_size: int
     groups: dict[str, int]
-    """Open groups by state: ``unleased``, ``sampling``, ``grading``, ``complete``, ``in batch``."""
+    """Open groups by state: ``unleased``, ``sampling``, ``grading``, ``complete``, ``taken``."""
     nodes: list[NodeStatus]
     time_s: float = 0.0
     """Duration of the run in seconds."""
@@ -178,6 +202,7 @@ class Status(Message, frozen=True):
     """Completions of the last evaluation that failed, and are not in its accuracy."""
 
 
+@sent(by="supervisor", to="broker")
 class Pause(Message, frozen=True):
     """
     Grant rollouts no new leases, neither of training prompts nor of an evaluation's, or grant them again. What is in
@@ -187,6 +212,7 @@ class Pause(Message, frozen=True):
     is_paused: bool
 
 
+@sent(by="broker", to="supervisor")
 class Paused(Message, frozen=True):
     """Answer to `Pause`, to every supervisor: sampling is paused or goes on, and that is on disk."""
 
@@ -195,6 +221,7 @@ class Paused(Message, frozen=True):
     """Supervisor that asked for it."""
 
 
+@sent(by="supervisor", to="broker")
 class SetSettings(Message, frozen=True):
     """Set live settings while the run goes on. Answered by `SettingsChanged`."""
 
@@ -202,6 +229,7 @@ class SetSettings(Message, frozen=True):
     """``key=value`` texts, as of ``--set``; all of them count, or none."""
 
 
+@sent(by="broker", to="supervisor")
 class SettingsChanged(Message, frozen=True):
     """Answer to `SetSettings`, to every supervisor: live settings have changed, and that is on disk."""
 
@@ -213,12 +241,16 @@ class SettingsChanged(Message, frozen=True):
     """Reason for which nothing was changed, to that supervisor alone."""
 
 
+@sent(by="supervisor", to="broker")
+@sent(by="broker", to=("rollout", "reward", "trainer"))
 class StacksWanted(Message, frozen=True):
     """To the broker: ask ``node`` for its `Stacks`. To the node: answer with them."""
 
     node: str
 
 
+@sent(by=("rollout", "reward", "trainer"), to="broker")
+@sent(by="broker", to="supervisor")
 class Stacks(Message, frozen=True):
     """Stacks of the threads and asyncio tasks of a node, to the broker, and from it to who asked."""
 
@@ -226,3 +258,10 @@ class Stacks(Message, frozen=True):
     text: str
     problem: str = ""
     """Reason for which there are none; empty if there are."""
+
+    def out_of_bounds(self) -> str:
+        num_chars = len(self.text)
+        return f"text has {num_chars} characters" if num_chars > 2 * MAX_STACKS_CHARS else ""
+
+    def as_shown(self) -> Self:
+        return replace(self, text=shown_lines(self.text), problem=bounds.shown(self.problem))

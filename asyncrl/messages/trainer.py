@@ -4,19 +4,27 @@ The trainer, of one machine or several, and its ranks.
     TRAINER ──Take──▶ BROKER ──Batch──▶ TRAINER ──Stepped──▶ BROKER        first rank ──Work──▶ other ranks
 """
 
-from typing import Literal
+from typing import Literal, Self
 
-from asyncrl.actor.message import Message, Value
+from msgspec.structs import replace
+
 from asyncrl.files.checkpoints import FileEntry
+from asyncrl.foreign_text import shown
+from asyncrl.messages import bounds
+from asyncrl.messages.codec import Message, Value, sent
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.messages.words import AtFault
 
 
+@sent(by="trainer", to="broker")
 class Take(Message, frozen=True):
     """Request the batch of ``step``. The answer to a repeated request is the same batch."""
 
     step: int
+
+    def out_of_bounds(self) -> str:
+        return bounds.count("step", self.step)
 
 
 class ScoredTrajectory(Value, frozen=True):
@@ -31,6 +39,8 @@ class ScoredTrajectory(Value, frozen=True):
     """Reason for which the trainer refused it before it resumed: it refuses it again. Empty if it did not."""
 
 
+@sent(by="broker", to="trainer")
+@sent(by="trainer", to="shard")
 class Batch(Message, frozen=True):
     """Answer to `Take`: whole groups in order, the trajectories of a group together."""
 
@@ -52,6 +62,7 @@ class Refusal(Value, frozen=True):
     at_fault: AtFault = "rollout"
 
 
+@sent(by="trainer", to="broker")
 class Stepped(Message, frozen=True):
     """One optimizer step is done."""
 
@@ -62,7 +73,23 @@ class Stepped(Message, frozen=True):
     refused: list[Refusal] = []
     """Damaged trajectories of the batch: their groups were not trained on."""
 
+    def out_of_bounds(self) -> str:
+        if len(self.metrics) > bounds.MAX_METRICS:
+            return f"there are {len(self.metrics)} metrics"
+        long = (name for name in self.metrics if len(name) > bounds.MAX_NAME_CHARS)
+        return (
+            bounds.count("step", self.step)
+            or ("" if self.policy_version >= -1 else f"policy_version is {self.policy_version}")
+            or next((f"a metric's name has {len(name)} characters" for name in long), "")
+        )
 
+    def as_shown(self) -> Self:
+        metrics = {shown(name): value for name, value in self.metrics.items()}
+        refused = [replace(refusal, reason=bounds.shown(refusal.reason)) for refusal in self.refused]
+        return replace(self, metrics=metrics, refused=refused)
+
+
+@sent(by="trainer", to="broker")
 class StepFailed(Message, frozen=True):
     """
     Computing a step raised an error, which ends the trainer's process.
@@ -74,34 +101,56 @@ class StepFailed(Message, frozen=True):
     reason: str
     """Type and text of the error."""
 
+    def out_of_bounds(self) -> str:
+        return bounds.count("step", self.step) or bounds.reason(self.reason)
+
+    def as_shown(self) -> Self:
+        return replace(self, reason=bounds.shown(self.reason))
+
 
 class DamagedCheckpoint(Value, frozen=True):
     """A checkpoint that the trainer passed over."""
 
     checkpoint: str
-    """Its folder."""
+    """Checkpoint folder."""
     cause: str
     """Names the file, and how it differs from what was written."""
 
 
+@sent(by="trainer", to="broker")
 class Resumed(Message, frozen=True):
     """The trainer goes on from the newest checkpoint that is intact."""
 
     steps: int
     """Steps that the checkpoint contains."""
     checkpoint: str
-    """Its folder; empty if none is intact, and the run begins with the base model."""
+    """Checkpoint folder; empty if none is intact, and the run begins with the base model."""
     damaged: list[DamagedCheckpoint] = []
     """Newer ones, the newest first."""
 
+    def out_of_bounds(self) -> str:
+        if (number := len(self.damaged)) > bounds.MAX_CHECKPOINTS:
+            return f"there are {number} damaged checkpoints"
+        texts = [self.checkpoint, *(text for one in self.damaged for text in (one.checkpoint, one.cause))]
+        too_long = (found for text in texts if (found := bounds.reason(text)))
+        return bounds.count("steps", self.steps) or next(too_long, "")
 
+    def as_shown(self) -> Self:
+        return replace(self, damaged=[replace(one, cause=bounds.shown(one.cause)) for one in self.damaged])
+
+
+@sent(by="trainer", to="broker")
 class Commit(Message, frozen=True):
     """A checkpoint contains every step up to ``step``: older payloads may be deleted."""
 
     step: int
     checkpoint: str
 
+    def out_of_bounds(self) -> str:
+        return bounds.count("step", self.step)
 
+
+@sent(by="broker", to="trainer")
 class Evaluating(Message, frozen=True):
     """An evaluation of ``policy_version`` has begun: keep its checkpoint until `Evaluated`."""
 
@@ -115,6 +164,7 @@ class TrainerMachine(Value, frozen=True):
     host: str
 
 
+@sent(by="broker", to=("trainer", "machine"))
 class Assembled(Message, frozen=True):
     """
     These machines form the trainer; ``machines[0]`` is its first and the run's ``trainer``.
@@ -127,6 +177,7 @@ class Assembled(Message, frozen=True):
     machines: list[TrainerMachine]
 
 
+@sent(by="broker", to=("trainer", "machine"))
 class Disbanded(Message, frozen=True):
     """The group of machines has ended, and so has this session: end the ranks, and say Hello again."""
 
@@ -134,6 +185,7 @@ class Disbanded(Message, frozen=True):
     """Names the machine that was lost, its host and its ranks."""
 
 
+@sent(by="trainer", to="shard")
 class Work(Message, frozen=True):
     """
     Request to take part in a collective operation of all ranks. `Batch` precedes the step that trains on it.
@@ -152,6 +204,7 @@ class Work(Message, frozen=True):
     """``train``: ``trainer.lr`` of the step; None keeps the rank's."""
 
 
+@sent(by="shard", to="trainer")
 class Checked(Message, frozen=True):
     """This rank has fetched its trajectories of ``step``, and refuses these. The step begins when every rank has."""
 
@@ -159,6 +212,7 @@ class Checked(Message, frozen=True):
     refused: list[Refusal]
 
 
+@sent(by="shard", to="trainer")
 class PartWritten(Message, frozen=True):
     """This rank has written its part of the checkpoint after ``step``; none if it is on another machine."""
 

@@ -1,6 +1,6 @@
 """A trajectory: what is to be sampled, and what was; see docs/life-of-a-trajectory.md."""
 
-from asyncrl.actor.message import Value
+from asyncrl.messages.codec import Value
 from asyncrl.messages.words import EMPTY, FinishReason, Split
 
 

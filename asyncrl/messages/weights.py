@@ -5,16 +5,27 @@ Policy versions on their way from the trainer to rollouts, in a collective or by
                                    ──Upload────▶ TRAINER ──PutWeights──▶ SPOOL ◀──FetchWeights── ROLLOUT
 """
 
-from asyncrl.actor.message import Message, Value
+from typing import Self
+
+from msgspec.structs import replace
+
+from asyncrl.messages import bounds
+from asyncrl.messages.codec import Message, Value, sent
+from asyncrl.messages.words import MEMBERS
 
 
+@sent(by="trainer", to="broker")
 class Publishing(Message, frozen=True):
     """Weights of ``policy_version``, made by every step below ``next_step``, are staged for transfer."""
 
     policy_version: int
     next_step: int
 
+    def out_of_bounds(self) -> str:
+        return bounds.count("policy_version", self.policy_version) or bounds.count("next_step", self.next_step)
 
+
+@sent(by="broker", to="trainer")
 class Published(Message, frozen=True):
     """``policy_version`` is live on the rollouts, and the groups that made it have left the window."""
 
@@ -30,6 +41,7 @@ class Member(Value, frozen=True):
     """Number of its processes that take part: an engine on several devices receives in each of its workers."""
 
 
+@sent(by="broker", to=MEMBERS)
 class Transfer(Message, frozen=True):
     """
     Request to take part in one weight transfer, at once.
@@ -47,6 +59,7 @@ class Transfer(Message, frozen=True):
     deadline_s: float
 
 
+@sent(by=MEMBERS, to="broker")
 class Transferred(Message, frozen=True):
     """This member has completed a weight transfer."""
 
@@ -55,7 +68,15 @@ class Transferred(Message, frozen=True):
     seconds: float
     num_bytes: int
 
+    def out_of_bounds(self) -> str:
+        return (
+            bounds.count("policy_version", self.policy_version)
+            or bounds.count("num_bytes", self.num_bytes)
+            or bounds.seconds("seconds", self.seconds)
+        )
 
+
+@sent(by=MEMBERS, to="broker")
 class TransferFailed(Message, frozen=True):
     """A weight transfer failed at this member, which will not use the transfer group again."""
 
@@ -63,7 +84,14 @@ class TransferFailed(Message, frozen=True):
     policy_version: int
     reason: str
 
+    def out_of_bounds(self) -> str:
+        return bounds.reason(self.reason)
 
+    def as_shown(self) -> Self:
+        return replace(self, reason=bounds.shown(self.reason))
+
+
+@sent(by="broker", to=MEMBERS)
 class Abort(Message, frozen=True):
     """
     Request to give up the transfer of this group, whose number is not used again.
@@ -76,6 +104,7 @@ class Abort(Message, frozen=True):
     """Names the node that was lost."""
 
 
+@sent(by="rollout", to="broker")
 class Live(Message, frozen=True):
     """The engine now decodes with ``policy_version``."""
 
@@ -85,13 +114,22 @@ class Live(Message, frozen=True):
     receive_s: float
     """Seconds from `Transfer` until the last byte was in the staging buffer."""
 
+    def out_of_bounds(self) -> str:
+        return (
+            bounds.count("policy_version", self.policy_version)
+            or bounds.seconds("pause_s", self.pause_s)
+            or bounds.seconds("receive_s", self.receive_s)
+        )
 
+
+@sent(by="broker", to="trainer")
 class Upload(Message, frozen=True):
     """Request to put this staged version into the spool, for rollouts that are in no collective."""
 
     policy_version: int
 
 
+@sent(by="trainer", to="broker")
 class Uploaded(Message, frozen=True):
     """Answer to `Upload`: the version is at the spool, on disk."""
 
@@ -102,6 +140,17 @@ class Uploaded(Message, frozen=True):
     problem: str = ""
     """Reason for which it is not at the spool; empty if it is."""
 
+    def out_of_bounds(self) -> str:
+        return (
+            bounds.count("policy_version", self.policy_version)
+            or bounds.count("num_bytes", self.num_bytes)
+            or bounds.seconds("seconds", self.seconds)
+            or bounds.reason(self.problem)
+        )
+
+    def as_shown(self) -> Self:
+        return replace(self, problem=bounds.shown(self.problem))
+
 
 class StoredWeights(Value, frozen=True):
     """Identity of one policy version at a spool: an anchor with all elements, or a delta from a base version."""
@@ -109,7 +158,7 @@ class StoredWeights(Value, frozen=True):
     policy_version: int
     layout_hash: str
     digest: str
-    """Digest of the complete version; see `asyncrl.weights.stored.digest`."""
+    """Digest of the complete version; see `asyncrl.weights.stored.staged`."""
     format: int
     """Version of the encoding."""
     base_version: int = -1
@@ -129,6 +178,7 @@ class WeightsFile(Value, frozen=True):
     num_bytes: int
 
 
+@sent(by="trainer", to="spool")
 class PutWeights(Message, frozen=True):
     """Request to store one part of a policy version; the parts come in order. Answered by `PutWeightsDone`."""
 
@@ -139,6 +189,7 @@ class PutWeights(Message, frozen=True):
     is_last: bool
 
 
+@sent(by="spool", to="trainer")
 class PutWeightsDone(Message, frozen=True):
     """Answer to `PutWeights`, after the last part once the version is on disk."""
 
@@ -147,16 +198,19 @@ class PutWeightsDone(Message, frozen=True):
     """Reason for which the version cannot be stored; empty if it can."""
 
 
+@sent(by="rollout", to="spool")
 class ListWeights(Message, frozen=True):
     """Request for the versions that are stored completely."""
 
 
+@sent(by="spool", to="rollout")
 class WeightsList(Message, frozen=True):
     """Answer to `ListWeights`: oldest first."""
 
     files: list[WeightsFile]
 
 
+@sent(by="rollout", to="spool")
 class FetchWeights(Message, frozen=True):
     """Request for one part of a stored version."""
 
@@ -164,6 +218,7 @@ class FetchWeights(Message, frozen=True):
     part: int
 
 
+@sent(by="spool", to="rollout")
 class FetchedWeights(Message, frozen=True):
     """Answer to `FetchWeights`."""
 

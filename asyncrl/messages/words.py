@@ -9,6 +9,11 @@ Role = Literal["broker", "spool", "rollout", "reward", "trainer", "machine", "sh
 ``machine``: in a trainer of several machines, one that waits for the others, or follows the first, which is the
 ``trainer``. Each says Hello as a ``trainer``; the broker decides.
 """
+JOIN: frozenset[Role] = frozenset(("spool", "rollout", "reward", "trainer", "supervisor"))
+"""Roles in which a node joins; the broker itself makes a trainer a ``machine``."""
+EVERY: frozenset[Role] = JOIN | {"machine"}
+MEMBERS: frozenset[Role] = frozenset(("rollout", "trainer"))
+"""Members of weight transfers."""
 Activity = Literal[
     "sampling", "swapping", "asleep", "serving users", "environment", "storing",
     "grading",
@@ -49,3 +54,13 @@ T = TypeVar("T")
 MAX_ITEMS = 1 << 17
 """Most items of a list that nodes send. A longer one is refused before it is decoded, to forty times its bytes."""
 Listed = Annotated[list[T], Meta(max_length=MAX_ITEMS)]
+
+
+# ── vocabulary ────────────────────────────────────────────────────────────────────────────────
+# Size of the vocabulary of an engine or a policy, which may tell it by an attribute, and need not.
+
+
+def vocab_size_of(holder: object) -> int:
+    """Attribute ``vocab_size`` of an engine or a policy; 0, which is unknown, if it has none."""
+    size = getattr(holder, "vocab_size", 0)
+    return size if isinstance(size, int) and size > 0 else 0

@@ -19,26 +19,25 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from asyncrl.actor.failpoints import reach
-from asyncrl.actor.occupancy import Occupancy
-from asyncrl.actor.stacks import current_stacks
-from asyncrl.checks.images import image_problem_of
-from asyncrl.checks.trajectory import problem_of
-from asyncrl.client.chunks import MAX_VERDICT_BYTES, cut_by_bytes, verdict_bytes
-from asyncrl.client.connection import Connection
-from asyncrl.client.payloads import PayloadClient, at_fault
 from asyncrl.errors import DecodeError, LinkClosed, LinkRefused, SpoolAway, VerifierError
+from asyncrl.failpoints import failpoint
 from asyncrl.log import get_logger
 from asyncrl.messages.reward import Grade, GradeItem, Scored, ScoredItem
 from asyncrl.messages.rollout import Failed, Offer
 from asyncrl.messages.session import Barred, Beat, Drain, Reject, Stop
+from asyncrl.messages.sound import image_problem_of, problem_of
 from asyncrl.messages.spool import Spools
 from asyncrl.messages.supervisor import Stacks, StacksWanted
 from asyncrl.messages.trajectory import Prompt, Trajectory
 from asyncrl.messages.words import REWARD_ACTIVITIES, Activity
-from asyncrl.observe.metrics.table import Sample
+from asyncrl.records.metrics import Sample
 from asyncrl.reward.verifier import Verdict, VerifierInput, verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
+from asyncrl.wire.files import MAX_VERDICT_BYTES, cut_by_bytes, verdict_bytes
+from asyncrl.wire.handshake import Connection
+from asyncrl.wire.occupancy import Occupancy
+from asyncrl.wire.spools import PayloadClient, at_fault
+from asyncrl.workers.stacks import current_stacks
 
 log = get_logger()
 
@@ -84,7 +83,7 @@ class RewardActor:
         self._scored: list[ScoredItem] = []
         self._has_scored = asyncio.Event()
 
-    def beat(self, lag_s: float) -> Beat:
+    def heartbeat(self, lag_s: float) -> Beat:
         return Beat(lag_s, self._occupancy.seconds, doing=self._occupancy.current, progress=self._settled)
 
     def status(self) -> str:
@@ -145,7 +144,7 @@ class RewardActor:
         with self._occupancy.doing("grading"):
             answer = await self._judge(grade, item)
         if isinstance(answer, ScoredItem):
-            reach("reward.judged")
+            failpoint("reward.judged")
             self._scored.append(answer)
             self._has_scored.set()
             return

@@ -10,7 +10,7 @@ A built-in verifier is a callable Struct whose fields are its options, so misspe
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,25 +18,99 @@ import msgspec
 
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import hint, is_path, load_function
-from asyncrl.reward.compute_score import adapt, is_compute_score
-from asyncrl.reward.verifier import Verifier
+from asyncrl.reward.verifier import Verifier, VerifierInput, is_async
+
+# ── compute score ─────────────────────────────────────────────────────────────────────────────
+# verl's reward functions as verifiers, told by their arguments.
+#
+#     def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs): ...
+#
+#   VerifierInput ── completion, answer, data_source, extra ──▶ compute_score ── number, or dict with score ──▶ verdict
+#
+# A dict's ``acc`` is what verl averages into accuracy; it is ``correct`` here.
+
+REQUIRED = ("solution_str", "ground_truth")
+"""Arguments by which such a function is told."""
+OPTIONAL = ("data_source", "extra_info")
+"""Arguments that it gets if it takes them; verl gives both to custom functions."""
+
+
+def is_compute_score(function: Callable[..., Any]) -> bool:
+    """True if the function takes a completion and a reference answer by verl's names."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # written in C
+        return False
+    return all(name in parameters for name in REQUIRED)
+
+
+def adapt(function: Callable[..., Any], options: Mapping[str, Any], *, path: str, setting: str) -> Verifier:
+    """
+    Make a verifier of such a function, with its options bound.
+
+    Args:
+        path: Name of the function in the configuration, for messages.
+        setting: Key of that name, for messages.
+
+    Raises:
+        ConfigError: The function has further arguments without defaults, or an option is none of its arguments.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    given = [*REQUIRED, *(name for name in OPTIONAL if takes_any or name in {each.name for each in parameters})]
+    try:
+        inspect.signature(function).bind(**dict.fromkeys(given), **options)
+    except TypeError as error:
+        names = ", ".join([*given, *options])
+        raise ConfigError(f"{setting} {path!r} is called as verl calls it, with {names}: {error}") from error
+
+    def call(inputs: VerifierInput) -> Any:
+        values = {
+            "solution_str": inputs.completion,
+            "ground_truth": inputs.answer,
+            "data_source": inputs.data_source,
+            "extra_info": dict(inputs.extra),
+        }
+        return function(**{name: values[name] for name in given}, **options)
+
+    async def judge(inputs: VerifierInput, /) -> Any:
+        return _with_correct(await call(inputs))
+
+    def judge_in_order(inputs: VerifierInput, /) -> Any:
+        value = call(inputs)
+        return _awaited(value) if inspect.isawaitable(value) else _with_correct(value)
+
+    return judge if is_async(function) else judge_in_order
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return _with_correct(await value)
+
+
+def _with_correct(value: Any) -> Any:
+    if isinstance(value, Mapping) and "acc" in value and "correct" not in value:
+        return {**value, "correct": value["acc"]}
+    return value
+
+
+# ── catalogue ─────────────────────────────────────────────────────────────────────────────────
 
 BUILT_IN = {
-    "auto": "asyncrl.reward.verifiers.auto:Auto",
-    "gsm8k": "asyncrl.reward.verifiers.gsm8k:Gsm8k",
+    "auto": "asyncrl.reward.verifiers.rules:Auto",
+    "gsm8k": "asyncrl.reward.verifiers.math:Gsm8k",
     "math": "asyncrl.reward.verifiers.math:Math",
-    "math_dapo": "asyncrl.reward.verifiers.math_dapo:MathDapo",
-    "geo3k": "asyncrl.reward.verifiers.geo3k:Geo3k",
+    "math_dapo": "asyncrl.reward.verifiers.math:MathDapo",
+    "geo3k": "asyncrl.reward.verifiers.math:Geo3k",
     "code": "asyncrl.reward.verifiers.code:Code",
-    "exact": "asyncrl.reward.verifiers.exact:Exact",
-    "numeric": "asyncrl.reward.verifiers.numeric:Numeric",
-    "format": "asyncrl.reward.verifiers.format:Format",
-    "length": "asyncrl.reward.verifiers.length:Length",
-    "overlong": "asyncrl.reward.verifiers.overlong:Overlong",
-    "episode": "asyncrl.reward.verifiers.episode:Episode",
+    "exact": "asyncrl.reward.verifiers.rules:Exact",
+    "numeric": "asyncrl.reward.verifiers.rules:Numeric",
+    "format": "asyncrl.reward.verifiers.rules:Format",
+    "length": "asyncrl.reward.verifiers.rules:Length",
+    "overlong": "asyncrl.reward.verifiers.rules:Overlong",
+    "episode": "asyncrl.reward.verifiers.rules:EpisodeReward",
     "reasoning_gym": "asyncrl.reward.verifiers.reasoning_gym:ReasoningGym",
     "remote": "asyncrl.reward.verifiers.remote:Remote",
-    "reward_model": "asyncrl.reward.verifiers.reward_model:RewardModel",
+    "reward_model": "asyncrl.reward.verifiers.remote:RewardModel",
 }
 """Name to ``module:class``. Imported on use: some need an optional library."""
 

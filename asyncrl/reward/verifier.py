@@ -3,8 +3,8 @@ The interface of verifiers: functions of a `VerifierInput` that return a number.
 
     verifier(inputs) ─▶ 0.5 | True | {"score": 1.0, "terse": 0.2} ─ verdict_of ─▶ Verdict
 
-Invariant: a reward is a finite number that the verifier returned, within `checks.reward_limits`; an error never becomes
-a reward of zero.
+Invariant: a reward is a finite number that the verifier returned, within the limits of
+`asyncrl.messages.verdict_limits`; an error never becomes a reward of zero.
 """
 
 import inspect
@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from asyncrl.checks.number import number
-from asyncrl.checks.reward_limits import MAX_ANSWER_CHARS, MAX_METRIC, MAX_METRICS, MAX_REWARD, problem_of
 from asyncrl.errors import VerifierError
+from asyncrl.messages.number import number
 from asyncrl.messages.trajectory import Prompt, Turn
+from asyncrl.messages.verdict_limits import MAX_ANSWER_CHARS, MAX_METRIC, MAX_METRICS, MAX_REWARD, problem_of
 from asyncrl.messages.words import FinishReason
 
 REWARD_DIGITS = 9
@@ -121,13 +121,13 @@ def verdict_of(value: object) -> Verdict:
     """
     Convert the return value of a verifier.
 
-    A dict's ``score`` is the reward, its other numbers (`asyncrl.checks.number`) are metrics, and a text under
-    ``answer`` (``pred`` in verl) is the extracted answer; other keys are ignored. ``correct`` is 1.0 if the score is
-    at least 1.0, else 0.0, unless the dict contains it: a function whose best score is not 1 must set it.
+    A dict's ``score`` is the reward, its other numbers (`asyncrl.messages.number`) are metrics, and a text
+    under ``answer`` (``pred`` in verl) is the extracted answer; other keys are ignored. ``correct`` is 1.0 if the score
+    is at least 1.0, else 0.0, unless the dict contains it: a function whose best score is not 1 must set it.
 
     Raises:
         VerifierError: ``value`` is neither a number nor a dict with ``score``, ``correct`` is no number, or a limit of
-            `checks.reward_limits` is broken. A longer answer is not an error: it is shortened.
+            `asyncrl.messages.verdict_limits` is broken. A longer answer is not an error: it is shortened.
     """
     if type(value) is not dict and not isinstance(value, Mapping):
         score = _number(value, "the function", MAX_REWARD)

@@ -18,15 +18,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from asyncrl.actor.failpoints import reach
-from asyncrl.actor.message import Message
-from asyncrl.actor.stacks import current_stacks
-from asyncrl.checks.images import image_problem_of
-from asyncrl.client.chunks import cut_by_bytes, put_bytes
-from asyncrl.client.connection import Connection
-from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import DecodeError, EngineDied, EngineError, LinkClosed, LinkRefused, TransferError
+from asyncrl.failpoints import failpoint
 from asyncrl.log import get_logger
+from asyncrl.messages.codec import Message
 from asyncrl.messages.rollout import Cancelled, Failed, Hold, Lease, Leased, Offer, Release, ResumePoint, Settled
 from asyncrl.messages.session import (
     AskTurn,
@@ -42,16 +37,21 @@ from asyncrl.messages.session import (
     StoreValue,
     Wake,
 )
+from asyncrl.messages.sound import image_problem_of
 from asyncrl.messages.spool import Put, PutItem, Spools
 from asyncrl.messages.supervisor import Stacks, StacksWanted
 from asyncrl.messages.trajectory import Unit
 from asyncrl.messages.weights import Abort, Live, Transfer, TransferFailed, Transferred
 from asyncrl.messages.words import WeightsVia
-from asyncrl.observe.metrics.table import Sample
+from asyncrl.records.metrics import Sample
 from asyncrl.rollout.engine import Engine, WeightReceiver
 from asyncrl.rollout.generations import Generations
-from asyncrl.rollout.results import COLLECT_S, RESEND_S, Sampled, to_sampled
+from asyncrl.rollout.results import COLLECT_S, RESEND_S, SampledTrajectory, to_sampled
 from asyncrl.rollout.sleeping import Sleeper
+from asyncrl.wire.files import cut_by_bytes, put_bytes
+from asyncrl.wire.handshake import Connection
+from asyncrl.wire.spools import PayloadClient
+from asyncrl.workers.stacks import current_stacks
 
 log = get_logger()
 
@@ -81,7 +81,7 @@ class RolloutOptions(Struct, frozen=True, kw_only=True):
 
 
 class Swaps(Struct):
-    """Changes to new weights, in one session."""
+    """Counts and durations of swaps to new weights in one session."""
 
     number: int = 0
     pause_s: float = 0.0
@@ -96,7 +96,7 @@ class Swaps(Struct):
 
 class RolloutActor:
     """
-    One rollout node.
+    Actor of a rollout: takes leases, samples them, stores trajectories, and swaps weights.
 
     Args:
         connection: Links of a node that has received `Welcome`.
@@ -192,7 +192,7 @@ class RolloutActor:
             return False
         return True
 
-    def beat(self, lag_s: float) -> Beat:
+    def heartbeat(self, lag_s: float) -> Beat:
         """Heartbeat with running totals; ``lag_s`` is the delay of the event loop."""
         made = self._generations
         return Beat(
@@ -246,8 +246,8 @@ class RolloutActor:
             case Hold() | Release():
                 self._hold(is_held=isinstance(message, Hold))
             case Sleep() | Wake() if self._sleeper:
-                take_turn = self._wake if isinstance(message, Wake) else self._fall_asleep
-                self._spawn(take_turn(self._sleeper))
+                sleep_or_wake = self._wake if isinstance(message, Wake) else self._fall_asleep
+                self._spawn(sleep_or_wake(self._sleeper))
             case Spools(spools=spools):
                 self._spools.update(spools)
             case Drain() if self._on_drain:
@@ -280,7 +280,7 @@ class RolloutActor:
             self._returned_credits += self._generations.forget(Unit(lease.group_id, index, lease.split))
             self._generations.start(lease, index, prefixes.get(index))
 
-    async def _fetch(self, lease: Lease, item: ResumePoint) -> Sampled:
+    async def _fetch(self, lease: Lease, item: ResumePoint) -> SampledTrajectory:
         try:
             trajectory = await self._payloads.fetch(item.ref, FETCH_S)
         except (DecodeError, TimeoutError) as error:
@@ -307,10 +307,10 @@ class RolloutActor:
                 raise generations.fatal_error
             if fresh := generations.unsettled.take_fresh():
                 await self._put(fresh)
-                reach("rollout.put")
+                failpoint("rollout.put")
             if turns := generations.progress(only_turns=True):
                 await self._put(turns)
-                reach("rollout.turn_put")
+                failpoint("rollout.turn_put")
             reports, generations.reports = generations.reports, []
             for report in reports:
                 # A later lease of the same unit may be running already.
@@ -344,14 +344,14 @@ class RolloutActor:
         async with self._swap_lock:
             began_s = self._clock()
             num_bytes = await sleeper.sleep(finish=self._options.partial_rollout is not True)
-            reach("rollout.asleep")
+            failpoint("rollout.asleep")
             await self._broker.send(Asleep(self._clock() - began_s, num_bytes))
             await self._broker.send(AskTurn())
 
     async def _wake(self, sleeper: Sleeper) -> None:
         async with self._swap_lock:
             await sleeper.wake()
-        reach("rollout.woken")
+        failpoint("rollout.woken")
         await self._swap()  # Weights from the spool may have come meanwhile.
 
     # ── weights ─────────────────────────────────────────────────────────────────────────────
@@ -367,7 +367,7 @@ class RolloutActor:
                 receive = partial(self._receive_in_place, receiver) if self._options.is_in_place else receiver.transfer
                 seconds = await receive(transfer)
                 self._staged_version, self._receive_s = version, seconds
-                reach("rollout.transferred")
+                failpoint("rollout.transferred")
         except TransferError as error:
             await self._broker.send(TransferFailed(transfer_group, version, str(error)))
             return
@@ -375,7 +375,7 @@ class RolloutActor:
         await self._swap()
 
     def _hand_over(self, message: StoreValue | Abort) -> None:
-        """Pass on what concerns a transfer that runs. Without a receiver there is none."""
+        """Pass a message about a running transfer to the receiver, if there is one."""
         if self._receiver is None:
             return
         if isinstance(message, Abort):
@@ -403,7 +403,7 @@ class RolloutActor:
                 generations.occupancy.mark("swapping", is_active=False)
                 await self._engine.resume()  # Also after an error: the engine belongs to the host.
             generations.allow_starts()
-            reach("rollout.swapped")
+            failpoint("rollout.swapped")
             generations.policy_version, self._staged_version = self._staged_version, -1
             log.debug("policy.live", policy_version=generations.policy_version)
             if self._on_live:

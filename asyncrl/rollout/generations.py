@@ -1,5 +1,5 @@
 """
-Trajectories of one rollout, from the lease until they are on disk.
+Trajectories of one rollout, from the lease until they are on disk: prompts cut to length, completions, episodes.
 
     start ─▶ running: encode, pictures ─▶ one completion, or an episode ─▶ unsettled ─▶ settled: forgotten
                │                                  │      │                    ▲   ▲
@@ -14,32 +14,128 @@ session all that is still running or unsettled.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import Literal, Protocol
 
 from msgspec import Struct, structs
 
-from asyncrl.actor.failpoints import reach
-from asyncrl.actor.occupancy import Occupancy
-from asyncrl.checks.vocabulary import vocab_size_of
-from asyncrl.client.images import ImageCache
 from asyncrl.errors import DecodeError, EngineError, EnvironmentFailed, PromptTooLong
+from asyncrl.failpoints import failpoint
 from asyncrl.log import get_logger
 from asyncrl.messages.rollout import Failed, Lease, Leased, StartedOver
 from asyncrl.messages.session import Held
 from asyncrl.messages.spool import PutItem
 from asyncrl.messages.trajectory import Sampling, TrajectoryLimits, Unit
-from asyncrl.messages.words import ROLLOUT_ACTIVITIES, Activity, Stage
+from asyncrl.messages.words import ROLLOUT_ACTIVITIES, Activity, Stage, Truncation, vocab_size_of
 from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.engine_calls import EngineCalls
 from asyncrl.rollout.episodes.episodes import Episodes
-from asyncrl.rollout.prompt_truncation import fit
-from asyncrl.rollout.results import Sampled, UnsettledResults, limits_of, to_put_item
-from asyncrl.rollout.single import SingleCompletion
-from asyncrl.rollout.start_gate import StartGate
+from asyncrl.rollout.episodes.tool_calls import opened_by
+from asyncrl.rollout.results import SampledTrajectory, UnsettledResults, limits_of, to_put_item
 from asyncrl.rollout.user_requests import UserRequests
+from asyncrl.wire.occupancy import Occupancy
+from asyncrl.wire.spools import ImageCache
+
+# ── single ────────────────────────────────────────────────────────────────────────────────────
+# One completion after its prompt: a trajectory without an environment.
+
+
+class SingleCompletion:
+    def __init__(self, engine: Engine, calls: EngineCalls, request: Request) -> None:
+        self._engine = engine
+        self._calls = calls
+        self._request = request
+
+    async def run(self) -> SampledTrajectory:
+        """Sample the completion. Raises `EngineError`."""
+        completion = await self._calls.complete(self._request)
+        opened = opened_by(self._request.prompt_ids, self._engine.decode)
+        return self._sampled(completion, self._engine.decode(completion.completion_ids), opened)
+
+    def written(self) -> SampledTrajectory | None:
+        """Tokens so far; None if there are none."""
+        written = self._calls.written(self._request) or self._request.resume_from
+        return self._sampled(written, "") if written else None
+
+    def _sampled(self, completion: Completion, text: str, opened: str = "") -> SampledTrajectory:
+        return SampledTrajectory(prompt_ids=self._request.prompt_ids, completion=completion, text=text, opened=opened)
+
+
+# ── start gate ────────────────────────────────────────────────────────────────────────────────
+# Gate that holds new work back while work in hand ends, before the weights change.
+
+
+class StartGate:
+    """Counts work in hand, and lets new work begin only while it is open."""
+
+    def __init__(self) -> None:
+        self._is_open = asyncio.Event()
+        self._is_open.set()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self._num_inside = 0
+
+    @asynccontextmanager
+    async def passing(self) -> AsyncIterator[None]:
+        """Wait until the gate is open, and count the block as work in hand."""
+        await self._is_open.wait()
+        self._num_inside += 1
+        self._is_empty.clear()
+        try:
+            yield
+        finally:
+            self._num_inside -= 1
+            if not self._num_inside:
+                self._is_empty.set()
+
+    async def empty(self) -> None:
+        """Close the gate, and wait until no work is in hand."""
+        self._is_open.clear()
+        await self._is_empty.wait()
+
+    def open(self) -> None:
+        self._is_open.set()
+
+
+# ── prompt truncation ─────────────────────────────────────────────────────────────────────────
+# Truncation of prompts that have too many tokens.
+#
+#     10 tokens, at most 5    left    ·····56789        keeps the end
+#                             right   01234·····        keeps the beginning
+#                             middle  01·····789        keeps both ends
+
+
+def fit(prompt_ids: Sequence[int], max_tokens: int, truncation: Truncation, *, has_images: bool = False) -> list[int]:
+    """
+    Truncate [L] token ids to ``max_tokens``.
+
+    Raises `PromptTooLong` instead if ``truncation`` is ``error``, or if a part of a picture might be cut out.
+    """
+    if len(prompt_ids) <= max_tokens:
+        return list(prompt_ids)
+    if has_images:
+        raise PromptTooLong(
+            f"the prompt has {len(prompt_ids)} tokens with its pictures, more than data.max_prompt_tokens = "
+            f"{max_tokens}, and pictures cannot be truncated: raise it, make them smaller, or remove the row"
+        )
+    match truncation:
+        case "left":
+            return list(prompt_ids[-max_tokens:])
+        case "right":
+            return list(prompt_ids[:max_tokens])
+        case "middle":
+            head = max_tokens // 2
+            return [*prompt_ids[:head], *prompt_ids[head - max_tokens :]]
+        case "error":
+            raise PromptTooLong(
+                f"the prompt has {len(prompt_ids)} tokens, more than data.max_prompt_tokens = {max_tokens}: raise it, "
+                f"set data.truncation, or remove the row"
+            )
+
+
+# ── generations ───────────────────────────────────────────────────────────────────────────────
 
 log = get_logger()
 
@@ -48,17 +144,17 @@ FETCH_IMAGES_S = 60.0
 PRIORITY = 1
 """`Request.priority` of rollouts, behind requests of users."""
 
-FetchPrefix = Callable[[], Awaitable[Sampled]]
+FetchPrefix = Callable[[], Awaitable[SampledTrajectory]]
 """Fetches the unfinished trajectory to resume from. Raises `EngineError`."""
 
 
-class Work(Protocol):
+class OngoingSampling(Protocol):
     """Sampling of one trajectory: a `SingleCompletion` or an `Episode`."""
 
-    async def run(self) -> Sampled:
-        """Sample it to its end. Raises `EngineError`."""
+    async def run(self) -> SampledTrajectory:
+        """Sample the trajectory to its end. Raises `EngineError`."""
 
-    def written(self) -> Sampled | None:
+    def written(self) -> SampledTrajectory | None:
         """Unfinished contents so far; None if there are none."""
 
 
@@ -67,7 +163,7 @@ class Generation(Struct, eq=False):
     lease: Lease
     task: asyncio.Task[None]
     is_resumed: bool
-    work: Work | None = None
+    work: OngoingSampling | None = None
     """None until the prompt is encoded, and its prefix and pictures have arrived."""
     num_put: int = 0
     """Tokens put into the spool so far."""
@@ -265,7 +361,7 @@ class Generations:
             self.num_failed[stage] += 1
             self.reports.append(Failed(unit, lease.lease_id, stage, str(error), error.retryable, is_overlong))
         else:
-            reach("rollout.generated")
+            failpoint("rollout.generated")
             self.unsettled.add(item)
         finally:
             if (generation := self._running.get(unit)) and generation.task is asyncio.current_task():
@@ -286,8 +382,8 @@ class Generations:
                 return self._put_item(generation, await generation.work.run())
 
     def _work(
-        self, generation: Generation, prompt_ids: list[int], images: tuple[bytes, ...], prefix: Sampled | None
-    ) -> Work:
+        self, generation: Generation, prompt_ids: list[int], images: tuple[bytes, ...], prefix: SampledTrajectory | None
+    ) -> OngoingSampling:
         lease, unit = generation.lease, generation.unit
         sampling = _sampling(lease, unit.index)
         seed = None if lease.seed is None else lease.seed + unit.index
@@ -333,7 +429,7 @@ class Generations:
         """Limits of a trajectory of a lease."""
         return limits_of(lease, index, self.vocab_size, self._episodes.limits if self._episodes else None)
 
-    def _put_item(self, generation: Generation, sampled: Sampled) -> PutItem:
+    def _put_item(self, generation: Generation, sampled: SampledTrajectory) -> PutItem:
         lease, unit = generation.lease, generation.unit
         episode = self._episodes.limits if self._episodes else None
         return to_put_item(lease, unit, sampled, node=self._node, vocab_size=self.vocab_size, episode=episode)
@@ -375,7 +471,7 @@ class Generations:
         if not task.cancelled() and (error := task.exception()):
             self.end_with(error)
 
-    def _written(self, generation: Generation) -> Sampled | None:
+    def _written(self, generation: Generation) -> SampledTrajectory | None:
         return generation.work.written() if generation.work else None
 
     def _oldest_version(self, generation: Generation) -> int:

@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from asyncrl.checks.trajectory import problem_of, summary_of
-from asyncrl.client.chunks import MAX_PAYLOAD_BYTES
 from asyncrl.errors import EngineError
 from asyncrl.messages.rollout import Lease, Leased
+from asyncrl.messages.sound import problem_of, summary_of
 from asyncrl.messages.spool import PutItem
 from asyncrl.messages.trajectory import Trajectory, TrajectoryLimits, Turn, Unit
 from asyncrl.rollout.engine import Completion
+from asyncrl.wire.files import MAX_PAYLOAD_BYTES
 
 COLLECT_S = 0.005
 """Seconds to collect results before a `Put`: handling a message costs as much as handling a trajectory."""
@@ -34,7 +34,7 @@ NOT_PUT = math.inf
 
 
 class UnsettledResults:
-    """Results by unit, each kept until it is settled."""
+    """Results that were sampled, by unit, each kept until the broker settles it."""
 
     def __init__(self) -> None:
         self._items: dict[Unit, tuple[PutItem, float]] = {}
@@ -67,7 +67,7 @@ class UnsettledResults:
         self._fresh = list(self)
 
     def take_fresh(self) -> list[PutItem]:
-        """Results that were not put yet."""
+        """Results that were not put into the spool yet, which counts as done with this call."""
         fresh, self._fresh = self._fresh, []
         return [item for item in fresh if item.unit in self._items]
 
@@ -93,8 +93,8 @@ class EpisodeLimits(Struct, frozen=True, kw_only=True):
     """Tokens after the prompt, of the policy and of the environment."""
 
 
-class Sampled(Struct, frozen=True, kw_only=True):
-    """Contents of a trajectory, finished or not."""
+class SampledTrajectory(Struct, frozen=True, kw_only=True):
+    """Sampled contents of a trajectory, finished or not."""
 
     prompt_ids: list[int]
     completion: Completion
@@ -114,14 +114,14 @@ class Sampled(Struct, frozen=True, kw_only=True):
 def to_put_item(
     lease: Lease,
     unit: Unit,
-    sampled: Sampled,
+    sampled: SampledTrajectory,
     *,
     node: str,
     vocab_size: int = 0,
     episode: EpisodeLimits | None = None,
 ) -> PutItem:
     """
-    Encode a trajectory.
+    Encode a sampled trajectory as an item of a `Put`.
 
     Raises:
         EngineError: It is damaged, which may succeed at another try, or too large to be stored.
@@ -177,7 +177,7 @@ def limits_of(lease: Lease, index: int, vocab_size: int, episode: EpisodeLimits 
     )
 
 
-def to_sampled(trajectory: Trajectory, unit: Unit, limits: TrajectoryLimits) -> Sampled:
+def to_sampled(trajectory: Trajectory, unit: Unit, limits: TrajectoryLimits) -> SampledTrajectory:
     """Decode a stored trajectory of ``unit``, to resume from it. Raises a retryable `EngineError` if it is damaged."""
     if problem := problem_of(trajectory, unit, None, limits):
         raise EngineError(f"the stored part to resume from is damaged: {problem}")
@@ -193,7 +193,7 @@ def to_sampled(trajectory: Trajectory, unit: Unit, limits: TrajectoryLimits) -> 
         grids=trajectory.grids,
         processor=trajectory.processor,
     )
-    return Sampled(
+    return SampledTrajectory(
         prompt_ids=_unpacked("i", trajectory.prompt_ids),
         completion=completion,
         turns=trajectory.turns,

@@ -45,7 +45,7 @@ class Sleeper:
         return num_bytes
 
     async def wake(self) -> None:
-        """Take the devices again, and continue."""
+        """Wake the engine on its devices, and let sampling continue."""
         await require_sleeping(self._engine).wake()
         await self._engine.resume()
         self.is_asleep = False
@@ -55,7 +55,7 @@ class Sleeper:
 
 
 def require_sleeping(engine: Engine) -> SleepingEngine:
-    """The engine; raises `ConfigError` if it cannot sleep."""
+    """Return the engine as one that can sleep; raises `ConfigError` if it cannot."""
     if not isinstance(engine, SleepingEngine):
         raise ConfigError(
             f"rollout.colocated needs an engine with the methods of asyncrl.rollout.engine.SleepingEngine, but "

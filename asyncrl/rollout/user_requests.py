@@ -1,5 +1,5 @@
 """
-Requests of a host's users, which rollouts make way for.
+Requests of a host's users, which rollouts make way for, also in an engine that keeps conversations.
 
     idle ── first request begins ─▶ busy ── last request ends, and none begins within ``grace_s`` ─▶ idle
     rollouts decode                 rollouts wait outside the engine with their tokens
@@ -10,6 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+
+from asyncrl.errors import ConfigError
+from asyncrl.rollout.engine import ConversingEngine, Engine
 
 
 class UserRequests:
@@ -65,7 +68,7 @@ class UserRequests:
         await self._busy.wait()
 
     async def until_busy_for(self, seconds: float) -> None:
-        """Return once it has been busy for this long without a break."""
+        """Return once users' requests have been in hand for ``seconds`` without a break."""
         while True:
             await self.until_busy()
             try:
@@ -104,3 +107,17 @@ class UserRequests:
         self._busy.clear()
         self.since_s = self._clock()
         self._idle.set()
+
+
+# ── conversing ────────────────────────────────────────────────────────────────────────────────
+# Engines that can hold a conversation.
+
+
+def require_seam(engine: Engine) -> ConversingEngine:
+    """Return the engine as one that can continue a turn; raises `ConfigError` if it cannot."""
+    if not isinstance(engine, ConversingEngine):
+        raise ConfigError(
+            f"episodes of several turns need an engine with the method of asyncrl.rollout.engine.ConversingEngine, but "
+            f"{type(engine).__name__} has no seam"
+        )
+    return engine

@@ -24,16 +24,12 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from asyncrl.actor.failpoints import reach
-from asyncrl.actor.link import Hub, Link
-from asyncrl.actor.message import Message
-from asyncrl.actor.refusals import Refusals
-from asyncrl.checks.permissions import spool_refusal
-from asyncrl.checks.permit import Permits
-from asyncrl.client.chunks import MAX_PAYLOAD_BYTES
 from asyncrl.errors import LedgerError, LinkClosed, LinkRefused
+from asyncrl.failpoints import failpoint
 from asyncrl.log import get_logger
+from asyncrl.messages.codec import Message
 from asyncrl.messages.files import FetchPart, FileList, FilePart, ListFiles, OfferCheckpoint, PutCheckpointPart
+from asyncrl.messages.permit import Permits
 from asyncrl.messages.session import Barred, Beat, Bye, Reject, Stop
 from asyncrl.messages.spool import (
     Accepted,
@@ -48,13 +44,16 @@ from asyncrl.messages.spool import (
     Trim,
 )
 from asyncrl.messages.weights import FetchWeights, ListWeights, PutWeights
-from asyncrl.observe.metrics.table import Sample
-from asyncrl.spool.checkpoints import CheckpointStore
-from asyncrl.spool.files import FileServer
+from asyncrl.records.metrics import Sample
+from asyncrl.spool.checkpoints import CheckpointStore, FileServer
 from asyncrl.spool.images import ImageStore
-from asyncrl.spool.segment_format import Entry
+from asyncrl.spool.segment_writer import Entry
 from asyncrl.spool.segments import Segments, remove
-from asyncrl.spool.weights.store import WeightStore
+from asyncrl.spool.weights import WeightStore
+from asyncrl.wire.files import MAX_PAYLOAD_BYTES
+from asyncrl.wire.link import Hub, Link
+from asyncrl.wire.permissions import spool_refusal
+from asyncrl.wire.refusals import Refusals
 
 log = get_logger()
 
@@ -69,7 +68,7 @@ MAX_REFS = 4096
 
 class SpoolActor:
     """
-    A spool. `Stored` is sent for a payload only once it is on disk.
+    Actor of a spool: stores and serves payloads. `Stored` is sent for a payload only once it is on disk.
 
     Args:
         name: `SpoolRef.spool` of its payloads; unique in the run.
@@ -143,7 +142,7 @@ class SpoolActor:
                 self._answer(self._file_requests, filer, self._answer_files),
             )
 
-    def beat(self, lag_s: float) -> Beat:
+    def heartbeat(self, lag_s: float) -> Beat:
         return Beat(lag_s)
 
     def status(self) -> str:
@@ -162,7 +161,7 @@ class SpoolActor:
         yield Sample("asyncrl_spool_disk_size_bytes", disk.total)
 
     async def _serve(self) -> None:
-        """Handle messages of the peers, without waiting for the disk."""
+        """Handle messages of rollouts, reward nodes and trainers, without waiting for the disk."""
         while True:
             try:
                 peer, message = await self._hub.receive()
@@ -236,9 +235,9 @@ class SpoolActor:
         for put in puts:
             items_by_sender.setdefault((put.node, put.incarnation), []).extend(put.items)
         stored = [Stored(*sender, self._append(sender, items)) for sender, items in items_by_sender.items()]
-        reach("spool.appended")
+        failpoint("spool.appended")
         self._segments.sync()
-        reach("spool.synced")
+        failpoint("spool.synced")
         self._write_s += time.perf_counter() - began_s
         return stored
 

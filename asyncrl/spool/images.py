@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from asyncrl.files.disk import needed
+from asyncrl.files.atomic import needed
 from asyncrl.messages.trajectory import Image
 
 

@@ -1,5 +1,5 @@
 """
-Payloads of one spool: a directory of append-only segment files. Only the newest is written to.
+Payloads of one spool: append-only segment files, a cache of the newest payloads, and each node's share of the disk.
 
     append ─▶ segment_000004.seg ─ sync ─▶ durable          read ◀── memory, if recent
               segment_000003.seg   sealed                     ▲───── else one pread, checked
@@ -16,19 +16,98 @@ Synchronous. `append`, `sync`, `trim` and `close` may run in one thread at a tim
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from asyncrl.errors import LedgerError, RunFailed
-from asyncrl.files.atomic import flush
-from asyncrl.files.disk import REMEDY, TornTail
+from asyncrl.files.atomic import REMEDY, TornTail, flush
 from asyncrl.files.lock import try_lock
 from asyncrl.messages.spool import SpoolRef
-from asyncrl.spool.payload_cache import PayloadCache
-from asyncrl.spool.segment_format import HEADER, Entry, Key, Place, Scan, scan, segment_path
-from asyncrl.spool.segment_writer import SegmentWriter
-from asyncrl.spool.shares import Shares
+from asyncrl.spool.segment_writer import HEADER, Entry, Key, Place, Scan, SegmentWriter, scan, segment_path
+
+# ── payload cache ─────────────────────────────────────────────────────────────────────────────
+# In-memory cache of the newest payloads, so that a fetch soon after a put reads no disk.
+
+COPIED_BYTES = 16 << 10
+"""Smaller payloads are copied: libzmq receives small messages into a buffer of 8 KiB that each of them would keep."""
+ENTRY_BYTES = 400
+"""Memory of an entry beside the payload itself."""
+
+
+class PayloadCache:
+    """
+    First-in, first-out cache: payloads are fetched soon after they arrive (reward) or much later (trainer). A payload
+    larger than ``max_bytes`` is not cached. Entries count with what Python needs for them.
+
+    A large payload is a view into its message and keeps the whole message in memory. Payloads of one message are added
+    and evicted together, so the bytes counted are nearly the bytes held.
+
+    One thread may `add` and `drop_below` while others `get`.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._payloads: dict[tuple[int, int], memoryview] = {}
+        self._order: deque[tuple[int, int]] = deque()
+
+    def add(self, segment: int, offset: int, payload: memoryview) -> None:
+        """Cache ``payload``, which must not change from now on, and evict the oldest payloads over the limit."""
+        if payload.nbytes + ENTRY_BYTES > self._max_bytes:
+            return
+        if payload.nbytes < COPIED_BYTES:
+            payload = memoryview(bytes(payload))
+        self._payloads[segment, offset] = payload
+        self._order.append((segment, offset))
+        self._bytes += payload.nbytes + ENTRY_BYTES
+        while self._bytes > self._max_bytes:
+            self._evict_oldest()
+
+    def get(self, segment: int, offset: int) -> memoryview | None:
+        return self._payloads.get((segment, offset))
+
+    def drop_below(self, segment: int) -> None:
+        """Evict payloads of segments older than ``segment``."""
+        while self._order and self._order[0][0] < segment:
+            self._evict_oldest()
+
+    def _evict_oldest(self) -> None:
+        self._bytes -= self._payloads.pop(self._order.popleft()).nbytes + ENTRY_BYTES
+
+
+# ── shares ────────────────────────────────────────────────────────────────────────────────────
+# Shares of a spool's disk: of several nodes none may hold more than half of what there is room for.
+#
+# A node with a bug, or a wish, can store each of its leases again and again; the others need room meanwhile.
+
+
+class Shares:
+    """Share of the disk that each node has taken: bytes by the name of the node, until their segment is trimmed."""
+
+    def __init__(self) -> None:
+        self._held: Counter[str] = Counter()
+        self._segments: dict[int, Counter[str]] = defaultdict(Counter)
+
+    def stored(self, node: str, segment: int, num_bytes: int) -> None:
+        self._held[node] += num_bytes
+        self._segments[segment][node] += num_bytes
+
+    def trimmed(self, below: int) -> None:
+        """Forget the bytes in segments older than ``below``, which were deleted."""
+        for segment in [number for number in self._segments if number < below]:
+            self._held.subtract(self._segments.pop(segment))
+        self._held = +self._held
+
+    def allows(self, node: str, num_bytes: int, free_bytes: Callable[[], int]) -> bool:
+        """True if a node may store so much more, with ``free_bytes()`` left on the disk."""
+        own = self._held[node] + num_bytes
+        others = self._held.total() - self._held[node]
+        return not others or 2 * own <= self._held.total() + free_bytes()
+
+
+# ── segments ──────────────────────────────────────────────────────────────────────────────────
 
 SEGMENT_PAYLOADS = 16_384
 """Payloads after which a segment is sealed: an index of half a kilobyte each is in memory until it is trimmed."""
@@ -107,7 +186,7 @@ class Segments:
         return self._shares.allows(node, num_bytes, lambda: shutil.disk_usage(self.directory).free)
 
     def recent(self, ref: SpoolRef | Place) -> memoryview | None:
-        """The payload, if it is cached in memory."""
+        """Payload of ``ref`` if it is cached in memory, else None."""
         payload = self._cache.get(ref.segment, ref.offset)
         return payload if payload is not None and payload.nbytes == ref.length else None
 

@@ -15,6 +15,7 @@ rows arrive at a rank as leave it. Weights, their gathered copies and gradients 
 
 import weakref
 from collections.abc import Callable
+from math import isqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,26 +25,81 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from transformers import AttentionInterface
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from asyncrl.algo.logprobs import score_states
 from asyncrl.algo.routing import expert_modules
 from asyncrl.config.config import Config
-from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
+from asyncrl.trainer.model.host_memory import Checkpointing, enable_checkpointing
 from asyncrl.trainer.model.loading import packed_states
 from asyncrl.trainer.model.vision import vision_tower
-from asyncrl.trainer.packing.assignment import assign_ranks
+from asyncrl.trainer.packing.assignment import TrajectorySize, assign_ranks, micro_batches, num_tokens
 from asyncrl.trainer.packing.batch import MicroBatch, collate
-from asyncrl.trainer.packing.micro_batches import Size, micro_batches, num_tokens
 from asyncrl.trainer.packing.packed_attention import packed_attention, picture_attention, set_attention
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
-from asyncrl.trainer.planned_pictures import AllOnMeta, pictured_states
+from asyncrl.trainer.packing.step import TrainingTrajectory
 from asyncrl.trainer.ranks.experts import Routes, compute
-from asyncrl.trainer.ranks.sequence import SequenceGroup
+from asyncrl.trainer.ranks.ranks import SequenceGroup
+
+# ── planned pictures ──────────────────────────────────────────────────────────────────────────
+# Forward pass of a model with a vision tower on meta tensors, to plan its memory.
+#
+# Every prompt counts as one picture from its first token to its last, the case in which the tower has the most
+# patches.
 
 META = torch.device("meta")
+
+
+class AllOnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """
+    Context in which an operation on CPU and meta tensors together runs on meta tensors only.
+
+    A tower computes indices from the sizes of pictures, which are on the CPU, and uses them on patches, which are not.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        given = args, kwargs or {}
+        if len({leaf.device for leaf in tree_leaves(given) if isinstance(leaf, Tensor)}) > 1:
+            given = tree_map(_without_memory, given)
+        return func(*given[0], **given[1])
+
+
+def pictured_states(model: Any, batch: MicroBatch) -> Tensor:
+    """Last hidden states [W, H] of a row whose prompts are pictures. The model must have a vision tower."""
+    features = _features(model, min(_prompt_tokens(batch), batch.input_ids.numel()))
+    states = model.get_input_embeddings()(batch.input_ids)
+    for each in features:
+        states = states.index_add(1, torch.empty(len(each), dtype=torch.long, device=META), each[None])
+    body = model.base_model.language_model
+    positions = batch.position_ids.expand(3, 1, -1)
+    out = body(inputs_embeds=states, position_ids=positions, row=batch.row, use_cache=False)
+    found: Tensor = out.last_hidden_state[0]
+    return found
+
+
+def _features(model: Any, num_tokens: int) -> list[Tensor]:
+    """Features [num_tokens, H] of one picture, for the input and for each layer that adds deepstack features."""
+    sizes: Any = vision_tower(model).config  # type: ignore[union-attr]  # as the caller knows
+    side = sizes.spatial_merge_size * (isqrt(max(num_tokens, 1) - 1) + 1)
+    patch = sizes.in_channels * sizes.temporal_patch_size * sizes.patch_size**2
+    pixels = torch.empty(side**2, patch, device=META)
+    seen = model.base_model.get_image_features(pixels, torch.tensor([[1, side, side]]), return_dict=True)
+    layers = [seen.pooler_output, *getattr(seen, "deepstack_features", ())]
+    return [torch.cat(layer)[:num_tokens] for layer in layers]
+
+
+def _prompt_tokens(batch: MicroBatch) -> int:
+    """Number of prompt tokens in the whole row."""
+    return batch.num_packed - sum(max(length - 1, 0) for length in batch.lengths)
+
+
+def _without_memory(leaf: Any) -> Any:
+    return leaf.to(META) if isinstance(leaf, Tensor) else leaf
+
+
+# ── activations ───────────────────────────────────────────────────────────────────────────────
+
 PLANNED, PLANNED_PICTURES = "asyncrl_planned", "asyncrl_flash_planned_pictures"
 """Names of the attention functions in transformers; see `PICTURES`."""
 
@@ -103,7 +159,7 @@ def largest_micro_batch(config: Config, num_ranks: int) -> MicroBatch:
     schedule, trainer = config.schedule, config.trainer
     sharing = trainer.sequence_parallel
     num_groups = -(-schedule.groups_per_step // trainer.mini_batches)
-    one = Size(0, config.data.max_prompt_tokens, config.longest_written("train"))
+    one = TrajectorySize(0, config.data.max_prompt_tokens, config.longest_written("train"))
     sizes = [one._replace(group_id=group) for group in range(num_groups) for _ in range(schedule.group_size)]
     owned = [size for size, rank in zip(sizes, assign_ranks(sizes, num_ranks, sharing), strict=True) if rank == 0]
     cuts = [[owned[i] for i in cut] for cut in micro_batches(owned, trainer.max_tokens_per_micro_batch * sharing)]
@@ -116,13 +172,13 @@ class PassBytes(NamedTuple):
     """Peak bytes of the phases of a pass, in which different weights are gathered."""
 
     head: int
-    """Until the gradient of the last hidden states is there."""
+    """Peak until the gradient of the last hidden states is computed."""
     layers: int
-    """From then on, until the gradient of the embedded tokens is there."""
+    """Peak from the gradient of the last hidden states until that of the embedded tokens."""
     inputs: int
     """Bytes of the inputs of layers that are kept to recompute the layers, on the device or on the host."""
     tower: int = 0
-    """From then on, until the gradient of a vision tower is there."""
+    """Peak from the gradient of the embedded tokens until that of a vision tower."""
 
     @property
     def peak(self) -> int:
@@ -221,7 +277,7 @@ def pass_bytes(
     return PassBytes(before, after, inputs.num_bytes, live.peak if has_gradients else 0)
 
 
-def _trajectory(size: Size, place: int) -> TrainingTrajectory:
+def _trajectory(size: TrajectorySize, place: int) -> TrainingTrajectory:
     # Equal beginnings are shared, so groups have different prompts, and trajectories different completions.
     prompt, completion = np.full(size.prompt, size.group_id, np.int32), np.full(size.completion, place, np.int32)
     return TrainingTrajectory(size.group_id, prompt, completion, np.zeros(size.completion, np.float32), 0.0)
@@ -251,7 +307,7 @@ def _planned_attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Te
 
 
 def _planned_picture_attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-    """`picture_attention`, with one kernel as above."""
+    """`picture_attention` with one kernel in place of what torch does on ``meta``, as in `_planned_attention`."""
     with _OneKernel():
         return picture_attention(module, *args, **kwargs)
 

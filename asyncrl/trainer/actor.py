@@ -20,7 +20,7 @@ Safe to run inside another process: no signal handler, no logging configuration;
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -29,37 +29,37 @@ from typing import Any, Literal, TypeVar
 import torch
 from msgspec import Struct
 
-from asyncrl.actor.failpoints import reach
-from asyncrl.actor.message import Message
-from asyncrl.actor.occupancy import Occupancy
-from asyncrl.actor.stacks import current_stacks
-from asyncrl.checks.vocabulary import vocab_size_of
-from asyncrl.client.checkpoints import CheckpointSender
-from asyncrl.client.connection import Connection
-from asyncrl.client.images import ImageCache
-from asyncrl.client.payloads import PayloadClient
 from asyncrl.config.config import Config
 from asyncrl.errors import LinkRefused
+from asyncrl.failpoints import failpoint
 from asyncrl.log import get_logger
+from asyncrl.messages.codec import Message
 from asyncrl.messages.session import Beat, Drain, Draining, Ready, Reject, Stop, StoreValue, Wake
 from asyncrl.messages.spool import Spools
 from asyncrl.messages.supervisor import Evaluated, Stacks, StacksWanted
 from asyncrl.messages.trainer import Batch, Commit, DamagedCheckpoint, Evaluating, Refusal, Resumed, Stepped, Work
 from asyncrl.messages.weights import Abort, Published, Transfer, Upload
-from asyncrl.messages.words import TRAINER_ACTIVITIES, Activity
-from asyncrl.observe.metrics.table import Sample
+from asyncrl.messages.words import TRAINER_ACTIVITIES, Activity, vocab_size_of
+from asyncrl.records.metrics import Sample
 from asyncrl.trainer.checkpoints.checkpoint import Tokenizer
 from asyncrl.trainer.checkpoints.writer import CheckpointWriter
-from asyncrl.trainer.loop.batches import BATCHES_AHEAD, Batches
-from asyncrl.trainer.loop.compute import compute_thread
-from asyncrl.trainer.loop.fetching import FetchedStep
-from asyncrl.trainer.loop.progress import Progress
-from asyncrl.trainer.loop.publications import Publications
-from asyncrl.trainer.loop.step_failure import told
-from asyncrl.trainer.loop.turn import SharedDevices, Turns
+from asyncrl.trainer.loop.fetching import BATCHES_AHEAD, Batches, FetchedStep
+from asyncrl.trainer.loop.publications import (
+    DeviceTurns,
+    Publications,
+    SharedDevices,
+    TrainerProgress,
+    compute_thread,
+    told,
+)
 from asyncrl.trainer.ranks.rank_hub import NoOtherRanks, OtherRanks
 from asyncrl.trainer.trainable import Sleepable, Trainable, WeightPublisher, WeightUploader
 from asyncrl.weights.groups.group import CPU
+from asyncrl.wire.files import CheckpointSender
+from asyncrl.wire.handshake import Connection
+from asyncrl.wire.occupancy import Occupancy
+from asyncrl.wire.spools import ImageCache, PayloadClient
+from asyncrl.workers.stacks import current_stacks
 
 log = get_logger()
 Result = TypeVar("Result")
@@ -137,7 +137,7 @@ class TrainerActor:
         )
         self._occupancy = Occupancy[Activity](TRAINER_ACTIVITIES, clock)
         devices = None if shared is None else SharedDevices(shared, others, self._in_thread)
-        self._turns = Turns(self._link, devices, self._occupancy, clock)
+        self._turns = DeviceTurns(self._link, devices, self._occupancy, clock)
         self._start = start
         self._ledger = 0, ""
         """Number of the ledger's records at the last batch, and their digest."""
@@ -146,7 +146,7 @@ class TrainerActor:
         self._on_drain = on_drain
         self._vocab_size = vocab_size_of(learner)
         self._clock = clock
-        self._progress = Progress()
+        self._progress = TrainerProgress()
         pictures = images or ImageCache()
         pictures.connect(connection.spools)
         self._batches = Batches(
@@ -191,22 +191,21 @@ class TrainerActor:
         """
         async with compute_thread(self._device) as self._compute:
             with self._checkpoints:
-                await self._run()
+                try:
+                    async with asyncio.TaskGroup() as self._tasks:
+                        await self._serve_and_train(self._tasks)
+                except BaseExceptionGroup as group:
+                    raise group.exceptions[0] from None
 
-    async def _run(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as self._tasks:
-                tasks = self._tasks
-                self._draining = tasks.create_task(self._drain_began.wait())
-                loops = (self._spools.run, self._publications.transfer, self._publications.upload, self._train)
-                jobs = [tasks.create_task(loop()) for loop in loops]
-                await self._serve()
-                self._checkpoints.end_copies()
-                self._batches.cancel()
-                for task in (*jobs, self._draining):
-                    task.cancel()
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
+    async def _serve_and_train(self, tasks: asyncio.TaskGroup) -> None:
+        self._draining = tasks.create_task(self._drain_began.wait())
+        loops = (self._spools.run, self._publications.transfer, self._publications.upload, self._train)
+        jobs = [tasks.create_task(loop()) for loop in loops]
+        await self._serve()
+        self._checkpoints.end_copies()
+        self._batches.cancel()
+        for task in (*jobs, self._draining):
+            task.cancel()
 
     async def drain(self, deadline_s: float) -> bool:
         """
@@ -236,7 +235,7 @@ class TrainerActor:
         await self._is_drained.wait()
         await self._link.send(Draining())
 
-    def beat(self, lag_s: float) -> Beat:
+    def heartbeat(self, lag_s: float) -> Beat:
         num_computed = self._learner.num_computed
         return Beat(
             lag_s,
@@ -344,33 +343,35 @@ class TrainerActor:
     async def _step(self, step: int, free_s: float) -> None:
         """Train a step, which the trainer was free for from ``free_s`` on."""
         fetched = await self._batches.take()
-        if step + 1 < self._config.run.steps:
+        is_last = step + 1 == self._config.run.steps
+        if not is_last:
             self._batches.request(step + 1, self._tasks)
         async with told(self._link, step), self._turns.turn():
-            await self._train_step(step, fetched, free_s)
+            failpoint("trainer.batch_came")
+            taken_s = self._clock()
+            with self._occupancy.doing("training"):
+                metrics = await self._trained(step, fetched)
+            failpoint("trainer.trained")
+            trained_s = self._clock()
+            version = self._publications.newest
+            if is_last or _every(self._config.schedule.steps_per_publish, step):
+                await self._publications.publish(next_step=step + 1)
+            wait_s, train_s, stage_s = taken_s - free_s, trained_s - taken_s, self._clock() - trained_s
+            metrics = metrics | self._timing(metrics["num_tokens"], wait_s, train_s, stage_s)
+            self._progress.stepped(metrics)
+            self._stepped.append(Stepped(step, version, metrics, fetched.refused))
+            await self._link.send(self._stepped[-1])
+            if is_last or _every(self._config.checkpoint.every_steps, step):
+                await self._checkpoint(step)
 
-    async def _train_step(self, step: int, fetched: FetchedStep, free_s: float) -> None:
-        is_last = step + 1 == self._config.run.steps
+    def _trained(self, step: int, fetched: FetchedStep) -> Awaitable[dict[str, float]]:
+        """Metrics of a step, which the learner of every rank trains."""
         left_out = _groups_of(fetched.refused)
-        reach("trainer.batch_came")
-        taken_s = self._clock()
         version_before = self._version_before(step)
-        lr = fetched.lr or self._config.trainer.lr
+        self._learner.lr = lr = fetched.lr or self._config.trainer.lr
         self._others.broadcast(Work("train", step, version_before, left_out, lr))
-        self._learner.lr = lr
-        metrics = await self._in_thread("training", self._learner.train, fetched.step.without(left_out), version_before)
-        reach("trainer.trained")
-        trained_s = self._clock()
-        version = self._publications.newest
-        if is_last or _every(self._config.schedule.steps_per_publish, step):
-            await self._publications.publish(next_step=step + 1)
-        wait_s, train_s, stage_s = taken_s - free_s, trained_s - taken_s, self._clock() - trained_s
-        metrics = metrics | self._timing(metrics["num_tokens"], wait_s, train_s, stage_s)
-        self._progress.stepped(metrics)
-        self._stepped.append(Stepped(step, version, metrics, fetched.refused))
-        await self._link.send(self._stepped[-1])
-        if is_last or _every(self._config.checkpoint.every_steps, step):
-            await self._checkpoint(step)
+        train, whole = self._learner.train, fetched.step.without(left_out)
+        return asyncio.get_running_loop().run_in_executor(self._compute, train, whole, version_before)
 
     def _version_before(self, step: int) -> int | None:
         """Published version of the weights before ``step``; None between two publishes."""

@@ -13,7 +13,7 @@ Log-probs before the step and under the reference, and values, cost a forward pa
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -23,31 +23,87 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.algo.kl_controller import KlController
+from asyncrl.algo.kl import KlController
 from asyncrl.config.config import Config
 from asyncrl.messages.trajectory import RouteShape
-from asyncrl.trainer.algorithm.estimates import BEHAVIOR, Estimates, estimate
-from asyncrl.trainer.algorithm.mini_batch import MiniBatch
+from asyncrl.trainer.algorithm.estimates import BEHAVIOR, Estimates, estimate, select_tokens, token_rewards
+from asyncrl.trainer.algorithm.mini_batch import MiniBatch, TrainedPart
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, TOKEN_REWARDS, VALUES, Recipe
-from asyncrl.trainer.algorithm.selecting import select_tokens
 from asyncrl.trainer.algorithm.step_metrics import merged
-from asyncrl.trainer.algorithm.token_rewards import token_rewards
-from asyncrl.trainer.algorithm.trained_part import TrainedPart
-from asyncrl.trainer.anchor import Anchor
-from asyncrl.trainer.checkpoints.parts import MODEL, TENSORS, Part, divide
-from asyncrl.trainer.checkpoints.snapshot import OwnPart, Snapshot, emptied, gathered, num_bytes
-from asyncrl.trainer.checkpoints.stored import Stored
-from asyncrl.trainer.model.learning_rate import learning_rate
+from asyncrl.trainer.checkpoints.snapshot import (
+    MODEL,
+    TENSORS,
+    CheckpointPart,
+    OwnPart,
+    Snapshot,
+    Stored,
+    divide,
+    emptied,
+    gathered,
+    num_bytes,
+)
+from asyncrl.trainer.model.optimizer import learning_rate
 from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.models import Models
+from asyncrl.trainer.models import Models, Updates
 from asyncrl.trainer.packing.assignment import assign_ranks
-from asyncrl.trainer.packing.step import UNASSIGNED, Step, TrajectoryInfo, local_step
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import UNASSIGNED, TrainingStep, TrainingTrajectory, TrajectoryInfo, local_step
 from asyncrl.trainer.ranks.per_token import PerToken, all_gather_per_token
 from asyncrl.trainer.ranks.ranks import Ranks, SingleRank, collective
-from asyncrl.trainer.updates import Updates
+from asyncrl.trainer.ranks.sharding import local_rows
 from asyncrl.weights.contents.layout import TensorSpec
-from asyncrl.weights.parking import Parking
+from asyncrl.weights.offload import Offloader
+
+# ── anchor ────────────────────────────────────────────────────────────────────────────────────
+# Weights of the last publish, against which decoupled correction takes ratios for all steps until the next one.
+#
+#   publish ─ keep ─▶ step 1 ─▶ step 2: applied ┐ scores by the kept weights ┘ ─▶ update of its own weights ─▶ publish
+#
+# The kept weights are this rank's rows of the trained parameters (of adapters only, if those are trained), in float32
+# on the host. While they are applied, they are swapped with the weights in training.
+
+
+class Anchor:
+    """Copy of ``parameters`` at the last publish. The parameters themselves are borrowed."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], steps_per_publish: int) -> None:
+        self._parameters = parameters
+        self._steps_per_publish = steps_per_publish
+        self._kept: list[Tensor] | None = None
+        self._is_current = False
+        """True if the kept weights equal those in training."""
+
+    @torch.no_grad()
+    def begin(self, step: int) -> None:
+        """Begin a step. The first step after a publish, or of this process, copies the weights."""
+        self._is_current = step % self._steps_per_publish == 0 or self._kept is None
+        if self._is_current:
+            self._kept = [tensor.to("cpu", copy=True) for tensor in self._own()]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Context in which the parameters have the kept values."""
+        if self._is_current:
+            yield
+            return
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _own(self) -> list[Tensor]:
+        """This rank's rows, looked up at each call, because FSDP may move them at its first use."""
+        return [local_rows(parameter.detach())[0] for parameter in self._parameters.values()]
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for own, kept in zip(self._own(), self._kept or (), strict=True):
+            trained = own.to("cpu", copy=True)
+            own.copy_(kept)
+            kept.copy_(trained)
+
+
+# ── learner ───────────────────────────────────────────────────────────────────────────────────
 
 
 class Learner:
@@ -78,7 +134,7 @@ class Learner:
         self._anchor: Anchor | None = None
         if self._recipe.keeps_anchor:
             self._anchor = Anchor(self.policy.parameters(), config.schedule.steps_per_publish)
-        self._parking = Parking()
+        self._offloader = Offloader()
         self._trained_part = TrainedPart(config)
         self._updates = Updates(config, self._recipe, self._models, self._ranks)
         self._kl_controller = KlController(
@@ -117,7 +173,7 @@ class Learner:
         if not (self._recipe.wanted or self._updates.needs_all or is_payload_read):
             advantages = self._recipe.advantages([info.outcome for info in infos])
             needed = {place for place in needed if advantages[place].any()}
-        for places in Step(infos, {}, owners).mini_batches(self._config.trainer.mini_batches):
+        for places in TrainingStep(infos, {}, owners).mini_batches(self._config.trainer.mini_batches):
             trained = [place for place in places if place in needed]
             sizes = [infos[place].size for place in trained]
             assigned = assign_ranks(sizes, self._ranks.size, self._ranks.sequence.size)
@@ -125,7 +181,9 @@ class Learner:
                 owners[place] = rank
         return owners
 
-    def train(self, step: Step | Sequence[TrainingTrajectory], policy_version: int | None = None) -> dict[str, float]:
+    def train(
+        self, step: TrainingStep | Sequence[TrainingTrajectory], policy_version: int | None = None
+    ) -> dict[str, float]:
         """
         Train one step.
 
@@ -143,7 +201,7 @@ class Learner:
             AsyncrlError: There are no trajectories, or those of a group are not adjacent.
             ConfigError: A trajectory is longer than a micro-batch may be.
         """
-        if not isinstance(step, Step):
+        if not isinstance(step, TrainingStep):
             step = local_step(step)
         if self._anchor:
             self._anchor.begin(self._num_steps)
@@ -168,7 +226,7 @@ class Learner:
         return merged(updates) | dict(estimates.metrics) | statistics | {"lr": lr}
 
     def _skip(self) -> dict[str, float]:
-        """Metrics of a step of which no trajectory is left."""
+        """Count a step of which no trajectory is left to train, and return its metrics."""
         lr = self._scheduled_lr()
         self._num_steps += 1
         return {"loss": 0.0, "skipped": 1.0, "num_tokens": 0.0, "num_trajectories": 0.0, "lr": lr}
@@ -199,7 +257,7 @@ class Learner:
         Raises:
             OSError: The disk failed.
         """
-        part = Part(self._ranks.rank, min(self._ranks.size, self._config.trainer.ranks))
+        part = CheckpointPart(self._ranks.rank, min(self._ranks.size, self._config.trainer.ranks))
         own, shapes = OwnPart(part, folder), self.policy.saved_shapes()
         weight_parts = divide(num_bytes(shapes), part.count)
         weights = own.take(MODEL, weight_parts, shapes, self.policy.saved_weights())
@@ -225,12 +283,12 @@ class Learner:
 
         Returns the number of bytes that all ranks moved, once all have; 0 on a CPU.
         """
-        own = self._parking.park(*self._models.memory())
+        own = self._offloader.offload(*self._models.memory())
         return sum(int.from_bytes(part) for part in self._ranks.all_gather(own.to_bytes(8)))
 
     def wake(self) -> None:
-        """Bring all of it back to the device."""
-        self._parking.fetch()
+        """Bring parameters, moments, reference and critic back to the device. Collective."""
+        self._offloader.onload()
 
     def resume(self, num_steps: int, tensors: Mapping[str, Stored], state: Mapping[str, float] | None = None) -> None:
         """
@@ -245,7 +303,7 @@ class Learner:
         self._kl_controller.coef = (state or {}).get("kl_coef", self._kl_controller.coef)
         self._num_steps = num_steps
 
-    def _per_token(self, step: Step) -> dict[str, PerToken]:
+    def _per_token(self, step: TrainingStep) -> dict[str, PerToken]:
         """Per-token numbers that the algorithm needs for the whole step, under the models before it. Collective."""
         own: dict[str, dict[int, NDArray[np.float32]]] = {}
         if wanted := self._recipe.wanted:
@@ -259,13 +317,13 @@ class Learner:
         return all_gather_per_token(own, lengths=lengths, owners=step.owners, ranks=self._ranks)
 
     @torch.no_grad()
-    def _score(self, step: Step, wanted: Collection[str]) -> dict[str, dict[int, NDArray[np.float32]]]:
+    def _score(self, step: TrainingStep, wanted: Collection[str]) -> dict[str, dict[int, NDArray[np.float32]]]:
         """Numbers from the models for this rank's trajectories, by name and place."""
         own: dict[str, dict[int, NDArray[np.float32]]] = {name: {} for name in wanted}
         everything, max_tokens = range(len(step.infos)), self._config.trainer.max_tokens_per_micro_batch
         with self._anchor.applied() if self._anchor else nullcontext():
             for places in step.micro_batches(everything, self._ranks, max_tokens):
-                batch = self._models.collate(step.at(places))
+                batch = self._models.collate(step.select(places))
                 with collective():
                     found = self._models.score(batch, wanted)
                 for name, values in found.items():
@@ -274,7 +332,7 @@ class Learner:
         return own
 
     def _mini_batch(
-        self, step: Step, places: Sequence[int], per_token: Mapping[str, PerToken], estimates: Estimates
+        self, step: TrainingStep, places: Sequence[int], per_token: Mapping[str, PerToken], estimates: Estimates
     ) -> MiniBatch:
         recipe, group_ids = self._recipe, [step.infos[place].outcome.group_id for place in places]
         weights = recipe.token_weights([estimates.num_kept(place) for place in places], group_ids)
@@ -290,7 +348,7 @@ class Learner:
         )
 
 
-def _step_statistics(step: Step, estimates: Estimates) -> dict[str, float]:
+def _step_statistics(step: TrainingStep, estimates: Estimates) -> dict[str, float]:
     """Metrics over all trajectories of the step, trained on or not."""
     rewards = [outcome.reward for outcome in step.outcomes]
     advantages = [float(one.mean()) if len(one) else 0.0 for one in estimates.advantages]

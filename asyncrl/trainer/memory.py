@@ -30,44 +30,144 @@ Rows that come from the host are on the device twice until they are gathered, in
 """
 
 import json
+from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from msgspec import Struct
-from transformers import AutoModelForTokenClassification
+from torch import nn
+from transformers import AutoModelForTokenClassification, PreTrainedModel
 
 from asyncrl.algo.logprobs import chunk_logits
+from asyncrl.algo.routing import expert_modules
 from asyncrl.config.config import Config
+from asyncrl.config.memory import MemoryPart
 from asyncrl.config.model.weights import INDEX, WHOLE, check_weights
+from asyncrl.errors import ConfigError
+from asyncrl.plug_in import describe
 from asyncrl.trainer.activations import largest_micro_batch, pass_bytes
 from asyncrl.trainer.algorithm.recipe import VALUES, Recipe
-from asyncrl.trainer.model.architecture import check_sequence_parallel, policy_class
-from asyncrl.trainer.model.host_moments import BUCKET
+from asyncrl.trainer.model.architecture import check_sequence_parallel, policy_class, read_architecture
+from asyncrl.trainer.model.host_memory import BUCKET
+from asyncrl.trainer.model.loading import held
 from asyncrl.trainer.model.lora import Adapters
 from asyncrl.trainer.model.vision import freeze_tower, refuse_critic, vision_tower
 from asyncrl.trainer.ranks.experts import require_experts
-from asyncrl.trainer.ranks.sharding import Computation
-from asyncrl.trainer.sizes import Sizes, measure, meta_model
+from asyncrl.trainer.ranks.sharding import Computation, chunk
+from asyncrl.weights.contents.architecture import NONE
 from asyncrl.weights.contents.layout import ITEM_BYTES, Layout
 from asyncrl.weights.contents.names import View, checkpoint_specs, checkpoint_views, saved_tensors
 from asyncrl.weights.groups.device import STAGED_ON
 
+# ── sizes ─────────────────────────────────────────────────────────────────────────────────────
+# Numbers of elements of a model that is sharded by rows: of all, of a rank, and of what is gathered together.
+#
+#     config.json ─ meta_model ─▶ model without weights ─ measure ─▶ Sizes
+
+
+class ModelSizes(Struct, frozen=True, kw_only=True):
+    """Numbers of elements of a model that is sharded by rows."""
+
+    whole: int
+    """Elements of all parameters."""
+    whole_model: int
+    """Elements of the model's parameters, without adapters."""
+    trained: int
+    own: int
+    """Elements of a rank's rows; the same on every rank, because FSDP pads the last ones."""
+    own_trained: int
+    root: int
+    """Elements outside of layers, such as those of embedding and head: gathered throughout a pass."""
+    root_trained: int
+    head_trained: int
+    """Elements of the linear head that are trained."""
+    layer: int
+    """Elements of the largest layer that are gathered."""
+    layer_trained: int
+    parameter: int
+    """Elements of the largest parameter."""
+    slice: int
+    """Elements of the largest part of a checkpoint's tensor that a rank reads at a time."""
+
+
+def measure(
+    model: nn.Module, computation: nn.Module, views: list[View], *, shards: int, expert_parallel: bool = False
+) -> ModelSizes:
+    """
+    Count the elements of a model on ``meta``.
+
+    Args:
+        computation: Contains the model, and adapters.
+        views: Of the model, as they are read from files.
+        shards: Ranks to shard over.
+        expert_parallel: Experts stay with the ranks that hold them, so they are of no layer that is gathered.
+    """
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    trained = {id(parameter) for parameter in computation.parameters() if parameter.requires_grad}
+    kinds = set(getattr(model, "_no_split_modules", None) or ())
+    layers = [list(module.parameters()) for module in model.modules() if type(module).__name__ in kinds]
+    inside = {id(parameter) for layer in layers for parameter in layer}
+    if expert_parallel:
+        stay = {id(parameter) for experts in expert_modules(model) for parameter in experts.parameters(recurse=False)}
+        layers = [[parameter for parameter in layer if id(parameter) not in stay] for layer in layers]
+    everything = list(computation.parameters())
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    root = [parameter for parameter in everything if id(parameter) not in inside]
+
+    def of_trained(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+        return [parameter for parameter in parameters if id(parameter) in trained]
+
+    return ModelSizes(
+        whole=_items(everything),
+        whole_model=_items(list(model.parameters())),
+        trained=_items(of_trained(everything)),
+        own=_items(everything, shards),
+        own_trained=_items(of_trained(everything), shards),
+        root=_items(root),
+        root_trained=_items(of_trained(root)),
+        head_trained=_items(of_trained([] if head is None else list(head.parameters()))),
+        layer=max(map(_items, layers), default=0),
+        layer_trained=max((_items(of_trained(layer)) for layer in layers), default=0),
+        parameter=max(prod(shape) for shape in shapes.values()),
+        slice=max((_slice_items(view, shapes[view.parameter], shards) for view in views), default=0),
+    )
+
+
+def meta_model(path: Path, kind: Any, setting: str, overrides: Mapping[str, Any] = NONE, **options: object) -> Any:
+    """
+    A transformers model of a config.json with ``model.overrides``, without weights or buffers.
+
+    Raises `ConfigError` if there is none.
+    """
+    config = read_architecture(path, setting, overrides)
+    config.update(options)
+    try:
+        with torch.device("meta"):
+            return kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    except Exception as error:  # a wrong value in config.json may raise anything
+        raise ConfigError(
+            f"{setting}={path}: no model can be made by its config.json: {describe(error, __file__)}"
+        ) from error
+
+
+def _items(parameters: list[nn.Parameter], shards: int = 1) -> int:
+    """Elements of a rank's rows of parameters."""
+    return sum(len(chunk(range(p.shape[0]), shards, 0)) * prod(p.shape[1:]) if p.dim() else 1 for p in parameters)
+
+
+def _slice_items(view: View, shape: tuple[int, ...], shards: int) -> int:
+    rows = chunk(range(shape[0] if shape else 1), shards, 0)
+    where = held(view, shape, rows) or ()
+    return prod(part.stop - part.start for part in where) if where else 0
+
+
+# ── memory ────────────────────────────────────────────────────────────────────────────────────
+
 FLOAT32 = 4
 MOMENTS = 8
 """Bytes of AdamW's two moments of an element."""
-
-
-class Part(Struct, frozen=True, kw_only=True):
-    """Memory for one purpose, in bytes."""
-
-    name: str
-    device: int = 0
-    """Bytes on the device of rank 0, or of one rollout."""
-    host: int = 0
-    """Bytes on the host of a trainer's first machine, or of one rollout."""
-    setting: str = ""
-    """Setting to change first to need less of it; empty if nothing helps."""
 
 
 class Phase(Struct, frozen=True, kw_only=True):
@@ -76,10 +176,10 @@ class Phase(Struct, frozen=True, kw_only=True):
     name: str
     device: int
     host: int
-    parts: list[Part]
+    parts: list[MemoryPart]
 
 
-def phase(name: str, *parts: Part) -> Phase:
+def phase(name: str, *parts: MemoryPart) -> Phase:
     """A phase with the parts that are not empty."""
     device, host = (sum(getattr(part, place) for part in parts) for place in ("device", "host"))
     return Phase(name=name, device=device, host=host, parts=[part for part in parts if part.device or part.host])
@@ -129,7 +229,7 @@ class TrainerMemory:
         frozen = computation if trainer.lora.path else model
         self.reference = measure(model, frozen, [], **gathering) if self._recipe.has_reference else None
         """Elements of the frozen reference; None without one."""
-        self.critic: Sizes | None = None
+        self.critic: ModelSizes | None = None
         """Elements of the value model; None without one."""
         if VALUES in self._recipe.wanted:
             refuse_critic(model, source)
@@ -159,8 +259,11 @@ class TrainerMemory:
         return phase("load", *self._weights(), self._gradients(), self._checked(), self._read(self._file_item))
 
     def step(self) -> Phase:
-        """The fullest moment of the backward pass: in the head, in layers, in the embedding, or in the root's sum."""
-        inputs = Part(name="inputs of layers", host=self._per_machine(self.pass_bytes.inputs))
+        """
+        Memory of a training step at the fullest moment of its backward pass: in head, layers, embedding, or the root's
+        sum.
+        """
+        inputs = MemoryPart(name="inputs of layers", host=self._per_machine(self.pass_bytes.inputs))
         away = [inputs] if "activations" in self._offload else []
         return phase("step", *self._state(), *self._computing(), *away, self._staged())
 
@@ -180,11 +283,11 @@ class TrainerMemory:
         the page cache, which is not counted: the system gives it up as it needs memory.
         """
         items = self.sizes.parameter if self._config.trainer.device != "cpu" else 0  # there it is on the host already
-        written = Part(name="tensor to write", host=FLOAT32 * items)
+        written = MemoryPart(name="tensor to write", host=FLOAT32 * items)
         return phase("checkpoint", *self._state(), self._gathered(FLOAT32), self._staged(), written)
 
     def resume(self) -> Phase:
-        """The same as `load`, and moments, which are read by slices of float32."""
+        """Memory of loading a checkpoint: as `load`, and the moments, which are read by slices of float32."""
         return phase("resume", *self._state(), self._checked(), self._read(FLOAT32))
 
     @property
@@ -194,10 +297,10 @@ class TrainerMemory:
 
     # ── parts ───────────────────────────────────────────────────────────────────────────────
 
-    def _state(self) -> list[Part]:
+    def _state(self) -> list[MemoryPart]:
         return [*self._weights(), self._gradients(), self._moments(), self._anchor()]
 
-    def _weights(self) -> list[Part]:
+    def _weights(self) -> list[MemoryPart]:
         found = [self._kept("weights", "parameters", FLOAT32 * self.sizes.own)]
         if self.reference is not None:
             found.append(self._kept("reference", "reference", self._item * self.reference.own))
@@ -205,24 +308,26 @@ class TrainerMemory:
             found.append(self._kept("critic", "parameters", FLOAT32 * self.critic.own))
         return found
 
-    def _gradients(self) -> Part:
+    def _gradients(self) -> MemoryPart:
         return self._kept("gradients", "parameters", FLOAT32 * self._own_trained)
 
-    def _moments(self) -> Part:
+    def _moments(self) -> MemoryPart:
         home = "parameters" if "parameters" in self._offload else "moments"
         return self._kept("moments", home, MOMENTS * self._own_trained)
 
-    def _anchor(self) -> Part:
+    def _anchor(self) -> MemoryPart:
         """Weights of the last publish, on the host."""
         num_bytes = FLOAT32 * self.sizes.own_trained if self._recipe.keeps_anchor else 0
         setting = 'algorithm.correction.anchor = "step"'
-        return Part(name="anchor", host=self._per_machine(num_bytes), setting=setting)
+        return MemoryPart(name="anchor", host=self._per_machine(num_bytes), setting=setting)
 
-    def _kept(self, name: str, home: str, num_bytes: int) -> Part:
+    def _kept(self, name: str, home: str, num_bytes: int) -> MemoryPart:
         """A part that is on the host if ``trainer.offload`` names ``home``."""
         if home in self._offload:
-            return Part(name=name, host=self._per_machine(num_bytes), setting=f"trainer.offload, which names {home!r},")
-        return Part(name=name, device=num_bytes, setting=self._remedy(home))
+            return MemoryPart(
+                name=name, host=self._per_machine(num_bytes), setting=f"trainer.offload, which names {home!r},"
+            )
+        return MemoryPart(name=name, device=num_bytes, setting=self._remedy(home))
 
     def _remedy(self, home: str) -> str:
         """The setting to change for less of it on a device."""
@@ -232,23 +337,23 @@ class TrainerMemory:
         offload = f"trainer.offload = {json.dumps([*names, home])}"
         return f"{self._more_ranks}, or {offload}" if home == "parameters" else offload
 
-    def _checked(self) -> Part:
+    def _checked(self) -> MemoryPart:
         """Root and layers gathered for a few tokens, without gradients."""
         forward = self._item * (self.sizes.root + 2 * self.sizes.layer)
-        return Part(name="gathered for the check", device=forward if self._is_sharded else 0)
+        return MemoryPart(name="gathered for the check", device=forward if self._is_sharded else 0)
 
-    def _read(self, item: int) -> Part:
-        """``item`` is the bytes of an element in the files."""
+    def _read(self, item: int) -> MemoryPart:
+        """Slices of the files being read, ``item`` bytes an element."""
         if self._is_read_whole:
             num_bytes = FLOAT32 * self.sizes.whole
-            return Part(
+            return MemoryPart(
                 name="whole model, to convert",
                 host=self._per_machine(num_bytes),
                 setting="model.path, a directory that asyncrl has exported",
             )
-        return Part(name="slice of a file", host=self._per_machine(item * self.sizes.slice))
+        return MemoryPart(name="slice of a file", host=self._per_machine(item * self.sizes.slice))
 
-    def _computing(self) -> list[Part]:
+    def _computing(self) -> list[MemoryPart]:
         """Gathered weights and activations, or a bucket of moments, at the fullest moment of a step."""
         item, received = self._item, self._item if self._shards > 1 else 0
         moments = self._passes(received) if self._is_sharded else [(0, self.pass_bytes.peak)]
@@ -256,12 +361,12 @@ class TrainerMemory:
             moments.append((item * self.reference.root + (item + received) * self.reference.layer, 0))
         gathered, activations = max(moments, key=sum)
         if (update := self._bucket()) > gathered + activations:
-            return [Part(name="bucket of moments", device=update)]
+            return [MemoryPart(name="bucket of moments", device=update)]
         setting = "" if item < FLOAT32 else 'model.dtype = "bfloat16"'
         return [
-            Part(name="gathered", device=gathered, setting=setting),
-            Part(name="rows from the host", device=self._from_host()),
-            Part(name="activations", device=activations, setting=self._less_activations(activations)),
+            MemoryPart(name="gathered", device=gathered, setting=setting),
+            MemoryPart(name="rows from the host", device=self._from_host()),
+            MemoryPart(name="activations", device=activations, setting=self._less_activations(activations)),
         ]
 
     def _passes(self, received: int) -> list[tuple[int, int]]:
@@ -306,26 +411,26 @@ class TrainerMemory:
         is_least = trainer.max_tokens_per_micro_batch * trainer.sequence_parallel == longest
         return "trainer.sequence_parallel" if is_least else "trainer.max_tokens_per_micro_batch"
 
-    def _gathered(self, item: int) -> Part:
+    def _gathered(self, item: int) -> MemoryPart:
         """The tensor that is gathered; ``item`` is the bytes of an element."""
         items = self.sizes.parameter if self._views is not None else self.sizes.whole
         merging = 2 * FLOAT32 * items if self._adapters else 0
-        return Part(name="gathered parameter", device=merging + items * item)
+        return MemoryPart(name="gathered parameter", device=merging + items * item)
 
-    def _staged(self) -> Part:
+    def _staged(self) -> MemoryPart:
         """Two versions in the layout of a transfer, and a third for deltas; on the host of rank 0 alone."""
         delta = self._config.weights.delta
         num_bytes = (3 if delta else 2) * self.layout.num_bytes
-        return Part(name="staged versions", host=num_bytes, setting="weights.delta = false" * delta)
+        return MemoryPart(name="staged versions", host=num_bytes, setting="weights.delta = false" * delta)
 
-    def _sending(self) -> list[Part]:
+    def _sending(self) -> list[MemoryPart]:
         """Two buckets on the device, through which a version is sent, and two for the base of deltas."""
         weights = self._config.weights
         if STAGED_ON[weights.backend] == "cpu":
             return []
         largest = max(bucket.num_bytes for bucket in self.layout.buckets)
         buckets = 4 if weights.delta else 2
-        return [Part(name="buckets to send", device=buckets * largest, setting="weights.bucket_bytes")]
+        return [MemoryPart(name="buckets to send", device=buckets * largest, setting="weights.bucket_bytes")]
 
     @property
     def _own_trained(self) -> int:
@@ -341,7 +446,7 @@ class TrainerMemory:
         return self._config.trainer.ranks * num_bytes
 
 
-def _critic_sizes(config: Config, base_path: Path, **gathering: Any) -> Sizes:
+def _critic_sizes(config: Config, base_path: Path, **gathering: Any) -> ModelSizes:
     path = Path(config.critic.path) if config.critic.path else base_path
     overrides = {} if config.critic.path else config.model.overrides
     critic = meta_model(path, AutoModelForTokenClassification, "critic.path", overrides, num_labels=1)

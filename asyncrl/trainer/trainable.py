@@ -9,7 +9,7 @@ from torch import Tensor
 from asyncrl.messages.session import StoreValue
 from asyncrl.messages.weights import Abort, Transfer, Transferred, Uploaded
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
-from asyncrl.trainer.packing.step import Step, TrajectoryInfo
+from asyncrl.trainer.packing.step import TrainingStep, TrajectoryInfo
 
 
 class Trainable(Protocol):
@@ -36,7 +36,7 @@ class Trainable(Protocol):
         Of ``trainer.sequence_parallel`` adjacent ranks, which train the same trajectories, it is the first.
         """
 
-    def train(self, step: Step, policy_version: int | None, /) -> dict[str, float]:
+    def train(self, step: TrainingStep, policy_version: int | None, /) -> dict[str, float]:
         """
         Train on one batch.
 

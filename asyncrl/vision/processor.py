@@ -7,8 +7,11 @@ The pixels are bit-equal to those of transformers' `Qwen2VLImageProcessorPil`. S
 with this class, so only files are sent, never pixels.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +21,63 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from torch import Tensor
 
-from asyncrl.errors import DataError
+from asyncrl.errors import ConfigError, DataError
 from asyncrl.vision import positions
-from asyncrl.vision.patches import cut, resized_to
 from asyncrl.vision.picture import decode, rgb
 from asyncrl.vision.positions import Grid
 from asyncrl.vision.settings import ModelConfig, Processing, read_settings
+
+# ── patches ───────────────────────────────────────────────────────────────────────────────────
+# Arithmetic of pictures cut into patches, as Qwen-VL models read them.
+#
+#     W x H ─ resized_to ─▶ multiples of patch * merge ─▶ grid (t, h, w) patches ─▶ h * w / merge² tokens
+#
+# Both sides become multiples of a merged patch's side, with the picture's shape kept as closely as that allows and
+# its area within limits. Source: Wang et al. 2024, arXiv:2409.12191, "Naive Dynamic Resolution".
+
+MAX_ASPECT = 200
+"""Largest ratio of a picture's longer side to its shorter one, as in transformers."""
+
+
+def resized_to(width: int, height: int, *, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """
+    Width and height to which a picture is resized, multiples of ``factor``.
+
+    Raises `DataError` if a side has no pixel, or the longer one is over `MAX_ASPECT` times the shorter.
+    """
+    if min(width, height) < 1 or max(width, height) > MAX_ASPECT * min(width, height):
+        raise DataError(
+            f"a picture of {width} x {height} pixels cannot be cut into patches: expected sides of at least 1 pixel, "
+            f"the longer at most {MAX_ASPECT} times the shorter; replace or crop the picture"
+        )
+    rounded = factor * round(width / factor), factor * round(height / factor)
+    area = rounded[0] * rounded[1]
+    if area > max_pixels:
+        shrink = math.sqrt(height * width / max_pixels)
+        width, height = (max(factor, factor * math.floor(side / shrink / factor)) for side in (width, height))
+        return width, height
+    if area < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        width, height = (factor * math.ceil(side * grow / factor) for side in (width, height))
+        return width, height
+    return rounded
+
+
+def cut(values: NDArray[np.float32], *, patch: int, merge: int, temporal: int) -> NDArray[np.float32]:
+    """
+    Patches of [C, H, W] colours: [H * W / patch², C * temporal * patch²].
+
+    The ``merge`` x ``merge`` patches of one token are adjacent in the result. The picture is repeated ``temporal``
+    times, because the model reads it as a video of equal frames.
+    """
+    channels, height, width = values.shape
+    blocks = values.reshape(channels, height // (merge * patch), merge, patch, width // (merge * patch), merge, patch)
+    ordered = blocks.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
+    film = np.broadcast_to(ordered, (*ordered.shape[:5], temporal, patch, patch))
+    return film.reshape(height * width // patch**2, channels * temporal * patch**2)
+
+
+# ── processor ─────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +177,24 @@ def _colours(processing: Processing) -> NDArray[np.float32]:
         np.array(values, dtype=np.float32)[:, None] for values in (processing.image_mean, processing.image_std)
     )
     return (scaled - mean) / std
+
+
+# ── encoded ───────────────────────────────────────────────────────────────────────────────────
+# Pictures that a vision tower has encoded, as an argument of transformers' models.
+
+ENCODED = "mm_encoder_outputs"
+"""Argument of a model's forward pass, since transformers 5.18. Before, models accept it and ignore it."""
+
+
+def takes_encoded(model: type) -> bool:
+    """True if a class of transformers takes pictures that are encoded."""
+    return ENCODED in signature(model.forward).parameters  # type: ignore[attr-defined]  # all have it
+
+
+def require_encoded(model: type, source: str) -> None:
+    """Raise `ConfigError` if the class of a model, named by ``source``, takes no pictures that are encoded."""
+    if not takes_encoded(model):
+        raise ConfigError(
+            f"{source} reads pictures, which {model.__name__} of transformers {version('transformers')} does not take "
+            f"encoded ({ENCODED!r}); install transformers 5.18 or newer, or use a model of text alone"
+        )

@@ -27,7 +27,7 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 """Mean and standard deviation of colours in CLIP's training data (Radford et al. 2021, arXiv:2103.00020)."""
 
 
-class Size(Struct, frozen=True, forbid_unknown_fields=True):
+class PictureSize(Struct, frozen=True, forbid_unknown_fields=True):
     """Limits of a resized picture's area in pixels; the last two are older names of the edges."""
 
     shortest_edge: int | None = None
@@ -40,7 +40,7 @@ class Processing(Struct, frozen=True):
     """Treatment of a picture before it is cut; the defaults are those of transformers' Qwen2-VL processor."""
 
     image_processor_type: str = PROCESSORS[0]
-    size: Size = field(default_factory=Size)
+    size: PictureSize = field(default_factory=PictureSize)
     min_pixels: int | None = None
     """Overrides the limit in ``size``; so does `max_pixels`."""
     max_pixels: int | None = None

@@ -55,7 +55,7 @@ class MemoryReceiver:
         self._tensors: dict[str, Tensor] = {}
 
     async def transfer(self, transfer: Transfer) -> float:
-        """Take a reference to a version, in 0 seconds; raises `TransferError` if it is not staged."""
+        """Take a reference to a staged version, in 0 seconds; raises `TransferError` if it is not staged."""
         self._tensors = self._publisher.tensors(transfer.policy_version)
         return 0.0
 

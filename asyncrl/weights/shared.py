@@ -31,7 +31,7 @@ class SharedTensors(Struct, frozen=True):
     """The memory as one bucket."""
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> "SharedTensors":
+    def locate(cls, tensors: Mapping[str, Tensor]) -> "SharedTensors":
         """Place of ``tensors``, one or more; raises `EngineError` unless all are views of one `shared_staging`."""
         path = next(iter(tensors.values())).untyped_storage().filename or ""
         for name, tensor in tensors.items():

@@ -24,13 +24,13 @@ from msgspec.structs import replace
 from payloads import PROMPT_TEXT, SUMMARY
 from processes import Processes, report
 
-from asyncrl.actor.message import Message
 from asyncrl.broker.actor import TICK_S
-from asyncrl.broker.outbox import Outgoing
+from asyncrl.broker.outbox import OutgoingMessage
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
 from asyncrl.data.prompts import train_stream
+from asyncrl.messages.codec import Message
 from asyncrl.messages.reward import Grade, Scored, ScoredItem
 from asyncrl.messages.rollout import Lease, Offer, Settled
 from asyncrl.messages.session import Beat, Hello, Ready
@@ -38,9 +38,9 @@ from asyncrl.messages.spool import SpoolRef, Stored, StoredItem
 from asyncrl.messages.trainer import Batch, Commit, Take
 from asyncrl.messages.trajectory import Unit
 from asyncrl.messages.weights import Live, Published, Publishing, Transfer, Transferred
-from asyncrl.messages.wire import PROTOCOL, ToBroker
+from asyncrl.messages.wire import PROTOCOL, AnyMessage
 from asyncrl.messages.words import Role
-from asyncrl.node.broker.broker import raise_gc_threshold
+from asyncrl.runtime.broker import raise_gc_threshold
 
 GROUP_SIZE = 8
 CAPACITY = 2 * GROUP_SIZE
@@ -210,7 +210,7 @@ class Cluster:
         now_s, scheduler = self.now_s, self._scheduler
         for first in range(0, len(encoded), AT_ONCE):
             messages = [(one.peer, _decoder.decode(one.frame)) for one in encoded[first : first + AT_ONCE]]
-            replies: list[Outgoing] = []
+            replies: list[OutgoingMessage] = []
             start_s = time.process_time()
             for peer, message in messages:
                 if not scheduler.refuses(peer, message):
@@ -219,7 +219,7 @@ class Cluster:
             self.spent_s[kind] += time.process_time() - start_s
             self._deliver(replies)
 
-    def _deliver(self, replies: list[Outgoing]) -> None:
+    def _deliver(self, replies: list[OutgoingMessage]) -> None:
         for outgoing in replies:
             self._answer(outgoing.peer.removesuffix(f".{INCARNATION}"), outgoing.message)
 
@@ -258,15 +258,15 @@ class Cluster:
         self._limits[name] += num
         self._send(name, Offer(self._limits[name]))
 
-    def _send(self, name: str, *messages: ToBroker) -> None:
+    def _send(self, name: str, *messages: Message) -> None:
         self._to_broker += [_encode(name, message) for message in messages]
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[ToBroker] = msgspec.msgpack.Decoder(ToBroker)
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(AnyMessage)
 
 
-def _encode(name: str, message: ToBroker) -> EncodedMessage:
+def _encode(name: str, message: Message) -> EncodedMessage:
     return EncodedMessage(_peer(name), _encoder.encode(message))
 
 

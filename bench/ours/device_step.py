@@ -26,7 +26,7 @@ from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.memory import TrainerMemory
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 from asyncrl.trainer.ranks.ranks import SingleRank
 from asyncrl.weights.groups.device import make_current
 

@@ -23,11 +23,6 @@ from msgspec.structs import replace
 from payloads import COMPLETION_TOKENS, PROMPT_TEXT, SUMMARY, payloads
 from processes import Processes, free_address, report
 
-from asyncrl.actor.sockets.zmq_link import ZmqLink
-from asyncrl.client.handshake import Identity, identity, join, send_beats, spool_links
-from asyncrl.client.payloads import PayloadClient
-from asyncrl.client.run_address import find_run
-from asyncrl.client.spools import SpoolLinks
 from asyncrl.messages.reward import Grade, Scored, ScoredItem
 from asyncrl.messages.rollout import Lease, Offer
 from asyncrl.messages.session import Beat, Ready, StoreGet, StoreSet, StoreValue
@@ -35,6 +30,10 @@ from asyncrl.messages.spool import Put, PutItem, Spools
 from asyncrl.messages.trainer import Batch, Commit, Stepped, Take
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.messages.weights import Live, Published, Publishing, Transfer, Transferred
+from asyncrl.wire.handshake import Identity, identity, join, send_beats, spool_links
+from asyncrl.wire.run_address import find_run
+from asyncrl.wire.spools import PayloadClient, SpoolLinks
+from asyncrl.wire.zmq_link import ZmqLink
 
 NAME = "asyncrl"
 PATIENCE_S = 60.0

@@ -39,16 +39,16 @@ from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers import sampler
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
-from asyncrl.toy import step_sums
-from asyncrl.toy.models import save_model as save_toy
-from asyncrl.toy.text_model import Sizes, random_model
-from asyncrl.toy.tiny.scale import scaled
-from asyncrl.toy.vocabulary import tokenizer_from_words
+from asyncrl.tools.toy import step_sums
+from asyncrl.tools.toy.models import save_model as save_toy
+from asyncrl.tools.toy.models import tokenizer_from_words
+from asyncrl.tools.toy.text_model import TextModelSizes, random_model
+from asyncrl.tools.toy.tiny import scaled
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.packing.packed_attention import packed_attention
 from asyncrl.trainer.packing.row import Row
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 from asyncrl.weights.groups.device import require, torch_device
 
 Line = dict[str, object]
@@ -359,7 +359,7 @@ def base_of(place: Place) -> str:
         return str(base)
     if place.is_small:
         tokenizer = tokenizer_from_words(step_sums.WORDS)
-        sizes = Sizes(layers=1, hidden_size=32, intermediate_size=64, heads=2, kv_heads=1, head_dim=16)
+        sizes = TextModelSizes(layers=1, hidden_size=32, intermediate_size=64, heads=2, kv_heads=1, head_dim=16)
         save_toy(base / "model", random_model(sizes, tokenizer, 0), tokenizer, print)
         for split in ("train", "held_out"):
             step_sums.write(base / f"{split}.parquet", split, seed=0)
@@ -517,8 +517,8 @@ def nccl(place: Place) -> Iterator[Line]:
     """A group of one rank: what NCCL costs before any network does."""
     from torch._C._distributed_c10d import HashStore
 
-    from asyncrl.weights.groups.deadline import Deadline
     from asyncrl.weights.groups.group import form
+    from asyncrl.weights.groups.network_interface import Deadline
 
     own, deadline = torch_device(place.index), Deadline(60.0)
     times_s = [time.perf_counter()]

@@ -19,23 +19,22 @@ from msgspec.structs import replace
 from ours.durable import PATIENCE_S, _in_loop, _join
 from processes import report
 
-from asyncrl.actor.message import Message
-from asyncrl.actor.sockets.zmq_link import ZmqLink
-from asyncrl.checks.trajectory import problem_of, summary_of
 from asyncrl.cli import node as node_command
-from asyncrl.client.handshake import identity
-from asyncrl.client.payloads import PayloadClient, at_fault, read_trajectory
-from asyncrl.client.spools import SpoolLinks
 from asyncrl.errors import DecodeError
+from asyncrl.messages.codec import Message
 from asyncrl.messages.reward import GradeItem, Scored, ScoredItem
 from asyncrl.messages.rollout import Cancelled, Failed, Lease, Offer, Settled
 from asyncrl.messages.session import Bye, Ready, Stop
+from asyncrl.messages.sound import problem_of, summary_of
 from asyncrl.messages.spool import Permit, Put, PutItem, Spools
 from asyncrl.messages.trainer import Batch, Commit, Refusal, Stepped, Take
 from asyncrl.messages.trajectory import Span, Trajectory, TrajectoryLimits, Unit
 from asyncrl.messages.weights import Live, Published, Publishing, Transfer, Transferred
 from asyncrl.reward.actor import RewardActor
 from asyncrl.spool.actor import UNREADABLE, SpoolActor
+from asyncrl.wire.handshake import identity
+from asyncrl.wire.spools import PayloadClient, SpoolLinks, at_fault, read_trajectory
+from asyncrl.wire.zmq_link import ZmqLink
 
 SAMPLE_S, FAILS_S = 0.2, 0.01
 CAPACITY = 32

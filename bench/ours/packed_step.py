@@ -7,7 +7,7 @@ import ragged
 
 from asyncrl.config.run_file import decode
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 
 
 def main(work: ragged.Work) -> ragged.Timed:

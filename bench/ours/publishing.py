@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.config.sections.weights import Weights
 from asyncrl.messages.session import Bye, Stop, StoreValue
 from asyncrl.messages.weights import Transfer
@@ -32,7 +31,8 @@ from asyncrl.trainer.ranks.sharding import Computation, full_tensor, shard_model
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.contents.names import checkpoint_specs
 from asyncrl.weights.exchange import Channel
-from asyncrl.weights.receive import Receiver
+from asyncrl.weights.publish import Receiver
+from asyncrl.wire.zmq_link import ZmqLink
 
 from .transfers import BARE, FORM_BARE, MEMBERS, Bare
 

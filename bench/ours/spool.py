@@ -20,10 +20,6 @@ from meter import Meter, Rate
 from payloads import SUMMARY, payloads
 from processes import Processes, report
 
-from asyncrl.actor.sockets.zmq_hub import ZmqHub
-from asyncrl.actor.sockets.zmq_link import ZmqLink
-from asyncrl.client.payloads import PayloadClient
-from asyncrl.client.spools import SpoolLinks
 from asyncrl.messages.rollout import Leased, Settled
 from asyncrl.messages.session import Ready
 from asyncrl.messages.spool import Put, PutItem, SpoolAddress, SpoolRef, SpoolSet, Stored, StoredItem, Trim
@@ -31,6 +27,9 @@ from asyncrl.messages.trajectory import Unit
 from asyncrl.messages.wire import CODEC
 from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.segments import Segments
+from asyncrl.wire.spools import PayloadClient, SpoolLinks
+from asyncrl.wire.zmq_hub import ZmqHub
+from asyncrl.wire.zmq_link import ZmqLink
 
 PATIENCE_S = 60.0
 WINDOW = 2048

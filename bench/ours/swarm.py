@@ -26,9 +26,6 @@ from ours.cluster import CAPACITY, GROUP_SIZE, halves, roles, verdicts
 from ours.durable import start_broker
 from processes import Processes, report
 
-from asyncrl.actor.sockets.zmq_link import ZmqLink
-from asyncrl.client.handshake import Identity, hello, identity, join, send_beats
-from asyncrl.client.run_address import find_run
 from asyncrl.messages.reward import Grade
 from asyncrl.messages.rollout import Lease, Offer, Settled
 from asyncrl.messages.session import Beat, Ready
@@ -36,6 +33,9 @@ from asyncrl.messages.spool import SpoolAddress, Stored
 from asyncrl.messages.trainer import Batch, Commit, Stepped, Take
 from asyncrl.messages.weights import Live, Published, Publishing, Transfer, Transferred
 from asyncrl.messages.words import Role
+from asyncrl.wire.handshake import Identity, hello, identity, join, send_beats
+from asyncrl.wire.run_address import find_run
+from asyncrl.wire.zmq_link import ZmqLink
 
 PATIENCE_S = 60.0
 OWN_SPOOL = "spool.1"

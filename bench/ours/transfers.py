@@ -23,19 +23,18 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but not exported
 
-from asyncrl.actor.link import Hub
-from asyncrl.actor.message import Message
-from asyncrl.actor.sockets.zmq_hub import ZmqHub
-from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.config.sections.weights import Weights
+from asyncrl.messages.codec import Message
 from asyncrl.messages.session import Bye, Stop, StoreGet, StoreSet, StoreValue
 from asyncrl.messages.weights import Member, Transfer, Transferred
 from asyncrl.messages.wire import CODEC
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_tensors
 from asyncrl.weights.groups.rendezvous import Rendezvous
-from asyncrl.weights.publish import Publisher
-from asyncrl.weights.receive import Receiver
+from asyncrl.weights.publish import Publisher, Receiver
+from asyncrl.wire.link import Hub
+from asyncrl.wire.zmq_hub import ZmqHub
+from asyncrl.wire.zmq_link import ZmqLink
 
 from . import shapes
 

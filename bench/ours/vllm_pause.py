@@ -15,9 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.actor.link import Link
-from asyncrl.actor.memory import MemoryHub
-from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.config import Config
 from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.rollout import Rollout, Vllm
@@ -32,6 +29,9 @@ from asyncrl.rollout.engines.vllm.engine import VllmEngine
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_tensors
 from asyncrl.weights.publish import Publisher
+from asyncrl.wire.addresses import LOOPBACK
+from asyncrl.wire.link import Link
+from asyncrl.wire.memory import MemoryHub
 
 from . import shapes
 from .pause import MAX_TOKENS, PROMPT_TOKENS, REQUESTS, Kv, Pauses, Ready, measure, tokenizer

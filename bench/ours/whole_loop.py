@@ -11,7 +11,7 @@ from run_files import written
 from timeline import Timeline
 
 from asyncrl.config.config import Config
-from asyncrl.observe.run_record import RunRecord, read_run
+from asyncrl.records.run_record import RunRecord, read_run
 
 
 def run(config: Config, directory: Path) -> Timeline:

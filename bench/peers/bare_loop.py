@@ -31,14 +31,14 @@ from torch import Tensor, multiprocessing
 from torch.nn.utils import parameters_to_vector
 from workload import Weights, Workload
 
-from asyncrl.actor.occupancy import Occupancy
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
+from asyncrl.wire.occupancy import Occupancy
 
 
 class SharedWeights:

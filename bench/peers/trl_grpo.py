@@ -29,13 +29,13 @@ from transformers import (
 from trl import GRPOConfig, GRPOTrainer
 from workload import Weights, Workload
 
-from asyncrl.algo.losses.resolve import resolve_loss
+from asyncrl.algo.losses import resolve_loss
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engines import text
-from asyncrl.trainer.model.learning_rate import learning_rate
+from asyncrl.trainer.model.optimizer import learning_rate
 
 SCALE_REWARDS = {"grpo": "group", "dr_grpo": "none"}
 

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
+import torch
 
-from asyncrl.algo.aggregate import Totals, resolve_aggregation
+from asyncrl.algo.aggregate import Ragged, Totals, combined, effective_sample_size, log_sums, resolve_aggregation
 from asyncrl.config.catalogue import AGGREGATIONS
 
 
@@ -47,3 +48,64 @@ def test_a_trajectory_without_tokens_counts_among_trajectories(name: str, loss: 
 @pytest.mark.parametrize("name", AGGREGATIONS)
 def test_a_step_without_tokens_divides_by_nothing(name: str) -> None:
     assert np.isfinite(resolve_aggregation(name)(0, Totals(num_tokens=0, num_trajectories=0, norm=1.0)))
+
+
+# ── test effective sample size ────────────────────────────────────────────────────────────────
+# Effective sample size of importance weights.
+
+
+def ess(weights: list[float]) -> float:
+    return float(effective_sample_size(log_sums(torch.tensor(weights).log())))
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ([1.0], 1.0),
+        ([0.3, 0.3, 0.3], 1.0),
+        ([1.0, 3.0], 16 / (2 * 10)),
+        ([1.0, 1.0, 1.0, 0.0], 0.75),
+    ],
+)
+def test_it_is_the_squared_sum_over_n_times_the_sum_of_squares(weights: list[float], expected: float) -> None:
+    assert ess(weights) == pytest.approx(expected)
+
+
+def test_one_weight_that_outweighs_all_others_leaves_one_sample() -> None:
+    assert ess([1e30, 1.0, 1.0, 1.0]) == pytest.approx(1 / 4)
+
+
+def test_no_log_weight_overflows() -> None:
+    log_weights = torch.tensor([500.0, 500.0, -500.0, -500.0], dtype=torch.float64)
+    assert float(effective_sample_size(log_sums(log_weights))) == pytest.approx(0.5)
+
+
+def test_the_sums_of_parts_are_those_of_the_whole() -> None:
+    log_weights = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    parts = [log_sums(part) for part in (log_weights[:5], log_weights[:0], log_weights[5:])]
+    torch.testing.assert_close(combined(torch.stack(parts)), log_sums(log_weights))
+
+
+# ── test ragged ───────────────────────────────────────────────────────────────────────────────
+
+SEQUENCES = Ragged([2, 0, 3])
+VALUES = torch.tensor([1.0, 3.0, -2.0, 4.0, 4.0])
+
+
+def test_every_token_knows_its_sequence() -> None:
+    assert len(SEQUENCES) == 3
+    assert SEQUENCES.index.tolist() == [0, 0, 2, 2, 2]
+    assert SEQUENCES.spread(torch.tensor([5.0, 6.0, 7.0])).tolist() == [5.0, 5.0, 7.0, 7.0, 7.0]
+
+
+def test_sums_means_and_maxima_are_per_sequence_and_defined_for_an_empty_one() -> None:
+    assert SEQUENCES.sum(VALUES).tolist() == [4.0, 0.0, 6.0]
+    assert SEQUENCES.mean(VALUES).tolist() == [2.0, 0.0, 2.0]
+    assert SEQUENCES.max(VALUES).tolist() == [3.0, -torch.inf, 4.0]
+
+
+def test_a_mean_carries_the_gradient_to_its_tokens() -> None:
+    values = VALUES.clone().requires_grad_()
+    SEQUENCES.mean(values)[0].backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == [0.5, 0.5, 0.0, 0.0, 0.0]

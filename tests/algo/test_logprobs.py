@@ -5,9 +5,47 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from asyncrl.algo.logprobs import Scores, chunk_logits, score_states
-from asyncrl.algo.sampling_mask import SamplingMask
+from asyncrl.algo import logprobs
+from asyncrl.algo.logprobs import (
+    REMOVED,
+    SamplingMask,
+    Scores,
+    add_product,
+    chunk_logits,
+    head_logits,
+    product,
+    ready_kernels,
+    score_states,
+)
 from tests.algo.losses.worked import grad_of
+
+
+def allowed() -> dict[str, bool]:
+    cuda = torch.backends.cuda
+    return {
+        "flash": cuda.flash_sdp_enabled(),
+        "efficient": cuda.mem_efficient_sdp_enabled(),
+        "math": cuda.math_sdp_enabled(),
+        "cudnn": cuda.cudnn_sdp_enabled(),
+    }
+
+
+def test_on_cuda_no_attention_makes_a_plan_for_each_shape() -> None:
+    before = allowed()
+    with ready_kernels(torch.device("cuda:0")):
+        inside = allowed()
+    assert inside == {"flash": True, "efficient": True, "math": True, "cudnn": False}
+    assert allowed() == before
+
+
+@pytest.mark.parametrize("kind", ["cpu", "meta"])
+def test_elsewhere_nothing_is_chosen(kind: str) -> None:
+    before = allowed()
+    with ready_kernels(torch.device(kind)):
+        assert allowed() == before
+
+
+# ── test logprobs ─────────────────────────────────────────────────────────────────────────────
 
 N, H, V = 23, 8, 50
 Inputs = tuple[Any, Any, Any, Any]
@@ -219,3 +257,73 @@ def test_chunks_of_any_size_give_the_same_values_to_the_rounding_of_float32(inpu
         found.append([scores.logprobs.detach(), *map(grad_of, tensors)])
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-5)
+
+
+# ── test products ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("chunk", [1, 7 * 16, 1 << 25], ids=lambda chunk: f"{chunk} elements at a time")
+def test_products_of_bfloat16_are_those_of_float32(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK", chunk)
+    left, right = torch.randn(5, 16).bfloat16(), torch.randn(16, 50).bfloat16()
+    found = product(left, right)
+
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), left.double() @ right.double(), rtol=1e-6, atol=1e-5)
+    assert not torch.allclose(found, (left @ right).float(), rtol=1e-4), "rounded to bfloat16, they would differ"
+
+
+def test_wider_dtypes_keep_theirs() -> None:
+    for dtype in (torch.float32, torch.float64):
+        states, weight, bias = (torch.ones(shape, dtype=dtype) for shape in ((2, 3, 4), (5, 4), (5,)))
+        assert torch.equal(head_logits(states, weight, bias), torch.full((2, 3, 5), 5.0, dtype=dtype))
+        assert product(states[0], weight.T).dtype == dtype
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (0,), (2, 3)], ids=str)
+def test_logits_have_the_shape_of_the_states_and_the_bias_in_them(shape: tuple[int, ...]) -> None:
+    states, weight, bias = torch.randn(*shape, 2, 4).bfloat16(), torch.randn(5, 4).bfloat16(), torch.randn(5).bfloat16()
+    found = head_logits(states, weight, bias)
+    torch.testing.assert_close(found, states.float() @ weight.float().T + bias.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("chunk", [1, 7 * 16, 1 << 25], ids=lambda chunk: f"{chunk} elements at a time")
+def test_a_product_is_added_to_a_total_as_if_it_were_computed_first(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK", chunk)
+    left, right = torch.randn(5, 16).to(dtype), torch.randn(16, 50).to(dtype)
+    total = torch.randn(5, 50, dtype=torch.promote_types(dtype, torch.float32))
+    expected = total.double() + left.double() @ right.double()
+    add_product(total, left, right)
+    torch.testing.assert_close(total.double(), expected, rtol=1e-6, atol=1e-5)
+
+
+# ── test sampling mask ────────────────────────────────────────────────────────────────────────
+
+MASK = SamplingMask(torch.tensor([2, 0, 1]), torch.tensor([0, 3, 2]), [0, 2, 2, 3])
+"""Of three tokens; the second has none."""
+
+
+def logits() -> torch.Tensor:
+    return torch.arange(12, dtype=torch.float64).view(3, 4)
+
+
+def test_logits_outside_the_mask_are_removed_and_a_token_without_a_mask_keeps_all() -> None:
+    x = REMOVED
+    assert MASK.apply(logits(), slice(0, 3)).tolist() == [[0, x, x, 3], [4, 5, 6, 7], [x, x, 10, x]]
+
+
+def test_some_rows_have_the_masks_of_these_rows() -> None:
+    x = REMOVED
+    assert MASK.apply(logits()[:2], slice(1, 5)).tolist() == [[0, 1, 2, 3], [x, x, 6, x]], "the last slice may be short"
+    assert MASK.apply(logits()[:1], slice(1, 2)).tolist() == [[0, 1, 2, 3]]
+
+
+def test_a_removed_id_has_no_probability_and_no_part_in_the_entropy() -> None:
+    log_p = MASK.apply(logits(), slice(0, 3)).log_softmax(-1)
+    p = log_p.exp()
+    assert p[0].count_nonzero() == 2
+    assert p[2].tolist() == [0, 0, 1, 0]
+    assert float((p * log_p)[2].sum()) == 0

@@ -15,16 +15,16 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from asyncrl.actor.message import Message
 from asyncrl.broker.ledger.records import AnyRecord
-from asyncrl.broker.outbox import Event, Outgoing
+from asyncrl.broker.outbox import Event, OutgoingMessage
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.checks.permit import Permits
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
 from asyncrl.data.prompts import Draw
 from asyncrl.errors import RunFailed
+from asyncrl.messages.codec import Message
+from asyncrl.messages.permit import Permits
 from asyncrl.messages.reward import Grade, GradeItem, Scored, ScoredItem
 from asyncrl.messages.rollout import Cancelled, Failed, Hold, Lease, Offer, Release, Settled
 from asyncrl.messages.session import Beat, Bye, Hello, Ready
@@ -396,7 +396,7 @@ class Cluster:
         self.spool: list[Stored] = before.spool if before else []
         self.disk: Disk = before.disk if before else Disk()
         self.uncommitted: list[AnyRecord] = []
-        self.unsent: list[Outgoing] = []
+        self.unsent: list[OutgoingMessage] = []
         self.records: list[AnyRecord] = list(before.records) if before else []
         self.events: list[Event] = []
         self.cause = ""
@@ -425,7 +425,7 @@ class Cluster:
     def kill(self, node: Node) -> None:
         """Kill a node without a Bye; the broker notices at once."""
         del self.nodes[node.peer]
-        self._run(lambda: self.scheduler.left(node.peer, "was killed by SIGKILL", self.now_s))
+        self._run(lambda: self.scheduler.departed(node.peer, "was killed by SIGKILL", self.now_s))
 
     # ── what can happen ─────────────────────────────────────────────────────────────────────
 
@@ -456,9 +456,9 @@ class Cluster:
                 node.take(Spools(self.scheduler.spools.told_to(node.peer)))  # as its Welcome says
             case Bye(reason=reason):
                 del self.nodes[node.peer]
-                self._run(lambda: self.scheduler.left(node.peer, reason, self.now_s, on_purpose=True))
+                self._run(lambda: self.scheduler.departed(node.peer, reason, self.now_s, on_purpose=True))
             case _:
-                self._run(lambda: self.scheduler.handle(node.peer, message, self.now_s))  # type: ignore[arg-type]
+                self._run(lambda: self.scheduler.handle(node.peer, message, self.now_s))
 
     def store(self, place: int = 0) -> None:
         """The broker handles one report of a spool."""
@@ -478,7 +478,7 @@ class Cluster:
     ) -> None:
         """Let time pass, with beats of all peers but ``silent``; ``beats`` has those that tell of work."""
         self.now_s += seconds
-        spools = {node.peer for node in self.scheduler.nodes.of("spool")}
+        spools = {node.peer for node in self.scheduler.nodes.with_role("spool")}
         for peer in {*spools, *self.nodes} - set(silent):
             self.scheduler.handle(peer, (beats or {}).get(peer, Beat()), self.now_s)
         self._run(lambda: self.scheduler.tick(self.now_s))
@@ -528,6 +528,6 @@ class Cluster:
             else:
                 self._deliver(outgoing)
 
-    def _deliver(self, outgoing: Outgoing) -> None:
+    def _deliver(self, outgoing: OutgoingMessage) -> None:
         if node := self.nodes.get(outgoing.peer):
             node.inbox.append(outgoing.message)

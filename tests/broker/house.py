@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.actor.memory import MemoryHub, MemoryLink
-from asyncrl.actor.message import Message
 from asyncrl.broker import actor, ending
 from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.ledger.ledger import Ledger
@@ -15,12 +13,14 @@ from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.replay import replay
 from asyncrl.config.config import Config
 from asyncrl.errors import RunFailed
+from asyncrl.messages.codec import Message
 from asyncrl.messages.session import Bye, Hello, Stop, Welcome
 from asyncrl.messages.spool import SpoolAddress, Stored
 from asyncrl.messages.supervisor import Finished
 from asyncrl.messages.wire import PROTOCOL
 from asyncrl.messages.words import Role
-from asyncrl.observe.run_directory import RunDirectory, RunSummary
+from asyncrl.records.run_directory import RunDirectory, RunSummary
+from asyncrl.wire.memory import MemoryHub, MemoryLink
 from tests.broker.driver import SPOOL, Node, a_config, a_scheduler
 
 CONFIG = a_config(

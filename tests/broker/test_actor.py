@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.actor.memory import MemoryLink
 from asyncrl.broker import actor
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger import ledger as ledger_module
@@ -22,10 +21,7 @@ from asyncrl.broker.metrics.sample_files import SampleFiles
 from asyncrl.broker.operators import STATUS_S
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.staleness_control import StalenessChoice
-from asyncrl.broker.traces.ids import TraceIds
-from asyncrl.broker.traces.traces import Traces
-from asyncrl.client.images import ImageCache
-from asyncrl.client.payloads import PayloadClient
+from asyncrl.broker.traces import TraceIds, Traces
 from asyncrl.config.config import from_json
 from asyncrl.config.sections.checkpoint import Checkpoint
 from asyncrl.errors import BrokenInvariant, LinkReset, RunFailed
@@ -62,9 +58,11 @@ from asyncrl.messages.supervisor import (
 from asyncrl.messages.trainer import Assembled, Commit, Disbanded, Stepped, Take, TrainerMachine
 from asyncrl.messages.trajectory import Unit
 from asyncrl.messages.weights import Live, Publishing, Transfer, TransferFailed, Transferred
-from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.observe.samples import SamplesWriter
-from asyncrl.observe.traces.span import Span
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.records.samples import SamplesWriter
+from asyncrl.records.spans import TraceSpan
+from asyncrl.wire.memory import MemoryLink
+from asyncrl.wire.spools import ImageCache, PayloadClient
 from tests.broker.driver import Disk, Reward, Rollout, Trainer, a_config
 from tests.broker.house import CONFIG, House, ended, impatient, run
 
@@ -492,7 +490,7 @@ class Watched(Traces):
     """Keeps every span that it hands over."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.spans: list[Span] = []
+        self.spans: list[TraceSpan] = []
         super().__init__(scheduler, TraceIds("run-1", 1), self.spans.extend)
 
 

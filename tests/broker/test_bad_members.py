@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.actor.message import Message
 from asyncrl.broker.ledger.audit import audit
 from asyncrl.broker.nodes.faults import PAUSE_S
-from asyncrl.checks.permit import SEAL_BYTES, Permits
+from asyncrl.messages.codec import Message
+from asyncrl.messages.permit import SEAL_BYTES, Permits
 from asyncrl.messages.reward import Scored, ScoredItem
 from asyncrl.messages.rollout import Failed
 from asyncrl.messages.spool import Permit, SpoolRef, Stored, StoredItem

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.memory import MemoryHub, MemoryLink
 from asyncrl.broker import ending
-from asyncrl.broker.ending import Ending
+from asyncrl.broker.ending import RunEnding
 from asyncrl.broker.nodes.node import NodeBook
 from asyncrl.errors import LinkReset, RunFailed, RunInterrupted
 from asyncrl.messages.session import Drain, Hello, Stop
@@ -17,6 +16,7 @@ from asyncrl.messages.spool import SpoolAddress
 from asyncrl.messages.supervisor import Finished
 from asyncrl.messages.wire import PROTOCOL
 from asyncrl.messages.words import Role
+from asyncrl.wire.memory import MemoryHub, MemoryLink
 
 
 class Stage:
@@ -28,7 +28,7 @@ class Stage:
         self.events: list[str] = []
         files: Any = SimpleNamespace(conclude=lambda cause, **_: cause, event=self.events.append)
         samples: Any = SimpleNamespace(wait=self._written)
-        self.ending = Ending(self.nodes, self.hub, files, samples)
+        self.ending = RunEnding(self.nodes, self.hub, files, samples)
 
     async def _written(self, _: float | None) -> None:
         self.events.append("samples")

@@ -2,8 +2,21 @@
 
 import pytest
 
-from asyncrl.broker.failures import EVENT, MAX_CAUSES, FailureBook, recorded, recorded_attempts
-from asyncrl.observe.failure_sentences import OTHERS
+from asyncrl.broker.failures import (
+    EVENT,
+    MAX_CAUSES,
+    FailureBook,
+    ProgressCheck,
+    StepFailures,
+    recorded,
+    recorded_attempts,
+)
+from asyncrl.config.run_file import decode
+from asyncrl.errors import RunFailed
+from asyncrl.messages.codec import Message
+from asyncrl.messages.trainer import Commit, Resumed, StepFailed, Stepped, Take
+from asyncrl.messages.weights import Live, Publishing, Transferred, Uploaded
+from asyncrl.records.failure_sentences import OTHERS
 
 
 def test_reasons_that_differ_in_numbers_ids_and_values_are_one_cause() -> None:
@@ -133,3 +146,99 @@ def test_failures_of_a_stage_whose_successes_nobody_counts_are_no_part_of_anythi
     book.count("payload", "lost", 3)
     book.count("reward", "lost", 3)
     assert book.attempts == {"reward": 3}
+
+
+# ── test progress check ───────────────────────────────────────────────────────────────────────
+
+CHECK = ProgressCheck(
+    decode({"model": {"path": "m"}, "data": {"train": "t"}, "run": {"steps": 20}, "schedule": {"steps_per_publish": 4}})
+)
+
+
+def problem(message: Message, next_step: int = 8, newest_version: int = 2) -> str:
+    return CHECK.problem_of(message, next_step=next_step, newest_version=newest_version)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Resumed(8, "c"), StepFailed(7, "e"), Take(8), Take(3), Commit(7, "c"), Stepped(7, 1, {}), Publishing(2, 8),
+        Publishing(1, 6), Publishing(2, 6), Publishing(0, 0), Live(2, 0.0, 0.0), Transferred(1, 2, 1.0, 5),
+    ],
+)  # fmt: skip
+def test_what_can_be_true_passes(message: Message) -> None:
+    assert problem(message) == ""
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        (StepFailed(8, "e"), "step 8 cannot be done: the batch of step 8 was not taken yet"),
+        (Resumed(9, "c"), "9 steps cannot be done: the batch of step 8 was not taken yet"),
+        (Take(9), "step 9 cannot be next: the batch of step 8 was not taken yet"),
+        (Commit(8, "c"), "step 8 cannot be done: the batch of step 8 was not taken yet"),
+        (Commit(10**6, "c"), "step 1000000 cannot be done"),
+        (Stepped(10**7, 1, {}), "step 10000000 cannot be done"),
+        (Publishing(3, 12), "version 3 cannot contain 12 steps"),
+        (Publishing(7, 8), "version 7 cannot be the one after 8 steps"),
+        (Publishing(1, 8), "version 1 cannot be the one after 8 steps"),
+        (Live(3, 0.0, 0.0), "version 3 does not exist: the newest is 2"),
+        (Transferred(1, 10**9, 1.0, 5), "version 1000000000 does not exist"),
+        (Uploaded(10**9, 1.0, 5), "version 1000000000 does not exist"),
+    ],
+)
+def test_what_cannot_be_true_is_named(message: Message, sentence: str) -> None:
+    assert problem(message).startswith(sentence)
+
+
+def test_no_batch_is_taken_beyond_the_end() -> None:
+    assert problem(Take(20), next_step=20)
+
+
+def test_the_last_version_may_contain_fewer_steps() -> None:
+    check = ProgressCheck(
+        decode(
+            {"model": {"path": "m"}, "data": {"train": "t"}, "run": {"steps": 18}, "schedule": {"steps_per_publish": 4}}
+        )
+    )
+    assert not check.problem_of(Publishing(5, 18), next_step=18, newest_version=4)
+
+
+# ── test step failures ────────────────────────────────────────────────────────────────────────
+# A trainer that fails twice at one step for one reason ends the run; anything else is tried again.
+
+OOM = "OutOfMemoryError: tried to allocate 2.5 GiB, 1.1 GiB free"
+
+
+def test_the_second_failure_for_the_same_reason_ends_the_run_in_one_sentence() -> None:
+    failures = StepFailures()
+    failures.failed(12, OOM)
+    with pytest.raises(RunFailed) as raised:
+        failures.failed(12, OOM)
+    assert str(raised.value) == (
+        f"the trainer failed twice at step 12 for the same reason: {OOM}; mend the cause and resume the run, or have "
+        f"it leave out the batch of that step: asyncrl resume RUN --skip-step 12"
+    )
+
+
+def test_reasons_that_differ_in_numbers_alone_are_the_same() -> None:
+    failures = StepFailures()
+    failures.failed(12, OOM)
+    with pytest.raises(RunFailed):
+        failures.failed(12, OOM.replace("1.1", "0.9"))
+
+
+@pytest.mark.parametrize(("step", "reason"), [(12, "ValueError: no tokens"), (13, OOM)])
+def test_another_reason_and_another_step_are_tried_again(step: int, reason: str) -> None:
+    failures = StepFailures()
+    failures.failed(12, OOM)
+    failures.failed(step, reason)
+    with pytest.raises(RunFailed):
+        failures.failed(12, OOM)
+
+
+def test_a_step_that_was_done_since_has_not_failed() -> None:
+    failures = StepFailures()
+    failures.failed(12, OOM)
+    failures.done(12)
+    failures.failed(12, OOM)

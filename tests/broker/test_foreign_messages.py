@@ -7,6 +7,7 @@ import pytest
 from asyncrl.broker import failures, sessions
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import NodeEvent, Written
+from asyncrl.messages.codec import Message
 from asyncrl.messages.reward import Scored, ScoredItem
 from asyncrl.messages.rollout import Failed, Offer
 from asyncrl.messages.session import Beat, Bye, Drain, Hello, Ready, Reject, StoreGet, StoreSet, StoreValue
@@ -15,7 +16,7 @@ from asyncrl.messages.supervisor import Exited, Interrupt
 from asyncrl.messages.trainer import Commit, Stepped, Take
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.messages.weights import Live, Publishing, Transferred
-from asyncrl.messages.wire import PROTOCOL, ToBroker
+from asyncrl.messages.wire import PROTOCOL
 from asyncrl.messages.words import Role
 from tests.broker.house import House, impatient, run
 
@@ -25,7 +26,7 @@ UNIT = Unit(0, 0)
 SUMMARY = TrajectorySummary(4, 4, 0, 0, 1, "stop")
 NAN = float("nan")
 
-UNTRUE: list[tuple[Role, ToBroker]] = [
+UNTRUE: list[tuple[Role, Message]] = [
     ("reward", Take(0)),
     ("reward", Drain("trainer-0")),
     ("reward", Exited("trainer-0", "bug", restarting=False)),
@@ -66,7 +67,7 @@ def tell_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ("role", "message"), UNTRUE, ids=lambda value: value if isinstance(value, str) else type(value).__name__
 )
 def test_it_is_counted_under_the_name_of_the_node_and_changes_nothing(
-    tmp_path: Path, role: Role, message: ToBroker
+    tmp_path: Path, role: Role, message: Message
 ) -> None:
     async def script(house: House) -> None:
         node = await house.welcomed(role, "liar")
@@ -87,7 +88,7 @@ def test_it_is_counted_under_the_name_of_the_node_and_changes_nothing(
 
 
 @pytest.mark.parametrize("message", [message for _, message in UNTRUE], ids=lambda message: type(message).__name__)
-def test_without_a_hello_nothing_is_heard(tmp_path: Path, message: ToBroker) -> None:
+def test_without_a_hello_nothing_is_heard(tmp_path: Path, message: Message) -> None:
     async def script(house: House) -> None:
         known = await house.welcomed("supervisor", "known")
         before = house.directory.read_events()

@@ -1,7 +1,7 @@
 """The outbox keeps the order of each kind of output, and empties itself."""
 
 from asyncrl.broker.ledger.records import Committed
-from asyncrl.broker.outbox import Event, Outbox, Outgoing
+from asyncrl.broker.outbox import Event, Outbox, OutgoingMessage
 from asyncrl.messages.rollout import Release
 from asyncrl.messages.weights import Published
 
@@ -14,7 +14,7 @@ def test_output_is_drained_once_in_order() -> None:
     out.send("t", Published(1), once_durable=True)
 
     assert out.drain() == (
-        [Outgoing("a", Release()), Outgoing("t", Published(1), once_durable=True)],
+        [OutgoingMessage("a", Release()), OutgoingMessage("t", Published(1), once_durable=True)],
         [Committed(0, "step_000001")],
         [Event("version.live", {"policy_version": 1})],
     )

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import event, example, given, settings
 
-from asyncrl.actor.message import Message
-from asyncrl.broker.groups.group import Group, State
+from asyncrl.broker.groups.group import Group, SlotState
 from asyncrl.broker.ledger.audit import audit
 from asyncrl.broker.ledger.records import (
     Admitted,
@@ -32,6 +31,7 @@ from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.config import Config
 from asyncrl.errors import BrokenInvariant, LedgerError
+from asyncrl.messages.codec import Message
 from asyncrl.messages.rollout import Lease, Offer
 from asyncrl.messages.session import Hello, Ready
 from asyncrl.messages.spool import SpoolRef, Stored, StoredItem
@@ -39,7 +39,7 @@ from asyncrl.messages.supervisor import Evaluated
 from asyncrl.messages.trainer import Batch, Commit, Take
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.messages.weights import Live, Published, Publishing, Transfer, Transferred
-from asyncrl.messages.wire import PROTOCOL, ToBroker
+from asyncrl.messages.wire import PROTOCOL
 from asyncrl.messages.words import Role
 from tests.broker.chaos import CONFIGS, SEEDS, Chaos, check, check_promises, run_to_the_end, start_all
 from tests.broker.driver import PERMITS, Cluster, Rollout, a_config, a_scheduler
@@ -66,7 +66,7 @@ def durable(scheduler: Scheduler) -> dict[str, Any]:
 
     def seen(group: Group) -> list[Any]:
         slots = [
-            (State.MISSING if slot.state is State.LEASED else slot.state, slot.attempts, slot.ref, slot.summary,
+            (SlotState.MISSING if slot.state is SlotState.LEASED else slot.state, slot.attempts, slot.ref, slot.summary,
              slot.reward, slot.metrics, slot.num_refused, slot.void_below)
             for slot in group.slots
         ]  # fmt: skip
@@ -89,7 +89,7 @@ def durable(scheduler: Scheduler) -> dict[str, Any]:
 
 def num_stored(scheduler: Scheduler) -> int:
     """Training trajectories without a reward."""
-    return sum(len(group.indices(State.STORED)) for group in scheduler.groups.train.values())
+    return sum(len(group.indices(SlotState.STORED)) for group in scheduler.groups.train.values())
 
 
 def live_through(cluster: Cluster, dice: Random, most: int) -> None:
@@ -169,7 +169,7 @@ def test_replayed_the_books_are_what_they_were(config: Config, seed: int) -> Non
     again = replayed(cluster.records, config)
 
     assert durable(again) == durable(cluster.scheduler)
-    missing = [group.group_id for group in again.groups if group.indices(State.MISSING)]
+    missing = [group.group_id for group in again.groups if group.indices(SlotState.MISSING)]
     assert sorted(again.dispatcher.unleased._groups) == missing
     assert again.grading.num_waiting == num_stored(again) == num_stored(cluster.scheduler)
 
@@ -204,11 +204,11 @@ class Desk:
         self.records: list[AnyRecord] = []
         self.events: list[str] = []
 
-    def join(self, role: Role, name: str, *messages: ToBroker) -> None:
+    def join(self, role: Role, name: str, *messages: Message) -> None:
         self.scheduler.joined(name, Hello(PROTOCOL, role, name, "0"), 0.0)
         self.say(name, *messages)
 
-    def say(self, name: str, *messages: ToBroker) -> None:
+    def say(self, name: str, *messages: Message) -> None:
         for message in messages:
             self.scheduler.handle(name, message, 0.0)
         outbox, records, events = self.scheduler.drain()
@@ -245,8 +245,8 @@ def test_groups_are_there_with_their_prompts_their_version_and_what_was_sampled(
     groups = scheduler.groups.train
     assert [groups[i].prompt.text for i in (0, 1, 2)] == ["question 0", "question 1", "question 2"]
     assert [groups[i].min_version for i in (0, 1, 2)] == [0, 0, 1]
-    assert [groups[i].indices(State.SCORED) for i in (0, 1, 2)] == [[0, 1], [], []]
-    assert [groups[i].indices(State.MISSING) for i in (0, 1, 2)] == [[], [0], [0, 1]]
+    assert [groups[i].indices(SlotState.SCORED) for i in (0, 1, 2)] == [[0, 1], [], []]
+    assert [groups[i].indices(SlotState.MISSING) for i in (0, 1, 2)] == [[], [0], [0, 1]]
     assert groups[0].slots[1].scored_trajectory().metrics == {"correct": 1.0}
     assert groups[2].slots[0].attempts == 2
     assert scheduler.dispatcher.unleased.first() is groups[1], "the oldest first"
@@ -287,7 +287,7 @@ def test_a_late_result_of_an_earlier_life_counts_once() -> None:
     desk.say("spool", Stored("a", "0", [item]), Stored("a", "0", [item]))
 
     assert [type(record) for record in desk.records] == [Result, *[Admitted] * 3]
-    assert desk.scheduler.groups.train[0].indices(State.STORED) == [0]
+    assert desk.scheduler.groups.train[0].indices(SlotState.STORED) == [0]
 
 
 def test_a_result_that_is_recorded_is_not_thrown_away_when_its_node_sends_it_to_the_next_broker() -> None:
@@ -305,7 +305,7 @@ def test_a_late_result_older_than_its_group_is_admitted_for_today_is_not_kept() 
     desk.say("spool", Stored("a", "0", [leased_before(Unit(0, 0))]))
 
     assert [r.unit for r in desk.records if isinstance(r, Duplicate)] == [Unit(0, 0)]
-    assert desk.scheduler.groups.train[0].indices(State.MISSING) == [0, 1]
+    assert desk.scheduler.groups.train[0].indices(SlotState.MISSING) == [0, 1]
 
 
 def test_a_step_taken_before_gets_the_same_batch_and_is_not_taken_again() -> None:
@@ -393,7 +393,7 @@ def test_a_restarted_group_has_only_what_was_sampled_since() -> None:
 
     group = scheduler.groups.train[0]
     assert (group.min_version, group.num_restarts, group.num_scored) == (1, 1, 0)
-    assert (group.indices(State.MISSING), group.indices(State.STORED)) == ([0], [1])
+    assert (group.indices(SlotState.MISSING), group.indices(SlotState.STORED)) == ([0], [1])
     assert scheduler.training.batches.complete == []
     assert scheduler.window.num_open == 1
 
@@ -481,7 +481,7 @@ def test_replay_is_for_a_fresh_scheduler() -> None:
 def test_a_refused_result_is_void_for_a_restarted_broker_too() -> None:
     desk = Desk(*admitted(0), result(0, 0), Refused(Unit(0, 0), 9, "NaN", 8))
     slot = desk.scheduler.groups.train[0].slots[0]
-    assert (slot.state, slot.ref, slot.num_refused, slot.void_below) == (State.MISSING, None, 1, 9)
+    assert (slot.state, slot.ref, slot.num_refused, slot.void_below) == (SlotState.MISSING, None, 1, 9)
 
 
 def test_a_group_that_its_step_left_out_stays_so() -> None:
@@ -490,7 +490,7 @@ def test_a_group_that_its_step_left_out_stays_so() -> None:
     refused: list[AnyRecord] = [FailedAttempt(Unit(1, 1), "trainer", "NaN", 1, True), Untrained(0, 1, "NaN", 16)]
     scheduler = replayed([VersionLive(0, 0), *admitted(0, 1), *whole, Taken(0, [0, 1]), *refused])
     assert [group.group_id for group in scheduler.training.trained(0)] == [0]
-    assert scheduler.groups.train[1].slots[1].state is State.GIVEN_UP
+    assert scheduler.groups.train[1].slots[1].state is SlotState.GIVEN_UP
 
 
 def test_a_restarted_broker_allows_for_versions_offered_before() -> None:

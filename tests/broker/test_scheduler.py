@@ -7,8 +7,8 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.broker.groups.drop_limit import LEAST_IN_A_ROW
-from asyncrl.broker.leases.lease_terms import sampling_seed
+from asyncrl.broker.groups.filtering import LEAST_IN_A_ROW
+from asyncrl.broker.leases.lease import sampling_seed
 from asyncrl.broker.ledger.audit import audit
 from asyncrl.broker.ledger.records import (
     Admitted,
@@ -26,7 +26,7 @@ from asyncrl.broker.ledger.records import (
     Untrained,
     VersionLive,
 )
-from asyncrl.broker.outbox import Event, Outgoing
+from asyncrl.broker.outbox import Event, OutgoingMessage
 from asyncrl.config.config import Config
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages.reward import Grade, Scored, ScoredItem
@@ -68,12 +68,12 @@ def of(cluster: Cluster, kind: type[T]) -> list[T]:
     return [record for record in [*cluster.records, *cluster.uncommitted] if isinstance(record, kind)]
 
 
-def overheard(cluster: Cluster) -> list[Outgoing]:
+def overheard(cluster: Cluster) -> list[OutgoingMessage]:
     """List that grows with every message the broker sends from now on."""
-    sent: list[Outgoing] = []
+    sent: list[OutgoingMessage] = []
     scheduler, drain = cluster.scheduler, cluster.scheduler.drain
 
-    def listening() -> tuple[list[Outgoing], list[AnyRecord], list[Event]]:
+    def listening() -> tuple[list[OutgoingMessage], list[AnyRecord], list[Event]]:
         out = drain()
         sent.extend(out[0])
         return out
@@ -464,7 +464,7 @@ def test_while_the_broker_itself_stood_still_nobody_was_silent_and_no_lease_ran_
     assert held
 
     cluster.now_s += 100.0
-    cluster.scheduler.slept(100.0)
+    cluster.scheduler.clock_jumped(100.0)
     cluster.tick(1.0, silent=[a.peer])
 
     assert set(a.running) == held

@@ -1,24 +1,163 @@
-"""Settings that an operator changes while the run goes on: each is honoured, recorded, and survives a restart."""
-
+import pytest
 from msgspec.structs import replace
 
+from asyncrl.broker.failures import FailureBook
 from asyncrl.broker.ledger.audit import audit
-from asyncrl.broker.ledger.records import Admitted, Record, SettingsSet
-from asyncrl.broker.status.status import run_status
+from asyncrl.broker.ledger.records import Admitted, Record, SamplingPaused, SettingsSet
+from asyncrl.broker.nodes.absence import waits
+from asyncrl.broker.nodes.node import NodeBook
+from asyncrl.broker.outbox import Outbox
+from asyncrl.broker.settings import Supervisors
+from asyncrl.broker.status import run_status
 from asyncrl.config.config import Config
+from asyncrl.messages.codec import Message
 from asyncrl.messages.rollout import Lease
-from tests.broker.driver import Cluster, Rollout, a_config
+from asyncrl.messages.session import Hello
+from asyncrl.messages.supervisor import Failures, Paused
+from asyncrl.messages.wire import PROTOCOL
+from tests.broker.driver import Cluster, Node, Rollout, a_config
 from tests.broker.test_scheduler import HELD_OUT, a_published, events, finish_all, heard, of, publish
+
+# ── test pause ────────────────────────────────────────────────────────────────────────────────
+# Pause of sampling: what stops, what goes on, and who remembers it.
+
+
+class Operator(Node):
+    role = "supervisor"
+
+
+def pause(cluster: Cluster, *, is_paused: bool = True) -> None:
+    scheduler = cluster.scheduler
+    cluster._run(lambda: scheduler.set_paused(is_paused=is_paused, by="alice", at_s=1.0, now_s=cluster.now_s))
+    cluster.exchange()
+
+
+def rollout(cluster: Cluster) -> Rollout:
+    return next(node for node in cluster.nodes.values() if isinstance(node, Rollout))
+
+
+def test_a_paused_run_grants_no_lease_and_finishes_what_is_in_hand() -> None:
+    cluster = a_published()
+    sampled = rollout(cluster)
+    in_hand = len(sampled.running)
+    pause(cluster)
+    assert len(sampled.running) == in_hand
+
+    finish_all(cluster, sampled)
+    assert sampled.running == {}
+    assert cluster.scheduler.training.batches.next_step == 1, "the step that it completed is taken"
+    cluster.settle()
+    assert cluster.scheduler.transfers.live_version == 1, "and its version goes live"
+    assert cluster.scheduler.dispatcher.unleased.first() is not None
+
+
+def test_a_paused_run_waits_for_as_long_as_it_takes_and_then_goes_on_to_its_end() -> None:
+    cluster = a_published()
+    pause(cluster)
+    cluster.settle()
+    for _ in range(40):
+        cluster.tick(100.0)
+    assert not cluster.is_over
+    assert not [event for event in cluster.events if event.kind in ("lease.expired", "node.lost", "run.waiting")]
+
+    pause(cluster, is_paused=False)
+    cluster.settle()
+    assert cluster.scheduler.is_finished
+    assert cluster.cause == ""
+    assert audit(cluster.records, cluster.config.schedule).problems == []
+
+
+def test_an_evaluation_of_a_paused_run_goes_on_when_the_run_does() -> None:
+    cluster = Cluster(HELD_OUT, num_held_out=6)
+    cluster.start_reward("r")
+    cluster.start_trainer()
+    sampled = cluster.start_rollout("a", capacity=2)
+    publish(cluster)
+    pause(cluster)
+    cluster.settle()
+    assert sampled.running == {}
+    assert cluster.scheduler.evaluation.ongoing is not None
+
+    pause(cluster, is_paused=False)
+    cluster.settle()
+    assert cluster.scheduler.is_finished
+
+
+def test_a_restarted_broker_is_still_paused_and_tells_its_supervisor() -> None:
+    before = a_published()
+    pause(before)
+    cluster = Cluster(before.config, before=before)
+    assert cluster.scheduler.settings.paused_by == "alice"
+
+    operator = cluster._start(Operator("supervisor-0"))
+    cluster.scheduler.joined(operator.peer, Hello(PROTOCOL, "supervisor", "supervisor-0", "0"), 0.0)
+    operator.outbox.clear()
+    cluster.tick()
+    cluster.commit()
+    assert heard(operator, Paused) == [Paused(True, "alice")]
+
+    pause(cluster, is_paused=False)
+    assert not Cluster(before.config, before=cluster).scheduler.settings.paused_by
+
+
+def test_the_ledger_has_each_change_once() -> None:
+    cluster = a_published()
+    for is_paused in (True, True, False, False):
+        pause(cluster, is_paused=is_paused)
+    assert of(cluster, SamplingPaused) == [SamplingPaused(True, "alice", 1.0), SamplingPaused(False, "alice", 1.0)]
+
+
+def test_the_answer_waits_for_the_disk() -> None:
+    cluster = a_published()
+    operator = cluster._start(Operator("operator-1"))
+    cluster.hear(operator)
+    scheduler = cluster.scheduler
+    cluster._run(lambda: scheduler.set_paused(is_paused=True, by="operator-1", at_s=1.0, now_s=0.0))
+    assert heard(operator, Paused) == []
+    cluster.commit()
+    assert heard(operator, Paused) == [Paused(True, "operator-1")]
+
+
+def test_a_run_that_is_ended_while_paused_may_sample_what_its_last_version_needs() -> None:
+    cluster = a_published(capacity=2)
+    pause(cluster)
+    finish_all(cluster, rollout(cluster))
+    assert rollout(cluster).running == {}
+    cluster.scheduler.is_over = True
+    cluster.tick()
+    cluster.exchange()
+    assert rollout(cluster).running != {}
+
+
+def test_no_rollout_is_missed_while_sampling_is_paused() -> None:
+    cluster = a_published()
+    cluster.kill(rollout(cluster))
+    assert [wait.role for wait in waits(cluster.scheduler)] == ["rollout"]
+    pause(cluster)
+    assert waits(cluster.scheduler) == []
+
+
+def test_the_status_says_who_paused_the_run_and_who_waits_for_that() -> None:
+    cluster = a_published(a_config())
+    finish_all(cluster, rollout(cluster))
+    pause(cluster)
+    cluster.settle()
+    told = run_status(cluster.scheduler, cluster.now_s, run="run")
+    assert told.state == "paused"
+    assert told.notes[0].startswith("paused by alice: rollouts get no new leases")
+    waits_for = {node.node: node.waits_for for node in told.nodes}
+    assert waits_for["a"] == "an operator, who paused sampling"
+    assert waits_for["trainer"].endswith("of 2 groups complete, sampling is paused")
+
+
+# ── test settings ─────────────────────────────────────────────────────────────────────────────
+# Settings that an operator changes while the run goes on: each is honoured, recorded, and survives a restart.
 
 
 def change(cluster: Cluster, *assignments: str) -> None:
     scheduler = cluster.scheduler
     values = scheduler.settings.assigned(assignments)
     cluster._run(lambda: scheduler.set_settings(values, by="alice", at_s=1.0, now_s=cluster.now_s))
-
-
-def rollout(cluster: Cluster) -> Rollout:
-    return next(node for node in cluster.nodes.values() if isinstance(node, Rollout))
 
 
 def restarted(before: Cluster) -> Cluster:
@@ -207,3 +346,60 @@ def test_a_change_is_recorded_and_told_with_the_value_before_and_its_operator() 
     ]
     told = run_status(cluster.scheduler, 0.0, run="run")
     assert told.notes == ["set live: trainer.lr = 0.5"]
+
+
+# ── test supervisors ──────────────────────────────────────────────────────────────────────────
+# What supervisors are told, also those that join later.
+
+CAUSE = "reward: KeyError: 'answer' (score.py:3)"
+
+
+class Office:
+    def __init__(self) -> None:
+        self.nodes, self.failures, self.out = NodeBook(), FailureBook(), Outbox()
+        self.supervisors = Supervisors(self.nodes, self.failures, self.out)
+
+    def join(self, name: str, paused_by: str = "") -> None:
+        self.supervisors.joined(self.nodes.join(name, Hello(PROTOCOL, "supervisor", name, "0"), 0.0), paused_by)
+
+    def fail(self, times: int) -> None:
+        self.failures.count("reward", CAUSE.removeprefix("reward: "), times)
+
+    def told(self) -> list[tuple[str, Message]]:
+        messages, _, self.events = self.out.drain()
+        return [(outgoing.peer, outgoing.message) for outgoing in messages]
+
+
+@pytest.fixture
+def office() -> Office:
+    return Office()
+
+
+def test_all_supervisors_are_told(office: Office) -> None:
+    office.join("a")
+    office.join("b")
+    office.supervisors.tell(Paused(True, "alice"))
+    assert office.told() == [("a", Paused(True, "alice")), ("b", Paused(True, "alice"))]
+
+
+def test_a_supervisor_of_a_healthy_run_is_told_nothing_when_it_joins(office: Office) -> None:
+    office.join("a")
+    assert office.told() == []
+
+
+def test_one_that_joins_later_is_told_of_the_pause_and_of_what_failed(office: Office) -> None:
+    office.fail(3)
+    office.join("a", paused_by="alice")
+    assert office.told() == [("a", Failures({CAUSE: 3}, {"reward": 3})), ("a", Paused(True, "alice"))]
+
+
+def test_failures_are_told_once_and_are_events(office: Office) -> None:
+    office.join("a")
+    office.fail(2)
+    office.supervisors.tell_failures(0.0)
+    assert office.told() == [("a", Failures({CAUSE: 2}, {"reward": 2}))]
+    assert [(event.kind, event.fields["count"]) for event in office.events] == [("units.failed", 2)]
+
+    office.supervisors.tell_failures(1000.0)
+    assert office.told() == []
+    assert office.events == []

@@ -3,14 +3,13 @@
 from typing import Any
 
 from asyncrl.broker.failures import FailureBook
-from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.group import Group, State
-from asyncrl.broker.groups.window import Window
+from asyncrl.broker.groups.admission import Window
+from asyncrl.broker.groups.group import Group, GroupBook, SlotState
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.ledger.records import Refused, Restarted, Taken
 from asyncrl.broker.nodes.faults import FaultBook
-from asyncrl.broker.nodes.node import NodeBook
+from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.spool_loss import SpoolLoss
@@ -20,7 +19,7 @@ from asyncrl.config.sections.evaluation import Evaluation
 from asyncrl.messages.rollout import Lease
 from asyncrl.messages.session import Hello
 from asyncrl.messages.spool import SpoolAddress, SpoolRef, Spools, SpoolSet
-from asyncrl.messages.trainer import Batch
+from asyncrl.messages.trainer import Batch, Take
 from asyncrl.messages.trajectory import Prompt, TrajectorySummary
 from asyncrl.messages.wire import PROTOCOL
 from tests.broker.driver import Prompts, a_config
@@ -28,6 +27,7 @@ from tests.broker.driver import Prompts, a_config
 SUMMARY = TrajectorySummary(8, 4, 0, 0, 1, "stop")
 TTL_S = 60.0
 A, B = SpoolAddress("a", "tcp://a:1"), SpoolAddress("b", "tcp://b:1")
+TRAINER = Node("t.0", "t", "0", "trainer", 0.0)
 
 
 class Desk:
@@ -68,7 +68,7 @@ class Desk:
 
     def take(self, step: int) -> list[Any]:
         """Ask for the batch of a step. Returns the messages that answer."""
-        self.training.take(step, "t.0")
+        self.training.take(Take(step), TRAINER, 0.0)
         self.training.answer_take(0)
         return [one.message for one in self.out.drain()[0]]
 
@@ -79,7 +79,7 @@ class Desk:
 def test_a_step_waits_for_a_spool_that_is_away_and_gets_its_groups_when_it_is_back() -> None:
     desk = Desk()
     desk.store(desk.groups.train[0], "b", "a")
-    desk.loss.left("a", 0.0)
+    desk.loss.departed("a", 0.0)
     assert desk.events() == {"spool.away": {"spool": "a", "trajectories": 1, "waits_s": TTL_S}}
     assert desk.take(0) == []
 
@@ -92,7 +92,7 @@ def test_a_step_waits_for_a_spool_that_is_away_and_gets_its_groups_when_it_is_ba
 def test_trajectories_in_a_spool_that_is_away_are_graded_once_it_is_back() -> None:
     desk = Desk()
     desk.store(desk.groups.train[0], "a", "b", scored=False)
-    desk.loss.left("a", 0.0)
+    desk.loss.departed("a", 0.0)
     assert [slot.ref.spool for slot in desk.grading.assign("r", 8) if slot.ref] == ["b"]
     assert not desk.grading.waiting
 
@@ -105,7 +105,7 @@ def test_groups_with_a_trajectory_in_a_lost_spool_restart_and_others_go_on() -> 
     lost, sound = desk.groups.train[0], desk.groups.train[1]
     desk.store(lost, "a", "b")
     desk.store(sound, "b", "b")
-    desk.loss.left("a", 0.0)
+    desk.loss.departed("a", 0.0)
     desk.loss.tick(TTL_S - 1, 0)
     assert lost.is_complete
 
@@ -113,7 +113,7 @@ def test_groups_with_a_trajectory_in_a_lost_spool_restart_and_others_go_on() -> 
 
     _, records, events = desk.out.drain()
     assert Restarted(0, 0, [8, 8]) in records
-    assert (lost.indices(State.MISSING), lost.num_scored, sound.num_scored) == ([0, 1], 0, 2)
+    assert (lost.indices(SlotState.MISSING), lost.num_scored, sound.num_scored) == ([0, 1], 0, 2)
     assert events[-1].fields == {
         "spool": "a", "groups_restarted": 1, "groups_taken": 0, "held_out_trajectories": 0
     }  # fmt: skip
@@ -124,9 +124,9 @@ def test_groups_with_a_trajectory_in_a_lost_spool_restart_and_others_go_on() -> 
 def test_a_group_that_a_step_has_taken_stays_in_it_and_the_event_says_so() -> None:
     desk = Desk()
     desk.store(desk.groups.train[0], "a", "a")
-    desk.training.take(0, "t.0")
+    desk.training.take(Take(0), TRAINER, 0.0)
     desk.training.answer_take(0)
-    desk.loss.left("a", 0.0)
+    desk.loss.departed("a", 0.0)
     desk.loss.tick(TTL_S, 0)
 
     records, events = desk.out.drain()[1:]
@@ -144,19 +144,19 @@ def test_held_out_trajectories_in_a_lost_spool_are_leased_again_unless_they_have
         slot.store(SpoolRef("a", 0, 16, 8, 0), SUMMARY)
     group.slots[0].score(1.0, {})
     desk.grading.add(group.slots[1])
-    desk.loss.left("a", 0.0)
+    desk.loss.departed("a", 0.0)
     desk.loss.tick(TTL_S, 0)
 
     refused = [record for record in desk.out.drain()[1] if isinstance(record, Refused)]
     assert [(record.unit, record.reason) for record in refused] == [(group.slots[1].unit, "the spool a is lost")]
-    assert [slot.state for slot in group.slots] == [State.SCORED, State.MISSING]
+    assert [slot.state for slot in group.slots] == [SlotState.SCORED, SlotState.MISSING]
     assert not desk.grading
 
 
 def test_a_lease_does_without_the_stored_part_of_a_trajectory_while_its_spool_is_away() -> None:
     desk = Desk()
     desk.groups.train[0].slots[0].progress(SpoolRef("a", 0, 16, 8, 0), SUMMARY)
-    desk.loss.left("a", 0.0)
+    desk.loss.departed("a", 0.0)
     node = desk.nodes.join("r.0", Hello(PROTOCOL, "rollout", "r", "0"), 0.0)
     node.policy_version, node.credit_limit = 0, 2
     desk.dispatcher.credits.update(node)
@@ -174,7 +174,7 @@ def test_every_user_of_spools_is_told_of_a_change_once_and_rollouts_where_to_sto
     for role, name in (("rollout", "r"), ("reward", "g"), ("trainer", "t"), ("supervisor", "s")):
         desk.nodes.join(f"{name}.0", Hello(PROTOCOL, role, name, "0"), 0.0)  # type: ignore[arg-type]
     desk.spools.assign("r.0")
-    desk.loss.left("a", 0.0)
+    desk.loss.departed("a", 0.0)
     desk.loss.tell()
     desk.loss.tell()
 

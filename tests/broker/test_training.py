@@ -3,14 +3,13 @@
 import pytest
 
 from asyncrl.broker.failures import FailureBook
-from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.group import Group
-from asyncrl.broker.groups.window import Window
+from asyncrl.broker.groups.admission import Window
+from asyncrl.broker.groups.group import Group, GroupBook
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.ledger.records import Admitted, Committed, Dropped, Taken
 from asyncrl.broker.nodes.faults import FaultBook
-from asyncrl.broker.nodes.node import NodeBook
+from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.training import TrainingGroups
@@ -19,7 +18,7 @@ from asyncrl.config.sections.evaluation import Evaluation
 from asyncrl.errors import RunFailed
 from asyncrl.messages.session import Hello
 from asyncrl.messages.spool import SpoolRef, Trim
-from asyncrl.messages.trainer import Batch, Commit
+from asyncrl.messages.trainer import Batch, Commit, Take
 from asyncrl.messages.trajectory import TrajectorySummary
 from asyncrl.messages.wire import PROTOCOL
 from tests.broker.driver import Prompts, a_config
@@ -62,11 +61,14 @@ class Desk:
             self.training.rewarded(group)
         return group
 
+    def take(self, step: int, peer: str = "t.0") -> None:
+        self.training.take(Take(step), Node(peer, "t", peer[2:], "trainer", 0.0), 0.0)
+
     def train(self, step: int) -> None:
         """Complete, take and commit group ``step``, and make its version live."""
         self.training.advance(step)
         self.complete(step)
-        self.training.take(step, "t.0")
+        self.take(step)
         self.training.answer_take(step)
         self.training.commit(Commit(step, f"step_{step + 1:06d}"))
         self.window.live(step + 1)
@@ -100,17 +102,17 @@ def test_a_trainer_has_computed_the_steps_from_its_first_take_on() -> None:
     desk = Desk()
     assert not desk.training.has_computed(0, "t.0")
     for step in (7, 8):
-        desk.training.take(step, "t.1")
+        desk.take(step, "t.1")
     assert [desk.training.has_computed(step, "t.1") for step in (6, 7, 8)] == [False, True, True]
     assert not desk.training.has_computed(8, "t.0")
-    desk.training.take(5, "t.2")
+    desk.take(5, "t.2")
     assert desk.training.has_computed(5, "t.2")
 
 
 def test_a_take_waits_for_its_groups_and_is_forgotten_with_its_trainer() -> None:
     desk = Desk()
     desk.training.advance(0)
-    desk.training.take(0, "t.0")
+    desk.take(0)
     desk.training.answer_take(0)
     assert desk.out.drain()[0] == []
 
@@ -120,7 +122,7 @@ def test_a_take_waits_for_its_groups_and_is_forgotten_with_its_trainer() -> None
     assert desk.out.drain()[0] == []
 
     for _ in range(2):
-        desk.training.take(0, "t.1")
+        desk.take(0, "t.1")
         desk.training.answer_take(0)
     outbox, records, _ = desk.out.drain()
     batch = Batch(0, [slot.scored_trajectory() for slot in group.slots], lr=desk.config.trainer.lr)
@@ -143,6 +145,6 @@ def test_groups_close_with_the_checkpoint_after_their_own() -> None:
     assert Committed(1, "step_000002") in records
     desk.training.commit(Commit(1, "step_000002"))
     assert desk.out.drain() == ([], [], []), "a resumed trainer repeats its checkpoint"
-    desk.training.take(0, "t.0")
+    desk.take(0)
     with pytest.raises(RunFailed, match="asks for step 0, whose payloads are gone"):
         desk.training.answer_take(1)

@@ -12,7 +12,7 @@ from tests.config.model.directories import write_model
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run file with a model that looks whole, and a dataset. What needs torch is not checked."""
-    monkeypatch.setattr("asyncrl.cli.launch.run.check_architecture", lambda *_: [])
+    monkeypatch.setattr("asyncrl.runtime.launch.check_architecture", lambda *_: [])
     write_model(tmp_path / "model")
     rows = [{"prompt": "how many", "answer": "1", "data_source": "toy"}] * 4
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")

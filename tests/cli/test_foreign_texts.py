@@ -10,16 +10,15 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from asyncrl.broker.failures import EVENT, FailureBook
-from asyncrl.broker.ledger.dead_letters import DeadLetter
-from asyncrl.cli.launch.screen import Screen
-from asyncrl.cli.operate.logs import Line, log_lines
-from asyncrl.cli.operate.status_lines import live_lines
-from asyncrl.cli.operate.top import Display
-from asyncrl.cli.recorded.inspect import audit_table, dead_letter_table, event_table
-from asyncrl.cli.terminal import echo
+from asyncrl.broker.ledger.reader import DeadLetter
+from asyncrl.cli.inspect import audit_table, dead_letter_table, event_table
+from asyncrl.cli.logs import LogLine, log_lines
+from asyncrl.cli.status import Display, live_lines
 from asyncrl.messages.supervisor import Incident, NodeStatus, Status
-from asyncrl.observe.report import page
-from tests.cli.recorded.test_inspect import AUDIT
+from asyncrl.runtime.screen import Screen
+from asyncrl.terminal import echo
+from asyncrl.tools.report import report
+from tests.cli.test_inspect import AUDIT
 
 ACTS = "\x1b]0;OWNED\x07\x1b[2J\x1b[31m \x9b31m \u202e \u2066 \u200e \u061c \u2028 \ud800 \u200b \U000e0041 \r\b"
 RAISED = f"ValueError: {ACTS} (score.py:12)"
@@ -61,7 +60,7 @@ VIEWS: dict[str, Callable[[], str]] = {
     "status": lambda: "\n".join(live_lines(status())),
     "logs": lambda: "\n".join(
         log_lines(
-            [Line("", "r", ACTS), Line("", "r", json.dumps({"event": "printed", "text": ACTS + "\n"}))],
+            [LogLine("", "r", ACTS), LogLine("", "r", json.dumps({"event": "printed", "text": ACTS + "\n"}))],
             as_json=False,
             names_node=True,
         )
@@ -83,7 +82,7 @@ def test_the_screen_of_a_run_shows_what_acts() -> None:
     for show in (
         lambda s: s.exited("reward-0", RAISED, restarting=True),
         lambda s: s.say(f"a note: {ACTS}"),
-        lambda s: s.left(ACTS),
+        lambda s: s.departed(ACTS),
         lambda s: s.failures(failures(), {"reward": 3}),
     ):
         printed = screen(show)
@@ -98,7 +97,7 @@ def test_a_terminal_that_top_redraws_gets_only_its_codes() -> None:
 
 
 def test_a_page_shows_what_acts() -> None:
-    made = page.page(ACTS, [page.text(ACTS), page.table([ACTS], [[ACTS]]), page.folded(ACTS, page.text("x"))])
+    made = report.page(ACTS, [report.text(ACTS), report.table([ACTS], [[ACTS]]), report.folded(ACTS, report.text("x"))])
     assert obeyed(made) == set()
     assert made.count("\\x1b]0;OWNED") == 5
 

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from asyncrl.cli.main import main
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.records.run_directory import RunDirectory
 from asyncrl.version import VERSION
 from tests.cli.invoke import asyncrl
 

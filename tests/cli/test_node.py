@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from asyncrl.cli import node
 from asyncrl.cli.node import main
-from asyncrl.node.machine.local_address import INTERFACE_VARIABLE
-from asyncrl.node.process.process import Job
+from asyncrl.runtime.local_address import INTERFACE_VARIABLE
+from asyncrl.runtime.process import Job
 from asyncrl.version import VERSION
 
 ROLLOUT = ("--role", "rollout", "--broker", "tcp://127.0.0.1:5570")
@@ -48,10 +48,10 @@ def test_the_options_are_these():
 def test_weights_reach_a_rollout_the_way_it_is_told(monkeypatch, environment):
     told = []
 
-    async def run_rollout(run, who, *, wait_s, stopping, weights, may_fetch):
+    async def run_rollout(node, stopping, *, weights, may_fetch):
         told.append(weights)
 
-    monkeypatch.setattr("asyncrl.node.rollout.rollout.run_rollout", run_rollout)
+    monkeypatch.setattr("asyncrl.runtime.rollout.run_rollout", run_rollout)
     option = [] if environment else ["--weights", "spool"]
     command = ["--role", "rollout", "--broker", "ipc:///nowhere", *option]
     result = CliRunner().invoke(main, command, env=environment)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.observe.run_directory import RunDirectory, RunSummary
+from asyncrl.records.run_directory import RunDirectory, RunSummary
 from tests.cluster import attendance
 from tests.cluster.machine import BIN, Machine
 from tests.cluster.namespace import CommandFailed

@@ -16,10 +16,10 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from asyncrl.actor.codec import Envelope, encode
-from asyncrl.actor.sockets.curve import new_pair
+from asyncrl.messages.codec import Envelope, encode
 from asyncrl.messages.session import Hello
 from asyncrl.messages.wire import PROTOCOL
+from asyncrl.wire.curve import new_pair
 
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 """First bytes of ZMTP 3.1 (rfc.zeromq.org/spec/37)."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.sockets.handshake_guard import PROVED_BYTES
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import NodeEvent
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.wire.zmq_hub import PROVED_BYTES
 from tests.cluster.machine import Machine
 from tests.cluster.namespace import Process
 from tests.cluster.network import Network

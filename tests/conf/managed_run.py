@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.records.run_directory import RunDirectory
 from tests.conf.unit_manager import Service, Target, Unit
 
 BIN = Path(sys.executable).parent

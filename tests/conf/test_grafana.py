@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from asyncrl.observe.metrics.table import METRICS
+from asyncrl.records.metrics import METRICS
 
 BOARD = json.loads((Path(__file__).parents[2] / "conf" / "grafana" / "asyncrl.json").read_text())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]

@@ -11,7 +11,7 @@ import pytest
 from asyncrl.cli.node import main
 from asyncrl.config.run_file import load_config
 from asyncrl.config.sections.rollout import Rollout
-from asyncrl.node.process.metrics_server import metrics_options
+from asyncrl.runtime.metrics_server import metrics_options
 from asyncrl.version import VERSION
 
 yaml = pytest.importorskip("yaml")

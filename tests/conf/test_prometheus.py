@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.observe.metrics.exposition import Exposition
-from asyncrl.observe.metrics.table import METRICS, Sample
+from asyncrl.records.metrics import METRICS, Sample
+from asyncrl.runtime.http_server import Exposition
 from tests.conf.promql import Scrape, Scrapes, Vector, fires
 
 parser = pytest.importorskip("prometheus_client.parser")
@@ -33,7 +33,7 @@ HEALTHY = {
     "asyncrl_spool_disk_free_bytes": 5e11,
     "asyncrl_spool_disk_size_bytes": 1e12,
 }
-"""Values in a healthy run; all others are 0, and the quiet nodes are none."""
+"""Values in a healthy run; all others are 0, and the silent and stalled nodes are none."""
 
 CAUSES: dict[str, dict[tuple[str, ...], float]] = {
     "AsyncrlProcessDown": {("up",): 0},
@@ -42,7 +42,7 @@ CAUSES: dict[str, dict[tuple[str, ...], float]] = {
     "AsyncrlNoRollout": {("asyncrl_broker_nodes", "rollout", "ready"): 0},
     "AsyncrlNoReward": {("asyncrl_broker_nodes", "reward", "ready"): 0},
     "AsyncrlNoTrainer": {("asyncrl_broker_nodes", "trainer", "ready"): 0},
-    "AsyncrlNodeQuiet": {("asyncrl_broker_nodes", "rollout", "quiet"): 1},
+    "AsyncrlNodeSilent": {("asyncrl_broker_nodes", "rollout", "silent"): 1},
     "AsyncrlNodeStalled": {("asyncrl_broker_nodes", "rollout", "stalled"): 1},
     "AsyncrlFailures": {("asyncrl_broker_failures_total", "reward"): 101},
     "AsyncrlRewardWorkersDie": {("asyncrl_reward_workers_replaced_total",): 6},
@@ -68,7 +68,7 @@ def samples(changed: dict[tuple[str, ...], float]) -> Iterator[Sample]:
         for values in metric.labels.values():
             combinations = [(*before, value) for before in combinations for value in values]
         for labels in combinations:
-            healthy = 0 if {"quiet", "stalled"} & set(labels) else HEALTHY.get(metric.name, 0)
+            healthy = 0 if {"silent", "stalled"} & set(labels) else HEALTHY.get(metric.name, 0)
             value = changed.get((metric.name, *labels), healthy)
             yield Sample(metric.name, value, dict(zip(metric.labels, labels, strict=True)))
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.cli.recorded.inspect import read_audit
+from asyncrl.cli.inspect import read_audit
 from asyncrl.config.run_file import load_config, to_toml
-from asyncrl.keys.key_folder import KeyFolder
+from asyncrl.wire.keys.key_folder import KeyFolder
 from tests.conf.managed_run import ENVIRONMENT, MANAGERS, ROLES, ManagedRun, UnderSystemd, kill_at_random
 
 pytestmark = pytest.mark.slow("a service manager starts whole runs")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.cli.node import main
-from asyncrl.cli.services.render import ROLES, SUPERVISORD, render
 from asyncrl.errors import ToldToLeave
+from asyncrl.tools.services.render import ROLES, SUPERVISORD, render
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "conf" / "supervisord" / "asyncrl.conf"

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from asyncrl.cli.node import main
-from asyncrl.cli.services.install import write_files
-from asyncrl.cli.services.render import SYSTEMD, device_files, render
 from asyncrl.config.sections.rollout import Rollout
 from asyncrl.errors import ToldToLeave
+from asyncrl.tools.services.install import write_files
+from asyncrl.tools.services.render import SYSTEMD, device_files, render
 from tests.conf.unit_manager import Unit
 
 ROOT = Path(__file__).parents[2]

@@ -1,7 +1,7 @@
 import pytest
 
-from asyncrl.config.addresses import announced, bound_again, check_address, is_loopback, is_wildcard, reached
 from asyncrl.errors import ConfigError
+from asyncrl.wire.addresses import announced, bound_again, check_address, is_loopback, is_wildcard, reached
 
 
 @pytest.mark.parametrize(

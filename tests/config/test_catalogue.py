@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from asyncrl.algo.advantages.resolve import resolve_advantage
+from asyncrl.algo.advantages import resolve_advantage
 from asyncrl.algo.aggregate import Totals, resolve_aggregation
 from asyncrl.algo.kl import resolve_kl
-from asyncrl.algo.losses.resolve import resolve_loss
+from asyncrl.algo.losses import resolve_loss
 from asyncrl.config.catalogue import (
     ADVANTAGES,
     AGGREGATIONS,
     KL_ESTIMATORS,
     LOSSES,
     SETTINGS,
-    Entry,
+    CatalogueEntry,
     EstimatorEntry,
     LossEntry,
     aggregation_path,
@@ -29,7 +29,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.plug_in import REQUIRED
 
 
-def assert_signature(entry: Entry, signature: dict[str, object]) -> None:
+def assert_signature(entry: CatalogueEntry, signature: dict[str, object]) -> None:
     assert entry.reads == signature.keys()
     assert set(entry.required) == {name for name, default in signature.items() if default is REQUIRED}
 

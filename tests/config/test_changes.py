@@ -1,7 +1,7 @@
 import pytest
 
-from asyncrl.config.changes import changed
 from asyncrl.config.config import Config
+from asyncrl.config.live import changed
 from asyncrl.config.run_file import decode
 from asyncrl.errors import ConfigError
 

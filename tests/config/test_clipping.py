@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.clipping import WIDE, with_clip_high
+from asyncrl.config.correction import WIDE, with_clip_high
 from asyncrl.config.run_file import decode
 
 

@@ -5,8 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.config.config import Config
-from asyncrl.config.resolve import with_absolute_paths, with_backend, with_steps
-from asyncrl.config.run_file import decode
+from asyncrl.config.run_file import decode, with_absolute_paths, with_backend, with_steps
 from asyncrl.errors import ConfigError
 
 BASE = Path("/srv/run")

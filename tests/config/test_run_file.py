@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.config.config import from_json, to_json
-from asyncrl.config.resolve import with_steps
-from asyncrl.config.run_file import SHORTHANDS, changes, decode, explain, load_config, to_toml
+from asyncrl.config.run_file import SHORTHANDS, changes, decode, explain, load_config, to_toml, with_steps
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.errors import ConfigError
 from tests.config.configs import made, refused

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import Meta
 
-from asyncrl.config.words import type_in_words, value_in_words
+from asyncrl.config.meanings import type_in_words, value_in_words
 
 
 @pytest.mark.parametrize(

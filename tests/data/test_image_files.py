@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.resolve import with_absolute_paths
+from asyncrl.config.run_file import with_absolute_paths
 from asyncrl.config.sections.data import Data
-from asyncrl.data import image_files
+from asyncrl.data import images
 from asyncrl.data.check import inspect
 from asyncrl.data.dataset import BadRow
-from asyncrl.data.image_files import ImageFiles
+from asyncrl.data.images import ImageFiles
 from asyncrl.data.prompts import train_stream
 from asyncrl.errors import DataError
 from asyncrl.messages.trajectory import Prompt
@@ -111,7 +111,7 @@ def test_a_path_is_shown_with_escapes(folder: Path) -> None:
 
 def test_a_file_is_bounded_by_what_is_read_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sparse file of a terabyte costs the limit, and one that claims to be empty is read to its end."""
-    monkeypatch.setattr(image_files, "MAX_FILE_BYTES", 1 << 16)
+    monkeypatch.setattr(images, "MAX_FILE_BYTES", 1 << 16)
     with (folder / "huge.png").open("wb") as file:
         file.truncate(1 << 40)
     sentence = f"picture {folder}/huge.png is too large: the limit is 65,536 bytes; make it smaller"

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.config.sections.data import Data
-from asyncrl.data import image_files, images
+from asyncrl.data import images
+from asyncrl.data import images as images_module
 from asyncrl.data.dataset import BadRow, Dataset
-from asyncrl.data.image_files import ImageFiles
-from asyncrl.data.images import check_model_reads, describe, read_files
+from asyncrl.data.images import ImageFiles, check_model_reads, describe, read_files
 from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.messages.trajectory import Image, Prompt
@@ -82,7 +82,7 @@ def test_a_cell_without_a_picture_is_refused(tmp_path: Path, cell: Any, reason: 
 
 
 def test_bad_pictures_are_bad_rows_with_their_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (image_files, images):
+    for module in (images_module, images):
         monkeypatch.setattr(module, "MAX_FILE_BYTES", len(RED))
     (tmp_path / "large.png").write_bytes(bytes(len(RED) + 1))
     cells: list[list[str | bytes]] = [["gone.png"], ["large.png"], [RED], [RED, RED]]

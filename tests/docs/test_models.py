@@ -19,7 +19,7 @@ from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.trainer.model.architecture import check_architecture
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 VOCAB = 64

@@ -17,7 +17,7 @@ from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import Answer, EnvironmentEpisode, Score
 from asyncrl.environment.pool import EnvironmentPool
 from asyncrl.errors import ConfigError, EnvironmentFailed
-from asyncrl.processes import folders, process_tree
+from asyncrl.workers import folders
 from tests.environment.environments import said, task, written
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="needs /proc"), pytest.mark.timeout(60)]
@@ -277,8 +277,8 @@ def test_nothing_is_left_when_a_worker_or_its_keeper_is_killed(tmp_path: Path, v
         await episode.reset(task())
         _, _, folder = json.loads((await episode.step(said())).messages[0]["content"])
         # Other tests may have left processes of torch below this one.
-        below = process_tree.below(os.getpid())
-        (keeper,) = [process.pid for process in below if "asyncrl.processes.keeper" in command_of(process.pid)]
+        below = folders.below(os.getpid())
+        (keeper,) = [process.pid for process in below if "asyncrl.workers.keeper" in command_of(process.pid)]
         (worker,) = [process.pid for process in below if process.parent == keeper]
         os.kill(worker if victim == "worker" else keeper, signal.SIGKILL)
         await until_it_fails(episode)
@@ -313,7 +313,7 @@ def test_nothing_is_left_when_the_rollout_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as rollout:
         assert rollout.stdout is not None
         _, _, folder = json.loads(rollout.stdout.readline())
-        pids = [process.pid for process in process_tree.below(rollout.pid)]
+        pids = [process.pid for process in folders.below(rollout.pid)]
         assert Path(folder).is_dir()
 
         rollout.kill()

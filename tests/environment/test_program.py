@@ -12,7 +12,7 @@ from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import Description, Score, TaskInput
 from asyncrl.environment.program import Programs
 from asyncrl.errors import ConfigError, EnvironmentFailed
-from asyncrl.processes import process_tree
+from asyncrl.workers import folders
 
 TASK = TaskInput(
     messages=[{"role": "user", "content": "é\n"}], answer="6", extra={"boxes": [1, 2]}, seed=3, name="run/0"
@@ -150,4 +150,4 @@ def is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return pid in [process.pid for process in process_tree.below(1)]
+    return pid in [process.pid for process in folders.below(1)]

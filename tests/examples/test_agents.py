@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("uvicorn")
+
 from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import Score, TaskInput
 from asyncrl.environment.program import Programs
 from asyncrl.messages.trajectory import FROM_PROMPT
+from asyncrl.rollout.gateway.app import serve
 from asyncrl.rollout.gateway.gateway import Gateway
-from asyncrl.rollout.gateway.server import serve
 from tests.rollout.gateway.doubles import Episode, user
-
-pytest.importorskip("uvicorn")
 
 ROOT = Path(__file__).parents[2]
 AGENTS = ROOT / "examples" / "agents"

@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 
 from asyncrl.environment import Said, Step, Task
-from asyncrl.toy.hidden_sums import Problem, problems
+from asyncrl.tools.toy.hidden_sums import HiddenSum, problems
 from tests.examples.conftest import ROOT, load_example
 from tests.examples.sums_player import next_turn
 
-TOM = Problem("Tom", (5, -3, 4))
+TOM = HiddenSum("Tom", (5, -3, 4))
 GUESSING = 0.12
 """Share of answers that may be right by chance."""
 
 example = load_example("hidden_sums")
 
 
-def task(problem: Problem, seed: int = 0) -> Task:
+def task(problem: HiddenSum, seed: int = 0) -> Task:
     return Task(
         messages=[{"role": "user", "content": problem.prompt}],
         answer=problem.answer,
@@ -26,7 +26,7 @@ def task(problem: Problem, seed: int = 0) -> Task:
     )
 
 
-def boxes(problem: Problem = TOM, seed: int = 0, **options: Any) -> Any:
+def boxes(problem: HiddenSum = TOM, seed: int = 0, **options: Any) -> Any:
     environment = example.Boxes(**options)
     environment.reset(task(problem, seed))
     return environment
@@ -39,7 +39,7 @@ def heard(environment: Any, text: str) -> str:
     return str(step.messages[0]["content"])
 
 
-def play(problem: Problem, seed: int = 0, **options: Any) -> tuple[float, list[list[str]]]:
+def play(problem: HiddenSum, seed: int = 0, **options: Any) -> tuple[float, list[list[str]]]:
     """Reward, and the contents of each context."""
     environment, contexts = boxes(problem, seed, **options), [[problem.prompt]]
     while True:

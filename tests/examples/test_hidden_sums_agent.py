@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from asyncrl.environment import Client, Said, Task
-from asyncrl.toy.hidden_sums import Problem, problems
+from asyncrl.tools.toy.hidden_sums import HiddenSum, problems
 from tests.examples.conftest import ROOT, load_example
 from tests.examples.sums_player import next_turn
 from tests.patience import PATIENCE_S
@@ -25,11 +25,11 @@ from tests.patience import PATIENCE_S
 agent = load_example("hidden_sums_agent")
 environment = load_example("hidden_sums")
 
-TOM = Problem("Tom", (5, -3, 4))
+TOM = HiddenSum("Tom", (5, -3, 4))
 KEY = "the key"
 
 
-def task(problem: Problem = TOM) -> Task:
+def task(problem: HiddenSum = TOM) -> Task:
     return Task(
         messages=[{"role": "user", "content": problem.prompt}],
         answer=problem.answer,
@@ -93,7 +93,7 @@ def serving(policy: Callable[[list[str]], str] = next_turn) -> Iterator[Server]:
         server.shutdown()
 
 
-def solve(server: Server, problem: Problem = TOM, key: str = KEY, **options: Any) -> float:
+def solve(server: Server, problem: HiddenSum = TOM, key: str = KEY, **options: Any) -> float:
     reward: float = asyncio.run(agent.solve(task(problem), Client(f"{server.url}/e/1/v1", key), **options))
     return reward
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from asyncrl import load_config
 from asyncrl.broker.ledger.audit import audit
 from asyncrl.broker.ledger.reader import read_records
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.records.run_directory import RunDirectory
 from tests.examples.conftest import load_example
 
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from asyncrl.algo.advantages.resolve import resolve_advantage
-from asyncrl.algo.losses.resolve import resolve_loss
-from asyncrl.algo.losses.tokens import Tokens
+from asyncrl.algo.advantages import resolve_advantage
+from asyncrl.algo.aggregate import Ragged
+from asyncrl.algo.loss_tokens import Tokens
+from asyncrl.algo.losses import resolve_loss
 from asyncrl.algo.outcomes import Outcome
-from asyncrl.algo.ragged import Ragged
 from tests.examples.conftest import ROOT
 
 

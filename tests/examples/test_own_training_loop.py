@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.records.run_directory import RunDirectory
 from tests.examples.conftest import StartNodes, load_example
 
 

@@ -1,12 +1,15 @@
+import errno
 import os
 import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from asyncrl.files.atomic import remove_folder, replace_folder, replacing
+from asyncrl.errors import ConfigError, RunFailed
+from asyncrl.files.atomic import cause, check_output, needed, output, remove_folder, replace_folder, replacing
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -135,3 +138,84 @@ def test_a_folder_vanishes_whole_before_any_of_its_files_is_removed(
 
     assert seen[-1] == (unfinished.name, False)
     assert list(tmp_path.iterdir()) == []
+
+
+# ── test disk ─────────────────────────────────────────────────────────────────────────────────
+
+
+def write(path: Path, error: Exception) -> None:
+    with needed(path):
+        raise error
+
+
+def test_a_disk_error_names_the_file_the_cause_and_the_remedy() -> None:
+    with pytest.raises(RunFailed) as raised:
+        write(Path("runs/a/metrics.jsonl"), OSError(errno.ENOSPC, "No space left on device"))
+
+    assert str(raised.value) == (
+        "cannot write runs/a/metrics.jsonl: No space left on device; free space or repair the disk, then start or "
+        "resume the run"
+    )
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_folder_that_cannot_be_written_is_not_told_to_make_space(number: int) -> None:
+    with pytest.raises(RunFailed, match=r"; give a folder that can be written, or make this one so$"):
+        write(Path("ro/x"), OSError(number, os.strerror(number)))
+
+
+@pytest.mark.parametrize(("free", "said"), [(0, "disk I/O error: no space left on the disk"), (99, "disk I/O error")])
+def test_a_full_disk_is_named_where_the_database_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, said: str
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_bavail=free, f_frsize=4096))
+    assert cause(tmp_path / "ledger.sqlite", RuntimeError("disk I/O error")) == said
+
+
+def test_a_disk_that_cannot_be_asked_leaves_the_error_as_it_is(tmp_path: Path) -> None:
+    assert cause(tmp_path / "gone" / "ledger.sqlite", RuntimeError("disk I/O error")) == "disk I/O error"
+
+
+def test_an_error_without_an_errno_keeps_its_text() -> None:
+    with pytest.raises(RunFailed, match="cannot write a: torn apart;"):
+        write(Path("a"), OSError("torn apart"))
+
+
+def test_other_exceptions_pass_unchanged() -> None:
+    with pytest.raises(ZeroDivisionError):
+        write(Path("a"), ZeroDivisionError())
+
+
+# ── test output ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_file_is_replaced(tmp_path: Path) -> None:
+    with output(tmp_path / "new" / "page.html") as unfinished:
+        unfinished.write_text("new")
+
+    assert (tmp_path / "new" / "page.html").read_text() == "new"
+
+
+def test_a_folder_is_one_sentence(tmp_path: Path) -> None:
+    sentence = f"cannot write {tmp_path}: it is a folder, not a file; give the path of a file that can be written"
+    with pytest.raises(ConfigError) as failure, output(tmp_path):
+        pytest.fail("there is nothing to write to")
+    with pytest.raises(ConfigError) as early:
+        check_output(tmp_path)
+
+    assert str(failure.value) == str(early.value) == sentence
+
+
+def test_a_place_that_cannot_exist_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot write .*file/page\.html: (Not a directory|File exists); give"):
+        output_write(tmp_path / "file" / "page.html")
+
+
+def output_write(path: Path) -> None:
+    with output(path) as unfinished:
+        unfinished.write_text("new")
+
+
+def test_a_path_that_can_be_written_is_no_error(tmp_path: Path) -> None:
+    check_output(tmp_path / "page.html")

@@ -1,4 +1,5 @@
 import resource
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.errors import LedgerError, RunFailed
-from asyncrl.files.disk import TornTail
-from asyncrl.files.json_lines import JsonLines
+from asyncrl.files.atomic import TornTail
+from asyncrl.files.json_lines import JsonLines, toml_key, toml_value
 
 RECORDS: list[dict[str, Any]] = [{"step": 1, "note": "two\nlines"}, {"step": 2}, {"step": 3, "reward": None}]
 
@@ -130,3 +131,19 @@ def test_a_last_line_that_is_longer_than_what_is_read_is_none(tmp_path: Path) ->
     lines = JsonLines(tmp_path / "events.jsonl")
     lines.append({"text": "x" * 100})
     assert lines.last(num_bytes=50) is None
+
+
+# ── test toml text ────────────────────────────────────────────────────────────────────────────
+# Text of TOML values reads back as the values.
+
+
+@pytest.mark.parametrize(
+    "value", [True, 3, 1e-06, 'a\x7fb\n"c"', [1, 2], ["a", "b"], {"a b": {"c": [False]}}, [{"x": 1}, {"y": "z"}]]
+)
+def test_a_value_reads_back(value: object) -> None:
+    assert tomllib.loads(f"value = {toml_value(value)}") == {"value": value}
+
+
+@pytest.mark.parametrize("key", ["plain-key_1", "with space", "dot.ted", "é"])
+def test_a_key_reads_back(key: str) -> None:
+    assert tomllib.loads(f"{toml_key(key)} = 1") == {key: 1}

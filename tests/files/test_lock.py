@@ -1,13 +1,15 @@
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from asyncrl.errors import LinkError
-from asyncrl.files.lock import is_locked, locked
+from asyncrl.errors import ConfigError, LinkError
+from asyncrl.files.lock import is_locked, locked, private_socket
 
 HOLDS = """
 import sys
@@ -77,3 +79,126 @@ def test_the_lock_of_another_user_which_cannot_be_tried_is_seen(
         with holds, monkeypatch.context() as patch:
             patch.setattr(os, "open", refuse)
             assert is_locked(tmp_path / "lock") == expected
+
+
+# ── test private socket ───────────────────────────────────────────────────────────────────────
+# The folder of a run's sockets is one user's, one place's, and gone with the process.
+
+RUN_ID = "a" * 32
+
+
+@pytest.fixture
+def sockets(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "sockets").mkdir()
+    return tmp_path / "sockets"
+
+
+@contextmanager
+def folder(sockets: Path, run_id: str = RUN_ID, place: str = "run") -> Iterator[Path]:
+    with private_socket("spool", run_id, sockets.parent / place, {"XDG_RUNTIME_DIR": str(sockets)}) as address:
+        path = Path(address.removeprefix("ipc://"))
+        assert path.name == "spool"
+        yield path.parent
+
+
+def test_every_start_of_a_run_has_the_same_private_folder_and_leaves_none(sockets: Path) -> None:
+    with folder(sockets) as first:
+        assert first.parent == sockets
+        assert first.stat().st_mode & 0o777 == 0o700
+        (first / "spool").touch()
+    assert list(sockets.iterdir()) == []
+    with folder(sockets) as second:
+        assert second == first
+
+
+def test_the_folder_goes_with_a_run_that_fails(sockets: Path) -> None:
+    with pytest.raises(RuntimeError), folder(sockets):
+        raise RuntimeError
+    assert list(sockets.iterdir()) == []
+
+
+def test_a_folder_that_a_killed_process_left_is_used_again(sockets: Path) -> None:
+    with folder(sockets) as first:
+        pass
+    first.mkdir(mode=0o700)
+    (first / "spool").touch()
+    with folder(sockets) as second:
+        assert second == first
+
+
+def test_another_run_and_a_copy_of_a_run_have_other_folders(sockets: Path) -> None:
+    (sockets.parent / "copy").mkdir()
+    with folder(sockets) as own, folder(sockets, "b" * 32) as other, folder(sockets, place="copy") as copy:
+        assert len({own, other, copy}) == 3
+
+
+def test_a_link_to_the_place_leads_to_the_same_folder(sockets: Path) -> None:
+    (sockets.parent / "link").symlink_to(sockets.parent / "run")
+    with folder(sockets) as own:
+        pass
+    with folder(sockets, place="link") as linked:
+        assert linked == own
+
+
+def test_the_folder_of_a_service_comes_first(sockets: Path) -> None:
+    environment = {"XDG_RUNTIME_DIR": "/nowhere", "RUNTIME_DIRECTORY": f"{sockets}:/other"}
+    with private_socket("spool", RUN_ID, sockets.parent / "run", environment) as address:
+        assert address.startswith(f"ipc://{sockets}/")
+
+
+def test_without_any_it_is_below_the_folder_for_temporary_files(sockets: Path) -> None:
+    with private_socket("spool", RUN_ID, sockets.parent / "run", {}) as address:
+        assert address.startswith(f"ipc://{tempfile.gettempdir()}/asyncrl-")
+
+
+def opened(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o755)
+
+
+def given_away(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root gives folders away")
+    path.mkdir(mode=0o700)
+    os.chown(path, 65534, 65534)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [opened, given_away, Path.touch, lambda path: path.symlink_to(path.parent)],
+    ids=["open", "his", "file", "link"],
+)
+def test_whoever_makes_the_folder_first_blocks_nobody(sockets: Path, take: Callable[[Path], None]) -> None:
+    """The name is known to all users once the run has started; a tmp cleaner, or a reboot, lets them take it."""
+    with folder(sockets) as known:
+        pass
+    take(known)
+    with folder(sockets) as other:
+        assert other != known
+        assert other.name.startswith(f"{known.name}-")
+        assert other.stat().st_mode & 0o777 == 0o700
+    with folder(sockets) as again:
+        assert again == other, "links of nodes find the next broker there"
+    take(other)
+    with folder(sockets) as third:
+        assert third not in (known, other)
+
+
+def test_a_parent_that_cannot_be_written_is_named(sockets: Path) -> None:
+    environment = {"XDG_RUNTIME_DIR": str(sockets / "missing")}
+    with (
+        pytest.raises(ConfigError, match=rf"cannot make the folder {sockets}/missing/asyncrl-\w+ for sockets: No such"),
+        private_socket("spool", RUN_ID, sockets.parent / "run", environment),
+    ):
+        raise AssertionError("not reached")
+
+
+def test_who_takes_every_name_is_told_of(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda _: "77")
+    with folder(sockets) as known:
+        pass
+    known.touch()
+    known.with_name(f"{known.name}-77").touch()
+    with pytest.raises(ConfigError, match="set XDG_RUNTIME_DIR to one's own"), folder(sockets):
+        raise AssertionError("not reached")

@@ -18,11 +18,11 @@ import pytest
 from asyncrl.broker.ledger.audit import Audit
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.ledger.records import Admitted, AnyRecord, Dropped, Reissued, Result, Rewarded, Taken
-from asyncrl.cli.recorded.inspect import read_audit
+from asyncrl.cli.inspect import read_audit
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
-from asyncrl.observe.run_directory import RunDirectory, RunSummary
-from asyncrl.toy.models import make_hidden_sums
+from asyncrl.records.run_directory import RunDirectory, RunSummary
+from asyncrl.tools.toy.models import make_hidden_sums
 from tests.integration.node_processes import Nodes
 from tests.patience import PATIENCE_S
 

@@ -60,8 +60,8 @@ def damage_payloads(dice: Random) -> None:
     from asyncrl.messages.trajectory import Trajectory
 
     generations: Any = importlib.import_module("asyncrl.rollout.generations")
-    from tests.checks import damage
-    from tests.checks.damage import DAMAGES, OF_REPLAY
+    from tests.messages import damage
+    from tests.messages.damage import DAMAGES, OF_REPLAY
 
     damage.NEWEST_VERSION = UNREACHED
     to_put_item = generations.to_put_item
@@ -124,7 +124,7 @@ def install() -> None:
             overlook(dice)
         case "trainer":
             witness()
-        case _ if "asyncrl.node.trainer.shard" in command:
+        case _ if "asyncrl.runtime.rank" in command:
             witness()
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.cli.node import main
-from asyncrl.client import handshake
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.weights.contents.names import checkpoint_tensors
+from asyncrl.wire import handshake
+from asyncrl.wire.zmq_link import ZmqLink
 from tests.integration.weights_digest import weights_digest
 
 SWAP = TransformersEngine.swap

@@ -29,11 +29,11 @@ import torch
 
 from asyncrl.cli.node import main
 from asyncrl.errors import TransferError
-from asyncrl.node.rollout import sessions
 from asyncrl.rollout.engines.transformers.slots import SlotTable
+from asyncrl.runtime import rollout
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.groups.group_keeper import GroupKeeper
-from asyncrl.weights.receive import Receiver
+from asyncrl.weights.publish import Receiver
 
 COMPUTES_S = float(os.environ.get("COMPUTES_S", "8"))
 STEPS_BEFORE = 20
@@ -139,11 +139,11 @@ if __name__ == "__main__":
         case "freezes":
             freeze()
         case "other-shapes":
-            sessions.Layout = reshaped  # type: ignore[assignment, attr-defined]
+            rollout.Layout = reshaped  # type: ignore[assignment, attr-defined]
         case "other-names":
-            sessions.Layout = renamed  # type: ignore[assignment, attr-defined]
+            rollout.Layout = renamed  # type: ignore[assignment, attr-defined]
         case "other-buckets":
-            sessions.Layout = cut_elsewhere  # type: ignore[assignment, attr-defined]
+            rollout.Layout = cut_elsewhere  # type: ignore[assignment, attr-defined]
         case "damages":
             Receiver.transfer = damaged  # type: ignore[method-assign]
         case "computes":

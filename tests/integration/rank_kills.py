@@ -29,11 +29,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from asyncrl.actor import failpoints
+from asyncrl import failpoints
 from asyncrl.files.checkpoints import step_folders
 from asyncrl.trainer.checkpoints.checkpoint import INDEX, verify
 from asyncrl.trainer.checkpoints.checkpoint import begin as begin_checkpoint
-from asyncrl.trainer.checkpoints.parts import TENSORS, stem_of
+from asyncrl.trainer.checkpoints.snapshot import TENSORS, stem_of
 from tests.conftest import make_toy
 from tests.integration.conftest import ToyRun
 from tests.patience import PATIENCE_S

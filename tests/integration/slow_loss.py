@@ -3,8 +3,8 @@
 import os
 import time
 
-from asyncrl.algo.losses.clipped import clipped
-from asyncrl.algo.losses.tokens import PolicyLoss, Tokens
+from asyncrl.algo.loss_tokens import PolicyLoss, Tokens
+from asyncrl.algo.losses import clipped
 
 COMPUTES_S = float(os.environ.get("COMPUTES_S", "8"))
 """Seconds of pure computation."""

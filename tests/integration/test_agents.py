@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.toy.models import save_model
-from asyncrl.toy.text_model import Sizes, random_model
-from asyncrl.toy.vocabulary import tokenizer_from_words
+from asyncrl.tools.toy.models import save_model, tokenizer_from_words
+from asyncrl.tools.toy.text_model import TextModelSizes, random_model
 from tests.environment.agents import PYTHON, has
 from tests.integration.conftest import StartRun, ToyRun, samples, starting_runs
 
@@ -30,7 +29,7 @@ FEW = (
     "evaluation.at_end=false",
 )
 """A process for each episode: few of them."""
-SIZES = Sizes(layers=1, hidden_size=32, intermediate_size=64, heads=2, kv_heads=1, head_dim=16)
+SIZES = TextModelSizes(layers=1, hidden_size=32, intermediate_size=64, heads=2, kv_heads=1, head_dim=16)
 
 
 def needs(python: str, package: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from asyncrl.files.checkpoints import BEST
 from asyncrl.trainer.checkpoints.checkpoint import read_manifest, verify
-from asyncrl.trainer.checkpoints.retention import Best
+from asyncrl.trainer.checkpoints.writer import Best
 
 pytestmark = pytest.mark.slow("whole runs of real processes")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.actor import failpoints
+from asyncrl import failpoints
 from tests.integration.conftest import TWO_ROLLOUTS, StartRun, ToyRun
 
 pytestmark = pytest.mark.slow("whole runs of real processes")

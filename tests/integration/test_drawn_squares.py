@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.toy.models import make_drawn_squares
+from asyncrl.tools.toy.models import make_drawn_squares
 from tests.integration.conftest import StartRun, starting_runs
 
 CONF = Path(__file__).parents[2] / "conf" / "drawn-squares.toml"

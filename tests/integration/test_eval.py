@@ -8,7 +8,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from asyncrl.node.offline.evaluation import OfflineEvaluation
+from asyncrl.runtime.offline import OfflineEvaluation
 from tests.integration.conftest import ToyRun
 from tests.patience import PATIENCE_S
 

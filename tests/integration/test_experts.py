@@ -16,7 +16,7 @@ from asyncrl.messages.trajectory import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 from asyncrl.weights.contents.layout import Layout
 
 PROMPT_IDS = [14, 12, 3, 15, 17]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.cli.recorded.inspect import read_audit
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.cli.inspect import read_audit
+from asyncrl.records.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow("whole runs of real processes")
 

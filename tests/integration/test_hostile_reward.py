@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from asyncrl.cli.main import main
-from asyncrl.processes import process_tree
+from asyncrl.workers import folders
 
 LEFT_BEHIND = "sleep\x00424243\x00"
 ALWAYS_HANGS = """
@@ -43,7 +43,7 @@ def function(folder: Path, text: str) -> str:
 
 def left_behind() -> list[Path]:
     found = []
-    for path in process_tree.PROC.glob("[0-9]*/cmdline"):
+    for path in folders.PROC.glob("[0-9]*/cmdline"):
         try:
             found += [path] if path.read_text() == LEFT_BEHIND else []
         except OSError:

@@ -13,38 +13,35 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.actor.memory import MemoryHub
-from asyncrl.actor.message import Message
 from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import read_records
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.client.connection import Connection
-from asyncrl.client.handshake import hello, identity, leave, shake_hands
-from asyncrl.client.images import ImageCache
-from asyncrl.client.payloads import PayloadClient
-from asyncrl.client.spools import SpoolLinks
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
 from asyncrl.data.prompts import held_out_stream, train_stream
+from asyncrl.messages.codec import Message
 from asyncrl.messages.session import Ready, Stop
 from asyncrl.messages.spool import Fetch, SpoolAddress
 from asyncrl.messages.trainer import Batch, Commit, Stepped, Take
 from asyncrl.messages.weights import Published, Publishing, Transfer, Transferred
 from asyncrl.messages.words import Role
-from asyncrl.node.runner import Actor
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.records.run_directory import RunDirectory
 from asyncrl.reward.actor import RewardActor
 from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.rollout.actor import RolloutActor, RolloutOptions
 from asyncrl.rollout.generations import Generations
+from asyncrl.runtime.sessions import Actor
 from asyncrl.spool.actor import SpoolActor
 from asyncrl.spool.images import ImageStore
 from asyncrl.spool.segments import Segments
 from asyncrl.testing import IMAGE_GRID, FakeEngine
 from asyncrl.trainer.loop.fetching import fetch_step, limits_of
-from asyncrl.trainer.packing.step import Step
+from asyncrl.trainer.packing.step import TrainingStep
+from asyncrl.wire.handshake import Connection, hello, identity, leave, shake_hands
+from asyncrl.wire.memory import MemoryHub
+from asyncrl.wire.spools import ImageCache, PayloadClient, SpoolLinks
 from tests.conftest import draw_picture, make_vision_model
 from tests.integration.conftest import ToyRun
 
@@ -90,7 +87,7 @@ class FakeTrainer:
 
     def __init__(self, config: Config) -> None:
         self.images = ImageCache()
-        self.steps: list[Step] = []
+        self.steps: list[TrainingStep] = []
         self._config = config
 
     def assign_ranks(self, infos: list[Any]) -> list[int]:
@@ -228,7 +225,7 @@ def dataset(folder: Path) -> Config:
     )
 
 
-def check_steps(steps: list[Step]) -> None:
+def check_steps(steps: list[TrainingStep]) -> None:
     """Every trajectory was trained with the picture of its prompt, and the sampler's grid."""
     assert len(steps) == STEPS
     seen = Counter[bytes]()

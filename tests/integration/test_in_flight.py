@@ -21,7 +21,7 @@ from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 
 PROMPT_IDS = [14, 12, 3, 15, 17, 18, 19]
 MAX_TOKENS = 24

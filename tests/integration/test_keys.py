@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.client.handshake import identity, join
-from asyncrl.client.run_address import RunAddress
 from asyncrl.errors import LinkRefused, UnknownKey
-from asyncrl.keys.key_folder import KeyFolder
 from asyncrl.messages.trainer import Commit
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.wire.handshake import identity, join
+from asyncrl.wire.keys.key_folder import KeyFolder
+from asyncrl.wire.run_address import RunAddress
 from tests.integration.node_processes import EX_CONFIG, Nodes, joined, until
 from tests.patience import PATIENCE_S
 

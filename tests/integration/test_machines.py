@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from asyncrl.actor import failpoints
-from asyncrl.node.process.failpoints import SHARD_PLACES
+from asyncrl import failpoints
+from asyncrl.runtime.process import SHARD_PLACES
 from tests.integration.conftest import TWO_ROLLOUTS, ToyRun
 from tests.patience import PATIENCE_S
 

@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from asyncrl.observe.metrics.table import METRICS
+from asyncrl.records.metrics import METRICS
 from tests.conf.test_grafana import NAMES
 from tests.integration.conftest import TWO_ROLLOUTS
 

@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from asyncrl.actor import failpoints
-from asyncrl.node.process.failpoints import PLACES
+from asyncrl import failpoints
+from asyncrl.runtime.process import PLACES
 from tests.integration.conftest import TWO_ROLLOUTS, ToyRun
 
 pytestmark = pytest.mark.slow("whole runs of real processes")
@@ -60,7 +60,7 @@ def test_a_damaged_checkpoint_is_told_on_the_screen_and_the_run_goes_on_from_the
 
 
 FAILS = """
-from asyncrl.algo.advantages.group_baselines import grpo
+from asyncrl.algo.advantages import grpo
 from asyncrl.errors import AsyncrlError
 
 def fails_at_the_third_batch(outcomes):

@@ -17,20 +17,20 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils import logging
 
 from asyncrl.algo.routing import from_routing
-from asyncrl.checks.trajectory import problem_of
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.rollout import Lease
+from asyncrl.messages.sound import problem_of
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trainer import ScoredTrajectory
 from asyncrl.messages.trajectory import Prompt, Sampling, Trajectory, Unit
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
-from asyncrl.rollout.results import Sampled, to_put_item
+from asyncrl.rollout.results import SampledTrajectory, to_put_item
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.loop.fetching import limits_of, training_trajectory
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 
 PROMPT_IDS = [14, 12, 3, 15, 17]
 SAMPLED = Sampling(20, temperature=0.9, replay_routes=True)
@@ -100,7 +100,7 @@ def through_the_wire(completion: Completion, index: int, config: Config, learner
     unit = Unit(0, index)
     lease = Lease(1, 0, [index], "train", Prompt(), SAMPLED, 0, 8, 60.0)
     item = to_put_item(
-        lease, unit, Sampled(prompt_ids=PROMPT_IDS, completion=completion, text=""), node="r", vocab_size=22
+        lease, unit, SampledTrajectory(prompt_ids=PROMPT_IDS, completion=completion, text=""), node="r", vocab_size=22
     )
     trajectory = msgspec.msgpack.decode(item.payload, type=Trajectory)
     limits = limits_of(config, 22, 3, learner.route_shape)

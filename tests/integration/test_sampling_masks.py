@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.checks.trajectory import problem_of
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
 from asyncrl.messages.rollout import Lease
+from asyncrl.messages.sound import problem_of
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trainer import ScoredTrajectory
 from asyncrl.messages.trajectory import Prompt, Trajectory, Unit
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
-from asyncrl.rollout.results import Sampled, limits_of, to_put_item
+from asyncrl.rollout.results import SampledTrajectory, limits_of, to_put_item
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.loop.fetching import limits_of as trainer_limits_of
 from asyncrl.trainer.loop.fetching import training_trajectory
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 from tests.integration.conftest import StartRun
 
 PROMPT_IDS = [14, 12, 3, 15, 17]
@@ -70,7 +70,9 @@ def through_the_wire(completion: Completion, index: int, config: Config) -> Trai
         expires_in_s=60.0,
     )
     unit = Unit(0, index)
-    item = to_put_item(lease, unit, Sampled(prompt_ids=PROMPT_IDS, completion=completion), node="r", vocab_size=22)
+    item = to_put_item(
+        lease, unit, SampledTrajectory(prompt_ids=PROMPT_IDS, completion=completion), node="r", vocab_size=22
+    )
     trajectory = msgspec.msgpack.decode(item.payload, type=Trajectory)
     limits = trainer_limits_of(config, 22, step=3)
     assert problem_of(trajectory, unit, item.summary, limits) == ""

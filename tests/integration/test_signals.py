@@ -93,8 +93,8 @@ def test_a_paused_rollout_is_noticed_within_three_seconds(start_run):
 
 WEDGED = """
 import asyncio, sys, time
-from asyncrl.client.handshake import send_beats, identity, join
-from asyncrl.client.run_address import locate
+from asyncrl.wire.handshake import send_beats, identity, join
+from asyncrl.wire.run_address import locate
 from asyncrl.messages.session import Beat
 
 async def main():

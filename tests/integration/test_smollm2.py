@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.toy.models import make_smollm2
-from asyncrl.toy.smollm2 import find_gguf
+from asyncrl.tools.toy.models import find_gguf, make_smollm2
 from asyncrl.trainer.model import loading
-from asyncrl.trainer.model.norms import fuse_norms
+from asyncrl.trainer.model.loading import fuse_norms
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.packed_attention import use_packed_attention
 from tests.integration.conftest import StartRun, ToyRun, starting_runs

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import zmq
 
-from asyncrl.actor.codec import Envelope, encode
-from asyncrl.actor.sockets.curve import hub_keys_of
-from asyncrl.actor.sockets.zmq_hub import ZmqHub
 from asyncrl.broker.ledger.reader import read_records
-from asyncrl.client.handshake import identity, join, leave
-from asyncrl.client.run_address import RunAddress
 from asyncrl.config.config import to_json
 from asyncrl.config.run_file import load_config
-from asyncrl.files.secret_file import write_secret
+from asyncrl.files.access import write_secret
+from asyncrl.messages.codec import Envelope, encode
 from asyncrl.messages.session import Hello, Welcome
 from asyncrl.messages.spool import SpoolSet
 from asyncrl.messages.wire import CODEC, PROTOCOL
+from asyncrl.wire.curve import hub_keys_of
+from asyncrl.wire.handshake import identity, join, leave
+from asyncrl.wire.run_address import RunAddress
+from asyncrl.wire.zmq_hub import ZmqHub
 from tests.integration.node_processes import EX_CONFIG, EX_UNAVAILABLE, Nodes, joined, until
 from tests.patience import PATIENCE_S
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.files.secret_file import new_secret, write_secret
-from asyncrl.node.machine.local_address import INTERFACE_VARIABLE
+from asyncrl.files.access import new_secret, write_secret
+from asyncrl.runtime.local_address import INTERFACE_VARIABLE
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow("whole runs of real processes")

@@ -9,10 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+pytest.importorskip("vllm")
+
 from tests.conftest import make_model
 from tests.integration.conftest import ToyRun
 
-pytest.importorskip("vllm")
 pytestmark = pytest.mark.slow("whole runs of real processes")
 
 VLLM = ("rollout.vllm.enforce_eager=true", "rollout.vllm.kv_cache_bytes=33554432")

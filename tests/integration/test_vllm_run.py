@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.cli.recorded.inspect import read_audit
+pytest.importorskip("vllm")
+
+from asyncrl.cli.inspect import read_audit
 from tests.conftest import make_model
 from tests.integration.node_processes import Nodes
 
-pytest.importorskip("vllm")
 pytestmark = pytest.mark.slow("whole runs of real processes")
 
 VLLM = (

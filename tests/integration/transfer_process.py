@@ -12,21 +12,20 @@ from pathlib import Path
 
 import torch
 
-from asyncrl.actor.memory import MemoryLink
-from asyncrl.actor.sockets.curve import hub_keys_of
-from asyncrl.actor.sockets.zmq_hub import ZmqHub
-from asyncrl.actor.sockets.zmq_link import ZmqLink
-from asyncrl.client.run_address import RunAddress
-from asyncrl.config.addresses import port_of, tcp
 from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import TransferError
-from asyncrl.files.secret_file import read_secret
+from asyncrl.files.access import read_secret
 from asyncrl.messages.session import Bye
 from asyncrl.messages.weights import Abort, Member, Transfer
 from asyncrl.messages.wire import CODEC
-from asyncrl.node.machine.local_address import local_address
-from asyncrl.weights.publish import Publisher
-from asyncrl.weights.receive import Receiver
+from asyncrl.runtime.local_address import local_address
+from asyncrl.weights.publish import Publisher, Receiver
+from asyncrl.wire.addresses import port_of, tcp
+from asyncrl.wire.curve import hub_keys_of
+from asyncrl.wire.memory import MemoryLink
+from asyncrl.wire.run_address import RunAddress
+from asyncrl.wire.zmq_hub import ZmqHub
+from asyncrl.wire.zmq_link import ZmqLink
 from tests.weights.party import Rendezvous, forward
 from tests.weights.receiving_process import LAYOUT, digest
 

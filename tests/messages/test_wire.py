@@ -12,18 +12,16 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from asyncrl import messages
-from asyncrl.actor.message import Message, Value
-from asyncrl.messages import wire
+from asyncrl.messages.codec import Message, Value
 from asyncrl.messages.reward import Scored, ScoredItem
 from asyncrl.messages.rollout import Offer
-from asyncrl.messages.session import Hello
+from asyncrl.messages.session import Hello, Stop
 from asyncrl.messages.spool import Fetch, Fetched, Put, Stored
 from asyncrl.messages.trajectory import Unit
-from asyncrl.messages.wire import PROTOCOL, AnyMessage
-from asyncrl.messages.words import MAX_ITEMS
+from asyncrl.messages.wire import MESSAGES, PROTOCOL, AnyMessage, messages_to
+from asyncrl.messages.words import EVERY, MAX_ITEMS, Role
 
-KINDS: list[type[Message]] = list(get_args(AnyMessage))
-RECEIVERS = {name: value for name, value in vars(wire).items() if name.startswith("To")}
+KINDS = list(MESSAGES)
 MODULES = [import_module(f"{messages.__name__}.{found.name}") for found in iter_modules(messages.__path__)]
 
 _encoder = msgspec.msgpack.Encoder()
@@ -34,6 +32,12 @@ def defined(base: type) -> list[type]:
     """The subclasses of ``base`` in the modules of `messages`."""
     things = [thing for module in MODULES for thing in vars(module).values() if isinstance(thing, type)]
     return [thing for thing in dict.fromkeys(things) if issubclass(thing, base) and thing != base]
+
+
+def hints_of(kind: type[Struct]) -> dict[str, Any]:
+    """Types of the fields, by name."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in msgspec.structs.fields(kind)}
 
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
@@ -50,7 +54,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     if hint in scalars:
         return scalars[hint]
     if isinstance(hint, type) and issubclass(hint, Struct):
-        return st.builds(hint, **{name: values(part) for name, part in get_type_hints(hint).items()})
+        return st.builds(hint, **{name: values(part) for name, part in hints_of(hint).items()})
     arguments = get_args(hint)
     match get_origin(hint):
         case origin if origin is Literal:
@@ -102,14 +106,15 @@ def test_required_fields_precede_fields_with_defaults() -> None:
         assert required == sorted(required, reverse=True), kind
 
 
-@pytest.mark.parametrize("receiver", RECEIVERS)
-def test_a_role_receives_only_messages(receiver: str) -> None:
-    assert set(get_args(RECEIVERS[receiver])) <= set(KINDS)
+def test_every_message_has_a_sender_and_a_receiver_and_is_in_any_message() -> None:
+    received = {kind for role in get_args(Role) for kind in messages_to(role)}
+    assert received == set(KINDS) == set(get_args(AnyMessage)) == set(defined(Message))
+    assert all(senders for kind in KINDS for senders in kind.senders.values())
 
 
-def test_every_message_has_a_receiver_and_is_in_any_message() -> None:
-    received = {kind for union in RECEIVERS.values() for kind in get_args(union)}
-    assert received == set(KINDS) == set(defined(Message))
+@pytest.mark.parametrize("role", [*sorted(EVERY), "shard"])
+def test_every_role_can_be_stopped(role: Role) -> None:
+    assert Stop in messages_to(role)
 
 
 def test_names_on_the_wire_are_unique() -> None:
@@ -153,10 +158,11 @@ def test_the_protocol_is_the_first_field_of_hello() -> None:
 
 @pytest.mark.parametrize("kind", [Hello, Scored, Stored, Put, Fetch])
 def test_a_list_that_is_too_long_is_refused_before_it_is_decoded(kind: type[Message]) -> None:
-    listed = [hint for hint in get_type_hints(kind).values() if get_origin(hint) is list]
+    hints = hints_of(kind).values()
+    listed = [hint for hint in hints if get_origin(hint) is list]
     assert listed
     smallest = {str: "", int: 0, bool: False, Literal: "reward", UnionType: None}
-    fields = [[] if hint in listed else smallest[get_origin(hint) or hint] for hint in get_type_hints(kind).values()]
+    fields = [[] if hint in listed else smallest[get_origin(hint) or hint] for hint in hints]
     empty = _encoder.encode([kind.__name__, *fields])
     begin, end = empty.rsplit(b"\x90", 1)
     announced = begin + b"\xdd" + (MAX_ITEMS + 1).to_bytes(4, "big") + b"\xc0"

@@ -268,9 +268,20 @@ def announces_gigabytes() -> None:
     sleeps()
 
 
+def answers_with_a_deep_tree() -> None:
+    """Writes a verdict with one field too many, so deep that decoding it recurses without end."""
+    fields = b"\x96\xa6Judged\x00\xc0\xa0\xc2" + b"\x91" * 60_000 + b"\x01"
+    for fd in range(3, 64):
+        try:
+            os.write(fd, len(fields).to_bytes(4, "little") + fields)
+        except OSError:
+            continue
+    sleeps()
+
+
 def forges_a_reward() -> float:
     """Answers for itself, and returns another answer, which is not to become that of the next input."""
-    pipe = sys.modules["asyncrl.reward.workers.pipe"]
+    pipe = sys.modules["asyncrl.reward.workers.messages"]
     verdict = sys.modules["asyncrl.reward.verifier"].Verdict(1e308, {})
     outboxes = [found for found in gc.get_objects() if isinstance(found, io.BufferedWriter) and found.fileno() > 2]
     numbers = [found.f_locals["number"] for found in _frames() if found.f_code.co_name == "_judge"]

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from asyncrl.actor.message import Message
 from asyncrl.errors import LinkClosed, LinkError
+from asyncrl.messages.codec import Message
 
 
 class ScriptedLink:

@@ -10,12 +10,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.actor.message import Message
-from asyncrl.client.chunks import CHUNK_BYTES, verdict_bytes
-from asyncrl.client.connection import Connection
-from asyncrl.client.handshake import identity
 from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import LinkClosed, LinkError, LinkRefused, LinkReset
+from asyncrl.messages.codec import Message
 from asyncrl.messages.reward import Grade, GradeItem, Scored, ScoredItem
 from asyncrl.messages.rollout import Failed, Offer
 from asyncrl.messages.session import Reject, Stop
@@ -33,11 +30,13 @@ from asyncrl.messages.trajectory import (
     Unit,
 )
 from asyncrl.messages.words import Activity
-from asyncrl.observe.metrics.table import METRICS
+from asyncrl.records.metrics import METRICS
 from asyncrl.reward.actor import RewardActor, input_of
 from asyncrl.reward.workers.pool import WorkerPool
-from tests.client.only_spool import over
+from asyncrl.wire.files import CHUNK_BYTES, verdict_bytes
+from asyncrl.wire.handshake import Connection, identity
 from tests.reward.scripted import ScriptedLink
+from tests.wire.only_spool import over
 
 
 def trajectory(unit: Unit, text: str) -> Trajectory:
@@ -367,7 +366,7 @@ def test_busy_time_is_the_time_with_open_items() -> None:
             world.spool.say(Fetched(request.request_id, [memoryview(b"")]))
             await world.broker.hear()
             now_s = 6.0
-            beat = actor.beat(0.0)
+            beat = actor.heartbeat(0.0)
             found = beat.seconds
             await world.broker.aclose()
             await running

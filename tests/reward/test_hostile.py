@@ -12,10 +12,10 @@ import pytest
 
 from asyncrl.config.sections.reward import Reward, RewardPart
 from asyncrl.errors import VerifierError
-from asyncrl.reward.blend import make_verifier
+from asyncrl.reward.routing import make_verifier
 from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of
 from asyncrl.reward.workers.pool import WorkerPool
-from asyncrl.sandbox.sandbox import Sandbox
+from asyncrl.workers.sandbox import Sandbox
 from tests.reward.hostile import COUNT, corpus
 
 ANSWER = "18.5"

@@ -16,10 +16,10 @@ import pytest
 
 from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import VerifierError
-from asyncrl.processes import process_tree
-from asyncrl.processes.allowance import AT_ONCE_BYTES, PER_S_BYTES
 from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.reward.workers.pool import WorkerPool
+from asyncrl.workers import folders
+from asyncrl.workers.keeper import AT_ONCE_BYTES, PER_S_BYTES
 from tests.reward.hostile_functions import LEFT_BEHIND
 
 FUNCTIONS = Path(__file__).with_name("hostile_functions.py")
@@ -55,6 +55,7 @@ AT_ONCE = {
     "closes_everything": "exited with code 120|exited with code 1|" + PIPE,
     "writes_to_every_descriptor": PIPE,
     "announces_gigabytes": PIPE,
+    "answers_with_a_deep_tree": PIPE,
     "forges_a_reward": r"the reward is 1e\+308",
     "patches_the_codec": PIPE,
     "forgets_its_modules": "raised RuntimeError: no modules",
@@ -108,7 +109,7 @@ class Court:
 
     def __init__(self, log: Path, timeout_s: float) -> None:
         self.log = log
-        self._others = {process.pid for process in process_tree.below(os.getpid())}
+        self._others = {process.pid for process in folders.below(os.getpid())}
         self._runner = asyncio.Runner()
         limits = {"memory_bytes": 512 << 20, "processes": 40, "file_bytes": 4 << 20}
         self._pool = WorkerPool(Reward(function=f"{FUNCTIONS}:score", timeout_s=timeout_s, **limits))  # type: ignore[arg-type]
@@ -120,9 +121,9 @@ class Court:
         with self._output_in_log():
             return self._runner.run(self._judged(completion))
 
-    def running(self) -> list[process_tree.Process]:
+    def running(self) -> list[folders.Process]:
         """Processes of the pool; those that have exited, and wait for their parent, have no memory."""
-        found = [process for process in process_tree.below(os.getpid()) if process.pid not in self._others]
+        found = [process for process in folders.below(os.getpid()) if process.pid not in self._others]
         return [process for process in found if process.resident_bytes]
 
     def close(self) -> None:

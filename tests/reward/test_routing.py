@@ -1,13 +1,123 @@
-"""Routing of rows to verifiers."""
+"""Weighted sums of several verifiers."""
 
+import asyncio
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
 from asyncrl.config.sections.reward import Reward, RewardPart
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.catalogue import BUILT_IN
-from asyncrl.reward.routing import ROUTES, auto_routed, check_routes, route, unrouted
+from asyncrl.reward.routing import ROUTES, auto_routed, check_routes, make_verifier, route, unrouted
+from asyncrl.reward.verifier import Verdict, VerifierInput, is_async, verdict_of
+from asyncrl.reward.workers.pool import WorkerPool
+
+FUNCTIONS = """
+def length(sample):
+    return {"score": len(sample.completion), "spaces": sample.completion.count(" "), "answer": "long"}
+
+def broken(sample):
+    return float("nan")
+
+async def later(sample):
+    return 2.0
+
+def raises(sample):
+    return int("x")
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "parts.py"
+    path.write_text(FUNCTIONS)
+    return str(path)
+
+
+def judged(inputs: VerifierInput, *parts: RewardPart) -> Verdict:
+    async def judge() -> Verdict:
+        async with WorkerPool(Reward(parts=list(parts))) as pool:
+            return await pool.judge(inputs)
+
+    return asyncio.run(judge())
+
+
+def test_the_score_is_the_weighted_sum_and_each_part_a_metric(file: str) -> None:
+    accuracy = RewardPart(name="accuracy", function="gsm8k", weight=0.9)
+    length = RewardPart(name="length", function=f"{file}:length", weight=-0.01)
+
+    verdict = judged(VerifierInput(completion="#### 4", answer="4"), accuracy, length)
+
+    assert verdict.reward == pytest.approx(0.9 - 0.06)
+    assert verdict.metrics == {"accuracy": 1.0, "length": 6.0, "length.spaces": 1.0, "correct": 1.0}
+    assert verdict.answer == "4"
+
+
+def test_the_part_that_is_marked_decides_what_is_correct(file: str) -> None:
+    length = RewardPart(name="length", function=f"{file}:length")
+    accuracy = RewardPart(name="accuracy", function="gsm8k", weight=0.0, correct=True)
+
+    verdict = judged(VerifierInput(completion="#### 5", answer="4"), length, accuracy)
+
+    assert (verdict.reward, verdict.metrics["correct"], verdict.answer) == (6.0, 0.0, "5")
+
+
+def test_a_part_is_for_its_data_sources_only(file: str) -> None:
+    one = RewardPart(name="one", function="gsm8k", data_sources=["openai/*"])
+    other = RewardPart(name="other", function=f"{file}:length", data_sources=["mine"])
+
+    assert judged(VerifierInput(completion="#### 4", answer="4", data_source="mine"), one, other).metrics == {
+        "other": 6.0,
+        "other.spaces": 1.0,
+        "correct": 1.0,
+    }
+    with pytest.raises(VerifierError, match="no part of the reward is for data_source 'yours'"):
+        judged(VerifierInput(completion="", data_source="yours"), one, other)
+
+
+def test_async_parts_are_awaited_among_plain_ones(file: str) -> None:
+    parts = [RewardPart(name="a", function=f"{file}:later"), RewardPart(name="b", function="gsm8k")]
+
+    assert is_async(make_verifier(Reward(parts=parts)))
+    assert not is_async(make_verifier(Reward(parts=parts[1:])))
+    assert judged(VerifierInput(completion="#### 4", answer="4"), *parts).reward == 3.0
+
+
+def test_a_part_that_fails_fails_the_whole_verdict_and_is_named(file: str) -> None:
+    parts = [RewardPart(name="fine", function="gsm8k"), RewardPart(name="bad", function=f"{file}:broken")]
+
+    with pytest.raises(VerifierError, match="reward part 'bad': the function returned nan"):
+        judged(VerifierInput(completion="#### 4", answer="4"), *parts)
+    with pytest.raises(VerifierError, match=r"raised ValueError: .*parts\.py:12\)"):
+        judged(VerifierInput(completion=""), RewardPart(name="bad", function=f"{file}:raises"))
+
+
+def test_one_function_is_used_as_it_is() -> None:
+    verifier = make_verifier(Reward(function="gsm8k"))
+
+    assert verdict_of(verifier(VerifierInput(completion="#### 4", answer="4"))) == Verdict(1.0, {"correct": 1.0}, "4")
+
+
+def test_a_part_that_cannot_be_loaded_is_named_by_its_place() -> None:
+    with pytest.raises(
+        ConfigError, match=r"reward\.parts\[1\]\.function: unknown reward function 'gsm8': did you mean"
+    ):
+        make_verifier(Reward(parts=[RewardPart(name="a", function="gsm8k"), RewardPart(name="b", function="gsm8")]))
+
+
+def test_deadlines_of_the_parts_must_add_up_to_less_than_the_timeout() -> None:
+    pytest.importorskip("httpx")
+    slow = RewardPart(name="a", function="remote", options={"url": "http://x", "deadline_s": 3.0})
+    other = RewardPart(name="b", function="remote", options={"url": "http://x", "deadline_s": 3.0})
+
+    make_verifier(Reward(parts=[slow], timeout_s=4.0))
+    with pytest.raises(ConfigError, match=r"reward.timeout_s is 4 s, but .* add up to 6 s"):
+        make_verifier(Reward(parts=[slow, other], timeout_s=4.0))
+
+
+# ── test routing ──────────────────────────────────────────────────────────────────────────────
+# Routing of rows to verifiers.
 
 SOURCES = ["openai/gsm8k", "aime2024", "mine", "mine"]
 

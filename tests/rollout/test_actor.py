@@ -11,28 +11,27 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from asyncrl.actor.memory import MemoryHub
-from asyncrl.actor.message import Message
-from asyncrl.client import spools
-from asyncrl.client.chunks import CHUNK_BYTES
-from asyncrl.client.connection import Connection
-from asyncrl.client.handshake import Identity
 from asyncrl.errors import EngineDied, EngineError, LinkRefused, LinkReset, TransferError
+from asyncrl.messages.codec import Message
 from asyncrl.messages.rollout import Cancelled, Failed, Hold, Lease, Leased, Offer, Release, ResumePoint, Settled
 from asyncrl.messages.session import Drain, Draining, Held, Ready, Reject, Stop, StoreValue
 from asyncrl.messages.spool import Fetch, Fetched, Put, SpoolAddress, SpoolRef, Spools, SpoolSet
 from asyncrl.messages.supervisor import Stacks, StacksWanted
 from asyncrl.messages.trajectory import Prompt, Sampling, Span, Trajectory, Unit
 from asyncrl.messages.weights import Abort, Live, Member, Transfer, TransferFailed, Transferred
-from asyncrl.observe.metrics.table import METRICS
+from asyncrl.records.metrics import METRICS
 from asyncrl.rollout import actor as rollout
 from asyncrl.rollout import results
 from asyncrl.rollout.actor import RolloutActor, RolloutOptions
 from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.generations import Generations
-from asyncrl.rollout.results import Sampled, to_put_item
+from asyncrl.rollout.results import SampledTrajectory, to_put_item
 from asyncrl.testing import FakeEngine
-from tests.client.only_spool import only
+from asyncrl.wire import spools
+from asyncrl.wire.files import CHUNK_BYTES
+from asyncrl.wire.handshake import Connection, Identity
+from asyncrl.wire.memory import MemoryHub
+from tests.wire.only_spool import only
 
 M = TypeVar("M", bound=Message)
 PEER = "r-0.1"
@@ -722,7 +721,7 @@ def stored_prefix(index: int = 0, num_tokens: int = 3) -> memoryview:
         generate_s=1.5,
     )
     return to_put_item(
-        lease(), Unit(0, index), Sampled(prompt_ids=[3, 4], completion=completion, text=""), node="r-9"
+        lease(), Unit(0, index), SampledTrajectory(prompt_ids=[3, 4], completion=completion, text=""), node="r-9"
     ).payload
 
 
@@ -748,7 +747,7 @@ def test_a_lease_resumes_from_a_stored_completion():
         (item,) = (await stage.put()).items
         assert (item.unit, item.lease_id, item.summary.num_tokens) == (Unit(0, 1), 5, 5)
         assert (item.summary.oldest_version, item.summary.newest_version) == (0, 4)
-        assert stage.actor.beat(0.0).tokens == 2, "tokens of the prefix do not count"
+        assert stage.actor.heartbeat(0.0).tokens == 2, "tokens of the prefix do not count"
 
     scene(play)
 
@@ -1109,7 +1108,7 @@ def test_a_beat_carries_running_totals():
         stage.engine.write(4)
         stage.engine.finish()
         await stage.put()
-        beat = stage.actor.beat(0.125)
+        beat = stage.actor.heartbeat(0.125)
         assert (beat.lag_s, beat.tokens) == (0.125, 4)
         assert (beat.seconds["idle"], beat.seconds["sampling"]) == (2.0, 3.0)
 

@@ -1,4 +1,4 @@
-"""Requests of rollouts at an engine, with users who go first."""
+"""Steps of an engine, found from its completions alone."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,14 +6,76 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from asyncrl.actor.occupancy import Occupancy
 from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import Sampling
 from asyncrl.messages.words import Activity
 from asyncrl.rollout.engine import Completion, Request
-from asyncrl.rollout.engine_calls import EngineCalls
+from asyncrl.rollout.engine_calls import DecodeSteps, EngineCalls
 from asyncrl.rollout.user_requests import UserRequests
 from asyncrl.testing import FakeEngine
+from asyncrl.wire.occupancy import Occupancy
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_completion_alone_takes_a_step_for_each_token() -> None:
+    clock = Clock()
+    steps = DecodeSteps(clock)
+    began = steps.begin()
+    clock.now_s = 2.0
+    steps.end(began, 50)
+    assert steps.number == pytest.approx(50)
+
+
+def test_completions_that_run_together_share_their_steps() -> None:
+    clock = Clock()
+    steps = DecodeSteps(clock)
+    began = [steps.begin() for _ in range(4)]
+    clock.now_s = 2.0
+    for each in began:
+        steps.end(each, 50)
+    assert steps.number == pytest.approx(50)
+
+
+def test_one_that_goes_on_alone_takes_the_further_steps() -> None:
+    """Both run for 1 s with 10 steps a second; then one runs alone for 2 s, also with 10 steps a second."""
+    clock = Clock()
+    steps = DecodeSteps(clock)
+    short, long = steps.begin(), steps.begin()
+    clock.now_s = 1.0
+    steps.end(short, 10)
+    clock.now_s = 3.0
+    steps.end(long, 30)
+    assert steps.number == pytest.approx(30)
+
+
+def test_one_of_unknown_length_counts_no_steps_and_neither_does_one_without_time() -> None:
+    clock = Clock()
+    steps = DecodeSteps(clock)
+    steps.end(steps.begin(), 5)
+    began = steps.begin()
+    clock.now_s = 1.0
+    steps.end(began, 0)
+    assert steps.number == 0.0
+
+
+def test_seconds_without_a_completion_count_for_none() -> None:
+    clock = Clock()
+    steps = DecodeSteps(clock)
+    clock.now_s = 100.0
+    began = steps.begin()
+    clock.now_s = 101.0
+    steps.end(began, 10)
+    assert steps.number == pytest.approx(10)
+
+
+# ── test engine calls ─────────────────────────────────────────────────────────────────────────
+# Requests of rollouts at an engine, with users who go first.
 
 
 @dataclass

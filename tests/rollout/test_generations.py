@@ -7,17 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncrl.errors import EngineError
+from asyncrl.errors import EngineError, PromptTooLong
 from asyncrl.messages.rollout import Failed, Lease, Leased
 from asyncrl.messages.session import Held
 from asyncrl.messages.trajectory import Image, Prompt, Sampling, Span, Unit
+from asyncrl.messages.words import Activity, Truncation
 from asyncrl.rollout.engine import Completion, Request
-from asyncrl.rollout.generations import Generations
-from asyncrl.rollout.results import Sampled
+from asyncrl.rollout.engine_calls import EngineCalls
+from asyncrl.rollout.generations import Generations, SingleCompletion, StartGate, fit
+from asyncrl.rollout.results import SampledTrajectory
 from asyncrl.rollout.user_requests import UserRequests
 from asyncrl.testing import LOGPROB, FakeEngine
+from asyncrl.wire.occupancy import Occupancy
 
 LEASE = Lease(
     lease_id=7,
@@ -161,9 +166,9 @@ def test_a_new_session_holds_running_and_unsettled_trajectories_with_their_oldes
 
 def test_a_generation_that_waits_for_its_prefix_is_dropped_by_a_new_session() -> None:
     async def scene(stage: Stage) -> None:
-        async def fetch() -> Sampled:
+        async def fetch() -> SampledTrajectory:
             await asyncio.Event().wait()
-            return Sampled(prompt_ids=[], completion=PREFIX)
+            return SampledTrajectory(prompt_ids=[], completion=PREFIX)
 
         stage.generations.start(LEASE, 0, fetch)
         await turns()
@@ -175,8 +180,8 @@ def test_a_generation_that_waits_for_its_prefix_is_dropped_by_a_new_session() ->
 
 def test_a_resumed_generation_counts_its_own_tokens_only() -> None:
     async def scene(stage: Stage) -> None:
-        async def fetch() -> Sampled:
-            return Sampled(prompt_ids=[], completion=PREFIX)
+        async def fetch() -> SampledTrajectory:
+            return SampledTrajectory(prompt_ids=[], completion=PREFIX)
 
         stage.generations.start(LEASE, 1, fetch)
         await stage.engine.started(1)
@@ -430,3 +435,140 @@ def test_a_picture_that_the_run_does_not_have_is_a_failure_of_the_generation() -
         assert failed.reason.startswith(f"cannot fetch the pictures of the prompt: the picture {RED.digest.hex()[:12]}")
 
     play(scene)
+
+
+# ── test prompt truncation ────────────────────────────────────────────────────────────────────
+
+TEN = list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("truncation", "max_tokens", "kept"),
+    [
+        ("left", 5, [5, 6, 7, 8, 9]),
+        ("right", 5, [0, 1, 2, 3, 4]),
+        ("middle", 5, [0, 1, 7, 8, 9]),
+        ("middle", 4, [0, 1, 8, 9]),
+        ("middle", 1, [9]),
+        ("left", 1, [9]),
+        ("right", 1, [0]),
+    ],
+)
+def test_what_is_kept(truncation: Truncation, max_tokens: int, kept: list[int]) -> None:
+    assert fit(TEN, max_tokens, truncation) == kept
+
+
+def test_nothing_is_cut_where_that_is_an_error() -> None:
+    with pytest.raises(
+        PromptTooLong, match=r"the prompt has 10 tokens, more than data\.max_prompt_tokens = 9"
+    ) as caught:
+        fit(TEN, 9, "error")
+    assert not caught.value.retryable
+
+
+@pytest.mark.parametrize("truncation", ["left", "right", "middle", "error"])
+def test_a_prompt_with_pictures_is_not_cut(truncation: Truncation) -> None:
+    assert fit(TEN, 10, truncation, has_images=True) == TEN
+    with pytest.raises(PromptTooLong, match=r"10 tokens with its pictures, .* and pictures cannot be truncated"):
+        fit(TEN, 9, truncation, has_images=True)
+
+
+@given(st.lists(st.integers(0, 99), max_size=40), st.integers(1, 40), st.sampled_from(["left", "right", "middle"]))
+def test_a_prompt_has_exactly_as_many_tokens_as_fit(ids: list[int], most: int, truncation: Truncation) -> None:
+    kept = fit(ids, most, truncation)
+
+    assert len(kept) == min(len(ids), most)
+    assert kept == ids or len(ids) > most
+
+
+@given(st.lists(st.integers(0, 99), max_size=20), st.sampled_from(["error", "left", "right", "middle"]))
+def test_a_prompt_that_fits_is_left_alone(ids: list[int], truncation: Truncation) -> None:
+    assert fit(ids, max(len(ids), 1), truncation) == ids
+
+
+# ── test single ───────────────────────────────────────────────────────────────────────────────
+# One completion after its prompt.
+
+
+def calls_of(engine: FakeEngine) -> EngineCalls:
+    return EngineCalls(engine, UserRequests(), Occupancy[Activity](("sampling",)), end_with=print, changed=lambda: None)
+
+
+def test_it_is_written_so_far_and_at_its_end_with_its_text() -> None:
+    async def scene() -> None:
+        engine = FakeEngine()
+        work = SingleCompletion(engine, calls_of(engine), Request(prompt_ids=[5], sampling=Sampling(8), seed=1))
+        assert work.written() is None
+        running = asyncio.create_task(work.run())
+        await engine.started(1)
+        engine.write(2)
+        written = work.written()
+        assert written is not None
+        assert (written.completion.completion_ids, written.text, written.turns) == ([0, 1], "", [])
+        engine.write(1)
+        engine.finish()
+        assert (await running).text == "0 1 2"
+
+    asyncio.run(scene())
+
+
+def test_before_it_runs_it_has_what_it_resumes_from() -> None:
+    begun = Completion(
+        completion_ids=[0],
+        behavior_logprobs=[-0.5],
+        spans=[Span(3, 0, 1)],
+        finish_reason="unfinished",
+        generate_s=1.0,
+    )
+    engine = FakeEngine()
+    request = Request(prompt_ids=[5], sampling=Sampling(8), seed=1, resume_from=begun)
+    written = SingleCompletion(engine, calls_of(engine), request).written()
+    assert written is not None
+    assert written.completion is begun
+
+
+# ── test start gate ───────────────────────────────────────────────────────────────────────────
+# The gate that holds new work back before the weights change.
+
+
+def test_a_closed_gate_waits_for_what_is_inside_and_holds_back_what_comes() -> None:
+    async def scene() -> None:
+        gate, passed, leave = StartGate(), [], asyncio.Event()
+
+        async def work(name: str) -> None:
+            async with gate.passing():
+                passed.append(name)
+                await leave.wait()
+
+        first = asyncio.create_task(work("first"))
+        await asyncio.sleep(0)
+        emptied = asyncio.create_task(gate.empty())
+        await asyncio.sleep(0)
+        second = asyncio.create_task(work("second"))
+        await asyncio.sleep(0)
+        assert (passed, emptied.done()) == (["first"], False)
+        leave.set()
+        await emptied
+        await first
+        assert passed == ["first"], "the gate is closed until it is opened"
+        gate.open()
+        await second
+        assert passed == ["first", "second"]
+
+    asyncio.run(scene())
+
+
+def test_work_that_fails_or_is_cancelled_has_left() -> None:
+    async def scene() -> None:
+        gate = StartGate()
+
+        async def hang() -> None:
+            async with gate.passing():
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(hang())
+        await asyncio.sleep(0)
+        task.cancel()
+        await gate.empty()
+
+    asyncio.run(scene())

@@ -11,7 +11,7 @@ from asyncrl.messages.spool import PutItem
 from asyncrl.messages.trajectory import Image, Prompt, Sampling, Span, Trajectory, Unit
 from asyncrl.rollout import results as module
 from asyncrl.rollout.engine import Completion
-from asyncrl.rollout.results import RESEND_S, Sampled, UnsettledResults, limits_of, to_put_item, to_sampled
+from asyncrl.rollout.results import RESEND_S, SampledTrajectory, UnsettledResults, limits_of, to_put_item, to_sampled
 
 UNIT = Unit(3, 1)
 LEASE = Lease(
@@ -39,13 +39,13 @@ def completion(**changes: object) -> Completion:
 
 
 def put(lease: Lease, unit: Unit, prompt_ids: list[int], completion: Completion, text: str = "", vocab_size: int = 0):
-    sampled = Sampled(prompt_ids=prompt_ids, completion=completion, text=text)
+    sampled = SampledTrajectory(prompt_ids=prompt_ids, completion=completion, text=text)
     return to_put_item(lease, unit, sampled, node="r-0", vocab_size=vocab_size)
 
 
 def item(index: int = 1) -> PutItem:
     return to_put_item(
-        LEASE, Unit(3, index), Sampled(prompt_ids=[7, 7], completion=completion(), text="4 5 6"), node="r-0"
+        LEASE, Unit(3, index), SampledTrajectory(prompt_ids=[7, 7], completion=completion(), text="4 5 6"), node="r-0"
     )
 
 
@@ -92,7 +92,11 @@ def test_the_summary_has_versions_and_lengths():
 def test_damaged_completions_are_refused_and_another_node_may_try(changes):
     with pytest.raises(EngineError, match=r"^the engine('s| returned)") as refused:
         to_put_item(
-            LEASE, UNIT, Sampled(prompt_ids=[7], completion=completion(**changes), text=""), node="r-0", vocab_size=100
+            LEASE,
+            UNIT,
+            SampledTrajectory(prompt_ids=[7], completion=completion(**changes), text=""),
+            node="r-0",
+            vocab_size=100,
         )
     assert refused.value.retryable
 
@@ -103,7 +107,7 @@ MASKING = msgspec.structs.replace(LEASE, sampling=Sampling(max_tokens=8, top_k=3
 
 def test_sampling_masks_reach_the_payload_and_the_completion_to_resume():
     payload = to_put_item(
-        MASKING, UNIT, Sampled(prompt_ids=[7, 7], completion=completion(**MASKED), text=""), node="r-0"
+        MASKING, UNIT, SampledTrajectory(prompt_ids=[7, 7], completion=completion(**MASKED), text=""), node="r-0"
     ).payload
     stored = msgspec.msgpack.decode(payload, type=Trajectory)
     assert array.array("i", bytes(stored.mask_counts)).tolist() == [2, 1, 3]
@@ -124,11 +128,17 @@ def test_text_that_is_not_unicode_is_refused():
 
 def test_without_a_known_vocabulary_only_negative_ids_are_refused():
     to_put_item(
-        LEASE, UNIT, Sampled(prompt_ids=[7], completion=completion(completion_ids=[4, 5, 2**30]), text=""), node="r-0"
+        LEASE,
+        UNIT,
+        SampledTrajectory(prompt_ids=[7], completion=completion(completion_ids=[4, 5, 2**30]), text=""),
+        node="r-0",
     )
     with pytest.raises(EngineError, match="outside the vocabulary"):
         to_put_item(
-            LEASE, UNIT, Sampled(prompt_ids=[7], completion=completion(completion_ids=[4, 5, -2]), text=""), node="r-0"
+            LEASE,
+            UNIT,
+            SampledTrajectory(prompt_ids=[7], completion=completion(completion_ids=[4, 5, -2]), text=""),
+            node="r-0",
         )
 
 

@@ -1,10 +1,38 @@
-"""Users' requests, counted in any thread, decide when rollouts may decode."""
-
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 
-from asyncrl.rollout.user_requests import UserRequests
+import pytest
+
+from asyncrl.errors import ConfigError
+from asyncrl.rollout.engine import ConversingEngine
+from asyncrl.rollout.engines.transformers.engine import TransformersEngine
+from asyncrl.rollout.engines.vllm.engine import VllmEngine
+from asyncrl.rollout.user_requests import UserRequests, require_seam
+from asyncrl.testing import FakeEngine
+
+
+def test_an_engine_with_a_seam_can_hold_a_conversation() -> None:
+    engine = FakeEngine()
+    assert require_seam(engine) is engine
+    assert engine.seam().after([{"role": "user", "content": "one two"}], []) == [3, 3]
+
+
+def test_an_engine_without_one_is_refused() -> None:
+    class Mute:
+        """Has none of the methods."""
+
+    with pytest.raises(ConfigError, match="Mute has no seam"):
+        require_seam(Mute())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", [TransformersEngine, VllmEngine])
+def test_both_engines_can_hold_a_conversation(engine: type) -> None:
+    assert issubclass(engine, ConversingEngine)
+
+
+# ── test user requests ────────────────────────────────────────────────────────────────────────
+# Users' requests, counted in any thread, decide when rollouts may decode.
 
 
 def play(scene: Callable[[UserRequests, list[str]], Awaitable[None]], grace_s: float = 0.0) -> list[str]:

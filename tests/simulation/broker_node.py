@@ -1,5 +1,5 @@
 """
-The broker's process: scheduler, ledger, hubs and spool, assembled as in `asyncrl.node.broker.broker`.
+The broker's process: scheduler, ledger, hubs and spool, assembled as in `asyncrl.runtime.broker`.
 
 The real `BrokerActor` and `SpoolActor` run here on a simulated disk. The invariants are checked at each message that
 the broker receives or sends, and after each decision of the scheduler.
@@ -12,23 +12,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from asyncrl.actor.link import Hub
-from asyncrl.actor.message import Message
-from asyncrl.actor.sockets.zmq_hub import ZmqHub
-from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.checks.permit import Permits
-from asyncrl.client.handshake import Identity, spool_connector
 from asyncrl.data.prompts import Draw
 from asyncrl.errors import RunFailed
+from asyncrl.messages.codec import Message
+from asyncrl.messages.permit import Permits
 from asyncrl.messages.spool import HOSTED_SPOOL, SpoolAddress
 from asyncrl.messages.trajectory import Prompt
-from asyncrl.messages.wire import CODEC, ToBroker
-from asyncrl.node.broker import broker as process
-from asyncrl.observe.times import TimesLine
+from asyncrl.messages.wire import CODEC
+from asyncrl.records.times import TimesLine
+from asyncrl.runtime import broker as process
 from asyncrl.spool.actor import SpoolActor
+from asyncrl.wire.handshake import Identity, spool_connector
+from asyncrl.wire.link import Hub
+from asyncrl.wire.zmq_hub import ZmqHub
+from asyncrl.wire.zmq_link import ZmqLink
 from tests.simulation.disk import Disk
 from tests.simulation.ledger import SimLedger
 from tests.simulation.nodes import World
@@ -96,7 +96,7 @@ class WatchedBroker(BrokerActor):
         super().suspend()
         self._world.invariants.parted()
 
-    def _handle(self, peer: str, message: ToBroker) -> None:
+    def _handle(self, peer: str, message: Message) -> None:
         owes_an_answer = self._scheduler.nodes.get(peer) and not self.is_suspended  # Else the next broker does.
         if self._process.is_alive and owes_an_answer:
             self._world.invariants.heard(message)

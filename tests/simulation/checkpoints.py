@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from asyncrl.actor.failpoints import reach
 from asyncrl.errors import RunFailed
+from asyncrl.failpoints import failpoint
 from asyncrl.files.checkpoints import FileEntry
 from asyncrl.messages.trainer import Stepped
 from tests.simulation.virtual_time import PROCESS
@@ -58,7 +58,7 @@ class CheckpointFolder:
 
     def finish(self, directory: object, *, step: int, policy_version: int, snapshot: Trained, **others: Any) -> str:
         """Write a checkpoint atomically."""
-        reach("trainer.checkpoint_partial")
+        failpoint("trainer.checkpoint_partial")
         if self._disk.is_full:
             raise RunFailed("cannot write a checkpoint: the disk is full")
         if PROCESS.get().is_alive:

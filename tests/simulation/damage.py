@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from asyncrl.checks.trajectory import problem_of
+from asyncrl.messages.sound import problem_of
 from asyncrl.messages.spool import PutItem, SpoolRef
 from asyncrl.messages.trajectory import Span, Trajectory, TrajectoryLimits, TrajectorySummary, Unit
 from asyncrl.rollout.results import to_put_item

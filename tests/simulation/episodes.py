@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from asyncrl.checks.trajectory import summary_of
 from asyncrl.messages.rollout import Lease, ResumePoint, StartedOver
+from asyncrl.messages.sound import summary_of
 from asyncrl.messages.spool import PutItem
 from asyncrl.messages.trajectory import FROM_PROMPT, Trajectory, TrajectoryLimits, Turn, Unit
 from asyncrl.rollout.actor import RolloutActor

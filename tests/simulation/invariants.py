@@ -18,19 +18,19 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from asyncrl.actor.message import Message
-from asyncrl.broker.groups.group import State
+from asyncrl.broker.groups.group import SlotState
 from asyncrl.broker.ledger.audit import audit
 from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.config import Config
 from asyncrl.data.prompts import Draw
+from asyncrl.messages.codec import Message
 from asyncrl.messages.rollout import Cancelled, Lease, Settled
 from asyncrl.messages.session import Stop
 from asyncrl.messages.spool import PutItem, SpoolRef, Stored
 from asyncrl.messages.trainer import Batch, ScoredTrajectory
 from asyncrl.messages.trajectory import Unit
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 from tests.simulation.checkpoints import Trained
 from tests.simulation.plan import tokens_of
 from tests.simulation.record_rules import RecordRules
@@ -128,7 +128,7 @@ class Invariants:
             case Stop():  # The node leaves, and waits for no answer any more.
                 self._unanswered = {key: since for key, since in self._unanswered.items() if key[0] != peer}
             case Batch(step=step, trajectories=trajectories):
-                self._require(step in self._records.batches, f"the batch of step {step} is sent, and not on disk")
+                self._require(step in self._records.state.batches, f"the batch of step {step} is sent, and not on disk")
                 same = [replace(trajectory, refused="") for trajectory in trajectories]
                 self._require(self._batches.setdefault(step, same) == same, f"step {step} was given two batches")
 
@@ -174,15 +174,15 @@ class Invariants:
         self._unanswered.clear()
         self.resumption.broker_restarted()
         self._require(not missing, f"the spool lacks {missing}, which the ledger names")
-        for unit in self._records.results:
+        for unit in self._records.state.results:
             group = scheduler.groups.group(unit)
             if group is None:
                 is_needed = unit.split == "train" and self._records.is_needed(unit.group_id)
                 self._require(not is_needed, f"group {unit.group_id} is forgotten by a restarted broker")
                 continue
             slot = group.slots[unit.index]
-            state = State.SCORED if unit in self._records.rewards else State.STORED
-            state = State.GIVEN_UP if unit in self._records.refused_by_trainer else state
+            state = SlotState.SCORED if unit in self._records.state.rewards else SlotState.STORED
+            state = SlotState.GIVEN_UP if unit in self._records.refused_by_trainer else state
             self._require(slot.state is state, f"{unit} is {slot.state} after a restart of the broker, not {state}")
             self._require(slot.attempts == self._records.attempts[unit], f"{unit}: its attempts are forgotten")
 
@@ -206,13 +206,13 @@ class Invariants:
         self._require([step for step, _ in trained] == list(range(steps)), f"the weights contain {trained}")
         group_ids = [group_id for _, group_ids in trained for group_id in group_ids]
         left_out = {group_id for batch in self._batches.values() for group_id in self._damaged_groups(batch)}
-        counted = self._records.untrained
+        counted = set(self._records.state.untrained)
         self._require(counted == left_out, f"groups {counted} are recorded as left out; {left_out} are damaged")
         if schedule.order == "fifo":
-            moved = self._records.restarted  # Restarted groups move to the end of the queue.
+            moved = set(self._records.state.restarts)  # Restarted groups move to the end of the queue.
             in_turn = [group_id for group_id in group_ids if group_id not in moved]
-            gone = self._records.dropped | moved | left_out
-            kept = [group_id for group_id in self._records.admitted if group_id not in gone]
+            gone = self._records.state.dropped.keys() | moved | left_out
+            kept = [group_id for group_id in self._records.state.admitted if group_id not in gone]
             self._require(in_turn == kept, f"groups {in_turn} were trained; the order of the data is {kept}")
         if schedule.order == "windowed":
             self._require_few_passes(trained, schedule.reach or 1)
@@ -223,10 +223,11 @@ class Invariants:
 
     def _require_few_passes(self, trained: Trained, reach: int) -> None:
         """Each group that did not move to the end of the line was passed by fewer groups than the reach has slots."""
+        moved = self._records.state.restarts.keys()
         step_of = {group_id: step for step, group_ids in trained for group_id in group_ids}
-        for group_id in step_of.keys() - self._records.restarted:
+        for group_id in step_of.keys() - moved:
             earlier = {other for other, step in step_of.items() if step < step_of[group_id] and other > group_id}
-            passed_by = earlier - self._records.restarted
+            passed_by = earlier - moved
             self._require(len(passed_by) < reach, f"group {group_id} was passed by {passed_by}; the reach is {reach}")
 
     def _require(self, holds: bool, otherwise: str) -> None:

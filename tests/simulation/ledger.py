@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from asyncrl.broker.ledger.chain import Head
+from asyncrl.broker.ledger.reader import Head
 from asyncrl.broker.ledger.records import AnyRecord, ended_groups, unique_key
 from asyncrl.errors import AsyncrlError, BrokenInvariant, LedgerError, RunFailed
 from tests.simulation.virtual_time import PROCESS

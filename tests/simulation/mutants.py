@@ -7,31 +7,31 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from asyncrl.broker.groups.admission import AdmissionBook
+from asyncrl.broker.groups.admission import AdmissionBook, Window
 from asyncrl.broker.groups.batches import BatchBook
-from asyncrl.broker.groups.group import Group, Slot, State
-from asyncrl.broker.groups.window import Window
+from asyncrl.broker.groups.group import Group, Slot, SlotState
 from asyncrl.broker.leases.dispatcher import Dispatcher
+from asyncrl.broker.leases.lease import WaitingGroups
 from asyncrl.broker.leases.trajectories import Trajectories
-from asyncrl.broker.leases.waiting import WaitingGroups
 from asyncrl.broker.ledger.records import Admitted, Reissued
 from asyncrl.broker.replay import replay
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.messages.rollout import StartedOver
 from asyncrl.messages.spool import Stored, StoredItem
+from asyncrl.messages.trajectory import Unit
 from tests.simulation import broker_node
 
-DONE = (State.STORED, State.SCORED)
+DONE = (SlotState.STORED, SlotState.SCORED)
 
 
 def lost_ack() -> Any:
     """Stored trajectories that are reported again are not answered."""
     stored = Trajectories.stored
 
-    def mutated(self: Trajectories, message: Stored, spool: str) -> None:
+    def mutated(self: Trajectories, message: Stored, spool: str) -> list[tuple[Unit, str]]:
         slots = [(item, self._groups.slot(item.unit)) for item in message.items]
         fresh = [item for item, slot in slots if slot and slot.state not in DONE]
-        stored(self, replace(message, items=fresh), spool)
+        return stored(self, replace(message, items=fresh), spool)
 
     return mock.patch.object(Trajectories, "stored", mutated)
 
@@ -40,10 +40,10 @@ def double_settle() -> Any:
     """A second result of a unit replaces the first."""
     result = Trajectories._result
 
-    def mutated(self: Trajectories, item: StoredItem) -> None:
+    def mutated(self: Trajectories, item: StoredItem) -> str:
         if (slot := self._groups.slot(item.unit)) and slot.state in DONE:
-            slot.state = State.LEASED
-        result(self, item)
+            slot.state = SlotState.LEASED
+        return result(self, item)
 
     return mock.patch.object(Trajectories, "_result", mutated)
 
@@ -95,19 +95,19 @@ def cursor_ahead() -> Any:
 
 def forgotten_turns() -> Any:
     """A lost lease takes the turns on disk with it, and no record says so."""
-    missing = Dispatcher._missing
+    missing = Dispatcher._mark_missing
 
     def mutated(self: Dispatcher, slot: Slot, *arguments: Any) -> None:
         slot.discard_progress()
         missing(self, slot, *arguments)
 
-    return mock.patch.object(Dispatcher, "_missing", mutated)
+    return mock.patch.object(Dispatcher, "_mark_missing", mutated)
 
 
 def resumed_after_loss() -> Any:
     """Turns whose environment is lost are continued by the next lease."""
 
-    def mutated(self: Trajectories, message: StartedOver) -> None:
+    def mutated(self: Trajectories, message: StartedOver, peer: str) -> None:
         cause, tokens = "environment_lost", message.num_tokens
         self._out.record(Reissued(message.unit, message.lease_id, cause, tokens))
 

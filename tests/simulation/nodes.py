@@ -1,7 +1,7 @@
 """
 Processes of a run: real actors, handshakes and sessions, with a fake engine, verifier and learner.
 
-Like `asyncrl.node.rollout`, `.reward` and `.trainer`, without loading models.
+Like `asyncrl.runtime.rollout`, `.reward` and `.trainer`, without loading models.
 """
 
 import asyncio
@@ -11,27 +11,23 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol
 
-from asyncrl.actor.link import Link
-from asyncrl.client.connection import Connection
-from asyncrl.client.handshake import Identity, join, spool_links
-from asyncrl.client.run_address import RunAddress
-from asyncrl.config.config import from_json
 from asyncrl.errors import LinkError, VerifierError
-from asyncrl.messages.session import Hello, Welcome
+from asyncrl.messages.session import Hello
 from asyncrl.messages.spool import PutItem
 from asyncrl.messages.weights import Member
 from asyncrl.messages.wire import PROTOCOL
 from asyncrl.messages.words import Role
-from asyncrl.node.runner import ToldToStop, run_sessions, serve
-from asyncrl.node.turn import first_turn
 from asyncrl.reward.actor import RewardActor
 from asyncrl.reward.verifier import Verdict, VerifierInput
-from asyncrl.reward.workers.pipe import hung_message
+from asyncrl.reward.workers.messages import hung_message
 from asyncrl.rollout.actor import RolloutOptions
 from asyncrl.rollout.generations import Generations
 from asyncrl.rollout.sleeping import Sleeper
+from asyncrl.runtime.sessions import NodeSession, RunNode, ToldToStop
 from asyncrl.trainer.actor import Start, TrainerActor
-from asyncrl.trainer.packing.step import Step, TrajectoryInfo
+from asyncrl.trainer.packing.step import TrainingStep, TrajectoryInfo
+from asyncrl.wire.handshake import Identity
+from asyncrl.wire.run_address import RunAddress
 from tests.simulation.checkpoints import CheckpointFolder, Trained
 from tests.simulation.disk import Disk
 from tests.simulation.engine import SimEngine
@@ -74,43 +70,38 @@ def member(who: Identity) -> Member:
 
 
 async def run_rollout(world: World, who: Identity, stopping: asyncio.Event) -> None:
-    joined, welcome = await join(RUN, who, WAIT_S)
-    try:
-        link = await _turn(world, joined, welcome, stopping)
-    except ToldToStop:
-        return
-    await asyncio.sleep(world.dice.uniform(0.0, 0.5))
-    engine: Any = SimEngine(world.plan, world.dice, world.invariants.decodes_with, who.node)
-    make = EpisodeGenerations if world.plan.is_episodic else Generations
-    generations = make(engine, who.node, PROCESS.get().clock)
-    sleeper = Sleeper(engine, generations)
-
-    def say(who: Identity) -> Hello:
-        held = generations.begin_session()
-        return Hello(PROTOCOL, who.role, who.node, who.incarnation, held, generations.policy_version)
-
-    session = partial(_roll_out, world, engine, generations, sleeper, stopping)
+    node = RunNode(who, RUN, wait_s=WAIT_S, stopping=stopping)
+    generations: Generations | None = None
     try:
         with suppress(ToldToStop):
-            await run_sessions(session, who, link, welcome, run=RUN, wait_s=WAIT_S, stopping=stopping, make_hello=say)
+            async for session in node.sessions():
+                async with session:
+                    if generations is None:
+                        await _turn(world, session)
+                        await asyncio.sleep(world.dice.uniform(0.0, 0.5))
+                        engine: Any = SimEngine(world.plan, world.dice, world.invariants.decodes_with, who.node)
+                        make = EpisodeGenerations if world.plan.is_episodic else Generations
+                        generations = make(engine, who.node, PROCESS.get().clock)
+                        sleeper = Sleeper(engine, generations)
+                        node.make_hello = partial(_say, generations)
+                    await _roll_out(world, engine, generations, sleeper, session)
     finally:
-        await generations.aclose()
+        if generations:
+            await generations.aclose()
+
+
+def _say(generations: Generations, who: Identity) -> Hello:
+    held = generations.begin_session()
+    return Hello(PROTOCOL, who.role, who.node, who.incarnation, held, generations.policy_version)
 
 
 async def _roll_out(
-    world: World,
-    engine: Any,
-    generations: Generations,
-    sleeper: Sleeper,
-    stopping: asyncio.Event,
-    who: Identity,
-    link: Link,
-    welcome: Welcome,
+    world: World, engine: Any, generations: Generations, sleeper: Sleeper, session: NodeSession
 ) -> None:
-    config = from_json(welcome.config)
+    who, config = session.who, session.config
     world.on_devices[who.node] = who.incarnation, lambda: engine.is_awake
     if sleeper.is_asleep:
-        link = await _turn(world, link, welcome, stopping)
+        await _turn(world, session)
         await sleeper.wake()
     options = RolloutOptions(
         slots=config.rollout.slots,
@@ -124,7 +115,7 @@ async def _roll_out(
     receiver: Any = Receiver(world.transfers, member(who)) if is_member else Downloader(world.transfers)
     actor = EpisodeActor(
         engine,
-        Connection(who, link, spool_links(welcome.spools, who, RUN)),
+        session.connection(),
         options,
         receiver=receiver,
         generations=generations,
@@ -137,25 +128,17 @@ async def _roll_out(
         engine.turn_ended = actor.turn_ended
     world.waiting[who.node] = lambda: (who.incarnation, list(generations.unsettled))
     try:
-        await serve(
-            actor,
-            link,
-            beat_s=welcome.beat_s,
-            stopping=stopping,
-            drain=actor.drain,
-            drain_s=config.rollout.drain_s,
-        )
+        await session.serve(actor, drain=actor.drain, drain_s=config.rollout.drain_s)
     except LinkError:
         if config.rollout.colocated:
             await sleeper.sleep()
         raise
 
 
-async def _turn(world: World, link: Link, welcome: Welcome, stopping: asyncio.Event) -> Link:
+async def _turn(world: World, session: NodeSession) -> None:
     """Wait for the first turn at shared devices, if they are shared."""
-    if not world.plan.config.rollout.colocated:
-        return link
-    return await first_turn(link, welcome.beat_s, stopping)
+    if world.plan.config.rollout.colocated:
+        await session.take_turn()
 
 
 # ── reward ──────────────────────────────────────────────────────────────────────────────────
@@ -187,17 +170,12 @@ def reward_of(first_token: int, group_size: int) -> float:
 
 
 async def run_reward(world: World, who: Identity, stopping: asyncio.Event) -> None:
-    link, welcome = await join(RUN, who, WAIT_S)
-    session = partial(_judge, world, stopping)
     with suppress(ToldToStop):
-        await run_sessions(session, who, link, welcome, run=RUN, wait_s=WAIT_S, stopping=stopping)
-
-
-async def _judge(world: World, stopping: asyncio.Event, who: Identity, link: Link, welcome: Welcome) -> None:
-    pool: Any = SimPool(world)
-    connection = Connection(who, link, spool_links(welcome.spools, who, RUN))
-    actor = RewardActor(pool=pool, connection=connection, max_open=4, clock=PROCESS.get().clock)
-    await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping)
+        async for session in RunNode(who, RUN, wait_s=WAIT_S, stopping=stopping).sessions():
+            async with session:
+                pool: Any = SimPool(world)
+                connection, clock = session.connection(), PROCESS.get().clock
+                await session.serve(RewardActor(pool=pool, connection=connection, max_open=4, clock=clock))
 
 
 # ── trainer ─────────────────────────────────────────────────────────────────────────────────
@@ -215,7 +193,7 @@ class SimLearner:
     def assign_ranks(self, infos: Sequence[TrajectoryInfo]) -> list[int]:
         return [0] * len(infos)
 
-    def train(self, trained: Step, policy_version: int | None) -> dict[str, float]:
+    def train(self, trained: TrainingStep, policy_version: int | None) -> dict[str, float]:
         assert self.is_awake, "the model sleeps"
         self.num_computed += 1
         trajectories = list(trained.trajectories.values())
@@ -243,14 +221,15 @@ class SimLearner:
 
 
 async def run_trainer(world: World, who: Identity, stopping: asyncio.Event) -> None:
-    link, welcome = await join(RUN, who, WAIT_S)
-    session = partial(_train, world, stopping)
     with suppress(ToldToStop):
-        await run_sessions(session, who, link, welcome, run=RUN, wait_s=WAIT_S, stopping=stopping)
+        async for session in RunNode(who, RUN, wait_s=WAIT_S, stopping=stopping).sessions():
+            async with session:
+                await _train(world, session)
 
 
-async def _train(world: World, stopping: asyncio.Event, who: Identity, link: Link, welcome: Welcome) -> None:
-    link = await _turn(world, link, welcome, stopping)
+async def _train(world: World, session: NodeSession) -> None:
+    who = session.who
+    await _turn(world, session)
     await asyncio.sleep(world.dice.uniform(0.0, 0.5))
     found = world.checkpoints.newest()
     learner: Any = SimLearner(world, found.trained if found else ())
@@ -260,10 +239,10 @@ async def _train(world: World, stopping: asyncio.Event, who: Identity, link: Lin
     nothing: Any = None
     folder: Any = world.checkpoints
     actor = TrainerActor(
-        from_json(welcome.config),
+        session.config,
         learner,
         publisher,
-        Connection(who, link, spool_links(welcome.spools, who, RUN)),
+        session.connection(),
         tokenizer=nothing,
         layout_hash=PLAN_HASH,
         checkpoints=folder,
@@ -272,4 +251,4 @@ async def _train(world: World, stopping: asyncio.Event, who: Identity, link: Lin
         uploader=Uploader(world.transfers, publisher),
         clock=PROCESS.get().clock,
     )
-    await serve(actor, link, beat_s=welcome.beat_s, stopping=stopping)
+    await session.serve(actor)

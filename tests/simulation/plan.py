@@ -8,7 +8,7 @@ from msgspec import Struct
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
 from asyncrl.messages.words import WeightsVia
-from asyncrl.node.process.failpoints import PLACES, TURN_PLACES
+from asyncrl.runtime.process import PLACES, TURN_PLACES
 from tests.simulation.wire import Weather
 
 ADDRESS = "ipc://broker"

@@ -8,7 +8,8 @@ Rules for each durable record of a ledger, over all restarts of the broker.
     Taken       the next step; whole groups with rewards, in no other step, and none too old
     Committed   only steps that a checkpoint contains
 
-The rules are written from the specification, independently of the code that implements it.
+The rules are written from the specification, independently of the code that implements it and of the audit's rules; of
+an audit they take the state after the records before, `LedgerState`, alone.
 """
 
 from collections import Counter
@@ -31,6 +32,7 @@ from asyncrl.broker.ledger.records import (
     Untrained,
     VersionLive,
 )
+from asyncrl.broker.ledger.state import LedgerState
 from asyncrl.config.config import Config
 from asyncrl.data.prompts import Draw
 from asyncrl.messages.trajectory import Unit
@@ -55,93 +57,75 @@ class RecordRules:
         self._prompt_at = prompt_at
         self._highest_checkpoint = highest_checkpoint
         self._require = require
-        self.admitted: dict[int, int] = {}
-        """Minimum version of each group."""
-        self.open: set[int] = set()
-        self.results: dict[Unit, Result] = {}
-        self.rewards: set[Unit] = set()
-        self.left_out: set[Unit] = set()
+        self.state = LedgerState(config.schedule, config.greedy_per_group)
         self.attempts: Counter[Unit] = Counter()
         self.on_disk: set[tuple[Unit, int]] = set()
         """Unit and lease id of every counted trajectory, results and duplicates."""
-        self.dropped: set[int] = set()
-        self.restarted: set[int] = set()
-        self.untrained: set[int] = set()
         self.refused_by_trainer: set[Unit] = set()
-        self.batches: dict[int, list[int]] = {}
-        self.needed_from = 0
-        """Steps below this are in the two newest checkpoints, so no trainer asks for them again."""
-        self._committed = -1
-        self._taken: set[int] = set()
-        self._live_version = -1
 
     def add(self, record: AnyRecord) -> None:
         """Check one durable record against the rules, and remember it."""
         match record:
-            case Admitted():
-                self._admit(record)
-            case Untrained(step=step, group_id=group_id):
-                self._require(group_id in self.batches.get(step, ()), f"step {step} leaves out group {group_id}")
-                self._require(group_id not in self.untrained, f"group {group_id} is left out twice")
-                self.untrained.add(group_id)
             case Result() | Rewarded() | Duplicate() | Refused() | LeftOut() | FailedAttempt():
-                self._add_to_unit(record)
-            case Restarted():
-                self._restart(record)
+                self._check_unit(record)
+            case Admitted() | Restarted() | Dropped() | Untrained():
+                self._check_group(record)
             case Taken():
-                self._take(record)
-            case Dropped(group_id=group_id):
-                self._require(group_id in self.open, f"group {group_id} was dropped, but is not open")
-                self._require(group_id not in self._taken, f"group {group_id} was trained and dropped")
-                self.dropped.add(group_id)
-                self.open.discard(group_id)
-            case VersionLive():
-                self._live(record)
+                self._check_taken(record)
+            case VersionLive(policy_version=version):
+                before = self.state.versions.live_version
+                self._require(version > before, f"version {version} is live after version {before}")
             case Committed(step=step):
                 written = self._highest_checkpoint()
                 self._require(step < written, f"step {step} is committed, but {written} steps are in a checkpoint")
-                self.needed_from, self._committed = self._committed + 1, step
+        self.state.add(record)
 
     def is_needed(self, group_id: int) -> bool:
         """True if the group is in the window and a trainer may still ask for it."""
-        is_done = any(group_id in self.batches[step] for step in range(self.needed_from))
-        return group_id in self.open and not is_done
+        steps = self.state.taken.get(group_id, ())  # Those in the two newest checkpoints are not asked for again.
+        return group_id in self.state.open and all(step >= self.state.first_needed_step for step in steps)
 
-    def _admit(self, record: Admitted) -> None:
-        group_id, draw = record.group_id, self._prompt_at(record.group_id)
-        expected, window = len(self.admitted), self._schedule.window
-        self._require(group_id == expected, f"group {group_id} was admitted; expected {expected}: ids are consecutive")
-        self._require((record.epoch, record.row) == (draw.epoch, draw.row), f"group {group_id} is another prompt")
-        self.admitted[group_id] = record.policy_version
-        self.open.add(group_id)
-        self._require(len(self.open) <= window, f"{len(self.open)} groups are open; the window holds {window}")
+    def _check_group(self, record: Admitted | Restarted | Dropped | Untrained) -> None:
+        state, group_id = self.state, record.group_id
+        is_open = group_id in state.open
+        match record:
+            case Admitted(epoch=epoch, row=row):
+                expected, draw, window = len(state.admitted), self._prompt_at(group_id), self._schedule.window
+                is_next = group_id == expected
+                self._require(is_next, f"group {group_id} was admitted; expected {expected}: ids are consecutive")
+                self._require((epoch, row) == (draw.epoch, draw.row), f"group {group_id} is another prompt")
+                num_open = len(state.open) + 1
+                self._require(num_open <= window, f"{num_open} groups are open; the window holds {window}")
+            case Restarted():
+                self._require(is_open, f"group {group_id} is restarted, but is not open")
+            case Dropped():
+                self._require(is_open, f"group {group_id} was dropped, but is not open")
+                self._require(group_id not in state.taken, f"group {group_id} was trained and dropped")
+            case Untrained(step=step):
+                self._require(group_id in state.batches.get(step, ()), f"step {step} leaves out group {group_id}")
+                self._require(group_id not in state.untrained, f"group {group_id} is left out twice")
 
-    def _add_to_unit(self, record: Result | Rewarded | Duplicate | Refused | LeftOut | FailedAttempt) -> None:
-        unit = record.unit
+    def _check_unit(self, record: Result | Rewarded | Duplicate | Refused | LeftOut | FailedAttempt) -> None:
+        unit, state = record.unit, self.state
+        left_out = state.left_out.get(unit.group_id, set())
+        has_result, has_reward = unit in state.results, unit in state.rewards
         match record:
             case Result(lease_id=lease_id):
-                self._require(unit not in self.results, f"{unit} has two results")
-                self._require(unit not in self.left_out, f"{unit} has a result, and was left out")
-                self.results[unit] = record
+                self._require(not has_result, f"{unit} has two results")
+                self._require(unit not in left_out, f"{unit} has a result, and was left out")
                 self.on_disk.add((unit, lease_id))
             case Duplicate(lease_id=lease_id):
                 self.on_disk.add((unit, lease_id))
             case Rewarded():
-                self._require(unit in self.results, f"{unit} has a reward and no result")
-                self._require(unit not in self.rewards, f"{unit} has two rewards")
-                self.rewards.add(unit)
+                self._require(has_result, f"{unit} has a reward and no result")
+                self._require(not has_reward, f"{unit} has two rewards")
             case Refused():
-                self._require(
-                    unit in self.results and unit not in self.rewards, f"{unit} is refused, and has no result"
-                )
-                self.results.pop(unit, None)
+                self._require(has_result and not has_reward, f"{unit} is refused, and has no result")
             case LeftOut():
-                self._require(unit.group_id in self.open, f"{unit} is left out of a group that is not open")
-                self._require(unit not in self.rewards, f"{unit} has a reward, and is left out")
-                self._require(unit not in self.left_out, f"{unit} is left out twice")
-                self.left_out.add(unit)
-                self.results.pop(unit, None)
-                kept = len(self._units(unit.group_id)) - sum(one.group_id == unit.group_id for one in self.left_out)
+                self._require(unit.group_id in state.open, f"{unit} is left out of a group that is not open")
+                self._require(not has_reward, f"{unit} has a reward, and is left out")
+                self._require(unit not in left_out, f"{unit} is left out twice")
+                kept = self._schedule.group_size - len(left_out) - 1
                 self._require(kept >= self._least_group, f"group {unit.group_id} goes on with {kept} trajectories")
             case FailedAttempt(attempts=attempts):
                 if record.stage == "trainer":
@@ -151,35 +135,24 @@ class RecordRules:
                 is_counted = unit.split == "held_out" or attempts == self.attempts[unit]
                 self._require(is_counted, f"{unit} has failed {self.attempts[unit]} times, not {attempts}")
 
-    def _restart(self, record: Restarted) -> None:
-        """Void everything sampled for the group."""
-        self._require(record.group_id in self.open, f"group {record.group_id} is restarted, but is not open")
-        self.admitted[record.group_id] = record.policy_version
-        self.restarted.add(record.group_id)
-        for unit in self._units(record.group_id):
-            self.results.pop(unit, None)
-            self.rewards.discard(unit)
-            self.left_out.discard(unit)
-
-    def _take(self, record: Taken) -> None:
-        step, group_ids, expected = record.step, record.group_ids, len(self.batches)
+    def _check_taken(self, record: Taken) -> None:
+        step, group_ids, expected = record.step, record.group_ids, len(self.state.batches)
         self._require(step == expected, f"step {step} was taken; expected step {expected}")
         self._require(len(set(group_ids)) == self._schedule.groups_per_step, f"step {step} takes groups {group_ids}")
-        self.batches[step] = group_ids
         for group_id in group_ids:
-            self._require(group_id not in self._taken, f"group {group_id} is trained in two steps")
-            self._require(group_id not in self.dropped, f"group {group_id} was dropped and trained")
-            self._taken.add(group_id)
-            for unit in self._units(group_id):
-                self._require_fresh(unit, step)
+            self._require(group_id not in self.state.taken, f"group {group_id} is trained in two steps")
+            self._require(group_id not in self.state.dropped, f"group {group_id} was dropped and trained")
+            for index in range(self._schedule.group_size):
+                self._require_fresh(Unit(group_id, index), step)
 
     def _require_fresh(self, unit: Unit, step: int) -> None:
-        if unit in self.left_out:
+        state = self.state
+        if unit in state.left_out.get(unit.group_id, ()):
             return
-        self._require(unit in self.rewards, f"{unit} is trained in step {step} without a reward")
-        if result := self.results.get(unit):
+        self._require(unit in state.rewards, f"{unit} is trained in step {step} without a reward")
+        if result := state.results.get(unit):
             oldest, version = result.summary.oldest_version, step // self._schedule.steps_per_publish
-            self._require(oldest >= self.admitted[unit.group_id], f"{unit} is older than its group")
+            self._require(oldest >= state.min_versions[unit.group_id], f"{unit} is older than its group")
             is_bounded = version - oldest <= self._most_versions()
             self._require(is_bounded, f"{unit}, written by version {oldest}, is trained in version {version}")
 
@@ -192,14 +165,3 @@ class RecordRules:
             by_window = (schedule.window + (schedule.reach or 1) - 2) // per_version
         by_bound = inf if schedule.kept_max_staleness is None else schedule.kept_max_staleness
         return min(by_window, by_bound)
-
-    def _live(self, record: VersionLive) -> None:
-        version, before = record.policy_version, self._live_version
-        self._require(version > before, f"version {version} is live after version {before}")
-        self._live_version = version
-        for step, group_ids in self.batches.items():
-            if step < record.next_step:
-                self.open.difference_update(group_ids)
-
-    def _units(self, group_id: int) -> list[Unit]:
-        return [Unit(group_id, index) for index in range(self._schedule.group_size)]

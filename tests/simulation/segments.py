@@ -11,7 +11,7 @@ from zlib import crc32
 
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.messages.spool import SpoolRef
-from asyncrl.spool.segment_format import Entry, Place
+from asyncrl.spool.segment_writer import Entry, Place
 from tests.simulation.virtual_time import PROCESS
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.session import Limits
-from asyncrl.actor.sockets.zmq_hub import ZmqHub
-from asyncrl.actor.sockets.zmq_link import ZmqLink
+from asyncrl.wire.session import Limits
+from asyncrl.wire.zmq_hub import ZmqHub
+from asyncrl.wire.zmq_link import ZmqLink
 from tests.simulation.__main__ import report
 from tests.simulation.mutants import MUTANTS, planted
 from tests.simulation.schedule import Outcome, search

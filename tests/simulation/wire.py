@@ -19,9 +19,9 @@ from typing import Any
 import zmq
 from msgspec import Struct
 
-from asyncrl.actor.codec import Ack
-from asyncrl.actor.sockets.fd_socket import TICK_S
+from asyncrl.messages.codec import Ack
 from asyncrl.messages.wire import CODEC
+from asyncrl.wire.sockets import TICK_S
 from tests.simulation.trace import Trace
 from tests.simulation.virtual_time import PROCESS, VirtualLoop
 

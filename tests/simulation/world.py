@@ -20,21 +20,20 @@ from unittest import mock
 
 import structlog
 
-from asyncrl.actor import failpoints, session
-from asyncrl.actor.sockets import zmq_hub, zmq_link
-from asyncrl.client import handshake
-from asyncrl.client.handshake import Identity
+from asyncrl import failpoints
 from asyncrl.errors import LinkError, LinkRefused, RunFailed
 from asyncrl.messages.spool import PutItem
 from asyncrl.messages.words import Role
-from asyncrl.node import runner
-from asyncrl.node.broker import broker as broker_process
 from asyncrl.reward import actor as reward_actor
 from asyncrl.rollout import actor as rollout_actor
 from asyncrl.rollout import generations as rollout_generations
 from asyncrl.rollout import results as rollout_results
-from asyncrl.trainer.checkpoints import retention
+from asyncrl.runtime import broker as broker_process
+from asyncrl.runtime import sessions
+from asyncrl.trainer.checkpoints import writer
 from asyncrl.trainer.checkpoints import writer as checkpoint_writer
+from asyncrl.wire import handshake, session, zmq_hub, zmq_link
+from asyncrl.wire.handshake import Identity
 from tests.simulation.audits import audit_problems
 from tests.simulation.broker_node import Directory, Prompts, run_broker
 from tests.simulation.damage import Damage
@@ -265,14 +264,14 @@ def stand_ins(world: World) -> Iterator[None]:
         (zmq_hub, "new_socket", world.network.socket),
         (zmq_hub, "FdSocket", world.network.attach),
         (handshake, "why_silent", unknown_cause),
-        (runner, "identity", world.identity),
+        (sessions, "identity", world.identity),
         (broker_process, "identity", world.identity),
         (checkpoint_writer, "checkpoint", world.checkpoints),
-        (retention, "checkpoint", world.checkpoints),
+        (writer, "checkpoint", world.checkpoints),
         (session, "REPEAT_TICKS", REPEAT_TICKS),
         (rollout_actor, "RESEND_S", RESEND_S),
-        (runner, "memory_stall", lambda: world.plan.pace.memory_stall),
-        (runner, "Cores", lambda: SimpleNamespace(busy=lambda: world.plan.pace.cores_busy)),
+        (sessions, "memory_stall", lambda: world.plan.pace.memory_stall),
+        (sessions, "Cores", lambda: SimpleNamespace(busy=lambda: world.plan.pace.cores_busy)),
         (rollout_results, "RESEND_S", RESEND_S),
         (rollout_generations, "to_put_item", world.damage.put_item),
         (reward_actor, "problem_of", world.damage.problem_of),

@@ -13,11 +13,9 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from asyncrl.actor.message import Message
-from asyncrl.actor.sockets.curve import Owner
-from asyncrl.checks.permit import Permits
-from asyncrl.client.chunks import MAX_PAYLOAD_BYTES
 from asyncrl.errors import LinkClosed, LinkRefused, LinkReset, RunFailed
+from asyncrl.messages.codec import Message
+from asyncrl.messages.permit import Permits
 from asyncrl.messages.session import Bye, Reject, Stop
 from asyncrl.messages.spool import Fetch, Fetched, Permit, Put, PutItem, SpoolRef, Stored, StoredItem, Trim
 from asyncrl.messages.trajectory import Image, TrajectorySummary, Unit
@@ -31,12 +29,14 @@ from asyncrl.messages.weights import (
     WeightsFile,
     WeightsList,
 )
-from asyncrl.observe.metrics.table import METRICS
+from asyncrl.records.metrics import METRICS
 from asyncrl.spool.actor import MAX_REFS, SpoolActor
 from asyncrl.spool.images import ImageStore
-from asyncrl.spool.segment_format import segment_path
+from asyncrl.spool.segment_writer import segment_path
 from asyncrl.spool.segments import Segments
-from asyncrl.spool.weights.store import WeightStore
+from asyncrl.spool.weights import WeightStore
+from asyncrl.wire.curve import Owner
+from asyncrl.wire.files import MAX_PAYLOAD_BYTES
 
 RED = Image(hashlib.sha256(b"red").digest(), 8, 8, 3)
 SUMMARY = TrajectorySummary(

@@ -1,4 +1,4 @@
-"""Durable payloads survive crashes, and damage is detected."""
+"""Eviction of the payload cache."""
 
 import resource
 import shutil
@@ -13,8 +13,63 @@ from hypothesis import strategies as st
 from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
-from asyncrl.spool.segment_format import Entry, Place, scan, segment_path
-from asyncrl.spool.segments import Segments, remove
+from asyncrl.spool.segment_writer import Entry, Place, scan, segment_path
+from asyncrl.spool.segments import COPIED_BYTES, ENTRY_BYTES, PayloadCache, Segments, Shares, remove
+
+
+def cached(cache: PayloadCache, segment: int, offset: int) -> bytes | None:
+    payload = cache.get(segment, offset)
+    return None if payload is None else bytes(payload)
+
+
+def test_the_oldest_leave_when_the_bytes_are_used_up() -> None:
+    cache = PayloadCache(max_bytes=2 * (4 + ENTRY_BYTES))
+
+    for offset, size in enumerate((4, 4, 4)):
+        cache.add(0, offset, memoryview(bytes(size)))
+
+    assert cache.get(0, 0) is None
+    assert cached(cache, 0, 1) == bytes(4)
+    assert cached(cache, 0, 2) == bytes(4)
+
+
+def test_a_payload_larger_than_the_cache_evicts_nothing() -> None:
+    cache = PayloadCache(max_bytes=10 + ENTRY_BYTES)
+    cache.add(0, 0, memoryview(b"small"))
+
+    cache.add(0, 5, memoryview(bytes(11)))
+
+    assert cached(cache, 0, 0) == b"small"
+    assert cache.get(0, 5) is None
+
+
+def test_bytes_of_forgotten_segments_are_free_again() -> None:
+    cache = PayloadCache(max_bytes=2 * (5 + ENTRY_BYTES))
+    cache.add(0, 0, memoryview(bytes(10)))
+    cache.drop_below(1)
+
+    cache.add(1, 0, memoryview(b"a" * 5))
+    cache.add(1, 5, memoryview(b"b" * 5))
+
+    assert cache.get(0, 0) is None
+    assert (cached(cache, 1, 0), cached(cache, 1, 5)) == (b"a" * 5, b"b" * 5)
+
+
+def test_a_small_payload_keeps_no_buffer_of_its_message_alive() -> None:
+    """libzmq receives many small messages into one buffer, which each view would keep."""
+    cache, message = PayloadCache(max_bytes=1 << 20), bytes(2 * COPIED_BYTES)
+    cache.add(0, 0, memoryview(message)[:300])
+    cache.add(0, 300, memoryview(message)[300 : 300 + COPIED_BYTES])
+
+    small, large = cache.get(0, 0), cache.get(0, 300)
+    assert small is not None
+    assert large is not None
+    assert small.obj is not message
+    assert large.obj is message
+
+
+# ── test segments ─────────────────────────────────────────────────────────────────────────────
+# Durable payloads survive crashes, and damage is detected.
 
 SUMMARY = TrajectorySummary(
     num_tokens=3, prompt_tokens=2, oldest_version=4, newest_version=5, num_spans=2, finish_reason="stop"
@@ -338,3 +393,31 @@ def test_a_segment_is_sealed_by_the_number_of_its_payloads_too(tmp_path: Path, m
     segments.trim(2)
     assert len(segments) == 1
     segments.close()
+
+
+# ── test shares ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_one_node_alone_may_use_the_whole_disk() -> None:
+    shares = Shares()
+    shares.stored("a", 0, 1000)
+    assert shares.allows("a", 1000, free_bytes=lambda: 10)
+
+
+def test_of_several_nodes_none_holds_more_than_half() -> None:
+    shares = Shares()
+    shares.stored("a", 0, 400)
+    shares.stored("b", 0, 100)
+    assert shares.allows("a", 100, free_bytes=lambda: 500)
+    assert not shares.allows("a", 101, free_bytes=lambda: 500)
+    assert shares.allows("b", 400, free_bytes=lambda: 500)
+
+
+def test_what_is_trimmed_is_free_again() -> None:
+    shares = Shares()
+    shares.stored("a", 0, 500)
+    shares.stored("a", 1, 10)
+    shares.stored("b", 1, 10)
+    assert not shares.allows("a", 1, free_bytes=lambda: 400)
+    shares.trimmed(1)
+    assert shares.allows("a", 200, free_bytes=lambda: 400)

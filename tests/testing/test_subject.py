@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.messages.trajectory import Span
 from asyncrl.rollout.engine import Completion
-from asyncrl.testing.subject import NotConforming, Subject, request, require_whole, soon
+from asyncrl.testing.engine import NotConforming, Subject, request, require_whole, soon
 from tests.testing.stepping import SteppingEngine
 
 

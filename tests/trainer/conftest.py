@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 from tests.trainer.ragged_trajectories import VOCAB, ragged_trajectories
 
 

@@ -8,7 +8,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Turn
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 from tests.trainer.ragged_trajectories import VOCAB
 
 Ids = NDArray[np.int32]

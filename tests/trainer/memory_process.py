@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from asyncrl.config.run_file import decode
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.step import Step, trajectory_info
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, trajectory_info
 from asyncrl.trainer.ranks.ranks import RankGroup
 
 
@@ -49,7 +48,7 @@ def measure(raw: dict[str, Any], model: Path, group: RankGroup) -> dict[str, int
     loaded = status("RssAnon") - own  # without the pages of files
     infos = [trajectory_info(trajectory) for trajectory in trajectories]
     owners = learner.assign_ranks(infos)
-    step = Step(infos, {i: trajectories[i] for i in range(len(owners)) if owners[i] == group.rank}, owners)
+    step = TrainingStep(infos, {i: trajectories[i] for i in range(len(owners)) if owners[i] == group.rank}, owners)
     learner.train(step)
     forget_peak()
     learner.train(step)

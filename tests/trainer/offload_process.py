@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asyncrl.config.run_file import decode
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.model import host_moments
+from asyncrl.trainer.model import host_memory
 from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.ranks.ranks import SingleRank
 from asyncrl.weights.groups.device import device_thread
@@ -91,7 +91,7 @@ def measure(model: str, offload: list[str], device_bytes: Any) -> dict[str, Any]
 
 
 def main(model: str) -> dict[str, Any]:
-    host_moments.BUCKET = 1 << 16
+    host_memory.BUCKET = 1 << 16
     found = {}
     with device_thread(SingleRank("npu").device, "trainer-compute") as thread:
         torch_npu: Any = importlib.import_module("torch_npu")

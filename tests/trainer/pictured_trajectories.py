@@ -6,7 +6,7 @@ import numpy as np
 
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.pictures import TrainingImage
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 from asyncrl.vision.processor import ImageProcessor
 from tests.conftest import WORDS, draw_picture
 

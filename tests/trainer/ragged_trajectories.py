@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.messages.trajectory import RouteShape
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 
 VOCAB = 32
 

@@ -19,12 +19,10 @@ from safetensors.torch import save_file
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
 from asyncrl.trainer.checkpoints.checkpoint import take, write_part
-from asyncrl.trainer.checkpoints.parts import TENSORS
-from asyncrl.trainer.checkpoints.stored import Stored, open_tensors
+from asyncrl.trainer.checkpoints.snapshot import TENSORS, Stored, open_tensors
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.assignment import first_sharing
-from asyncrl.trainer.packing.step import Step, trajectory_info
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, trajectory_info
 from asyncrl.trainer.ranks.ranks import RankGroup
 from tests.trainer.episode_trajectories import episodes
 from tests.trainer.pictured_trajectories import pictured_trajectories
@@ -94,12 +92,12 @@ def run(case: Case, folder: Path, rank: int) -> None:
         (folder / f"{case.name}.metrics").write_bytes(msgspec.json.encode(metrics))
 
 
-def own_part(learner: Learner, config: Config, seed: int, first: int) -> Step:
+def own_part(learner: Learner, config: Config, seed: int, first: int) -> TrainingStep:
     """The step of this seed with the trajectories of one rank, or of the ranks that share its rows."""
     trajectories = trajectories_for(learner, seed, has_turns=config.environment.is_set)
     infos = [trajectory_info(trajectory) for trajectory in trajectories]
     owners = learner.assign_ranks(infos)
-    return Step(infos, {i: trajectories[i] for i in range(len(owners)) if owners[i] == first}, owners)
+    return TrainingStep(infos, {i: trajectories[i] for i in range(len(owners)) if owners[i] == first}, owners)
 
 
 def trajectories_for(learner: Learner, seed: int, *, has_turns: bool = False) -> list[TrainingTrajectory]:

@@ -12,13 +12,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.actor.memory import MemoryHub
-from asyncrl.actor.message import Message
-from asyncrl.client.connection import Connection
-from asyncrl.client.handshake import Identity
 from asyncrl.config.run_file import decode
 from asyncrl.errors import LinkError, LinkRefused, LinkReset, RankDied, RunFailed, TransferError
 from asyncrl.files.checkpoints import FileEntry
+from asyncrl.messages.codec import Message
 from asyncrl.messages.session import Bye, Drain, Draining, Ready, Reject, Stop, StoreValue
 from asyncrl.messages.spool import Fetch, Fetched, SpoolRef
 from asyncrl.messages.supervisor import Stacks, StacksWanted
@@ -44,14 +41,16 @@ from asyncrl.messages.weights import (
     Transferred,
     Uploaded,
 )
-from asyncrl.observe.metrics.table import METRICS
+from asyncrl.records.metrics import METRICS
 from asyncrl.trainer.actor import Start, TrainerActor
-from asyncrl.trainer.checkpoints import retention
+from asyncrl.trainer.checkpoints import writer
 from asyncrl.trainer.checkpoints import writer as checkpoint_writer
 from asyncrl.trainer.loop import fetching
-from asyncrl.trainer.packing.step import Step, TrajectoryInfo
+from asyncrl.trainer.packing.step import TrainingStep, TrajectoryInfo
 from asyncrl.trainer.ranks.rank_hub import NoOtherRanks
-from tests.client.only_spool import only
+from asyncrl.wire.handshake import Connection, Identity
+from asyncrl.wire.memory import MemoryHub
+from tests.wire.only_spool import only
 
 M = TypeVar("M", bound=Message)
 PEER = "trainer-0.1"
@@ -75,7 +74,7 @@ class FakeLearner:
     def assign_ranks(self, infos: list[TrajectoryInfo]) -> list[int]:
         return [0] * len(infos)
 
-    def train(self, step: Step, policy_version: int | None) -> dict[str, float]:
+    def train(self, step: TrainingStep, policy_version: int | None) -> dict[str, float]:
         self.versions.append(policy_version)
         self.rates.append(self.lr)
         self.may_train.wait(10)
@@ -175,7 +174,7 @@ class Stage:
         self.learner, self.publisher = FakeLearner(self.log), FakePublisher(self.log, self.advance)
         self.uploader = FakeUploader()
         self.checkpoints = FakeCheckpoints()
-        for module in (checkpoint_writer, retention):
+        for module in (checkpoint_writer, writer):
             monkeypatch.setattr(module, "checkpoint", self.checkpoints)
         learner: Any = self.learner
         publisher: Any = self.publisher
@@ -343,7 +342,7 @@ def test_a_step_fetches_its_batch_and_trains_on_it(scene):
         assert trained.completion_ids.tolist() == [3, 4, 5]
         assert trained.behavior_logprobs.tolist() == [-0.5, -1.0, -1.5]
         assert trained.spans == [Span(0, 0, 3)]
-        assert stage.actor.beat(0.0).tokens == 6
+        assert stage.actor.heartbeat(0.0).tokens == 6
 
     scene(play)
 
@@ -679,7 +678,7 @@ def test_beats_tell_how_much_of_a_version_was_sent(scene):
     async def play(stage):
         await stage.begin()
         stage.publisher.num_buckets = 7
-        assert stage.actor.beat(0.0).buckets == 7
+        assert stage.actor.heartbeat(0.0).buckets == 7
 
     scene(play)
 

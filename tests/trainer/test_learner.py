@@ -1,3 +1,5 @@
+"""The weights of the last publish, kept for the steps until the next one."""
+
 import json
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from asyncrl.config.catalogue import ADVANTAGES, AGGREGATIONS, KL_ESTIMATORS, LOSSES
@@ -16,18 +19,63 @@ from asyncrl.config.correction import PRESETS
 from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages.trajectory import Span
-from asyncrl.trainer.checkpoints.prompt_files import PromptFiles
-from asyncrl.trainer.learner import Learner
+from asyncrl.trainer.checkpoints.writer import PromptFiles
+from asyncrl.trainer.learner import Anchor, Learner
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
-from asyncrl.trainer.packing.step import UNASSIGNED, Step, local_step
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import UNASSIGNED, TrainingStep, TrainingTrajectory, local_step
 from asyncrl.trainer.packing.untrained import as_context, in_untrained_turns
 from tests.conftest import make_vision_model
 from tests.trainer.checkpoints.writing import write_model
 from tests.trainer.episode_trajectories import episodes, rows
 from tests.trainer.pictured_trajectories import pictured_trajectories
 from tests.weights.groups.fake_npu import installed_at
+
+
+def scene(steps_per_publish: int = 3) -> tuple[nn.Parameter, Anchor]:
+    weight = nn.Parameter(torch.zeros(2))
+    return weight, Anchor({"w": weight}, steps_per_publish)
+
+
+def applied(weight: nn.Parameter, anchor: Anchor) -> float:
+    with anchor.applied():
+        return float(weight.detach()[0])
+
+
+def test_steps_of_one_publish_have_the_weights_it_began_with() -> None:
+    weight, anchor = scene()
+    seen = []
+    for step in range(5):
+        anchor.begin(step)
+        seen.append(applied(weight, anchor))
+        assert float(weight.detach()[0]) == step, "those in training come back"
+        weight.data += 1
+    assert seen == [0, 0, 0, 3, 3]
+
+
+def test_weights_in_training_come_back_after_an_error() -> None:
+    weight, anchor = scene()
+    anchor.begin(0)
+    weight.data += 1
+    anchor.begin(1)
+    try:
+        with anchor.applied():
+            raise ValueError
+    except ValueError:
+        pass
+    assert float(weight.detach()[0]) == 1
+    assert applied(weight, anchor) == 0
+
+
+def test_a_process_that_begins_between_two_publishes_begins_with_published_weights() -> None:
+    weight, anchor = scene()
+    anchor.begin(4)
+    weight.data += 1
+    anchor.begin(5)
+    assert applied(weight, anchor) == 0
+
+
+# ── test learner ──────────────────────────────────────────────────────────────────────────────
 
 CPU = torch.device("cpu")
 BETA1 = 0.9
@@ -498,7 +546,7 @@ def test_an_episode_is_trained_as_if_each_turn_had_a_row_of_its_own(
 
     metrics, grads = trained(episodes(seed=seed), EPISODES)
     parts = [as_context(one, in_untrained_turns(one)) for one in episodes(seed=seed)]
-    monkeypatch.setattr(Step, "micro_batches", lambda _, places, *__: [[place] for place in places])
+    monkeypatch.setattr(TrainingStep, "micro_batches", lambda _, places, *__: [[place] for place in places])
     expected, separate = trained([row for one in parts for row in rows(one) if len(row.completion_ids)], {})
 
     assert metrics["untrained/turn_tokens"] > 0

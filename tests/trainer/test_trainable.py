@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from asyncrl.node.embedding.batches import BatchStream
+from asyncrl.runtime.batches import BatchStream
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.trainable import Trainable, WeightPublisher
 from asyncrl.weights.memory import MemoryPublisher

@@ -4,7 +4,7 @@ import pytest
 
 from asyncrl.errors import DataError
 from asyncrl.messages.trajectory import Image, Prompt
-from asyncrl.vision.placeholders import check_marks, collapse, expand, marked_chat, marked_text
+from asyncrl.vision.picture import check_marks, collapse, expand, marked_chat, marked_text
 
 PAD = 99
 IMAGE = Image(digest=bytes(32), width=8, height=8, num_bytes=100)

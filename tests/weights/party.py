@@ -9,15 +9,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from asyncrl.actor.link import Hub, Link
-from asyncrl.actor.memory import MemoryHub
-from asyncrl.actor.message import Message
 from asyncrl.config.sections.weights import Weights
+from asyncrl.messages.codec import Message
 from asyncrl.messages.session import StoreGet, StoreSet, StoreValue
 from asyncrl.messages.weights import Member, Transfer
 from asyncrl.weights.contents.layout import Layout, TensorSpec
-from asyncrl.weights.publish import Publisher
-from asyncrl.weights.receive import OnBucket, Receiver
+from asyncrl.weights.publish import OnBucket, Publisher, Receiver
+from asyncrl.wire.link import Hub, Link
+from asyncrl.wire.memory import MemoryHub
 
 BUCKET_BYTES = 64
 SPECS = [

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from asyncrl.actor.sockets.zmq_link import ZmqLink
 from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import TransferError
 from asyncrl.messages.session import Bye, Stop, StoreValue
@@ -20,9 +19,10 @@ from asyncrl.messages.weights import Abort, Member, Transfer, TransferFailed
 from asyncrl.messages.wire import CODEC
 from asyncrl.weights.contents.header import HEADER_FORMAT
 from asyncrl.weights.contents.layout import Layout, TensorSpec
-from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.group import LibraryGroup
-from asyncrl.weights.receive import Receiver
+from asyncrl.weights.groups.network_interface import Deadline
+from asyncrl.weights.publish import Receiver
+from asyncrl.wire.zmq_link import ZmqLink
 
 LAYOUT = Layout([TensorSpec(name=name, shape=(1 << 20,), dtype="float32") for name in "abcdef"], 4 << 20)
 

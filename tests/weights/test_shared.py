@@ -57,7 +57,7 @@ def bits(found: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int], list[in
 @pytest.mark.slow("imports torch in a process of its own")
 def test_another_process_reads_every_bit() -> None:
     weights = staged(1)
-    place = msgspec.json.encode(SharedTensors.of(weights.tensors))
+    place = msgspec.json.encode(SharedTensors.locate(weights.tensors))
 
     read = subprocess.run([sys.executable, "-c", READS], input=place, capture_output=True, timeout=60, check=True)
 
@@ -66,7 +66,7 @@ def test_another_process_reads_every_bit() -> None:
 
 def test_what_is_written_to_mapped_tensors_reaches_nobody() -> None:
     weights = staged(1)
-    place = SharedTensors.of(weights.tensors)
+    place = SharedTensors.locate(weights.tensors)
     for mapped in place.map().values():
         mapped.fill_(7)
 
@@ -76,7 +76,7 @@ def test_what_is_written_to_mapped_tensors_reaches_nobody() -> None:
 
 def test_each_map_has_what_the_owner_wrote_last() -> None:
     weights = staged(1)
-    place = SharedTensors.of(weights.tensors)
+    place = SharedTensors.locate(weights.tensors)
     place.map()
     for name, tensor in tensors(2).items():
         weights.tensors[name].copy_(tensor)
@@ -86,7 +86,7 @@ def test_each_map_has_what_the_owner_wrote_last() -> None:
 
 def test_the_memory_lives_as_long_as_a_tensor_in_it_and_no_longer() -> None:
     before, weights = shared_memory(), staged(1).tensors
-    place = SharedTensors.of(weights)
+    place = SharedTensors.locate(weights)
     last = weights["norm"]
 
     del weights
@@ -101,7 +101,7 @@ def test_the_memory_lives_as_long_as_a_tensor_in_it_and_no_longer() -> None:
 
 def test_memory_of_another_size_is_refused() -> None:
     weights = staged(1)
-    place = SharedTensors.of(weights.tensors)
+    place = SharedTensors.locate(weights.tensors)
     larger = msgspec.structs.replace(place, bucket=msgspec.structs.replace(place.bucket, num_bytes=1 << 20))
 
     with pytest.raises(TransferError, match="smaller than the required mapping size"):
@@ -112,7 +112,7 @@ def test_tensors_elsewhere_and_transposed_ones_are_refused() -> None:
     weights, other = staged(1).tensors, staged(2).tensors
     for wrong in ({"stray": torch.zeros(2)}, {**weights, "stray": other["norm"]}, {"stray": weights["embed"].T}):
         with pytest.raises(EngineError, match="from memory that they share, but stray is not in it") as refused:
-            SharedTensors.of(wrong)
+            SharedTensors.locate(wrong)
         assert not refused.value.retryable
 
 

@@ -17,48 +17,51 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncrl.broker.audit.checkpoint_rules import (
+from asyncrl.broker.audit.run_rules import (
+    CONFIG_FILE,
+    Line,
     ManifestFacts,
     checkpoint_problems,
     commit_problems,
+    config_problems,
     different_files,
-    missing_files,
-    read_manifest,
-)
-from asyncrl.broker.audit.config_rules import CONFIG_FILE, config_problems, differing, recorded_config
-from asyncrl.broker.audit.held_out_rules import held_out_event_problems, held_out_summary_problems
-from asyncrl.broker.audit.retired_rules import retired_problems
-from asyncrl.broker.audit.sample_rules import sample_problems
-from asyncrl.broker.audit.spool_rules import SpoolRules, StoredFacts, StoredPayload
-from asyncrl.broker.audit.step_rules import (
-    Line,
+    differing,
+    held_out_event_problems,
+    held_out_summary_problems,
     lost_records,
     metrics_problems,
+    missing_files,
+    read_manifest,
+    recorded_config,
+    retired_problems,
     summary_problems,
     unrecorded_problems,
 )
-from asyncrl.broker.audit.witness_rules import (
+from asyncrl.broker.audit.sample_rules import (
+    SpoolRules,
+    StoredFacts,
+    StoredPayload,
     chain_problems,
     file_problems,
     head_of,
     heads_of_events,
     line_problems,
     meta_problems,
+    sample_problems,
     summary_file_problems,
     unwitnessed_steps,
 )
 from asyncrl.broker.ledger.audit import LEDGER, Audit, examine
-from asyncrl.broker.ledger.chain import ChainCheck, Head
-from asyncrl.broker.ledger.reader import LedgerMeta, read_ledger_meta, read_records, read_retired
-from asyncrl.broker.ledger.record_book import METRICS, SUMMARY, RecordBook
+from asyncrl.broker.ledger.reader import ChainCheck, Head, LedgerMeta, read_ledger_meta, read_records, read_retired
+from asyncrl.broker.ledger.state import METRICS, SUMMARY, LedgerState
 from asyncrl.config.config import Config
 from asyncrl.data.digest import check_same
 from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.checkpoints import MANIFEST, file_entry, step_folders
 from asyncrl.messages.trajectory import Unit
-from asyncrl.observe.run_directory import RunDirectory, RunSummary
-from asyncrl.observe.samples import SamplesWriter, prompt_text, read_facts
+from asyncrl.records.run_directory import RunDirectory, RunSummary
+from asyncrl.records.samples import SamplesWriter, prompt_text, read_facts
 
 ReadSpool = Callable[[Path], Iterable[StoredPayload | str]]
 """Reads a spool's directory: each payload, or a sentence about a segment that cannot be read."""
@@ -124,24 +127,24 @@ class RunAudit:
         config = self.config
         wanted = [head.num_records for head in claims.heads.values()]
         check = ChainCheck(meta.chain_id, sys.maxsize if meta.num_headless is None else meta.num_headless, wanted)
-        accounts, book = examine(
+        accounts, state = examine(
             read_records(directory.ledger, check=check),
             config.schedule,
             config.greedy_per_group,
             retires=config.data.retire_at > 0,
         )
-        of_payloads, stored = self._payloads(book, claims)
+        of_payloads, stored = self._payloads(state, claims)
         problems = [
             *(f"{LEDGER}: {problem}" for problem in accounts.problems),
-            *lost_records(book, meta.broker_term, claims.lines, claims.events, claims.heads),
+            *lost_records(state, meta.broker_term, claims.lines, claims.events, claims.heads),
             *problems,
             *claims.problems,
-            *self._chain(book, meta, check, claims),
-            *self._steps(book, claims),
-            *self._checkpoints(book, meta, claims),
-            *self._samples(book, claims, stored),
+            *self._chain(state, meta, check, claims),
+            *self._steps(state, claims),
+            *self._checkpoints(state, meta, claims),
+            *self._samples(state, claims, stored),
             *of_payloads,
-            *self._data(book, meta),
+            *self._data(state, meta),
         ]
         checked = {**accounts.checked, **self._checked}
         return replace(accounts, problems=problems, checked=checked, unchecked=self._unchecked)
@@ -192,47 +195,47 @@ class RunAudit:
 
     # ── after the ledger ────────────────────────────────────────────────────────────────────
 
-    def _chain(self, book: RecordBook, meta: LedgerMeta, check: ChainCheck, claims: Claims) -> Iterator[str]:
+    def _chain(self, state: LedgerState, meta: LedgerMeta, check: ChainCheck, claims: Claims) -> Iterator[str]:
         yield from chain_problems(check, claims.heads)
-        yield from meta_problems(book, meta, is_over=claims.summary is not None)
-        yield from retired_problems(book, claims.retired, read_retired(self._directory.ledger))
+        yield from meta_problems(state, meta, is_over=claims.summary is not None)
+        yield from retired_problems(state, claims.retired, read_retired(self._directory.ledger))
         kept = sum(bool(head.digest) for head in claims.heads.values())
         self._checked["digests of the ledger"] = f"its own, and {kept:,} kept by other files"
         if meta.num_headless is None:
             self._leave(LEDGER, "an earlier asyncrl wrote it, without digests of its records")
         elif meta.num_headless:
             self._leave(LEDGER, f"whether its first {meta.num_headless:,} records, of an earlier asyncrl, were edited")
-        if not book.started:
+        if not state.started:
             self._leave(LEDGER, "it has no digest of its configuration and its data")
 
-    def _steps(self, book: RecordBook, claims: Claims) -> Iterator[str]:
-        yield from metrics_problems(book, claims.lines)
-        yield from line_problems(book, claims.lines)
-        yield from held_out_event_problems(book, claims.events)
+    def _steps(self, state: LedgerState, claims: Claims) -> Iterator[str]:
+        yield from metrics_problems(state, claims.lines)
+        yield from line_problems(state, claims.lines)
+        yield from held_out_event_problems(state, claims.events)
         with suppress(LedgerError):  # Its damage is a problem already.
-            yield from unrecorded_problems(book, self._directory.read_metrics())
+            yield from unrecorded_problems(state, self._directory.read_metrics())
         skipped = sum(bool(line.get("skipped")) for line in claims.lines)
         self._checked[METRICS] = f"{len(claims.lines):,} steps, {skipped:,} of them skipped by the trainer"
-        if unwitnessed := unwitnessed_steps(book, claims.lines):
+        if unwitnessed := unwitnessed_steps(state, claims.lines):
             self._leave(METRICS, f"{len(unwitnessed):,} lines have no digest in the ledger: only what follows from it")
         if claims.summary:
-            yield from summary_problems(book, claims.lines, claims.summary)
-            yield from held_out_summary_problems(book, claims.summary)
-            yield from summary_file_problems(book, claims.summary, claims.summary_content)
+            yield from summary_problems(state, claims.lines, claims.summary)
+            yield from held_out_summary_problems(state, claims.summary)
+            yield from summary_file_problems(state, claims.summary, claims.summary_content)
             self._checked[SUMMARY] = claims.summary.status
-            if (SUMMARY, -1) not in book.written:
+            if (SUMMARY, -1) not in state.written:
                 self._leave(SUMMARY, "the ledger has no digest of it: only what follows from ledger and metrics")
         else:
             self._leave(SUMMARY, "there is none: the run goes on, or was killed")
 
-    def _checkpoints(self, book: RecordBook, meta: LedgerMeta, claims: Claims) -> Iterator[str]:
+    def _checkpoints(self, state: LedgerState, meta: LedgerMeta, claims: Claims) -> Iterator[str]:
         manifests, checkpoints = claims.manifests, self._directory.checkpoints
-        yield from checkpoint_problems(book, meta.run_id, manifests, self.config.schedule.steps_per_publish)
+        yield from checkpoint_problems(state, meta.run_id, manifests, self.config.schedule.steps_per_publish)
         names = [folder.name for folder in step_folders(checkpoints).values()]
-        yield from commit_problems(book, names)
+        yield from commit_problems(state, names)
         for name, digest in claims.digests.items():
             now = _digest(checkpoints / name / MANIFEST)
-            yield from file_problems(book, f"checkpoints/{name}/{MANIFEST}", [digest, now or digest])
+            yield from file_problems(state, f"checkpoints/{name}/{MANIFEST}", [digest, now or digest])
         if not self._is_quick:
             for name, manifest in manifests.items():
                 yield from different_files(checkpoints / name, manifest)
@@ -240,14 +243,14 @@ class RunAudit:
         self._checked["checkpoints"] = f"{len(manifests):,} manifests, and the {extent} of the files that they list"
         if self._is_quick and manifests:
             self._leave("checkpoints", "contents of the files, which a quick audit leaves out")
-        if book.commits and not names:
+        if state.commits and not names:
             self._leave("checkpoints", "there is none here: the trainer may write them on another machine")
         elif nameless := [name for name, manifest in manifests.items() if not manifest.run_id]:
             self._leave("checkpoints", f"{len(nameless):,} do not name their run")
-        if unwitnessed := [name for name in manifests if (f"checkpoints/{name}/{MANIFEST}", -1) not in book.written]:
+        if unwitnessed := [name for name in manifests if (f"checkpoints/{name}/{MANIFEST}", -1) not in state.written]:
             self._leave("checkpoints", f"{len(unwitnessed):,} have a manifest of which the ledger has no digest")
 
-    def _samples(self, book: RecordBook, claims: Claims, stored: Mapping[Unit, StoredFacts]) -> Iterator[str]:
+    def _samples(self, state: LedgerState, claims: Claims, stored: Mapping[Unit, StoredFacts]) -> Iterator[str]:
         if not self.config.broker.samples:
             self._leave("samples", "broker.samples is false")
             return
@@ -258,26 +261,26 @@ class RunAudit:
             file = writer.path(step)
             name = f"samples/{file.name}"
             if file.exists():
-                yield from file_problems(book, name, [_digest(file)])
-                unwitnessed += (name, -1) not in book.written
+                yield from file_problems(state, name, [_digest(file)])
+                unwitnessed += (name, -1) not in state.written
                 try:
                     rows = read_facts(file, arrays=not self._is_quick)
                 except LedgerError as error:
                     yield str(error)
                     continue
                 if step not in lost:
-                    yield from (f"{name}: {problem}" for problem in sample_problems(book, step, rows, stored))
+                    yield from (f"{name}: {problem}" for problem in sample_problems(state, step, rows, stored))
                 self._prompts |= {(row.group_id, name, row.prompt, row.answer) for row in rows}
                 num_files, num_rows = num_files + 1, num_rows + len(rows)
-            elif not book.batch(step):
+            elif not state.batch(step):
                 continue  # Every group was left out of it.
-            elif step in lost and (name, -1) not in book.written:
+            elif step in lost and (name, -1) not in state.written:
                 continue
-            elif is_finished or step < book.first_needed_step:
+            elif is_finished or step < state.first_needed_step:
                 yield f"{name}: it is missing, but step {step} was done"
             else:
                 pending += 1
-        yield from self._other_samples(book, claims)
+        yield from self._other_samples(state, claims)
         self._checked["samples"] = f"{num_files:,} files, {num_rows:,} trajectories token by token"
         if pending:
             self._leave("samples", f"{pending:,} steps, whose files are written when the run goes on")
@@ -286,29 +289,29 @@ class RunAudit:
         if unwitnessed:
             self._leave("samples", f"{unwitnessed:,} files have no digest in the ledger: only what follows from it")
 
-    def _other_samples(self, book: RecordBook, claims: Claims) -> Iterator[str]:
+    def _other_samples(self, state: LedgerState, claims: Claims) -> Iterator[str]:
         """Sentences about files of held-out completions, and about files of steps that the ledger does not have."""
         folder = self._directory.samples
-        for file in (file for file, _ in book.written if file.startswith("samples/held_out/")):
+        for file in (file for file, _ in state.written if file.startswith("samples/held_out/")):
             if digest := _digest(self._directory.path / file):
-                yield from file_problems(book, file, [digest])
+                yield from file_problems(state, file, [digest])
             elif claims.summary:
                 yield f"{file}: it is missing, but the ledger has its digest"
         if claims.summary:
-            known = {f"step_{step:06d}.parquet" for step in book.steps}
-            known |= {f"version_{record.policy_version:06d}.parquet" for record in book.measured}
+            known = {f"step_{step:06d}.parquet" for step in state.batches}
+            known |= {f"version_{record.policy_version:06d}.parquet" for record in state.measured}
             strange = [path for path in folder.rglob("*.parquet") if path.name not in known]
             for path in sorted(strange):
                 yield f"{path.relative_to(self._directory.path)}: it belongs to no step or evaluation of the ledger"
 
-    def _payloads(self, book: RecordBook, claims: Claims) -> tuple[list[str], Mapping[Unit, StoredFacts]]:
+    def _payloads(self, state: LedgerState, claims: Claims) -> tuple[list[str], Mapping[Unit, StoredFacts]]:
         """Sentences about payloads, and what those that are there have."""
         if self._is_quick:
             self._leave("spool", "its payloads, which a quick audit leaves out")
             return [], {}
         # A segment that was trimmed after it was listed counts as trimmed, and one that is new as there.
         segments = claims.segments | set(self._list_segments(self._directory.spool))
-        rules = SpoolRules(book, self._spool, segments)
+        rules = SpoolRules(state, self._spool, segments)
         problems, unreadable = list[str](), 0
         for found in self._read_spool(self._directory.spool):
             if isinstance(found, str):
@@ -326,7 +329,7 @@ class RunAudit:
             self._leave("spool", f"{num:,} payloads are in {name}, on another machine")
         return problems, rules.trained
 
-    def _data(self, book: RecordBook, meta: LedgerMeta) -> Iterator[str]:
+    def _data(self, state: LedgerState, meta: LedgerMeta) -> Iterator[str]:
         data, config = self.config.data, self.config
         try:
             prompts = train_stream(data, config.run.seed)
@@ -343,17 +346,17 @@ class RunAudit:
             except ConfigError as error:
                 yield str(error)
                 return
-        yield from _order_problems(book, prompts)
-        yield from self._prompt_problems(book, prompts)
+        yield from _order_problems(state, prompts)
+        yield from self._prompt_problems(state, prompts)
         if data.retire_at:
-            yield from _retirement_problems(book, prompts, data.retire_at)
-        self._checked["data"] = f"{len(book.admitted):,} prompts in the order of the data"
+            yield from _retirement_problems(state, prompts, data.retire_at)
+        self._checked["data"] = f"{len(state.admitted):,} prompts in the order of the data"
         if not meta.train_digest:
             self._leave("data", "the ledger has no digest of the rows")
 
-    def _prompt_problems(self, book: RecordBook, prompts: PromptStream) -> Iterator[str]:
+    def _prompt_problems(self, state: LedgerState, prompts: PromptStream) -> Iterator[str]:
         for group_id, file, text, answer in sorted(self._prompts):
-            if group_id in book.admitted:
+            if group_id in state.admitted:
                 prompt = prompts.at(group_id).prompt
                 if (text, answer) != (prompt_text(prompt), prompt.answer):
                     yield f"{file}: group {group_id} has another prompt or answer than its row of the data"
@@ -367,22 +370,22 @@ def _digest(path: Path) -> str:
         return ""
 
 
-def _retirement_problems(book: RecordBook, prompts: PromptStream, retire_at: float) -> Iterator[str]:
+def _retirement_problems(state: LedgerState, prompts: PromptStream, retire_at: float) -> Iterator[str]:
     """A place in the order that was passed over is one of a prompt that an earlier group had retired."""
     retired: set[int] = set()
-    for group_id in range(max(book.admitted, default=-1)):
+    for group_id in range(max(state.admitted, default=-1)):
         _, row = prompts.place(group_id)
-        if group_id not in book.admitted and row not in retired:
+        if group_id not in state.admitted and row not in retired:
             yield (
                 f"{LEDGER}: group {group_id} was skipped, but no earlier group of its row {row} reached data.retire_at "
                 f"= {retire_at:g}"
             )
-        if book.correct.get(group_id, 0.0) >= retire_at:
+        if state.correct.get(group_id, 0.0) >= retire_at:
             retired.add(row)
 
 
-def _order_problems(book: RecordBook, prompts: PromptStream) -> Iterator[str]:
-    for group_id, admitted in book.admitted.items():
+def _order_problems(state: LedgerState, prompts: PromptStream) -> Iterator[str]:
+    for group_id, admitted in state.admitted.items():
         draw = prompts.at(group_id)
         if (draw.epoch, draw.row) != (admitted.epoch, admitted.row):
             yield (

@@ -1,10 +1,66 @@
-"""Admission of groups: the next prompt, and how many groups the remaining steps still need."""
+"""Admission of groups: the next prompt, which prompts the policy has learned, and the window that bounds staleness."""
+
+from collections.abc import Mapping, Sequence
 
 from asyncrl.broker.groups.group import Group
-from asyncrl.broker.groups.retirement import Retirement
 from asyncrl.broker.ledger.records import Admitted
 from asyncrl.data.prompts import Draw, PromptStream
-from asyncrl.errors import LedgerError
+from asyncrl.errors import BrokenInvariant, LedgerError, RunFailed
+
+# ── retirement ────────────────────────────────────────────────────────────────────────────────
+# Retirement of prompts that the policy has learned: they are not admitted again in later epochs.
+#
+#     group complete ─▶ mean ``correct`` ≥ ``data.retire_at`` ─▶ its row is passed over from now on
+#
+# Nothing is recorded for it: the records of rewards and admissions are replayed in their order, so a restarted broker
+# retires the same prompts at the same places. The ids of groups are places in the order of the data, so a prompt that
+# is passed over leaves out its id.
+
+
+class Retirement:
+    """
+    The retired rows of ``num_rows`` that are trained on. A ``retire_at`` of 0 retires none.
+
+    Source:
+        Khatri et al. 2025, arXiv:2510.13786 (ScaleRL's no-positive-resampling).
+    """
+
+    def __init__(self, retire_at: float, num_rows: int) -> None:
+        self._retire_at = retire_at
+        self._num_rows = num_rows
+        self._rows: set[int] = set()
+        self._num_reported = 0
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._rows
+
+    def completed(self, group: Group) -> None:
+        """Retire the prompt of a group, all of whose trajectories have a reward, if enough of them are correct."""
+        if self._retire_at and mean_correct(group) >= self._retire_at:
+            self._rows.add(group.row)
+
+    def require_any(self) -> None:
+        """Raise `RunFailed` if no prompt is left to admit."""
+        if len(self._rows) >= self._num_rows:
+            raise RunFailed(
+                f"all {self._num_rows} prompts of data.train are retired: of each, data.retire_at = "
+                f"{self._retire_at:g} or more of a group was correct; add prompts, raise data.retire_at, or set it to 0"
+            )
+
+    def news(self) -> dict[str, int]:
+        """Fields of an event `prompts.retired` if more prompts are retired than at the last call; empty otherwise."""
+        if len(self._rows) <= self._num_reported:
+            return {}
+        self._num_reported = len(self._rows)
+        return {"retired": len(self._rows), "prompts": self._num_rows}
+
+
+def mean_correct(group: Group) -> float:
+    """Mean ``correct`` over the trajectories of the group that are trained on."""
+    return sum(slot.correct for slot in group.sampled) / len(group.sampled)
+
+
+# ── admission ─────────────────────────────────────────────────────────────────────────────────
 
 
 class AdmissionBook:
@@ -53,7 +109,7 @@ class AdmissionBook:
         return self._group(draw, record.policy_version)
 
     def dropped(self) -> None:
-        """Replace a group that will not be trained on: one more is needed."""
+        """A group was dropped: one more is admitted in its place."""
         self.num_needed += 1
 
     def _group(self, draw: Draw, policy_version: int) -> Group:
@@ -69,3 +125,92 @@ class AdmissionBook:
             max_tokens=self.max_tokens,
             row=draw.row,
         )
+
+
+# ── window ────────────────────────────────────────────────────────────────────────────────────
+# Window: bound on the number of open groups, and so on how far rollouts run ahead of the trainer.
+#
+#     P groups per step, T steps per publish, S staleness:  W = floor((1 + S) P T)
+#
+#     admitted ─▶ consumed by a step ─▶ retired, once the weights that step made are live
+#     └────────────── open: never more than W ──────────────┘
+#
+# Proof that this bounds staleness (order ``fifo``, S whole). The g-th group that is trained on is consumed in version
+# ``g // (P T)``. It is admitted when at most W - 1 earlier groups are open, so the one W places before it has
+# retired, so version ``(g - W) // (P T) + 1``, which is ``g // (P T) - S``, is live; and it is leased only to nodes
+# that decode with that version or a newer one. So no token in it is older than S versions when it is trained on.
+# Freeing the window when a batch is *taken*, before its weights are live, would admit groups that are already too
+# stale.
+#
+# The size may change while the run goes on. A larger window admits more at once. A smaller one admits none until
+# fewer groups are open than it holds; so at each admission at most W - 1 others are open, with the W of that moment.
+#
+# Dropped groups contribute to no weights and retire at once; while they are open they only make the bound tighter.
+
+
+class Window:
+    """The open groups, at most ``size``. Raises `BrokenInvariant` rather than exceed it or retire a group twice."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.num_admitted = 0
+        self.num_retired = 0
+        self.room = size
+        """
+        Groups that may be admitted now: ``size - num_open``, kept because every message asks for it. Below 0 after the
+        window was made smaller.
+        """
+        self._open: set[int] = set()
+        self._consumed: dict[int, list[int]] = {}
+        self.peak = 0
+        """Most groups ever open at once."""
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def resize(self, size: int) -> None:
+        """Change the number of groups that may be open to ``size``."""
+        self.room += size - self.size
+        self.size = size
+
+    @property
+    def consumed(self) -> Mapping[int, Sequence[int]]:
+        """Open groups of each step that trains on them, or has trained on them; its weights are not live yet."""
+        return self._consumed
+
+    @property
+    def num_consumed(self) -> int:
+        """Open groups that a step trains on, or has trained on; its weights are not live yet."""
+        return sum(map(len, self._consumed.values()))
+
+    def admit(self, group_id: int) -> None:
+        if self.room <= 0 or group_id in self._open:
+            raise BrokenInvariant(
+                f"group {group_id} admitted with {self.num_open} of {self.size} groups open: the bound is broken"
+            )
+        self._open.add(group_id)
+        self.room -= 1
+        self.num_admitted += 1
+        self.peak = max(self.peak, len(self._open))
+
+    def consume(self, step: int, group_ids: list[int]) -> None:
+        """Note that ``step`` trains on these groups. They stay open until its weights are live."""
+        missing = [group_id for group_id in group_ids if group_id not in self._open]
+        if missing or step in self._consumed:
+            raise BrokenInvariant(f"step {step} consumes groups {missing or group_ids} that are not open, or twice")
+        self._consumed[step] = group_ids
+
+    def drop(self, group_id: int) -> None:
+        """Retire one group: no step will consume it, or the weights it made are live."""
+        if group_id not in self._open:
+            raise BrokenInvariant(f"group {group_id} retired twice")
+        self._open.remove(group_id)
+        self.room += 1
+        self.num_retired += 1
+
+    def live(self, next_step: int) -> None:
+        """Retire the groups of every step below ``next_step``: weights made of these steps are live."""
+        for step in [step for step in self._consumed if step < next_step]:
+            for group_id in self._consumed.pop(step):
+                self.drop(group_id)

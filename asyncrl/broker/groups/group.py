@@ -1,5 +1,5 @@
 """
-A group: the trajectories of one prompt, from admission until each has a reward.
+Groups: the trajectories of one prompt from admission until each has a reward, and the book of all open groups.
 
     missing ──lease──▶ leased ──Stored──▶ stored ──Scored──▶ scored
        ▲                 │                  │
@@ -10,6 +10,7 @@ A group: the trajectories of one prompt, from admission until each has a reward.
 leased this is the last reported progress, and the next lease resumes from it.
 """
 
+from collections.abc import Iterator
 from enum import Enum
 
 from msgspec import Struct
@@ -20,7 +21,7 @@ from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit
 from asyncrl.messages.words import AtFault, Split
 
 
-class State(Enum):
+class SlotState(Enum):
     MISSING = "missing"
     LEASED = "leased"
     STORED = "stored"
@@ -31,31 +32,31 @@ class State(Enum):
     """Failed for good, and its training group goes on without it."""
 
 
-OPEN = (State.MISSING, State.LEASED)
+OPEN = (SlotState.MISSING, SlotState.LEASED)
 """States of a trajectory without a result."""
 
 
 class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and ten thousand nodes make a million slots.
     unit: Unit
-    state: State = State.MISSING
+    state: SlotState = SlotState.MISSING
     lease_id: int = 0
     """Id of the rollout's lease, or of the grading in progress."""
     stored_lease_id: int = 0
     """Lease under which the stored trajectory was sampled; 0 before."""
     attempts: int = 0
-    """Failures so far, of generation and of grading."""
+    """Failures of this trajectory so far, of generation and of grading."""
     num_refused: int = 0
     """Stored trajectories that were damaged."""
     void_below: int = 0
-    """Results of leases with a lower id are void: such a one was refused."""
+    """Results of leases with a lower id are ignored, because a result of such a lease was refused as damaged."""
     sampled_by: str = ""
     """Peer of the node that sampled the stored trajectory, if that is known."""
     failed_on: tuple[str, ...] = ()
     """Nodes that failed to sample it, or once it is stored to grade it: others are asked first."""
     doubted_by: tuple[str, ...] = ()
-    """Nodes among those that call the payload damaged or the prompt too long, which no other has said yet."""
+    """Nodes that call the payload damaged or the prompt too long, while another node is asked for its opinion."""
     doubted_at: AtFault = ""
-    """Role that the last of them holds the damage against."""
+    """Role that the last node in `doubted_by` holds the damage against."""
     ref: SpoolRef | None = None
     summary: TrajectorySummary | None = None
     reward: float = 0.0
@@ -69,10 +70,10 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
         return self.metrics.get("correct", self.reward)
 
     def lease(self, lease_id: int) -> None:
-        self.state, self.lease_id = State.LEASED, lease_id
+        self.state, self.lease_id = SlotState.LEASED, lease_id
 
     def is_leased_by(self, lease_id: int) -> bool:
-        return self.state is State.LEASED and self.lease_id == lease_id
+        return self.state is SlotState.LEASED and self.lease_id == lease_id
 
     def progress(self, ref: SpoolRef, summary: TrajectorySummary) -> None:
         self.ref, self.summary = ref, summary
@@ -82,7 +83,7 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
         self.ref = self.summary = None
 
     def store(self, ref: SpoolRef, summary: TrajectorySummary, lease_id: int = 0, sampled_by: str = "") -> None:
-        self.state, self.ref, self.summary, self.stored_lease_id = State.STORED, ref, summary, lease_id
+        self.state, self.ref, self.summary, self.stored_lease_id = SlotState.STORED, ref, summary, lease_id
         self.sampled_by, self.failed_on, self.doubted_by = sampled_by, (), ()
 
     @property
@@ -100,21 +101,23 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
     def refuse(self, lease_id: int) -> None:
         """Void a stored trajectory that the grading ``lease_id`` found damaged: the next one begins at the prompt."""
         self.discard_progress()
-        self.state, self.num_refused, self.void_below = State.MISSING, self.num_refused + 1, lease_id
+        self.state, self.num_refused, self.void_below = SlotState.MISSING, self.num_refused + 1, lease_id
         self.stored_lease_id, self.failed_on = 0, (self.sampler,) if self.sampler else ()
 
     def score(self, reward: float, metrics: dict[str, float], answer: str | None = None) -> None:
-        self.state, self.reward, self.metrics, self.answer = State.SCORED, reward, metrics, answer
+        self.state, self.reward, self.metrics, self.answer = SlotState.SCORED, reward, metrics, answer
 
     def give_up(self) -> None:
-        self.state = State.GIVEN_UP
+        self.state = SlotState.GIVEN_UP
 
     def leave_out(self) -> None:
         self.discard_progress()
-        self.state, self.stored_lease_id = State.LEFT_OUT, 0
+        self.state, self.stored_lease_id = SlotState.LEFT_OUT, 0
 
     def scored_trajectory(self, refused: str = "") -> ScoredTrajectory:
-        """Entry of a `Batch`, with the reason of an earlier refusal; raises ValueError unless the slot is stored."""
+        """
+        Entry of a `Batch` for this slot, with the reason of an earlier refusal; raises ValueError unless it is stored.
+        """
         if self.ref is None or self.summary is None:
             raise ValueError(f"{self.unit} is not stored")
         return ScoredTrajectory(
@@ -159,23 +162,23 @@ class Group(Struct, eq=False, gc=False):
         self.num_restarts += 1
         for slot in self.slots:
             slot.discard_progress()
-            slot.state, slot.stored_lease_id = State.MISSING, 0
+            slot.state, slot.stored_lease_id = SlotState.MISSING, 0
 
-    def indices(self, state: State) -> list[int]:
+    def indices(self, state: SlotState) -> list[int]:
         return [slot.unit.index for slot in self.slots if slot.state is state]
 
     @property
     def kept(self) -> tuple[Slot, ...]:
-        """Slots without those that are left out."""
+        """Slots of the group, without the trajectories that are left out."""
         return (
-            tuple([slot for slot in self.slots if slot.state is not State.LEFT_OUT])
+            tuple([slot for slot in self.slots if slot.state is not SlotState.LEFT_OUT])
             if self.num_left_out
             else self.slots
         )
 
     @property
     def sampled(self) -> tuple[Slot, ...]:
-        """Slots that are trained on: those kept, without the greedy ones, none of which is left out."""
+        """Slots of the trajectories that are trained on: not left out, and not decoded greedily."""
         kept = self.kept
         return kept[: len(kept) - self.num_greedy]
 
@@ -190,3 +193,41 @@ class Group(Struct, eq=False, gc=False):
 
     def __repr__(self) -> str:
         return f"<Group {self.group_id} {''.join(slot.state.value[:2] + ' ' for slot in self.slots).strip()}>"
+
+
+# ── book ──────────────────────────────────────────────────────────────────────────────────────
+# The open groups of both splits, and lookup of a unit's group and slot.
+#
+# A training group is open from admission until it is dropped or no checkpoint needs it any more, a held-out group
+# until every completion of it has a reward or was given up.
+
+
+class GroupBook:
+    def __init__(self) -> None:
+        self.train: dict[int, Group] = {}
+        self.held_out: dict[int, Group] = {}
+        self._by_split: dict[Split, dict[int, Group]] = {"train": self.train, "held_out": self.held_out}
+
+    def __iter__(self) -> Iterator[Group]:
+        yield from self.train.values()
+        yield from self.held_out.values()
+
+    def __bool__(self) -> bool:
+        return bool(self.train or self.held_out)
+
+    def add(self, group: Group) -> None:
+        self._by_split[group.split][group.group_id] = group
+
+    def remove(self, group: Group) -> None:
+        del self._by_split[group.split][group.group_id]
+
+    def group(self, unit: Unit) -> Group | None:
+        return self._by_split[unit.split].get(unit.group_id)
+
+    def find(self, unit: Unit) -> tuple[Group, Slot] | tuple[None, None]:
+        """Group and slot of ``unit``; None for both if its group is not open or has no such index."""
+        group = self._by_split[unit.split].get(unit.group_id)
+        return (group, group.slots[unit.index]) if group and 0 <= unit.index < group.size else (None, None)
+
+    def slot(self, unit: Unit) -> Slot | None:
+        return self.find(unit)[1]

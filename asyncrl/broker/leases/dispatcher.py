@@ -1,5 +1,5 @@
 """
-Leases from grant to end: which rollout samples which group.
+Leases from grant to end: which rollout samples which group. Rollouts are picked by their credits.
 
                  grant                    settle
     missing ─────────────────▶ leased ───────────────▶ stored
@@ -16,29 +16,77 @@ After a restart the broker grants no lease until every rollout of its earlier li
 (`adopt`) or has been given up: otherwise two nodes would sample the same trajectory.
 """
 
-from collections.abc import Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection, Sequence
 
-from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.group import OPEN, Group, Slot, State
-from asyncrl.broker.leases.credits import CreditBook
-from asyncrl.broker.leases.lease import LeaseBook, OpenLease
-from asyncrl.broker.leases.lease_terms import lease_message
-from asyncrl.broker.leases.waiting import WaitingGroups
+from asyncrl.broker.groups.group import OPEN, Group, GroupBook, Slot, SlotState
+from asyncrl.broker.leases.lease import LeaseBook, OpenLease, WaitingGroups, lease_message
 from asyncrl.broker.ledger.records import Progressed, Reissued
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
-from asyncrl.checks.permit import Permits
 from asyncrl.config.config import Config
+from asyncrl.messages.permit import Permits
 from asyncrl.messages.rollout import Cancelled, Release
 from asyncrl.messages.session import Held
 from asyncrl.messages.spool import StoredItem
 from asyncrl.messages.trajectory import Unit
 
+# ── credits ───────────────────────────────────────────────────────────────────────────────────
+# Nodes that can take work, by credits. Finding one costs the same with ten nodes as with ten thousand.
+#
+#     credits   6: a   4: c d   1: b        pick_node(2) ─▶ a, then, once a has 3 left: c, d, ...
+#
+# Nodes with equally many credits are served in turn.
+
+
+class CreditBook:
+    """Nodes of one role with credits left. Call `update` after each change of a node's credits."""
+
+    def __init__(self) -> None:
+        self._by_credits: defaultdict[int, OrderedDict[str, Node]] = defaultdict(OrderedDict)
+        """OrderedDict, because finding the first key of a plain dict slows down as first keys are deleted."""
+        self._credits_of: dict[str, int] = {}
+
+    def update(self, node: Node) -> None:
+        """File a node anew after its credits or its ability to work changed."""
+        number = node.credits if node.is_able else 0
+        if number != self._credits_of.get(node.peer, 0):
+            self.remove(node.peer)
+            if number:
+                self._credits_of[node.peer] = number
+                self._by_credits[number][node.peer] = node
+
+    def remove(self, peer: str) -> None:
+        if had := self._credits_of.pop(peer, 0):
+            del self._by_credits[had][peer]
+            if not self._by_credits[had]:
+                del self._by_credits[had]
+
+    def pick_node(self, at_least: int, min_version: int = -1, without: Collection[str] = ()) -> Node | None:
+        """
+        Node with the most credits, if any has ``at_least`` credits and decodes with ``min_version`` or newer.
+
+        ``without`` are names of nodes that are not wanted.
+        """
+        for number in sorted(self._by_credits, reverse=True):
+            if number < at_least:
+                return None
+            for node in self._by_credits[number].values():
+                if node.policy_version >= min_version and node.name not in without:
+                    return node
+        return None
+
+
+# ── dispatcher ────────────────────────────────────────────────────────────────────────────────
+
 
 class Dispatcher:
-    """Leases training groups to rollouts with credits, held-out groups to the rollout that runs the ``evaluation``."""
+    """
+    Grants leases: training groups to rollouts with credits, held-out groups to the rollout that runs the
+    ``evaluation``.
+    """
 
     def __init__(
         self,
@@ -78,15 +126,15 @@ class Dispatcher:
         """Grant leases while groups wait and nodes have credits."""
         if (ongoing := self._evaluation.ongoing) and (held := nodes.get(ongoing.peer)):
             while held.credits > 0 and (group := ongoing.waiting.first()):
-                self._lease(group, held, group.indices(State.MISSING)[: held.credits], now_s)
+                self._lease(group, held, group.indices(SlotState.MISSING)[: held.credits], now_s)
         if self._absent and self._awaits_nodes(now_s):
             return
         aside: list[Group] = []
         while group := self.unleased.first():
-            indices = group.indices(State.MISSING)  # In one lease, so that the prompt is prefilled once.
+            indices = group.indices(SlotState.MISSING)  # In one lease, so that the prompt is prefilled once.
             failed = {name for index in indices for name in group.slots[index].failed_on}
             avoided = nodes.to_avoid("rollout", failed)
-            node = self.credits.most(len(indices), group.min_version, avoided)
+            node = self.credits.pick_node(len(indices), group.min_version, avoided)
             if node is not None:
                 self._lease(group, node, indices, now_s)
             elif avoided:  # Others can be sampled where this one has failed.
@@ -107,8 +155,8 @@ class Dispatcher:
         self._out.send(node.peer, lease_message(self._config, group, lease, permit))
 
     def _forget_unreachable(self, slot: Slot) -> None:
-        """Have a trajectory whose stored part cannot be read now sampled from the prompt."""
-        if slot.ref is not None and not self._spools.is_here(slot.ref):
+        """Sample a trajectory from its prompt if the spool with its stored part is away."""
+        if slot.ref is not None and not self._spools.is_reachable(slot.ref):
             num_tokens = slot.summary.num_tokens if slot.summary else 0
             slot.discard_progress()
             self._out.record(Reissued(slot.unit, slot.lease_id, "spool_away", num_tokens))
@@ -163,7 +211,7 @@ class Dispatcher:
             self._out.event("leases.suspended", node=node.name, leases=len(suspended))
 
     def leave_evaluation(self, node: Node) -> None:
-        """Take back the held-out groups of a node that makes no progress, and tell it."""
+        """Take the held-out groups of a node without progress back, and tell the node."""
         leases = self.leases.suspend(node.peer, "held_out")
         for lease in leases:
             self._lost(lease, "stalled")
@@ -180,7 +228,7 @@ class Dispatcher:
                 group, slot = self._groups.find(unit)
                 if slot is None or group is None or group.num_restarts > num_restarts or slot.state not in OPEN:
                     unwanted.append(unit)
-                elif slot.state is State.MISSING:
+                elif slot.state is SlotState.MISSING:
                     self.leases.adopt(lease.lease_id, node.peer, unit, now_s)
                     slot.lease(lease.lease_id)
         if unwanted:
@@ -202,7 +250,7 @@ class Dispatcher:
         """Lease again after a failed generation, from the prompt: the part on disk may have caused the failure."""
         thrown_away = slot.summary.num_tokens if slot.summary else 0
         slot.discard_progress()
-        self._missing(slot, lease_id, "failed", thrown_away)
+        self._mark_missing(slot, lease_id, "failed", thrown_away)
 
     def refused(self, slot: Slot, lease_id: int) -> None:
         """Lease again, from the prompt, what the grading ``lease_id`` found damaged."""
@@ -220,10 +268,10 @@ class Dispatcher:
         for index in lease.open:
             slot = self._groups.slot(Unit(lease.group_id, index, lease.split))
             if slot and slot.is_leased_by(lease.lease_id):
-                self._missing(slot, lease.lease_id, cause)
+                self._mark_missing(slot, lease.lease_id, cause)
 
-    def _missing(self, slot: Slot, lease_id: int, cause: str, num_tokens: int = 0) -> None:
-        slot.state = State.MISSING
+    def _mark_missing(self, slot: Slot, lease_id: int, cause: str, num_tokens: int = 0) -> None:
+        slot.state = SlotState.MISSING
         self._out.record(Reissued(slot.unit, lease_id, cause, num_tokens))
         if group := self._groups.group(slot.unit):
             self.wanted(group)
@@ -252,10 +300,12 @@ class Dispatcher:
         self._out.event("leases.adopted", node=node.name, trajectories=num_adopted, cancelled=len(unwanted))
 
     def _adopted(self, item: Held, node: Node, now_s: float) -> bool:
-        """Lease it to the node again. False if it is not wanted, or leased to another node."""
+        """
+        Lease a trajectory that a node still holds to it again. False if it is not wanted, or leased to another node.
+        """
         unit = item.unit
         group, slot = self._groups.find(unit)
-        if group is None or slot is None or slot.state is not State.MISSING:
+        if group is None or slot is None or slot.state is not SlotState.MISSING:
             return False
         if not self.permits.allows(item.permit, item.lease_id, unit):
             return False

@@ -42,7 +42,7 @@ class GradeBook:
         return sum(map(len, self.waiting.values()))
 
     def num_assigned(self) -> Counter[str]:
-        """Trajectories that are being graded, by the peer of the reward node."""
+        """Number of trajectories that each reward node is grading, by its peer."""
         return Counter(peer for _, peer, _ in self._assigned.values())
 
     def assign(self, peer: str, at_most: int, key: Queued | None = None, now_s: float = 0.0) -> list[Slot]:
@@ -77,7 +77,10 @@ class GradeBook:
         self._assigned = {unit: (slot, peer, at_s + seconds) for unit, (slot, peer, at_s) in self._assigned.items()}
 
     def older(self, than_s: float, now_s: float) -> list[tuple[Slot, str]]:
-        """Slots that are being graded for longer, the oldest first, each with the peer of its reward node."""
+        """
+        Slots whose grading has gone on for more than ``than_s``, the oldest first, each with the peer of its reward
+        node.
+        """
         old = takewhile(lambda item: now_s - item[2] > than_s, self._assigned.values())
         return [(slot, peer) for slot, peer, _ in old]
 
@@ -99,7 +102,7 @@ class GradeBook:
             self.add(slot)
 
     def unpark(self, spool: str) -> None:
-        """Queue what this spool stores."""
+        """Queue the trajectories of a spool that is back for grading."""
         for slot in self._parked.pop(spool, {}).values():
             self.add(slot)
 

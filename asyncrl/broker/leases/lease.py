@@ -1,16 +1,22 @@
 """
-Open leases: which node samples which indices, and until when.
+Open leases (which node samples which indices, and until when), their terms, and the groups that wait for a lease.
 
 Pure bookkeeping: callers pass the time and act on the returned leases. Leases are soft state: a restarted broker knows
 only those its nodes report, and its lease ids are higher than all earlier ones, so that late results are recognized.
 """
 
+import heapq
 from collections.abc import Iterable
 from itertools import takewhile
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from asyncrl.messages.trajectory import Unit
+from asyncrl.broker.groups.group import Group, SlotState
+from asyncrl.config.config import Config
+from asyncrl.messages.rollout import Lease, ResumePoint
+from asyncrl.messages.spool import Permit
+from asyncrl.messages.trajectory import Sampling, Unit
 from asyncrl.messages.words import Split
 
 
@@ -45,7 +51,7 @@ class LeaseBook:
         return len(self._open)
 
     def next_id(self) -> int:
-        """A new fencing number, higher than all before."""
+        """Next lease id: a fencing number, higher than every earlier one of the run."""
         lease_id = self._next_id
         self._next_id += 1
         return lease_id
@@ -85,7 +91,7 @@ class LeaseBook:
         return self._open.get(lease_id)
 
     def older(self, than_s: float, now_s: float) -> list[OpenLease]:
-        """Training leases that are open for longer, the oldest first."""
+        """Training leases that have been open for more than ``than_s``, the oldest first."""
         old = takewhile(lambda lease: now_s - lease.granted_s > than_s, self._open.values())
         return [lease for lease in old if lease.split == "train"]
 
@@ -139,3 +145,80 @@ class LeaseBook:
             if others:
                 self._of_group[key] = others
         return taken
+
+
+# ── lease terms ───────────────────────────────────────────────────────────────────────────────
+# Contents of a `Lease` message: the prompt, the sampling parameters and the seed.
+
+
+def lease_message(
+    config: Config,
+    group: Group,
+    lease: OpenLease,
+    permit: Permit = Permit(),  # noqa: B008  immutable
+) -> Lease:
+    training, is_evaluation = config.sampling, group.split == "held_out"
+    is_seeded = is_evaluation or training.seeded
+    return Lease(
+        lease_id=lease.lease_id,
+        group_id=group.group_id,
+        indices=list(lease.open),
+        split=group.split,
+        prompt=group.prompt,
+        sampling=_sampling(config, group),
+        seed=sampling_seed(config.run.seed, group.group_id, group.size) if is_seeded else None,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        expires_in_s=config.schedule.lease_s,
+        truncation=config.data.truncation,
+        greedy=[index for index in lease.open if index >= group.size - group.num_greedy],
+        permit=permit,
+        resume_from=[ResumePoint(index, ref) for index in lease.open if (ref := group.slots[index].ref)],
+    )
+
+
+def _sampling(config: Config, group: Group) -> Sampling:
+    """Sampling of a group's trajectories; of those for training, with the masks and routes to record."""
+    if group.split == "held_out":
+        sampling = config.evaluation.sampling(config.sampling)
+    else:
+        sampling = replace(config.sampling.sampling(), replay_routes=config.rollout.replay_routes)
+    return replace(sampling, max_tokens=group.max_tokens or sampling.max_tokens)
+
+
+def sampling_seed(run_seed: int, group_id: int, group_size: int) -> int:
+    """Seed of index 0 of a group; index i uses ``+ i``. Distinct for every trajectory of a split, below 2**63."""
+    return ((run_seed << 40) + group_id * group_size) & (2**63 - 1)
+
+
+# ── waiting ───────────────────────────────────────────────────────────────────────────────────
+# Queue of groups with missing trajectories, oldest first: lost trajectories are leased before fresh groups.
+
+
+class WaitingGroups:
+    """Holds each group at most once. A group whose missing trajectories arrived late leaves by itself."""
+
+    def __init__(self, groups: Iterable[Group] = ()) -> None:
+        self._groups: dict[int, Group] = {}
+        self._ids: list[int] = []
+        for group in groups:
+            self.add(group)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def add(self, group: Group) -> None:
+        if group.group_id not in self._groups:
+            self._groups[group.group_id] = group
+            heapq.heappush(self._ids, group.group_id)
+
+    def discard(self, group_id: int) -> None:
+        self._groups.pop(group_id, None)
+
+    def first(self) -> Group | None:
+        """Oldest group with a missing trajectory; None if there is none."""
+        while self._ids:
+            group = self._groups.get(self._ids[0])
+            if group and group.indices(SlotState.MISSING):
+                return group
+            self._groups.pop(heapq.heappop(self._ids), None)
+        return None

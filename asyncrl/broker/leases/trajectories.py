@@ -1,5 +1,5 @@
 """
-A trajectory between its nodes: stored by a rollout, graded by a reward node, rewarded or failed.
+A trajectory between its nodes: stored by a rollout, graded by a reward node, rewarded or failed, each in bounded time.
 
     Stored ─▶ Result ─▶ queue ─▶ Grade ─▶ reward node ─▶ Scored ─▶ Rewarded
                           ▲                   ├─▶ Failed ─▶ graded again, or given up
@@ -7,6 +7,8 @@ A trajectory between its nodes: stored by a rollout, graded by a reward node, re
     leased again ◀─ Refused ◀─ damaged payload ─┘
 """
 
+import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
@@ -14,12 +16,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncrl.broker.failures import FailureBook
-from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.drop_limit import OVERLONG
-from asyncrl.broker.groups.group import OPEN, Group, Slot
-from asyncrl.broker.leases.credits import CreditBook
-from asyncrl.broker.leases.dispatcher import Dispatcher
-from asyncrl.broker.leases.durations import LEAST_IDLE_S, Durations
+from asyncrl.broker.groups.filtering import OVERLONG
+from asyncrl.broker.groups.group import OPEN, Group, GroupBook, Slot
+from asyncrl.broker.leases.dispatcher import CreditBook, Dispatcher
 from asyncrl.broker.leases.grading import GradeBook, Queued
 from asyncrl.broker.leases.lease import OpenLease
 from asyncrl.broker.ledger.records import Duplicate, FailedAttempt, Refused, Reissued, Result, Rewarded
@@ -27,14 +26,69 @@ from asyncrl.broker.nodes.faults import FaultBook
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.transfers import TransferBook
-from asyncrl.checks.trajectory import summary_problem_of
 from asyncrl.config.config import Config
 from asyncrl.errors import BrokenInvariant
+from asyncrl.messages import verdict_limits
 from asyncrl.messages.reward import Grade, GradeItem, ScoredItem
 from asyncrl.messages.rollout import Failed, Leased, Settled, StartedOver
+from asyncrl.messages.sound import summary_problem_of
 from asyncrl.messages.spool import Stored, StoredItem
 from asyncrl.messages.trajectory import TrajectoryLimits, Unit
 from asyncrl.messages.words import Role, Split
+from asyncrl.wire.files import max_verdict_bytes, verdict_bytes
+
+# ── durations ─────────────────────────────────────────────────────────────────────────────────
+# Durations of work, so that a node which keeps its own far longer than others need is noticed, whatever it says.
+#
+# Heartbeats tell of progress, but whoever sends them can be wrong. What counts is that work comes back. Lengths of
+# completions have long tails, so they are judged by the token: no honest one takes longer than the longest there may
+# be, at the slowest pace of late.
+
+RECENT = 64
+"""Number of the last reports of work among which the slowest is looked for."""
+LEAST_KNOWN = 16
+"""Reports below which the limit is longer in proportion: the slowest work may still come."""
+TIMES: dict[Role, float] = {"rollout": 3.0, "reward": 20.0}
+"""Work is overdue after so many times the slowest pace. Verdicts on the same data differ far more than tokens."""
+LEAST_S: dict[Role, float] = {"rollout": 60.0, "reward": 5.0}
+"""Least seconds after which work may be overdue. A verdict has a time limit of its own."""
+LEAST_IDLE_S = 5.0
+"""Least seconds after which work is overdue at a rollout whose heartbeats name no activity for as long."""
+UNKNOWN_S = 60.0
+"""Least seconds after which work is overdue, idle rollouts and reward nodes having returned none yet."""
+
+
+class Durations:
+    """Durations of the last work that each role returned, and the limits that follow for work at hand."""
+
+    def __init__(self) -> None:
+        self._recent: dict[Role, deque[float]] = {}
+        """Seconds for each unit, which is a token or a verdict."""
+
+    def took(self, role: Role, unit_s: float) -> None:
+        """Note that work came back together; the slowest piece took ``unit_s`` seconds a unit (token or verdict)."""
+        if (recent := self._recent.get(role)) is None:
+            recent = self._recent[role] = deque(maxlen=RECENT)
+        recent.append(unit_s)
+
+    def slowest_s(self, role: Role) -> float:
+        """Seconds a unit (token or verdict) of the slowest of the last work."""
+        return max(self._recent.get(role, ()), default=0.0)
+
+    def limit_s(self, role: Role, most_units: int = 1, least_s: float = 0.0, *, is_idle: bool = False) -> float:
+        """
+        Seconds after which work of this role is overdue.
+
+        Infinite for a rollout that says it works while no completion has come back yet: the first may take long.
+        """
+        if not (known := len(self._recent.get(role, ()))):
+            return max(UNKNOWN_S, least_s) if is_idle or role == "reward" else math.inf
+        times = TIMES[role] * max(1.0, LEAST_KNOWN / known)
+        least_s = max(LEAST_IDLE_S if is_idle else LEAST_S[role], least_s)
+        return max(least_s, times * self.slowest_s(role) * most_units)
+
+
+# ── trajectories ──────────────────────────────────────────────────────────────────────────────
 
 TIMEOUTS = 4.0
 """Time limits of a reward function that a verdict may take, waiting for others included."""
@@ -45,11 +99,11 @@ class _Done(Struct, gc=False):
 
     num_stored: int = 0
     lease: OpenLease | None = None
-    """That of the last trajectory, which has so many tokens."""
+    """Lease of the last trajectory in the message, which has ``num_tokens`` tokens."""
     num_tokens: int = 1
     num_graded: int = 0
     asked_s: float = 0.0
-    """Time at which the last verdict was asked for."""
+    """Time at which the last of the verdicts in the message was asked for."""
     num_read: dict[str, int] = {}
     """Graded trajectories by their spool."""
 
@@ -231,7 +285,7 @@ class Trajectories:
         while key := next((key for key in waiting if key not in aside) if aside else iter(waiting), None):
             failed_on = waiting[key][0].failed_on
             avoided = self._nodes.to_avoid("reward", failed_on) if failed_on else ()
-            node = self.credits.most(1, without=avoided)
+            node = self.credits.pick_node(1, without=avoided)
             if node is not None:
                 self._grade(node, self._grading.assign(node.peer, node.credits, key, now_s))
             elif avoided:  # Others can be graded where this one has failed.
@@ -307,7 +361,7 @@ class Trajectories:
         return ""
 
     def _not_permitted(self, item: StoredItem, node: str, spool: str) -> None:
-        """A spool reported what no lease of this run allows. It asks before it stores, so this one did not."""
+        """Hold a report without a permit against the spool that sent it: spools check permits before they store."""
         problem = f"a trajectory of no lease of this run, stored for {node}"
         if item.ref.spool != spool:
             problem = f"{spool} reported a trajectory stored in {item.ref.spool}"
@@ -315,7 +369,7 @@ class Trajectories:
         self._blame([spool], "spool", problem)
 
     def _refused(self, item: StoredItem) -> str:
-        """Reason to ignore what a node says that it stored; empty to believe it until the payload is read."""
+        """Reason to ignore a reported result (impossible by its lease or the limits); empty to believe it for now."""
         if self._leases.was_issued(item.lease_id):
             problem = summary_problem_of(item.summary, self._limits[item.unit.split])
         else:
@@ -367,3 +421,30 @@ def _name_of(peer: str) -> str:
 
 def _leased(items: Iterable[StoredItem]) -> list[Leased]:
     return [Leased(item.unit, item.lease_id) for item in items]
+
+
+# ── verdicts ──────────────────────────────────────────────────────────────────────────────────
+# Verdicts within their limits: of a reward (`asyncrl.messages.verdict_limits`), and of the bytes that a step has room
+# for.
+
+LARGEST_BYTES = verdict_limits.MAX_METRICS * (verdict_limits.MAX_NAME_CHARS + 10) * 4
+"""Bytes that the limits of a reward allow; only a step of many thousand trajectories allows less."""
+
+
+class VerdictLimits:
+    def __init__(self, config: Config) -> None:
+        self._num_trajectories = config.trajectories_per_step
+        self.max_bytes = max_verdict_bytes(config.trajectories_per_step)
+        """Bytes of the metrics and the answer of one verdict."""
+
+    def failure(self, item: ScoredItem) -> Failed | None:
+        """Failure of a verdict that is beyond the limits; None if it is within."""
+        if problem := verdict_limits.problem_of(item.reward, item.metrics, item.answer):
+            return Failed(item.unit, item.lease_id, "reward", problem, retryable=True)
+        if self.max_bytes < LARGEST_BYTES and (size := verdict_bytes(item)) > self.max_bytes:
+            reason = (
+                f"the verdict has {size} bytes of metrics and answer, but at most {self.max_bytes} are allowed where "
+                f"a step has {self._num_trajectories} trajectories; return fewer or shorter ones"
+            )
+            return Failed(item.unit, item.lease_id, "reward", reason, retryable=False)
+        return None

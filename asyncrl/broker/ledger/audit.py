@@ -5,22 +5,22 @@ Audit of a run's data from its ledger alone. The run may still be going on, or m
 
 Checked: every admitted group is in exactly one of these four places; group ids are consecutive, but for retired
 prompts; a step takes whole groups, each trajectory of which has one result and one reward, or was left out with its
-reason; the window never held more groups than it may; and each record was possible after those before it
-(`record_rules`): versions, staleness, rewards, commits. `Audit.problems` has one sentence for each violation.
+reason; the window never held more groups than it may; and each record was possible after those before it: versions,
+staleness, rewards, commits. The rules are in `asyncrl.broker.ledger.rules`; `Audit.problems` has one sentence for each
+violation.
 `asyncrl.broker.audit` compares the ledger with the run's other files.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from msgspec import Struct
 
-from asyncrl.broker.ledger.counts import RecordCounts
-from asyncrl.broker.ledger.record_book import RecordBook
-from asyncrl.broker.ledger.record_rules import RecordRules, unit_name
 from asyncrl.broker.ledger.records import AnyRecord
+from asyncrl.broker.ledger.rules import RecordRules, end_problems, skipped_groups
+from asyncrl.broker.ledger.state import LedgerState
 from asyncrl.config.sections.schedule import Schedule
-from asyncrl.messages.trajectory import Unit
 
 LEDGER = "ledger.sqlite"
 SHORTEST_BUCKET = 16
@@ -114,7 +114,7 @@ def audit(records: Iterable[AnyRecord], schedule: Schedule, num_greedy: int = 0,
 
 def examine(
     records: Iterable[AnyRecord], schedule: Schedule, num_greedy: int = 0, *, retires: bool = False
-) -> tuple[Audit, RecordBook]:
+) -> tuple[Audit, LedgerState]:
     """
     Count and check all records of a ledger, given in order. Returns the audit, and the state after the last record.
 
@@ -123,145 +123,60 @@ def examine(
         retires: Prompts are retired (``data.retire_at``), which leaves out ids; whether they were the right ones can
             be told only with the data.
     """
-    group_size, max_staleness = schedule.group_size, schedule.max_staleness
-    counts, rules = RecordCounts(schedule), RecordRules(schedule, num_greedy)
+    rules = RecordRules(schedule, num_greedy)
     for record in records:
-        counts.add(record)
         rules.add(record)
-    taken, dropped, untrained = counts.trained_steps, counts.drop_reasons, counts.untrained
-    trained = {group_id: steps for group_id, steps in taken.items() if group_id not in untrained}
-    trained_lengths = _lengths(trained, counts, group_size)
-    unused = [*dropped, *untrained]
-    unused_lengths = _lengths(unused, counts, group_size)
-    num_left_out = sum(unit.group_id in dropped or unit.group_id in untrained for unit in counts.left_out)
-    staleness = counts.staleness(group_size, rules.book.versions)
-    over_max_staleness = (
-        0 if max_staleness is None else sum(num for versions, num in staleness.items() if versions > max_staleness)
-    )
-    skipped = _skipped(counts)
-    accounts = Audit(
-        steps=len(counts.batches),
-        issued=len(counts.admitted),
+    problems = [*end_problems(rules.state, schedule, retires=retires), *rules.problems]
+    return _counted(rules.state, schedule, problems, retires=retires), rules.state
+
+
+def _counted(state: LedgerState, schedule: Schedule, problems: list[str], *, retires: bool) -> Audit:
+    trained = {group_id: steps for group_id, steps in state.taken.items() if group_id not in state.untrained}
+    unused = [*state.dropped, *state.untrained]
+    trained_lengths, unused_lengths = _lengths(trained, state), _lengths(unused, state)
+    num_left_out = sum(len(state.left_out.get(group_id, ())) for group_id in {*unused})
+    staleness, most = state.staleness(), math.inf if schedule.max_staleness is None else schedule.max_staleness
+    num_skipped = len(skipped_groups(state))
+    return Audit(
+        steps=len(state.batches),
+        issued=len(state.admitted),
         trained=len(trained),
-        committed=sum(min(steps) <= counts.committed_step for steps in trained.values()),
-        dropped=dict(Counter(reasons[0] for reasons in dropped.values()).most_common()),
-        untrained=dict(Counter(map(cause_of, untrained.values())).most_common()),
-        open=len(counts.admitted.keys() - taken.keys() - dropped.keys()),
-        restarted=counts.restarts.total(),
-        void_rewards=counts.num_void_rewards,
-        skipped=0 if retires else len(skipped),
-        retired=len(skipped) if retires else 0,
-        double_trained=sum(len(steps) > 1 for steps in taken.values()),
-        peak_open=counts.peak_open,
-        window=counts.window,
-        reissued=dict(counts.reissued.most_common()),
-        duplicates=counts.num_duplicates,
-        failed_attempts=dict(counts.failed_attempts.most_common()),
-        left_out=dict(counts.left_out_reasons.most_common()),
-        dead_letters=counts.num_dead_letters,
+        committed=sum(min(steps) <= state.committed_step for steps in trained.values()),
+        dropped=dict(Counter(reasons[0] for reasons in state.dropped.values()).most_common()),
+        untrained=dict(Counter(map(cause_of, state.untrained.values())).most_common()),
+        open=len(state.admitted.keys() - state.taken.keys() - state.dropped.keys()),
+        restarted=state.restarts.total(),
+        void_rewards=state.discarded.num_rewards,
+        skipped=0 if retires else num_skipped,
+        retired=num_skipped if retires else 0,
+        double_trained=sum(len(steps) > 1 for steps in state.taken.values()),
+        peak_open=state.open.peak,
+        window=state.window,
+        reissued=dict(state.discarded.reissued.most_common()),
+        duplicates=state.discarded.num_duplicates,
+        failed_attempts=dict(state.discarded.failed_attempts.most_common()),
+        left_out=dict(state.discarded.left_out.most_common()),
+        dead_letters=state.discarded.num_dead_letters,
         tokens_trained=sum(trained_lengths),
-        tokens_thrown_away=dict(counts.discarded_tokens),
+        tokens_thrown_away=dict(state.discarded.num_tokens),
         staleness_max=max(staleness, default=0),
         staleness=dict(sorted(staleness.items())),
-        over_max_staleness=over_max_staleness,
-        lengths=_buckets(trained_lengths, unused_lengths, counts.restarted_lengths),
-        dropped_unfinished=group_size * len(unused) - len(unused_lengths) - num_left_out,
-        problems=[
-            *([] if retires else _skip_problems(counts, skipped)),
-            *_group_problems(counts),
-            *_unit_problems(counts, group_size),
-            *_schedule_problems(counts, schedule),
-            *rules.problems,
-        ],
-        checked={LEDGER: f"{rules.book.num_records:,} records"},
+        over_max_staleness=sum(num for versions, num in staleness.items() if versions > most),
+        lengths=_buckets(trained_lengths, unused_lengths, state.discarded.restarted_lengths),
+        dropped_unfinished=schedule.group_size * len(unused) - len(unused_lengths) - num_left_out,
+        problems=problems,
+        checked={LEDGER: f"{state.num_records:,} records"},
     )
-    return accounts, rules.book
-
-
-# ── problems ─────────────────────────────────────────────────────────────────────────────────
-
-
-def _skip_problems(counts: RecordCounts, skipped: Iterable[int]) -> Iterator[str]:
-    last = max(counts.admitted, default=-1)
-    for group_id in skipped:
-        yield f"group {group_id} was skipped: it was never admitted, but group {last} was"
-
-
-def _group_problems(counts: RecordCounts) -> Iterator[str]:
-    admitted, trained, dropped = counts.admitted, counts.trained_steps, counts.drop_reasons
-    for group_id, times in admitted.items():
-        if times > 1:
-            yield f"group {group_id} was admitted {times} times"
-    for group_id, steps in trained.items():
-        if len(steps) > 1:
-            yield f"group {group_id} was trained {len(steps)} times: in steps {', '.join(map(str, steps))}"
-        if group_id in dropped:
-            yield f"group {group_id} was trained in step {steps[0]} and dropped ({dropped[group_id][0]})"
-        if group_id not in admitted:
-            yield f"group {group_id} was trained in step {steps[0]}, but never admitted"
-    for group_id, reasons in dropped.items():
-        if len(reasons) > 1:
-            yield f"group {group_id} was dropped {len(reasons)} times ({'; '.join(reasons)})"
-        if group_id not in admitted:
-            yield f"group {group_id} was dropped ({reasons[0]}), but never admitted"
-    for group_id in counts.wrong_restarts:
-        yield f"group {group_id} was restarted, but it was not open"
-    for group_id in counts.wrong_untrained:
-        yield f"group {group_id} was left out of a step that does not contain it, or twice"
-
-
-def _unit_problems(counts: RecordCounts, group_size: int) -> Iterator[str]:
-    for unit, times in counts.results.items():
-        if times > 1:
-            yield f"{unit_name(unit)} has {times} results"
-        if unit.split == "train" and unit.group_id not in counts.admitted:
-            yield f"{unit_name(unit)} has a result, but group {unit.group_id} was never admitted"
-    for unit in counts.wrong_left_out:
-        yield f"{unit_name(unit)} was left out, but its group was not open, or it had a reward, or was left out before"
-    for unit in counts.left_out & counts.results.keys():
-        yield f"{unit_name(unit)} was left out of its group, and has a result since"
-    for unit in counts.wrong_refusals:
-        yield f"{unit_name(unit)} was refused, but it had no result, or was taken by a step already"
-    for unit, times in counts.rewards.items():
-        if times > 1:
-            yield f"{unit_name(unit)} has {times} rewards"
-    for group_id, steps in counts.trained_steps.items():
-        units = (Unit(group_id, index) for index in range(group_size))
-        for unit in (unit for unit in units if unit not in counts.left_out):
-            if unit not in counts.results:
-                yield f"{unit_name(unit)} was trained in step {steps[0]}, but has no result"
-            if unit not in counts.rewards:
-                yield f"{unit_name(unit)} was trained in step {steps[0]}, but has no reward"
-
-
-def _schedule_problems(counts: RecordCounts, schedule: Schedule) -> Iterator[str]:
-    for step in range(max(counts.batches, default=-1)):
-        if step not in counts.batches:
-            yield f"step {step} was skipped: it got no batch, but step {max(counts.batches)} did"
-    size = schedule.groups_per_step
-    for step, group_ids in counts.batches.items():
-        if len(group_ids) != size:
-            yield f"the batch of step {step} has {len(group_ids)} of {size} groups (groups_per_step)"
-    num_open, window = counts.over_window
-    if num_open:
-        yield f"{num_open} groups were open at once, but the window holds {window}"
-
-
-# ── parts of the counts ─────────────────────────────────────────────────────────────────────
 
 
 def cause_of(reason: str) -> str:
-    """First part of a reason, before the numbers: `asyncrl.checks.trajectory.CAUSES`."""
+    """First part of a reason, before the numbers: `asyncrl.messages.sound.CAUSES`."""
     return reason.partition(":")[0]
 
 
-def _skipped(counts: RecordCounts) -> list[int]:
-    return sorted(set(range(max(counts.admitted, default=-1))) - counts.admitted.keys())
-
-
-def _lengths(group_ids: Iterable[int], counts: RecordCounts, group_size: int) -> list[int]:
+def _lengths(group_ids: Iterable[int], state: LedgerState) -> list[int]:
     """Completion tokens of every finished trajectory of the groups."""
-    return [s.num_tokens for group_id in group_ids for s in counts.summaries_of(group_id, group_size)]
+    return [summary.num_tokens for group_id in group_ids for summary in state.summaries(group_id)]
 
 
 def _buckets(trained: list[int], dropped: list[int], restarted: list[int]) -> list[LengthBucket]:

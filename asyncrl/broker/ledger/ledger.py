@@ -28,21 +28,23 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
 
-from asyncrl.broker.ledger.chain import Chain, ChainCheck
 from asyncrl.broker.ledger.database import (
     CHAIN_ID,
     NUM_HEADLESS,
+    LockWait,
+    check_wal,
+    holder,
+    is_lock,
     meta_digest,
     open_writable,
     read_meta,
     write_meta,
 )
-from asyncrl.broker.ledger.lock_wait import LockWait, holder, is_lock
 from asyncrl.broker.ledger.reader import REMEDY as RESTORE
+from asyncrl.broker.ledger.reader import Chain, ChainCheck
 from asyncrl.broker.ledger.records import Record, Started, encode, ended_groups, unique_key
-from asyncrl.broker.ledger.wal import check_wal
 from asyncrl.errors import AsyncrlError, BrokenInvariant, LedgerError, RunFailed
-from asyncrl.files.disk import REMEDY, cause
+from asyncrl.files.atomic import REMEDY, cause
 
 Row = tuple[str, str | None, bytes, int]
 RECORDS = "records (kind, key, body, crc32)"

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.metrics.batch_metrics import RunTotals
-from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.scheduler import Scheduler
+from asyncrl.broker.status import connected_state, group_states
 from asyncrl.config.config import Config
-from asyncrl.observe.metrics.table import NODE_ROLES, NODE_STATES, STAGES, Sample
+from asyncrl.records.metrics import NODE_ROLES, STAGES, Sample
+from asyncrl.records.states import CONNECTED_STATES
 
 OF_LAST_STEP = {
     "reward": "step_reward",
@@ -43,7 +44,7 @@ class Readings:
         self._last_step_at = wall_clock()
 
     def stepped(self, line: Mapping[str, float]) -> None:
-        """The trainer has reported a step; ``line`` is that of metrics.jsonl."""
+        """Keep the newest ``line`` of metrics.jsonl: the trainer has reported a step."""
         self._last_step, self._last_step_at = line, self._wall_clock()
 
     def __iter__(self) -> Iterator[Sample]:
@@ -67,11 +68,7 @@ class Readings:
 
     def _groups(self) -> Iterator[Sample]:
         scheduler, window = self._scheduler, self._scheduler.window
-        unleased, complete = len(scheduler.dispatcher.unleased), scheduler.training.batches.num_complete
-        taken = window.num_consumed
-        in_work = max(window.num_open - taken - complete - unleased, 0)
-        states = {"unleased": unleased, "in_work": in_work, "complete": complete, "taken": taken}
-        for state, number in states.items():
+        for state, number in group_states(scheduler).items():
             yield _sample("groups", number, state=state)
         yield _sample("groups_admitted_total", window.num_admitted)
         yield _sample("window_open", window.num_open)
@@ -88,9 +85,10 @@ class Readings:
             yield _sample("failures_total", count, stage=stage)
 
     def _nodes(self) -> Iterator[Sample]:
-        found: Counter[tuple[str, str]] = Counter((node.role, _state(node)) for node in self._scheduler.nodes.all())
+        nodes = self._scheduler.nodes.all()
+        found = Counter((node.role, connected_state(self._scheduler, node)) for node in nodes)
         for role in NODE_ROLES:
-            for state in NODE_STATES:
+            for state in CONNECTED_STATES:
                 yield _sample("nodes", found[role, state], node_role=role, state=state)
 
     def _records(self) -> Iterator[Sample]:
@@ -101,17 +99,3 @@ class Readings:
 
 def _sample(name: str, value: float, **labels: str) -> Sample:
     return Sample(f"asyncrl_broker_{name}", value, labels)
-
-
-def _state(node: Node) -> str:
-    """State of a node: first whether it is heard, then whether it stays, then whether it works."""
-    if node.is_quiet:
-        return "quiet"
-    if node.is_barred:
-        return "barred"
-    if node.is_stalled:
-        return "stalled"
-    if node.is_draining:
-        return "draining"
-    # Rewards, spools and the supervisor load nothing.
-    return "ready" if node.is_ready or node.role in ("reward", "spool", "supervisor") else "joined"

@@ -1,5 +1,5 @@
 """
-A run's files for people: events, one line of metrics per step, and a summary at the end.
+A run's files for people: events, seconds of each node by activity, a line of metrics per step, a summary at the end.
 
     scheduler ─▶ records of the data ─▶ ledger
               └▶ progress ─▶ RunFiles ─▶ events.jsonl, metrics.jsonl, summary.json        no rule reads them
@@ -7,34 +7,253 @@ A run's files for people: events, one line of metrics per step, and a summary at
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
+
+from msgspec import Struct, field
 
 from asyncrl.broker.failures import EVENT as FAILED_EVENT
 from asyncrl.broker.failures import recorded, recorded_attempts
-from asyncrl.broker.groups.group import Group
-from asyncrl.broker.ledger.chain import Head
-from asyncrl.broker.ledger.record_book import METRICS, SUMMARY
+from asyncrl.broker.groups.group import Group, SlotState
+from asyncrl.broker.incidents import IncidentBook, is_incident, sentence
+from asyncrl.broker.ledger.reader import Head
 from asyncrl.broker.ledger.records import Written
+from asyncrl.broker.ledger.state import METRICS, SUMMARY
 from asyncrl.broker.metrics import batch_metrics
-from asyncrl.broker.metrics.drift_alarms import DriftAlarms
-from asyncrl.broker.metrics.gap_alarm import GapAlarm
-from asyncrl.broker.metrics.idle_causes import idle_causes
-from asyncrl.broker.metrics.time_book import TimeBook
+from asyncrl.broker.metrics.alarms import DriftAlarms, GapAlarm
+from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.scheduler import Scheduler
-from asyncrl.broker.status.incidents import IncidentBook, is_incident, sentence
-from asyncrl.checks.shown_messages import REASON_CHARS
 from asyncrl.config.config import Config
 from asyncrl.errors import RunFailed
 from asyncrl.files.json_lines import encoded
 from asyncrl.foreign_text import shown, shown_values
 from asyncrl.log import get_logger
+from asyncrl.messages.bounds import SHOWN_CHARS
+from asyncrl.messages.session import Beat
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.weights import Live
-from asyncrl.observe.alarms import NO_LEARNING
-from asyncrl.observe.failure_sentences import by_site
-from asyncrl.observe.run_directory import Outcome, RunDirectory, RunSummary, content_of
-from asyncrl.observe.times import TimesLine
+from asyncrl.messages.words import Role
+from asyncrl.records.alarms import NO_LEARNING
+from asyncrl.records.failure_sentences import by_site
+from asyncrl.records.run_directory import RunDirectory, RunSummary, content_of
+from asyncrl.records.states import RunOutcome
+from asyncrl.records.times import NodeTimes, TimesLine
+
+# ── time book ─────────────────────────────────────────────────────────────────────────────────
+# Seconds of each node by what it did, from its heartbeats; idle seconds by what it waited for.
+#
+#   joined ─ loading ─▶ ready ─ sampling, swapping, waiting for the trainer, ... ─▶ lost ─ away ─▶ joined ...
+#                                                                                           └─ `FORGET_S` ─▶ forgotten
+#
+# Each stretch between two heartbeats is divided as the node says it spent it, so a node's seconds add up to the time
+# since it joined, up to its last heartbeat. Its idle time is divided as the broker saw the run meanwhile.
+
+ROLES: tuple[Role, ...] = ("rollout", "reward", "trainer")
+SLACK_S = 1.0
+"""Seconds that a heartbeat may be late, beyond which the work it tells of cannot be of this session."""
+FEW = 100
+"""Nodes of which each step may have a line; more have one every second for each ten of them."""
+FORGET_S = 600.0
+"""Seconds after which a lost node is not expected back: nodes may come and go under ever new names."""
+
+
+class _Account(Struct):
+    role: Role
+    peer: str
+    until_s: float
+    """Clock time up to which seconds are booked."""
+    beat: Beat = Beat()
+    waited: Mapping[str, float] = {}
+    """Seconds of idle time by cause that the role had in all at the node's last heartbeat."""
+    away_since_s: float | None = None
+    """Clock time at which it was first missed; None while it is there."""
+    is_draining: bool = False
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    tokens: int = 0
+    decode_steps: float = 0.0
+    memory_stall: float = 0.0
+    cores_busy_s: float = 0.0
+    """Seconds since the last line, each times the share of the machine's cores that were busy."""
+
+    def book(self, what: str, now_s: float) -> None:
+        self.seconds[what] += now_s - self.until_s
+        self.until_s = now_s
+
+    def heard(self, beat: Beat, now_s: float, waited: Mapping[str, float], *, is_ready: bool) -> None:
+        spent = {name: seconds - self.beat.seconds.get(name, 0.0) for name, seconds in beat.seconds.items()}
+        elapsed_s, total_s = now_s - self.until_s, sum(spent.values())
+        if total_s <= 0 or total_s > 2 * elapsed_s + SLACK_S:  # The role has not begun, or is older than this session.
+            self.book("unknown" if is_ready else "loading", now_s)
+        else:
+            scale = elapsed_s / total_s
+            idle_s = spent.pop("idle", 0.0)
+            for name, seconds in (spent | self._causes(idle_s, waited)).items():
+                self.seconds[name] += seconds * scale
+            self.until_s = now_s
+            self.tokens += max(beat.tokens - self.beat.tokens, 0)
+            self.decode_steps += max(beat.decode_steps - self.beat.decode_steps, 0.0)
+            self.cores_busy_s += beat.cores_busy * elapsed_s
+        self.memory_stall = max(self.memory_stall, beat.memory_stall)
+        self.beat, self.waited = beat, dict(waited)
+
+    def _causes(self, idle_s: float, waited: Mapping[str, float]) -> dict[str, float]:
+        causes = {cause: seconds - self.waited.get(cause, 0.0) for cause, seconds in waited.items()}
+        total_s = sum(causes.values())
+        if total_s <= 0:
+            return {"idle": idle_s}
+        return {cause: idle_s * seconds / total_s for cause, seconds in causes.items()}
+
+    def take(self) -> NodeTimes:
+        """Seconds by activity that were booked for the node since the last call."""
+        seconds = {name: value for name, value in self.seconds.items() if value > 0}
+        total_s = sum(seconds.values())
+        cores_busy = self.cores_busy_s / total_s if total_s else 0.0
+        taken = NodeTimes(self.role, seconds, self.tokens, self.memory_stall, self.decode_steps, cores_busy)
+        self.seconds, self.tokens, self.memory_stall = defaultdict(float), 0, 0.0
+        self.decode_steps, self.cores_busy_s = 0.0, 0.0
+        return taken
+
+
+class TimeBook:
+    """Times of all nodes. ``tick`` is called a few times a second, ``take`` when a line is written."""
+
+    def __init__(self, now_s: float) -> None:
+        self._ticked_s = self._taken_s = now_s
+        self._accounts: dict[str, _Account] = {}
+        self._waited: dict[Role, dict[str, float]] = {role: defaultdict(float) for role in ROLES}
+
+    def tick(self, now_s: float, nodes: Iterable[Node], causes: Mapping[Role, str]) -> None:
+        """Note what idle nodes wait for now, and book what nodes have told since the last tick."""
+        for role in ROLES:
+            self._waited[role][causes[role]] += now_s - self._ticked_s
+        self._ticked_s = now_s
+        present = {node.name: node for node in nodes if node.role in ROLES}
+        for node in present.values():
+            self._see(node, now_s)
+        for name in self._accounts.keys() - present.keys():
+            self._miss(name, now_s)
+
+    def departed(self, name: str) -> None:
+        """Note that a node has left on purpose: it is not away."""
+        if account := self._accounts.get(name):
+            account.is_draining = True
+
+    def is_due(self, now_s: float) -> bool:
+        """False if it is too early for a line: one of a thousand nodes has 100 kB."""
+        return len(self._accounts) <= FEW or now_s - self._taken_s >= len(self._accounts) / 10
+
+    def take(self, now_s: float) -> tuple[float, dict[str, NodeTimes]]:
+        """Seconds since the last call, and the nodes in them."""
+        span_s, self._taken_s = now_s - self._taken_s, now_s
+        return span_s, {name: account.take() for name, account in self._accounts.items() if account.seconds}
+
+    def _see(self, node: Node, now_s: float) -> None:
+        account = self._accounts.get(node.name)
+        if account is None or account.peer != node.peer:
+            account = self._joined(node, account, now_s)
+        account.is_draining, account.away_since_s = node.is_draining, None
+        if node.beat is not account.beat:
+            account.heard(node.beat, now_s, self._waited[node.role], is_ready=node.is_ready)
+
+    def _joined(self, node: Node, before: _Account | None, now_s: float) -> _Account:
+        account = _Account(node.role, node.peer, now_s, waited=dict(self._waited[node.role]))
+        if before is not None:
+            before.book("away", now_s)
+            account.seconds, account.tokens, account.memory_stall = before.seconds, before.tokens, before.memory_stall
+            account.decode_steps, account.cores_busy_s = before.decode_steps, before.cores_busy_s
+        self._accounts[node.name] = account
+        return account
+
+    def _miss(self, name: str, now_s: float) -> None:
+        account = self._accounts[name]
+        if account.away_since_s is None:
+            account.away_since_s = now_s
+        if not account.is_draining and now_s - account.away_since_s <= FORGET_S:
+            account.book("away", now_s)
+        elif not account.seconds:
+            del self._accounts[name]  # It left on purpose or for good, and the lines have all of it.
+
+
+# ── idle causes ───────────────────────────────────────────────────────────────────────────────
+# Causes of idle time in words, from the state of the groups.
+#
+#     trainer   the groups that its next step lacks: sampling, grading, evaluation, rollouts, ...
+#     rollout   room in the window, which a step and its weights make; or what the trainer itself waits for
+#     reward    sampling
+#
+# Read-only: no rule follows from it.
+
+LAST = 1 / 8
+"""Share of a step's trajectories that count as its last ones: too few to keep the rollouts busy."""
+
+
+def idle_causes(scheduler: Scheduler) -> dict[Role, str]:
+    """Cause by role, such as ``waiting for grading``."""
+    trainer = _trainer_waits_for(scheduler)
+    return {
+        "trainer": f"waiting for {trainer}",
+        "rollout": f"waiting for {_rollouts_wait_for(scheduler, trainer)}",
+        "reward": "waiting for sampling",
+    }
+
+
+def _trainer_waits_for(scheduler: Scheduler) -> str:
+    training, config = scheduler.training, scheduler.config
+    if scheduler.transfers.live_version < 0:
+        return "weights to arrive"
+    if training.batches.next_step >= config.run.steps:
+        return "the end of the run"
+    if training.awaited_step is None:
+        return "the ledger"  # The batch is formed, and is sent once its record is on disk.
+    lacking = _lacking(scheduler)
+    if not lacking:  # The window is full of groups whose weights are not live, or no prompt is left.
+        return "prompts" if scheduler.transfers.is_at_rest else "weights to arrive"
+    states = Counter(slot.state for group in lacking for slot in group.slots)
+    unsampled = states[SlotState.LEASED] + states[SlotState.MISSING]
+    if not unsampled:
+        return "grading" if states[SlotState.STORED] else "spools"
+    if not scheduler.nodes.rollouts():
+        return "rollouts"
+    if scheduler.settings.paused_by and not states[SlotState.LEASED]:
+        return "an operator"
+    if states[SlotState.MISSING] > unsampled / 2:
+        return "evaluation" if scheduler.evaluation.ongoing else "free slots"
+    return "the last completions" if unsampled <= LAST * config.trajectories_per_step else "sampling"
+
+
+def _lacking(scheduler: Scheduler) -> list[Group]:
+    """Incomplete groups that the next step waits for; the likeliest ones if it takes whichever completes first."""
+    batches, schedule = scheduler.training.batches, scheduler.config.schedule
+    num_wanted, reach = schedule.groups_per_step, schedule.reach
+    line = list(batches if reach is None else islice(batches, reach + num_wanted - 1))
+    incomplete = [group for group in line if not group.is_complete]
+    if reach is None:
+        incomplete.sort(key=lambda group: group.size - group.num_scored)
+    num_lacking = max(num_wanted - (len(line) - len(incomplete)), 1)
+    return incomplete[:num_lacking]
+
+
+def _rollouts_wait_for(scheduler: Scheduler, trainer: str) -> str:
+    """Cause of the idle time of rollouts, given what the ``trainer`` waits for."""
+    transfers = scheduler.transfers
+    if transfers.live_version < 0:
+        return "weights to arrive"
+    if scheduler.settings.paused_by:
+        return "an operator"
+    if scheduler.dispatcher.unleased.first() is not None:
+        return "newer weights"  # A group is leased only to nodes at the version that was live when it was admitted.
+    if not scheduler.training.admission.num_needed:
+        return "the end of the run"
+    if scheduler.training.awaited_step is not None:
+        return trainer
+    if not transfers.is_at_rest:
+        return "weights to arrive"
+    return "the trainer"
+
+
+# ── run files ─────────────────────────────────────────────────────────────────────────────────
 
 log = get_logger()
 
@@ -96,7 +315,7 @@ class RunFiles:
 
     def event(self, kind: str, /, **fields: Any) -> None:
         """Record an event, log it, and tell those who look on; its texts may be of other nodes and of plug-ins."""
-        fields = shown_values(fields, REASON_CHARS)
+        fields = shown_values(fields, SHOWN_CHARS)
         if kind == "checkpoint.written":
             fields |= _fields_of(self._head())
         level = log.warning if is_incident(kind, fields) else log.debug if kind in FREQUENT else log.info
@@ -106,7 +325,7 @@ class RunFiles:
         if kind in ON_SCREEN:
             self._scheduler.supervisors.notice(sentence(kind, fields))
         if kind == "node.left":
-            self._times.left(fields["node"])
+            self._times.departed(fields["node"])
 
     def tick(self) -> None:
         """Note what every node does; a few times a second."""
@@ -129,7 +348,7 @@ class RunFiles:
             if is_computed:
                 self.event("step.repeated", step=stepped.step, policy_version=stepped.policy_version)
             return None
-        wait = self._waits.share(self._scheduler.nodes.of("rollout"))
+        wait = self._waits.share(self._scheduler.nodes.with_role("rollout"))
         max_staleness, has_turns = self._config.schedule.max_staleness, self._config.environment.is_set
         line = batch_metrics.line(stepped, groups, wait, self.time_s, max_staleness, has_turns=has_turns)
         line |= self._scheduler.training.filtering.metrics(stepped.step)
@@ -161,7 +380,7 @@ class RunFiles:
         if self._is_concluded:
             return cause
         self._is_concluded = True
-        cause = shown(cause, REASON_CHARS)
+        cause = shown(cause, SHOWN_CHARS)
         try:
             self._write_summary(cause, outcome(cause, is_interrupted=is_interrupted))
         except RunFailed as failure:
@@ -175,7 +394,7 @@ class RunFiles:
         self._directory.append_times(TimesLine(step, self.time_s, span_s, nodes, verdicts - self._num_verdicts))
         self._num_verdicts = verdicts
 
-    def _write_summary(self, cause: str, status: Outcome) -> None:
+    def _write_summary(self, cause: str, status: RunOutcome) -> None:
         # An evaluation in which every prompt failed measured nothing.
         results = self._scheduler.evaluation.measurements
         totals = self.totals
@@ -220,7 +439,7 @@ def _fields_of(head: Head) -> dict[str, Any]:
     return {"ledger_records": head.num_records, "ledger_head": head.digest}
 
 
-def outcome(cause: str, *, is_interrupted: bool) -> Outcome:
+def outcome(cause: str, *, is_interrupted: bool) -> RunOutcome:
     """Status of a run that ended with ``cause``, which is empty if it is complete."""
     if is_interrupted:
         return "interrupted"

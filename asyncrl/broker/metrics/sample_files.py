@@ -9,21 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.broker.groups.group import Group, Slot
-from asyncrl.checks.trajectory import problem_of
-from asyncrl.client.images import ImageCache
-from asyncrl.client.payloads import PayloadClient
 from asyncrl.errors import DecodeError
 from asyncrl.files.checkpoints import file_entry
 from asyncrl.log import get_logger
+from asyncrl.messages.sound import problem_of
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.trajectory import Prompt, Trajectory, TrajectoryLimits
-from asyncrl.observe.samples import SampleRow, SamplesWriter, prompt_text
+from asyncrl.records.samples import SampleRow, SamplesWriter, prompt_text
+from asyncrl.wire.spools import ImageCache, PayloadClient
 
 log = get_logger()
 
 FETCH_S = 30.0
 NO_STEP = -1
-"""Number of a file that belongs to no step."""
+"""Step number of a samples file that belongs to no step, such as that of an evaluation."""
 
 
 class SampleFiles:

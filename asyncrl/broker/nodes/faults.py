@@ -21,9 +21,9 @@ RECENT = 32
 """Attempts of a node that its share is of: few enough to see within seconds that it has begun to fail."""
 ALL = (1 << RECENT) - 1
 LEAST_FAULTS = 4
-"""Fewer may be chance. Of a node on trial half as many."""
+"""Least number of recent faults that bar a node, half as many of one on trial: fewer may be chance."""
 LEAST_SHARE = 0.25
-"""A node that fails more rarely gives more than it costs."""
+"""Least share of recent attempts that are faults: a node that fails more rarely gives more than it costs."""
 TIMES_OTHERS = 3.0
 """A share stands out from one that is this many times smaller."""
 LEAST_OTHERS = 8
@@ -37,20 +37,20 @@ MAX_NODES = 10_000
 """Nodes that are remembered, those barred last longest."""
 
 
-class Barred(Struct, frozen=True):
+class BarredNode(Struct, frozen=True):
     """A node that gets no more work, and why."""
 
     name: str
     role: Role
     cause: str
-    """Sentence with its share, that of the others, and its last fault."""
+    """Reason in a sentence: the node's share of faults, that of the others, and its last fault."""
     pause_s: float
 
 
 class _Conduct(Struct):
     role: Role
     recent: int = 0
-    """Bit of each recent attempt, the newest lowest; 1 is a fault."""
+    """Bit field of recent attempts, the newest in the lowest bit; 1 is a fault."""
     number: int = 0
     """Recent attempts."""
     cause: str = ""
@@ -80,11 +80,11 @@ class FaultBook:
         """Faults of each node since the broker's start."""
 
     def attempted(self, name: str, role: Role, number: int = 1) -> None:
-        """A node did what it was asked, so many times."""
+        """Count ``number`` attempts in which a node did what it was asked."""
         self._add(name, role, number, 0)
 
     def failed(self, name: str, role: Role, cause: str) -> None:
-        """A node failed, or said what cannot be."""
+        """Count a fault: a node failed, or reported something impossible."""
         conduct = self._add(name, role, 1, 1)
         conduct.cause = cause
         self.total[name] = self.total.get(name, 0) + 1
@@ -102,17 +102,17 @@ class FaultBook:
         """Sentence about a node that is barred; empty if it is not."""
         return self._sentence(name, self._conduct[name]) if self.is_barred(name) else ""
 
-    def judge(self, able: Mapping[str, Role], now_s: float) -> list[Barred]:
+    def judge(self, able: Mapping[str, Role], now_s: float) -> list[BarredNode]:
         """Bar the suspects whose faults stand out. ``able`` are the nodes that can work, by name."""
         suspects, self.suspects = self.suspects, set()
-        left, barred = Counter(able.values()), list[Barred]()
+        left, barred = Counter(able.values()), list[BarredNode]()
         for name in sorted(suspects):
             conduct = self._conduct[name]
             if left[conduct.role] - (name in able) > 0 and self._stands_out(conduct, now_s):
                 left[conduct.role] -= name in able
                 pause_s = min(PAUSE_S * 2**conduct.times, LONGEST_PAUSE_S)
                 conduct.times, self._until_s[name] = conduct.times + 1, now_s + pause_s
-                barred.append(Barred(name, conduct.role, self._sentence(name, conduct), pause_s))
+                barred.append(BarredNode(name, conduct.role, self._sentence(name, conduct), pause_s))
         return barred
 
     def ended(self, able: Mapping[str, Role], now_s: float) -> list[str]:

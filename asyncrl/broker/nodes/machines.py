@@ -24,12 +24,14 @@ class Disbandment(NamedTuple):
     """End of a group. Its members were told; the caller removes them, and they join again by a new Hello."""
 
     members: list[Node]
-    """Members that are still there."""
+    """Members of the group that are still connected."""
     reason: str
 
 
 class MachineBook:
-    """Empty for ever if the trainer is one machine."""
+    """
+    Machines of a trainer of several: those that wait, and the group that trains. Unused if the trainer is one machine.
+    """
 
     def __init__(self, trainer: Trainer, nodes: NodeBook, out: Outbox) -> None:
         self._nodes = nodes
@@ -67,7 +69,7 @@ class MachineBook:
         self._waiting.append(node)
         self._count(now_s)
 
-    def left(self, node: Node, cause: str, now_s: float, *, is_over: bool = False) -> Disbandment | None:
+    def departed(self, node: Node, cause: str, now_s: float, *, is_over: bool = False) -> Disbandment | None:
         """A node is gone, because of ``cause``, and its group ends. With ``is_over`` there is no run to join again."""
         if node in self._waiting:
             self._waiting.remove(node)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 
 from msgspec import Struct, field
 
-from asyncrl.client.standstill import Standstill
+from asyncrl.broker.nodes.standstill import Standstill
 from asyncrl.config.sections.broker import Broker
 from asyncrl.messages.session import Beat, Hello, Ready
 from asyncrl.messages.weights import Member
@@ -27,7 +27,7 @@ class Node(Struct, eq=False, gc=False):
     role: Role
     heard_s: float
     host: str = ""
-    """Name of a trainer's machine, as it says."""
+    """Host name of a machine of a trainer of several, as the machine says."""
     beat: Beat = Beat()
     beat_at_s: float = 0.0
     """Time of the last beat; 0 before the first."""
@@ -43,9 +43,9 @@ class Node(Struct, eq=False, gc=False):
     """Newest version it received, swapped in or still staged."""
     is_ready: bool = False
     layout_hash: str = ""
-    """Digest of its weight layout; empty before it is ready, or if it has none."""
+    """Digest of the node's weight layout; empty before it is ready, or if it has none."""
     ranks: int = 1
-    """Its processes in a weight transfer."""
+    """Number of the node's processes in a weight transfer."""
     weights: WeightsVia = "collective"
     transfer_group: int = 0
     """Group of the transfer that it takes part in, until it tells how that ended; 0 if none."""
@@ -84,7 +84,7 @@ class Node(Struct, eq=False, gc=False):
         return self.credits > 0 and not self.is_away and (self.role != "rollout" or self.policy_version >= 0)
 
     def beats(self, beat: Beat, now_s: float) -> None:
-        """Keep a heartbeat, and follow the rate of its tokens."""
+        """Keep the node's newest heartbeat, and update its tokens per second."""
         seconds, tokens = now_s - self.beat_at_s, beat.tokens - self.beat.tokens
         if self.beat_at_s and seconds > 0 and tokens >= 0:
             self.tokens_per_s += (1 - math.exp(-seconds / RATE_S)) * (tokens / seconds - self.tokens_per_s)
@@ -187,7 +187,7 @@ class NodeBook:
     def all(self) -> list[Node]:
         return list(self._nodes.values())
 
-    def of(self, role: Role) -> list[Node]:
+    def with_role(self, role: Role) -> list[Node]:
         return list(self._by_role.get(role, {}).values())
 
     def able(self, *roles: Role) -> dict[str, Role]:
@@ -208,7 +208,7 @@ class NodeBook:
 
     def rollouts(self) -> list[Node]:
         """Rollouts that can be given weights."""
-        return [node for node in self.of("rollout") if node.is_ready]
+        return [node for node in self.with_role("rollout") if node.is_ready]
 
     def members(self) -> list[Node]:
         """Rollouts that can take part in transfers."""

@@ -1,7 +1,7 @@
 """
 The run's spools: where they serve, which rollout stores with which, and which are away.
 
-    joined ─▶ reachable ── left ─▶ away ── joined ─▶ reachable
+    joined ─▶ reachable ─ departed ─▶ away ── joined ─▶ reachable
                                     └─ after ``ttl_s``: lost, nobody waits for its payloads ── joined ─▶ reachable
 
 A rollout gets the spool with the fewest rollouts, and keeps it while it is reachable; a spool that joins takes some
@@ -27,16 +27,16 @@ class SpoolBook:
         self._own: dict[str, str] = {}
         """Spool of each rollout, by its peer; empty while there is none."""
         self._users: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        """The same by spool, its newest rollout last: no change may cost a look at all rollouts."""
+        """Rollouts of each spool, the newest last: no change may cost a look at all rollouts."""
         self.revision = 0
         """Number of changes that nodes are told."""
 
     @property
-    def are_all_here(self) -> bool:
+    def are_all_reachable(self) -> bool:
         """True if no spool is away or lost."""
         return not self._away_s and not self._lost
 
-    def is_here(self, ref: SpoolRef) -> bool:
+    def is_reachable(self, ref: SpoolRef) -> bool:
         """False if the spool of this payload is away or lost."""
         return ref.spool not in self._away_s and ref.spool not in self._lost
 
@@ -45,7 +45,7 @@ class SpoolBook:
         self._away_s.update({name: None for name in names if name not in self._reachable})
 
     def joined(self, spool: SpoolAddress) -> bool:
-        """A spool serves. True if it was away or lost."""
+        """Note that a spool serves. True if it was away or lost."""
         was_away = spool.name in self._away_s or spool.name in self._lost
         self._away_s.pop(spool.name, None)
         self._lost.pop(spool.name, None)
@@ -53,8 +53,8 @@ class SpoolBook:
         self._place()
         return was_away
 
-    def left(self, name: str, now_s: float) -> None:
-        """A spool is gone: its rollouts store with others."""
+    def departed(self, name: str, now_s: float) -> None:
+        """Note that a spool is gone: its rollouts store with others."""
         if self._reachable.pop(name, None):
             self._away_s[name] = now_s
             self._place()
@@ -86,16 +86,16 @@ class SpoolBook:
         self._away_s = {name: None if since is None else since + seconds for name, since in self._away_s.items()}
 
     def assign(self, peer: str) -> None:
-        """A rollout has joined."""
+        """Give a rollout that joined a spool to store with."""
         self._move(peer, self._least_used())
 
     def release(self, peer: str) -> None:
-        """A rollout has left."""
+        """Forget the spool of a rollout that left."""
         if (name := self._own.pop(peer, None)) is not None:
             del self._users[name][peer]
 
     def told_to(self, peer: str) -> SpoolSet:
-        """The spools as this node is told them."""
+        """Spools to tell a node: where each serves, and which one it stores with."""
         return SpoolSet(list(self._reachable.values()), self._own.get(peer, ""), list(self._lost))
 
     def _place(self) -> None:

@@ -3,21 +3,20 @@ Evaluation of held-out prompts by one rollout that is held at one version while 
 
     version live, evaluation due ─▶ Hold one node ─▶ lease it every prompt, k times ─▶ graded ─▶ Evaluated, Release
 
-`asyncrl.evaluation.metrics` computes the result; completions that failed for good are left out of every mean. If the
-node is lost, its evaluation goes on where it stopped: on the next node that has the version, or on the same one, if it
-comes back with what it has sampled before another is free. If the first free node has a newer version, the evaluation
-ends without a result, and one of that version begins.
+`asyncrl.records.evaluation_metrics` computes the result; completions that failed for good are left out of every mean.
+If the node is lost, its evaluation goes on where it stopped: on the next node that has the version, or on the same
+one, if it comes back with what it has sampled before another is free. If the first free node has a newer version, the
+evaluation ends without a result, and one of that version begins.
 """
 
 from collections.abc import Sequence
 
-from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.group import Group, Slot, State
-from asyncrl.broker.leases.waiting import WaitingGroups
+from asyncrl.broker.groups.group import Group, GroupBook, Slot, SlotState
+from asyncrl.broker.leases.lease import WaitingGroups
 from asyncrl.config.sections.evaluation import Evaluation
-from asyncrl.evaluation.metrics import EvaluatedCompletion, EvaluatedPrompt, compute_metrics, named_metrics
 from asyncrl.messages.supervisor import Evaluated
 from asyncrl.messages.trajectory import Prompt, Unit
+from asyncrl.records.evaluation_metrics import EvaluatedCompletion, EvaluatedPrompt, compute_metrics, named_metrics
 
 
 class OngoingEvaluation:
@@ -36,7 +35,7 @@ class OngoingEvaluation:
         all_slots = [(group.prompt, slot) for group in self.groups for slot in group.slots]
         count = min(number, len(all_slots))
         chosen = (all_slots[place * len(all_slots) // count] for place in range(count))
-        return [(prompt, slot) for prompt, slot in chosen if slot.state is State.SCORED]
+        return [(prompt, slot) for prompt, slot in chosen if slot.state is SlotState.SCORED]
 
     def result(self, samples: int) -> Evaluated:
         """Metrics over all groups, with ``samples`` completions of each prompt."""
@@ -155,7 +154,7 @@ class EvaluationBook:
             return None
         if failed:
             group.slots[unit.index].give_up()
-        if all(slot.state in (State.SCORED, State.GIVEN_UP) for slot in group.slots):
+        if all(slot.state in (SlotState.SCORED, SlotState.GIVEN_UP) for slot in group.slots):
             self._groups.remove(group)
         if self._groups.held_out:
             return None
@@ -177,11 +176,14 @@ class EvaluationBook:
             self._due = None
 
     def used(self, group_id: int) -> None:
-        """Never give this id again: an earlier broker gave it."""
+        """Reserve the id of a held-out group that an earlier life of the broker used."""
         self._next_group_id = max(self._next_group_id, group_id + 1)
 
-    def left(self, peer: str) -> OngoingEvaluation | None:
-        """A node is gone, or makes no progress. Returns the evaluation that it had, which needs a node now."""
+    def departed(self, peer: str) -> OngoingEvaluation | None:
+        """
+        Take the evaluation of a node that is gone or stalled. Returns it, as it needs another node; None if it had
+        none.
+        """
         lost = self.ongoing if self.ongoing and self.ongoing.peer == peer else None
         if lost:
             lost.peer = ""
@@ -189,7 +191,7 @@ class EvaluationBook:
 
     def returned(self, peer: str, oldest_version: int) -> bool:
         """
-        A node says that it samples a held-out completion since an earlier session.
+        Let a node go on with the evaluation of which it still samples a completion since an earlier session.
 
         True if that is one of an evaluation without a node, or of its own, of the version that the evaluation is of:
         the node then has the evaluation.
@@ -216,7 +218,7 @@ def _evaluated_prompt(group: Group) -> EvaluatedPrompt:
             is_cut=slot.summary.finish_reason == "length",
         )
         for slot in group.slots
-        if slot.state is State.SCORED and slot.summary
+        if slot.state is SlotState.SCORED and slot.summary
     ]
     num_failed = group.size - len(completions)
     return EvaluatedPrompt(data_source=group.prompt.data_source, completions=completions, num_failed=num_failed)

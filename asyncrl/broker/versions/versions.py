@@ -6,15 +6,16 @@ Path of a policy version: transferred to the rollouts, live, evaluated.
                                                         └─▶ Hold ─▶ held-out prompts ─▶ Measured ─▶ Release
 """
 
-from asyncrl.broker.groups.window import Window
+from asyncrl.broker.groups.admission import Window
+from asyncrl.broker.handlers import rule
 from asyncrl.broker.ledger.records import Measured, VersionLive
+from asyncrl.broker.nodes.device_turns import DeviceTurnBook
 from asyncrl.broker.nodes.node import Node, NodeBook
-from asyncrl.broker.nodes.turns import TurnBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
-from asyncrl.broker.versions.transfers import TransferBook
-from asyncrl.broker.versions.uploads import NO_GROUP, UploadBook
+from asyncrl.broker.versions.transfers import NO_GROUP, TransferBook, UploadBook
 from asyncrl.messages.rollout import Hold, Release
+from asyncrl.messages.session import AskTurn, Asleep
 from asyncrl.messages.trainer import Evaluating
 from asyncrl.messages.trajectory import Unit
 from asyncrl.messages.weights import Live, Published, Publishing, TransferFailed, Transferred, Uploaded
@@ -30,7 +31,7 @@ class Versions:
         nodes: NodeBook,
         window: Window,
         *,
-        turns: TurnBook,
+        turns: DeviceTurnBook,
         out: Outbox,
     ) -> None:
         self._transfers = transfers
@@ -68,29 +69,51 @@ class Versions:
         """Make the next `advance` look at transfers and evaluations again. Most messages change neither."""
         self.has_changed = True
 
-    def offered(self, trainer: Node, message: Publishing) -> None:
+    @rule
+    def offered(self, message: Publishing, node: Node, now_s: float) -> None:
         self._transfers.stage(message)
         self.changed()
         live_version = self._transfers.live_version
         if message.policy_version <= live_version:  # A resumed trainer repeats versions up to the live one.
-            self._out.send(trainer.peer, Published(live_version))
+            self._out.send(node.peer, Published(live_version))
 
-    def reported(self, node: Node, message: Transferred | TransferFailed | Live | Uploaded, now_s: float) -> None:
-        """A side of a transfer, a swap or an upload has ended. Raises `RunFailed` if one version keeps failing."""
-        version = message.policy_version
-        match message:
-            case Transferred(transfer_group=transfer_group):
-                node.received_version = max(node.received_version, version)
-                self._reported(node, transfer_group, now_s)
-            case TransferFailed(transfer_group=transfer_group, reason=reason):
-                self._out.event("transfer.failed", node=node.name, role=node.role, policy_version=version, cause=reason)
-                self._reported(node, transfer_group, now_s, f"{node.name}: {reason}")
-            case Live():
-                node.policy_version = max(node.policy_version, version)
-                self._transfers.live(node.peer, version)
-            case Uploaded():
-                self._tell_upload(message)
-                self.uploads.uploaded(message, now_s)
+    @rule
+    def transferred(self, message: Transferred, node: Node, now_s: float) -> None:
+        """A side of a transfer has ended."""
+        node.received_version = max(node.received_version, message.policy_version)
+        self._reported(node, message.transfer_group, now_s)
+
+    @rule
+    def transfer_failed(self, message: TransferFailed, node: Node, now_s: float) -> None:
+        """A side of a transfer has failed; raises `RunFailed` if one version keeps failing."""
+        version, cause = message.policy_version, message.reason
+        self._out.event("transfer.failed", node=node.name, role=node.role, policy_version=version, cause=cause)
+        self._reported(node, message.transfer_group, now_s, f"{node.name}: {cause}")
+
+    @rule
+    def swapped(self, message: Live, node: Node, now_s: float) -> None:
+        """The engine of a rollout decodes with a version."""
+        node.policy_version = max(node.policy_version, message.policy_version)
+        self._transfers.live(node.peer, message.policy_version)
+        self.changed()
+
+    @rule
+    def uploaded(self, message: Uploaded, node: Node, now_s: float) -> None:
+        """An upload has ended."""
+        self._tell_upload(message)
+        self.uploads.uploaded(message, now_s)
+        self.changed()
+
+    @rule
+    def asleep(self, message: Asleep, node: Node, now_s: float) -> None:
+        """A node has left the shared devices, so that others may load, train or swap."""
+        self._turns.asleep(message, node.peer, now_s)
+        self.changed()
+
+    @rule
+    def asks(self, message: AskTurn, node: Node, now_s: float) -> None:
+        """A node waits for its turn at the shared devices."""
+        self._turns.asks(node.peer)
         self.changed()
 
     def went_live(self, policy_version: int, next_step: int) -> int | None:
@@ -130,21 +153,21 @@ class Versions:
             num_prompts=result.num_prompts,
             **result.metrics,
         )
-        for node in (*self._nodes.of("supervisor"), *self._nodes.of("trainer")):
+        for node in (*self._nodes.with_role("supervisor"), *self._nodes.with_role("trainer")):
             self._out.send(node.peer, result)
 
-    def left(self, node: Node) -> None:
-        """A node is gone."""
+    def departed(self, node: Node) -> None:
+        """Forget a node that is gone: its transfer is given up, and its evaluation goes to another node."""
         self.changed()
-        self._transfers.left(node.peer, node.name)
-        self.uploads.left(node, self._nodes, self._transfers.live_version)
+        self._transfers.departed(node.peer, node.name)
+        self.uploads.departed(node, self._nodes, self._transfers.live_version)
         if node.role == "trainer":
             self._transfers.unstage()
         self.free_evaluation(node)
 
     def free_evaluation(self, node: Node) -> None:
         """Let another node go on with the evaluation that this one has, if it has one."""
-        if lost := self._evaluation.left(node.peer):
+        if lost := self._evaluation.departed(node.peer):
             self._out.event("eval.lost", node=node.name, policy_version=lost.policy_version)
             self.changed()
 
@@ -187,7 +210,7 @@ class Versions:
             self._out.send(trainer.peer, Published(policy_version))
 
     def _leave_out(self, policy_version: int, newer: int) -> None:
-        """An evaluation that was due is not made, because rollouts have a newer version."""
+        """Report that an evaluation which was due is not made, because rollouts have a newer version."""
         cause = f"rollouts had v{newer} before one of them could evaluate it; evaluate less often, or add a rollout"
         self._out.event("eval.left_out", policy_version=policy_version, newer_version=newer, cause=cause)
 
@@ -208,7 +231,7 @@ class Versions:
             self._out.send(node.peer, transfer)
 
     def _reported(self, node: Node, transfer_group: int, now_s: float, failure: str = "") -> None:
-        """A side of a transfer has ended."""
+        self.changed()
         if node.transfer_group == transfer_group:
             node.transfer_group = 0
         if transfer_group == NO_GROUP:

@@ -8,17 +8,12 @@ are checked when the functions are loaded.
 from math import inf
 
 from asyncrl.config.catalogue import (
-    ADVANTAGES,
     LOSSES,
-    SETTINGS,
-    aggregation_path,
     estimator_entry,
-    kl_path,
     loss_entry,
 )
-from asyncrl.config.clipping import WIDE, is_widened
 from asyncrl.config.config import Config
-from asyncrl.config.correction import preset, resolved, thresholds
+from asyncrl.config.correction import WIDE, is_widened, preset, resolved, thresholds
 from asyncrl.config.sections.algorithm import Algorithm, Correction
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import is_path
@@ -30,19 +25,15 @@ MAX_WEIGHT = 10.0
 def check_algorithm(config: Config) -> None:
     """Raise `ConfigError` for the first setting found that contradicts another or would be ignored."""
     algorithm = config.algorithm
-    _check_options(algorithm)
-    _check_settings(algorithm)
+    algorithm.check_options()
+    algorithm.check_read()
     _check_group(config)
-    _check_aggregation(algorithm)
-    _check_kl(algorithm)
+    algorithm.check_aggregation()
+    algorithm.check_kl()
     _check_kl_horizon(config)
     _check_correction(algorithm)
     _check_anchor(config)
-    if algorithm.dual_clip is not None and 0 < algorithm.dual_clip <= 1:
-        raise ConfigError(
-            f"algorithm.dual_clip is {algorithm.dual_clip:g}: at or below 1 it would cut the loss of an unchanged "
-            f"policy; use a value above 1, or 0 to switch it off"
-        )
+    algorithm.check_clip()
 
 
 def algorithm_advice(config: Config) -> list[str]:
@@ -76,92 +67,12 @@ def _weight_bound(algorithm: Algorithm) -> float:
     return inf if importance is None else importance.high
 
 
-def _check_options(algorithm: Algorithm) -> None:
-    for key, name in (("advantage", algorithm.advantage), ("loss", algorithm.loss)):
-        if (options := getattr(algorithm, f"{key}_options")) and not is_path(name):
-            raise ConfigError(
-                f"algorithm.{key}_options.{min(options)} is an argument of a custom function, but algorithm.{key} is "
-                f"{name!r}, which reads settings of [algorithm]; remove it"
-            )
-
-
-def _check_settings(algorithm: Algorithm) -> None:
-    estimator, loss = estimator_entry(algorithm.advantage), loss_entry(algorithm.loss)
-    given = {name for name in SETTINGS if getattr(algorithm, name) not in (None, {})}
-    for name, entry in ((algorithm.advantage, estimator), (algorithm.loss, loss)):
-        for required in entry.required:
-            if required not in given:
-                raise ConfigError(f"algorithm.{required} must be set with {name!r}: it has no default")
-    if is_path(algorithm.advantage) or is_path(algorithm.loss):
-        return
-    if unread := sorted(given - estimator.reads - loss.reads):
-        readers = [name for name, entry in {**ADVANTAGES, **LOSSES}.items() if unread[0] in entry.reads]
-        raise ConfigError(
-            f"algorithm.{unread[0]} is not read with advantage={algorithm.advantage!r} and loss={algorithm.loss!r}, "
-            f"only with {', '.join(readers)}; remove it"
-        )
-
-
 def _check_group(config: Config) -> None:
     name = config.algorithm.advantage
     if config.schedule.group_size == 1 and estimator_entry(name).compares_group:
         raise ConfigError(
             f"schedule.group_size is 1, but algorithm.advantage={name!r} compares the trajectories of a group; use at "
             f"least 2"
-        )
-
-
-def _check_aggregation(algorithm: Algorithm) -> None:
-    aggregation = algorithm.aggregation
-    if aggregation:
-        aggregation_path(aggregation)
-    if (only := loss_entry(algorithm.loss).aggregation) and aggregation not in ("", only):
-        raise ConfigError(
-            f"algorithm.aggregation is {aggregation!r}, but loss={algorithm.loss!r} is defined per trajectory and "
-            f"needs {only!r}; remove it"
-        )
-    if algorithm.aggregation_norm and aggregation != "seq-mean-token-sum-norm":
-        raise ConfigError(
-            f"algorithm.aggregation_norm is only read with aggregation='seq-mean-token-sum-norm', "
-            f"not {aggregation or 'token-mean'!r}; remove it"
-        )
-
-
-def _check_kl(algorithm: Algorithm) -> None:
-    kl_path(algorithm.kl)
-    plain = Algorithm()
-    if not algorithm.kl_coef:
-        for key in ("kl", "kl_in", "kl_target"):
-            if getattr(algorithm, key) != getattr(plain, key):
-                raise ConfigError(f"algorithm.{key} is only read with algorithm.kl_coef above 0; set it")
-    _check_kl_reward(algorithm)
-    if algorithm.kl_in != "loss" and not estimator_entry(algorithm.advantage).counts_penalties:
-        raise ConfigError(
-            f"algorithm.kl_in={algorithm.kl_in!r} has no effect with advantage={algorithm.advantage!r} on rewards: "
-            f"it compares metrics of the verdict; use kl_in='loss'"
-        )
-    if algorithm.kl_in == "loss" and algorithm.kl_target:
-        raise ConfigError("algorithm.kl_target is only read with kl_in='reward' or 'both'; remove it")
-    if not algorithm.kl_target and algorithm.kl_horizon != plain.kl_horizon:
-        raise ConfigError("algorithm.kl_horizon is only read with kl_target; remove it")
-
-
-def _check_kl_reward(algorithm: Algorithm) -> None:
-    plain, is_both = Algorithm(), algorithm.kl_in == "both"
-    for key in ("kl_reward_coef", "kl_reward"):
-        if not is_both and getattr(algorithm, key) != getattr(plain, key):
-            raise ConfigError(f"algorithm.{key} is only read with kl_in='both'; remove it, or set kl_in")
-    if is_both and not algorithm.kl_reward_coef:
-        raise ConfigError(
-            "algorithm.kl_in is 'both', but the KL in the reward has no weight; set algorithm.kl_reward_coef, or "
-            "kl_in='loss'"
-        )
-    key = "kl_reward" if is_both else "kl"
-    kl_path(getattr(algorithm, key), key)
-    if algorithm.kl_in != "loss" and getattr(algorithm, key).endswith("+"):
-        raise ConfigError(
-            f"algorithm.{key} is {getattr(algorithm, key)!r}: the '+' chooses a gradient, and a reward has none; "
-            f"remove it"
         )
 
 

@@ -1,32 +1,26 @@
 """
-Checks of ``[environment]``, and of the settings elsewhere that only episodes have.
+Checks of ``[environment]`` with other sections, and of what a trainer replays.
 
-    one of function, tools, command         what answers the policy
-    none of them                            nothing else of the section is read, nor rollout.episodes
+    no [environment]                        rollout.episodes is not read
     reward.function = "episode"             something must give a reward: tools never do
 """
 
 from asyncrl.config.config import Config
-from asyncrl.config.sections.environment import Environment
+from asyncrl.config.correction import resolved
 from asyncrl.errors import ConfigError
-from asyncrl.plug_in import hint, is_path
 
-SOURCES = ("function", "tools", "command")
 EPISODE = "episode"
 """Reward function that takes the environment's word."""
-TOOLS = ("calculator", "python", "python_unconfined")
-"""Tools by name; the others are ``file.py:name`` and ``mcp:COMMAND``."""
 
 
 def check_environment(config: Config) -> None:
     """Raise `ConfigError` for an environment that cannot work, or settings that nothing reads."""
+    config.environment.check()
     if config.environment.is_set:
-        _check_source(config.environment)
-        _check_tools(config.environment)
         _check_lengths(config)
         _check_history(config)
-    else:
-        _check_unread(config)
+    elif config.rollout.episodes:
+        raise ConfigError("rollout.episodes is only read with an [environment]; remove it, or set one")
     _check_reward(config)
 
 
@@ -50,38 +44,6 @@ def environment_advice(config: Config) -> list[str]:
     ]
 
 
-def _check_source(environment: Environment) -> None:
-    given = [key for key in SOURCES if getattr(environment, key)]
-    if len(given) > 1:
-        raise ConfigError(
-            f"environment.{given[0]} and environment.{given[1]} are both set, but one of them answers the policy; "
-            f"remove one"
-        )
-    if environment.function and not is_path(environment.function):
-        raise ConfigError(
-            f"environment.function is {environment.function!r}, expected path/to/file.py:name or package.module:name"
-        )
-    if environment.command and not environment.command[0]:
-        raise ConfigError("environment.command begins with an empty text, expected a program and its arguments")
-    if environment.options and not environment.function:
-        raise ConfigError("environment.options are arguments of environment.function, which is not set; remove them")
-
-
-def _check_tools(environment: Environment) -> None:
-    tools = environment.tools
-    for place, tool in enumerate(tools):
-        if not is_path(tool) and tool not in TOOLS:
-            raise ConfigError(
-                f"environment.tools[{place}] is {tool!r}: {hint(tool, TOOLS)} (or path/to/file.py:name, or mcp:COMMAND)"
-            )
-        if tool in tools[:place]:
-            raise ConfigError(f"environment.tools names {tool!r} twice; remove one")
-    if tools and environment.tool_parser == "none":
-        raise ConfigError(
-            "environment.tool_parser='none' reads no calls, so environment.tools are never called; use 'auto'"
-        )
-
-
 def _check_lengths(config: Config) -> None:
     most = config.environment.max_tokens
     for key, length in (
@@ -103,18 +65,6 @@ def _check_history(config: Config) -> None:
         )
 
 
-def _check_unread(config: Config) -> None:
-    plain = Environment()
-    for key in Environment.__struct_fields__:
-        if getattr(config.environment, key) != getattr(plain, key):
-            raise ConfigError(
-                f"environment.{key} is only read with environment.function, tools or command, and none is set; set "
-                f"one, or remove it"
-            )
-    if config.rollout.episodes:
-        raise ConfigError("rollout.episodes is only read with an [environment]; remove it, or set one")
-
-
 def _check_reward(config: Config) -> None:
     reward = config.reward
     functions = {f"reward.parts[{place}].function": part.function for place, part in enumerate(reward.parts)} or {
@@ -130,3 +80,107 @@ def _check_reward(config: Config) -> None:
                 f"{key}='episode' takes the environment's word, but environment.tools give no reward; name a function "
                 f"that judges the last turn, or use environment.function"
             )
+
+
+# ── replay ────────────────────────────────────────────────────────────────────────────────────
+# Checks of the replay of sampling masks and of routes to experts.
+#
+#     top_p < 1 or top_k > 0    sampling.replay_mask    any                     log-probs of one distribution
+#                               without, decoupled      ratios of the trainer alone; importance weights begin below 1
+#                               without, synchronous    every ratio begins below 1
+#                               without, asynchronous   refused: age and truncation cannot be told apart
+#     mixture of experts        rollout.replay_routes   any                     tokens take the experts they took
+#                               with an [environment]   refused: nobody records the experts of several turns
+#                               without, asynchronous   advised against
+
+
+def check_replay(config: Config) -> None:
+    """Raise `ConfigError` if a record would be useless or impossible, or if the correction needs missing masks."""
+    _check_device(config)
+    if config.rollout.replay_routes and config.environment.is_set:
+        raise ConfigError(
+            "rollout.replay_routes with an [environment]: routes are recorded for one completion after its prompt, not "
+            "for the turns of an episode; remove one of them"
+        )
+    if config.sampling.replay_mask:
+        if not config.sampling.sampling().is_truncated:
+            raise ConfigError("sampling.replay_mask is only read with top_p below 1 or top_k above 0; remove it")
+        if config.rollout.entry.unbounded_masks:
+            _check_bounded(config)
+    elif (cut := _truncation(config)) and config.schedule.staleness_bound and _mode(config) == "bypass":
+        raise ConfigError(
+            f"{cut} with schedule.staleness = {config.schedule.staleness_bound:g}: without the ids that were left at "
+            f"each token, the ratio in the loss compares the whole vocabulary with a part of it; set "
+            f"sampling.replay_mask = true, or algorithm.correction.mode = 'decoupled'"
+        )
+
+
+def replay_advice(config: Config) -> list[str]:
+    """Sentences of advice on truncated sampling without a mask, which is allowed but biases the ratios."""
+    if config.sampling.replay_mask or not (cut := _truncation(config)):
+        return []
+    which = "importance weights" if _mode(config) == "decoupled" else "ratios"
+    return [
+        f"{cut}: the sampler renormalises over the ids that are left, and the trainer over the whole vocabulary, so "
+        f"{which} begin below 1; sampling.replay_mask = true has both renormalise over the same ids"
+    ]
+
+
+def check_experts(config: Config, num_experts: int) -> list[str]:
+    """
+    Sentences of advice on stale routes that are not replayed.
+
+    Raises `ConfigError` if routes are to be replayed but the model has no experts, for which ``num_experts`` is 0.
+    """
+    model, is_replayed = f"model.path={config.model.path}", config.rollout.replay_routes
+    if is_replayed and not num_experts:
+        raise ConfigError(
+            f"rollout.replay_routes is only read with a mixture of experts, and {model} is none; remove it"
+        )
+    if is_replayed or not num_experts or not config.schedule.staleness_bound:
+        return []
+    return [
+        f"{model} is a mixture of {num_experts} experts and schedule.staleness is "
+        f"{config.schedule.staleness_bound:g}: where experts are nearly tied, sampler and trainer choose different "
+        f"ones, and log-probs jump as if the policy had moved; rollout.replay_routes = true sends each token to the "
+        f"experts that it took"
+    ]
+
+
+def _check_device(config: Config) -> None:
+    wanted = {
+        "sampling.replay_mask": config.sampling.replay_mask,
+        "rollout.replay_routes": config.rollout.replay_routes,
+    }
+    rollout, entry = config.rollout, config.rollout.entry
+    for key, is_wanted in wanted.items():
+        if is_wanted and rollout.device not in ("auto", *entry.records_on):
+            raise ConfigError(
+                f"{key} with rollout.engine={rollout.engine!r} needs {entry.records_with}, not on rollout.device="
+                f"{rollout.device!r}; use rollout.engine='transformers', which records on any device"
+            )
+
+
+def _check_bounded(config: Config) -> None:
+    """Raise `ConfigError` unless top-k is set, by which some engines bound the size of a mask."""
+    evaluation, bounds = config.evaluation, {"sampling.top_k": config.sampling.top_k}
+    if config.data.held_out and evaluation.temperature:
+        bounds["evaluation.top_k"] = evaluation.top_k
+    for key, top_k in bounds.items():
+        if not top_k:
+            raise ConfigError(
+                f"sampling.replay_mask with rollout.engine={config.rollout.engine!r} needs {key} above 0: "
+                f"{config.rollout.entry.unbounded_masks}; set it, for example to 100"
+            )
+
+
+def _truncation(config: Config) -> str:
+    """Describe the setting that truncates sampling, with its value; empty if none does."""
+    sampling = config.sampling
+    if sampling.top_p < 1:
+        return f"sampling.top_p is {sampling.top_p:g}"
+    return f"sampling.top_k is {sampling.top_k}" if sampling.top_k else ""
+
+
+def _mode(config: Config) -> str:
+    return resolved(config.algorithm.correction).mode

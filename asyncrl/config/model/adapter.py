@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.config.model.safetensors_header import REMEDY, Shapes, read_shapes
+from asyncrl.config.model.weights import REMEDY, Shapes, read_shapes
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 

@@ -1,6 +1,11 @@
 """A model directory, checked before anything starts and again where it is loaded: by its small files and headers."""
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
 
 from asyncrl.config.model.tokenizer import check_tokenizer
 from asyncrl.config.model.weights import CONFIG, check_weights, vocabulary
@@ -46,3 +51,86 @@ def _is_hub_name(path: str) -> bool:
     """True for ``owner/name`` if there is no local directory ``owner``."""
     owner, *name = path.split("/")
     return len(name) == 1 and bool(owner.strip(".~")) and not Path(owner).is_dir()
+
+
+# ── overrides ─────────────────────────────────────────────────────────────────────────────────
+# ``model.overrides``: values in place of those in a model's config.json.
+#
+#     config.json                          overrides                         merged
+#     max_position_embeddings = 4096       max_position_embeddings = 32768   max_position_embeddings = 32768
+#     rope_theta = 1e6                     rope_scaling.type = "yarn"        rope_parameters = {rope_theta = 1e6,
+#                                          rope_scaling.factor = 8.0             rope_type = "yarn", factor = 8.0}
+#
+# Tables are merged, and other values are replaced. config.json has rotary embeddings in one of three forms:
+# ``rope_theta`` beside ``rope_scaling`` with ``type`` or with ``rope_type``, or ``rope_parameters`` with all values.
+# An override in one form applies to a config in any form.
+
+PARAMETERS = "rope_parameters"
+ROPE = (PARAMETERS, "rope_scaling", "rope_theta")
+"""Keys of rotary embeddings."""
+ELSEWHERE = {
+    "dtype": "model.dtype",
+    "torch_dtype": "model.dtype",
+    "model_type": "model.path",
+    "architectures": "model.path",
+}
+"""Keys of config.json that another setting decides."""
+
+
+def check_overrides(overrides: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a key that another setting decides."""
+    for key, setting in ELSEWHERE.items():
+        if key in overrides:
+            raise ConfigError(f"model.overrides.{key}: set {setting} instead")
+
+
+def merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Contents of config.json with the overrides applied, as a new dict with no table of either argument."""
+    if any(key in overrides for key in ROPE):
+        config, overrides = _with_parameters(config), _with_parameters(overrides)
+    found = {key: _copied(value) for key, value in config.items()}
+    for key, value in overrides.items():
+        if not (isinstance(value, Mapping) and isinstance(found.get(key), Mapping)):
+            found[key] = _copied(value)
+        elif key == PARAMETERS:
+            found[key] |= _copied(value)
+        else:
+            found[key] = merged(found[key], value)
+    return found
+
+
+def _with_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy of ``config`` with all keys of rotary embeddings, if there are any, in ``rope_parameters``."""
+    found = {key: value for key, value in config.items() if key not in ROPE}
+    parameters = dict(config.get("rope_scaling") or {}) | dict(config.get(PARAMETERS) or {})
+    if "type" in parameters:
+        parameters["rope_type"] = parameters.pop("type")
+    if (theta := config.get("rope_theta")) is not None:
+        parameters.setdefault("rope_theta", theta)
+    return found | ({PARAMETERS: parameters} if parameters else {})
+
+
+def _copied(value: Any) -> Any:
+    return {key: _copied(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+# ── hub snapshot ──────────────────────────────────────────────────────────────────────────────
+# Paths in the cache of the Hugging Face Hub, which tell the name and the commit of what they hold.
+
+_SNAPSHOT = re.compile(
+    r".*/(?:models|datasets)--(?P<owner>.+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]+)(?:/(?P<file>.+))?/?"
+)
+
+
+class HubSnapshot(Struct, frozen=True):
+    repo: str
+    """``owner/name``."""
+    commit: str
+    file: str
+    """Path of a file in the snapshot; empty for the folder itself."""
+
+
+def snapshot_of(path: str) -> HubSnapshot | None:
+    """The snapshot that a path is in; None outside the cache."""
+    found = _SNAPSHOT.fullmatch(path)
+    return HubSnapshot(f"{found['owner']}/{found['name']}", found["commit"], found["file"] or "") if found else None

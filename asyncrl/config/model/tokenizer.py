@@ -1,14 +1,51 @@
-"""The tokenizer of a model directory against the model's vocabulary, by its files; no tokenizer is loaded."""
+"""
+Small files of a model directory: its tokenizer against the model's vocabulary, its experts, and two copies compared. No
+tokenizer is loaded.
+"""
 
+import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 from msgspec import Struct
 
-from asyncrl.config.model.prompt_files import has_vocabulary
-from asyncrl.config.model.safetensors_header import REMEDY
+from asyncrl.config.model.weights import MAX_HEADER, REMEDY, read_config
 from asyncrl.errors import ConfigError
+from asyncrl.messages.files import FileDigest
+
+# ── prompt files ──────────────────────────────────────────────────────────────────────────────
+# Files of a Hugging Face model directory that turn a prompt into tokens and pixels: the tokenizer in whichever format
+# it has, chat templates, and the processor of pictures. By name, so that no weights are among them.
+
+VOCABULARIES = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
+"""Files of which a tokenizer has at least one."""
+PROMPT_FILES = (
+    *VOCABULARIES,
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*.jinja",
+    "additional_chat_templates/*.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
+
+
+def has_vocabulary(model: Path) -> bool:
+    return any(path.is_file() for pattern in VOCABULARIES for path in model.glob(pattern))
+
+
+def prompt_files(model: Path) -> Iterator[Path]:
+    """The files of `PROMPT_FILES` that a model directory has; links, as in the cache of the Hub, are followed."""
+    return (path for pattern in PROMPT_FILES for path in sorted(model.glob(pattern)) if path.is_file())
+
+
+# ── tokenizer ─────────────────────────────────────────────────────────────────────────────────
 
 FAST = "tokenizer.json"
 END_FILES = ("generation_config.json", "config.json")
@@ -104,3 +141,74 @@ def _highest_id(path: Path) -> int:
     vocab = found.model.vocab
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))  # a list has the token of id i at place i
     return max(max(ids, default=-1), max((token.id for token in found.added_tokens), default=-1))
+
+
+# ── experts ───────────────────────────────────────────────────────────────────────────────────
+# Number of experts of a model directory, by its config.json alone.
+
+KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Keys of config.json with the number of experts, which depend on the family of the model."""
+
+
+def num_experts(model: Path) -> int:
+    """Number of experts in a layer; 0 for a dense model. Raises `ConfigError` if config.json cannot be read."""
+    config = read_config(model)
+    text = config.get("text_config")
+    for part in (text if isinstance(text, dict) else config, config):
+        for key in KEYS:
+            if isinstance(number := part.get(key), int) and number > 1:
+                return number
+    return 0
+
+
+# ── files ─────────────────────────────────────────────────────────────────────────────────────
+# Comparison of two copies of a model directory: sizes, and digests of small files and of safetensors headers.
+#
+# The values of the weights are not read: they are gigabytes, and rollouts receive those of the trainer.
+
+SUFFIXES = {".json", ".safetensors", ".model", ".txt", ".jinja"}
+"""Kinds of files that a model and its tokenizer are made of."""
+
+
+def describe(model: Path) -> list[FileDigest]:
+    """
+    Files of a model directory, by name; none if there is no such directory.
+
+    Raises:
+        ConfigError: One of them cannot be read.
+    """
+    files = sorted(path for path in model.glob("*") if path.suffix in SUFFIXES and path.is_file())
+    return [_digest(path) for path in files]
+
+
+def difference(model: Path, expected: Sequence[FileDigest]) -> str:
+    """First file of ``model`` that is not as expected, in words; empty if there is none. Raises as `describe`."""
+    found = {file.name: file for file in describe(model)}
+    for file in expected:
+        own = found.pop(file.name, None)
+        if own is None:
+            return f"{file.name} is missing"
+        if own.size != file.size:
+            return f"{file.name} has {own.size:,} bytes, expected {file.size:,}"
+        if own.sha256 != file.sha256:
+            part = "header" if file.name.endswith(".safetensors") else "content"
+            return (
+                f"the {part} of {file.name} has the digest {own.sha256.hex()[:12]}, expected {file.sha256.hex()[:12]}"
+            )
+    extra = next((name for name in found if name.endswith(".safetensors")), "")
+    return f"{extra} is too many" if extra else ""
+
+
+def _digest(path: Path) -> FileDigest:
+    try:
+        with path.open("rb") as file:
+            content = _header(file) if path.suffix == ".safetensors" else file.read()
+        return FileDigest(path.name, path.stat().st_size, hashlib.sha256(content).digest())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _header(file: BinaryIO) -> bytes:
+    """Header of a safetensors file: its length, and names, types and shapes of the tensors."""
+    length = file.read(8)
+    return length + file.read(min(int.from_bytes(length, "little"), MAX_HEADER))

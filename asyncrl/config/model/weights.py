@@ -16,8 +16,48 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from asyncrl.config.model.safetensors_header import REMEDY, Shapes, read_shapes
 from asyncrl.errors import ConfigError
+
+# ── safetensors header ────────────────────────────────────────────────────────────────────────
+# Headers of safetensors files: names and shapes of a model's tensors, without a byte of their values.
+#
+#     8 bytes   length of the header, little-endian
+#     header    JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
+#     values    up to the largest offset; a file of any other size was cut off, or is not safetensors
+
+MAX_HEADER = 100_000_000
+"""Longest header in bytes, the limit of safetensors itself."""
+REMEDY = "copy the model directory again"
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class _Entry(Struct):
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def read_shapes(path: Path) -> Shapes:
+    """Shape of each tensor in a file; raises `ConfigError` if the file is damaged or incomplete."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = file.read(length) if length <= min(MAX_HEADER, size - 8) else b""
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        entries = {name: msgspec.json.decode(e, type=_Entry) for name, e in raw.items() if name != "__metadata__"}
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is damaged: it does not begin with a safetensors header; {REMEDY}") from error
+    expected = 8 + length + max((entry.data_offsets[1] for entry in entries.values()), default=0)
+    if size != expected:
+        raise ConfigError(f"{path} is damaged: expected {expected:,} bytes by its header, got {size:,}; {REMEDY}")
+    return {name: entry.shape for name, entry in entries.items()}
+
+
+# ── weights ───────────────────────────────────────────────────────────────────────────────────
 
 CONFIG = "config.json"
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -26,7 +66,7 @@ EMBEDDINGS = re.compile(r"(.*\.|)(embed_tokens|wte|word_embeddings|embed_in|tok_
 NUM_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 
 
-class _Index(Struct):
+class _WeightIndex(Struct):
     weight_map: dict[str, str]
 
 
@@ -68,7 +108,7 @@ def weight_files(model: Path) -> list[Path]:
     """Safetensors files of a directory that `check_weights` accepts."""
     if (model / WHOLE).is_file():
         return [model / WHOLE]
-    index = msgspec.json.decode((model / INDEX).read_bytes(), type=_Index).weight_map
+    index = msgspec.json.decode((model / INDEX).read_bytes(), type=_WeightIndex).weight_map
     return [model / file for file in dict.fromkeys(index.values())]
 
 
@@ -81,7 +121,7 @@ def _shapes(model: Path, setting: str) -> Shapes:
             f"formats are not read"
         )
     try:
-        index = msgspec.json.decode((model / INDEX).read_bytes(), type=_Index).weight_map
+        index = msgspec.json.decode((model / INDEX).read_bytes(), type=_WeightIndex).weight_map
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"{model / INDEX} is damaged: {error}; {REMEDY}") from error
     shapes: Shapes = {}

@@ -4,7 +4,18 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from asyncrl.config.catalogue import (
+    ADVANTAGES,
+    LOSSES,
+    SETTINGS,
+    aggregation_path,
+    estimator_entry,
+    kl_path,
+    loss_entry,
+)
 from asyncrl.config.sections.section import Count, Fraction, NonNegative, Positive, Section
+from asyncrl.errors import ConfigError
+from asyncrl.plug_in import is_path
 
 
 class Correction(Section, frozen=True, kw_only=True):
@@ -74,7 +85,7 @@ class Algorithm(Section, frozen=True, kw_only=True):
     """
     Upper bound of the ratio is ``1 + clip_high``; some losses bound another quantity [clip_ratio_high]. Unset, each
     loss has its own; with ``clipped`` it is .28, and 4 where ``schedule.staleness`` is 4 or more, or ``auto``, and
-    ``correction.mode`` is ``bypass``: asyncrl/config/clipping.py.
+    ``correction.mode`` is ``bypass``: asyncrl/config/correction.py.
     """
     dual_clip: NonNegative | None = None
     """``clipped``: bound of the loss at a negative advantage, in units of -advantage; 0 is off [clip_ratio_c]."""
@@ -136,3 +147,90 @@ class Algorithm(Section, frozen=True, kw_only=True):
     the mean of ten steps; 1 never warns, and ``cispo`` and ``gspo`` are not warned about.
     """
     correction: Correction = Correction()
+
+    def check_options(self) -> None:
+        """Raise `ConfigError` for options of a custom function without one."""
+        for key, name in (("advantage", self.advantage), ("loss", self.loss)):
+            if (options := getattr(self, f"{key}_options")) and not is_path(name):
+                raise ConfigError(
+                    f"algorithm.{key}_options.{min(options)} is an argument of a custom function, but algorithm.{key} "
+                    f"is {name!r}, which reads settings of [algorithm]; remove it"
+                )
+
+    def check_read(self) -> None:
+        """Raise `ConfigError` for a setting that estimator and loss do not read, or one that they lack."""
+        estimator, loss = estimator_entry(self.advantage), loss_entry(self.loss)
+        given = {name for name in SETTINGS if getattr(self, name) not in (None, {})}
+        for name, entry in ((self.advantage, estimator), (self.loss, loss)):
+            for required in entry.required:
+                if required not in given:
+                    raise ConfigError(f"algorithm.{required} must be set with {name!r}: it has no default")
+        if is_path(self.advantage) or is_path(self.loss):
+            return
+        if unread := sorted(given - estimator.reads - loss.reads):
+            readers = [name for name, entry in {**ADVANTAGES, **LOSSES}.items() if unread[0] in entry.reads]
+            raise ConfigError(
+                f"algorithm.{unread[0]} is not read with advantage={self.advantage!r} and loss={self.loss!r}, "
+                f"only with {', '.join(readers)}; remove it"
+            )
+
+    def check_aggregation(self) -> None:
+        """Raise `ConfigError` for an aggregation that the loss is not defined for, or an unknown one."""
+        aggregation = self.aggregation
+        if aggregation:
+            aggregation_path(aggregation)
+        if (only := loss_entry(self.loss).aggregation) and aggregation not in ("", only):
+            raise ConfigError(
+                f"algorithm.aggregation is {aggregation!r}, but loss={self.loss!r} is defined per trajectory and "
+                f"needs {only!r}; remove it"
+            )
+        if self.aggregation_norm and aggregation != "seq-mean-token-sum-norm":
+            raise ConfigError(
+                f"algorithm.aggregation_norm is only read with aggregation='seq-mean-token-sum-norm', "
+                f"not {aggregation or 'token-mean'!r}; remove it"
+            )
+
+    def check_kl(self) -> None:
+        """Raise `ConfigError` for settings of a KL that is not there."""
+        kl_path(self.kl)
+        plain = Algorithm()
+        if not self.kl_coef:
+            for key in ("kl", "kl_in", "kl_target"):
+                if getattr(self, key) != getattr(plain, key):
+                    raise ConfigError(f"algorithm.{key} is only read with algorithm.kl_coef above 0; set it")
+        self._check_kl_reward()
+        if self.kl_in != "loss" and not estimator_entry(self.advantage).counts_penalties:
+            raise ConfigError(
+                f"algorithm.kl_in={self.kl_in!r} has no effect with advantage={self.advantage!r} on rewards: "
+                f"it compares metrics of the verdict; use kl_in='loss'"
+            )
+        if self.kl_in == "loss" and self.kl_target:
+            raise ConfigError("algorithm.kl_target is only read with kl_in='reward' or 'both'; remove it")
+        if not self.kl_target and self.kl_horizon != plain.kl_horizon:
+            raise ConfigError("algorithm.kl_horizon is only read with kl_target; remove it")
+
+    def _check_kl_reward(self) -> None:
+        plain, is_both = Algorithm(), self.kl_in == "both"
+        for key in ("kl_reward_coef", "kl_reward"):
+            if not is_both and getattr(self, key) != getattr(plain, key):
+                raise ConfigError(f"algorithm.{key} is only read with kl_in='both'; remove it, or set kl_in")
+        if is_both and not self.kl_reward_coef:
+            raise ConfigError(
+                "algorithm.kl_in is 'both', but the KL in the reward has no weight; set algorithm.kl_reward_coef, or "
+                "kl_in='loss'"
+            )
+        key = "kl_reward" if is_both else "kl"
+        kl_path(getattr(self, key), key)
+        if self.kl_in != "loss" and getattr(self, key).endswith("+"):
+            raise ConfigError(
+                f"algorithm.{key} is {getattr(self, key)!r}: the '+' chooses a gradient, and a reward has none; "
+                f"remove it"
+            )
+
+    def check_clip(self) -> None:
+        """Raise `ConfigError` for a ``dual_clip`` that would cut the loss of an unchanged policy."""
+        if self.dual_clip is not None and 0 < self.dual_clip <= 1:
+            raise ConfigError(
+                f"algorithm.dual_clip is {self.dual_clip:g}: at or below 1 it would cut the loss of an unchanged "
+                f"policy; use a value above 1, or 0 to switch it off"
+            )

@@ -1,7 +1,9 @@
 """Settings of the broker, the supervisor and trackers."""
 
-from asyncrl.config.addresses import host_of, is_loopback, tcp
+from asyncrl.config.addresses import check_binds, check_host, is_reachable
 from asyncrl.config.sections.section import Count, Natural, Positive, Section
+from asyncrl.errors import ConfigError
+from asyncrl.wire.addresses import host_of, is_loopback, port_of, tcp
 
 
 class Trackers(Section, frozen=True, kw_only=True):
@@ -76,6 +78,51 @@ class Broker(Section, frozen=True, kw_only=True):
     @property
     def serves_other_machines(self) -> bool:
         return bool(self.advertise) or not all(map(is_loopback, self.binds))
+
+    def check_addresses(self) -> None:
+        """Raise `ConfigError` if nodes could not reach the broker's sockets."""
+        if not self.binds:
+            raise ConfigError("broker.bind is empty: give an address to listen on, such as tcp://127.0.0.1:0")
+        check_binds(self.binds, "broker.bind")
+        check_binds(self.spool_binds, "broker.spool_bind")
+        if self.spool_bind and not self.spool:
+            raise ConfigError("broker.spool_bind is only read with broker.spool=true; remove it")
+        if self.advertise:
+            check_host(self.advertise, "broker.advertise")
+            if not self.binds[0].startswith("tcp://"):
+                raise ConfigError(f"broker.advertise is only read if broker.bind is a tcp address, not {self.bind!r}")
+        if not self.serves_other_machines:
+            return
+        if len({port_of(address) for address in self.spool_binds if address.startswith("tcp://")}) > 1:
+            raise ConfigError(f"broker.spool_bind is {self.spool_bind!r}: expected one port for all of its addresses")
+        if self.spool_bind and not any(is_reachable(address, self.advertise) for address in self.spool_binds):
+            raise ConfigError(
+                f"broker.spool_bind is {self.spool_bind!r}, which no other machine reaches, but broker.bind is "
+                f"{self.bind!r}: give an address like it, or leave spool_bind empty for a free port"
+            )
+
+    @property
+    def exposed_addresses(self) -> list[str]:
+        """Addresses of the broker and its spool that other machines may reach."""
+        return [address for address in (*self.binds, *self.spool_binds) if not is_loopback(address)]
+
+    def check_one_machine(self) -> None:
+        """Raise `ConfigError` if other machines could reach the broker of `asyncrl run`, which has no keys."""
+        if exposed := self.exposed_addresses:
+            raise ConfigError(
+                f"the broker of this run listens on {exposed[0]}, which needs keys: start and continue a run of "
+                f"several machines with its services, or with asyncrl-node --role broker --keys DIR"
+            )
+
+    def check_heartbeats(self) -> None:
+        """Raise `ConfigError` if a node would be suspected or lost before its next heartbeat."""
+        if self.notice_s < 3 * self.beat_s:
+            raise ConfigError(f"broker.notice_s is {self.notice_s:g} s, less than three beats of {self.beat_s:g} s")
+        if self.node_ttl_s < self.notice_s:
+            raise ConfigError(
+                f"broker.node_ttl_s is {self.node_ttl_s:g} s, less than broker.notice_s = {self.notice_s:g} s: a node "
+                f"would be declared lost before it is suspended"
+            )
 
 
 class Supervisor(Section, frozen=True, kw_only=True):

@@ -6,7 +6,14 @@ from msgspec import Meta
 
 from asyncrl.config.sections.broker import _listed
 from asyncrl.config.sections.section import Count, Limit, Ratio, Section
+from asyncrl.errors import ConfigError
 from asyncrl.messages.words import Truncation
+
+TEMPLATE_ARGUMENTS = {
+    "messages", "conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
+    "return_dict", "return_tensors", "return_assistant_tokens_mask", "padding", "truncation", "max_length",
+}  # fmt: skip
+"""Arguments that asyncrl sets itself, or that would make a chat template return something other than token ids."""
 
 
 class Data(Section, frozen=True, kw_only=True):
@@ -84,3 +91,23 @@ class Data(Section, frozen=True, kw_only=True):
     @property
     def held_out_files(self) -> list[str]:
         return _listed(self.held_out)
+
+    def check(self) -> None:
+        """Raise `ConfigError` for the first contradiction between settings of the section."""
+        files = self.train_files
+        if not files:
+            raise ConfigError("data.train is empty; name a parquet or JSONL file")
+        for key, named in (("train", files), ("held_out", self.held_out_files)):
+            if twice := [path for path in named if named.count(path) > 1]:
+                raise ConfigError(f"data.{key} names {twice[0]!r} twice; for more of a file set data.ratios")
+        if self.ratios and len(self.ratios) != len(files):
+            raise ConfigError(
+                f"data.ratios has {len(self.ratios)} numbers, but data.train {len(files)} files; give one for each"
+            )
+        if self.filter_overlong_prompts and self.truncation != "error":
+            raise ConfigError(
+                f"data.filter_overlong_prompts has no effect: with truncation={self.truncation!r} no prompt is too "
+                f"long; use one of them"
+            )
+        for name in sorted(TEMPLATE_ARGUMENTS & self.chat_template_kwargs.keys()):
+            raise ConfigError(f"data.chat_template_kwargs.{name} is set by asyncrl itself; remove it")

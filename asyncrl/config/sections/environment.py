@@ -1,9 +1,20 @@
-"""Settings of episodes."""
+"""
+Settings of episodes.
+
+    one of function, tools, command         what answers the policy
+    none of them                            nothing else of the section is read
+"""
 
 from typing import Literal
 
 from asyncrl.config.sections.sampling import ToolParser
 from asyncrl.config.sections.section import Count, Positive, Section
+from asyncrl.errors import ConfigError
+from asyncrl.plug_in import hint, is_path
+
+SOURCES = ("function", "tools", "command")
+TOOLS = ("calculator", "python", "python_unconfined")
+"""Tools by name; the others are ``file.py:name`` and ``mcp:COMMAND``."""
 
 
 class Environment(Section, frozen=True, kw_only=True):
@@ -68,3 +79,50 @@ class Environment(Section, frozen=True, kw_only=True):
     def is_set(self) -> bool:
         """True if trajectories are episodes."""
         return bool(self.function or self.tools or self.command)
+
+    def check(self) -> None:
+        """Raise `ConfigError` unless one thing answers the policy, or nothing of the section is set."""
+        if self.is_set:
+            self._check_source()
+            self._check_tools()
+            return
+        plain = Environment()
+        for key in self.__struct_fields__:
+            if getattr(self, key) != getattr(plain, key):
+                raise ConfigError(
+                    f"environment.{key} is only read with environment.function, tools or command, and none is set; set "
+                    f"one, or remove it"
+                )
+
+    def _check_source(self) -> None:
+        given = [key for key in SOURCES if getattr(self, key)]
+        if len(given) > 1:
+            raise ConfigError(
+                f"environment.{given[0]} and environment.{given[1]} are both set, but one of them answers the policy; "
+                f"remove one"
+            )
+        if self.function and not is_path(self.function):
+            raise ConfigError(
+                f"environment.function is {self.function!r}, expected path/to/file.py:name or package.module:name"
+            )
+        if self.command and not self.command[0]:
+            raise ConfigError("environment.command begins with an empty text, expected a program and its arguments")
+        if self.options and not self.function:
+            raise ConfigError(
+                "environment.options are arguments of environment.function, which is not set; remove them"
+            )
+
+    def _check_tools(self) -> None:
+        tools = self.tools
+        for place, tool in enumerate(tools):
+            if not is_path(tool) and tool not in TOOLS:
+                raise ConfigError(
+                    f"environment.tools[{place}] is {tool!r}: {hint(tool, TOOLS)} (or path/to/file.py:name, or "
+                    f"mcp:COMMAND)"
+                )
+            if tool in tools[:place]:
+                raise ConfigError(f"environment.tools names {tool!r} twice; remove one")
+        if tools and self.tool_parser == "none":
+            raise ConfigError(
+                "environment.tool_parser='none' reads no calls, so environment.tools are never called; use 'auto'"
+            )

@@ -2,8 +2,9 @@
 
 from typing import Annotated
 
-from asyncrl.config.sections.sampling import SamplingConfig
+from asyncrl.config.sections.sampling import LEAST, SamplingConfig, greedy
 from asyncrl.config.sections.section import LIVE, Count, Fraction, Limit, Natural, NonNegative, Section
+from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Sampling
 
 
@@ -46,3 +47,21 @@ class Evaluation(Section, frozen=True, kw_only=True):
             top_k=self.top_k,
             stop=training.stop,
         )
+
+    def check_sampling(self) -> None:
+        """Raise `ConfigError` if completions of a prompt would all be equal, or a setting is not read."""
+        temperature = self.temperature
+        if 0 < temperature < LEAST:
+            raise ConfigError(
+                f"evaluation.temperature is {temperature:g}: such values are not sampled alike by all engines; use 0, "
+                f"which is greedy, or at least {LEAST:g}"
+            )
+        if self.samples > 1 and (cause := greedy(self)):
+            raise ConfigError(
+                f"evaluation.samples is {self.samples}, but evaluation.{cause}: greedy completions of a prompt are "
+                f"all equal; sample with a temperature above 0, or use one sample"
+            )
+        if temperature == 0:
+            for key in ("top_p", "top_k"):
+                if getattr(self, key) != getattr(Evaluation(), key):
+                    raise ConfigError(f"evaluation.{key} is only read with a temperature above 0; remove it")

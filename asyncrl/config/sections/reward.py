@@ -1,6 +1,9 @@
 """Settings of rewards."""
 
+import math
+
 from asyncrl.config.sections.section import Count, Positive, Section
+from asyncrl.errors import ConfigError
 
 
 class RewardPart(Section, frozen=True, kw_only=True):
@@ -45,3 +48,22 @@ class Reward(Section, frozen=True, kw_only=True):
     """Processes of one worker, with those of the programs it runs; above it they are killed."""
     file_bytes: Count = 1 << 30
     """Size of each file that a worker writes."""
+
+    def check(self) -> None:
+        """Raise `ConfigError` for the first contradiction between settings of the section."""
+        if not self.parts:
+            return
+        plain = Reward()
+        if self.function != plain.function or self.options:
+            raise ConfigError(
+                "reward.function and reward.options are not read when reward.parts is set; make them a part"
+            )
+        names = [part.name for part in self.parts]
+        for place, (name, part) in enumerate(zip(names, self.parts, strict=True)):
+            if name in ("", "reward", "score", "correct", "answer") or name in names[:place]:
+                raise ConfigError(
+                    f"reward.parts[{place}].name is {name!r}: it names a metric and is {'taken' if name else 'empty'}; "
+                    f"choose another name"
+                )
+            if not math.isfinite(part.weight):
+                raise ConfigError(f"reward.parts[{place}].weight is {part.weight}: expected a finite number")

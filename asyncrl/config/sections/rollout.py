@@ -1,7 +1,9 @@
 """Settings of rollouts."""
 
+from operator import attrgetter
 from typing import Any, Literal
 
+from asyncrl.config.engines import EngineEntry, engine_entry
 from asyncrl.config.sections.section import Count, Fraction, Natural, NonNegative, Section
 
 
@@ -29,8 +31,11 @@ class Rollout(Section, frozen=True, kw_only=True):
 
     replicas: Count = 2
     """Number of rollout processes that ``asyncrl run`` starts."""
-    engine: Literal["transformers", "vllm"] = "transformers"
-    """``transformers`` comes with asyncrl and runs anywhere; ``vllm`` is installed separately and fast on devices."""
+    engine: str = "transformers"
+    """
+    ``transformers`` comes with asyncrl and runs anywhere; ``vllm`` is installed separately and fast on devices. Or
+    ``file.py:name``, a function of the configuration that returns an `Engine` of your own.
+    """
     vllm: Vllm = Vllm()
     device: Literal["auto", "cpu", "cuda", "npu"] = "auto"
     """
@@ -65,6 +70,20 @@ class Rollout(Section, frozen=True, kw_only=True):
     """Seconds after SIGTERM to save unfinished completions, which other nodes then continue."""
 
     @property
+    def entry(self) -> EngineEntry:
+        """Entry of the engine in the catalogue; raises `ConfigError` if there is none of this name."""
+        return engine_entry(self.engine)
+
+    @property
     def wanted_device(self) -> Literal["auto", "cpu", "cuda", "npu"]:
-        """``device`` as the engine understands it: only vLLM takes what it finds."""
-        return "cpu" if self.engine == "transformers" and self.device == "auto" else self.device
+        """``device`` as the engine understands it: not every engine takes what it finds."""
+        return self.entry.auto_device if self.device == "auto" else self.device
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that share one engine's model, if it is on devices: as many processes hold a part of it each."""
+        return int(self.own(self.entry.num_devices, 1))
+
+    def own(self, key: str, default: Any = None) -> Any:
+        """Value of a setting by its key below ``[rollout]``; ``default`` for the empty key of one that is not there."""
+        return attrgetter(key)(self) if key else default

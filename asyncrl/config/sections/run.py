@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from asyncrl.config.sections.section import Count, Natural, Positive, Section, Seed
+from asyncrl.errors import ConfigError
 
 
 class Run(Section, frozen=True, kw_only=True):
@@ -31,6 +32,14 @@ class Run(Section, frozen=True, kw_only=True):
     """
     seed: Seed = 0
     """Seed of the data order, of sampling and of the trainer's random state."""
+
+    def check(self) -> None:
+        """Raise `ConfigError` for the first contradiction between settings of the section."""
+        for step in self.skip_steps:
+            if self.epochs is None and step >= self.steps:
+                raise ConfigError(
+                    f"run.skip_steps has {step}, but the run has the steps 0 to {self.steps - 1}; remove it"
+                )
 
 
 class Model(Section, frozen=True, kw_only=True):

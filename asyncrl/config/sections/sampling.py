@@ -1,11 +1,30 @@
-"""Settings of sampling."""
+"""
+Settings of sampling, and their bounds: a run learns from differences within a group, so its trajectories must be
+able to differ.
 
-from typing import Annotated, Literal
+                     0     .01          .1         1
+    temperature      ┝━━━━━┿━━━━━━━━━━━━┿━━━━━━━━━━▶
+    top_p            ┝━━━━━┿━━━━━━━━━━━━┿━━━━━━━━━━┥
+    training         refused  advised against
+    evaluation       T = 0 alone is greedy
+"""
+
+from typing import Annotated, Literal, Protocol
 
 from asyncrl.config.sections.section import LIVE, Count, Fraction, Limit, NonNegative, Section
+from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Sampling
 
 ToolParser = Literal["auto", "response_template", "hermes", "qwen_xml", "glm", "llama_json", "deepseek", "none"]
+
+LEAST = 0.01
+"""
+Smallest temperature and top-p that sample. At this temperature a logit that is lower by 1 is e^100 times less likely,
+and the rounding of a bfloat16 logit is several nats; vLLM takes it for all lower ones but 0, whatever it was told. With
+a smaller top-p the likeliest token is left alone unless a hundred others are as likely.
+"""
+LOW = 0.1
+"""Temperature and top-p below which completions of a prompt are nearly the same."""
 
 
 class SamplingConfig(Section, frozen=True, kw_only=True):
@@ -46,3 +65,33 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
             stop=self.stop,
             replay_mask=self.replay_mask,
         )
+
+    def check(self) -> None:
+        """Raise `ConfigError` if completions that are to be compared with each other would all be equal."""
+        if "" in self.stop:
+            raise ConfigError("sampling.stop has an empty text, which would end every completion; remove it")
+        if cause := greedy(self):
+            raise ConfigError(
+                f"sampling.{cause}: sampling is greedy or nearly so, and trajectories of a group are all equal; use a "
+                f"temperature and top_p of at least {LEAST:g}, and not top_k = 1"
+            )
+
+
+class Drawn(Protocol):
+    """Settings of a distribution to sample from."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+
+
+def greedy(sampling: Drawn, bound: float = LEAST) -> str:
+    """Setting with which only the likeliest token is sampled, with its value; empty if others are too."""
+    if sampling.temperature < bound:
+        return f"temperature is {sampling.temperature:g}"
+    if sampling.top_p < bound:
+        return f"top_p is {sampling.top_p:g}"
+    return "top_k is 1" if sampling.top_k == 1 else ""

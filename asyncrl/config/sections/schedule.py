@@ -1,15 +1,17 @@
 """Settings of the window: groups, staleness and filters."""
 
+import math
 from typing import Annotated, Literal
 
 from asyncrl.config.sections.section import LIVE, Count, Natural, NonNegative, Positive, Section
+from asyncrl.errors import ConfigError
 
 AUTO_START = 1.0
 """``schedule.staleness`` of a run that starts with ``auto``."""
 
 
 class Schedule(Section, frozen=True, kw_only=True):
-    """Limits on how far rollouts run ahead of the trainer. asyncrl/broker/groups/window.py has the proof."""
+    """Limits on how far rollouts run ahead of the trainer. asyncrl/broker/groups/admission.py has the proof."""
 
     groups_per_step: Count = 16
     """P, prompt groups that one optimizer step consumes [ppo_mini_batch_size x require_batches]."""
@@ -98,7 +100,47 @@ class Schedule(Section, frozen=True, kw_only=True):
 
     @property
     def most_versions_by_order(self) -> int | None:
-        """Bound on staleness that ``order`` keeps by itself; None without. asyncrl/broker/ledger/staleness_bound.py."""
+        """Bound on staleness that ``order`` keeps by itself; None without. asyncrl/broker/ledger/versions.py."""
         if self.reach is None:
             return None
         return (self.window + self.reach - 2) // (self.groups_per_step * self.steps_per_publish)
+
+    def check_staleness(self) -> None:
+        """Raise `ConfigError` if ``max_staleness`` is not kept, or ``on_straggler`` is without effect."""
+        limit, mode = self.max_staleness, self.on_straggler
+        if limit is None:
+            if mode != "wait":
+                raise ConfigError(f"schedule.on_straggler={mode!r} is only read with schedule.max_staleness; set it")
+            return
+        # Every group open at one version is consumed before version + limit + 1: asyncrl/broker/groups/batches.py.
+        is_kept = self.window <= (limit + 1) * self.groups_per_step * self.steps_per_publish
+        if mode == "wait" and not is_kept:
+            raise ConfigError(
+                f"schedule.max_staleness is {limit}, but staleness={self.staleness_bound:g} admits {self.window} "
+                f"groups at one version, more than {limit + 1} versions consume: waiting cannot keep the bound; use "
+                f"max_staleness={math.ceil(self.staleness_bound)}, or on_straggler='reissue'"
+            )
+        by_order = self.most_versions_by_order
+        if mode == "wait" and self.order == "windowed" and by_order is not None and by_order > limit:
+            raise ConfigError(
+                f"schedule.order_window is {self.order_window}: so many groups may pass a slow one that it is trained "
+                f"on {by_order} versions late, more than max_staleness={limit}; use at most "
+                f"{self.reach_within(limit)}, or leave it out"
+            )
+        if mode != "wait" and by_order is not None and by_order <= limit:
+            raise ConfigError(
+                f"schedule.on_straggler={mode!r} has no effect: with order={self.order!r} and staleness="
+                f"{self.staleness_bound:g} no group exceeds max_staleness={limit}; remove it, or use order='completion'"
+            )
+
+    def check_filter(self) -> None:
+        """Raise `ConfigError` if the filter's settings are not read, or it has nothing to compare."""
+        if self.filter == "none":
+            for key in ("filter_metric", "filter_patience"):
+                if getattr(self, key):
+                    raise ConfigError(f"schedule.{key} is only read with filter='zero_variance'; remove it")
+        elif self.group_size == 1:
+            raise ConfigError(
+                "schedule.filter='zero_variance' compares the trajectories of a group, but schedule.group_size is 1; "
+                "use at least 2"
+            )

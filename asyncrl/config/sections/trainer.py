@@ -3,6 +3,7 @@
 from typing import Annotated, Literal
 
 from asyncrl.config.sections.section import LIVE, Count, Decay, Limit, Natural, NonNegative, Positive, Section
+from asyncrl.errors import ConfigError
 
 
 class Lora(Section, frozen=True, kw_only=True):
@@ -24,6 +25,14 @@ class Lora(Section, frozen=True, kw_only=True):
     def effective_alpha(self) -> float:
         """``alpha``, or the number that its 0 stands for."""
         return self.alpha or 2.0 * self.rank
+
+    def check(self) -> None:
+        """Raise `ConfigError` for settings that are not read without a rank."""
+        if not self.rank and self != Lora():
+            raise ConfigError(
+                "trainer.lora.alpha, targets and path are only read with trainer.lora.rank above 0; set it, or remove "
+                "them"
+            )
 
 
 class Trainer(Section, frozen=True, kw_only=True):
@@ -111,6 +120,81 @@ class Trainer(Section, frozen=True, kw_only=True):
     """
     threads: Count = 1
     """Torch threads of each process."""
+
+    def check_lr(self) -> None:
+        """Raise `ConfigError` if the end of the learning rate is not read, or above its beginning."""
+        if self.min_lr_ratio and self.lr_schedule == "constant":
+            raise ConfigError("trainer.min_lr_ratio is only read with lr_schedule='cosine'; remove it")
+        if self.min_lr_ratio > 1:
+            raise ConfigError(
+                f"trainer.min_lr_ratio is {self.min_lr_ratio:g}: the cosine would end above trainer.lr; use at most 1"
+            )
+
+    def check_machines(self) -> None:
+        """Raise `ConfigError` if machines and ranks cannot be grouped as the settings say."""
+        if self.min_nodes > self.nodes:
+            raise ConfigError(
+                f"trainer.min_nodes is {self.min_nodes}, more than trainer.nodes = {self.nodes}; use at most as many"
+            )
+        if self.min_nodes in (0, self.nodes) and self.wait_s != Trainer().wait_s:
+            raise ConfigError(
+                "trainer.wait_s is only read with trainer.min_nodes between 1 and trainer.nodes - 1: otherwise the "
+                "trainer waits for all of its machines; remove it, or set min_nodes"
+            )
+
+        fewest = self.ranks * (self.min_nodes or self.nodes)
+        if self.shard_size and (self.ranks * self.nodes % self.shard_size or fewest % self.shard_size):
+            raise ConfigError(
+                f"trainer.shard_size is {self.shard_size}, which does not divide the trainer's {fewest} ranks; use a "
+                f"divisor of trainer.ranks = {self.ranks}, or 0 to shard over all ranks"
+            )
+        if self.ranks % self.sequence_parallel:
+            raise ConfigError(
+                f"trainer.sequence_parallel is {self.sequence_parallel}, which does not divide the {self.ranks} "
+                f"ranks of a machine, which share rows with each other alone; use a divisor of trainer.ranks"
+            )
+        if self.expert_parallel:
+            self._check_expert_parallel(fewest)
+
+    def _check_expert_parallel(self, fewest: int) -> None:
+        """Raise `ConfigError` unless ranks share a copy of the model, as many of them with fewer machines."""
+        most = self.ranks * self.nodes
+        if (self.shard_size or most) == 1:
+            raise ConfigError(
+                "trainer.expert_parallel spreads experts over the ranks that share one copy of the model, but each "
+                "rank has its own; raise trainer.ranks or trainer.shard_size, or remove it"
+            )
+        if fewest < most and not self.shard_size:
+            raise ConfigError(
+                f"trainer.expert_parallel with trainer.min_nodes = {self.min_nodes} needs as many ranks for each copy "
+                f"of the model with fewer machines; set trainer.shard_size, for example to {self.ranks} (trainer.ranks)"
+            )
+
+    def check_offload(self, *, has_reference: bool) -> None:
+        """Raise `ConfigError` if ``offload`` names what is not there, or twice."""
+        offload = self.offload
+        if twice := [name for name in offload if offload.count(name) > 1]:
+            raise ConfigError(f"trainer.offload names {twice[0]!r} twice; remove one")
+        if "parameters" in offload and "moments" in offload:
+            raise ConfigError(
+                "trainer.offload names 'moments', which 'parameters' keeps on the host too, because the optimizer "
+                "steps there; remove 'moments'"
+            )
+        if self.expert_parallel and (away := [name for name in offload if name in ("parameters", "reference")]):
+            raise ConfigError(
+                f"trainer.offload names {away[0]!r}, but with trainer.expert_parallel experts compute where they are "
+                f"stored; remove one of them"
+            )
+        if "reference" in offload and not has_reference:
+            raise ConfigError(
+                "trainer.offload names 'reference', but without algorithm.kl_coef there is no reference model; remove "
+                "it"
+            )
+        if "activations" in offload and not self.gradient_checkpointing:
+            raise ConfigError(
+                "trainer.offload names 'activations', the inputs of layers that trainer.gradient_checkpointing "
+                "recomputes; set gradient_checkpointing to true or 'selective'"
+            )
 
 
 class Critic(Section, frozen=True, kw_only=True):

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.data.image_files import ImageFiles
-from asyncrl.data.prepare.published import Problem, PublishedDataset, text_of
+from asyncrl.data.images import ImageFiles
+from asyncrl.data.prepare.published import PublishedDataset, PublishedProblem, text_of
 from asyncrl.data.table import Row, Rows, open_rows
 from asyncrl.errors import DataError
 from asyncrl.messages.trajectory import IMAGE_MARK
@@ -64,14 +64,14 @@ def _open(source: Path) -> Rows:
     return folders
 
 
-def _problem(row: Row) -> Problem:
+def _problem(row: Row) -> PublishedProblem:
     question, answer = text_of(row, "problem", "answer") if "problem" in row else (_question(row), _choice(row))
     if IMAGE_MARK not in question:
         question = IMAGE_MARK + question
     images = row.get("images") or []
     if len(images) != 1 or not isinstance(images[0], dict) or not images[0].get("bytes"):
         raise DataError("it must have exactly one image, with its bytes")
-    return Problem(
+    return PublishedProblem(
         prompt=question,
         answer=answer,
         extra={"answer": answer, "question": question},

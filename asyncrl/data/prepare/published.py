@@ -7,6 +7,7 @@ Conversion of published datasets to parquet in verl's row schema.
 Each dataset has a module with a `PublishedDataset`, which describes its rows; everything else is here.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from msgspec import Struct
 from asyncrl.data.dataset import BadRow
 from asyncrl.data.table import Row, Rows, open_rows
 from asyncrl.errors import DataError
-from asyncrl.files.output import output
+from asyncrl.files.atomic import output
 
 SHOWN = 5
 """Bad rows listed in an error."""
@@ -27,7 +28,7 @@ ROWS_WITH_IMAGES = 128
 Chat = list[dict[str, str]]
 
 
-class Problem(Struct, frozen=True, kw_only=True):
+class PublishedProblem(Struct, frozen=True, kw_only=True):
     prompt: str | Chat
     """Without the dataset's instruction."""
     answer: str
@@ -41,7 +42,7 @@ class PublishedDataset(Struct, frozen=True, kw_only=True):
 
     data_source: str
     """verl's name of the dataset, which selects the verifier."""
-    problem: Callable[[Row], Problem]
+    problem: Callable[[Row], PublishedProblem]
     """Converts a row; raises `DataError` if the row is unusable."""
     instruction: str = ""
     """Appended to each prompt: the required form of the answer."""
@@ -105,7 +106,7 @@ def prepare(
     )
 
 
-def written_row(dataset: PublishedDataset, problem: Problem, *, split: str, number: int) -> Row:
+def written_row(dataset: PublishedDataset, problem: PublishedProblem, *, split: str, number: int) -> Row:
     """The row of a problem: a chat of one message, with the dataset's instruction."""
     prompt = _prompt(problem.prompt, dataset.instruction, is_chat=True)
     return _row(dataset, problem, prompt, {"split": split, "index": number})
@@ -149,7 +150,7 @@ def _is_repeated(prompt: str | Chat, answer: str, place: str, first: dict[bytes,
     return first_place != place
 
 
-def _row(dataset: PublishedDataset, problem: Problem, prompt: str | Chat, info: dict[str, Any]) -> Row:
+def _row(dataset: PublishedDataset, problem: PublishedProblem, prompt: str | Chat, info: dict[str, Any]) -> Row:
     image = {"images": [{"bytes": problem.image, "path": problem.image_name}]} if problem.image else {}
     return {
         "data_source": dataset.data_source,
@@ -165,3 +166,113 @@ def _refusal(bad: Sequence[BadRow], num_rows: int) -> str:
     named = "; ".join(f"{row.place}: {row.reason}" for row in bad[:SHOWN])
     more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
     return f"{len(bad)} of {num_rows} rows cannot be used, and nothing was written: {named}{more}"
+
+
+# ── boxed ─────────────────────────────────────────────────────────────────────────────────────
+# Extraction of the answer of a worked solution: the content of the last ``\boxed{...}``.
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Content of the last box, braces balanced; also of ``\fbox{...}`` and ``\boxed 5``. None without a whole box."""
+    boxes = list(_BOX.finditer(text))
+    return _content(text, boxes[-1].end()) if boxes else None
+
+
+def _content(text: str, start: int) -> str | None:
+    if not text.startswith("{", start):
+        bare = re.compile(r"[^\s$.,}]+").match(text, start)
+        return bare[0] if bare else None
+    depth = 0
+    for place in re.compile(r"\\.|[{}]").finditer(text, start):  # an escaped brace is part of the answer
+        depth += {"{": 1, "}": -1}.get(place[0], 0)
+        if not depth:
+            return text[start + 1 : place.start()].strip()
+    return None
+
+
+# ── competition math ──────────────────────────────────────────────────────────────────────────
+# MATH, and datasets of the same form.
+#
+#     {"problem": "...", "solution": "... so $x = \boxed{\frac{1}{2}}$.", "level": "Level 3", "type": "Algebra"}
+#         ──▶  answer "\frac{1}{2}"
+#
+# Source:
+#     Hendrycks et al. 2021, arXiv:2103.03874. Data source and instruction are verl's, to make results comparable.
+
+DESCRIPTION = ("level", "type", "subject", "unique_id")
+"""Columns that describe the problem; each release of the dataset has some of them."""
+
+
+def _competition_problem(row: Row) -> PublishedProblem:
+    problem, solution = text_of(row, "problem", "solution")
+    answer = last_boxed(solution)
+    if not answer:
+        raise DataError(r"its solution has no \boxed{} with an answer in it")
+    return PublishedProblem(prompt=problem, answer=answer, extra={key: row[key] for key in DESCRIPTION if key in row})
+
+
+MATH = PublishedDataset(
+    data_source="DigitalLearningGmbH/MATH-lighteval",
+    problem=_competition_problem,
+    instruction=r"Let's think step by step and output the final answer within \boxed{}.",
+)
+
+
+# ── dapo math ─────────────────────────────────────────────────────────────────────────────────
+# DAPO-Math.
+#
+# It is published in verl's row schema, with its instruction (a last line ``Answer: ...``) in the prompts, and each of
+# its 17 thousand prompts about a hundred times. Here each prompt is kept once; epochs repeat them.
+#
+# Source:
+#     Yu et al. 2025, arXiv:2503.14476, section 4.1.
+
+
+def _dapo_problem(row: Row) -> PublishedProblem:
+    model, info = row.get("reward_model"), row.get("extra_info")
+    answer = model.get("ground_truth") if isinstance(model, dict) else None
+    if not isinstance(answer, str | int) or not str(answer).strip():
+        raise DataError("'reward_model.ground_truth' is missing, or neither text nor a number")
+    index = info.get("index") if isinstance(info, dict) else None
+    return PublishedProblem(prompt=_chat(row.get("prompt")), answer=str(answer).strip(), extra={"id": str(index or "")})
+
+
+def _chat(prompt: Any) -> Chat:
+    if not isinstance(prompt, list) or not prompt or not all(isinstance(turn, dict) for turn in prompt):
+        raise DataError("'prompt' is not a chat")
+    turns = [{key: turn.get(key) for key in ("role", "content")} for turn in prompt]
+    if not all(isinstance(value, str) and value for turn in turns for value in turn.values()):
+        raise DataError("'prompt' has a message without role or content")
+    return turns
+
+
+DAPO_MATH = PublishedDataset(data_source="math_dapo", problem=_dapo_problem, repeats=True)
+
+
+# ── gsm8k ─────────────────────────────────────────────────────────────────────────────────────
+# GSM8K.
+#
+#     {"question": "...", "answer": "She sold 48 / 2 = 24 ... #### 72"}  ──▶  answer "72"
+#
+# Source:
+#     Cobbe et al. 2021, arXiv:2110.14168. Instruction and extra information are verl's, to make results comparable.
+
+_FINAL = re.compile(r"#### (-?\d[\d,]*(?:\.\d+)?)\s*$")
+
+
+def _gsm8k_problem(row: Row) -> PublishedProblem:
+    question, solution = text_of(row, "question", "answer")
+    final = _FINAL.search(solution)
+    if final is None:
+        raise DataError(f"the answer must end in '#### ' and a number, but ends in {solution[-20:]!r}")
+    answer = final[1].replace(",", "")
+    return PublishedProblem(prompt=question, answer=answer, extra={"answer": solution, "question": question})
+
+
+GSM8K = PublishedDataset(
+    data_source="openai/gsm8k",
+    problem=_gsm8k_problem,
+    instruction='Let\'s think step by step and output the final answer after "####".',
+)

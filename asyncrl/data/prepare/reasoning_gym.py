@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from asyncrl.data.prepare.published import Problem, PublishedDataset
+from asyncrl.data.prepare.published import PublishedDataset, PublishedProblem
 from asyncrl.data.table import Row
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.plug_in import hint
@@ -80,8 +80,8 @@ def reasoning_gym_rows(name: str, size: int, seed: int) -> PublishedDataset:
     )
 
 
-def _problem(row: Row) -> Problem:
+def _problem(row: Row) -> PublishedProblem:
     answer = row["answer"]
-    return Problem(
+    return PublishedProblem(
         prompt=str(row["question"]), answer="" if answer is None else str(answer), extra={"entry": row["entry"]}
     )

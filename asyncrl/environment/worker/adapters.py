@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncrl.checks.number import number
 from asyncrl.environment import Said, Step, Task
 from asyncrl.environment.worker.values import BadValue, shown
+from asyncrl.messages.number import number
 
 POLICY = 0
 """Player of textarena that the policy is."""

@@ -22,7 +22,7 @@ CLOSE_S = 5.0
 """Seconds for ``close`` of an environment."""
 
 
-class Episode:
+class WorkerEpisode:
     def __init__(self, code: Code) -> None:
         self._code = code
         self._environment: Any = None
@@ -87,11 +87,11 @@ async def _run(method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 METHODS = {
-    "reset": Episode._reset,
-    "step": Episode._step,
-    "score": Episode._score,
-    "solve": Episode._solve,
-    "snapshot": Episode._snapshot,
-    "restore": Episode._restore,
-    "close": Episode._close,
+    "reset": WorkerEpisode._reset,
+    "step": WorkerEpisode._step,
+    "score": WorkerEpisode._score,
+    "solve": WorkerEpisode._solve,
+    "snapshot": WorkerEpisode._snapshot,
+    "restore": WorkerEpisode._restore,
+    "close": WorkerEpisode._close,
 }

@@ -26,7 +26,7 @@ FUNCTION = "environment.function"
 RESUMES = ("replay", "snapshot", "none")
 
 
-class Steps:
+class SteppedEnvironments:
     """Environments with ``reset`` and ``step``, made by a class or by a function."""
 
     kind = "steps"
@@ -48,7 +48,7 @@ class Steps:
         return adapted(await made if inspect.isawaitable(made) else made)
 
 
-Code = Union[Steps, Solve, Toolbox]
+Code = Union[SteppedEnvironments, Solve, Toolbox]
 
 
 def load(settings: dict[str, Any]) -> Code:
@@ -59,7 +59,7 @@ def load(settings: dict[str, Any]) -> Code:
     found = load_callable(path, setting=FUNCTION)
     if not isinstance(found, type) and _is_program(found):
         return Solve(found, options, f"{FUNCTION} {path!r}")
-    return Steps(found, options, path)
+    return SteppedEnvironments(found, options, path)
 
 
 def _is_program(function: Callable[..., Any]) -> bool:

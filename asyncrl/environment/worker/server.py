@@ -1,6 +1,14 @@
 """
 The loop of a worker: it loads the code, and runs the calls of many episodes.
 
+    pool ── {"load": {...}} ─▶ worker                {"loaded": {...}} | {"refused": "..."}
+    pool ── {"n": 5, "episode": 2, "call": "step", ...} ─▶ worker
+                                                     {"n": 5, "begun": true}       the method is running
+                                                     {"n": 5, "answer": {...}} | {"n": 5, "error": "..."}
+    pool ── {"n": 5, "cancel": true} ─▶ worker       an answer, or an error, still comes
+
+Messages are JSON in `frames`; bytes in them are base64. Answers come in any order.
+
 Async methods run concurrently; a plain function holds up all others until it returns. The pool is told of each call
 before it runs, so that it knows which one ended or blocked the process.
 """
@@ -9,20 +17,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
-import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from asyncrl.environment.worker import pipe
-from asyncrl.environment.worker.episode import Episode
+from asyncrl.environment.worker.episode import WorkerEpisode
 from asyncrl.environment.worker.load import Code, load
-from asyncrl.environment.worker.pipe import Frames, Outbox
 from asyncrl.environment.worker.values import BadValue
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import describe
-from asyncrl.processes.prctl import PR_SET_PDEATHSIG, prctl
+from asyncrl.workers.frames import Frames, framed, read_frame, take_pipes
 
 OURS = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent))
 """Folders whose traceback frames are left out of messages: they are not the environment's."""
@@ -35,13 +42,15 @@ programs that wait for the policy would hold up the others, and for ever if the 
 
 
 def main() -> None:
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # without Linux, only the end of stdin ends it
-    inbox, outbox = pipe.take_pipes()
-    settings = _first_frame(inbox)["load"]
+    inbox, outbox = take_pipes()
+    with os.fdopen(inbox, "rb", closefd=False) as stream:  # the next message comes after the answer
+        message = read_frame(stream)
+    if message is None:
+        return
     try:
-        code = load(settings)
+        code = load(json.loads(message)["load"])
     except ConfigError as error:
-        os.write(outbox, pipe.encode({"refused": str(error)}))
+        os.write(outbox, encode({"refused": str(error)}))
         return
     asyncio.run(_serve(code, inbox, outbox))
 
@@ -51,22 +60,22 @@ async def _serve(code: Code, inbox: int, outbox: int) -> None:
     try:
         tools = await code.start()
     except ConfigError as error:
-        os.write(outbox, pipe.encode({"refused": str(error)}))
+        os.write(outbox, encode({"refused": str(error)}))
         return
-    sender = await pipe.open_outbox(outbox)
-    worker = Worker(code, sender)
-    sender.send(pipe.encode({"loaded": {"kind": code.kind, "resume": code.resume, "tools": tools}}))
-    await pipe.open_inbox(inbox, worker.receive)
+    sender = await open_outbox(outbox)
+    worker = EnvironmentWorker(code, sender)
+    sender.send(encode({"loaded": {"kind": code.kind, "resume": code.resume, "tools": tools}}))
+    await open_inbox(inbox, worker.receive)
     await asyncio.get_running_loop().create_future()  # until stdin ends the process
 
 
-class Worker:
+class EnvironmentWorker:
     """Runs each request in a task, and answers it."""
 
-    def __init__(self, code: Code, outbox: Outbox) -> None:
+    def __init__(self, code: Code, outbox: FrameOutbox) -> None:
         self._code = code
         self._outbox = outbox
-        self._episodes: dict[int, Episode] = {}
+        self._episodes: dict[int, WorkerEpisode] = {}
         self._running: dict[int, asyncio.Task[None]] = {}
 
     def receive(self, frame: dict[str, Any]) -> None:
@@ -82,17 +91,17 @@ class Worker:
         try:
             episode = self._episode(request)
             answer = await episode.call(request, lambda: self._outbox.begin(number))
-            frame = pipe.encode({"n": number, "answer": answer})
+            frame = encode({"n": number, "answer": answer})
         except BaseException as error:  # noqa: BLE001  user code may raise anything, SystemExit included
-            frame = pipe.encode({"n": number, **_failed(request["call"], error)})
+            frame = encode({"n": number, **_failed(request["call"], error)})
         self._outbox.send(frame)
 
-    def _episode(self, request: dict[str, Any]) -> Episode:
+    def _episode(self, request: dict[str, Any]) -> WorkerEpisode:
         number = request["episode"]
         if request["call"] == "close":
-            return self._episodes.pop(number, None) or Episode(self._code)
+            return self._episodes.pop(number, None) or WorkerEpisode(self._code)
         if number not in self._episodes:
-            self._episodes[number] = Episode(self._code)
+            self._episodes[number] = WorkerEpisode(self._code)
         return self._episodes[number]
 
 
@@ -108,9 +117,64 @@ def _failed(method: str, error: BaseException) -> dict[str, Any]:
     return {"error": reason[:MAX_ERROR_CHARS], "retryable": getattr(error, "retryable", True) is not False}
 
 
-def _first_frame(inbox: int) -> dict[str, Any]:
-    frames = Frames()
-    while chunk := os.read(inbox, 1 << 16):
-        if found := frames.feed(chunk):
-            return found[0]
-    raise SystemExit(0)
+# ── pipe ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """Encode a message as a frame; raises `ValueError` or `TypeError` if a value has no form in JSON, as NaN."""
+    return framed(json.dumps(message, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace"))
+
+
+class FrameInbox(asyncio.Protocol):
+    """Hands over each message of stdin; ends the process with stdin."""
+
+    def __init__(self, receive: Callable[[dict[str, Any]], None]) -> None:
+        self._receive = receive
+        self._frames = Frames()
+
+    def data_received(self, data: bytes) -> None:
+        self._frames.feed(data)
+        while (message := self._frames.take()) is not None:
+            self._receive(json.loads(message))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        os._exit(0)  # the keeper ends what was started
+
+
+class FrameOutbox:
+    """Sends frames; answers of one turn of the loop are written at once."""
+
+    def __init__(self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._waiting: list[bytes] = []
+        self._pid = os.getpid()
+
+    def send(self, frame: bytes) -> None:
+        if os.getpid() != self._pid:  # the environment forked, and this is the copy
+            os._exit(1)
+        if not self._waiting:
+            self._loop.call_soon(self.flush)
+        self._waiting.append(frame)
+
+    def begin(self, number: int) -> None:
+        """Say now that a call is running, after all that is waiting: the call may block or end the process."""
+        self.send(framed(b'{"n":%d,"begun":true}' % number))
+        self.flush()
+
+    def flush(self) -> None:
+        if self._waiting:
+            self._transport.write(b"".join(self._waiting))
+            self._waiting.clear()
+
+
+async def open_outbox(fd: int) -> FrameOutbox:
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(fd, "wb", buffering=0))
+    return FrameOutbox(transport, loop)
+
+
+async def open_inbox(fd: int, receive: Callable[[dict[str, Any]], None]) -> None:
+    """Call ``receive`` with each message from now on."""
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: FrameInbox(receive), os.fdopen(fd, "rb", buffering=0))

@@ -50,7 +50,7 @@ class Toolbox:
     resume = "snapshot"
     setting = SETTING
 
-    def __init__(self, tools: list[FunctionTool], servers: list[mcp.Server]) -> None:
+    def __init__(self, tools: list[FunctionTool], servers: list[mcp.ToolServer]) -> None:
         self._tools: dict[str, Any] = {}
         self._servers = servers
         for tool in tools:
@@ -59,7 +59,7 @@ class Toolbox:
     @classmethod
     def load(cls, names: list[str], call_s: float) -> Toolbox:
         """Load tools by their names in the configuration; raises `ConfigError`."""
-        servers = [mcp.Server(name[len(MCP) :], call_s) for name in names if name.startswith(MCP)]
+        servers = [mcp.ToolServer(name[len(MCP) :], call_s) for name in names if name.startswith(MCP)]
         return cls([_tool(name, call_s) for name in names if not name.startswith(MCP)], servers)
 
     async def start(self) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from asyncrl.checks.number import number, scalar
 from asyncrl.environment import Step
+from asyncrl.messages.number import number, scalar
 
 ROLES = ("system", "user", "assistant", "tool")
 STEP = frozenset(field.name for field in dataclasses.fields(Step))

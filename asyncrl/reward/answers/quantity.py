@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from msgspec import Struct
 
-from asyncrl.reward.answers.notation import DOLLAR
+from asyncrl.reward.answers.final_answer import DOLLAR
 
 MOST_WORDS = 4
 """Words of a unit, such as ``square miles of land``."""

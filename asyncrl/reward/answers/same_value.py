@@ -28,9 +28,17 @@ from msgspec import Struct
 
 from asyncrl.errors import VerifierError
 from asyncrl.reward.answers import expression
-from asyncrl.reward.answers.expression import Unreadable, same_members
-from asyncrl.reward.answers.notation import NAME, typeset, without_name
-from asyncrl.reward.answers.number import GROUPED, MAX_CHARS, SIGNIFICANT, Number, is_rounded, read_number
+from asyncrl.reward.answers.expression import (
+    GROUPED,
+    MAX_CHARS,
+    SIGNIFICANT,
+    Number,
+    Unreadable,
+    is_rounded,
+    read_number,
+    same_members,
+)
+from asyncrl.reward.answers.final_answer import NAME, typeset, without_name
 from asyncrl.reward.answers.quantity import Quantity, conversion, quantity
 
 MAX_DEPTH = 9

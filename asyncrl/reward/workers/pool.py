@@ -1,25 +1,273 @@
 """
 A pool of verifier workers: processes that can be killed.
 
-    judge() ─┐                  ┌─ WorkerSlot ── worker process
+    judge() ─┐                  ┌─ RewardSlot ── worker process
     judge() ─┼─ waiting ─ share ┤
-    judge() ─┘                  └─ WorkerSlot ── worker process
+    judge() ─┘                  └─ RewardSlot ── worker process
 
 A verifier is user code, called with text of a policy that writes whatever is rewarded: it may raise, hang, use up the
 memory, or call `sys.exit`. None of that harms this process, and none of it becomes a reward.
 """
 
 import asyncio
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from asyncrl.config.sections.reward import Reward
-from asyncrl.errors import VerifierError
+from asyncrl.errors import ConfigError, VerifierError
+from asyncrl.log import get_logger
+from asyncrl.messages.verdict_limits import MAX_REASON_CHARS, problem_of
 from asyncrl.reward.verifier import Verdict, VerifierInput
-from asyncrl.reward.workers.worker_slot import PendingVerdict, WorkerSlot
+from asyncrl.reward.workers.messages import (
+    MAX_ANSWER_BYTES,
+    FromWorker,
+    Judge,
+    Judged,
+    Loaded,
+    UnusableVerifier,
+    WorkerLoad,
+    decode,
+    encode,
+    hung_message,
+)
+from asyncrl.workers.keeper import AT_ONCE_BYTES, GuardLimits
+from asyncrl.workers.worker import LOST_IN_A_ROW, WorkerProcess, WorkerProgram, WorkerSlot, start_all
+
+# ── process ───────────────────────────────────────────────────────────────────────────────────
+# The pool's side of a verifier worker: it is started, sent inputs, and killed.
+
+START_S = 60.0
+"""Seconds to import the verifiers; heavy maths libraries take ten on a busy machine."""
+WORKER = (sys.executable, "-m", "asyncrl.reward.workers.worker")
+
+
+class RewardProcess:
+    """One running worker; made by `start`."""
+
+    def __init__(self, process: WorkerProcess[FromWorker], timeout_s: float, *, concurrent: bool) -> None:
+        self._process = process
+        self._timeout_s = timeout_s
+        self._judged_before = 0
+        self.concurrent = concurrent
+        """True if inputs are judged concurrently, as `Loaded` says."""
+
+    @classmethod
+    async def start(cls, reward: Reward, output_bytes: int = AT_ONCE_BYTES) -> "RewardProcess":
+        """
+        Start a worker, which may print ``output_bytes`` at once.
+
+        Raises:
+            ConfigError: The worker cannot load the verifiers; with its message.
+        """
+        program = WorkerProgram(
+            name=f"the reward worker {sys.executable}",
+            command=WORKER,
+            limits=GuardLimits("reward", reward.memory_bytes, reward.processes, reward.file_bytes),
+            code=_names(reward),
+            loaded="imported",
+            start_s=START_S,
+            max_answer_bytes=MAX_ANSWER_BYTES,
+        )
+        process, answer = await WorkerProcess.start(program, encode(WorkerLoad(reward)), decode, output_bytes)
+        if isinstance(answer, UnusableVerifier):
+            await process.kill()
+            raise ConfigError(answer.reason)
+        return cls(process, reward.timeout_s, concurrent=isinstance(answer, Loaded) and answer.concurrent)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive
+
+    async def judge(self, inputs: Sequence[Raw], settle: Callable[[int, Judged], None]) -> None:
+        """
+        Judge inputs; call ``settle`` with the position of each once, as soon as it is judged.
+
+        Raises:
+            VerifierError: The worker hung or died before the last one. It is useless now: kill it.
+        """
+        # The worker cancels async verifiers itself at timeout_s; one that is silent for twice that blocks its loop.
+        slack_s = self._timeout_s / 100  # a deadline that moves seldom costs less than one that moves with each verdict
+        patience_s = self._timeout_s * (2 if self.concurrent else 1) + slack_s
+        clock = asyncio.get_running_loop().time
+        first, moved = self._judged_before, clock()
+        self._judged_before += len(inputs)
+        missing = set(range(first, self._judged_before))
+        try:
+            async with asyncio.timeout(patience_s) as deadline:
+                self._process.send(encode(Judge(first, list(inputs))))
+                for _ in inputs:
+                    judged = await self._judged(missing)
+                    settle(judged.number - first, judged)
+                    if (now := clock()) - moved > slack_s:
+                        deadline.reschedule(now + patience_s)
+                        moved = now
+        except TimeoutError as error:
+            raise VerifierError(f"{hung_message(self._timeout_s)} (its worker was killed)", retryable=True) from error
+        except EOFError as error:
+            raise VerifierError(await self._process.cause(), retryable=True) from error
+
+    async def cause(self) -> str:
+        """Reason why a worker that is not alive has ended."""
+        return await self._process.cause()
+
+    async def kill(self) -> None:
+        """Kill the worker and everything below its keeper. Idempotent."""
+        await self._process.kill()
+
+    async def _judged(self, missing: set[int]) -> Judged:
+        """Receive the next verdict, and remove its number from ``missing``; raises `EOFError` without one."""
+        answer = await self._process.receive()
+        if not isinstance(answer, Judged) or answer.number not in missing:
+            raise VerifierError(f"the reward worker sent an unexpected {type(answer).__name__}", retryable=True)
+        missing.remove(answer.number)
+        return answer
+
+
+def _names(reward: Reward) -> str:
+    """Name the verifiers as the configuration does."""
+    if not reward.parts:
+        return f"reward.function {reward.function!r}"
+    return f"one of reward.parts ({', '.join(part.function for part in reward.parts)})"
+
+
+# ── worker slot ───────────────────────────────────────────────────────────────────────────────
+# One worker of a pool: replaced when it is lost, with the input found that made it fail.
+#
+#     inputs a b c d ── the worker is lost ──▶ judged in order:       a fails; b c d go to the next worker
+#                                              judged concurrently:   a, b, c, d are repeated one by one; an input that
+#                                                                     loses its worker alone fails
+#
+# A worker that has judged before and now only fails is replaced too: the function may have damaged its own process.
+
+log = get_logger()
+
+FAILED_IN_A_ROW = 3
+"""Failures that may come back, from which on a worker that has judged before is replaced."""
+START_SHARE = 30
+"""A worker is replaced for failures only if it is this many times older than its start took: a start costs seconds."""
+
+
+class PendingVerdict(Struct, frozen=True, eq=False):
+    """An encoded `VerifierInput`, and the future of its verdict."""
+
+    inputs: Raw
+    verdict: "asyncio.Future[Verdict]"
+
+    def settle(self, judged: Judged) -> None:
+        """Set the result or the error; a future that was cancelled is left alone."""
+        verdict = judged.verdict
+        if verdict is None:
+            self.fail(VerifierError(judged.reason[:MAX_REASON_CHARS], retryable=judged.retryable))
+        elif problem := problem_of(verdict.reward, verdict.metrics, verdict.answer):
+            self.fail(VerifierError(f"the reward worker sent no verdict: {problem}"))
+        elif not self.verdict.done():
+            self.verdict.set_result(verdict)
+
+    def fail(self, error: VerifierError) -> None:
+        if not self.verdict.done():
+            self.verdict.set_exception(error)
+
+
+class WorkerRecord:
+    """Successes and failures of one worker, which may make it suspect."""
+
+    def __init__(self, started_at: float, start_s: float) -> None:
+        self._suspect_from = started_at + START_SHARE * start_s
+        self._has_judged = False
+        self._failed_in_a_row = 0
+
+    def settled(self, judged: Judged) -> None:
+        if judged.verdict is not None:
+            self._has_judged = True
+            self._failed_in_a_row = 0
+        elif judged.retryable:
+            self._failed_in_a_row += 1
+
+    def is_suspect(self, now: float) -> bool:
+        return self._has_judged and self._failed_in_a_row >= FAILED_IN_A_ROW and now >= self._suspect_from
+
+
+class RewardSlot(WorkerSlot[RewardProcess, int]):
+    def __init__(self, reward: Reward, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(self._start_one, one_alone, clock)
+        self._reward = reward
+        self._record = WorkerRecord(0.0, 0.0)
+
+    async def fill(self) -> RewardProcess:
+        """Return the worker, a new one if it is dead; raises `ConfigError` if that cannot load the verifiers."""
+        if (idle := self.started) and not idle.is_alive:
+            log.warning("worker.lost", cause=await idle.cause())
+            await asyncio.shield(self.discard(idle))
+        return await self.worker()
+
+    async def judge(self, batch: Sequence[PendingVerdict]) -> None:
+        batches = deque([list(batch)])
+        while batches:
+            part = batches.popleft()
+            try:
+                batches.extendleft(reversed(await self._attempt(await self.fill(), part)))
+            except ConfigError as error:
+                _fail(part, VerifierError(f"a lost reward worker could not be replaced: {error}", retryable=True))
+
+    async def _start_one(self, output_bytes: int) -> RewardProcess:
+        begun = self._clock()
+        worker = await RewardProcess.start(self._reward, output_bytes)
+        now = self._clock()
+        self._record = WorkerRecord(now, now - begun)
+        return worker
+
+    async def _attempt(self, worker: RewardProcess, batch: Sequence[PendingVerdict]) -> list[list[PendingVerdict]]:
+        """Judge a batch; if the worker is lost, return the batches to try next."""
+        left = dict(enumerate(batch))  # with cancelled ones: the worker still judges them
+
+        def settle(place: int, judged: Judged) -> None:
+            left.pop(place).settle(judged)
+            self._record.settled(judged)
+            self.answered()
+
+        try:
+            await worker.judge([pending.inputs for pending in batch], settle)
+        except VerifierError as error:
+            log.warning("worker.lost", cause=str(error))
+            blamed, error.retryable = self.lose(set(left) if worker.concurrent else set(list(left)[:1]))
+            await asyncio.shield(self.discard(worker))
+            _fail([left.pop(place) for place in blamed], error)
+            return _repeated(list(left.values()), error, is_known=bool(blamed))
+        if self._record.is_suspect(self._clock()):
+            self.replaced += 1
+            await asyncio.shield(self.discard(worker))
+        return []
+
+
+def one_alone(places: set[int]) -> set[int]:
+    """Blame an input that was judged alone; of several each may be innocent, so they are repeated one by one."""
+    return places if len(places) == 1 else set()
+
+
+def _repeated(left: list[PendingVerdict], error: VerifierError, *, is_known: bool) -> list[list[PendingVerdict]]:
+    """Batches of the inputs left, if it is known which other input lost the worker, or is not."""
+    if not is_known:
+        return [[pending] for pending in left]
+    if not error.retryable:  # a function that hangs each time would take a timeout for every one
+        reason = f"not judged after {LOST_IN_A_ROW} lost workers in a row: {error}"
+        _fail(left, VerifierError(reason, retryable=True))
+        return []
+    return [left] if left else []
+
+
+def _fail(batch: Sequence[PendingVerdict], error: VerifierError) -> None:
+    for pending in batch:
+        pending.fail(error)
+
+
+# ── pool ──────────────────────────────────────────────────────────────────────────────────────
 
 MAX_BATCH = 64
 """Inputs in one frame to a worker: enough that the pipe costs little, few enough that one that hangs delays few."""
@@ -35,7 +283,7 @@ class WorkerPool:
     """
 
     def __init__(self, reward: Reward) -> None:
-        self._slots = [WorkerSlot(reward) for _ in range(reward.workers)]
+        self._slots = [RewardSlot(reward) for _ in range(reward.workers)]
         self._waiting: asyncio.Queue[PendingVerdict] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
@@ -52,10 +300,7 @@ class WorkerPool:
     async def start(self) -> None:
         """Start all workers; raises `ConfigError`, and leaves none running, if a verifier cannot be loaded."""
         try:
-            started = await asyncio.gather(*(slot.fill() for slot in self._slots), return_exceptions=True)
-            for outcome in started:
-                if isinstance(outcome, BaseException):
-                    raise outcome
+            await start_all(self._slots)
         except BaseException:
             await self.aclose()
             raise
@@ -100,7 +345,7 @@ class WorkerPool:
     ) -> None:
         await self.aclose()
 
-    async def _serve(self, slot: WorkerSlot) -> None:
+    async def _serve(self, slot: RewardSlot) -> None:
         while True:
             batch = await self._next_batch()
             try:

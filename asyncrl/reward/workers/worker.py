@@ -1,52 +1,59 @@
 """
 ``python -m asyncrl.reward.workers.worker``: a process that runs a verifier, and may be killed while it does.
 
-It exchanges the messages of `pipe` over stdin and stdout; what the verifier prints goes to stderr. It exits when stdin
-ends, and on Linux also when the process that started it dies, even if the verifier hangs. A `keeper` starts it with its
-limits, and ends what its verifier leaves behind.
+It exchanges the messages of `messages` over stdin and stdout; what the verifier prints goes to stderr. It exits when
+stdin ends, and on Linux also when the process that started it dies, even if the verifier hangs. A `keeper` starts it
+with its limits, and ends what its verifier leaves behind. It imports little, because lost workers are started again.
 """
 
 import asyncio
 import errno
 import inspect
 import os
-import signal
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 from msgspec import Raw
 
-from asyncrl.checks.reward_limits import MAX_REASON_CHARS
 from asyncrl.errors import ConfigError, VerifierError
+from asyncrl.messages.verdict_limits import MAX_REASON_CHARS
 from asyncrl.plug_in import describe
-from asyncrl.processes.prctl import PR_SET_PDEATHSIG, prctl
-from asyncrl.processes.printed import mark_prints
-from asyncrl.reward import blend, compute_score
+from asyncrl.reward import catalogue, routing
 from asyncrl.reward.verifier import Verifier, VerifierInput, is_async, verdict_of
-from asyncrl.reward.workers.pipe import Judge, Judged, Load, Loaded, Refused, encode, hung_message, read
+from asyncrl.reward.workers.messages import (
+    Judge,
+    Judged,
+    Loaded,
+    UnusableVerifier,
+    WorkerLoad,
+    encode,
+    hung_message,
+    read,
+)
+from asyncrl.workers.frames import take_pipes
 
-OURS = (__file__, blend.__file__, compute_score.__file__, str(Path(asyncio.__file__).parent))
+OURS = (__file__, routing.__file__, catalogue.__file__, str(Path(asyncio.__file__).parent))
 """Files whose traceback frames are left out of messages: they are not the verifier's."""
 
 
 def main() -> None:
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # Without Linux, only the end of stdin ends it.
-    inbox, outbox = _take_pipes()
+    from_pool, to_pool = take_pipes()
+    inbox, outbox = os.fdopen(from_pool, "rb"), os.fdopen(to_pool, "wb")
     load = read(inbox)
-    if not isinstance(load, Load):
+    if not isinstance(load, WorkerLoad):
         return
     try:
-        function = blend.make_verifier(load.reward)
+        function = routing.make_verifier(load.reward)
     except ConfigError as error:
-        _write(outbox, encode(Refused(_clean(str(error)))))
+        _write(outbox, encode(UnusableVerifier(_clean(str(error)))))
         return
     _write(outbox, encode(Loaded(is_async(function))))
     with asyncio.Runner() as runner:
-        Worker(function, load.reward.timeout_s, outbox, runner).serve(inbox)
+        RewardWorker(function, load.reward.timeout_s, outbox, runner).serve(inbox)
 
 
-class Worker:
+class RewardWorker:
     """Judges inputs; an exception of the verifier becomes a `Judged` with a reason. Judgements are encoded."""
 
     def __init__(self, function: Verifier, timeout_s: float, outbox: BinaryIO, runner: asyncio.Runner) -> None:
@@ -124,17 +131,6 @@ def _clean(reason: str) -> str:
 def _write(outbox: BinaryIO, frame: bytes) -> None:
     outbox.write(frame)
     outbox.flush()
-
-
-def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Duplicate the pipes from and to the pool; the verifier's stdin becomes empty, its stdout becomes stderr."""
-    inbox, outbox = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    mark_prints()
-    return os.fdopen(inbox, "rb"), os.fdopen(outbox, "wb")
 
 
 if __name__ == "__main__":

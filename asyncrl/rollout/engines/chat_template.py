@@ -7,6 +7,7 @@ objects for most templates and JSON texts for some; which of them is tried once.
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,7 +15,19 @@ from transformers import PreTrainedTokenizerBase
 
 from asyncrl.environment.interface import ChatMessage
 from asyncrl.errors import EngineError
+from asyncrl.plug_in import describe
 from asyncrl.rollout.engines.text import NO_KWARGS, TemplateKwargs
+from asyncrl.rollout.engines.turn_reader import Find
+from asyncrl.rollout.episodes.tool_calls import (
+    MAX_CALLS,
+    TOO_MANY,
+    Call,
+    ParsedText,
+    as_object,
+    named_call,
+    problematic,
+    to_call,
+)
 
 PROBE = "Qx7f3a"
 """Text that templates leave as it is: no space, no tag, no word of a template."""
@@ -133,3 +146,40 @@ def content_of(message: ChatMessage) -> str:
         f"a list of parts with text; pictures after the prompt are not supported",
         retryable=False,
     )
+
+
+# ── response template ─────────────────────────────────────────────────────────────────────────
+# Calls of tools as a tokenizer's own response template finds them (`PreTrainedTokenizerBase.parse_response`).
+
+
+def has_response_template(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return getattr(tokenizer, "response_template", None) is not None
+
+
+def by_response_template(
+    tokenizer: PreTrainedTokenizerBase, generation_prompt: str, tools: Sequence[dict[str, Any]]
+) -> Find:
+    """
+    Find calls by the response template.
+
+    Args:
+        generation_prompt: Text before a turn of the policy, which may open a thought.
+    """
+
+    def find(token_ids: Sequence[int]) -> ParsedText:
+        spoken: str = tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        try:
+            message = tokenizer.parse_response(spoken, prefix=generation_prompt, tools=list(tools))
+        except Exception as error:  # noqa: BLE001  patterns and JSON of a model directory, on a text of the policy
+            return ParsedText(spoken, [problematic(f"the turn cannot be read: {describe(error, __file__)}")])
+        content, calls = message.get("content"), message.get("tool_calls") or []
+        found = [to_call(partial(_read, call)) for call in calls[:MAX_CALLS]]
+        too_many = [problematic(TOO_MANY)] if len(calls) > MAX_CALLS else []
+        return ParsedText(content if isinstance(content, str) else "", found + too_many)
+
+    return find
+
+
+def _read(call: Any) -> Call:
+    value = as_object(call)
+    return named_call(as_object(value.get("function", value)), "arguments")

@@ -1,8 +1,16 @@
 """Validation of requests before they wait for a slot."""
 
-from asyncrl.errors import EngineError
-from asyncrl.messages.trajectory import Sampling
-from asyncrl.rollout.engine import Request
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from asyncrl.errors import ConfigError, EngineError
+from asyncrl.messages.trajectory import Sampling, Span
+from asyncrl.rollout.engine import Completion, Request
+from asyncrl.weights.contents.layout import TensorSpec
+from asyncrl.weights.contents.names import are_views, checkpoint_specs, checkpoint_tensors
 
 
 def check(request: Request, *, positions: int, vocab_size: int) -> None:
@@ -53,3 +61,86 @@ def _check_sampling(sampling: Sampling) -> None:
         )
     if "" in sampling.stop:
         raise EngineError("a stop string is empty and would end every completion; remove it", retryable=False)
+
+
+# ── masks ─────────────────────────────────────────────────────────────────────────────────────
+# Sampling mask of every token of one completion, recorded while the completion is decoded.
+
+
+class Masks:
+    """Masks of a completion that is being decoded, preceded by those of the completion that it resumes."""
+
+    def __init__(self, resumed: Completion | None = None) -> None:
+        self.counts = list(resumed.mask_counts) if resumed else []
+        """Number of ids in each mask, [T]; becomes `Completion.mask_counts`."""
+        self.ids = list(resumed.mask_ids) if resumed else []
+        """Ids of all masks; becomes `Completion.mask_ids`."""
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        """Record the ids, in ascending order, from which the next token was drawn."""
+        self.counts.append(len(token_ids))
+        self.ids.extend(token_ids)
+
+
+# ── spans ─────────────────────────────────────────────────────────────────────────────────────
+# Policy version of every token of one completion, recorded while the completion is decoded.
+
+
+class Spans:
+    """Spans of a completion that is being decoded, after those of the completion it resumes from."""
+
+    def __init__(self, resumed: Iterable[Span] = ()) -> None:
+        self._starts = [(span.policy_version, span.start) for span in resumed]
+
+    def set_version(self, policy_version: int, num_tokens: int) -> None:
+        """Credit the tokens from index ``num_tokens`` on to ``policy_version``."""
+        if self._starts and self._starts[-1][1] == num_tokens:
+            self._starts.pop()
+        if not self._starts or self._starts[-1][0] != policy_version:
+            self._starts.append((policy_version, num_tokens))
+
+    def until(self, num_tokens: int) -> list[Span]:
+        """Contiguous spans that cover 0 .. ``num_tokens``."""
+        ends = [start for _, start in self._starts[1:]] + [num_tokens]
+        bounds = zip(self._starts, ends, strict=True)
+        return [Span(version, start, min(end, num_tokens)) for (version, start), end in bounds if start < num_tokens]
+
+
+# ── parameters ────────────────────────────────────────────────────────────────────────────────
+# A model's parameters under their checkpoint names: specs for the transfer, and loading of received weights.
+
+
+def specs(model: PreTrainedModel) -> list[TensorSpec]:
+    """Name, shape and dtype of every tensor; tied tensors once."""
+    return checkpoint_specs(model, str(model.dtype).removeprefix("torch."))
+
+
+def check_loadable(model: PreTrainedModel) -> None:
+    """Raise `ConfigError` unless every checkpoint tensor is a view of a parameter, so that `load` can write to it."""
+    if not are_views(model):
+        raise ConfigError(
+            f"{type(model).__name__} stores weights in another order than its checkpoints, so they cannot be replaced "
+            f"in place; use another model, or another rollout.engine"
+        )
+
+
+@torch.inference_mode()
+def load(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+    """Copy ``weights`` in place: views stay valid. A wrong name or shape is a final `EngineError` before any copy."""
+    parts = dict(checkpoint_tensors(model))
+    if missing := sorted(parts.keys() - weights.keys()):
+        raise EngineError(f"the weights lack {_first(missing)}; send every tensor of specs()", retryable=False)
+    if unknown := sorted(weights.keys() - parts.keys()):
+        raise EngineError(f"the weights have {_first(unknown)}, unknown to the model", retryable=False)
+    for name, part in parts.items():
+        if weights[name].shape != part.shape:
+            raise EngineError(
+                f"weight {name!r} has shape {tuple(weights[name].shape)}, but the model's has {tuple(part.shape)}",
+                retryable=False,
+            )
+    for name, part in parts.items():
+        part.copy_(weights[name])
+
+
+def _first(names: list[str]) -> str:
+    return f"{names[0]!r}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")

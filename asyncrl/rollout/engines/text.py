@@ -10,10 +10,12 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from asyncrl.config.model.directory import require_directory
 from asyncrl.config.model.tokenizer import check_tokenizer
-from asyncrl.errors import ConfigError, EngineError
+from asyncrl.errors import ConfigError, DataError, EngineError
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.plug_in import describe
-from asyncrl.rollout.engines.spelled_tokens import SpelledTokens
+from asyncrl.rollout.engines.special_tokens import SpelledTokens
+from asyncrl.vision.picture import check_marks, expand, marked_chat, marked_text
+from asyncrl.vision.processor import ImageProcessor
 
 TemplateKwargs = Mapping[str, str | int | float | bool]
 """``data.chat_template_kwargs``."""
@@ -33,7 +35,7 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
         ) from error
 
 
-def encode(
+def encode_text(
     tokenizer: PreTrainedTokenizerBase,
     prompt: Prompt,
     template_kwargs: TemplateKwargs = NO_KWARGS,
@@ -139,3 +141,50 @@ def num_token_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int], 
     """See `asyncrl.config.model.tokenizer.num_token_ids`, of a loaded tokenizer and the ids of `eos_ids`."""
     highest: int = max(*tokenizer.get_vocab().values(), *eos_ids, -1)
     return min(num_rows, highest + 1)
+
+
+# ── prompts ───────────────────────────────────────────────────────────────────────────────────
+# Token ids of prompts, with and without pictures. The ids are expanded: a picture has all of its image tokens.
+
+READS_NONE = "a prompt has pictures, but the model reads none; use a Qwen3-VL or Qwen2.5-VL, or prompts of text"
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Prompt,
+    template_kwargs: TemplateKwargs = NO_KWARGS,
+    processor: ImageProcessor | None = None,
+    spelled: SpelledTokens | None = None,
+) -> list[int]:
+    """
+    Token ids of a prompt; ``processor`` is None if the model reads no pictures, ``spelled`` as in `text.token_ids`.
+
+    Raises a final `EngineError` if the model cannot read the prompt's pictures, or their number is not that of marks.
+    """
+    if processor is None:
+        if prompt.images:
+            raise EngineError(READS_NONE, retryable=False)
+        return encode_text(tokenizer, prompt, template_kwargs, spelled)
+    try:
+        counts = [processor.num_tokens(processor.grid(image.width, image.height)) for image in prompt.images]
+        collapsed = _collapsed(tokenizer, prompt, template_kwargs, processor, spelled)
+        return expand(collapsed, counts, processor.image_token_id)
+    except DataError as error:
+        raise EngineError(str(error), retryable=False) from error
+
+
+def _collapsed(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Prompt,
+    template_kwargs: TemplateKwargs,
+    processor: ImageProcessor,
+    spelled: SpelledTokens | None,
+) -> list[int]:
+    """Collapsed token ids: one image token for each picture."""
+    if not prompt.images:
+        return encode_text(tokenizer, prompt, template_kwargs, spelled)
+    check_marks(prompt)
+    if prompt.chat:
+        return token_ids(tokenizer, marked_chat(prompt.chat), template_kwargs, prompt.tools, spelled)
+    placeholder = "".join(tokenizer.convert_ids_to_tokens(list(processor.placeholder_ids)))
+    return token_ids(tokenizer, marked_text(prompt.text, placeholder), template_kwargs, prompt.tools)

@@ -8,11 +8,9 @@ from asyncrl.environment.interface import PolicyTurn
 from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.special_tokens import special_tokens
-from asyncrl.rollout.episodes.tool_calls.forms import MARKS
-from asyncrl.rollout.episodes.tool_calls.found import Found, Parser, Schemas
-from asyncrl.rollout.episodes.tool_calls.thoughts import after_thought
+from asyncrl.rollout.episodes.tool_calls import MARKS, ParsedText, Parser, Schemas, after_thought
 
-Find = Callable[[Sequence[int]], Found]
+Find = Callable[[Sequence[int]], ParsedText]
 """Finds the calls and the content of a turn of these tokens."""
 
 
@@ -44,7 +42,7 @@ def by_parser(tokenizer: PreTrainedTokenizerBase, parse: Parser, schemas: Schema
     special = special_tokens(tokenizer)
     hidden = {token_id for token_id, token in special.items() if token not in MARKS}
 
-    def find(token_ids: Sequence[int]) -> Found:
+    def find(token_ids: Sequence[int]) -> ParsedText:
         shown = [token_id for token_id in token_ids if token_id not in hidden]
         spoken: str = tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return parse(after_thought(spoken, is_open=in_thought), schemas)

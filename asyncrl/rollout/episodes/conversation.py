@@ -14,9 +14,8 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from asyncrl.messages.trajectory import FROM_NOTHING, Sampling
-from asyncrl.rollout.engine import Completion, Request
+from asyncrl.rollout.engine import Completion, Request, Seam
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn
-from asyncrl.rollout.episodes.seam import Seam
 from asyncrl.rollout.results import EpisodeLimits
 
 SEED_STEP = 0x9E3779B97F4A7C15
@@ -25,7 +24,7 @@ MAX_SEED = 2**63 - 1
 
 Limit = Literal["max_turns", "max_tokens"]
 Sample = Callable[[Request], Awaitable[Completion]]
-"""Samples one request. Raises `EngineError`."""
+"""Function that samples one request in the engine. Raises `EngineError`."""
 
 
 class EpisodeOver(Exception):

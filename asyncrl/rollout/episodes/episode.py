@@ -11,23 +11,25 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from msgspec import structs
+
 from asyncrl.environment.interface import EnvironmentEpisode, Environments, Score, TaskInput
-from asyncrl.errors import EnvironmentFailed
+from asyncrl.errors import EngineError, EnvironmentFailed
 from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.episodes.conversation import Conversation
-from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn
-from asyncrl.rollout.episodes.resume import EpisodeState, Resumed, as_sampled
-from asyncrl.rollout.episodes.steps import Diverged
-from asyncrl.rollout.episodes.tool_calls.thoughts import opened_by
-from asyncrl.rollout.results import Sampled
+from asyncrl.rollout.episodes.record import EpisodeRecord, EpisodeState, RecordedTurn, ResumedEpisode, as_sampled
+from asyncrl.rollout.episodes.steps import EnvironmentDiverged
+from asyncrl.rollout.episodes.tool_calls import opened_by
+from asyncrl.rollout.gateway.gateway import Gateway
+from asyncrl.rollout.results import SampledTrajectory
 
 ATTEMPTS = 4
 """Workers that an episode may lose without being to blame, before it is reported as failed."""
 
 
 class Player(Protocol):
-    """Loop of one attempt: `Steps`, or an agent program at the gateway."""
+    """Loop of one attempt: `EpisodeSteps`, or an agent program at the gateway."""
 
     @property
     def state(self) -> EpisodeState:
@@ -38,7 +40,7 @@ class Player(Protocol):
         """True while turns of an earlier attempt are not in the conversation's record yet."""
 
     async def play(self) -> FinishReason:
-        """Play to the end. Raises `EnvironmentFailed`, `EngineError` or `Diverged`."""
+        """Play to the end. Raises `EnvironmentFailed`, `EngineError` or `EnvironmentDiverged`."""
 
     async def score(self) -> Score:
         """Judge the episode by the environment's word."""
@@ -63,12 +65,12 @@ class Attempt:
             if (completion := written(turn.request))
         ]
 
-    async def finish(self, finish_reason: FinishReason) -> Sampled:
+    async def finish(self, finish_reason: FinishReason) -> SampledTrajectory:
         """Contents of the finished trajectory, with the environment's word."""
         score, record = await self.player.score(), self.record
         if score.reward is not None:
             record.turns[-1].reward += score.reward - record.reward
-        return Sampled(
+        return SampledTrajectory(
             prompt_ids=record.prompt_ids,
             completion=record.completion(finish_reason),
             text=record.turns[-1].text,
@@ -85,7 +87,7 @@ class Attempt:
         return opened_by(read, self.conversation.seam.text)
 
 
-Begin = Callable[[EnvironmentEpisode, Resumed | None], Attempt]
+Begin = Callable[[EnvironmentEpisode, ResumedEpisode | None], Attempt]
 """Begins an attempt, from turns of an earlier one."""
 
 
@@ -110,7 +112,7 @@ class Episode:
         *,
         written: Callable[[Request], Completion | None],
         episode_s: float,
-        resumed: Resumed | None,
+        resumed: ResumedEpisode | None,
         can_resume: bool,
         on_started_over: Callable[[int, str], None],
         on_end: Callable[[], None] = lambda: None,
@@ -134,14 +136,14 @@ class Episode:
         """Tokens of the prompt and of the turns so far, without those that are being sampled."""
         return len(self._prompt_ids) + (self._attempt.record.num_tokens if self._attempt else 0)
 
-    async def run(self) -> Sampled:
+    async def run(self) -> SampledTrajectory:
         """Play, with another worker if one is lost. Raises `EngineError`."""
         try:
             return await self._run()
         finally:
             self._on_end()
 
-    async def _run(self) -> Sampled:
+    async def _run(self) -> SampledTrajectory:
         until_s = self._clock() + self._episode_s
         lost = 0
         while True:
@@ -156,12 +158,12 @@ class Episode:
                 if not error.is_lost or lost == ATTEMPTS:
                     raise
                 self._resumed = self._in_hand()
-            except Diverged as error:
+            except EnvironmentDiverged as error:
                 self._start_over(str(error))
             finally:
                 await environment.close()
 
-    def written(self) -> Sampled | None:
+    def written(self) -> SampledTrajectory | None:
         """Unfinished contents so far; None before the first token."""
         if (in_hand := self._in_hand()) is None:
             return None
@@ -183,7 +185,7 @@ class Episode:
             )
         return "length"
 
-    def _in_hand(self) -> Resumed | None:
+    def _in_hand(self) -> ResumedEpisode | None:
         """Turns so far, of this attempt or of the earlier one that it still replays."""
         attempt = self._attempt
         if attempt is None or attempt.player.is_replaying:
@@ -191,9 +193,77 @@ class Episode:
         begun = attempt.begun(self._written)
         if not (attempt.record.turns or begun):
             return None
-        return Resumed(state=attempt.player.state, finished=list(attempt.record.turns), begun=begun)
+        return ResumedEpisode(state=attempt.player.state, finished=list(attempt.record.turns), begun=begun)
 
     def _start_over(self, reason: str) -> None:
         assert self._resumed is not None, "only an earlier attempt can be given up"
         self._on_started_over(self._resumed.num_tokens, f"{self._task.name}: {reason}")
         self._resumed = self._attempt = None
+
+
+# ── program ───────────────────────────────────────────────────────────────────────────────────
+# An episode whose turns an agent program asks for, as from an OpenAI server.
+
+
+class AgentProgram:
+    """
+    Runs the program once. With ``resumed`` it gets the recorded turns again, as long as it asks the same.
+
+    Args:
+        conversation: With an empty record.
+        tools: JSON list of the tools that the prompt shows.
+        resumed: Turns of an earlier run; None begins anew.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        gateway: Gateway,
+        environment: EnvironmentEpisode,
+        task: TaskInput,
+        *,
+        tools: str = "",
+        resumed: ResumedEpisode | None = None,
+    ) -> None:
+        self._conversation = conversation
+        self._environment = environment
+        self._task = task
+        earlier = [*resumed.finished, *resumed.begun] if resumed else []
+        conversation.reserve(earlier)
+        self._open = gateway.open(conversation, task.messages, tools, earlier=earlier)
+        self._word = Score()
+
+    @property
+    def state(self) -> EpisodeState:
+        return EpisodeState(num_finished=len(self._conversation.record.turns))
+
+    @property
+    def is_replaying(self) -> bool:
+        """True until the program has had all recorded turns, or asked for something else."""
+        return bool(self._open.num_not_repeated) and not self._open.counts["sampled"]
+
+    async def play(self) -> FinishReason:
+        """
+        Run the program to its end.
+
+        Raises:
+            EnvironmentFailed: It failed, or ended without a turn.
+            EngineError: It failed because the engine did.
+        """
+        try:
+            self._word = await self._environment.solve(self._task, self._open.base_url, self._open.key)
+        except EnvironmentFailed as error:
+            if isinstance(failure := self._open.failure, EngineError):
+                raise failure from error
+            raise
+        finally:
+            await self._open.close()
+        if not self._conversation.record.turns:
+            raise EnvironmentFailed(f"the agent program of {self._task.name} ended without asking for a turn")
+        return "length" if self._open.limit else "stop"
+
+    async def score(self) -> Score:
+        """Score that the program sent to the gateway, or returned."""
+        sent = self._open.score
+        reward = sent.reward if sent and sent.reward is not None else self._word.reward
+        return structs.replace(self._word, reward=reward, metrics=self._word.metrics | self._open.scores)

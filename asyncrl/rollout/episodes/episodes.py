@@ -1,7 +1,10 @@
-"""All that the episodes of one rollout share: environments, seam, limits."""
+"""All that the episodes of one rollout share: environments, turn boundaries, limits, and how many are active."""
 
+import asyncio
+import time
 import zlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -9,21 +12,19 @@ from msgspec.structs import replace
 
 from asyncrl.config.sections.environment import Environment
 from asyncrl.environment.interface import EnvironmentEpisode, Environments, TaskInput
+from asyncrl.log import get_logger
 from asyncrl.messages.trajectory import Prompt, Sampling, Unit
-from asyncrl.rollout.engine import Completion, ConversingEngine, Request
+from asyncrl.rollout.engine import Completion, ConversingEngine, MeasuredEngine, Request, Seam
 from asyncrl.rollout.episodes.conversation import Conversation, Sample
-from asyncrl.rollout.episodes.episode import Attempt, Episode, Player
-from asyncrl.rollout.episodes.gate import EpisodeGate
-from asyncrl.rollout.episodes.program import AgentProgram
-from asyncrl.rollout.episodes.record import EpisodeRecord
-from asyncrl.rollout.episodes.resume import Resumed, read
-from asyncrl.rollout.episodes.seam import Seam
-from asyncrl.rollout.episodes.steps import Steps
+from asyncrl.rollout.episodes.episode import AgentProgram, Attempt, Episode, Player
+from asyncrl.rollout.episodes.gate import Concurrency, EpisodeGate
+from asyncrl.rollout.episodes.record import EpisodeRecord, ResumedEpisode, read
+from asyncrl.rollout.episodes.steps import EpisodeSteps
 from asyncrl.rollout.gateway.gateway import Gateway
-from asyncrl.rollout.results import EpisodeLimits, Sampled
+from asyncrl.rollout.results import EpisodeLimits, SampledTrajectory
 
 FOLD = 0x9E3779B1
-"""2^32 divided by the golden ratio."""
+"""Multiplier that folds a seed to 32 bits: 2^32 divided by the golden ratio."""
 
 
 class Episodes:
@@ -81,7 +82,7 @@ class Episodes:
         seed: int | None,
         priority: int = 0,
         images: tuple[bytes, ...] = (),
-        prefix: Sampled | None = None,
+        prefix: SampledTrajectory | None = None,
         on_turn: Callable[[], None] = lambda: None,
         on_started_over: Callable[[int, str], None] = lambda num_tokens, reason: None,
     ) -> Episode:
@@ -100,7 +101,7 @@ class Episodes:
             async with self.gate.turn(unit):
                 return await sample(request)
 
-        def converse(environment: EnvironmentEpisode, resumed: Resumed | None) -> Attempt:
+        def converse(environment: EnvironmentEpisode, resumed: ResumedEpisode | None) -> Attempt:
             answered = resumed.finished[: resumed.state.num_answered] if resumed else []
             conversation = Conversation(
                 EpisodeRecord(prompt_ids, answered),
@@ -135,11 +136,15 @@ class Episodes:
             self.gate.leave(unit)
 
     def _player(
-        self, conversation: Conversation, environment: EnvironmentEpisode, task: TaskInput, resumed: Resumed | None
+        self,
+        conversation: Conversation,
+        environment: EnvironmentEpisode,
+        task: TaskInput,
+        resumed: ResumedEpisode | None,
     ) -> Player:
         if self._gateway:
             return AgentProgram(conversation, self._gateway, environment, task, tools=self._tools, resumed=resumed)
-        return Steps(
+        return EpisodeSteps(
             conversation,
             environment,
             task,
@@ -174,3 +179,53 @@ def in_32_bits(seed: int) -> int:
     Those of one run differ from each other, and runs with other seeds have other ones.
     """
     return (seed + (seed >> 32) * FOLD) % 2**32
+
+
+# ── pacing ────────────────────────────────────────────────────────────────────────────────────
+# Adapts the number of active episodes of a node to the load of its engine, while the block runs.
+
+log = get_logger()
+
+MEASURE_S = 2.0
+"""Seconds between two measurements: a few decode steps of many requests, and a fraction of what is averaged over."""
+
+
+def adapt(episodes: Episodes, engine: MeasuredEngine, concurrency: Concurrency, now_s: float) -> None:
+    """Measure the engine's load once, and change the number of active episodes, unless the engine cannot tell it."""
+    load, gate = engine.measure(), episodes.gate
+    if load is None:
+        return
+    needed = episodes.num_active_tokens / load.kv_tokens if load.kv_tokens else 0.0
+    limit = concurrency.observe(load, now_s, needed=needed, is_binding=gate.num_waiting > 0)
+    if limit != gate.limit:
+        log.debug("episodes.limit", limit=limit, before=gate.limit, kv_usage=load.kv_usage, needed=needed)
+        gate.allow(limit)
+
+
+@asynccontextmanager
+async def paced(
+    episodes: Episodes,
+    engine: object,
+    slots: int,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> AsyncIterator[None]:
+    """Adapt while the block runs; an engine that cannot be measured leaves all episodes active."""
+    if not isinstance(engine, MeasuredEngine) or engine.measure() is None:
+        yield
+        return
+    concurrency = Concurrency(slots, episodes.gate.limit)
+    episodes.gate.allow(concurrency.limit)
+
+    async def follow() -> None:
+        while True:
+            await sleep(MEASURE_S)
+            adapt(episodes, engine, concurrency, clock())
+
+    following = asyncio.create_task(follow(), name="pacing of episodes")
+    try:
+        yield
+    finally:
+        following.cancel()
+        await asyncio.wait([following])

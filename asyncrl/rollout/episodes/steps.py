@@ -6,7 +6,8 @@ The loop of an episode whose environment answers turn by turn.
     restore ───────────────────────▶ recorded ─▶ step ─▶ say ─▶ ...        the same from a snapshot
 
 A replay is the same loop: its first turns come from the record. Each observation must then be token by token what the
-policy read when it was recorded; otherwise the environment is not where the record ends, and `Diverged` is raised.
+policy read when it was recorded; otherwise the environment is not where the record ends, and `EnvironmentDiverged` is
+raised.
 """
 
 import time
@@ -20,18 +21,18 @@ from asyncrl.errors import EnvironmentFailed
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.episodes.conversation import Conversation, EpisodeOver
-from asyncrl.rollout.episodes.resume import EpisodeState, Resumed
+from asyncrl.rollout.episodes.record import EpisodeState, ResumedEpisode
 
 T = TypeVar("T")
 
 
-class Diverged(Exception):
+class EnvironmentDiverged(Exception):
     """The environment answered otherwise than when the turns were recorded."""
 
 
-class Steps:
+class EpisodeSteps:
     """
-    Plays one episode.
+    Plays one episode: turn after turn of the policy, each answered by the environment.
 
     Args:
         conversation: With the record of the turns that a snapshot contains, and otherwise empty.
@@ -48,7 +49,7 @@ class Steps:
         resume: Resume,
         tools: str = "",
         history: Literal["as_sampled", "as_template"] = "as_sampled",
-        resumed: Resumed | None = None,
+        resumed: ResumedEpisode | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._conversation = conversation
@@ -115,7 +116,7 @@ class Steps:
         return self._state.answer
 
     def _first(self, answer: Answer) -> tuple[int, list[int]]:
-        """Parent and context of the turn after `_begin`."""
+        """Place of the first turn: index of the turn it follows, and the ids that the policy reads before it."""
         if self._conversation.record.turns:  # of a snapshot
             return self._after(len(self._conversation.record.turns) - 1, answer)
         if not answer.messages:
@@ -165,7 +166,10 @@ class Steps:
         return answer
 
     def _after(self, place: int, answer: Answer) -> tuple[int, list[int]]:
-        """Parent and context of the turn that follows ``place`` and the answer to it."""
+        """
+        Place of the turn after ``place``: index of the turn it follows, and the ids of the answer that the policy
+        reads.
+        """
         if answer.restart:
             return self._opening(answer.messages)
         seam, record = self._conversation.seam, self._conversation.record
@@ -185,7 +189,7 @@ class Steps:
 
 def _check_same(recorded: tuple[int, Sequence[int]], now: tuple[int, Sequence[int]]) -> None:
     if recorded != now:
-        raise Diverged(
+        raise EnvironmentDiverged(
             f"its answer has {len(now[1])} tokens after turn {now[0]}, expected the {len(recorded[1])} recorded ones "
             f"after turn {recorded[0]}"
         )

@@ -10,28 +10,120 @@ Nothing of a request is read before its capability is known, and a key in its he
 import asyncio
 import secrets
 from asyncio import FIRST_COMPLETED
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 from msgspec import Struct
 
-from asyncrl.checks.reward_limits import MAX_METRICS, problem_of
 from asyncrl.environment.interface import Score
 from asyncrl.log import get_logger
-from asyncrl.rollout.gateway.chat_request import ChatRequest, read_request
-from asyncrl.rollout.gateway.counts import Counts
-from asyncrl.rollout.gateway.episode import OpenEpisode
-from asyncrl.rollout.gateway.exchange import (
-    CLOSE,
-    EVENTS,
-    JSON,
-    BodyBudget,
-    Disconnected,
-    Exchange,
-)
+from asyncrl.messages.verdict_limits import MAX_METRICS, problem_of
+from asyncrl.rollout.gateway.chat_request import ChatRequest, RefusedRequest, read_request
+from asyncrl.rollout.gateway.episode import Counts, OpenEpisode
 from asyncrl.rollout.gateway.gateway import Gateway
-from asyncrl.rollout.gateway.refusal import Refused
 from asyncrl.rollout.gateway.reply import KEEP_ALIVE, Reply, event
-from asyncrl.web.asgi import Header, Receive, Scope, Send, lifespan
+from asyncrl.wire import http
+from asyncrl.wire.http import Header, Receive, Scope, Send, lifespan
+
+# ── exchange ──────────────────────────────────────────────────────────────────────────────────
+# One HTTP exchange over ASGI: a bounded body with a deadline, an answer, and whether the client went away.
+
+JSON = (b"content-type", b"application/json")
+CLOSE = (b"connection", b"close")
+EVENTS = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"))
+
+
+class Disconnected(Exception):
+    """The client went away."""
+
+
+class BodyBudget:
+    """Memory for bodies that are being received, of all connections together."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._left = num_bytes
+
+    def take(self, num_bytes: int) -> None:
+        if num_bytes > self._left:
+            raise RefusedRequest(503, "busy", "too many bodies are being received; try again", retry=True)
+        self._left -= num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        self._left += num_bytes
+
+
+class Exchange:
+    """A request without its path, and its answer."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.method: str = scope["method"]
+        self.is_started = False
+        """True once the status was sent."""
+        self.is_read = False
+        """True once all of the body has arrived."""
+        self._headers: Sequence[Header] = scope["headers"]
+        self._receive = receive
+        self._send = send
+
+    def header(self, name: bytes) -> bytes | None:
+        return next((value for key, value in self._headers if key.lower() == name), None)
+
+    async def body(self, limit: int, budget: BodyBudget, timeout_s: float) -> bytes:
+        """
+        The body of the request.
+
+        Raises:
+            Refused: It is too large, or did not arrive in time.
+            Disconnected: The client went away meanwhile.
+        """
+        if (length := self.header(b"content-length")) and length.isdigit() and int(length[:20]) > limit:
+            raise _too_large(limit)
+        taken = 0
+        parts = []
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    event = await self._receive()
+                    if event["type"] != "http.request":
+                        raise Disconnected
+                    part = event.get("body", b"")
+                    budget.take(len(part))
+                    taken += len(part)
+                    if taken > limit:
+                        raise _too_large(limit)
+                    parts.append(part)
+                    if not event.get("more_body", False):
+                        self.is_read = True
+                        return b"".join(parts)
+        except TimeoutError:
+            raise RefusedRequest(408, "timeout", f"the body did not arrive within {timeout_s:g} s") from None
+        finally:
+            budget.give_back(taken)
+
+    async def until_gone(self) -> None:
+        """Wait until the client goes away; called after `body`."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def answer(self, status: int, body: bytes, headers: Iterable[Header] = (JSON,)) -> None:
+        await self.start(status, (*headers, (b"content-length", b"%d" % len(body))))
+        await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
+
+    async def start(self, status: int, headers: Iterable[Header]) -> None:
+        self.is_started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def write(self, part: bytes, *, is_last: bool = False) -> None:
+        """Send a part of an answer that was started."""
+        await self._send({"type": "http.response.body", "body": part, "more_body": not is_last})
+
+
+def _too_large(limit: int) -> RefusedRequest:
+    return RefusedRequest(413, "body_too_large", f"the body has more than {limit} bytes")
+
+
+# ── app ───────────────────────────────────────────────────────────────────────────────────────
 
 log = get_logger()
 
@@ -75,11 +167,11 @@ class GatewayApp:
             await self._route(scope["path"].removeprefix(scope.get("root_path", "")), exchange)
         except Disconnected:
             self._gateway.counts["disconnected"] += 1
-        except Refused as refused:
+        except RefusedRequest as refused:
             await self._refuse(refused, exchange)
         except Exception as error:  # noqa: BLE001  a fault here must not end the server of all other episodes
             log.error("gateway.failed", error=f"{type(error).__name__}: {error}")
-            await self._refuse(Refused(500, "internal_error", "the gateway failed; its log has more"), exchange)
+            await self._refuse(RefusedRequest(500, "internal_error", "the gateway failed; its log has more"), exchange)
         return None
 
     async def _route(self, path: str, exchange: Exchange) -> None:
@@ -91,7 +183,7 @@ class GatewayApp:
                 _check_key(exchange.header(b"authorization"), capability)
                 await self._episode_route(episode, rest, exchange)
             case _:
-                raise Refused(404, "not_found", "there is nothing here")
+                raise RefusedRequest(404, "not_found", "there is nothing here")
 
     async def _episode_route(self, episode: OpenEpisode, rest: list[str], exchange: Exchange) -> None:
         match rest:
@@ -107,7 +199,7 @@ class GatewayApp:
                 episode.score = _read_score(await exchange.body(MAX_REWARD_BYTES, self._budget, self._body_s))
                 await exchange.answer(200, b"{}")
             case _:
-                raise Refused(404, "not_found", "there is nothing here")
+                raise RefusedRequest(404, "not_found", "there is nothing here")
 
     async def _complete(self, episode: OpenEpisode, exchange: Exchange) -> None:
         request = read_request(await exchange.body(MAX_BODY_BYTES, self._budget, self._body_s), episode.stop)
@@ -120,7 +212,7 @@ class GatewayApp:
         except Disconnected:
             episode.count("undelivered")
             raise
-        except Refused as refused:
+        except RefusedRequest as refused:
             episode.count(f"refused_{refused.code}")
             if not exchange.is_started:
                 raise
@@ -139,7 +231,7 @@ class GatewayApp:
                 await exchange.start(200, [*EVENTS, *_ignored(request)])
             await exchange.write(KEEP_ALIVE)
 
-    async def _refuse(self, refused: Refused, exchange: Exchange) -> None:
+    async def _refuse(self, refused: RefusedRequest, exchange: Exchange) -> None:
         self._gateway.counts[f"refused_{refused.status}"] += 1
         if not exchange.is_started:
             rest = [] if exchange.is_read else [CLOSE]  # nobody reads a body that may still come
@@ -152,7 +244,7 @@ async def _reply(sampling: "asyncio.Task[Reply]", gone: "asyncio.Task[None]") ->
     if gone.done():
         raise Disconnected
     if sampling.cancelled():
-        raise Refused(404, "not_found", "the episode is over")
+        raise RefusedRequest(404, "not_found", "the episode is over")
     return sampling.result()
 
 
@@ -170,7 +262,7 @@ async def _deliver(reply: Reply, request: ChatRequest, episode: OpenEpisode, exc
 
 def _allow(exchange: Exchange, *methods: str) -> None:
     if exchange.method not in methods:
-        raise Refused(405, "method_not_allowed", f"the method must be {methods[0]}")
+        raise RefusedRequest(405, "method_not_allowed", f"the method must be {methods[0]}")
 
 
 def _check_key(header: bytes | None, capability: str) -> None:
@@ -178,7 +270,7 @@ def _check_key(header: bytes | None, capability: str) -> None:
         return
     scheme, _, key = header.partition(b" ")
     if scheme.lower() != b"bearer" or not secrets.compare_digest(key.strip(), capability.encode()):
-        raise Refused(
+        raise RefusedRequest(
             401, "invalid_api_key", "the key is not that of this episode: send OPENAI_API_KEY as it was given"
         )
 
@@ -192,10 +284,36 @@ def _read_score(raw: bytes) -> Score:
     try:
         sent = REWARD.decode(raw)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise Refused(400, "invalid_reward", f'the body must be {{"reward": 1.0, "metrics": {{}}}}: {error}') from None
+        raise RefusedRequest(
+            400, "invalid_reward", f'the body must be {{"reward": 1.0, "metrics": {{}}}}: {error}'
+        ) from None
     if len(sent.metrics) > MAX_SENT_METRICS:
         message = f"there are {len(sent.metrics)} metrics, expected at most {MAX_SENT_METRICS}"
-        raise Refused(400, "invalid_reward", message, param="metrics")
+        raise RefusedRequest(400, "invalid_reward", message, param="metrics")
     if problem := problem_of(0.0 if sent.reward is None else sent.reward, sent.metrics, None):
-        raise Refused(400, "invalid_reward", problem)
+        raise RefusedRequest(400, "invalid_reward", problem)
     return Score(reward=sent.reward, metrics=sent.metrics)
+
+
+# ── server ────────────────────────────────────────────────────────────────────────────────────
+# Serves the gateway's app, in the event loop of the rollout.
+
+
+@asynccontextmanager
+async def serve(gateway: Gateway, address: str) -> AsyncIterator[str]:
+    """
+    Serve until the block ends, and set ``gateway.url``.
+
+    Args:
+        address: ``tcp://HOST:PORT`` (``environment.gateway``); port 0 takes a free one.
+
+    Yields:
+        The URL, ``http://HOST:PORT``.
+
+    Raises:
+        ConfigError: uvicorn is not installed, or the address cannot be bound.
+    """
+    app, setting = GatewayApp(gateway), "environment.gateway"
+    async with http.serve(app, address, setting=setting, needed_by="an agent program", extra="agents") as url:
+        gateway.url = url
+        yield url

@@ -13,8 +13,143 @@ import msgspec
 from msgspec import Meta, Struct
 
 from asyncrl.environment.interface import ChatMessage
-from asyncrl.rollout.gateway.messages import SentMessage, tools_key
-from asyncrl.rollout.gateway.refusal import Refused
+
+# ── refusal ───────────────────────────────────────────────────────────────────────────────────
+# An answer other than 200, in the form of OpenAI's errors.
+
+
+class RefusedRequest(Exception):
+    """
+    The request is not answered with a completion.
+
+    Args:
+        code: Short name of the cause, for programs.
+        message: One sentence for people.
+        param: Field of the request that is to blame.
+        retry: Tells clients whether to try again; None leaves it to the status.
+    """
+
+    def __init__(
+        self, status: int, code: str, message: str, *, param: str | None = None, retry: bool | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry = retry
+
+    @property
+    def body(self) -> bytes:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return msgspec.json.encode(
+            {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        )
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Header that OpenAI's clients obey before the status."""
+        return [] if self.retry is None else [(b"x-should-retry", b"true" if self.retry else b"false")]
+
+
+# ── messages ──────────────────────────────────────────────────────────────────────────────────
+# Messages of a request in one form, whatever a client makes of them on their way back.
+#
+#     {"role": "assistant", "content": [{"type": "text", "text": " a ?"}], "refusal": null, "tool_calls": null}
+#         ─▶ {"role": "assistant", "content": " a ?"}
+#
+# Fields that are null or empty are left out, parts of text are joined, arguments of calls are compact JSON with
+# sorted keys. Whitespace, ids of calls and the order of everything else are kept: they are what the policy reads.
+
+SORTED = msgspec.json.Encoder(order="sorted")
+
+
+class ReplyPart(Struct):
+    type: str
+    text: str = ""
+    refusal: str = ""
+
+
+class Function(Struct):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ReplyCall(Struct):
+    function: Function
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
+class SentMessage(Struct):
+    """A message as a client sends it. Fields that no chat template reads are not decoded."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ReplyPart] | None = None
+    name: str | None = None
+    tool_calls: list[ReplyCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    def normal(self) -> ChatMessage:
+        """
+        The message as an episode compares and renders it.
+
+        Raises:
+            Refused: It has a part that is not text, or calls of tools in another role than the assistant's.
+        """
+        message: ChatMessage = {"role": "system" if self.role == "developer" else self.role, "content": self._text()}
+        if self.tool_calls:
+            if self.role != "assistant":
+                raise RefusedRequest(
+                    400, "invalid_messages", f"a message of {self.role} has tool_calls", param="messages"
+                )
+            message["tool_calls"] = [called(call.id or "", call.function) for call in self.tool_calls]
+        for key in ("name", "tool_call_id", "reasoning_content"):
+            if value := getattr(self, key):
+                message[key] = value
+        return message
+
+    def _text(self) -> str:
+        if not isinstance(self.content, list):
+            return self.content or ""
+        for part in self.content:
+            if part.type not in ("text", "refusal", "input_text", "output_text"):
+                message = f"messages has a part of type {part.type[:40]!r}: only text is supported"
+                raise RefusedRequest(400, "unsupported_content", message, param="messages")
+        return "".join(part.text or part.refusal for part in self.content)
+
+
+def called(call_id: str, function: Function) -> dict[str, Any]:
+    """A call of a tool in its one form."""
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": function.name, "arguments": compact(function.arguments)},
+    }
+
+
+def compact(arguments: str | dict[str, Any] | None) -> str:
+    """Arguments as compact JSON with sorted keys; text that is no JSON as it is."""
+    if not isinstance(arguments, str):
+        return SORTED.encode(arguments or {}).decode()
+    try:
+        return SORTED.encode(msgspec.json.decode(arguments)).decode()
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return arguments
+
+
+def normal(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """Messages of a prompt in the form that those of a request have."""
+    return [msgspec.convert(message, SentMessage).normal() for message in messages]
+
+
+def tools_key(tools: str) -> bytes:
+    """Tools without whatever order their keys have; empty without tools."""
+    return SORTED.encode(msgspec.json.decode(tools)) if tools else b""
+
+
+# ── chat request ──────────────────────────────────────────────────────────────────────────────
 
 MAX_CHOICES = 128
 IGNORED = (
@@ -34,14 +169,14 @@ Count = Annotated[int, Meta(ge=1, lt=1 << 53)]
 Integer = Annotated[int, Meta(ge=-(1 << 63), lt=(1 << 63) - 1)]
 
 
-class FunctionTool(Struct):
+class RequestTool(Struct):
     name: Annotated[str, Meta(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
 class Tool(Struct):
-    function: FunctionTool
+    function: RequestTool
     type: Literal["function"] = "function"
 
 
@@ -155,9 +290,9 @@ def read_request(raw: bytes, stop: Sequence[str]) -> ChatRequest:
             TOOLS.decode(tools)
         key = tools_key(tools)
     except RecursionError:
-        raise Refused(400, "invalid_json", "the body is nested too deeply") from None
+        raise RefusedRequest(400, "invalid_json", "the body is nested too deeply") from None
     except (msgspec.MsgspecError, UnicodeError, ValueError) as error:
-        raise Refused(400, "invalid_request", f"the body is not a chat completion request: {error}") from None
+        raise RefusedRequest(400, "invalid_request", f"the body is not a chat completion request: {error}") from None
     _refuse_unsupported(body, stop)
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit]
     return ChatRequest(
@@ -198,5 +333,5 @@ def _refuse_unsupported(body: Body, stop: Sequence[str]) -> None:
         raise _unsupported("stop", f"stop must be that of the run (sampling.stop), which is {list(stop)}")
 
 
-def _unsupported(param: str, message: str) -> Refused:
-    return Refused(400, "unsupported_parameter", message, param=param)
+def _unsupported(param: str, message: str) -> RefusedRequest:
+    return RefusedRequest(400, "unsupported_parameter", message, param=param)

@@ -14,15 +14,15 @@ from hashlib import sha256
 from asyncrl.environment.interface import ChatMessage
 from asyncrl.rollout.episodes.conversation import Conversation
 from asyncrl.rollout.episodes.record import RecordedTurn
-from asyncrl.rollout.gateway.counts import Counts
-from asyncrl.rollout.gateway.episode import OpenEpisode
-from asyncrl.rollout.gateway.lineage import Lineage
+from asyncrl.rollout.gateway.episode import Counts, Lineage, OpenEpisode
 
 CAPABILITY_BYTES = 32
 
 
 class Gateway:
     """
+    Opens episodes to agent programs, each by a capability in its URL.
+
     Args:
         url: By which programs reach the app, such as ``http://127.0.0.1:9000``, with the path below which a host
             mounts it; `server.serve` sets it.

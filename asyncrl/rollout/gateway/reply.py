@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from asyncrl.environment.interface import ChatMessage, PolicyTurn
 from asyncrl.messages.words import FinishReason
-from asyncrl.rollout.gateway.messages import Function, called
+from asyncrl.rollout.gateway.chat_request import Function, called
 
 Text = Callable[[Sequence[int]], str]
 """Text of tokens; `Seam.text`."""

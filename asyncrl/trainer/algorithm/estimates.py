@@ -1,5 +1,6 @@
 """
-Advantages, value targets and masks of a step, computed before its first update.
+Advantages, value targets and masks of a step, computed before its first update; token rewards, and tokens that a loss
+selects.
 
     per-token numbers (log-probs, reference, values) ─┐   KL in the reward ─▶ correction ─▶ advantages
     rewards ──────────────────────────────────────────┴──── one after the other, over the whole step
@@ -18,17 +19,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.algo.aggregate import Ragged
+from asyncrl.algo.loss_tokens import StepTokens, token_keys
 from asyncrl.algo.outcomes import Floats, Outcome
-from asyncrl.algo.ragged import Ragged
 from asyncrl.algo.value import explained_variance
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, TOKEN_REWARDS, VALUES, Recipe
+from asyncrl.trainer.packing.layout import turns_of
+from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory
 from asyncrl.trainer.ranks.per_token import PerToken
 
 BEHAVIOR = "behavior_logprobs"
 TOKEN_FIELDS = ("penalties", "logprobs", "sum_pi_squared", "values", "importance")
 """Fields of an `Outcome` of shape [T]."""
 Masks = list[NDArray[np.bool_]]
-"""[T] of each trajectory of a step."""
+"""Masks of a step: [T] bool of each of its trajectories."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +40,7 @@ class Estimates:
     """Estimates for the S trajectories of a step, indexed by place."""
 
     advantages: PerToken
-    """All exactly zero for a trajectory without a learning signal."""
+    """[T] of each trajectory; all exactly zero for one without a learning signal."""
     value_targets: PerToken | None = None
     importance: PerToken | None = None
     """Weights of the rollout correction; None for ones."""
@@ -150,3 +154,69 @@ def _split(values: Tensor | None, sequences: Ragged) -> list[NDArray[Any]] | Non
     if values is None:
         return None
     return [part.numpy() for part in torch.split(values, sequences.lengths.tolist())]
+
+
+# ── token rewards ─────────────────────────────────────────────────────────────────────────────
+# Rewards of an episode, token by token, for estimators with a return to go.
+#
+#     turns     ▁▁▁▁▁ ▁▁▁ ▁▁▁▁▁▁        rewards of the turns .5, 0, .2; verdict 1
+#     tokens    ....5 ..0 .....5        each at the end of its turn, and what the verdict has besides at the end of all
+
+
+def token_rewards(trajectory: TrainingTrajectory) -> NDArray[np.float32]:
+    """
+    [T] rewards, whose sum is the verdict.
+
+    A turn of which nothing is trained gives its reward to the last trained token before it. If there is none, nothing
+    that is trained has earned it, and it is left out.
+    """
+    rewards = np.zeros(len(trajectory.completion_ids))
+    num_written, rest = 0, trajectory.reward
+    for turn in turns_of(trajectory):
+        num_written += turn.num_written
+        rest -= turn.reward
+        if num_written:
+            rewards[num_written - 1] += turn.reward
+    if num_written:
+        rewards[-1] += rest
+    return rewards.astype(np.float32)
+
+
+# ── selecting ─────────────────────────────────────────────────────────────────────────────────
+# Token selection of losses that treat some tokens of a mini-batch apart; every rank selects the same tokens.
+
+
+def select_tokens(
+    recipe: Recipe,
+    step: TrainingStep,
+    places: Sequence[int],
+    per_token: Mapping[str, PerToken],
+    estimates: Estimates,
+    *,
+    seed: int,
+) -> dict[int, NDArray[np.bool_]] | None:
+    """
+    Select tokens of the trajectories at ``places``: [T] by place, or None if the loss has no selection.
+
+    Log-probs are those of the policy before the step: every rank has them, and for the first mini-batch it is the
+    policy in training.
+    """
+    if recipe.select is None:
+        return None
+    infos = [step.infos[place] for place in places]
+    lengths = [info.outcome.length for info in infos]
+    logprobs, old = per_token[LOGPROBS], per_token[LOGPROBS if recipe.is_decoupled else BEHAVIOR]
+    selected = recipe.select(
+        StepTokens(
+            advantages=_joined([estimates.advantages[place] for place in places]),
+            logprobs=_joined([logprobs[place] for place in places]),
+            old_logprobs=_joined([old[place] for place in places]),
+            keys=token_keys([info.outcome.group_id for info in infos], [info.index for info in infos], lengths),
+            seed=seed,
+        )
+    )
+    return dict(zip(places, np.split(selected, np.cumsum(lengths)[:-1]), strict=True))
+
+
+def _joined(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    return np.concatenate([*parts, np.empty(0)])

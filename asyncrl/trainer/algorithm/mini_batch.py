@@ -1,7 +1,10 @@
-"""Inputs of the losses of one update, cut into tensors one micro-batch at a time."""
+"""
+One update, a micro-batch at a time: which tokens are trained, the inputs of the losses, and the share of each in the
+loss of the step.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,11 +12,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.algo.ragged import Ragged
+from asyncrl.algo.aggregate import Ragged
+from asyncrl.algo.correction import divergent
+from asyncrl.algo.kl import k2
+from asyncrl.algo.logprobs import Scores
+from asyncrl.algo.loss_tokens import Tokens
+from asyncrl.config.config import Config
+from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.errors import BrokenInvariant
+from asyncrl.plug_in import is_path
 from asyncrl.trainer.algorithm.estimates import Estimates
-from asyncrl.trainer.packing.step import Step
-from asyncrl.trainer.ranks.per_token import PerToken
+from asyncrl.trainer.algorithm.recipe import Recipe
+from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory
+from asyncrl.trainer.packing.untrained import as_context, in_untrained_turns, older_than
+from asyncrl.trainer.ranks.per_token import PerToken, all_gather_per_token
+from asyncrl.trainer.ranks.ranks import Ranks
 
 F32 = torch.float32
 
@@ -29,7 +42,7 @@ class LossInputs:
     sequences: Ragged
     behavior_logprobs: Tensor
     old_logprobs: Tensor
-    """Denominator of the ratio."""
+    """[N] log-probs in the denominator of the ratio."""
     advantages: Tensor
     weights: Tensor
     """Weight of each token in the loss of the step."""
@@ -57,14 +70,14 @@ class ValueInputs(NamedTuple):
 class MiniBatch:
     """Trajectories of one update. Per-token numbers cover the whole step and are the same on every rank."""
 
-    step: Step
+    step: TrainingStep
     places: Sequence[int]
     """Places of its trajectories in the step."""
     estimates: Estimates
     token_weights: Mapping[int, float]
     """Weight in the loss of a token of the trajectory at each place."""
     old_logprobs: PerToken | None
-    """Denominator of the ratio; None for the behavior log-probs."""
+    """[T] by place, log-probs in the denominator of the ratio; None for the behavior log-probs."""
     ref_logprobs: PerToken | None
     """Log-probs under the reference, if the loss has a KL to it."""
     old_values: PerToken | None
@@ -86,7 +99,7 @@ class MiniBatch:
         self, places: Sequence[int], is_compared: NDArray[np.bool_] | None, *, device: torch.device
     ) -> LossInputs:
         """Inputs of the policy loss for one micro-batch of this rank's trajectories."""
-        trajectories, estimates = self.step.at(places), self.estimates
+        trajectories, estimates = self.step.select(places), self.estimates
 
         def tensor(values: PerToken | Mapping[int, NDArray[Any]] | None, dtype: torch.dtype = F32) -> Tensor | None:
             return None if values is None else _joined([values[place] for place in places], dtype, device)
@@ -125,3 +138,196 @@ class MiniBatch:
 def _joined(parts: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Join [T] of each trajectory to [N]; no parts give [0]."""
     return torch.from_numpy(np.concatenate((np.zeros(0, np.float32), *parts))).to(device, dtype)
+
+
+# ── trained part ──────────────────────────────────────────────────────────────────────────────
+# Tokens of a step that are trained; the others become context (`asyncrl.trainer.packing.untrained`).
+#
+#     turns with ``is_trained`` false            with an [environment]
+#     tokens more than L versions old            with ``schedule.on_straggler = "mask"``, L = ``max_staleness``
+#
+# Tokens are in the payloads, and every rank needs the lengths of all trajectories for its means, so ranks tell each
+# other how many are left. Old tokens come first in a trajectory: without them its end is learned more than its
+# beginning, so they are counted by quarters.
+
+QUARTERS = 4
+Counts = NDArray[np.float32]
+"""
+Counts for the metrics: tokens left to train, tokens of untrained turns, and old tokens by quarter of the trajectory.
+"""
+
+
+class TrainedPart:
+    """Selects the tokens of a step that are trained; all others become context."""
+
+    def __init__(self, config: Config) -> None:
+        schedule = config.schedule
+        self._max_staleness = schedule.max_staleness if schedule.on_straggler == "mask" else None
+        self._steps_per_publish = schedule.steps_per_publish
+        self._has_turns = config.environment.is_set
+        self.is_whole = self._max_staleness is None and not self._has_turns
+        """True if every token of the run is trained."""
+
+    def of_trajectory(self, trajectory: TrainingTrajectory, step: int) -> tuple[TrainingTrajectory, Counts]:
+        """
+        The trajectory with its untrained tokens as context, and what is counted.
+
+        Args:
+            step: Number of the step that trains it.
+        """
+        untrained = in_untrained_turns(trajectory)
+        num_in_turns = untrained.sum()
+        quarters = np.zeros(QUARTERS, np.intp)
+        if self._max_staleness is not None:
+            is_old = older_than(trajectory, step // self._steps_per_publish - self._max_staleness)
+            quarter = QUARTERS * np.flatnonzero(is_old) // max(len(is_old), 1)
+            quarters = np.bincount(quarter, minlength=QUARTERS)
+            untrained = untrained | is_old
+        part = as_context(trajectory, untrained)
+        return part, np.array([len(part.completion_ids), num_in_turns, *quarters], np.float32)
+
+    def of_step(self, step: TrainingStep, number: int, ranks: Ranks) -> tuple[TrainingStep, dict[str, float]]:
+        """
+        The step with untrained tokens as context, and metrics of them. Collective; every trajectory must have an owner.
+
+        ``number`` is that of the step. A step that is whole stays as it is.
+        """
+        if self.is_whole:
+            return step, {}
+        own = {place: self.of_trajectory(one, number) for place, one in step.trajectories.items()}
+        shared = all_gather_per_token(
+            {"counts": {place: counts for place, (_, counts) in own.items()}},
+            lengths=[2 + QUARTERS] * len(step.infos),
+            owners=step.owners,
+            ranks=ranks,
+        )["counts"]
+        infos = [info.with_trained(int(counts[0])) for info, counts in zip(step.infos, shared, strict=True)]
+        part = replace(step, infos=infos, trajectories={place: one for place, (one, _) in own.items()})
+        return part, self._metrics(np.sum(shared, 0))
+
+    def _metrics(self, counts: NDArray[np.float64]) -> dict[str, float]:
+        _, in_turns, *quarters = counts.tolist()
+        metrics = {"untrained/turn_tokens": in_turns} if self._has_turns else {}
+        if self._max_staleness is not None:
+            metrics["untrained/old_tokens"] = sum(quarters)
+            metrics |= {f"untrained/old_quarter_{place + 1}": tokens for place, tokens in enumerate(quarters)}
+        return metrics
+
+
+# ── objective ─────────────────────────────────────────────────────────────────────────────────
+# Loss of one micro-batch, as its share of the loss of a step.
+#
+#     loss = Σ_t  w_t ( importance_t · policy_loss_t + sampler_kl_coef · k2_t + kl_coef · KL_t - entropy_coef · H_t )
+#
+# w_t is the token's weight by the aggregation, and zero where decoupled correction rejects it. In bypass mode the
+# correction compares the policy in training with the sampler, changes with every update, and is computed here; so is
+# the mask of divergent sequences in both modes. Rejected and masked tokens are excluded from the policy loss, from
+# the means that sequence losses take, and from k2, the KL to the policy that sampled.
+
+REJECTED = "rollout_corr/rollout_rs_masked_fraction"
+"""Metric name shared with decoupled correction, which reports it for the whole step."""
+DIVERGENT = "divergent_masked_fraction"
+PROBED = 8
+"""Tokens of each of two trajectories at which the objective is asked whether it has a gradient."""
+LOG_FLOOR = 1e-10
+"""Added to importance before its logarithm, so that one dropped token does not zero a long trajectory; as in verl."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatchLoss:
+    """Loss and per-token metrics of a micro-batch."""
+
+    loss: Tensor
+    """[] with gradient."""
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """[N], or fewer if tokens were rejected; numbers or bools, without gradient."""
+    keep: Tensor | None = None
+    """[N] bool, tokens that are in a term of the loss; None if all are."""
+
+
+def objective(recipe: Recipe, algorithm: Algorithm, scores: Scores, inputs: LossInputs) -> MicroBatchLoss:
+    """
+    Loss of a micro-batch, by the formula above; ``scores`` [N] contain entropy if ``algorithm.entropy_coef`` is set.
+    """
+    loss, metrics, keep = _policy_loss(recipe, scores.logprobs, inputs)
+    if inputs.ref_logprobs is not None:
+        kl = recipe.kl(scores.logprobs, inputs.ref_logprobs)
+        loss, keep = loss + algorithm.kl_coef * torch.dot(kl, inputs.weights), inputs.keep
+        metrics["kl_ref"] = kl.detach()
+    if scores.entropy is not None:
+        loss, keep = loss - algorithm.entropy_coef * torch.dot(scores.entropy, inputs.weights), inputs.keep
+        metrics["entropy"] = scores.entropy.detach()
+    return MicroBatchLoss(loss, metrics, keep)
+
+
+def trains_without_advantage(recipe: Recipe, algorithm: Algorithm) -> bool:
+    """
+    True if tokens of a trajectory whose advantages are all zero have a gradient.
+
+    Asked of the objective itself, so that no term of it can be forgotten: its gradient at tokens that moved from their
+    sampler by 1e-4 nats, which no correction rejects, and by up to 4. A loss in a file of a user may be zero at
+    these and not at others, so its trajectories are all computed.
+    """
+    return is_path(algorithm.loss) or any(_has_gradient(recipe, algorithm, moved) for moved in (1e-4, 0.1, 4.0))
+
+
+def _has_gradient(recipe: Recipe, algorithm: Algorithm, moved: float) -> bool:
+    """True if the objective has a gradient at tokens without advantage, which moved by up to ``moved`` nats."""
+    sampled = torch.full((2 * PROBED,), -5.0)
+    logprobs = (sampled + moved * torch.linspace(-1, 1, PROBED).repeat(2)).requires_grad_()
+    entropy = torch.ones_like(sampled).requires_grad_() if algorithm.entropy_coef else None
+    inputs = LossInputs(
+        sequences=Ragged([PROBED, PROBED]),
+        behavior_logprobs=sampled,
+        old_logprobs=sampled,
+        advantages=torch.zeros_like(sampled),
+        weights=torch.ones_like(sampled),
+        ref_logprobs=sampled if recipe.penalises_loss else None,
+        is_selected=torch.arange(len(sampled)) % 3 == 0 if recipe.select else None,
+    )
+    loss = objective(recipe, algorithm, Scores(logprobs, entropy=entropy), inputs).loss
+    found = torch.autograd.grad(loss, [logprobs] if entropy is None else [logprobs, entropy], allow_unused=True)
+    return any(gradient is not None and bool(gradient.any()) for gradient in found)
+
+
+def _policy_loss(
+    recipe: Recipe, logprobs: Tensor, inputs: LossInputs
+) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
+    importance, keep, weights, sequences = inputs.importance, inputs.keep, inputs.weights, inputs.sequences
+    masked: dict[str, Tensor] = {}
+    if not recipe.is_decoupled:
+        importance, keep = recipe.correct(logprobs.detach(), inputs.behavior_logprobs, sequences)
+        if keep is not None:
+            masked[REJECTED] = ~keep
+            if recipe.averages_trajectories:  # These weights divide by the number of all tokens, not of kept.
+                weights = weights * sequences.spread(sequences.lengths / sequences.sum(keep.long()).clamp(min=1))
+    if recipe.mask_divergent:
+        log_ratio = logprobs.detach() - inputs.behavior_logprobs
+        is_divergent = divergent(log_ratio, inputs.advantages, sequences, recipe.mask_divergent)
+        masked[DIVERGENT] = is_divergent
+        keep = ~is_divergent if keep is None else keep & ~is_divergent
+    if keep is not None:
+        sequences = Ragged(sequences.sum(keep.long()).tolist(), device=logprobs.device)
+    policy = recipe.losses(
+        Tokens(
+            logprobs=_kept(logprobs, keep),
+            old_logprobs=_kept(inputs.old_logprobs, keep),
+            advantages=_kept(inputs.advantages, keep),
+            sequences=sequences,
+            is_selected=None if inputs.is_selected is None else _kept(inputs.is_selected, keep),
+        )
+    )
+    losses = policy.losses
+    if importance is not None:
+        importance = _kept(importance, keep)
+        if recipe.loss.entry.is_of_sequences:
+            importance = sequences.spread(sequences.mean((importance + LOG_FLOOR).log()).exp())
+        losses = losses * importance
+    if recipe.sampler_kl_coef:
+        kl = k2(_kept(logprobs, keep), _kept(inputs.behavior_logprobs, keep))
+        losses = losses + recipe.sampler_kl_coef * kl
+    return torch.dot(losses, _kept(weights, keep)), {**policy.metrics, **masked}, keep
+
+
+def _kept(values: Tensor, keep: Tensor | None) -> Tensor:
+    return values if keep is None else values[keep]

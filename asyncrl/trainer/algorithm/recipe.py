@@ -14,17 +14,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from asyncrl.algo.advantages.gae import value_targets
-from asyncrl.algo.advantages.resolve import resolve_advantage
+from asyncrl.algo.advantages import resolve_advantage, value_targets
 from asyncrl.algo.aggregate import Totals, resolve_aggregation
-from asyncrl.algo.correction.correct import Correct
+from asyncrl.algo.correction import Correct
 from asyncrl.algo.kl import resolve_kl
-from asyncrl.algo.losses.resolve import resolve_loss
+from asyncrl.algo.losses import resolve_loss
 from asyncrl.algo.outcomes import Floats, Outcome
 from asyncrl.config.catalogue import SETTINGS
-from asyncrl.config.clipping import with_clip_high
 from asyncrl.config.config import Config
-from asyncrl.config.correction import resolved
+from asyncrl.config.correction import resolved, with_clip_high
 from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.config.sections.trainer import Critic
 from asyncrl.errors import ConfigError
@@ -53,7 +51,7 @@ class Recipe:
         self.reward_kl = resolve_kl(algorithm.kl_reward) if algorithm.kl_in == "both" else self.kl
         self.correct = Correct(algorithm.correction)
         self.mask_divergent = algorithm.correction.mask_divergent
-        """Threshold of `asyncrl.algo.correction.divergent`, nats per token; 0 masks nothing."""
+        """Threshold of `asyncrl.algo.correction`, nats per token; 0 masks nothing."""
         self.sampler_kl_coef = algorithm.sampler_kl_coef
         """Weight of the KL to the policy that sampled."""
         self.is_decoupled = resolved(algorithm.correction).mode == "decoupled"

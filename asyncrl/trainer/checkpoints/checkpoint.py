@@ -8,7 +8,7 @@ Checkpoints: everything that a trainer needs to resume, on disk, complete or not
             trainer/*.safetensors                      other learned tensors
             manifest.json                              step, frontier, random state; size and digest of every file above
         .step_000070.partial/                          left by a process that died
-        best.json                                      the best on held-out prompts, see `retention`
+        best.json                                      the best on held-out prompts, by `Retention`
 
 All files are written to a hidden folder, the manifest last, flushed to disk, and renamed: a folder called ``step_*`` is
 complete, unless the disk lied or someone changed it, which `verify` detects. Nothing is pickled. Each rank writes the
@@ -27,9 +27,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from asyncrl.actor.failpoints import reach
 from asyncrl.errors import LedgerError, RunFailed
-from asyncrl.files.atomic import remove_folder, replace_folder
+from asyncrl.failpoints import failpoint
+from asyncrl.files.atomic import needed, remove_folder, replace_folder
 from asyncrl.files.checkpoints import (
     MANIFEST,
     FileEntry,
@@ -43,11 +43,9 @@ from asyncrl.files.checkpoints import (
     step_of,
 )
 from asyncrl.files.checkpoints import read_manifest as read_json_manifest
-from asyncrl.files.disk import needed
 from asyncrl.log import get_logger
 from asyncrl.messages.trainer import DamagedCheckpoint, Stepped
-from asyncrl.trainer.checkpoints.parts import MODEL, TENSORS, Part
-from asyncrl.trainer.checkpoints.snapshot import Snapshot
+from asyncrl.trainer.checkpoints.snapshot import MODEL, TENSORS, CheckpointPart, Snapshot
 
 log = get_logger()
 
@@ -159,7 +157,7 @@ def finish(
         _save_tokenizer(tokenizer, partial)
         if snapshot.part.count > 1:
             _write_index(partial, snapshot, parts)
-        reach("trainer.checkpoint_partial")
+        failpoint("trainer.checkpoint_partial")
         manifest = Manifest(
             step=step,
             policy_version=policy_version,
@@ -178,7 +176,7 @@ def finish(
 
 
 def _write_index(folder: Path, snapshot: Snapshot, files: Mapping[str, FileEntry]) -> None:
-    names = [Part(index, snapshot.part.count).file(MODEL) for index in range(snapshot.part.count)]
+    names = [CheckpointPart(index, snapshot.part.count).file(MODEL) for index in range(snapshot.part.count)]
     total = sum(files[name].size for name in names)
     weight_map = {weight: names[index] for weight, index in snapshot.weight_parts.items()}
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
@@ -209,7 +207,7 @@ def _save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         raise OSError(str(error)) from error
 
 
-class Search(NamedTuple):
+class CheckpointSearch(NamedTuple):
     """Newest checkpoint that passes `verify`, and those that are newer."""
 
     found: tuple[Path, Manifest] | None
@@ -217,16 +215,16 @@ class Search(NamedTuple):
     """The newest first."""
 
 
-def search(directory: Path) -> Search:
+def search(directory: Path) -> CheckpointSearch:
     """Find the newest intact checkpoint. Damaged ones are skipped and logged."""
     damaged: list[DamagedCheckpoint] = []
     for folder in reversed(step_folders(directory).values()):
         try:
-            return Search((folder, verify(folder)), damaged)
+            return CheckpointSearch((folder, verify(folder)), damaged)
         except (LedgerError, OSError) as error:  # OSError: unreadable
             log.warning("checkpoint.damaged", path=str(folder), cause=str(error))
             damaged.append(DamagedCheckpoint(str(folder), str(error)))
-    return Search(None, damaged)
+    return CheckpointSearch(None, damaged)
 
 
 def newest_intact(directory: Path) -> tuple[Path, Manifest] | None:

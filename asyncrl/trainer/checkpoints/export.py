@@ -1,5 +1,6 @@
 """
-Export a checkpoint's model to a directory that any program for Hugging Face models loads.
+Export a checkpoint to a directory that others load: its model for programs of Hugging Face models, or its adapters for
+PEFT.
 
     step_000060/                               DIR/
         config.json, tokenizer…    ──copied─▶      the same
@@ -7,7 +8,7 @@ Export a checkpoint's model to a directory that any program for Hugging Face mod
         trainer/, manifest.json        ✗           README.md, the model card
 
 The files are written beside DIR under a hidden name, flushed to disk, and renamed: DIR is complete or does not exist.
-`asyncrl.trainer.checkpoints.adapter_export` writes the adapter alone.
+`asyncrl.trainer.checkpoints.export` writes the adapter alone.
 """
 
 import shutil
@@ -21,13 +22,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from asyncrl.config.model import weights
+from asyncrl.config.model.adapter import CONFIG, WEIGHTS, adapter_config, layers_of, target_modules
+from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError, LedgerError, RunFailed
 from asyncrl.files.atomic import flush, flush_folder
 from asyncrl.files.checkpoints import BEST, step_folder
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
-from asyncrl.trainer.checkpoints.parts import TENSORS
-from asyncrl.trainer.checkpoints.retention import Best
+from asyncrl.trainer.checkpoints.snapshot import ADAPTERS, TENSORS, Stored, open_tensors, stem_of, write_tensors
+from asyncrl.trainer.checkpoints.writer import Best
 
 CARD = "README.md"
 
@@ -106,14 +110,14 @@ def refuse_existing(out: Path) -> None:
 
 
 def copy_files(folder: Path, out: Path, names: Iterable[str]) -> None:
-    """Copy files of a checkpoint by their paths in it."""
+    """Copy some files of a checkpoint, named by their paths in it, to ``out``."""
     for name in names:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / name, out / name)
 
 
 def _cast(folder: Path, dtype: Dtype) -> None:
-    """Cast file by file, so that no more than one is in memory."""
+    """Cast the weights in ``folder`` to ``dtype``, file by file, so that no more than one is in memory."""
     target, total_bytes = getattr(torch, dtype), 0
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -146,3 +150,62 @@ def _best(directory: Path) -> int:
         ) from error
     except msgspec.DecodeError as error:
         raise LedgerError(f"{path} is damaged: {error}; give the step by number") from error
+
+
+# ── adapter export ────────────────────────────────────────────────────────────────────────────
+# Export a checkpoint's adapters to a directory that the PEFT library loads onto the base model.
+#
+#     step_000060/                               DIR/
+#         trainer/adapters*.safetensors          ──cast?──▶      adapter_model.safetensors, one file
+#         *.safetensors                          ──names──▶      target_modules of adapter_config.json
+#         tokenizer…                             ──copied─▶      the same
+#         config.json, other tensors                 ✗           README.md, the model card
+#
+# DIR is complete or does not exist, as in `asyncrl.trainer.checkpoints.export`.
+
+OF_THE_MODEL = (weights.CONFIG, weights.INDEX, "generation_config.json")
+"""Files of a checkpoint that a directory without the model's weights must not have."""
+
+
+def export_adapter(
+    folder: Path,
+    manifest: Manifest,
+    out: Path,
+    *,
+    lora: Lora,
+    base: str,
+    revision: str | None = None,
+    card: str,
+    dtype: Dtype | None = None,
+) -> None:
+    """
+    Write the adapters of a verified checkpoint to ``out``; once this returns, they survive a power cut.
+
+    Args:
+        lora: Of the run.
+        base: Name on the Hugging Face Hub, or path, of the base model.
+        revision: Commit of ``base`` on the Hub; None if it is not known.
+        card: Becomes README.md.
+        dtype: Dtype of the adapters; None keeps float32.
+
+    Raises:
+        ConfigError: ``out`` exists, or the checkpoint has no adapters.
+        LedgerError: A file is damaged.
+        RunFailed: The disk failed; everything written was removed.
+    """
+    files = [name for name in manifest.files if Path(name).parts[0] != TENSORS]
+    if not any(stem_of(Path(name).name) == ADAPTERS for name in manifest.files):
+        raise ConfigError(f"{folder} has no adapters, as its run trained the model itself; export it without --adapter")
+    with open_tensors(folder / TENSORS, manifest.files) as stored, new_directory(out) as partial:
+        tensors = stored[ADAPTERS]
+        _write(partial / WEIGHTS, tensors, getattr(torch, dtype or "float32"))
+        targets = target_modules(layers_of(tensors), weights.check_weights(folder, "checkpoint"))
+        config = adapter_config(lora, targets, base, revision)
+        (partial / CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(config)) + b"\n")
+        copy_files(folder, partial, [n for n in files if n not in OF_THE_MODEL and Path(n).suffix != ".safetensors"])
+        (partial / CARD).write_text(card, encoding="utf-8")
+
+
+def _write(path: Path, tensors: Stored, dtype: torch.dtype) -> None:
+    empty = {name: torch.empty(tensor.shape, dtype=dtype, device="meta") for name, tensor in tensors.items()}
+    write_tensors(path, empty, ((name, tensor[:].to(dtype)) for name, tensor in tensors.items()))

@@ -1,5 +1,6 @@
 """
-State of a learner between two steps, from which a checkpoint is made while the next steps train.
+State of a learner between two steps, from which its ranks write a checkpoint while the next steps train, and read it
+back.
 
     gathered tensor by tensor ─▶ own part ─▶ files, in the page cache ─▶ disk      digests, flush: beside the next steps
                                          └─▶ copies on the host                    without a folder to write to
@@ -9,16 +10,151 @@ the writer down to the speed of its disk beyond that.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import msgspec
 import torch
 from msgspec import Struct
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from asyncrl.trainer.checkpoints.parts import Part
-from asyncrl.trainer.checkpoints.tensor_file import write_tensors
-from asyncrl.trainer.ranks.sharding import full_tensor
+from asyncrl.errors import BrokenInvariant, LedgerError
+from asyncrl.trainer.ranks.sharding import full_tensor, local_rows
+
+# ── parts ─────────────────────────────────────────────────────────────────────────────────────
+# Which rank writes which tensor of a checkpoint.
+#
+#   tensors, in order     a b c d e f g h         two ranks of a machine, about the same bytes each
+#                         └─ 0 ─┘ └─ 1 ─┘
+#   files                 model-00001-of-00002.safetensors, model-00002-of-00002.safetensors, and an index of the names
+#
+# Each tensor is whole in one file, so a checkpoint is a Hugging Face directory from which any number of ranks can
+# resume.
+
+MODEL = "model"
+"""Stem of the files of weights."""
+TENSORS = "trainer"
+"""Folder of the tensors that are not weights of the model."""
+
+
+class CheckpointPart(Struct, frozen=True):
+    """One of ``count`` parts of a checkpoint."""
+
+    index: int = 0
+    count: int = 1
+
+    def file(self, stem: str) -> str:
+        """Name of this part's file, as Hugging Face numbers them."""
+        return (
+            f"{stem}.safetensors" if self.count == 1 else f"{stem}-{self.index + 1:05}-of-{self.count:05}.safetensors"
+        )
+
+
+def stem_of(file: str) -> str:
+    """The ``stem`` of the name of a part's file."""
+    stem = file.removesuffix(".safetensors")
+    return stem[: -len("-00001-of-00001")] if "-of-" in stem else stem
+
+
+def divide(sizes: Mapping[str, int], count: int) -> dict[str, int]:
+    """Part of each tensor by its bytes: parts are contiguous and about equal."""
+    total, before = max(sum(sizes.values()), 1), 0
+    parts = {}
+    for name, size in sizes.items():
+        parts[name] = min(before * count // total, count - 1)
+        before += size
+    return parts
+
+
+# ── tensor file ───────────────────────────────────────────────────────────────────────────────
+# Safetensors files that are written tensor by tensor, from the shapes known before: one tensor is in memory at a
+# time.
+#
+#     header      dtype, shape and place of each tensor, in the order in which safetensors itself places them
+#     values      each written at its place as it comes, in any order
+#
+# What was written waits in the system's page cache until the disk takes it. Writing takes about twice the time of a
+# copy in memory, until so much waits that the system slows the writer down to the speed of the disk.
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+"""Names of dtypes in the header of a safetensors file."""
+ALIGNED = 8
+"""Alignment of the values in a file, bytes."""
+
+
+def write_tensors(path: Path, empty: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """
+    Write a file of the tensors named in ``empty``, which have their shapes and dtypes and no values.
+
+    Args:
+        tensors: Read to its end; those with other names are left out.
+
+    Raises:
+        OSError: The disk failed.
+        BrokenInvariant: A tensor did not come, or in another shape or dtype.
+    """
+    places, missing = _places(empty), set(empty)
+    header = _header(empty, places)
+    with path.open("wb") as file:
+        file.write(header)
+        for name, tensor in tensors:
+            if name not in places:
+                continue
+            if (tensor.shape, tensor.dtype) != (empty[name].shape, empty[name].dtype):
+                raise BrokenInvariant(
+                    f"{path}: {name} is {tensor.dtype} {tuple(tensor.shape)}, unlike it was announced"
+                )
+            file.seek(len(header) + places[name])
+            file.write(_bytes(tensor))
+            missing.discard(name)
+    if missing:
+        raise BrokenInvariant(f"{path}: {', '.join(sorted(missing))} did not come")
+
+
+def _places(empty: Mapping[str, Tensor]) -> dict[str, int]:
+    """Offset of each tensor among the values; the largest elements come first, so that all are aligned."""
+    places, offset = {}, 0
+    for name in sorted(empty, key=lambda name: (-empty[name].itemsize, name)):
+        places[name] = offset
+        offset += empty[name].nbytes
+    return places
+
+
+def _header(empty: Mapping[str, Tensor], places: Mapping[str, int]) -> bytes:
+    entries = {
+        name: {
+            "dtype": DTYPES[empty[name].dtype],
+            "shape": list(empty[name].shape),
+            "data_offsets": [offset, offset + empty[name].nbytes],
+        }
+        for name, offset in places.items()
+    }
+    header = msgspec.json.encode({"__metadata__": {"format": "pt"}, **entries})
+    header += b" " * (-len(header) % ALIGNED)
+    return len(header).to_bytes(8, "little") + header
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """A tensor's values in memory of the host, where a tensor of a CPU is already."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+# ── snapshot ──────────────────────────────────────────────────────────────────────────────────
 
 OPTIMIZER = "optimizer"
 """Name of the optimizer's state in `Snapshot.tensors`."""
@@ -38,15 +174,15 @@ class Snapshot(Struct, frozen=True, kw_only=True, eq=False):
 
     configs: list[SavesConfig]
     """Configs of the model, which the first rank writes."""
-    part: Part = Part()
+    part: CheckpointPart = CheckpointPart()
     files: list[str] = []
     """Files that the own part was written to, by path in the checkpoint; empty if it is in the next fields."""
     weights: dict[str, Tensor] = {}
-    """Own part of the weights, by their names in a checkpoint."""
+    """This rank's part of the weights, by their names in a checkpoint."""
     weight_parts: dict[str, int]
     """Part of each weight, in the order of the weights."""
     tensors: dict[str, dict[str, Tensor]] = {}
-    """Own part of other learned tensors by file name, such as the optimizer's moments."""
+    """This rank's part of other learned tensors by file name, such as the optimizer's moments."""
     state: dict[str, float] = {}
     """Learned scalars, such as an adaptive coefficient."""
     random_state: bytes
@@ -61,7 +197,7 @@ class OwnPart:
         folder: Written to; None copies to the host.
     """
 
-    def __init__(self, part: Part, folder: Path | None) -> None:
+    def __init__(self, part: CheckpointPart, folder: Path | None) -> None:
         self._part = part
         self._folder = folder if part.index < part.count else None  # A rank of another machine has no part.
         self.files: list[str] = []
@@ -104,3 +240,59 @@ def num_bytes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 def host_copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+# ── stored ────────────────────────────────────────────────────────────────────────────────────
+# Tensors of a checkpoint besides its weights, read row by row: a rank reads what it holds of them.
+
+
+class RowSource(Protocol):
+    """A tensor, or one on disk of which rows can be read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, rows: Any, /) -> Tensor: ...
+
+
+class StoredTensor:
+    """A tensor of an open safetensors file."""
+
+    def __init__(self, part: Any) -> None:
+        self._part = part
+        self.shape = tuple(part.get_shape())
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        found: Tensor = self._part[rows]
+        return found
+
+
+Stored = Mapping[str, RowSource]
+
+
+@contextmanager
+def open_tensors(folder: Path, files: Iterable[str]) -> Iterator[dict[str, dict[str, RowSource]]]:
+    """
+    Open those of a checkpoint's ``files`` that lie in ``folder``: tensors by the name of their file and their own.
+
+    Raises:
+        LedgerError: A file is missing or damaged.
+    """
+    found: dict[str, dict[str, RowSource]] = {}
+    with ExitStack() as stack:
+        for path in (folder.parent / name for name in files):
+            if path.parent == folder:
+                try:
+                    file = stack.enter_context(safe_open(path, framework="pt"))
+                except (OSError, SafetensorError) as error:
+                    raise LedgerError(f"cannot read {path}: {error}; resume from an older checkpoint") from error
+                tensors = {name: StoredTensor(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
+                found.setdefault(stem_of(path.name), {}).update(tensors)
+        yield found
+
+
+@torch.no_grad()
+def read_rows(target: Tensor, source: RowSource) -> None:
+    """Fill a tensor that may be sharded with this rank's rows of ``source``, which is whole."""
+    local, rows = local_rows(target.detach())
+    local.copy_(source[rows.start : rows.stop] if len(source.shape) else source[...])

@@ -1,14 +1,4 @@
-"""
-Turn a batch of the broker into this rank's step: assign trajectories to ranks, fetch and check this rank's tokens.
-
-    Batch ─▶ summaries checked ─▶ assignment ─▶ fetch ─▶ check ─▶ pictures ─▶ Step of this rank, and what it refuses
-                                                            │        │
-    every rank's refusals ──────────────────────────────────┴────────┴─▶ the groups to leave out, the same on every rank
-
-A payload that was damaged when it was stored, or that names a picture that the run does not have, is the fault of its
-rollout; one that was lost or damaged afterwards is its spool's. Either costs its group alone, and so does a payload
-whose spool was given up.
-"""
+"""Batches of a trainer: the next one is asked for while a step trains, and turned into this rank's step."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,18 +8,34 @@ from msgspec import Struct
 
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.algo.routing import from_routing
-from asyncrl.checks.trajectory import problem_of, summary_problem_of
-from asyncrl.client.images import ImageCache
-from asyncrl.client.payloads import PayloadClient, at_fault, read_trajectory
 from asyncrl.config.config import Config
-from asyncrl.errors import DecodeError, LinkError
-from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory
+from asyncrl.errors import BrokenInvariant, DecodeError, LinkError
+from asyncrl.log import get_logger
+from asyncrl.messages.sound import problem_of, summary_problem_of
+from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory, Take
 from asyncrl.messages.trajectory import RouteShape, Trajectory, TrajectoryLimits
+from asyncrl.messages.words import Activity
+from asyncrl.trainer.loop.publications import told
 from asyncrl.trainer.packing.assignment import first_sharing
 from asyncrl.trainer.packing.pictures import TrainingImage
-from asyncrl.trainer.packing.step import Step, TrajectoryInfo
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, TrajectoryInfo
+from asyncrl.trainer.ranks.rank_hub import OtherRanks
 from asyncrl.trainer.trainable import Trainable
+from asyncrl.wire.link import Link
+from asyncrl.wire.occupancy import Occupancy
+from asyncrl.wire.spools import ImageCache, PayloadClient, at_fault, read_trajectory
+
+# ── step ──────────────────────────────────────────────────────────────────────────────────────
+# Turn a batch of the broker into this rank's step: assign trajectories to ranks, fetch and check this rank's tokens.
+#
+#   Batch ─▶ summaries checked ─▶ assignment ─▶ fetch ─▶ check ─▶ pictures ─▶ Step of this rank, and what it refuses
+#                                                           │        │
+#   every rank's refusals ──────────────────────────────────┴────────┴─▶ the groups to leave out, the same on every rank
+#
+# A payload that was damaged when it was stored, or that names a picture that the run does not have, is the fault of its
+# rollout; one that was lost or damaged afterwards is its spool's. Either costs its group alone, and so does a payload
+# whose spool was given up.
+
 
 FETCH_S = 120.0
 """Time limit for the spools to send all trajectories of a rank, once they are there."""
@@ -38,8 +44,8 @@ FETCH_S = 120.0
 class FetchedStep(Struct, frozen=True):
     """A step as one rank fetched it. It may be trained on only without the groups of every rank's refusals."""
 
-    step: Step
-    """Lacks the tokens of refused trajectories."""
+    step: TrainingStep
+    """The step, without the tokens of refused trajectories."""
     refused: list[Refusal]
     """Trajectories of this rank that are damaged."""
     lr: float | None = None
@@ -105,7 +111,7 @@ async def fetch_step(
         if place in contents
     }
     refused += [Refusal(own[place].unit, reason) for place, reason in missing.items()]
-    return FetchedStep(Step(infos, trajectories, owners), (impossible if rank == 0 else []) + refused)
+    return FetchedStep(TrainingStep(infos, trajectories, owners), (impossible if rank == 0 else []) + refused)
 
 
 def _impossible(batch: Batch, limits: TrajectoryLimits) -> list[Refusal]:
@@ -201,3 +207,101 @@ def training_trajectory(
         turns=trajectory.turns,
         context_ids=np.frombuffer(trajectory.context_ids, "<i4"),
     )
+
+
+# ── batches ───────────────────────────────────────────────────────────────────────────────────
+# The batch of the next step: asked of the broker and fetched from spools while a step trains.
+#
+#     Take(k + 1) ─▶ Batch ─▶ all ranks ─▶ payloads fetched and checked ─▶ refusals of all ranks ─▶ step k + 1
+
+log = get_logger()
+
+BATCHES_AHEAD = 2
+"""Batches held at once, in training and next: the number of steps that can be trained without a broker."""
+
+
+class Batches:
+    """
+    Requests the next batch while a step trains, and fetches it; used by the first rank, which passes batches to the
+    ``others``.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        payloads: PayloadClient,
+        images: ImageCache,
+        *,
+        learner: Trainable,
+        vocab_size: int,
+        config: Config,
+        others: OtherRanks,
+        occupancy: Occupancy[Activity],
+    ) -> None:
+        self._link = link
+        self._payloads = payloads
+        self._images = images
+        self._learner = learner
+        self._vocab_size = vocab_size
+        self._routes: RouteShape | None = getattr(learner, "route_shape", None)
+        self._config = config
+        self._others = others
+        self._occupancy = occupancy
+        self._asked: dict[int, asyncio.Future[Batch]] = {}
+        self._upcoming: asyncio.Task[FetchedStep] | None = None
+
+    @property
+    def upcoming(self) -> asyncio.Task[FetchedStep]:
+        """Request and fetch of the next step; raises `BrokenInvariant` if none was begun."""
+        if self._upcoming is None:
+            raise BrokenInvariant("a step began before its batch was requested")
+        return self._upcoming
+
+    def request(self, step: int, tasks: asyncio.TaskGroup) -> None:
+        """Ask for the batch of ``step``, and fetch it as a task of the group."""
+        self._upcoming = tasks.create_task(self._batch(step))
+
+    async def take(self) -> FetchedStep:
+        """Wait for the step that was requested. It is not kept here: its arrays are freed once it is trained."""
+        step = await self.upcoming
+        self._upcoming = None
+        return step
+
+    def arrived(self, batch: Batch) -> None:
+        """The broker has sent a batch; one that nobody waits for changes nothing."""
+        if (future := self._asked.get(batch.step)) and not future.done():
+            future.set_result(batch)
+
+    def cancel(self) -> None:
+        if self._upcoming:
+            self._upcoming.cancel()
+
+    async def _batch(self, step: int) -> FetchedStep:
+        """Request and fetch a batch, with the refusals of all ranks."""
+        future: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
+        self._asked[step] = future
+        await self._link.send(Take(step))
+        batch = await future
+        del self._asked[step]
+        self._others.broadcast(batch)
+        async with told(self._link, step):
+            own, found = await self._fetch(batch)
+        refused = list({refusal.unit: refusal for refusal in found}.values())  # ranks that share a row say the same
+        for refusal in refused:
+            unit = refusal.unit
+            at = {"step": step, "group_id": unit.group_id, "index": unit.index}
+            log.warning("trajectory.refused", **at, reason=refusal.reason)
+        return FetchedStep(own.step, refused, batch.lr)
+
+    async def _fetch(self, batch: Batch) -> tuple[FetchedStep, list[Refusal]]:
+        with self._occupancy.doing("fetching"):
+            own = await fetch_step(
+                batch,
+                self._learner,
+                self._payloads,
+                images=self._images,
+                rank=0,
+                config=self._config,
+                limits=limits_of(self._config, self._vocab_size, batch.step, self._routes),
+            )
+            return own, own.refused + await self._others.refused(batch.step)

@@ -1,4 +1,7 @@
 """
+Work of a trainer beside its steps: it publishes versions, reports progress and failures, and shares devices with
+rollouts.
+
 Policy versions of a trainer: copied to staging buffers, offered to the broker, and sent while the next steps train.
 
     publish ─▶ stage ─▶ Publishing ─▶ Transfer ─▶ Transferred ─▶ Published
@@ -8,26 +11,81 @@ Transfers therefore never see a half-updated model; the next version is copied w
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from asyncrl.actor.failpoints import reach
-from asyncrl.actor.link import Link
-from asyncrl.actor.occupancy import Occupancy
-from asyncrl.errors import TransferError
+import torch
+
+from asyncrl.errors import LinkError, RankDied, SpoolAway, TransferError
+from asyncrl.failpoints import failpoint
 from asyncrl.log import get_logger
-from asyncrl.messages.trainer import Work
-from asyncrl.messages.weights import Publishing, Transfer, TransferFailed, Upload, Uploaded
+from asyncrl.messages.session import AskTurn, Asleep
+from asyncrl.messages.trainer import StepFailed, Work
+from asyncrl.messages.weights import Publishing, Transfer, TransferFailed, Transferred, Upload, Uploaded
 from asyncrl.messages.words import Activity
-from asyncrl.trainer.loop.progress import Progress
+from asyncrl.records.metrics import Sample
 from asyncrl.trainer.ranks.rank_hub import OtherRanks
-from asyncrl.trainer.trainable import Trainable, WeightPublisher, WeightUploader
+from asyncrl.trainer.trainable import Sleepable, Trainable, WeightPublisher, WeightUploader
+from asyncrl.weights.groups.device import device_thread
+from asyncrl.wire.link import Link
+from asyncrl.wire.occupancy import Occupancy
+
+# ── progress ──────────────────────────────────────────────────────────────────────────────────
+# Work of a trainer since it started, for heartbeats, lines of metrics, and scrapes.
+
+OF_LAST_STEP = {"loss": "loss", "grad_norm": "grad_norm", "lr": "learning_rate"}
+"""Metric of each value of a step."""
+
+
+class TrainerProgress:
+    """Running totals, and the last step. Iterating gives the samples of a scrape."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        """Tokens trained."""
+        self.last_publish = Transferred(0, -1, 0.0, 0)
+        """The last transfer of weights, which took no time if there was none."""
+        self._num_steps = 0
+        self._last_step: Mapping[str, float] = {}
+        self._num_publishes = 0
+        self._publish_s = 0.0
+        self._publish_bytes = 0
+
+    def stepped(self, metrics: Mapping[str, float]) -> None:
+        """Count a finished step; ``metrics`` are those of its `Stepped`."""
+        self._num_steps += 1
+        self.num_tokens += int(metrics["num_tokens"])
+        self._last_step = metrics
+
+    def published(self, done: Transferred) -> None:
+        """A transfer of weights has ended well."""
+        self.last_publish = done
+        self._num_publishes += 1
+        self._publish_s += done.seconds
+        self._publish_bytes += done.num_bytes
+
+    def __iter__(self) -> Iterator[Sample]:
+        yield Sample("asyncrl_trainer_steps_total", self._num_steps)
+        yield Sample("asyncrl_trainer_tokens_total", self.num_tokens)
+        for key, name in OF_LAST_STEP.items():
+            if key in self._last_step:
+                yield Sample(f"asyncrl_trainer_{name}", self._last_step[key])
+        yield Sample("asyncrl_trainer_publishes_total", self._num_publishes)
+        yield Sample("asyncrl_trainer_publish_bytes_total", self._publish_bytes)
+        yield Sample("asyncrl_trainer_publish_seconds_total", self._publish_s)
+
+
+# ── publications ──────────────────────────────────────────────────────────────────────────────
 
 log = get_logger()
 
 
 class Publications:
     """
+    Publishes policy versions: stages them, and transfers or uploads them as the broker asks.
+
     Args:
         uploader: Stores weights at the spool; None refuses to.
         newest: Policy version before the first one to publish.
@@ -43,7 +101,7 @@ class Publications:
         learner: Trainable,
         others: OtherRanks,
         newest: int,
-        progress: Progress,
+        progress: TrainerProgress,
         occupancy: Occupancy[Activity],
         in_thread: Callable[..., Awaitable[Any]],
     ) -> None:
@@ -82,7 +140,7 @@ class Publications:
         self._others.broadcast(Work("gather", next_step))
         await self._in_thread("publishing", self._publisher.stage, self.newest + 1, self._learner.named_weights())
         self.newest += 1
-        reach("trainer.staged")
+        failpoint("trainer.staged")
         await self._link.send(Publishing(self.newest, next_step))
 
     def went_live(self, version: int) -> None:
@@ -123,3 +181,165 @@ class Publications:
             else:
                 await self._link.send(await self._uploader.upload(version))
                 await self._uploader.upload_anchor()
+
+
+# ── step failure ──────────────────────────────────────────────────────────────────────────────
+# Failures of a step that another start of the trainer would meet again, told to the broker before this one ends.
+
+OF_OTHERS = (LinkError, RankDied, SpoolAway)
+"""Errors that say nothing about the step: another process is gone, or does not answer."""
+REASON_CHARS = 2048
+
+
+@asynccontextmanager
+async def told(link: Link, step: int) -> AsyncIterator[None]:
+    """Tell the broker of an error of the block, which is work on ``step``, and raise it."""
+    try:
+        yield
+    except OF_OTHERS:
+        raise
+    except Exception as error:
+        with suppress(LinkError):
+            await link.send(StepFailed(step, f"{type(error).__name__}: {error}"[:REASON_CHARS]))
+        raise
+
+
+# ── turn ──────────────────────────────────────────────────────────────────────────────────────
+# Turns of a trainer at devices that it shares with rollouts.
+#
+#     AskTurn ─▶ … ─▶ Wake ─▶ memory comes to the devices ─▶ step, publish, checkpoint ─▶ memory goes ─▶ Asleep
+
+MOVING: Activity = "waiting for the devices"
+
+
+class SharedDevices:
+    """
+    The devices of all ranks, which a learner takes and leaves.
+
+    Args:
+        in_thread: Runs a function on the thread that computes, given the activity that it counts as.
+    """
+
+    def __init__(self, learner: Sleepable, others: OtherRanks, in_thread: Callable[..., Awaitable[Any]]) -> None:
+        self._learner = learner
+        self._others = others
+        self._in_thread = in_thread
+
+    async def take(self) -> None:
+        self._others.broadcast(Work("wake", 0))
+        await self._in_thread(MOVING, self._learner.wake)
+        failpoint("trainer.woken")
+
+    async def leave(self) -> int:
+        """Leave the devices of all ranks to rollouts. Returns the number of bytes moved to host memory."""
+        self._others.broadcast(Work("sleep", 0))
+        num_bytes: int = await self._in_thread(MOVING, self._learner.sleep)
+        failpoint("trainer.asleep")
+        return num_bytes
+
+
+class DeviceTurns:
+    """
+    Turns of a trainer at devices that rollouts share: asks for them, waits, and measures.
+
+    Args:
+        devices: None if they are the trainer's own: turns then cost nothing.
+        occupancy: Counts the time between the request and the grant.
+    """
+
+    def __init__(
+        self, link: Link, devices: SharedDevices | None, occupancy: Occupancy[Activity], clock: Callable[[], float]
+    ) -> None:
+        self._link = link
+        self._devices = devices
+        self._occupancy = occupancy
+        self._clock = clock
+        self._granted = asyncio.Event()
+        self._left_s = clock()
+        """Clock time at which the last turn ended."""
+        self._metrics: dict[str, float] = {}
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """
+        Metrics of the last turn, and of the time before it; empty if the devices are the trainer's own.
+
+        ``turn_rollout_s``: from the end of the turn before to the grant. ``turn_wait_s``: of it from the request.
+        ``turn_s``: from the grant to the end. ``turn_moved_s``: of it to move memory. ``turn_bytes``: moved to host
+        memory at the end.
+        """
+        return self._metrics
+
+    def granted(self) -> None:
+        """The broker has granted the turn that was asked for."""
+        self._granted.set()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Use the devices for the time of the block."""
+        if self._devices is None:
+            yield
+            return
+        asked_s = self._clock()
+        await self._link.send(AskTurn())
+        with self._occupancy.doing(MOVING):
+            await self._granted.wait()
+        self._granted.clear()
+        granted_s, rollout_s = self._clock(), self._clock() - self._left_s
+        await self._devices.take()
+        taken_s = self._clock()
+        yield
+        leaving_s = self._clock()
+        num_bytes = await self.end()
+        self._metrics = {
+            "turn_rollout_s": rollout_s,
+            "turn_wait_s": granted_s - asked_s,
+            "turn_s": self._left_s - granted_s,
+            "turn_moved_s": (taken_s - granted_s) + (self._left_s - leaving_s),
+            "turn_bytes": float(num_bytes),
+        }
+
+    async def end(self) -> int:
+        """End the turn, or the first one, in which the model was loaded. Returns the number of bytes moved."""
+        if self._devices is None:
+            return 0
+        began_s = self._clock()
+        num_bytes = await self._devices.leave()
+        self._left_s = self._clock()
+        await self._link.send(Asleep(self._left_s - began_s, num_bytes))
+        return num_bytes
+
+
+# ── compute ───────────────────────────────────────────────────────────────────────────────────
+# The thread of a trainer's computation.
+#
+#     event loop ── run_in_executor ─▶ thread, on its device      one call at a time
+#         └─ beats, messages, the end of collectives              also while the thread ends
+
+
+@asynccontextmanager
+async def compute_thread(device: torch.device) -> AsyncIterator[ThreadPoolExecutor]:
+    """
+    A thread whose current device is ``device``, until the block and its last call end.
+
+    Meanwhile the event loop goes on: the thread may be in a collective that only the loop can abort.
+    """
+    thread = device_thread(device, "trainer-compute")
+    try:
+        yield thread
+    finally:
+        try:
+            await _until_idle(thread)
+        finally:
+            thread.shutdown()
+
+
+async def _until_idle(thread: ThreadPoolExecutor) -> None:
+    last, cancelled = asyncio.get_running_loop().run_in_executor(thread, int), None
+    while not last.done():
+        try:
+            await asyncio.wait([last])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled:
+        raise cancelled

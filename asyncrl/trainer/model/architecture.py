@@ -23,7 +23,7 @@ from transformers import (
 
 from asyncrl.config.model import weights
 from asyncrl.errors import ConfigError
-from asyncrl.vision.encoded import require_encoded
+from asyncrl.vision.processor import require_encoded
 from asyncrl.vision.settings import FAMILIES
 from asyncrl.weights.contents.architecture import NONE, read_config
 from asyncrl.weights.contents.names import checkpoint_specs

@@ -21,9 +21,8 @@ from transformers import AutoModelForTokenClassification
 from asyncrl.algo.routing import expert_modules
 from asyncrl.config.config import Config
 from asyncrl.errors import ConfigError, LedgerError
-from asyncrl.trainer.checkpoints.stored import Stored, read_rows
-from asyncrl.trainer.model.activation_checkpointing import enable_checkpointing
-from asyncrl.trainer.model.host_memory import HostActivations
+from asyncrl.trainer.checkpoints.snapshot import Stored, read_rows
+from asyncrl.trainer.model.host_memory import HostActivations, enable_checkpointing
 from asyncrl.trainer.model.loading import load, make_model, pack, packed_states
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.packing.batch import MicroBatch
@@ -36,7 +35,7 @@ WEIGHTS, OPTIMIZER = "critic", "critic_optimizer"
 """Names of `Critic.tensors`."""
 
 
-class Critic:
+class ValueModel:
     """
     Owns the value model and its optimizer.
 

@@ -8,29 +8,30 @@ No process holds more of the model than its part, nor more of a file than one sl
 trainer's checkpoints, such as ones with fused experts, are converted by transformers: each process reads all of them.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from math import prod
 from pathlib import Path
-from typing import Any
+from types import MethodType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812  # torch's conventional alias
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import GenerationConfig
 
-from asyncrl.algo.attention import ready_kernels
+from asyncrl.algo.logprobs import ready_kernels
 from asyncrl.config.model.directory import require_directory
-from asyncrl.config.model.safetensors_header import Shapes
-from asyncrl.config.model.weights import check_weights
-from asyncrl.errors import ConfigError
+from asyncrl.config.model.weights import Shapes, check_weights, weight_files
+from asyncrl.errors import BrokenInvariant, ConfigError
 from asyncrl.log import get_logger
 from asyncrl.plug_in import describe
 from asyncrl.trainer.model.architecture import lacking, mismatch, read_architecture
-from asyncrl.trainer.model.norms import fuse_norms
 from asyncrl.trainer.model.route_replay import HeldExperts
-from asyncrl.trainer.model.slices import local_slices
-from asyncrl.trainer.model.weight_files import open_weights
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.packing.packed_attention import use_packed_attention
 from asyncrl.trainer.packing.row import Row
@@ -39,6 +40,132 @@ from asyncrl.trainer.ranks.sharding import Computation, local_rows, lone_mesh, s
 from asyncrl.weights.contents.architecture import NONE
 from asyncrl.weights.contents.names import View, checkpoint_views, saved_tensors
 
+# ── norms ─────────────────────────────────────────────────────────────────────────────────────
+# Norms of a model in torch's own kernel.
+#
+#     x ─ float32 ─ square ─ mean ─ rsqrt ─ · x ─ dtype ─ · weight      eight kernels, which keep as many tensors
+#     x ─ rms_norm ─▶                                                   one, which rounds once
+#
+# Models of transformers write their norms out. On a GPU these take as long as the matrix products of small models.
+
+
+def fuse_norms(model: nn.Module) -> int:
+    """Let the norms of a model that are root-mean-square norms be one operation; returns how many are."""
+    fits: dict[type[nn.Module], bool] = {}
+    num_fused = 0
+    for norm in model.modules():
+        kind = type(norm)
+        if kind not in fits:
+            fits[kind] = _is_root_mean_square(norm)
+        if fits[kind]:
+            norm.forward = MethodType(_fused, norm)
+            num_fused += 1
+    return num_fused
+
+
+def _fused(norm: Any, hidden: Tensor) -> Tensor:
+    return F.rms_norm(hidden, hidden.shape[-1:], norm.weight, norm.variance_epsilon)
+
+
+def _is_root_mean_square(norm: nn.Module) -> bool:
+    """True if a module gives what torch's operation gives: its class says little, as some add 1 to their weights."""
+    weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None)
+    if not (isinstance(weight, Tensor) and weight.dim() == 1 and isinstance(eps, float)):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    probe: Any = copy(norm)
+    probe._parameters = {"weight": nn.Parameter(torch.rand(len(weight), generator=generator) + 0.5)}
+    hidden = torch.randn(3, len(weight), generator=generator) * torch.tensor([[1e-3], [1.0], [30.0]])
+    with torch.no_grad():
+        return torch.allclose(probe(hidden), _fused(probe, hidden), rtol=1e-5, atol=1e-6)
+
+
+# ── slices ────────────────────────────────────────────────────────────────────────────────────
+# The part of each checkpoint tensor that this rank holds.
+#
+#     parameter     rows 0 ··· 7 of experts.gate_up_proj [8, 2I, H]        rank 0 holds rows 0 to 3, rank 1 the others
+#     checkpoint    experts.5.up_proj.weight [I, H]                        lies in row 5: all of it is rank 1's
+#                   model.embed_tokens.weight [V, H]                       each rank has half of its rows
+#
+# A parameter is sharded by rows, its first dimension. A checkpoint tensor is a strided view of a parameter, so what a
+# rank has of it is a range along one dimension of the view, or all of it, or nothing.
+
+
+class Slice(NamedTuple):
+    """Elements ``where`` of the checkpoint tensor ``name``, in ``tensor``: a view of this rank's memory."""
+
+    name: str
+    where: tuple[slice, ...]
+    tensor: Tensor
+
+
+def local_slices(parameters: Mapping[str, Tensor], views: Iterable[View]) -> Iterator[Slice]:
+    """Non-empty slices that this rank holds of the checkpoint tensors of parameters, which may be sharded by rows."""
+    for view in views:
+        tensor = parameters[view.parameter].detach()
+        local, rows = local_rows(tensor)
+        index = held(view, tuple(tensor.shape), rows)
+        if index is not None:
+            yield Slice(view.name, index, _view(local, view, index, rows.start * prod(tensor.shape[1:])))
+
+
+def held(view: View, shape: tuple[int, ...], rows: range) -> tuple[slice, ...] | None:
+    """Index of a view's elements that lie in these rows of its parameter, which has ``shape``; None if none does."""
+    row_items = prod(shape[1:])
+    if not row_items * len(rows):
+        return None
+    first = view.offset // row_items
+    index = [slice(0, size) for size in view.shape]
+    across = [dim for dim, size in enumerate(view.shape) if size > 1 and view.stride[dim] >= row_items]
+    if len(across) > 1:
+        raise BrokenInvariant(f"{view.name} goes through the rows of {view.parameter} along dimensions {across}")
+    if not across:
+        return tuple(index) if first in rows else None
+    (dim,) = across
+    step = view.stride[dim] // row_items
+    start, stop = (min(max(-(-(row - first) // step), 0), view.shape[dim]) for row in (rows.start, rows.stop))
+    index[dim] = slice(start, stop)
+    return tuple(index) if start < stop else None
+
+
+def _view(local: Tensor, view: View, index: tuple[slice, ...], skipped_items: int) -> Tensor:
+    """The elements ``index`` of a view, in a rank's rows, which come after ``skipped_items`` elements of others."""
+    starts = sum(part.start * stride for part, stride in zip(index, view.stride, strict=True))
+    offset = local.storage_offset() + view.offset + starts - skipped_items
+    return local.as_strided([part.stop - part.start for part in index], view.stride, offset)
+
+
+# ── weight files ──────────────────────────────────────────────────────────────────────────────
+# Safetensors files of a model directory, read slice by slice: only the bytes that are asked for.
+
+
+class WeightFiles:
+    """Open files of a model directory. Tensors have the dtype that they have on disk."""
+
+    def __init__(self, slices: dict[str, Any]) -> None:
+        self._slices = slices
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._slices
+
+    def read(self, name: str, index: tuple[slice, ...]) -> Tensor:
+        part: Tensor = self._slices[name][index]
+        return part
+
+
+@contextmanager
+def open_weights(model: Path) -> Iterator[WeightFiles]:
+    """Open the files of a directory whose headers were checked."""
+    with ExitStack() as stack:
+        slices: dict[str, Any] = {}
+        for path in weight_files(model):
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            slices |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  not a mapping
+        yield WeightFiles(slices)
+
+
+# ── loading ───────────────────────────────────────────────────────────────────────────────────
+
 log = get_logger()
 
 MIXED = {torch.float32: 1e-4, torch.bfloat16: 0.02}
@@ -46,7 +173,7 @@ MIXED = {torch.float32: 1e-4, torch.bfloat16: 0.02}
 OTHER = {torch.float32: 1e-4, torch.bfloat16: 0.25}
 """Relative difference beyond which a state may be of another computation: layers amplify the rounding of bfloat16."""
 ROUNDINGS = 4.0
-"""The same, as a multiple of what one rounding of the embeddings does to the states."""
+"""Bound of a state's difference, as a multiple of what one rounding of the embeddings does to the states."""
 GENERATION = "generation_config.json"
 
 
@@ -245,7 +372,7 @@ def _require_finite(name: str, weight: Tensor, source: str) -> None:
 
 def _pack(model: Any, source: str, dtype: torch.dtype, device: torch.device) -> None:
     """
-    Switch to packed attention, and check with two short sequences that packing does not change their states.
+    Switch a model to packed attention, and check with two short sequences that packing does not change their states.
 
     Two comparisons, because kernels and shapes differ in their rounding, which a model may amplify at will: a sequence
     must be the same beside another neighbour, within rounding of one kernel; and about the same as alone.

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from asyncrl.config.model.adapter import DOWN, PREFIX, UP, WEIGHTS, check_adapter, last_name, layers_of
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError, LedgerError
-from asyncrl.trainer.checkpoints.stored import Stored, StoredTensor, read_rows
+from asyncrl.trainer.checkpoints.snapshot import Stored, StoredTensor, read_rows
 from asyncrl.trainer.model.vision import vision_tower
 from asyncrl.trainer.ranks.sharding import full_tensor, local_rows, shard_like
 from asyncrl.weights.contents.names import checkpoint_tensors, checkpoint_views, saved_tensors

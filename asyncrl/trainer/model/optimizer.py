@@ -1,24 +1,87 @@
 """
-AdamW with gradient clipping, on parameters that may be sharded.
+AdamW with gradient clipping on parameters that may be sharded, its state as named tensors, and the learning rate by
+step.
 
     backward, any number of times ─▶ clip ─▶ finite? ──yes──▶ step ─▶ zero gradients
                                                └─ no: keep the weights, report ``skipped``
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from math import isfinite
+from math import cos, isfinite, pi
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from asyncrl.config.sections.trainer import Trainer
-from asyncrl.trainer.checkpoints.stored import Stored
-from asyncrl.trainer.model.host_memory import host_empty
-from asyncrl.trainer.model.host_moments import moment_buckets, moments_on_device
-from asyncrl.trainer.model.optimizer_state import read_state, state_tensors
+from asyncrl.errors import LedgerError
+from asyncrl.trainer.checkpoints.snapshot import RowSource, Stored, read_rows
+from asyncrl.trainer.model.host_memory import host_empty, moment_buckets, moments_on_device
 from asyncrl.trainer.ranks.ranks import collective
 from asyncrl.trainer.ranks.sharding import full_tensor
+
+# ── optimizer state ───────────────────────────────────────────────────────────────────────────
+# AdamW's moments as named tensors, ``<parameter>/<moment>``, for a safetensors file.
+#
+# Parameters that were never updated have no moments, before and after a round trip.
+
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""AdamW's state of one parameter; ``step`` is a scalar."""
+State = Mapping[Any, Mapping[str, Tensor]]
+"""State of an optimizer by parameter."""
+
+
+def state_tensors(state: State, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Optimizer state by name. Borrowed: the next step changes it in place."""
+    return {
+        f"{name}/{moment}": state[weight][moment]
+        for name, weight in parameters.items()
+        if weight in state
+        for moment in MOMENTS
+    }
+
+
+def read_state(
+    parameters: Mapping[str, nn.Parameter], tensors: Stored, make: Callable[[Tensor], Tensor] = torch.empty_like
+) -> dict[Tensor, dict[str, Tensor]]:
+    """
+    Read this rank's rows of tensors from `state_tensors`, which are whole.
+
+    ``make`` makes memory for a moment of a parameter.
+
+    Raises:
+        LedgerError: They do not fit.
+    """
+    _check(parameters, tensors)
+    return {
+        weight: {moment: _read(weight, tensors[f"{name}/{moment}"], make) for moment in MOMENTS}
+        for name, weight in parameters.items()
+        if f"{name}/{MOMENTS[0]}" in tensors
+    }
+
+
+def _read(weight: nn.Parameter, source: RowSource, make: Callable[[Tensor], Tensor]) -> Tensor:
+    """A moment, sharded like its weight; the scalar ``step`` is the same on every rank."""
+    moment = make(weight.detach()) if len(source.shape) else torch.zeros((), device=weight.device)
+    read_rows(moment, source)
+    return moment
+
+
+def _check(parameters: Mapping[str, nn.Parameter], tensors: Stored) -> None:
+    for key, tensor in tensors.items():
+        name, _, moment = key.rpartition("/")
+        if name not in parameters or moment not in MOMENTS:
+            raise LedgerError(f"optimizer state has {key!r}, which belongs to no trainable parameter of this model")
+        missing = [other for other in MOMENTS if f"{name}/{other}" not in tensors]
+        if missing:
+            raise LedgerError(f"optimizer state of {name!r} lacks {', '.join(missing)}")
+        expected = () if moment == "step" else tuple(parameters[name].shape)
+        if tuple(tensor.shape) != expected:
+            raise LedgerError(f"optimizer state {key!r}: expected shape {expected}, got {tuple(tensor.shape)}")
+
+
+# ── optimizer ─────────────────────────────────────────────────────────────────────────────────
 
 
 class Optimizer:
@@ -69,7 +132,7 @@ class Optimizer:
         return {"grad_norm": grad_norm, "skipped": float(not is_finite)}
 
     def memory(self) -> list[Tensor]:
-        """Moments. Borrowed."""
+        """AdamW's moments, to be offloaded. Borrowed: do not modify them."""
         return list(self.state().values())
 
     def gradients(self) -> list[Tensor]:
@@ -77,7 +140,7 @@ class Optimizer:
         return [weight.grad for weight in self._parameters.values() if weight.grad is not None]
 
     def state(self) -> dict[str, Tensor]:
-        """Moments by name. Borrowed until the next `step`."""
+        """AdamW's moments by name, for a checkpoint. Borrowed until the next `step`."""
         state = {weight: moments for bucket in self._buckets for weight, moments in bucket.state.items()}
         return state_tensors(state, self._parameters)
 
@@ -95,3 +158,22 @@ class Optimizer:
                 settings["lr"] = lr
             with moments_on_device(bucket.state) if self._has_host_moments else nullcontext():
                 bucket.step()
+
+
+# ── learning rate ─────────────────────────────────────────────────────────────────────────────
+# Learning rate as a pure function of the step, so checkpoints need no scheduler state.
+
+
+def learning_rate(step: int, trainer: Trainer, num_steps: int) -> float:
+    """
+    Learning rate of a step: linear up to ``lr``, then constant or half a cosine down to ``lr * min_lr_ratio``.
+
+    ``step`` counts the steps already done; the cosine ends at ``num_steps``, the length of the run.
+    """
+    if step < trainer.warmup_steps:
+        return trainer.lr * (step + 1) / trainer.warmup_steps
+    if trainer.lr_schedule == "constant":
+        return trainer.lr
+    progress = min(1.0, (step - trainer.warmup_steps) / max(num_steps - trainer.warmup_steps, 1))
+    floor = trainer.min_lr_ratio
+    return trainer.lr * (floor + (1 - floor) * 0.5 * (1 + cos(pi * progress)))

@@ -21,15 +21,12 @@ from asyncrl.config.model.tokenizer import num_token_ids
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import RouteShape
-from asyncrl.trainer.checkpoints.snapshot import emptied
-from asyncrl.trainer.checkpoints.stored import Stored
-from asyncrl.trainer.model.activation_checkpointing import Checkpointing, enable_checkpointing
+from asyncrl.trainer.checkpoints.snapshot import Stored, emptied
 from asyncrl.trainer.model.architecture import policy_class
-from asyncrl.trainer.model.expert_load import ExpertLoad
-from asyncrl.trainer.model.host_memory import HostActivations
+from asyncrl.trainer.model.host_memory import Checkpointing, HostActivations, enable_checkpointing
 from asyncrl.trainer.model.loading import freeze, load, make_model, pack, packed_states
 from asyncrl.trainer.model.lora import Adapters
-from asyncrl.trainer.model.route_replay import RouteReplay
+from asyncrl.trainer.model.route_replay import ExpertLoad, RouteReplay
 from asyncrl.trainer.model.vision import freeze_tower, picture_features
 from asyncrl.trainer.packing.batch import MicroBatch
 from asyncrl.trainer.ranks.sharding import Computation, full_tensor
@@ -212,7 +209,7 @@ class Policy:
         for view in self._views:
             views.setdefault(view.parameter, []).append(view)
         for name, tensor in tensors:
-            yield from ((view.name, view.of(tensor)) for view in views[name])
+            yield from ((view.name, view.select(tensor)) for view in views[name])
 
     def _merged(self, name: str, weight: Tensor) -> Tensor:
         return weight if self._adapters is None else self._adapters.merged(name, weight)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.errors import ConfigError
-from asyncrl.trainer.packing.pictures import Pictures
-from asyncrl.vision.encoded import ENCODED
+from asyncrl.trainer.packing.pictures import PackedPictures
+from asyncrl.vision.processor import ENCODED
 
 
 def vision_tower(model: Any) -> nn.Module | None:
@@ -42,7 +42,7 @@ def refuse_critic(model: Any, source: str) -> None:
         )
 
 
-def picture_features(model: Any, pictures: Pictures | None, device: torch.device) -> dict[str, Any]:
+def picture_features(model: Any, pictures: PackedPictures | None, device: torch.device) -> dict[str, Any]:
     """Arguments of the model's body with the features of pictures; empty without a tower."""
     if (tower := vision_tower(model)) is None:
         return {}
@@ -54,16 +54,16 @@ def picture_features(model: Any, pictures: Pictures | None, device: torch.device
     return {ENCODED: {"image": seen}}
 
 
-def _shown(features: tuple[Tensor, ...], pictures: Pictures) -> Tensor:
+def _shown(features: tuple[Tensor, ...], pictures: PackedPictures) -> Tensor:
     """Features of the row's M image tokens, [M, H], selected from those of each picture."""
     return torch.cat(features)[pictures.tokens]
 
 
-def _blank(tower: Any, device: torch.device) -> Pictures:
+def _blank(tower: Any, device: torch.device) -> PackedPictures:
     """Pixels of the smallest picture, with no token that uses them."""
     sizes = tower.config
     side, patch = sizes.spatial_merge_size, sizes.in_channels * sizes.temporal_patch_size * sizes.patch_size**2
-    return Pictures(
+    return PackedPictures(
         pixels=torch.zeros(side**2, patch, device=device),
         grids=torch.tensor([[1, side, side]], device=device),
         tokens=torch.zeros(0, dtype=torch.long, device=device),

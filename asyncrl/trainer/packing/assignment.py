@@ -10,12 +10,82 @@ gives the most loaded rank fewer tokens. Ranks that share their rows (`SequenceG
 All ranks compute the same assignment, from data that all of them have.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple
 
-from asyncrl.trainer.packing.micro_batches import Size, by_group, micro_batches, num_tokens
+from asyncrl.errors import ConfigError
+
+# ── micro batches ─────────────────────────────────────────────────────────────────────────────
+# Pack trajectories into micro-batches of at most a number of tokens.
+#
+#     groups           aaaa bbbb cccc dddd
+#     micro-batches    └──────┘└──────┘└─┘      tokens of each <= budget; each reads a prompt once
+#
+# Trajectories are laid end to end without padding, so only the sum of their tokens counts. Trajectories of a group
+# are neighbours, which lets them share their prompt. Pure functions from sizes to indices.
 
 
-def assign_ranks(sizes: Sequence[Size], num_ranks: int, sequence_parallel: int = 1) -> list[int]:
+class TrajectorySize(NamedTuple):
+    """Tokens of one trajectory. Trajectories of a group have the same prompt."""
+
+    group_id: int
+    prompt: int
+    completion: int
+    """Tokens after the prompt: of the completion, or of an episode with those of its environment."""
+
+    @property
+    def total(self) -> int:
+        """All tokens: the cost of a trajectory that shares its prompt with no other."""
+        return self.prompt + self.completion
+
+
+def num_tokens(sizes: Iterable[TrajectorySize]) -> int:
+    """Tokens the model reads for trajectories packed together: each group's prompt once, and every completion."""
+    sizes = list(sizes)
+    prompts = {size.group_id: size.prompt for size in sizes}
+    return sum(prompts.values()) + sum(size.completion for size in sizes)
+
+
+def by_group(sizes: Sequence[TrajectorySize]) -> list[list[int]]:
+    """Indices of each group's trajectories; groups and trajectories keep the order of ``sizes``."""
+    groups: dict[int, list[int]] = {}
+    for index, size in enumerate(sizes):
+        groups.setdefault(size.group_id, []).append(index)
+    return list(groups.values())
+
+
+def micro_batches(sizes: Sequence[TrajectorySize], max_tokens: int) -> list[list[int]]:
+    """
+    Put every index into one micro-batch of at most ``max_tokens``, counted by `num_tokens`, in the order of `by_group`.
+
+    Raises:
+        ConfigError: A single trajectory exceeds the budget.
+    """
+    batches: list[list[int]] = []
+    groups: set[int] = set()
+    room = 0
+    for index in chain.from_iterable(by_group(sizes)):
+        size = sizes[index]
+        if size.total > max_tokens:
+            raise ConfigError(
+                f"trajectory {index} has {size.total} tokens, more than trainer.max_tokens_per_micro_batch x "
+                f"trainer.sequence_parallel = {max_tokens}; raise the product to at least {size.total}"
+            )
+        cost = size.completion if size.group_id in groups else size.total
+        if not batches or cost > room:
+            batches.append([])
+            groups, room, cost = set(), max_tokens, size.total
+        batches[-1].append(index)
+        groups.add(size.group_id)
+        room -= cost
+    return batches
+
+
+# ── assignment ────────────────────────────────────────────────────────────────────────────────
+
+
+def assign_ranks(sizes: Sequence[TrajectorySize], num_ranks: int, sequence_parallel: int = 1) -> list[int]:
     """
     [S] rank of each trajectory, chosen so that ranks get about the same number of tokens.
 
@@ -36,7 +106,7 @@ def first_sharing(rank: int, sequence_parallel: int) -> int:
     return rank - rank % sequence_parallel
 
 
-def _assign_greedily(parts: Sequence[Sequence[int]], sizes: Sequence[Size], num_ranks: int) -> list[int]:
+def _assign_greedily(parts: Sequence[Sequence[int]], sizes: Sequence[TrajectorySize], num_ranks: int) -> list[int]:
     costs = [num_tokens(sizes[place] for place in part) for part in parts]
     loads, owners = [0] * num_ranks, [0] * len(sizes)
     for number in sorted(range(len(parts)), key=lambda number: -costs[number]):
@@ -47,15 +117,21 @@ def _assign_greedily(parts: Sequence[Sequence[int]], sizes: Sequence[Size], num_
     return owners
 
 
-def _max_load(owners: Sequence[int], sizes: Sequence[Size], num_ranks: int) -> int:
-    parts: list[list[Size]] = [[] for _ in range(num_ranks)]
+def _max_load(owners: Sequence[int], sizes: Sequence[TrajectorySize], num_ranks: int) -> int:
+    parts: list[list[TrajectorySize]] = [[] for _ in range(num_ranks)]
     for rank, size in zip(owners, sizes, strict=True):
         parts[rank].append(size)
     return max(map(num_tokens, parts))
 
 
 def rank_micro_batches(
-    places: Sequence[int], sizes: Sequence[Size], owners: Sequence[int], *, rank: int, num_ranks: int, max_tokens: int
+    places: Sequence[int],
+    sizes: Sequence[TrajectorySize],
+    owners: Sequence[int],
+    *,
+    rank: int,
+    num_ranks: int,
+    max_tokens: int,
 ) -> list[list[int]]:
     """
     Micro-batches of one rank: those of ``places``, over all S trajectories of a step, that the rank owns.

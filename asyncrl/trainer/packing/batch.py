@@ -23,12 +23,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.algo.sampling_mask import SamplingMask
-from asyncrl.trainer.packing.layout import Layout
-from asyncrl.trainer.packing.pictures import Pictures
+from asyncrl.algo.logprobs import SamplingMask
+from asyncrl.trainer.packing.layout import RowLayout
+from asyncrl.trainer.packing.pictures import PackedPictures
 from asyncrl.trainer.packing.row import Row
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
-from asyncrl.trainer.ranks.sequence import ALONE, SequenceGroup
+from asyncrl.trainer.packing.step import TrainingTrajectory
+from asyncrl.trainer.ranks.ranks import ALONE, SequenceGroup
 from asyncrl.vision.processor import ImageProcessor
 
 
@@ -53,7 +53,7 @@ class MicroBatch:
     """The whole row."""
     lengths: Sequence[int]
     """[S] completion tokens of each trajectory."""
-    pictures: Pictures | None = None
+    pictures: PackedPictures | None = None
     """Pictures of this rank's part; None if it has none."""
     mask: SamplingMask | None = None
     """Sampling masks of the N tokens; None if no trajectory has masks."""
@@ -92,7 +92,7 @@ def collate(
         DataError: A picture is damaged, is cut into other patches than the sampler's, or has no tower to read it; or a
             token that stands for pictures comes after a prompt.
     """
-    layout = Layout(processor)
+    layout = RowLayout(processor)
     for trajectory in trajectories:
         layout.add(trajectory)
     layout.fill(group.size)

@@ -9,18 +9,150 @@ recorded experts, these must be equal too; with pictures, the pictures of the pr
 begin at position 0, as prompts do, and have no pictures.
 """
 
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.errors import DataError
-from asyncrl.messages.trajectory import FROM_NOTHING
-from asyncrl.trainer.packing.branches import Branch, branches, turns_of
+from asyncrl.messages.sound import path_to
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Turn
 from asyncrl.trainer.packing.pictures import PictureTokens
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
-from asyncrl.trainer.packing.trie import Symbols, Trie
+from asyncrl.trainer.packing.step import TrainingTrajectory
 from asyncrl.vision.processor import ImageProcessor
+
+# ── trie ──────────────────────────────────────────────────────────────────────────────────────
+# Radix trie of sequences: equal beginnings have the same places.
+#
+#     a b c d      a b ─┬─ c d          places  0 1 2 3
+#     a b e             └─ e                    0 1 4
+#     a b c d f              └─ f               0 1 2 3 5
+#
+# The places of a sequence's new symbols follow those given out before, so the symbols of all sequences, each once,
+# lie in the order of their places. Pure numpy.
+
+Symbols = NDArray[Any]
+"""[n] of any dtype that compares element by element, such as token ids."""
+
+
+class Trie:
+    """Places of the symbols of all sequences that were inserted."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Number of places given out."""
+        self._roots: dict[Hashable, _Edge] = {}
+
+    def insert(self, root: Hashable, symbols: Symbols) -> tuple[NDArray[np.int64], int]:
+        """
+        [n] places of a sequence, and the number of its symbols that had their places before.
+
+        Args:
+            root: What the sequence begins with; sequences with other roots share nothing.
+            symbols: [n], borrowed.
+        """
+        edge = self._roots.setdefault(root, _Edge(symbols[:0], 0))
+        runs, known = [np.zeros(0, np.int64)], 0
+        while known < len(symbols) and (following := edge.following.get(symbols[known].tobytes())) is not None:
+            common = _num_equal(following.symbols, symbols[known:])
+            following.split(common)
+            runs.append(np.arange(following.first, following.first + common))
+            known += common
+            edge = following
+        if new := len(symbols) - known:
+            edge.following[symbols[known].tobytes()] = _Edge(symbols[known:], self.size)
+            runs.append(np.arange(self.size, self.size + new))
+            self.size += new
+        return np.concatenate(runs), known
+
+
+@dataclass(slots=True)
+class _Edge:
+    """Symbols between two branchings, at adjacent places."""
+
+    symbols: Symbols
+    first: int
+    """Place of the first symbol."""
+    following: "dict[bytes, _Edge]" = field(default_factory=dict)
+    """Edges after the last symbol, by their first."""
+
+    def split(self, length: int) -> None:
+        """Leave ``length`` symbols, at least 1, and move the others to an edge that follows."""
+        if length < len(self.symbols):
+            rest = _Edge(self.symbols[length:], self.first + length, self.following)
+            self.symbols, self.following = self.symbols[:length], {rest.symbols[0].tobytes(): rest}
+
+
+def _num_equal(first: Symbols, second: Symbols) -> int:
+    """Symbols of the common beginning."""
+    length = min(len(first), len(second))
+    different = first[:length] != second[:length]
+    return int(different.argmax()) if different.any() else length
+
+
+# ── branches ──────────────────────────────────────────────────────────────────────────────────
+# Branches of a trajectory: what the policy read on each, and where it wrote.
+#
+#     turns           prompt ── 0 ─┬─ 1           branch to 1   prompt, 0, 1      new: 0 and 1
+#                                  └─ 2           branch to 2   prompt, 0, 2      new: 2
+#                     nothing ── 3                branch to 3   3                 new: 3
+#
+# A trajectory without turns is one branch, of its prompt and its completion.
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+class Branch(NamedTuple):
+    """One path through the turns of a trajectory, up to the last token that was read to write one."""
+
+    root: int
+    """`FROM_PROMPT` or `FROM_NOTHING`."""
+    read: NDArray[np.int32]
+    """Tokens that the policy read, the prompt included."""
+    starts: Mapping[int, int]
+    """Turns that no branch before has: number of tokens read before the first that each wrote."""
+
+
+def turns_of(trajectory: TrainingTrajectory) -> Sequence[Turn]:
+    """The turns; one after the prompt for a trajectory without any."""
+    return trajectory.turns or (Turn(FROM_PROMPT, 0, len(trajectory.completion_ids)),)
+
+
+def branches(trajectory: TrainingTrajectory) -> Iterator[Branch]:
+    """Branches with tokens to predict, in the order of the turns that end them. Each token is new in one of them."""
+    turns = turns_of(trajectory)
+    context = cut(trajectory.context_ids, [turn.num_context for turn in turns])
+    written = cut(trajectory.completion_ids, [turn.num_written for turn in turns])
+    followed, seen = {turn.parent for turn in turns}, set[int]()
+    for last in sorted(set(range(len(turns))) - followed):
+        path = path_to(turns, last)
+        root = turns[path[0]].parent
+        parts = [trajectory.prompt_ids] if root == FROM_PROMPT else []
+        starts, length = {}, sum(map(len, parts))
+        num_read = 0
+        for place in path:
+            parts += [context[place], written[place]]
+            length += len(context[place])
+            if place not in seen and len(written[place]):
+                starts[place] = length
+                num_read = length + len(written[place]) - 1  # Nobody reads the last token.
+            length += len(written[place])
+        seen.update(path)
+        if starts:
+            yield Branch(root, np.concatenate(parts)[:num_read], starts)
+
+
+def cut(values: NDArray[Scalar], lengths: Sequence[int]) -> list[NDArray[Scalar]]:
+    """Consecutive parts of these lengths, one or more."""
+    return np.split(values, list(accumulate(lengths))[:-1])
+
+
+# ── layout ────────────────────────────────────────────────────────────────────────────────────
 
 FILLING = "filling"
 """Root of the sequence that fills a row up."""
@@ -28,7 +160,7 @@ Root = tuple[object, ...] | str
 """Pictures of a prompt, or `FILLING`."""
 
 
-class Layout:
+class RowLayout:
     """
     Row of W tokens.
 

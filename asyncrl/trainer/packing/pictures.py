@@ -36,7 +36,7 @@ class TrainingImage:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pictures:
+class PackedPictures:
     """Distinct pictures whose tokens are in a rank's part of a row. Tensors are on its device."""
 
     pixels: Tensor
@@ -96,7 +96,7 @@ class PictureTokens:
             own, places = places[:count], places[count:]
             self._places.append((image.digest, own[own >= since]))
 
-    def of_part(self, own: slice, device: torch.device) -> Pictures | None:
+    def of_part(self, own: slice, device: torch.device) -> PackedPictures | None:
         """
         Read the pictures whose tokens are in a part of the row; None if there are none.
 
@@ -111,7 +111,7 @@ class PictureTokens:
         ends = np.cumsum([0, *(self._processor.num_tokens(image.grid) for image in images.values())])
         firsts = dict(zip(images, ends.tolist(), strict=False))
         pixels = self._read(list(images.values()))
-        return Pictures(
+        return PackedPictures(
             pixels=pixels.values.to(device),
             grids=torch.tensor(pixels.grids, device=device),
             tokens=torch.from_numpy(np.concatenate([firsts[digest] + kept for digest, kept in shown])).to(device),

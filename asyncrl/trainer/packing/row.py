@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from asyncrl.trainer.ranks.sequence import ALONE, SequenceGroup
+from asyncrl.trainer.ranks.ranks import ALONE, SequenceGroup
 
 
 class Row:

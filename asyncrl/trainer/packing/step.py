@@ -9,15 +9,96 @@ without the tokens of the others. The *place* of a trajectory is its index in `S
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.errors import AsyncrlError
-from asyncrl.trainer.packing.assignment import first_sharing, rank_micro_batches
-from asyncrl.trainer.packing.micro_batches import Size, by_group
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.messages.trajectory import Span, Turn
+from asyncrl.trainer.packing.assignment import TrajectorySize, by_group, first_sharing, rank_micro_batches
+from asyncrl.trainer.packing.pictures import TrainingImage
 from asyncrl.trainer.ranks.ranks import Ranks
+
+# ── trajectory ────────────────────────────────────────────────────────────────────────────────
+# Tokens of one trajectory as the trainer reads them, and its verdict.
+
+
+def no_ids() -> NDArray[np.int32]:
+    return np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingTrajectory:
+    """
+    One trajectory of L >= 1 prompt tokens and T completion tokens, with C tokens of context in an episode.
+
+    Arrays are borrowed.
+    """
+
+    group_id: int
+    prompt_ids: NDArray[np.int32]
+    completion_ids: NDArray[np.int32]
+    behavior_logprobs: NDArray[np.float32]
+    """[T] under the policy that sampled, nats."""
+    reward: float
+    spans: Sequence[Span] = ()
+    """Policy version of each run of completion tokens, in order; empty if unknown."""
+    index: int = 0
+    """Index within its group."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers of the verdict."""
+    images: Sequence[TrainingImage] = ()
+    """Pictures, in the order of their tokens in ``prompt_ids``."""
+    mask_counts: NDArray[np.int32] = field(default_factory=no_ids)
+    """Number of ids in the sampling mask of each token, [T]; empty leaves the whole vocabulary."""
+    mask_ids: NDArray[np.int32] = field(default_factory=no_ids)
+    """Ids of all masks, mask after mask."""
+    experts: NDArray[np.integer] | None = None
+    """Experts of every token but the last, [L + C + T - 1, layers, K]; None lets the routers choose."""
+    turns: Sequence[Turn] = ()
+    """Turns of an episode, in the order written; empty for one completion after the prompt."""
+    context_ids: NDArray[np.int32] = field(default_factory=no_ids)
+    """[C] tokens between those of the policy, turn after turn, which are read and not trained on."""
+
+    def __post_init__(self) -> None:
+        if not len(self.prompt_ids) or len(self.completion_ids) != len(self.behavior_logprobs):
+            raise AsyncrlError(
+                f"trajectory of group {self.group_id} is inconsistent: {len(self.prompt_ids)} prompt tokens (expected "
+                f"at least 1), {len(self.completion_ids)} completion tokens, but {len(self.behavior_logprobs)} "
+                f"behavior_logprobs (expected as many)"
+            )
+        self._check_turns()
+        self._check_replayed(len(self.completion_ids))
+
+    def _check_turns(self) -> None:
+        context, written = (sum(turn.num_context for turn in self.turns), sum(turn.num_written for turn in self.turns))
+        found = len(self.context_ids), len(self.completion_ids) if self.turns else 0
+        if (context, written) != found:
+            raise AsyncrlError(
+                f"trajectory of group {self.group_id} has turns of {context} tokens of context and {written} written, "
+                f"but {found[0]} and {found[1]} tokens (expected as many)"
+            )
+
+    def _check_replayed(self, length: int) -> None:
+        if len(self.mask_counts) not in (0, length) or self.mask_counts.sum() != len(self.mask_ids):
+            raise AsyncrlError(
+                f"trajectory of group {self.group_id} has {len(self.mask_counts)} sampling masks of "
+                f"{self.mask_counts.sum()} ids for {length} completion tokens, but {len(self.mask_ids)} mask_ids "
+                f"(expected none, or a mask for each token)"
+            )
+        if self.experts is not None and len(self.experts) != (
+            num_read := len(self.prompt_ids) + len(self.context_ids) + length - 1
+        ):
+            raise AsyncrlError(
+                f"trajectory of group {self.group_id} has experts of {len(self.experts)} tokens, expected those of all "
+                f"{num_read} but the last"
+            )
+
+
+# ── step ──────────────────────────────────────────────────────────────────────────────────────
 
 UNASSIGNED = -1
 """Owner of a trajectory that no rank trains: its tokens are not fetched."""
@@ -37,7 +118,7 @@ class TrajectoryInfo:
     """Tokens that are read after the prompt and not trained."""
 
     @property
-    def size(self) -> Size:
+    def size(self) -> TrajectorySize:
         """
         Most tokens that the model reads; a prompt that may not be shared counts as a part of those after it.
 
@@ -45,8 +126,8 @@ class TrajectoryInfo:
         """
         after = self.context_length + self.outcome.length
         if not self.shares_prompt:
-            return Size(self.outcome.group_id, 0, self.prompt_length + after)
-        return Size(self.outcome.group_id, self.prompt_length, after)
+            return TrajectorySize(self.outcome.group_id, 0, self.prompt_length + after)
+        return TrajectorySize(self.outcome.group_id, self.prompt_length, after)
 
     def with_trained(self, length: int) -> "TrajectoryInfo":
         """The trajectory with only ``length`` of its tokens trained, and the others read."""
@@ -55,7 +136,7 @@ class TrajectoryInfo:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class TrainingStep:
     """One training step: S trajectories in whole groups, those of a group adjacent. None if every group is left out."""
 
     infos: Sequence[TrajectoryInfo]
@@ -84,18 +165,18 @@ class Step:
         bounds = [len(groups) * part // number for part in range(number + 1)]
         return [[place for group in groups[start:end] for place in group] for start, end in pairwise(bounds)]
 
-    def without(self, group_ids: Collection[int]) -> "Step":
+    def without(self, group_ids: Collection[int]) -> "TrainingStep":
         """The step without these groups. The others keep their order and their ranks."""
         if not group_ids:
             return self
         kept = [place for place, info in enumerate(self.infos) if info.outcome.group_id not in group_ids]
-        return Step(
+        return TrainingStep(
             [self.infos[place] for place in kept],
             {new: self.trajectories[old] for new, old in enumerate(kept) if old in self.trajectories},
             [self.owners[place] for place in kept],
         )
 
-    def at(self, places: Sequence[int]) -> list[TrainingTrajectory]:
+    def select(self, places: Sequence[int]) -> list[TrainingTrajectory]:
         """Trajectories at ``places``; all of them must be of this rank."""
         return [self.trajectories[place] for place in places]
 
@@ -116,13 +197,13 @@ class Step:
         )
 
 
-def local_step(trajectories: Iterable[TrainingTrajectory]) -> Step:
+def local_step(trajectories: Iterable[TrainingTrajectory]) -> TrainingStep:
     """Step of which this process, rank 0, trains every trajectory."""
     trajectories = list(trajectories)
     if not trajectories:
         raise AsyncrlError("train: expected whole groups, got 0 trajectories")
     infos = [trajectory_info(trajectory) for trajectory in trajectories]
-    return Step(infos, dict(enumerate(trajectories)), [0] * len(trajectories))
+    return TrainingStep(infos, dict(enumerate(trajectories)), [0] * len(trajectories))
 
 
 def trajectory_info(trajectory: TrainingTrajectory) -> TrajectoryInfo:

@@ -14,8 +14,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from asyncrl.messages.trajectory import Span, Turn
-from asyncrl.trainer.packing.branches import cut, turns_of
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.layout import cut, turns_of
+from asyncrl.trainer.packing.step import TrainingTrajectory
 
 Mask = NDArray[np.bool_]
 """[T] one for each token that the policy wrote."""

@@ -1,5 +1,6 @@
 """
-Control of the further ranks by the first one: welcome them, send them work, and notice when one is gone.
+Control of the further ranks by the first one: welcome them, send them work, notice when one is gone, let them find each
+other.
 
     shard ── Hello, Checked, PartWritten, Beat ─▶ RankHub ── Welcome, Batch, Work, Stop ─▶ shard
     every rank's store ── StoreSet, StoreGet ─▶ RankHub ── StoreValue ─▶ store
@@ -8,16 +9,19 @@ Control of the further ranks by the first one: welcome them, send them work, and
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
-from asyncrl.actor.link import Hub
-from asyncrl.actor.message import Message
-from asyncrl.errors import LinkClosed, RankDied
+from asyncrl.errors import LinkClosed, LinkError, RankDied
 from asyncrl.files.checkpoints import FileEntry
+from asyncrl.messages.codec import Message
 from asyncrl.messages.session import Hello, Reject, StoreGet, StoreSet, StoreValue, Welcome
 from asyncrl.messages.trainer import Checked, PartWritten, Refusal
+from asyncrl.weights.groups.network_interface import Deadline
 from asyncrl.weights.groups.rendezvous import Rendezvous
+from asyncrl.weights.groups.store import LinkStore
+from asyncrl.wire.link import Hub, Link
 
 Answer = TypeVar("Answer")
 
@@ -166,3 +170,44 @@ class _Answers(Generic[Answer]):
             self._came.clear()
             await self._came.wait()
         return list(self._answers.pop(step).values())
+
+
+# ── rank store ────────────────────────────────────────────────────────────────────────────────
+# Rendezvous of the ranks over a link to the first rank's hub, beside the link for their work.
+#
+#     rank 0 ─ memory ─┐
+#     rank 1 ─ link ───┼─ StoreSet, StoreGet ─▶ RankHub ── StoreValue ─▶ the rank that asked
+#     rank 2 ─ link ───┘
+#
+# A link of its own is read all the time, also while the rank loads its model.
+
+GROUP = "ranks"
+
+
+@asynccontextmanager
+async def rank_store(link: Link, names: Sequence[str], deadline_s: float) -> AsyncIterator[LinkStore]:
+    """
+    The store of the group of all ranks, for use in another thread. It is abandoned, and the link closed, at the end.
+
+    Args:
+        names: Each rank, for error messages.
+        deadline_s: Limit of all waits together.
+    """
+    store = LinkStore(GROUP, names, link.send, asyncio.get_running_loop(), Deadline(deadline_s))
+    receiving = asyncio.create_task(_deliver(link, store))
+    try:
+        yield store
+    finally:
+        store.abandon("the group is no longer needed")
+        receiving.cancel()
+        await asyncio.gather(receiving, return_exceptions=True)
+        await link.aclose()
+
+
+async def _deliver(link: Link, store: LinkStore) -> None:
+    try:
+        while True:
+            if isinstance(message := await link.receive(), StoreValue):
+                store.deliver(message)
+    except LinkError as error:
+        store.abandon(f"the link to the first rank is gone: {error}")

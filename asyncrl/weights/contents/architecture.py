@@ -17,7 +17,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from asyncrl.config.model import weights
-from asyncrl.config.model.overrides import PARAMETERS, ROPE, merged
+from asyncrl.config.model.directory import PARAMETERS, ROPE, merged
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import describe
 

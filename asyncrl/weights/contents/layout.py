@@ -63,7 +63,7 @@ class Bucket(Struct, frozen=True):
 
     slots: tuple[TensorSlot, ...]
     num_bytes: int
-    """Includes the padding between slots."""
+    """Size of the bucket in bytes, with the padding between slots."""
 
     @property
     def item_bytes(self) -> int:

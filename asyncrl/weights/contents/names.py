@@ -56,8 +56,8 @@ class View(NamedTuple):
     stride: tuple[int, ...]
     offset: int
 
-    def of(self, parameter: Tensor) -> Tensor:
-        """The view of a whole parameter."""
+    def select(self, parameter: Tensor) -> Tensor:
+        """This tensor of a checkpoint, as a view of the whole ``parameter`` it lies in."""
         whole = parameter.contiguous()
         return whole.as_strided(self.shape, self.stride, whole.storage_offset() + self.offset)
 

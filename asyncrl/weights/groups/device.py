@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     import torch
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
-"""Default library of each kind."""
+"""Default collective library of each kind of device."""
 
 REACHES = {"gloo": ("cpu", "cuda"), "shared": ("cpu",), "nccl": ("cuda",), "hccl": ("npu",)}
 """Kinds whose memory a library can send. Gloo copies CUDA memory through the host."""
 
 STAGED_ON = {backend: kind for kind, backend in BACKENDS.items()} | {"auto": "cpu", "shared": "cpu"}
 """Kind of device of the staging buffers, by ``weights.backend``. Both ends of a transfer must agree: an ``auto`` which
-`asyncrl.config.resolve` has not decided stages where all can."""
+`asyncrl.config.run_file` has not decided stages where all can."""
 
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
 """Variable that lists the devices a process sees, by kind; the process numbers them from 0."""

@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from asyncrl.errors import ConfigError, TransferError
-from asyncrl.weights.groups.deadline import SHORTEST_S, Deadline
 from asyncrl.weights.groups.device import make_current
-from asyncrl.weights.groups.network_interface import collective_environment, why_unreachable
+from asyncrl.weights.groups.network_interface import SHORTEST_S, Deadline, collective_environment, why_unreachable
 from asyncrl.weights.groups.shared_memory import form_shared
 
 CPU = torch.device("cpu")
@@ -50,7 +49,7 @@ class _Backend(Protocol):
     def abort(self) -> None: ...
 
 
-class Group(Protocol):
+class ProcessGroup(Protocol):
     """A connected process group. Not thread-safe."""
 
     def broadcast(self, tensor: Tensor, root: int, deadline: Deadline, /) -> None:
@@ -66,7 +65,7 @@ class Group(Protocol):
 
 
 class LibraryGroup:
-    """A `Group` of a collective library that ends an unfinished broadcast when it is aborted."""
+    """A `ProcessGroup` of a collective library that ends an unfinished broadcast when it is aborted."""
 
     def __init__(self, backend: _Backend) -> None:
         self._backend: _Backend | None = backend
@@ -74,7 +73,7 @@ class LibraryGroup:
         """The last broadcast."""
 
     def broadcast(self, tensor: Tensor, root: int, deadline: Deadline) -> None:
-        """See `Group.broadcast`."""
+        """Copy ``tensor`` of rank ``root`` to all ranks; see `ProcessGroup.broadcast`."""
         if self._backend is None:
             raise RuntimeError("the group is closed")
         options = c10d.BroadcastOptions()
@@ -85,7 +84,7 @@ class LibraryGroup:
         self._wait(self._work, deadline)
 
     def close(self) -> None:
-        """See `Group.close`. Ends the library's threads, too."""
+        """Abort a running broadcast, close connections, and end the library's threads. Idempotent."""
         backend, self._backend = self._backend, None
         if backend is not None:
             self._end(backend)
@@ -104,7 +103,7 @@ class LibraryGroup:
 
 class GlooGroup(LibraryGroup):
     """
-    A `Group` of gloo, which has no call that ends an unfinished broadcast: it ends by its own deadline.
+    A `ProcessGroup` of gloo, which has no call that ends an unfinished broadcast: it ends by its own deadline.
 
     Gloo tells a broken connection to whatever waits for a message to begin, not to what is in the middle of one
     (``Pair::signalException`` in its tcp/pair.cc): that waits on.
@@ -146,7 +145,7 @@ def _abort(backend: _Backend) -> None:
 
 def form(
     backend: str, store: Store, rank: int, size: int, *, interface: str, deadline: Deadline, device: torch.device = CPU
-) -> Group:
+) -> ProcessGroup:
     """
     Rendezvous with the other ranks through ``store``, and connect to them. Blocks until all ranks are connected.
 

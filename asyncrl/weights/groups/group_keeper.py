@@ -27,18 +27,17 @@ from contextlib import asynccontextmanager
 
 import torch
 
-from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import TransferError
 from asyncrl.messages.session import StoreValue
 from asyncrl.messages.weights import Abort, Member, Transfer
-from asyncrl.weights.groups.connections import shut_down
-from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.device import backend_for, device_thread
-from asyncrl.weights.groups.group import CPU, Group, form
-from asyncrl.weights.groups.store import LinkStore, Send
+from asyncrl.weights.groups.group import CPU, ProcessGroup, form
+from asyncrl.weights.groups.network_interface import Deadline
+from asyncrl.weights.groups.store import LinkStore, Send, shut_down
+from asyncrl.wire.addresses import LOOPBACK
 
-Exchange = Callable[[Group, Deadline], None]
+Exchange = Callable[[ProcessGroup, Deadline], None]
 """Sends or receives a version over the formed group. Blocks."""
 
 GRACE_S = 1.0
@@ -94,7 +93,7 @@ class GroupKeeper:
         self._device = device
         self._interface = interface
         self._thread = device_thread(device, THREAD)
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, ProcessGroup] = {}
         """The kept group and, during its transfer, a one-off group, by ``transfer_group``."""
         self._stores: dict[int, LinkStore] = {}
         """Store of each of these groups, and of groups that are being formed."""
@@ -195,7 +194,7 @@ class GroupKeeper:
             if not transfer.keep or transfer.transfer_group in self._failed:
                 self._close([transfer.transfer_group])
 
-    def _group(self, running: _Running, rank: int, loop: asyncio.AbstractEventLoop) -> Group:
+    def _group(self, running: _Running, rank: int, loop: asyncio.AbstractEventLoop) -> ProcessGroup:
         transfer_group = running.transfer.transfer_group
         if reason := self._failed.get(transfer_group):
             raise TransferError(f"this transfer group failed before ({reason}); use a new one")
@@ -209,7 +208,7 @@ class GroupKeeper:
             self._groups[transfer_group] = group
         return self._groups[transfer_group]
 
-    def _form(self, running: _Running, rank: int, loop: asyncio.AbstractEventLoop) -> Group:
+    def _form(self, running: _Running, rank: int, loop: asyncio.AbstractEventLoop) -> ProcessGroup:
         transfer = running.transfer
         names = [member.node for member in transfer.members for _ in range(member.ranks)]
         store = LinkStore(str(transfer.transfer_group), names, self._send, loop, running.deadline)

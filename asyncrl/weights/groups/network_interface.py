@@ -1,5 +1,6 @@
 """
-Environment variables that configure NCCL and HCCL, which have no other interface for this.
+Environment variables that configure NCCL and HCCL, which have no other interface for this, and the deadline of a
+transfer.
 
 Network interface: both libraries select one by name. A node knows the address at which it listens, so its interface is
 looked up (ioctl SIOCGIFCONF, /proc/net/if_inet6) and set, for an exact match, in NCCL_SOCKET_IFNAME or
@@ -19,6 +20,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -146,3 +148,34 @@ def _ipv4_addresses() -> list[tuple[str, str]]:
 def _ipv6_addresses() -> list[tuple[str, str]]:
     lines = IPV6_INTERFACES.read_text(encoding="ascii").splitlines() if IPV6_INTERFACES.exists() else []
     return [(line.split()[-1], str(IPv6Address(bytes.fromhex(line.split()[0])))) for line in lines]
+
+
+# ── deadline ──────────────────────────────────────────────────────────────────────────────────
+# Deadline of one transfer, shared by all of its parts.
+
+SHORTEST_S = 0.001
+"""Timeout after the deadline has passed: collectives read 0 as "no limit"."""
+
+
+class Deadline:
+    """Counts down ``seconds`` from its construction."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._start_s = time.monotonic()
+        self._is_expired = False
+
+    @property
+    def has_passed(self) -> bool:
+        return self._is_expired or self.elapsed_s() >= self.seconds
+
+    def expire(self) -> None:
+        """Let the deadline be over now. Thread-safe."""
+        self._is_expired = True
+
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._start_s
+
+    def left_s(self) -> float:
+        """Seconds until the deadline; at least `SHORTEST_S`."""
+        return SHORTEST_S if self.has_passed else max(SHORTEST_S, self.seconds - self.elapsed_s())

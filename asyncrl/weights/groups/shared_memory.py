@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from asyncrl.errors import TransferError
-from asyncrl.weights.groups.deadline import Deadline
+from asyncrl.weights.groups.network_interface import Deadline
 
 SLOT_BYTES = 8 << 20
 """Size of each of the two slots; a larger bucket crosses in several parts."""

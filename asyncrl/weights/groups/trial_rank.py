@@ -14,9 +14,9 @@ import torch.distributed
 from torch import Tensor
 
 from asyncrl.errors import AsyncrlError
-from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.device import torch_device
-from asyncrl.weights.groups.group import Group, form
+from asyncrl.weights.groups.group import ProcessGroup, form
+from asyncrl.weights.groups.network_interface import Deadline
 from asyncrl.weights.groups.trial import TrialPart, TrialResult
 
 LOOPBACK = "127.0.0.1"
@@ -38,7 +38,7 @@ def run_part(part: TrialPart) -> TrialResult:
     return result
 
 
-def _exchange(group: Group, part: TrialPart, device: torch.device, deadline: Deadline) -> TrialResult:
+def _exchange(group: ProcessGroup, part: TrialPart, device: torch.device, deadline: Deadline) -> TrialResult:
     """Broadcast twice and time the second: the first opens connections."""
     payload = torch.frombuffer(bytearray(random.Random(0).randbytes(part.num_bytes)), dtype=torch.uint8)
     buffer = torch.zeros(part.num_bytes, dtype=torch.uint8, device=device)

@@ -1,20 +1,36 @@
 """
-A rollout's copy of the weights, which stored files change from version to version.
+A rollout's copy of the weights, which stored files change from version to version, and the digest that tells it is
+exact.
 
     part, part, part of an anchor ─▶ version 20 ─▶ part of a delta ─▶ (neither) ─▶ part ─▶ version 21
 
 It outlives the sessions of its node, so that a file is continued after its link was lost.
 """
 
+import hashlib
+import struct
+
 import torch
 
 from asyncrl.errors import TransferError
 from asyncrl.messages.weights import StoredWeights
-from asyncrl.weights.contents.checksum import Checksum
+from asyncrl.weights.contents.header import Checksum
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.shared import shared_staging
-from asyncrl.weights.stored.digest import digest
+from asyncrl.weights.staging import Staging
 from asyncrl.weights.stored.stream import FORMAT, Reader, host_staging
+
+# ── digest ────────────────────────────────────────────────────────────────────────────────────
+# Digest of a complete version, to tell that two copies are the same bit for bit.
+
+
+def digest(staging: Staging, checksum: Checksum) -> str:
+    """sha256 in hex over the layout's hash and the checksum of every bucket; see `Checksum` for what it detects."""
+    sums = [checksum(bucket) for bucket in staging.buckets]
+    return hashlib.sha256(bytes.fromhex(staging.layout.hash) + struct.pack(f"<{len(sums)}q", *sums)).hexdigest()
+
+
+# ── staged ────────────────────────────────────────────────────────────────────────────────────
 
 
 class StagedVersion:
@@ -90,7 +106,7 @@ class StagedVersion:
         self.digest = found
 
     def discard(self) -> None:
-        """Hold nothing: the next file must be an anchor."""
+        """Discard what is held: the next file to read must be an anchor."""
         self._reader, self.unfinished, self.next_part, self.digest = None, None, 0, ""
 
     def close(self) -> None:

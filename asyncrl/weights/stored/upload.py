@@ -17,17 +17,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from asyncrl.actor.answer import receive_answer
-from asyncrl.actor.link import Link
 from asyncrl.errors import LinkError, TransferError
 from asyncrl.log import get_logger
 from asyncrl.messages.weights import PutWeights, PutWeightsDone, StoredWeights, Uploaded
-from asyncrl.weights.contents.checksum import Checksum
+from asyncrl.weights.contents.header import Checksum
 from asyncrl.weights.contents.layout import Layout
-from asyncrl.weights.copies import Copies
+from asyncrl.weights.exchange import Copies
 from asyncrl.weights.staging import Staging
-from asyncrl.weights.stored.digest import digest
+from asyncrl.weights.stored.staged import digest
 from asyncrl.weights.stored.stream import FORMAT, host_staging, write
+from asyncrl.wire.link import Link, receive_answer
 
 log = get_logger()
 Result = TypeVar("Result")

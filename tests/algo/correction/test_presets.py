@@ -12,8 +12,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.algo.correction.correct import Correct
-from asyncrl.algo.ragged import Ragged
+from asyncrl.algo.aggregate import Ragged
+from asyncrl.algo.correction import Correct
 from asyncrl.config.sections.algorithm import Correction
 
 Rectangle = NDArray[np.float64]

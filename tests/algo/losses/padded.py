@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.algo.losses.tokens import Tokens
-from asyncrl.algo.ragged import Ragged
+from asyncrl.algo.aggregate import Ragged
+from asyncrl.algo.loss_tokens import Tokens
 
 Rectangle = NDArray[np.float64]
 Formula = Callable[..., Rectangle]

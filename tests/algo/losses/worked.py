@@ -5,8 +5,8 @@ from math import log
 
 import torch
 
-from asyncrl.algo.losses.tokens import Tokens
-from asyncrl.algo.ragged import Ragged
+from asyncrl.algo.aggregate import Ragged
+from asyncrl.algo.loss_tokens import Tokens
 
 
 def of_ratios(

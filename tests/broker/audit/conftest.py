@@ -11,17 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.broker.ledger.audit import Audit
-from asyncrl.broker.ledger.chain import Chain
 from asyncrl.broker.ledger.database import CONFIG, meta_digest, write_meta
-from asyncrl.broker.ledger.ledger import Ledger
-from asyncrl.broker.ledger.reader import read_ledger_meta, read_records
+from asyncrl.broker.ledger.reader import Chain, read_ledger_meta, read_records
 from asyncrl.broker.ledger.records import AnyRecord, Started, encode, ended_groups, unique_key
-from asyncrl.cli.recorded.inspect import read_audit
+from asyncrl.cli.inspect import read_audit
 from asyncrl.config.config import Config, to_json
 from asyncrl.config.run_file import load_config, to_toml
-from asyncrl.data.prompts import held_out_stream, train_stream
-from asyncrl.node.broker.broker import _record_config, _require_same_data
-from asyncrl.observe.run_directory import RunDirectory
+from asyncrl.records.run_directory import RunDirectory
 from tests.examples.conftest import load_example
 
 STEPS = 6
@@ -90,22 +86,7 @@ def finished_run(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of a run whose early payloads are trimmed."""
     folder = tmp_path_factory.mktemp("audited")
     settings = [*SETTINGS, f"run.dir={folder}"]
-    config = load_config(toy / "toy.toml", settings)
-
-    def opened(path: Path) -> Ledger:
-        """Ledger as the process of a broker opens it."""
-        ledger = Ledger(path)
-        _record_config(RunDirectory(path.parent), ledger, config)
-        prompts = train_stream(config.data, config.run.seed)
-        held_out = held_out_stream(config.data, config.evaluation.max_prompts)
-        _require_same_data(config.data, ledger, {"train": prompts, "held_out": held_out})
-        ledger.append([ledger.started()])
-        return ledger
-
-    loop = load_example("loop")
-    loop.Ledger = opened  # type: ignore[attr-defined]
-    directory = RunDirectory(asyncio.run(loop.main(toy / "toy.toml", *settings)))
-    directory.write_config(to_toml(config))
+    directory = RunDirectory(asyncio.run(load_example("loop").main(toy / "toy.toml", *settings)))
     return directory.path
 
 

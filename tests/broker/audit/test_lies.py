@@ -40,7 +40,7 @@ from asyncrl.config.run_file import to_toml
 from asyncrl.files.checkpoints import MANIFEST, file_entry, step_name
 from asyncrl.files.json_lines import encoded
 from asyncrl.messages.trajectory import Unit
-from asyncrl.observe.run_directory import RunSummary
+from asyncrl.records.run_directory import RunSummary
 from tests.broker.audit.conftest import STEPS, RunCopy
 
 LAST = STEPS - 1

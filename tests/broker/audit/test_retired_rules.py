@@ -1,11 +1,11 @@
 """The table of ended groups against the records."""
 
-from asyncrl.broker.audit.retired_rules import retired_problems
-from asyncrl.broker.ledger.record_book import RecordBook
+from asyncrl.broker.audit.run_rules import retired_problems
 from asyncrl.broker.ledger.records import Dropped, Taken
+from asyncrl.broker.ledger.state import LedgerState
 from asyncrl.config.sections.schedule import Schedule
 
-BOOK = RecordBook(Schedule())
+BOOK = LedgerState(Schedule())
 BOOK.add(Taken(0, [1, 2]))
 BOOK.add(Dropped(3, "bad", 0))
 TABLE = {1: "taken/0", 2: "taken/0", 3: "dropped"}

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from asyncrl.broker.audit.run_audit import _retirement_problems
 from asyncrl.broker.ledger.ledger import Ledger
-from asyncrl.broker.ledger.record_book import RecordBook
 from asyncrl.broker.ledger.records import (
     Admitted,
     AnyRecord,
@@ -27,10 +26,11 @@ from asyncrl.broker.ledger.records import (
     VersionLive,
     Written,
 )
-from asyncrl.cli.recorded.inspect import read_audit
+from asyncrl.broker.ledger.state import LedgerState
+from asyncrl.cli.inspect import read_audit
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.trajectory import Trajectory, Unit
-from asyncrl.spool.contents import read_contents, segment_numbers
+from asyncrl.spool.folder import read_contents, segment_numbers
 from asyncrl.spool.segments import Segments
 from tests.broker.audit.conftest import STEPS, RunCopy
 from tests.broker.driver import Prompts
@@ -437,7 +437,7 @@ def test_12_a_commit_of_a_step_that_nobody_reported(run: RunCopy, step: int) -> 
 
 def test_a_place_may_be_passed_over_only_after_its_prompt_was_retired() -> None:
     """Of ten rows, the group of row 0 was all correct and that of row 1 was not; both are passed over in epoch 1."""
-    book = RecordBook(Schedule(group_size=1))
+    book = LedgerState(Schedule(group_size=1))
     for group_id in (*range(10), 12):
         book.add(Admitted(group_id, group_id // 10, group_id % 10, policy_version=0))
         book.add(Rewarded(Unit(group_id, 0), float(group_id == 0)))

@@ -4,14 +4,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from asyncrl.broker.audit.step_rules import lost_records, metrics_problems, summary_problems, unrecorded_problems
-from asyncrl.broker.ledger.chain import Head
-from asyncrl.broker.ledger.record_book import RecordBook
+from asyncrl.broker.audit.run_rules import lost_records, metrics_problems, summary_problems, unrecorded_problems
+from asyncrl.broker.ledger.reader import Head
 from asyncrl.broker.ledger.records import Admitted, AnyRecord, Committed, Result, Rewarded, Taken, VersionLive
+from asyncrl.broker.ledger.state import LedgerState
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
-from asyncrl.observe.run_directory import RunSummary
+from asyncrl.records.run_directory import RunSummary
 
 LINE: dict[str, Any] = {
     "step": 0, "version": 0, "tokens": 8.0, "num_tokens": 8.0, "num_trajectories": 1.0, "length_max": 8.0,
@@ -34,8 +34,8 @@ SUMMARY = RunSummary(
 HEADS = {"summary.json": Head(7, "ab")}
 
 
-def book(num_records: int = len(RECORDS)) -> RecordBook:
-    made = RecordBook(Schedule(groups_per_step=1, group_size=1))
+def book(num_records: int = len(RECORDS)) -> LedgerState:
+    made = LedgerState(Schedule(groups_per_step=1, group_size=1))
     for record in RECORDS[:num_records]:
         made.add(record)
     return made

@@ -1,4 +1,4 @@
-"""Groups without a learning signal are filtered; a run in which all are filtered ends."""
+"""A run in which everything fails ends, and says why; one in which something succeeds goes on."""
 
 from collections.abc import Callable
 from itertools import count
@@ -7,15 +7,85 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from asyncrl.broker.groups.drop_limit import LEAST_IN_A_ROW
-from asyncrl.broker.groups.filtering import LEAST_PATIENCE, ZERO_VARIANCE, GroupFilter
+from asyncrl.broker.groups.filtering import (
+    LEAST_IN_A_ROW,
+    LEAST_OVERLONG,
+    LEAST_PATIENCE,
+    OVERLONG,
+    ZERO_VARIANCE,
+    DropLimit,
+    GroupFilter,
+    first_needed,
+)
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.records import Admitted, Dropped, Rewarded, Taken
 from asyncrl.config.config import Config
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.errors import RunFailed
-from asyncrl.messages.trajectory import Prompt, Unit
+from asyncrl.messages.spool import SpoolRef
+from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit
 from tests.broker.driver import Cluster, Reward, a_config, right, told_apart
+
+
+@pytest.mark.parametrize(("window", "limit"), [(1, LEAST_IN_A_ROW), (16, 32), (100, 200)])
+def test_more_drops_in_a_row_than_two_windows_end_the_run(window: int, limit: int) -> None:
+    drops = DropLimit(window)
+    for _ in range(limit):
+        drops.dropped("reward: no such unit")
+    with pytest.raises(RunFailed, match=rf"^{limit + 1} groups in a row .* because of reward: no such unit$"):
+        drops.dropped("reward: no such unit")
+
+
+def test_one_complete_group_starts_the_count_anew() -> None:
+    drops = DropLimit(window=1)
+    for _ in range(10):
+        for _ in range(LEAST_IN_A_ROW):
+            drops.dropped("bad luck")
+        drops.completed()
+
+
+@pytest.mark.parametrize(("window", "limit"), [(1, LEAST_OVERLONG), (16, 256), (100, 1600)])
+def test_long_prompts_may_come_in_long_rows_but_not_for_ever(window: int, limit: int) -> None:
+    drops = DropLimit(window)
+    for _ in range(limit):
+        drops.dropped(OVERLONG)
+    with pytest.raises(RunFailed, match=rf"^{limit + 1} prompts were filtered .* data.max_prompt_tokens"):
+        drops.dropped(OVERLONG)
+
+
+def test_long_prompts_do_not_count_as_failures_and_a_complete_group_ends_their_row() -> None:
+    drops = DropLimit(window=1)
+    for _ in range(3):
+        for _ in range(LEAST_OVERLONG):
+            drops.dropped(OVERLONG)
+        drops.dropped("bad luck")
+        drops.completed()
+
+
+def test_a_larger_window_may_fail_as_a_whole_too() -> None:
+    limit = DropLimit(16)
+    limit.window = 100
+    for _ in range(200):
+        limit.dropped("broken")
+    with pytest.raises(RunFailed):
+        limit.dropped("broken")
+
+
+def test_a_trainer_that_refuses_every_group_ends_the_run_and_one_that_trains_on_some_goes_on() -> None:
+    drops = DropLimit(window=1)
+    for _ in range(3):
+        for _ in range(LEAST_IN_A_ROW):
+            drops.untrained("damaged")
+            drops.completed()
+        drops.trained()
+    for _ in range(LEAST_IN_A_ROW):
+        drops.untrained("damaged")
+    with pytest.raises(RunFailed, match=r"^the trainer left out 33 groups in a row .* because of damaged$"):
+        drops.untrained("damaged")
+
+
+# ── test filtering ────────────────────────────────────────────────────────────────────────────
+# Groups without a learning signal are filtered; a run in which all are filtered ends.
 
 ids = count()
 
@@ -166,3 +236,31 @@ def test_filtered_groups_are_no_failures_however_many() -> None:
 
     assert cluster.scheduler.is_finished
     assert len(of(cluster, Dropped)) == 2 * LEAST_IN_A_ROW
+
+
+# ── test trimming ─────────────────────────────────────────────────────────────────────────────
+# Each spool keeps the segments with payloads that are still needed, by its own numbers.
+
+SUMMARY = TrajectorySummary(8, 4, 0, 0, 1, "stop")
+
+
+def stored(*places: tuple[str, int]) -> Group:
+    """A group with a trajectory at each place: spool and segment."""
+    group = Group(0, Prompt(), len(places), min_version=0)
+    for slot, (spool, segment) in zip(group.slots, places, strict=True):
+        slot.store(SpoolRef(spool, segment, 16, 8, 0), SUMMARY)
+    return group
+
+
+def test_the_oldest_needed_segment_of_each_spool_stays() -> None:
+    done = [stored(("a", 1), ("b", 40))]
+    needed = [stored(("a", 3), ("b", 41)), stored(("a", 2), ("b", 42))]
+    assert first_needed(done, needed) == {"a": 2, "b": 41}
+
+
+def test_a_spool_without_needed_payloads_keeps_its_newest_segment_of_those_done() -> None:
+    assert first_needed([stored(("a", 1), ("a", 5))], [stored(("b", 7))]) == {"a": 5, "b": 7}
+
+
+def test_trajectories_without_a_stored_part_need_nothing() -> None:
+    assert first_needed([], [Group(0, Prompt(), 2, min_version=0)]) == {}

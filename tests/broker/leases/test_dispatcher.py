@@ -1,14 +1,14 @@
-"""Leases: granted, progressed, lost, failed, cancelled, adopted."""
+"""Work goes to the node with the most credits."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncrl.actor.message import Message
-from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.group import Group, State
-from asyncrl.broker.leases.dispatcher import Dispatcher
+from asyncrl.broker.groups.group import Group, GroupBook, SlotState
+from asyncrl.broker.leases.dispatcher import CreditBook, Dispatcher
 from asyncrl.broker.ledger.records import Progressed, Reissued
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
@@ -16,12 +16,75 @@ from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.config.sections.broker import Broker
 from asyncrl.config.sections.evaluation import Evaluation
+from asyncrl.messages.codec import Message
 from asyncrl.messages.rollout import Cancelled, Lease, ResumePoint
 from asyncrl.messages.session import Held, Hello
 from asyncrl.messages.spool import SpoolRef, StoredItem
 from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit
 from asyncrl.messages.wire import PROTOCOL
 from tests.broker.driver import a_config
+
+
+def a_node(name: str, credits_: int, policy_version: int = 0) -> Node:
+    node = Node(name, name, "0", "rollout", 0.0)
+    node.credit_limit, node.policy_version = credits_, policy_version
+    return node
+
+
+def a_book(*nodes: Node) -> CreditBook:
+    book = CreditBook()
+    for node in nodes:
+        book.update(node)
+    return book
+
+
+def test_the_node_with_most_credits_is_first_and_equals_are_served_in_turn() -> None:
+    nodes = [a_node("a", 4), a_node("b", 6), a_node("c", 4)]
+    book = a_book(*nodes)
+
+    served = []
+    while node := book.pick_node(2):
+        served.append(node.peer)
+        node.granted += 2
+        book.update(node)
+
+    assert served == ["b", "a", "c", "b", "a", "c", "b"]
+
+
+def test_a_node_with_too_few_credits_or_too_old_a_version_is_passed_over() -> None:
+    behind, ahead = a_node("behind", 8, policy_version=2), a_node("ahead", 4, policy_version=3)
+    book = a_book(behind, ahead)
+
+    assert book.pick_node(4, min_version=3) is ahead
+    assert book.pick_node(5, min_version=3) is None
+    assert book.pick_node(5, min_version=2) is behind
+
+
+def test_a_node_that_left_or_has_no_weights_gets_nothing() -> None:
+    book = a_book(a_node("gone", 8), a_node("new", 8, policy_version=-1))
+
+    book.remove("gone")
+    book.remove("gone")
+
+    assert book.pick_node(1) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 6)), max_size=30), st.integers(1, 6))
+def test_the_answer_is_always_a_node_with_the_most_credits(changes: list[tuple[int, int]], at_least: int) -> None:
+    nodes = [a_node(str(i), 0) for i in range(6)]
+    book = a_book(*nodes)
+    for place, limit in changes:
+        nodes[place].credit_limit = max(limit, 0)
+        book.update(nodes[place])
+
+    best = max(node.credits for node in nodes)
+    found = book.pick_node(at_least)
+
+    assert (found.credits if found else None) == (best if best >= at_least else None)
+
+
+# ── test dispatcher ───────────────────────────────────────────────────────────────────────────
+# Leases: granted, progressed, lost, failed, cancelled, adopted.
 
 REF = SpoolRef("spool", 3, 64, 100, 7)
 SUMMARY = TrajectorySummary(5, 4, 0, 0, 1, "unfinished")
@@ -156,7 +219,7 @@ def test_the_newest_progress_counts() -> None:
     desk.dispatcher.progressed(replace(progress(0, lease.lease_id, 9), ref=newer))
     slot = group.slots[0]
     assert slot.summary
-    assert (slot.ref, slot.summary.num_tokens, slot.state) == (newer, 9, State.LEASED)
+    assert (slot.ref, slot.summary.num_tokens, slot.state) == (newer, 9, SlotState.LEASED)
 
 
 def test_progress_of_a_lease_that_ended_is_left_alone() -> None:
@@ -214,9 +277,9 @@ def test_an_adopted_lease_is_renewed_expires_and_is_lost_like_any_other() -> Non
     lease_s = desk.config.schedule.lease_s
     desk.dispatcher.leases.renew("a.0", lease_s - 1)
     desk.dispatcher.expire(lease_s + 1)
-    assert group.indices(State.LEASED) == [0, 1]
+    assert group.indices(SlotState.LEASED) == [0, 1]
     desk.dispatcher.expire(2 * lease_s)
-    assert group.indices(State.MISSING) == [0, 1]
+    assert group.indices(SlotState.MISSING) == [0, 1]
 
 
 def test_only_what_nobody_holds_is_given_to_others() -> None:
@@ -241,7 +304,7 @@ def test_unwanted_trajectories_are_cancelled() -> None:
     ((peer, cancelled),) = desk.sent()
     assert peer == "a.0"
     assert cancelled == Cancelled([], [item.unit for item in items[1:]])
-    assert newer.indices(State.MISSING) == [0], "too old for a group admitted anew"
+    assert newer.indices(SlotState.MISSING) == [0], "too old for a group admitted anew"
     assert node.granted == len(items), "each comes back as a credit when the node drops it"
 
 

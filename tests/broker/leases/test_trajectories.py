@@ -1,13 +1,23 @@
-"""Each result, reward and failure of a trajectory counts once, and only for its own lease or grading."""
+import math
 
+import pytest
 from msgspec.structs import replace
 
 from asyncrl.broker.failures import FailureBook
-from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.group import Group, State
+from asyncrl.broker.groups.group import Group, GroupBook, SlotState
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
-from asyncrl.broker.leases.trajectories import Trajectories
+from asyncrl.broker.leases.trajectories import (
+    LEAST_IDLE_S,
+    LEAST_KNOWN,
+    LEAST_S,
+    RECENT,
+    TIMES,
+    UNKNOWN_S,
+    Durations,
+    Trajectories,
+    VerdictLimits,
+)
 from asyncrl.broker.ledger.records import Duplicate, FailedAttempt, Refused, Reissued, Result, Rewarded
 from asyncrl.broker.nodes.faults import FaultBook
 from asyncrl.broker.nodes.node import Node, NodeBook
@@ -23,6 +33,56 @@ from asyncrl.messages.spool import SpoolRef, Stored, StoredItem
 from asyncrl.messages.trajectory import Prompt, TrajectoryLimits, TrajectorySummary, Unit
 from asyncrl.messages.weights import Publishing
 from tests.broker.driver import a_config
+
+
+def test_while_nothing_has_come_back_only_those_that_may_not_take_long_are_overdue() -> None:
+    durations = Durations()
+    assert durations.limit_s("rollout", 16_000) == math.inf
+    assert durations.limit_s("rollout", 16_000, is_idle=True) == UNKNOWN_S
+    assert durations.limit_s("reward") == UNKNOWN_S
+    assert durations.limit_s("reward", least_s=200.0) == 200.0
+
+
+def test_the_less_is_known_the_longer_is_the_limit_but_it_never_lacks() -> None:
+    durations = Durations()
+    durations.took("reward", 1.0)
+    assert durations.limit_s("reward") == TIMES["reward"] * LEAST_KNOWN
+    for _ in range(LEAST_KNOWN - 1):
+        durations.took("reward", 1.0)
+    assert durations.limit_s("reward") == TIMES["reward"]
+    for _ in range(RECENT):
+        durations.took("reward", 0.1)
+    assert durations.limit_s("reward") == LEAST_S["reward"]
+
+
+def test_the_limit_follows_the_slowest_of_the_last_pieces_of_work() -> None:
+    durations = Durations()
+    durations.took("reward", 30.0)
+    for _ in range(RECENT - 1):
+        durations.took("reward", 4.0)
+    assert durations.limit_s("reward") == 30.0 * TIMES["reward"]
+    durations.took("reward", 4.0)
+    assert durations.limit_s("reward") == 4.0 * TIMES["reward"]
+
+
+def test_the_longest_completion_at_the_slowest_pace_is_not_overdue() -> None:
+    durations = Durations()
+    for _ in range(LEAST_KNOWN):
+        durations.took("rollout", 0.05)
+    assert durations.limit_s("rollout", 16_000) == pytest.approx(16_000 * 0.05 * TIMES["rollout"])
+
+
+def test_a_rollout_that_does_nothing_has_less_time() -> None:
+    durations = Durations()
+    for _ in range(LEAST_KNOWN):
+        durations.took("rollout", 0.001)
+    assert durations.limit_s("rollout", 100) == LEAST_S["rollout"]
+    assert durations.limit_s("rollout", 100, is_idle=True) == LEAST_IDLE_S
+    assert durations.limit_s("rollout", 10_000, is_idle=True) == pytest.approx(10.0 * TIMES["rollout"])
+
+
+# ── test trajectories ─────────────────────────────────────────────────────────────────────────
+# Each result, reward and failure of a trajectory counts once, and only for its own lease or grading.
 
 SPOOL = "spool"
 REF = SpoolRef(SPOOL, 0, 64, 100, 7)
@@ -89,7 +149,7 @@ def test_every_report_is_settled_and_the_first_result_counts() -> None:
     ]
     assert [type(record).__name__ for record in records] == ["Progressed", "Result", "Duplicate"]
     assert records[1:] == [Result(Unit(0, 0), 5, REF, STOPPED.summary), Duplicate(Unit(0, 0), 4, 8)]
-    assert [slot.state for slot in desk.group.slots] == [State.STORED, State.LEASED]
+    assert [slot.state for slot in desk.group.slots] == [SlotState.STORED, SlotState.LEASED]
 
 
 def test_a_trajectory_that_its_node_sends_again_is_no_second_one() -> None:
@@ -164,7 +224,7 @@ def test_a_failed_generation_is_leased_again_and_a_late_failure_is_ignored() -> 
 
     records = desk.out.drain()[1]
     assert [type(record) for record in records] == [FailedAttempt, Reissued]
-    assert desk.group.indices(State.MISSING) == [1]
+    assert desk.group.indices(SlotState.MISSING) == [1]
 
 
 def test_an_episode_that_begins_anew_keeps_its_lease_and_loses_its_stored_part() -> None:
@@ -180,7 +240,7 @@ def test_an_episode_that_begins_anew_keeps_its_lease_and_loses_its_stored_part()
 
     desk.trajectories.started_over(anew, "")
     _, records, events = desk.out.drain()
-    assert (slot.state, slot.ref, slot.summary, slot.attempts) == (State.LEASED, None, None, 0)
+    assert (slot.state, slot.ref, slot.summary, slot.attempts) == (SlotState.LEASED, None, None, 0)
     assert records == [Reissued(Unit(0, 0), 5, "environment_lost", 12)]
     assert [(event.kind, event.fields["reason"]) for event in events] == [
         ("episode.started_over", "the sandbox is gone")
@@ -196,7 +256,7 @@ def test_a_failed_environment_is_an_attempt_that_begins_at_the_prompt() -> None:
     desk = Desk()
     desk.group.slots[1].progress(REF, STOPPED.summary)
     assert desk.failed(Failed(Unit(0, 1), 5, "environment", "KeyError: 'x'", True)) == ""
-    assert (desk.group.slots[1].state, desk.group.slots[1].ref) == (State.MISSING, None)
+    assert (desk.group.slots[1].state, desk.group.slots[1].ref) == (SlotState.MISSING, None)
     assert desk.out.drain()[1][-1] == Reissued(Unit(0, 1), 5, "failed", 8)
     assert desk.failures.counts == {"environment: KeyError: 'x'": 1}
 
@@ -255,7 +315,7 @@ def test_a_damaged_payload_is_sampled_again_and_its_result_is_void() -> None:
         Refused(Unit(0, 0), grading, DAMAGED, 8),
     ]
     slot = desk.group.slots[0]
-    assert (slot.state, slot.ref, slot.summary) == (State.MISSING, None, None)
+    assert (slot.state, slot.ref, slot.summary) == (SlotState.MISSING, None, None)
     assert desk.dispatcher.unleased.first() is desk.group
 
 
@@ -281,7 +341,7 @@ def test_a_rollout_that_still_holds_a_refused_result_is_told_to_forget_it() -> N
     desk.failed(Failed(Unit(0, 0), desk.graded().lease_id, "payload", DAMAGED, True))
     rollout = Node("a.1", "a", "1", "rollout", 0.0)
     desk.dispatcher.adopt(rollout, [Held(Unit(0, 0), 5, 0)], now_s=0.0)
-    assert desk.group.slots[0].state is State.MISSING
+    assert desk.group.slots[0].state is SlotState.MISSING
 
 
 def test_a_result_that_says_it_is_older_than_its_group_is_a_failure_of_its_lease() -> None:
@@ -291,7 +351,7 @@ def test_a_result_that_says_it_is_older_than_its_group_is_a_failure_of_its_lease
     records = desk.out.drain()[1]
     reason = "impossible policy version: 0 as the oldest one, expected 3 or newer"
     assert records[0] == FailedAttempt(Unit(0, 0), "rollout", reason, 1, False)
-    assert desk.group.indices(State.MISSING) == [0], "it is leased again, and no lease is left open for ever"
+    assert desk.group.indices(SlotState.MISSING) == [0], "it is leased again, and no lease is left open for ever"
 
     desk.group.slots[0].lease(6)
     again = Stored("a", "0", [replace(STOPPED, lease_id=6)])
@@ -318,3 +378,30 @@ def test_a_unit_that_is_damaged_each_time_is_given_up_with_the_cause() -> None:
     again = desk.group.slots[0].lease_id
 
     assert desk.failed(replace(failed, lease_id=again)) == f"payload: {DAMAGED}"
+
+
+# ── test verdicts ─────────────────────────────────────────────────────────────────────────────
+# Verdicts beyond a limit fail their trajectory alone.
+
+UNIT = Unit(0, 1)
+METRICS = {f"metric {number}": 1.0 for number in range(60)}
+HUGE = a_config(schedule={"groups_per_step": 200_000, "group_size": 2})
+
+
+def test_a_verdict_within_the_limits_is_no_failure() -> None:
+    assert VerdictLimits(a_config()).failure(ScoredItem(UNIT, 1.0, METRICS, 7)) is None
+
+
+def test_a_reward_that_is_no_number_fails_and_may_be_tried_again() -> None:
+    failed = VerdictLimits(a_config()).failure(ScoredItem(UNIT, math.nan, {}, 7))
+    assert failed is not None
+    assert (failed.unit, failed.lease_id, failed.stage, failed.retryable) == (UNIT, 7, "reward", True)
+    assert failed.reason == "the reward is nan, expected a finite number of at most 1e+06 either way"
+
+
+def test_a_verdict_that_a_large_step_has_no_room_for_fails_for_good() -> None:
+    limits = VerdictLimits(HUGE)
+    failed = limits.failure(ScoredItem(UNIT, 1.0, METRICS, 7))
+    assert failed is not None
+    assert not failed.retryable
+    assert f"but at most {limits.max_bytes} are allowed where a step has 400000 trajectories" in failed.reason

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncrl.broker.ledger import ledger as ledger_module
+from asyncrl.broker.ledger.database import LockWait
 from asyncrl.broker.ledger.ledger import ROWS_PER_STATEMENT, Ledger
-from asyncrl.broker.ledger.lock_wait import LockWait
 from asyncrl.broker.ledger.reader import LedgerMeta, read_ledger_meta, read_records
 from asyncrl.broker.ledger.records import (
     Admitted,

@@ -1,5 +1,6 @@
 """The broker's metrics say what its books say."""
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,11 +9,13 @@ import pytest
 from asyncrl.broker.metrics.batch_metrics import RunTotals
 from asyncrl.broker.metrics.readings import Readings
 from asyncrl.broker.scheduler import Scheduler
+from asyncrl.broker.status import run_status
 from asyncrl.messages.session import Hello
 from asyncrl.messages.supervisor import Evaluated
 from asyncrl.messages.words import Role
-from asyncrl.observe.metrics.table import METRICS
+from asyncrl.records.metrics import METRICS
 from tests.broker.driver import a_config, a_scheduler
+from tests.broker.test_scheduler import a_published
 
 LEDGER: Any = SimpleNamespace(num_records=70, num_transactions=5, transactions_s=0.25)
 LINE = {"step": 0, "reward": 0.5, "accuracy": 0.25, "tokens": 90.0, "staleness_max": 2.0, "staleness_mean": 1.5}
@@ -56,11 +59,27 @@ def test_nodes_are_counted_by_role_and_state(scheduler):
     joining: list[tuple[Role, str]] = [("rollout", "a"), ("rollout", "b"), ("reward", "c")]
     for role, name in joining:
         scheduler.joined(f"{name}.1", Hello(0, role, name, "1"), 0.0)
-    scheduler.nodes.of("rollout")[0].is_ready = True
-    scheduler.nodes.of("rollout")[1].is_quiet = True
+    scheduler.nodes.with_role("rollout")[0].is_ready = True
+    scheduler.nodes.with_role("rollout")[1].is_quiet = True
     found = values(readings)
-    assert (found["nodes", "rollout", "ready"], found["nodes", "rollout", "quiet"]) == (1, 1)
+    assert (found["nodes", "rollout", "ready"], found["nodes", "rollout", "silent"]) == (1, 1)
     assert (found["nodes", "reward", "ready"], found["nodes", "trainer", "ready"]) == (1, 0)
+
+
+def test_groups_are_counted_by_the_states_that_the_status_tells():
+    cluster = a_published()
+    told = run_status(cluster.scheduler, 0.0, run="tiny").groups
+    found = values(Readings(a_config(), cluster.scheduler, LEDGER, RunTotals()))
+    assert {state: found["groups", state] for state in told} == told
+    assert told["sampling"] > 0
+
+
+def test_nodes_are_counted_by_the_states_that_the_status_tells():
+    cluster = a_published()
+    told = run_status(cluster.scheduler, 0.0, run="tiny").nodes
+    words = Counter((node.role, "ready" if node.state in ("working", "waiting") else node.state) for node in told)
+    found = values(Readings(a_config(), cluster.scheduler, LEDGER, RunTotals()))
+    assert {key[1:]: number for key, number in found.items() if key[0] == "nodes" and number} == words
 
 
 def test_failures_are_counted_by_stage_never_by_their_text(scheduler):

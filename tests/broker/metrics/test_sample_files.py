@@ -13,12 +13,12 @@ from structlog.testing import capture_logs
 
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.metrics.sample_files import SampleFiles
-from asyncrl.client.images import ImageCache
 from asyncrl.errors import DecodeError
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.trajectory import FROM_PROMPT, Prompt, Span, Trajectory, Turn, Unit
-from asyncrl.observe.samples import SamplesWriter
+from asyncrl.records.samples import SamplesWriter
+from asyncrl.wire.spools import ImageCache
 
 
 class Payloads:

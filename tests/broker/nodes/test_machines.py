@@ -2,11 +2,11 @@
 
 import pytest
 
-from asyncrl.actor.message import Message
 from asyncrl.broker.nodes.machines import Disbandment, MachineBook
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.outbox import Event, Outbox
 from asyncrl.config.sections.trainer import Trainer
+from asyncrl.messages.codec import Message
 from asyncrl.messages.session import Drain, Hello, Stop
 from asyncrl.messages.trainer import Assembled, Disbanded, TrainerMachine
 from asyncrl.messages.wire import PROTOCOL
@@ -32,14 +32,14 @@ class Site:
     def go(self, node: Node, now_s: float, *, is_over: bool = False) -> list[str]:
         """A machine is lost, and those whose group ends with it leave too. Returns the names of these."""
         self.nodes.leave(node.peer)
-        return self.end(self.book.left(node, "was lost: silent", now_s, is_over=is_over))
+        return self.end(self.book.departed(node, "was lost: silent", now_s, is_over=is_over))
 
     def end(self, ended: Disbandment | None) -> list[str]:
         """Remove the members of a group that has ended. Returns their names."""
         members = ended.members if ended else []
         for node in members:
             self.nodes.leave(node.peer)
-            assert self.book.left(node, "", 0.0) is None
+            assert self.book.departed(node, "", 0.0) is None
         return names(members)
 
     def told(self) -> tuple[list[tuple[str, Message]], list[Event]]:

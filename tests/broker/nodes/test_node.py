@@ -55,21 +55,21 @@ def test_roles_are_kept_in_the_order_of_joining() -> None:
     book = NodeBook()
     first, judge, second = join(book, "rollout", "b"), join(book, "reward", "r"), join(book, "rollout", "a")
 
-    assert book.of("rollout") == [first, second]
+    assert book.with_role("rollout") == [first, second]
     assert book.all() == [first, judge, second]
     assert book.trainer() is None
     book.leave("b.0")
-    assert book.of("rollout") == [second]
+    assert book.with_role("rollout") == [second]
     assert book.leave("b.0") is None
 
 
 def test_a_machine_joins_as_one_and_may_become_the_trainer() -> None:
     book = NodeBook()
     first, second = (book.join(f"{name}.0", hello("trainer", name), 0.0, "machine") for name in "ab")
-    assert (book.trainer(), book.of("machine")) == (None, [first, second])
+    assert (book.trainer(), book.with_role("machine")) == (None, [first, second])
 
     book.promote(second)
-    assert (book.trainer(), book.of("machine")) == (second, [first])
+    assert (book.trainer(), book.with_role("machine")) == (second, [first])
     book.leave("b.0")
     assert book.trainer() is None
 
@@ -80,7 +80,7 @@ def test_only_rollouts_whose_model_is_loaded_take_part_in_transfers() -> None:
     ready.is_ready = True
 
     assert book.rollouts() == [ready]
-    assert loading in book.of("rollout")
+    assert loading in book.with_role("rollout")
 
 
 def test_a_node_that_says_hello_again_is_found_by_its_name() -> None:

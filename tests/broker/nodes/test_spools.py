@@ -58,16 +58,16 @@ def test_a_spool_is_away_until_it_is_back_or_lost() -> None:
     book = with_spools("a", "b")
     book.assign("1")
     revision = book.revision
-    book.left("a", now_s=10.0)
-    assert (book.is_here(ref("a")), book.is_here(ref("b")), book.are_all_here) == (False, True, False)
+    book.departed("a", now_s=10.0)
+    assert (book.is_reachable(ref("a")), book.is_reachable(ref("b")), book.are_all_reachable) == (False, True, False)
     assert own(book, "1") == "b"
     assert book.revision > revision
 
     assert book.overdue(10.0 + TTL_S - 1) == []
     assert book.joined(address("a"))
-    assert book.are_all_here
+    assert book.are_all_reachable
 
-    book.left("a", now_s=100.0)
+    book.departed("a", now_s=100.0)
     book.extend(5.0)
     assert book.overdue(100.0 + TTL_S) == []
     revision = book.revision
@@ -75,7 +75,7 @@ def test_a_spool_is_away_until_it_is_back_or_lost() -> None:
     assert book.overdue(200.0 + TTL_S) == []
     assert book.revision > revision
     assert book.told_to("1") == SpoolSet([address("b")], "b", ["a"])
-    assert not book.is_here(ref("a"))
+    assert not book.is_reachable(ref("a"))
     assert book.joined(address("a"))
     assert book.told_to("1").lost == []
 
@@ -89,7 +89,7 @@ def test_a_spool_of_an_earlier_life_is_awaited_from_the_first_look() -> None:
 
 
 def test_a_spool_that_nobody_named_is_not_away() -> None:
-    assert SpoolBook(TTL_S).is_here(ref("a"))
+    assert SpoolBook(TTL_S).is_reachable(ref("a"))
 
 
 @example([("joins", "a"), *[("rollout", "a")] * 11, ("joins", "b"), ("rollout", "a"), ("joins", "c")])
@@ -101,7 +101,7 @@ def test_no_rollout_stores_with_a_spool_that_is_away_and_the_numbers_are_even(st
             book.joined(address(name))
             here.add(name)
         elif what == "leaves":
-            book.left(name, 0.0)
+            book.departed(name, 0.0)
             here.discard(name)
         else:
             peers.append(f"r{len(peers)}")
@@ -119,8 +119,8 @@ def test_a_spool_that_is_barred_serves_what_it_has_and_takes_nothing_new_while_t
     book.bar("a")
     assert [own(book, peer) for peer in "12"] == ["b", "b"]
     assert {spool.name for spool in book.told_to("1").spools} == {"a", "b"}
-    assert book.is_here(ref("a"))
-    book.left("b", 0.0)
+    assert book.is_reachable(ref("a"))
+    book.departed("b", 0.0)
     assert [own(book, peer) for peer in "12"] == ["a", "a"], "better than none"
 
     book.joined(address("b"))

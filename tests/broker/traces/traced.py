@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from asyncrl.broker.traces.ids import TraceIds
-from asyncrl.broker.traces.traces import Traces
+from asyncrl.broker.traces import TraceIds, Traces
 from asyncrl.config.config import Config
 from asyncrl.messages.trainer import Stepped
-from asyncrl.observe.traces.span import Span
+from asyncrl.records.spans import TraceSpan
 from tests.broker.driver import Cluster, Node
 
 
@@ -15,7 +14,7 @@ class TracedCluster(Cluster):
 
     def __init__(self, config: Config, *, num_held_out: int = 0, before: "TracedCluster | None" = None) -> None:
         super().__init__(config, num_held_out=num_held_out, before=before)
-        self.spans: list[Span] = before.spans if before else []
+        self.spans: list[TraceSpan] = before.spans if before else []
         self.unix_s: float = before.unix_s if before else 1e9
         ids = TraceIds("run-1", self.broker_term)
         self.traces = Traces(self.scheduler, ids, self.spans.extend, lambda: self.unix_s)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.group import Slot
+from asyncrl.broker.groups.group import GroupBook, Slot
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.config.sections.evaluation import Evaluation
 from asyncrl.messages.spool import SpoolRef
@@ -153,9 +152,9 @@ def test_the_evaluation_of_a_lost_node_goes_on_where_it_stopped() -> None:
     book.version_live(0)
     book.start("lost", 0)
     complete(book, 0, reward=1.0)
-    assert book.left("somebody else") is None
+    assert book.departed("somebody else") is None
 
-    assert book.left("lost")
+    assert book.departed("lost")
 
     assert (book.is_waiting, book.is_finished) == (True, False)
     again = book.start("other", 0)
@@ -170,7 +169,7 @@ def test_it_ends_without_a_result_if_the_next_node_has_another_version() -> None
     book = a_book(at_start=True)
     book.version_live(0)
     lost = book.start("lost", 0)
-    book.left("lost")
+    book.departed("lost")
 
     again = book.start("other", 1)
 
@@ -186,7 +185,7 @@ def test_a_node_that_returns_with_completions_of_the_evaluation_has_it_again_unl
     book.version_live(0)
     book.start("lost", 0)
     assert not book.returned("another", 0)
-    book.left("lost")
+    book.departed("lost")
 
     assert not book.returned("again", oldest_version=1), "its tokens are of another version"
     assert book.returned("again", oldest_version=0)

@@ -46,7 +46,7 @@ class Stage:
 
     def leave(self, name: str) -> None:
         self.nodes.leave(name)
-        self.book.left(name, name)
+        self.book.departed(name, name)
 
     @property
     def ongoing(self) -> OngoingTransfer:

@@ -3,8 +3,7 @@
 import pytest
 
 from asyncrl.broker.nodes.node import Node, NodeBook
-from asyncrl.broker.versions.transfers import MAX_FAILURES
-from asyncrl.broker.versions.uploads import NO_GROUP, RETRY_S, UploadBook
+from asyncrl.broker.versions.transfers import MAX_FAILURES, NO_GROUP, RETRY_S, UploadBook
 from asyncrl.errors import RunFailed
 from asyncrl.messages.session import Hello, Ready
 from asyncrl.messages.weights import Publishing, Transfer, Upload, Uploaded
@@ -134,7 +133,7 @@ def test_a_trainer_that_is_back_uploads_its_version_again_and_late_answers_are_i
     stage = Stage("far")
     stage.publish(0)
     stage.stage(1)
-    stage.book.left(stage.trainer, stage.nodes, 0)
+    stage.book.departed(stage.trainer, stage.nodes, 0)
     stage.store(1)
     assert stage.book.stored_version == -1
     assert stage.stage(0) == Upload(0)
@@ -183,7 +182,7 @@ def test_a_failed_fetch_is_tried_again_and_too_many_end_the_rollout() -> None:
         assert stage.asked() == {}
         stage.now_s += RETRY_S
     assert stage.book.given_up() == ["a"]
-    stage.book.left(stage.node("a"), stage.nodes, 0)
+    stage.book.departed(stage.node("a"), stage.nodes, 0)
     assert stage.book.given_up() == []
 
 
@@ -195,7 +194,7 @@ def test_versions_beyond_the_live_one_are_fetched_again_from_the_next_trainer() 
         stage.fetch("a", version)
     stage.fetch("b", 0)
     stage.live_version = 0
-    stage.book.left(stage.trainer, stage.nodes, 0)
+    stage.book.departed(stage.trainer, stage.nodes, 0)
     stage.publish(0)
     assert stage.asked() == {}
     stage.publish(1)

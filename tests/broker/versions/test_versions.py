@@ -1,16 +1,17 @@
 """A version is transferred, goes live, and is evaluated on a held node; messages, records and events say so."""
 
-from asyncrl.broker.groups.book import GroupBook
-from asyncrl.broker.groups.window import Window
+from asyncrl.broker.groups.admission import Window
+from asyncrl.broker.groups.group import GroupBook
+from asyncrl.broker.handlers import rule
 from asyncrl.broker.ledger.records import Measured, VersionLive
+from asyncrl.broker.nodes.device_turns import DeviceTurnBook
 from asyncrl.broker.nodes.node import Node, NodeBook
-from asyncrl.broker.nodes.turns import TurnBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.evaluation import EvaluationBook
-from asyncrl.broker.versions.transfers import TransferBook
-from asyncrl.broker.versions.uploads import NO_GROUP
+from asyncrl.broker.versions.transfers import NO_GROUP, TransferBook
 from asyncrl.broker.versions.versions import Versions
 from asyncrl.config.sections.evaluation import Evaluation
+from asyncrl.messages.codec import Message
 from asyncrl.messages.rollout import Hold, Release
 from asyncrl.messages.session import Hello, Ready
 from asyncrl.messages.trainer import Evaluating
@@ -37,7 +38,7 @@ class Desk:
         self.groups, self.out, self.window, self.nodes = GroupBook(), Outbox(), Window(4), NodeBook()
         self.transfers = TransferBook(30.0, 2.0)
         self.evaluation = EvaluationBook(Evaluation(at_start=True), [Prompt(text="?")], 4, self.groups)
-        turns = TurnBook(self.nodes, self.out, is_used=False)
+        turns = DeviceTurnBook(self.nodes, self.out, is_used=False)
         self.versions = Versions(self.transfers, self.evaluation, self.nodes, self.window, turns=turns, out=self.out)
         self.trainer, self.rollout = self.join("trainer", "t"), self.join("rollout", "a")
 
@@ -47,6 +48,9 @@ class Desk:
         self.versions.ready(node)
         return node
 
+    def say(self, node: Node, message: Message, now_s: float = 0.0) -> None:
+        rule.table(self.versions)[type(message)](message, node, now_s)
+
     def sent(self) -> list[tuple[str, object]]:
         """Advance, and take the messages sent until then."""
         self.versions.advance(0.0)
@@ -54,7 +58,7 @@ class Desk:
 
     def offer(self, version: int = 0) -> Transfer:
         """The trainer offers a version, and its transfer starts."""
-        self.versions.offered(self.trainer, Publishing(version, version))
+        self.say(self.trainer, Publishing(version, version))
         (_, transfer), _ = self.sent()
         assert isinstance(transfer, Transfer)
         return transfer
@@ -62,8 +66,8 @@ class Desk:
     def receive(self, transfer: Transfer) -> None:
         """Both sides of the transfer end, and the rollout swaps."""
         for node in (self.trainer, self.rollout):
-            self.versions.reported(node, Transferred(transfer.transfer_group, transfer.policy_version, 0.1, 8), 0.0)
-        self.versions.reported(self.rollout, Live(transfer.policy_version, 0.1, 0.1), 0.0)
+            self.say(node, Transferred(transfer.transfer_group, transfer.policy_version, 0.1, 8))
+        self.say(self.rollout, Live(transfer.policy_version, 0.1, 0.1))
 
 
 def test_a_version_goes_live_and_is_evaluated_on_a_held_node() -> None:
@@ -104,10 +108,10 @@ def test_the_evaluation_of_a_lost_node_waits_for_another_and_its_transfer_ends()
     desk.sent()
     desk.nodes.leave("a.0")
 
-    desk.versions.left(desk.rollout)
+    desk.versions.departed(desk.rollout)
 
     assert (desk.versions.held, desk.evaluation.is_waiting, list(desk.groups.held_out)) == ([], True, [0])
-    desk.versions.left(desk.trainer)
+    desk.versions.departed(desk.trainer)
     assert desk.transfers.staged_version == -1
 
 
@@ -115,7 +119,7 @@ def test_a_failed_transfer_is_an_event_and_starts_again() -> None:
     desk = Desk()
     transfer = desk.offer()
     for node in (desk.trainer, desk.rollout):
-        desk.versions.reported(node, TransferFailed(transfer.transfer_group, 0, "connection closed"), 0.0)
+        desk.say(node, TransferFailed(transfer.transfer_group, 0, "connection closed"))
     desk.versions.advance(0.0)
 
     outbox, records, events = desk.out.drain()
@@ -131,7 +135,7 @@ def test_a_trainer_behind_the_live_version_is_answered_at_once() -> None:
     desk.receive(desk.offer(2))
     desk.sent()
 
-    desk.versions.offered(desk.trainer, Publishing(1, 1))
+    desk.say(desk.trainer, Publishing(1, 1))
 
     assert ("t.0", Published(2)) in desk.sent()
 
@@ -139,7 +143,7 @@ def test_a_trainer_behind_the_live_version_is_answered_at_once() -> None:
 def test_nothing_is_sent_unless_something_changed() -> None:
     desk = Desk()
     desk.offer()
-    desk.versions.reported(desk.rollout, Live(0, 0.1, 0.1), 0.0)
+    desk.say(desk.rollout, Live(0, 0.1, 0.1))
     desk.sent()
 
     assert desk.sent() == []
@@ -157,15 +161,15 @@ class FarDesk(Desk):
         self.nodes.ready(self.far, Ready(weights="spool"))
 
     def publish(self, version: int) -> list[tuple[str, object]]:
-        self.versions.offered(self.trainer, Publishing(version, version))
+        self.say(self.trainer, Publishing(version, version))
         return self.sent()
 
     def uploaded(self, version: int) -> None:
-        self.versions.reported(self.trainer, Uploaded(version, 0.1, 8), 0.0)
+        self.say(self.trainer, Uploaded(version, 0.1, 8))
 
     def fetched(self, version: int) -> None:
-        self.versions.reported(self.far, Transferred(NO_GROUP, version, 0.1, 0), 0.0)
-        self.versions.reported(self.far, Live(version, 0.1, 0.1), 0.0)
+        self.say(self.far, Transferred(NO_GROUP, version, 0.1, 0))
+        self.say(self.far, Live(version, 0.1, 0.1))
 
 
 def test_a_rollout_outside_the_collective_is_no_member_and_fetches_the_version() -> None:
@@ -205,7 +209,7 @@ def test_a_rollout_outside_the_collective_that_is_first_does_not_make_a_version_
 def test_without_members_the_first_that_decodes_with_a_version_makes_it_live() -> None:
     desk = FarDesk()
     desk.nodes.leave("a.0")
-    desk.versions.left(desk.rollout)
+    desk.versions.departed(desk.rollout)
     assert desk.publish(0) == [("t.0", Upload(0))]
     desk.uploaded(0)
     desk.sent()
@@ -226,12 +230,12 @@ def test_a_rollout_that_lags_or_is_fetching_is_not_held_for_an_evaluation() -> N
     desk.uploaded(0)
     desk.receive(transfer)
     assert all(not isinstance(message, Hold) for _, message in desk.sent())
-    desk.versions.reported(desk.far, Live(0, 0.1, 0.1), 0.0)
+    desk.say(desk.far, Live(0, 0.1, 0.1))
     desk.far.received_version = 0
     assert desk.far.is_fetching
     assert all(not isinstance(message, Hold) for _, message in desk.sent())
 
-    desk.versions.reported(desk.far, Transferred(NO_GROUP, 0, 0.1, 0), 0.0)
+    desk.say(desk.far, Transferred(NO_GROUP, 0, 0.1, 0))
 
     assert ("far.0", Hold(0)) in desk.sent()
 
@@ -243,13 +247,13 @@ def test_a_rollout_that_may_have_received_all_of_an_aborted_transfer_is_not_held
     desk.sent()
     transfer = desk.offer(1)
     desk.nodes.leave("t.0")
-    desk.versions.left(desk.trainer)
+    desk.versions.departed(desk.trainer)
     desk.versions.advance(10.0)
     desk.rollout.is_draining = False
     assert desk.transfers.ongoing is None
     assert [type(message) for _, message in desk.sent()] == [Abort]
 
-    desk.versions.reported(desk.rollout, TransferFailed(transfer.transfer_group, 1, "aborted"), 10.0)
+    desk.say(desk.rollout, TransferFailed(transfer.transfer_group, 1, "aborted"), 10.0)
 
     assert desk.sent() == [("a.0", Hold(0))]
 
@@ -257,11 +261,11 @@ def test_a_rollout_that_may_have_received_all_of_an_aborted_transfer_is_not_held
 def test_a_failed_fetch_and_a_failed_upload_are_events() -> None:
     desk = FarDesk()
     desk.publish(0)
-    desk.versions.reported(desk.trainer, Uploaded(0, 0.1, 0, "No space left on device"), 0.0)
+    desk.say(desk.trainer, Uploaded(0, 0.1, 0, "No space left on device"))
     desk.versions.advance(2.0)
     desk.uploaded(0)
     desk.versions.advance(2.0)
-    desk.versions.reported(desk.far, TransferFailed(NO_GROUP, 0, "part 3 of 7 is damaged"), 2.0)
+    desk.say(desk.far, TransferFailed(NO_GROUP, 0, "part 3 of 7 is damaged"), 2.0)
 
     events = [(event.kind, event.fields) for event in desk.out.drain()[2]]
 

@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from asyncrl.actor.message import Message
-from asyncrl.actor.sockets.zmq_hub import ZmqHub
-from asyncrl.client.run_address import RunAddress
+from asyncrl.messages.codec import Message
 from asyncrl.messages.session import Beat, Hello, Welcome
 from asyncrl.messages.spool import SpoolSet
 from asyncrl.messages.wire import CODEC
+from asyncrl.wire.run_address import RunAddress
+from asyncrl.wire.zmq_hub import ZmqHub
 
 T = TypeVar("T")
 

@@ -19,9 +19,9 @@ from transformers import (
     Qwen3VLConfig,
 )
 
-from asyncrl.toy.tiny.scale import CHAT_TEMPLATE
-from asyncrl.toy.vision_model import VISION_WORDS
-from asyncrl.toy.vocabulary import tokenizer_from_texts
+from asyncrl.tools.toy.drawn_squares import VISION_WORDS
+from asyncrl.tools.toy.models import tokenizer_from_texts
+from asyncrl.tools.toy.tiny import CHAT_TEMPLATE
 from asyncrl.weights.contents.names import checkpoint_specs
 
 COMMON = {"num_key_value_heads": 8, "dtype": "bfloat16", "max_position_embeddings": 40960}

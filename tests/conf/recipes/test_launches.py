@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from asyncrl.config.run_file import decode
-from asyncrl.verl.launch import Launch, Mode
-from asyncrl.verl.overrides import given, parse_override
-from asyncrl.verl.translate import translate
+from asyncrl.tools.verl.launch import Launch, Mode
+from asyncrl.tools.verl.overrides import given, parse_override
+from asyncrl.tools.verl.translate import translate
 from tests.conf.recipes.claims import settings
 
 RECIPES = Path("conf/recipes").resolve()

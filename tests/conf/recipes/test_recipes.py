@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.run_file import load_config
-from asyncrl.observe.run_directory import RunDirectory
-from asyncrl.toy.tiny.samples import dataset_of, write_sample
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.tools.toy.tiny import dataset_of, write_sample
 from tests.conf.recipes import recording, sparse_model
 from tests.conf.recipes.claims import CLAIMS, ignored, settings
 

@@ -2,13 +2,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.checks.addresses import (
-    check_broker_addresses,
-    check_gateway_address,
-    check_host,
-    check_interface,
-    check_one_machine,
-)
+from asyncrl.config.addresses import check_gateway_address, check_host, check_interface
 from asyncrl.config.sections.broker import Broker
 from asyncrl.errors import ConfigError
 
@@ -31,7 +25,7 @@ TWO = ["tcp://10.0.0.1:5570", "tcp://192.168.0.1:5570"]
     ],
 )
 def test_addresses_that_nodes_can_reach_are_accepted(settings: dict[str, Any]) -> None:
-    check_broker_addresses(Broker(**settings))
+    Broker(**settings).check_addresses()
 
 
 @pytest.mark.parametrize(
@@ -75,16 +69,16 @@ def test_addresses_that_nodes_can_reach_are_accepted(settings: dict[str, Any]) -
 )
 def test_addresses_that_nodes_cannot_reach_are_one_sentence(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        check_broker_addresses(Broker(**settings))
+        Broker(**settings).check_addresses()
     assert str(refused.value) == sentence
 
 
 def test_a_run_of_one_machine_listens_on_loopback_addresses() -> None:
-    check_one_machine(Broker())
-    check_one_machine(Broker(bind="tcp://127.0.0.1:5570", spool_bind="ipc:///run/spool"))
+    Broker().check_one_machine()
+    Broker(bind="tcp://127.0.0.1:5570", spool_bind="ipc:///run/spool").check_one_machine()
     for broker in (Broker(bind="tcp://*:5570"), Broker(spool_bind="tcp://10.0.0.1:5571")):
         with pytest.raises(ConfigError, match=r"listens on tcp://.*, which needs keys: .* --role broker --keys DIR$"):
-            check_one_machine(broker)
+            broker.check_one_machine()
 
 
 @pytest.mark.parametrize("host", ["gpu-7", "10.0.0.1", "2001:db8::1"])

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from asyncrl.config.checks.check import advice
-from asyncrl.config.checks.environment import TOOLS, check_pictures
+from asyncrl.config.checks.environment import check_pictures
+from asyncrl.config.sections.environment import TOOLS
 from asyncrl.environment.worker.toolbox import BUILT_IN
 from asyncrl.errors import ConfigError
 from tests.config.configs import made, refused

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from asyncrl.config.checks.check import advice
-from asyncrl.config.checks.replay import check_experts
+from asyncrl.config.checks.environment import check_experts
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
 from asyncrl.errors import ConfigError

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.model.experts import num_experts
+from asyncrl.config.model.tokenizer import num_experts
 from asyncrl.errors import ConfigError
 
 

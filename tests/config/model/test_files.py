@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.model.files import describe, difference
+from asyncrl.config.model.tokenizer import describe, difference
 from tests.config.model.directories import write_model
 
 WEIGHTS = "model.safetensors"

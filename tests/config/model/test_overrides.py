@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.config.model.overrides import check_overrides, merged
+from asyncrl.config.model.directory import check_overrides, merged
 from asyncrl.errors import ConfigError
 
 YARN = {"rope_type": "yarn", "factor": 8.0}

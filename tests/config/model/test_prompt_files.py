@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.model.prompt_files import has_vocabulary, prompt_files
+from asyncrl.config.model.tokenizer import has_vocabulary, prompt_files
 
 TAKEN = [
     "tokenizer.json",

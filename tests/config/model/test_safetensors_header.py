@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.model.safetensors_header import read_shapes
+from asyncrl.config.model.weights import read_shapes
 from asyncrl.errors import ConfigError
 from tests.config.model.directories import write_safetensors
 

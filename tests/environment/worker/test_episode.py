@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.environment import Said, Step, Task
 from asyncrl.environment.worker import episode
-from asyncrl.environment.worker.episode import Episode
+from asyncrl.environment.worker.episode import WorkerEpisode
 from asyncrl.environment.worker.values import BadValue
 
 TASK = {"messages": [], "seed": 3}
@@ -50,7 +50,7 @@ class Code:
 
 def called(code: Code, *requests: dict[str, Any]) -> list[dict[str, Any]]:
     async def call() -> list[dict[str, Any]]:
-        one = Episode(code)  # type: ignore[arg-type]
+        one = WorkerEpisode(code)  # type: ignore[arg-type]
         return [await one.call(request, lambda: None) for request in requests]
 
     return asyncio.run(call())

@@ -1,5 +1,8 @@
 """The loop of a worker, spoken to over pipes as a pool does."""
 
+import asyncio
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.environment.worker import pipe, start
+from asyncrl.environment.worker import server, start
+from asyncrl.workers.frames import read_frame
 from tests.environment.environments import written
 
 pytestmark = pytest.mark.timeout(60)
@@ -17,27 +21,26 @@ SAID = {"text": "go on", "tool_calls": []}
 
 
 class Spoken:
-    """A worker, and the frames it sends."""
+    """A worker, and the messages it sends."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.process = subprocess.Popen(
             [sys.executable, start.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-        self._frames = pipe.Frames()
-        self._read: list[dict[str, Any]] = []
         function = f"{written(folder)}:{name}"
         self.say({"load": {"function": function, "options": {}, "tools": [], "call_s": 5.0}})
 
-    def say(self, *frames: dict[str, Any]) -> None:
+    def say(self, *messages: dict[str, Any]) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(b"".join(map(pipe.encode, frames)))
+        self.process.stdin.write(b"".join(map(server.encode, messages)))
         self.process.stdin.flush()
 
     def hear(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        while not self._read:
-            self._read = self._frames.feed(self.process.stdout.read1())  # type: ignore[attr-defined]
-        return self._read.pop(0)
+        message = read_frame(self.process.stdout)
+        assert message is not None
+        found: dict[str, Any] = json.loads(message)
+        return found
 
     def end(self) -> bytes:
         """Close its stdin; return what it printed."""
@@ -121,3 +124,35 @@ def test_code_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
 
     assert "did you mean 'Boxes'?" in spoken.hear()["refused"]
     spoken.end()
+
+
+# ── test pipe ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_number_that_json_does_not_know_is_refused() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        server.encode({"reward": float("nan")})
+
+
+def test_what_has_begun_is_written_before_anything_else_happens() -> None:
+    async def written() -> tuple[bytes, bytes]:
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        outbox = await server.open_outbox(writer)
+        outbox.send(server.encode({"n": 1}))
+        with pytest.raises(BlockingIOError):
+            os.read(reader, 100)
+        outbox.begin(2)
+        begun = os.read(reader, 100)
+        outbox.send(server.encode({"n": 2}))
+        await asyncio.sleep(0)
+        after = os.read(reader, 100)
+        outbox._transport.close()
+        os.close(reader)
+        await asyncio.sleep(0)
+        return begun, after
+
+    assert asyncio.run(written()) == (
+        server.encode({"n": 1}) + server.encode({"n": 2, "begun": True}),
+        server.encode({"n": 2}),
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.checks.environment import TOOLS
+from asyncrl.config.sections.environment import TOOLS
 from asyncrl.environment import Message, Said, Step, Task, ToolCall
 from asyncrl.environment.worker.toolbox import BUILT_IN, MAX_CHARS, FunctionTool, Toolbox, text_of
 from asyncrl.environment.worker.tools import ToolFailure

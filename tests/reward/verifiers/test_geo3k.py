@@ -4,7 +4,7 @@ import pytest
 
 from asyncrl.reward.verifier import VerifierInput, verdict_of
 
-Geo3k = pytest.importorskip("asyncrl.reward.verifiers.geo3k", exc_type=ImportError).Geo3k
+Geo3k = pytest.importorskip("asyncrl.reward.verifiers.math", exc_type=ImportError).Geo3k
 
 
 @pytest.mark.parametrize(

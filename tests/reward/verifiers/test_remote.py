@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+pytest.importorskip("httpx")
+
 from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.catalogue import resolve
@@ -11,7 +13,6 @@ from asyncrl.reward.verifier import Verdict, VerifierInput
 from asyncrl.reward.workers.pool import WorkerPool
 from tests.reward.service import Service
 
-pytest.importorskip("httpx")
 INPUTS = VerifierInput(completion="4", answer="5", data_source="sums", extra={"index": 7}, num_tokens=1)
 
 

@@ -8,7 +8,7 @@ from asyncrl.errors import VerifierError
 from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of
 from tests.reward.service import Service
 
-RewardModel = pytest.importorskip("asyncrl.reward.verifiers.reward_model", exc_type=ImportError).RewardModel
+RewardModel = pytest.importorskip("asyncrl.reward.verifiers.remote", exc_type=ImportError).RewardModel
 
 
 def judged(body: str, prompt: str | list[dict[str, str]] = "2 + 2?") -> tuple[Verdict, Service]:

@@ -10,7 +10,7 @@ import pytest
 from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.verifier import VerifierInput
-from asyncrl.reward.workers.process import WorkerProcess
+from asyncrl.reward.workers.pool import RewardProcess
 
 FUNCTIONS = """
 import os, subprocess, time
@@ -48,7 +48,7 @@ def lost_over(function: str, *completions: str) -> tuple[list[int], VerifierErro
 
     async def judge() -> tuple[list[int], VerifierError]:
         settled: list[int] = []
-        worker = await WorkerProcess.start(Reward(function=function, timeout_s=0.3))
+        worker = await RewardProcess.start(Reward(function=function, timeout_s=0.3))
         with pytest.raises(VerifierError) as caught:
             await worker.judge([raw(text) for text in completions], lambda place, judged: settled.append(place))
         await worker.kill()
@@ -87,7 +87,7 @@ def test_killing_a_worker_ends_what_its_function_has_started(functions: Path, tm
     os.mkfifo(fifo)
 
     async def spawn_and_kill() -> bytes:
-        worker = await WorkerProcess.start(Reward(function=f"{functions}:decide", timeout_s=10.0))
+        worker = await RewardProcess.start(Reward(function=f"{functions}:decide", timeout_s=10.0))
         await worker.judge([raw("spawn")], lambda place, judged: None)
         reader = os.open(fifo, os.O_RDONLY)  # returns once the other end is open
         await worker.kill()
@@ -101,6 +101,6 @@ def test_a_worker_that_cannot_load_its_function_says_why(tmp_path: Path) -> None
     (tmp_path / "abort.py").write_text("import os\nos._exit(5)\n")
 
     with pytest.raises(ConfigError, match="did you mean 'exact'"):
-        asyncio.run(WorkerProcess.start(Reward(function="exat", timeout_s=1.0)))
+        asyncio.run(RewardProcess.start(Reward(function="exat", timeout_s=1.0)))
     with pytest.raises(ConfigError, match=r"ended its process when it was imported: .* exited with code 5"):
-        asyncio.run(WorkerProcess.start(Reward(function=f"{tmp_path}/abort.py:score", timeout_s=1.0)))
+        asyncio.run(RewardProcess.start(Reward(function=f"{tmp_path}/abort.py:score", timeout_s=1.0)))

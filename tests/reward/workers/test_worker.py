@@ -12,17 +12,18 @@ import pytest
 
 from asyncrl.config.sections.reward import Reward
 from asyncrl.reward.verifier import Verdict, VerifierInput
-from asyncrl.reward.workers.pipe import (
-    HEADER_BYTES,
+from asyncrl.reward.workers.messages import (
     FromWorker,
     Judge,
     Judged,
-    Load,
     Loaded,
     PipeMessage,
-    Refused,
+    UnusableVerifier,
+    WorkerLoad,
+    decode,
     encode,
 )
+from asyncrl.workers.frames import read_frame
 
 FUNCTIONS = """
 import os, subprocess, sys
@@ -67,9 +68,9 @@ class Child:
 
     def hear(self) -> FromWorker:
         assert self._process.stdout is not None
-        length = int.from_bytes(self._process.stdout.read(HEADER_BYTES), "little")
-        message: FromWorker = msgspec.msgpack.decode(self._process.stdout.read(length), type=FromWorker)
-        return message
+        message = read_frame(self._process.stdout)
+        assert message is not None
+        return decode(message)
 
     def judge(self, *completions: str) -> list[Judged]:
         self.say(
@@ -101,14 +102,14 @@ def child(process: "subprocess.Popen[bytes]") -> Child:
 
 
 def test_prints_of_the_function_and_its_children_do_not_reach_the_pipe(child: Child, functions: Path) -> None:
-    child.say(Load(Reward(function=f"{functions}:talkative", timeout_s=1.0)))
+    child.say(WorkerLoad(Reward(function=f"{functions}:talkative", timeout_s=1.0)))
 
     assert child.hear() == Loaded(concurrent=False)
     assert child.judge("a", "b") == [Judged(index, Verdict(1.0, {"correct": 1.0})) for index in (0, 1)]
 
 
 def test_an_exception_is_reported_with_file_and_line_and_the_worker_goes_on(child: Child, functions: Path) -> None:
-    child.say(Load(Reward(function=f"{functions}:explode", timeout_s=1.0)))
+    child.say(WorkerLoad(Reward(function=f"{functions}:explode", timeout_s=1.0)))
     child.hear()
     line = FUNCTIONS.splitlines().index("    return int(sample.completion)") + 1
 
@@ -123,7 +124,7 @@ def test_an_exception_is_reported_with_file_and_line_and_the_worker_goes_on(chil
 
 
 def test_sys_exit_in_the_function_is_reported_too(child: Child, functions: Path) -> None:
-    child.say(Load(Reward(function=f"{functions}:leave", timeout_s=1.0)))
+    child.say(WorkerLoad(Reward(function=f"{functions}:leave", timeout_s=1.0)))
     child.hear()
 
     first, second = child.judge("now", "again")
@@ -133,7 +134,7 @@ def test_sys_exit_in_the_function_is_reported_too(child: Child, functions: Path)
 
 
 def test_a_dict_becomes_score_and_metrics(child: Child, functions: Path) -> None:
-    child.say(Load(Reward(function=f"{functions}:dictionary", timeout_s=1.0)))
+    child.say(WorkerLoad(Reward(function=f"{functions}:dictionary", timeout_s=1.0)))
     child.hear()
 
     assert child.judge("") == [Judged(0, Verdict(0.5, {"correct": 0.0, "terse": 1.0}))]
@@ -142,7 +143,7 @@ def test_a_dict_becomes_score_and_metrics(child: Child, functions: Path) -> None
 def test_an_async_function_judges_a_batch_concurrently_and_only_the_slow_input_fails(
     child: Child, functions: Path
 ) -> None:
-    child.say(Load(Reward(function=f"{functions}:waits", timeout_s=0.3)))
+    child.say(WorkerLoad(Reward(function=f"{functions}:waits", timeout_s=0.3)))
 
     assert child.hear() == Loaded(concurrent=True)
     answers = {judged.number: judged for judged in child.judge("hang", "1", "x", "3")}
@@ -154,7 +155,7 @@ def test_an_async_function_judges_a_batch_concurrently_and_only_the_slow_input_f
 
 
 def test_a_plain_function_may_return_something_to_await(child: Child, functions: Path) -> None:
-    child.say(Load(Reward(function=f"{functions}:awaitable", timeout_s=1.0)))
+    child.say(WorkerLoad(Reward(function=f"{functions}:awaitable", timeout_s=1.0)))
 
     assert child.hear() == Loaded(concurrent=False)
     right, wrong = child.judge("2", "two")
@@ -165,17 +166,17 @@ def test_a_plain_function_may_return_something_to_await(child: Child, functions:
 def test_a_function_that_cannot_be_loaded_is_refused_and_the_worker_ends(
     child: Child, process: "subprocess.Popen[bytes]"
 ) -> None:
-    child.say(Load(Reward(function="gsm8", timeout_s=1.0)))
+    child.say(WorkerLoad(Reward(function="gsm8", timeout_s=1.0)))
 
     answer = child.hear()
 
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, UnusableVerifier)
     assert "did you mean 'gsm8k'?" in answer.reason
     assert process.wait(timeout=30) == 0
 
 
 def test_the_worker_ends_with_its_stdin(child: Child, process: "subprocess.Popen[bytes]") -> None:
-    child.say(Load(Reward(function="gsm8k", timeout_s=1.0)))
+    child.say(WorkerLoad(Reward(function="gsm8k", timeout_s=1.0)))
     child.hear()
     assert process.stdin is not None
 

@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.verifier import Verdict, VerifierInput
-from asyncrl.reward.workers.pipe import Judged
-from asyncrl.reward.workers.worker_slot import PendingVerdict, Record, WorkerSlot
+from asyncrl.reward.workers.messages import Judged
+from asyncrl.reward.workers.pool import PendingVerdict, RewardSlot, WorkerRecord
 
 FUNCTIONS = """
 import os, time
@@ -47,7 +47,7 @@ def outcomes(function: str, *completions: str, cancelled: int | None = None) -> 
     """Outcome of each completion, and the number of workers replaced."""
 
     async def judge() -> tuple[list[object], int]:
-        slot = WorkerSlot(Reward(function=function, timeout_s=5.0))
+        slot = RewardSlot(Reward(function=function, timeout_s=5.0))
         future = asyncio.get_running_loop().create_future
         encoded = [msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion=text))) for text in completions]
         batch = [PendingVerdict(inputs, future()) for inputs in encoded]
@@ -91,7 +91,7 @@ def test_a_worker_that_cannot_be_replaced_fails_the_rest(functions: Path) -> Non
 
 def test_an_idle_worker_that_died_is_replaced_before_the_next_batch(functions: Path) -> None:
     async def judge() -> bool:
-        slot = WorkerSlot(Reward(function="gsm8k", timeout_s=5.0))
+        slot = RewardSlot(Reward(function="gsm8k", timeout_s=5.0))
         first = await slot.fill()
         await first.kill()
         second = await slot.fill()
@@ -103,7 +103,7 @@ def test_an_idle_worker_that_died_is_replaced_before_the_next_batch(functions: P
 
 def test_each_lost_worker_is_logged_with_its_cause(functions: Path) -> None:
     async def lose_an_idle_one() -> None:
-        slot = WorkerSlot(Reward(function="gsm8k", timeout_s=5.0))
+        slot = RewardSlot(Reward(function="gsm8k", timeout_s=5.0))
         await (await slot.fill()).kill()
         await slot.fill()
         await slot.clear()
@@ -118,7 +118,7 @@ def test_each_lost_worker_is_logged_with_its_cause(functions: Path) -> None:
 
 def test_a_bad_function_is_a_config_error() -> None:
     with pytest.raises(ConfigError):
-        asyncio.run(WorkerSlot(Reward(function="nope", timeout_s=1.0)).fill())
+        asyncio.run(RewardSlot(Reward(function="nope", timeout_s=1.0)).fill())
 
 
 def test_the_third_worker_lost_in_a_row_is_the_functions_fault_and_not_tried_again(functions: Path) -> None:
@@ -133,7 +133,7 @@ def test_the_third_worker_lost_in_a_row_is_the_functions_fault_and_not_tried_aga
 @pytest.mark.timeout(60)
 def test_a_function_that_damages_its_process_is_given_a_new_one(functions: Path) -> None:
     async def judge() -> list[object]:
-        slot = WorkerSlot(Reward(function=f"{functions}:decide", timeout_s=20.0), clock=lambda: 0.0)
+        slot = RewardSlot(Reward(function=f"{functions}:decide", timeout_s=20.0), clock=lambda: 0.0)
         found: list[object] = []
         for text in ("1", "damage", "2", "3", "4"):
             encoded = msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion=text)))
@@ -148,8 +148,8 @@ def test_a_function_that_damages_its_process_is_given_a_new_one(functions: Path)
     assert [type(outcome) for outcome in found] == [Verdict, VerifierError, VerifierError, VerifierError, Verdict]
 
 
-def record_of(*judged: Judged) -> Record:
-    record = Record(started_at=100.0, start_s=2.0)
+def record_of(*judged: Judged) -> WorkerRecord:
+    record = WorkerRecord(started_at=100.0, start_s=2.0)
     for one in judged:
         record.settled(one)
     return record

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 from transformers import PreTrainedTokenizerBase
 
-from asyncrl.toy.vocabulary import tokenizer_from_texts
+from asyncrl.tools.toy.models import tokenizer_from_texts
 
 FOLDER = Path(__file__).parent / "chat_templates"
 TEXTS = ("The answer to 12 + 30 is 42.", '{"name": "add", "arguments": {"a": 1}}', "Größe, 水, Привет\n\n\tend")

@@ -6,16 +6,15 @@ from contextlib import asynccontextmanager
 
 from transformers import PreTrainedModel
 
-from asyncrl.actor.memory import MemoryHub
-from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections.weights import Weights
 from asyncrl.messages.weights import Member, Transfer
-from asyncrl.node.rollout.receivers import receiving_ranks
 from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
+from asyncrl.runtime.rollout import receiving_ranks
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
-from asyncrl.weights.publish import Publisher
-from asyncrl.weights.receive import Receiver
+from asyncrl.weights.publish import Publisher, Receiver
+from asyncrl.wire.addresses import LOOPBACK
+from asyncrl.wire.memory import MemoryHub
 from tests.weights.party import Rendezvous, forward
 
 TRAINER = Member("trainer-0", "t")

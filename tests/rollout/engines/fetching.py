@@ -11,7 +11,7 @@ from asyncrl.messages.weights import Transfer
 from asyncrl.rollout.engine import Engine, MultiProcessEngine
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
-from asyncrl.weights.copies import Copies
+from asyncrl.weights.exchange import Copies
 from asyncrl.weights.stored.download import Downloader
 from asyncrl.weights.stored.staged import StagedVersion
 from asyncrl.weights.stored.upload import Uploader

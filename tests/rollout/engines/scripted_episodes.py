@@ -7,11 +7,10 @@ from msgspec import Struct
 
 from asyncrl.environment.interface import ChatMessage
 from asyncrl.messages.trajectory import FROM_PROMPT, Prompt, Sampling, Span
-from asyncrl.rollout.engine import Completion, Request
+from asyncrl.rollout.engine import Completion, Request, Seam
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.episodes.conversation import Conversation
 from asyncrl.rollout.episodes.record import EpisodeRecord
-from asyncrl.rollout.episodes.seam import Seam
 from asyncrl.rollout.results import EpisodeLimits
 from tests.rollout.engines.chat_families import Family, tokenizer
 
@@ -99,7 +98,7 @@ async def play(family: Family, seed: int, seam: Seam, tools: str) -> Script:
     chat = [{"role": "user", "content": "Q" + words(draw, plain=is_plain)}]
     if draw.random() < 0.5:
         chat.insert(0, {"role": "system", "content": "S" + words(draw, plain=True)})
-    record = EpisodeRecord(text.encode(policy.tokenizer, Prompt(chat=chat, tools=tools)))
+    record = EpisodeRecord(text.encode_text(policy.tokenizer, Prompt(chat=chat, tools=tools)))
     talk = Conversation(record, policy.sample, seam, sampling=Sampling(max_tokens=1000), limits=LIMITS)
     messages: list[ChatMessage] = list(chat)
     place, context, is_asked_again = FROM_PROMPT, list[int](), False

@@ -6,8 +6,8 @@ from itertools import chain
 
 import pytest
 
+from asyncrl.rollout.engine import Seam
 from asyncrl.rollout.engines.seams import make_seam
-from asyncrl.rollout.episodes.seam import Seam
 from tests.rollout.engines.chat_families import FAMILIES, Family, tokenizer
 from tests.rollout.engines.scripted_episodes import Script, play
 

@@ -11,8 +11,7 @@ from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.episodes.conversation import Conversation, EpisodeOver, Sample
-from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn
-from asyncrl.rollout.episodes.resume import EpisodeState, as_sampled, read
+from asyncrl.rollout.episodes.record import EpisodeRecord, EpisodeState, RecordedTurn, as_sampled, read
 from asyncrl.rollout.results import EpisodeLimits
 from tests.rollout.episodes.stage import WordEngine, WordSeam, ids
 

@@ -7,8 +7,7 @@ from asyncrl.environment.interface import Answer
 from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import FROM_PROMPT, Span
 from asyncrl.rollout.engine import Completion
-from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn
-from asyncrl.rollout.episodes.resume import EpisodeState, as_sampled, read, recorded
+from asyncrl.rollout.episodes.record import EpisodeRecord, EpisodeState, RecordedTurn, as_sampled, read, recorded
 
 
 def turn(parent: int, context: list[int], written: list[int], version: int) -> RecordedTurn:

@@ -8,9 +8,8 @@ from asyncrl.environment.interface import Answer, TaskInput
 from asyncrl.errors import EnvironmentFailed
 from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.episodes.conversation import Conversation
-from asyncrl.rollout.episodes.record import EpisodeRecord
-from asyncrl.rollout.episodes.resume import EpisodeState, Resumed
-from asyncrl.rollout.episodes.steps import Diverged, Steps
+from asyncrl.rollout.episodes.record import EpisodeRecord, EpisodeState, ResumedEpisode
+from asyncrl.rollout.episodes.steps import EnvironmentDiverged, EpisodeSteps
 from asyncrl.rollout.results import EpisodeLimits
 from tests.rollout.episodes.stage import Counter, StagedEnvironments, WordEngine, WordSeam, ids
 
@@ -19,10 +18,10 @@ TASK = TaskInput(messages=[{"role": "user", "content": "how many"}], answer="3")
 
 def steps(
     environments: StagedEnvironments,
-    resumed: Resumed | None = None,
+    resumed: ResumedEpisode | None = None,
     max_tokens: int = 100,
     images: tuple[bytes, ...] = (),
-) -> Steps:
+) -> EpisodeSteps:
     conversation = Conversation(
         EpisodeRecord(ids("how many <policy>")),
         WordEngine(lambda before: f"turn {before.split().count('<policy>')}").sample,
@@ -32,10 +31,10 @@ def steps(
         images=images,
     )
     environment = environments.open("run/train/0/0")
-    return Steps(conversation, environment, TASK, resume=environments.resume, resumed=resumed)
+    return EpisodeSteps(conversation, environment, TASK, resume=environments.resume, resumed=resumed)
 
 
-def play(player: Steps) -> str:
+def play(player: EpisodeSteps) -> str:
     return asyncio.run(player.play())
 
 
@@ -43,7 +42,7 @@ def test_a_replay_passes_through_the_recorded_turns_and_then_samples() -> None:
     whole = steps(StagedEnvironments())
     assert play(whole) == "stop"
     turns = whole._conversation.record.turns
-    resumed = Resumed(state=EpisodeState(num_finished=2), finished=turns[:2])
+    resumed = ResumedEpisode(state=EpisodeState(num_finished=2), finished=turns[:2])
     again = steps(StagedEnvironments(), resumed)
     replaying = [again.is_replaying]
     assert play(again) == "stop"
@@ -56,8 +55,8 @@ def test_an_observation_that_differs_by_one_token_is_noticed() -> None:
     play(whole)
     turns = whole._conversation.record.turns
     turns[1].context_ids = [*turns[1].context_ids[:-1], turns[1].context_ids[0]]
-    resumed = Resumed(state=EpisodeState(num_finished=2), finished=turns[:2])
-    with pytest.raises(Diverged, match="4 tokens after turn 0, expected the 4 recorded ones"):
+    resumed = ResumedEpisode(state=EpisodeState(num_finished=2), finished=turns[:2])
+    with pytest.raises(EnvironmentDiverged, match="4 tokens after turn 0, expected the 4 recorded ones"):
         play(steps(StagedEnvironments(), resumed))
 
 

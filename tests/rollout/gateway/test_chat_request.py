@@ -1,10 +1,21 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
-from asyncrl.rollout.gateway.chat_request import UNSUPPORTED, ChatRequest, read_request
-from asyncrl.rollout.gateway.refusal import Refused
+from asyncrl.rollout.gateway.chat_request import (
+    UNSUPPORTED,
+    ChatRequest,
+    Function,
+    RefusedRequest,
+    SentMessage,
+    called,
+    compact,
+    normal,
+    read_request,
+    tools_key,
+)
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 LOOK = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
@@ -14,8 +25,8 @@ def read(*run_stop: str, **fields: Any) -> ChatRequest:
     return read_request(json.dumps({"messages": MESSAGES} | fields).encode(), run_stop)
 
 
-def refusal(**fields: Any) -> Refused:
-    with pytest.raises(Refused) as refused:
+def refusal(**fields: Any) -> RefusedRequest:
+    with pytest.raises(RefusedRequest) as refused:
         read(**fields)
     return refused.value
 
@@ -101,13 +112,13 @@ def test_wrong_types_are_refused(fields: dict[str, Any]) -> None:
     [b"", b"{", b"null", b"[]", b"\xff\xfe", b'{"messages":"\xff"}', b"[" * 100_000, b'{"a":' * 50_000, b'{"n":1e999}']
 )  # fmt: skip
 def test_a_body_that_is_no_request_is_refused(raw: bytes) -> None:
-    with pytest.raises(Refused, match="the body is"):
+    with pytest.raises(RefusedRequest, match="the body is"):
         read_request(raw, ())
 
 
 def test_deeply_nested_fields_are_refused() -> None:
     tools = '[{"function":{"name":"x","parameters":{"a":' + "[" * 100_000 + "]" * 100_000 + "}}}]"
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedRequest):
         read_request(f'{{"messages":[{{"role":"user"}}],"tools":{tools}}}'.encode(), ())
 
 
@@ -123,3 +134,97 @@ def test_requests_that_differ_in_what_they_ask_for_are_told_apart() -> None:
     assert len({read(**fields).identity(b"") for fields in variants}) == len(variants)
     assert read(temperature=1, stream=True, logprobs=True).identity(b"") == read().identity(b"")
     assert read().identity(b"a") != read().identity(b"b")
+
+
+# ── test messages ─────────────────────────────────────────────────────────────────────────────
+
+CALL = {"id": "call_0_0", "type": "function", "function": {"name": "look", "arguments": '{"at": 1, "box": "a"}'}}
+
+
+def normalised(**message: Any) -> dict[str, Any]:
+    return msgspec.convert(message, SentMessage).normal()
+
+
+def test_null_and_unknown_fields_are_left_out() -> None:
+    sent = normalised(role="assistant", content="x", refusal=None, audio=None, tool_calls=None, annotations=[])
+    assert sent == {"role": "assistant", "content": "x"}
+
+
+def test_parts_of_text_are_joined() -> None:
+    parts = [{"type": "text", "text": " a"}, {"type": "text", "text": " ?"}]
+    assert normalised(role="user", content=parts) == {"role": "user", "content": " a ?"}
+
+
+def test_missing_content_is_empty_text() -> None:
+    assert (
+        normalised(role="assistant")
+        == normalised(role="assistant", content=None)
+        == normalised(role="assistant", content=[])
+    )
+
+
+def test_whitespace_is_kept() -> None:
+    assert normalised(role="user", content=" a\n ")["content"] == " a\n "
+
+
+@pytest.mark.parametrize("arguments", ['{"box":"a","at":1}', '{"at": 1,\n "box": "a"}', {"box": "a", "at": 1}])
+def test_arguments_of_calls_have_one_form(arguments: Any) -> None:
+    call = {"index": 0, "id": "call_0_0", "type": "function", "function": {"arguments": arguments, "name": "look"}}
+    expected = [called("call_0_0", Function("look", '{"at":1,"box":"a"}'))]
+    assert normalised(role="assistant", content=None, tool_calls=[call])["tool_calls"] == expected
+
+
+def test_ids_of_calls_are_kept() -> None:
+    assert normalised(role="assistant", tool_calls=[CALL]) != normalised(
+        role="assistant", tool_calls=[CALL | {"id": "b"}]
+    )
+
+
+@pytest.mark.parametrize("arguments", ["{", "", "[" * 100_000])
+def test_arguments_that_are_no_json_stay(arguments: str) -> None:
+    assert compact(arguments) == arguments
+
+
+def test_a_developer_is_the_system() -> None:
+    assert normalised(role="developer", content="x") == {"role": "system", "content": "x"}
+
+
+def test_the_answer_of_a_tool_keeps_its_id() -> None:
+    assert normalised(role="tool", content="+5", tool_call_id="call_0_0")["tool_call_id"] == "call_0_0"
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video"])
+def test_parts_that_are_not_text_are_refused(kind: str) -> None:
+    with pytest.raises(RefusedRequest, match=f"a part of type '{kind}': only text is supported"):
+        normalised(role="user", content=[{"type": kind}])
+
+
+def test_calls_of_another_role_are_refused() -> None:
+    with pytest.raises(RefusedRequest, match="a message of user has tool_calls"):
+        normalised(role="user", tool_calls=[CALL])
+
+
+def test_messages_of_a_prompt_have_the_same_form() -> None:
+    assert normal([{"role": "user", "content": "x", "name": None}]) == [{"role": "user", "content": "x"}]
+
+
+def test_tools_are_compared_without_the_order_of_their_keys() -> None:
+    assert tools_key('[{"a": 1, "b": 2}]') == tools_key('[{"b":2,"a":1}]') != tools_key("")
+
+
+# ── test refusal ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_body_has_the_form_of_openais_errors() -> None:
+    error = {"message": "n is 0", "type": "invalid_request_error", "param": "n", "code": "invalid_request"}
+    assert msgspec.json.decode(RefusedRequest(400, "invalid_request", "n is 0", param="n").body) == {"error": error}
+
+
+def test_a_fault_of_the_server_is_called_so() -> None:
+    assert msgspec.json.decode(RefusedRequest(503, "busy", "later").body)["error"]["type"] == "server_error"
+
+
+def test_clients_are_told_whether_to_retry() -> None:
+    assert RefusedRequest(503, "a", "b").headers == []
+    assert RefusedRequest(503, "a", "b", retry=False).headers == [(b"x-should-retry", b"false")]
+    assert RefusedRequest(503, "a", "b", retry=True).headers == [(b"x-should-retry", b"true")]

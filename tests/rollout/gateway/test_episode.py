@@ -1,5 +1,3 @@
-"""Turns of an episode whose program asks through the gateway, in process."""
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
@@ -10,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from asyncrl.checks.turns import turn_problem_of
 from asyncrl.errors import EngineError, PromptTooLong
+from asyncrl.messages.sound import turn_problem_of
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Trajectory, TrajectoryLimits, Unit
 from asyncrl.rollout.episodes.record import EpisodeRecord, RecordedTurn
 from asyncrl.rollout.gateway.app import GatewayApp
+from asyncrl.rollout.gateway.episode import Counts, EarlierTurns
 from asyncrl.rollout.gateway.gateway import Gateway
 from asyncrl.rollout.results import EpisodeLimits
 from tests.rollout.gateway.doubles import (
@@ -28,6 +27,57 @@ from tests.rollout.gateway.doubles import (
     shown,
     user,
 )
+
+
+def test_metrics_tell_roots_that_a_program_did_not_intend() -> None:
+    counts = Counts({"forks": 1, "roots": 3, "root_new_root": 1, "root_edited_reply": 1, "root_tools_changed": 1})
+    assert counts.scores == {"forks": 1.0, "roots": 3.0, "broken_lineage": 2.0}
+
+
+def test_an_episode_of_one_branch_has_zeros() -> None:
+    assert Counts().scores == {"forks": 0.0, "roots": 0.0, "broken_lineage": 0.0}
+
+
+# ── test earlier ──────────────────────────────────────────────────────────────────────────────
+
+
+def turn(parent: int, context: list[int], text: str = "x") -> RecordedTurn:
+    return RecordedTurn(parent, context, completion(sampled(text)))
+
+
+def test_a_turn_is_found_by_what_the_policy_read() -> None:
+    turns = [turn(FROM_PROMPT, []), turn(0, [5, 6])]
+    earlier = EarlierTurns(turns)
+    assert earlier.take(FROM_PROMPT, [7]) is None
+    assert earlier.take(FROM_PROMPT, []) == (0, turns[0])
+    assert earlier.num_left == 1
+
+
+def test_children_are_found_wherever_their_parent_is_in_the_new_record() -> None:
+    turns = [turn(FROM_NOTHING, [1]), turn(FROM_NOTHING, [2]), turn(1, [5])]
+    earlier = EarlierTurns(turns)
+    assert earlier.take(FROM_NOTHING, [2]) == (1, turns[1])
+    earlier.moved(1, 0)
+    assert earlier.take(0, [5]) == (2, turns[2])
+
+
+def test_a_turn_after_a_new_one_is_not_found() -> None:
+    earlier = EarlierTurns([turn(FROM_PROMPT, []), turn(0, [5])])
+    assert earlier.take(0, [5]) is None
+
+
+def test_equal_turns_are_given_in_their_order_and_once() -> None:
+    turns = [turn(FROM_PROMPT, [], text) for text in "ab"]
+    earlier = EarlierTurns(turns)
+    assert [earlier.take(FROM_PROMPT, []) for _ in range(3)] == [(0, turns[0]), (1, turns[1]), None]
+
+
+def test_without_an_earlier_run_there_is_nothing() -> None:
+    assert (EarlierTurns().take(FROM_PROMPT, []), EarlierTurns().num_left) == (None, 0)
+
+
+# ── test episode ──────────────────────────────────────────────────────────────────────────────
+# Turns of an episode whose program asks through the gateway, in process.
 
 HI = [user("Hi")]
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}

@@ -7,9 +7,8 @@ from itertools import islice
 
 import pytest
 
-from asyncrl.rollout.gateway.app import GatewayApp
+from asyncrl.rollout.gateway.app import GatewayApp, serve
 from asyncrl.rollout.gateway.gateway import Gateway
-from asyncrl.rollout.gateway.server import serve
 from tests.rollout.gateway.doubles import Connection, Episode, chat, user
 from tests.rollout.gateway.hostile import Hostile, requests
 

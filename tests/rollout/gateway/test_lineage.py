@@ -1,7 +1,7 @@
 from asyncrl.environment.interface import ChatMessage
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
-from asyncrl.rollout.gateway.lineage import Found, Lineage, chain
-from asyncrl.rollout.gateway.messages import tools_key
+from asyncrl.rollout.gateway.chat_request import tools_key
+from asyncrl.rollout.gateway.episode import FoundPlace, Lineage, chain
 from tests.rollout.gateway.doubles import user
 
 PROMPT = [user("Hi")]
@@ -13,11 +13,11 @@ def assistant(content: str) -> ChatMessage:
     return {"role": "assistant", "content": content}
 
 
-def find(lineage: Lineage, messages: list[ChatMessage], tools: bytes = NONE) -> Found:
+def find(lineage: Lineage, messages: list[ChatMessage], tools: bytes = NONE) -> FoundPlace:
     return lineage.find(messages, chain(messages), tools)
 
 
-def answered(lineage: Lineage, messages: list[ChatMessage], said: str, turn: int, tools: bytes = NONE) -> Found:
+def answered(lineage: Lineage, messages: list[ChatMessage], said: str, turn: int, tools: bytes = NONE) -> FoundPlace:
     found = find(lineage, messages, tools)
     lineage.add(found.seen, assistant(said), tools, turn)
     return found

@@ -9,8 +9,8 @@ import pytest
 
 from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import FROM_PROMPT
+from asyncrl.rollout.gateway.app import serve
 from asyncrl.rollout.gateway.gateway import Gateway
-from asyncrl.rollout.gateway.server import serve
 from asyncrl.rollout.results import EpisodeLimits
 from tests.rollout.gateway.doubles import END, NO_LIMITS, Episode, shown, user
 

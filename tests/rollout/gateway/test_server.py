@@ -6,12 +6,12 @@ import sys
 import httpx
 import pytest
 
-from asyncrl.errors import ConfigError
-from asyncrl.rollout.gateway.gateway import Gateway
-from asyncrl.rollout.gateway.server import serve
-from tests.rollout.gateway.doubles import Episode, user
-
 pytest.importorskip("uvicorn")
+
+from asyncrl.errors import ConfigError
+from asyncrl.rollout.gateway.app import serve
+from asyncrl.rollout.gateway.gateway import Gateway
+from tests.rollout.gateway.doubles import Episode, user
 
 
 def test_programs_are_served_on_a_free_port_until_the_end() -> None:

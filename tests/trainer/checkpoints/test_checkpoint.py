@@ -22,9 +22,7 @@ from asyncrl.trainer.checkpoints.checkpoint import (
     take,
     verify,
 )
-from asyncrl.trainer.checkpoints.parts import TENSORS
-from asyncrl.trainer.checkpoints.snapshot import OPTIMIZER, Snapshot
-from asyncrl.trainer.checkpoints.stored import open_tensors
+from asyncrl.trainer.checkpoints.snapshot import OPTIMIZER, TENSORS, Snapshot, open_tensors
 from asyncrl.trainer.learner import Learner
 from tests.trainer.checkpoints.writing import read_tensors, write
 

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
-from asyncrl.trainer.checkpoints.adapter_export import export_adapter
 from asyncrl.trainer.checkpoints.checkpoint import read_manifest
+from asyncrl.trainer.checkpoints.export import export_adapter
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.model.policy import Policy
 from tests.conftest import make_vision_model

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from asyncrl.errors import LedgerError
-from asyncrl.trainer.checkpoints import checkpoint, sharing
-from asyncrl.trainer.checkpoints.checkpoint import Search, verify
-from asyncrl.trainer.checkpoints.sharing import newest_of_all
+from asyncrl.trainer.checkpoints import checkpoint, writer
+from asyncrl.trainer.checkpoints.checkpoint import CheckpointSearch, verify
+from asyncrl.trainer.checkpoints.writer import newest_of_all
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.ranks.ranks import SingleRank
-from asyncrl.trainer.ranks.sequence import ALONE
+from asyncrl.trainer.ranks.ranks import ALONE, SingleRank
 from tests.trainer.checkpoints.writing import write
 
 
@@ -82,7 +81,7 @@ def save(model_path, config, tokenizer) -> Save:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(writer, "CHUNK_BYTES", 1000)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -132,11 +131,11 @@ def test_of_two_checkpoints_of_one_step_all_take_the_same(tmp_path: Path, save) 
 def test_ranks_of_one_machine_read_and_copy_once(tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
 
-    def search(folder: Path) -> Search:
+    def search(folder: Path) -> CheckpointSearch:
         read.append(folder)
         return checkpoint.search(folder)
 
-    monkeypatch.setattr(sharing, "search", search)
+    monkeypatch.setattr(writer, "search", search)
     a, b = tmp_path / "a", tmp_path / "b"
     save(a, 2)
 
@@ -146,7 +145,7 @@ def test_ranks_of_one_machine_read_and_copy_once(tmp_path: Path, save: Save, mon
 
 def test_a_shared_file_system_is_left_alone(tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 2)
-    monkeypatch.setattr(sharing, "_copy", None)
+    monkeypatch.setattr(writer, "_copy", None)
     assert on_all([tmp_path, tmp_path]) == [tmp_path / "step_000002"] * 2
 
 
@@ -166,7 +165,7 @@ def test_the_damaged_checkpoints_of_all_machines_are_named_once_on_each_rank(tmp
         (save(folder, 4) / "model.safetensors").write_bytes(b"damaged")
     exchange = Exchange(3)
 
-    def find(rank: int) -> sharing.Newest:
+    def find(rank: int) -> writer.Newest:
         return newest_of_all((a, b, b)[rank], ThreadRank(rank, exchange), is_reader=True)
 
     with ThreadPoolExecutor(3) as threads:

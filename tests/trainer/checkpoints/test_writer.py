@@ -1,4 +1,4 @@
-"""The writer between a scripted broker and a folder of manifests without contents."""
+"""What a checkpoint knows of tokens is what the base model knew, to the byte."""
 
 import asyncio
 import threading
@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from asyncrl.actor.memory import MemoryHub
+from asyncrl.config.model.directory import check_model
 from asyncrl.config.sections.checkpoint import Checkpoint
 from asyncrl.errors import ConfigError, RunFailed
 from asyncrl.files.checkpoints import BEST, MANIFEST, FileEntry
@@ -18,7 +20,177 @@ from asyncrl.messages.trainer import Commit, Evaluating, Stepped
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints import writer as module
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
-from asyncrl.trainer.checkpoints.writer import CheckpointWriter
+from asyncrl.trainer.checkpoints.export import export
+from asyncrl.trainer.checkpoints.writer import Best, CheckpointWriter, PromptFiles, Retention
+from asyncrl.trainer.learner import Learner
+from asyncrl.wire.memory import MemoryHub
+from tests.trainer.checkpoints.writing import write
+
+
+@pytest.fixture
+def base(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """A model whose family has a tokenizer class of its own, which would add tokens to these words."""
+    path = tmp_path / "base"
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=1, max_position_embeddings=64, **sizes)
+    Qwen2ForCausalLM(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    (path / "chat_template.jinja").write_text("{{ messages }}")
+    return path
+
+
+def test_an_export_of_a_checkpoint_is_a_model_that_asyncrl_takes(base, config, tmp_path) -> None:
+    check_model(str(base))
+    learner = Learner(config(), base)
+    folder = write(
+        tmp_path / "checkpoints",
+        step=1,
+        policy_version=1,
+        frontier={},
+        snapshot=learner.snapshot(),
+        tokenizer=PromptFiles(base),
+    )
+    export(folder, checkpoint.verify(folder), tmp_path / "out", card="")
+
+    check_model(str(tmp_path / "out"))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / "out" / name).read_bytes() == (base / name).read_bytes()
+
+
+def test_links_of_the_hubs_cache_become_files(tmp_path) -> None:
+    (tmp_path / "blob").write_text("{}")
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "tokenizer.json").symlink_to("../blob")
+    (tmp_path / "saved").mkdir()
+
+    files = PromptFiles(tmp_path / "base")
+    (tmp_path / "blob").unlink()
+    files.save_pretrained(tmp_path / "saved")
+
+    assert not (tmp_path / "saved" / "tokenizer.json").is_symlink()
+    assert (tmp_path / "saved" / "tokenizer.json").read_text() == "{}"
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch) -> None:
+    def refused(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "tokenizer.json").touch()
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(ConfigError, match=r"cannot read .*/tokenizer\.json: Permission denied"):
+        PromptFiles(tmp_path)
+
+
+# ── test retention ────────────────────────────────────────────────────────────────────────────
+# Folders with a manifest and nothing else: what they hold is not looked at.
+
+
+def save(directory: Path, step: int) -> None:
+    """A checkpoint whose version is its step."""
+    folder = directory / f"step_{step:06d}"
+    folder.mkdir()
+    manifest = Manifest(step=step, policy_version=step, random_state=b"", files={})
+    (folder / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+
+
+def steps(directory: Path) -> list[int]:
+    return sorted(int(folder.name.removeprefix("step_")) for folder in directory.glob("step_*"))
+
+
+def best(directory: Path) -> Best:
+    return msgspec.json.decode((directory / BEST).read_bytes(), type=Best)
+
+
+@pytest.fixture
+def retention(tmp_path):
+    return Retention(tmp_path, Checkpoint(every_steps=1, keep=2, keep_best=True))
+
+
+def result(version: int, accuracy: float, **metrics: float) -> Evaluated:
+    return Evaluated(version, accuracy, 8, metrics)
+
+
+def grow(directory: Path, retention: Retention, *new: int) -> None:
+    for step in new:
+        save(directory, step)
+        retention.prune()
+
+
+def test_the_best_stays_however_many_follow(tmp_path, retention):
+    for step, accuracy in ((1, 0.25), (2, 0.75), (3, 0.5), (4, 0.5), (5, 0.7)):
+        grow(tmp_path, retention, step)
+        retention.evaluated(result(step, accuracy))
+        retention.prune()
+    assert steps(tmp_path) == [2, 4, 5]
+    assert best(tmp_path) == Best(step=2, policy_version=2, metric="accuracy", value=0.75)
+
+
+def test_a_better_one_takes_its_place_and_an_equal_one_does_not(tmp_path, retention):
+    grow(tmp_path, retention, 1)
+    for step, accuracy in ((1, 0.5), (2, 0.5), (3, 0.75), (4, 0.1), (5, 0.1)):
+        if step > 1:
+            grow(tmp_path, retention, step)
+        retention.evaluated(result(step, accuracy))
+        with capture_logs() as said:
+            retention.prune()
+        assert bool(said) == (step in (1, 3)), "said once, when it changes"
+    assert (best(tmp_path).step, steps(tmp_path)) == (3, [3, 4, 5])
+
+
+def test_a_version_in_evaluation_is_kept_until_its_result(tmp_path, retention):
+    retention.evaluated(result(0, 0.9))  # The base model, of which there is no checkpoint.
+    retention.evaluating(1)
+    grow(tmp_path, retention, 1, 2, 3, 4)
+    assert steps(tmp_path) == [1, 3, 4]
+    retention.evaluated(result(1, 0.3))
+    retention.prune()
+    assert best(tmp_path).step == 1
+    retention.evaluated(result(3, 0.4))
+    retention.prune()
+    assert steps(tmp_path) == [3, 4]
+
+
+def test_a_result_may_come_before_its_checkpoint_is_written(tmp_path, retention):
+    retention.evaluated(result(1, 0.5))
+    retention.prune()
+    assert not (tmp_path / BEST).exists()
+    grow(tmp_path, retention, 1)
+    assert best(tmp_path).step == 1
+
+
+def test_an_evaluation_in_which_nothing_was_answered_says_nothing(tmp_path, retention):
+    retention.evaluated(Evaluated(1, 1.0, 0))
+    retention.evaluated(result(2, float("nan")))
+    grow(tmp_path, retention, 1, 2)
+    assert not (tmp_path / BEST).exists()
+
+
+def test_another_metric_may_tell(tmp_path):
+    retention = Retention(tmp_path, Checkpoint(keep_best=True, best_metric="reward"))
+    grow(tmp_path, retention, 1, 2)
+    retention.evaluated(result(1, 0.9, reward=0.1))
+    retention.evaluated(result(2, 0.1, reward=0.2))
+    retention.prune()
+    assert best(tmp_path) == Best(step=2, policy_version=2, metric="reward", value=0.2)
+
+
+def test_an_unknown_metric_is_refused_with_the_existing_ones(tmp_path):
+    retention = Retention(tmp_path, Checkpoint(keep_best=True, best_metric="acuracy"))
+    with pytest.raises(ConfigError, match=r"best_metric is 'acuracy', .*; use one of accuracy, reward"):
+        retention.evaluated(result(1, 0.9, reward=0.1))
+
+
+def test_without_keep_best_only_the_newest_stay(tmp_path):
+    retention = Retention(tmp_path, Checkpoint(keep=1))
+    retention.evaluating(1)
+    retention.evaluated(result(1, 0.9))
+    grow(tmp_path, retention, 1, 2)
+    assert steps(tmp_path) == [2]
+    assert not (tmp_path / BEST).exists()
+
+
+# ── test writer ───────────────────────────────────────────────────────────────────────────────
+# The writer between a scripted broker and a folder of manifests without contents.
 
 PEER = "trainer-0.1"
 
@@ -61,10 +233,6 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch):
     return Disk(monkeypatch)
-
-
-def steps(directory: Path) -> list[int]:
-    return sorted(int(folder.name.removeprefix("step_")) for folder in directory.glob("step_*"))
 
 
 async def files_of_others() -> dict[str, FileEntry]:

@@ -7,8 +7,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from asyncrl.trainer.checkpoints.checkpoint import begin, finish, write_part
-from asyncrl.trainer.checkpoints.parts import TENSORS
-from asyncrl.trainer.checkpoints.snapshot import Snapshot
+from asyncrl.trainer.checkpoints.snapshot import TENSORS, Snapshot
 
 
 def write(directory: Path, *, step: int, snapshot: Snapshot, **options: Any) -> Path:

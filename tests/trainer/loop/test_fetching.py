@@ -1,9 +1,9 @@
-"""A batch of two prompts, three trajectories of each and one greedy answer, before a scripted spool."""
+"""The next batch: requested once, fetched in the background, refused by any rank."""
 
 import array
 import asyncio
 import zlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,13 +12,139 @@ import pytest
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections.trainer import Trainer
-from asyncrl.errors import DecodeError
+from asyncrl.errors import BrokenInvariant, DecodeError
+from asyncrl.messages.codec import Message
 from asyncrl.messages.spool import SpoolRef
-from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory
+from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory, Take
 from asyncrl.messages.trajectory import Image, Span, Trajectory, TrajectoryLimits, TrajectorySummary, Turn, Unit
-from asyncrl.trainer.loop.fetching import FETCH_S, FetchedStep, fetch_step, limits_of
-from asyncrl.trainer.packing.micro_batches import Size
-from asyncrl.trainer.packing.step import UNASSIGNED, Step, TrajectoryInfo
+from asyncrl.messages.words import Activity
+from asyncrl.trainer.loop import fetching as module
+from asyncrl.trainer.loop.fetching import FETCH_S, Batches, FetchedStep, fetch_step, limits_of
+from asyncrl.trainer.packing.assignment import TrajectorySize
+from asyncrl.trainer.packing.step import UNASSIGNED, TrainingStep, TrajectoryInfo
+from asyncrl.wire.occupancy import Occupancy
+
+NAN, LOST = Refusal(Unit(0, 0), "NaN"), Refusal(Unit(1, 0), "the spool is lost")
+
+
+class Everything:
+    """Link and other ranks of a trainer. Its own part of each step is ``fetched``."""
+
+    def __init__(self) -> None:
+        self.happened: list[Any] = []
+        self.others_refuse: list[Refusal] = []
+        self.fetched: Any = FetchedStep(None, [])  # type: ignore[arg-type]
+        both: Any = self
+        config = decode({"model": {"path": "m"}, "data": {"train": "d"}})
+        self.batches = Batches(
+            both,
+            both,
+            both,
+            learner=both,
+            vocab_size=8,
+            config=config,
+            others=both,
+            occupancy=Occupancy[Activity](("fetching",)),
+        )
+
+    async def send(self, message: Message) -> None:
+        self.happened.append(message)
+
+    def broadcast(self, batch: Batch) -> None:
+        self.happened.append(batch)
+
+    async def refused(self, _step: int) -> list[Refusal]:
+        return self.others_refuse
+
+    async def fetch_step(self, *_arguments: Any, **_options: Any) -> FetchedStep:
+        return self.fetched
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> Everything:
+    made = Everything()
+    monkeypatch.setattr(module, "fetch_step", made.fetch_step)
+    return made
+
+
+def play(act: Callable[[asyncio.TaskGroup], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(10.0), asyncio.TaskGroup() as tasks:
+            await act(tasks)
+
+    asyncio.run(main())
+
+
+def test_a_batch_is_asked_for_and_passed_on_to_the_other_ranks(trainer: Everything) -> None:
+    async def act(tasks: asyncio.TaskGroup) -> None:
+        trainer.batches.request(4, tasks)
+        await asyncio.sleep(0)
+        assert trainer.happened == [Take(4)]
+        trainer.batches.arrived(Batch(4, [], 0.5))
+        assert (await trainer.batches.upcoming).lr == 0.5
+        assert trainer.happened == [Take(4), Batch(4, [], 0.5)]
+
+    play(act)
+
+
+def test_a_batch_that_comes_twice_or_unasked_changes_nothing(trainer: Everything) -> None:
+    async def act(tasks: asyncio.TaskGroup) -> None:
+        trainer.batches.arrived(Batch(3, []))
+        trainer.batches.request(4, tasks)
+        await asyncio.sleep(0)
+        for lr in (0.5, 0.7):
+            trainer.batches.arrived(Batch(4, [], lr))
+        assert (await trainer.batches.upcoming).lr == 0.5
+        trainer.batches.arrived(Batch(4, [], 0.9))
+        assert (await trainer.batches.upcoming).lr == 0.5
+
+    play(act)
+
+
+def test_what_any_rank_refuses_is_refused_once(trainer: Everything) -> None:
+    trainer.fetched = FetchedStep(None, [NAN])  # type: ignore[arg-type]
+    trainer.others_refuse = [LOST, NAN]
+
+    async def act(tasks: asyncio.TaskGroup) -> None:
+        trainer.batches.request(0, tasks)
+        await asyncio.sleep(0)
+        trainer.batches.arrived(Batch(0, []))
+        assert (await trainer.batches.upcoming).refused == [NAN, LOST]
+
+    play(act)
+
+
+def test_a_step_that_begins_before_its_request_is_a_mistake(trainer: Everything) -> None:
+    with pytest.raises(BrokenInvariant, match="before its batch was requested"):
+        trainer.batches.upcoming  # noqa: B018
+
+
+def test_a_step_is_taken_once_and_not_kept(trainer: Everything) -> None:
+    async def act(tasks: asyncio.TaskGroup) -> None:
+        trainer.batches.request(4, tasks)
+        await asyncio.sleep(0)
+        trainer.batches.arrived(Batch(4, [], 0.5))
+        assert (await trainer.batches.take()).lr == 0.5
+        with pytest.raises(BrokenInvariant):
+            trainer.batches.upcoming  # noqa: B018
+
+    play(act)
+
+
+def test_a_request_can_be_cancelled(trainer: Everything) -> None:
+    async def act(tasks: asyncio.TaskGroup) -> None:
+        trainer.batches.cancel()
+        trainer.batches.request(0, tasks)
+        await asyncio.sleep(0)
+        trainer.batches.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await trainer.batches.upcoming
+
+    play(act)
+
+
+# ── test fetching ─────────────────────────────────────────────────────────────────────────────
+# A batch of two prompts, three trajectories of each and one greedy answer, before a scripted spool.
 
 GROUP_SIZE = 3
 RED, UNKNOWN = Image(bytes(32), 8, 8, 3), Image(bytes(31) + b"?", 8, 8, 3)
@@ -104,7 +230,7 @@ def fetch(
     rank: int = 0,
     config: Config = CONFIG,
     limits: TrajectoryLimits = LIMITS,
-) -> Step:
+) -> TrainingStep:
     fetched = fetched_by(batch, learner, spool, rank=rank, config=config, limits=limits)
     assert fetched.refused == []
     return fetched.step
@@ -196,7 +322,11 @@ def test_an_episode_has_its_turns_and_what_was_read_between_them() -> None:
 
     assert step.trajectories[2].turns == turns
     assert step.trajectories[2].context_ids.tolist() == [4, 5, 6]
-    assert [info.size for info in learner.infos] == [Size(7, 4, 1), Size(7, 4, 2), Size(7, 4, 3 + 3)]
+    assert [info.size for info in learner.infos] == [
+        TrajectorySize(7, 4, 1),
+        TrajectorySize(7, 4, 2),
+        TrajectorySize(7, 4, 3 + 3),
+    ]
     assert step.infos[2].outcome.length == 3, "of the policy alone"
 
 

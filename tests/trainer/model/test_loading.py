@@ -5,17 +5,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
     GPT2Config,
     GPT2LMHeadModel,
     MambaConfig,
     MambaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
-from asyncrl.errors import ConfigError
-from asyncrl.trainer.model.loading import load, make_model, pack, rounding
-from asyncrl.trainer.ranks.sharding import Computation
+from asyncrl.errors import BrokenInvariant, ConfigError
+from asyncrl.trainer.model.loading import fuse_norms, held, load, local_slices, make_model, open_weights, pack, rounding
+from asyncrl.trainer.ranks.sharding import Computation, chunk, local_rows
+from asyncrl.weights.contents.names import View, checkpoint_tensors, checkpoint_views, saved_tensors
 
 CPU = torch.device("cpu")
 
@@ -155,3 +161,140 @@ def test_what_layers_make_of_a_rounding_is_measured_in_the_dtype_that_is_compute
     assert 0 < usual < 0.05
     assert torch.equal(states(*parts), before), "it leaves the model as it was"
     assert rounding(model, states, parts, torch.float32) < usual / 1000
+
+
+# ── test norms ────────────────────────────────────────────────────────────────────────────────
+
+WIDTHS = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": None,
+}
+
+
+def make(kind: str) -> AutoModelForCausalLM:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**WIDTHS))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.3)
+    return model.eval()
+
+
+def computed(model) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    logits = model(torch.arange(2, 20)[None]).logits
+    return logits, list(torch.autograd.grad(logits.square().mean(), list(model.parameters())))
+
+
+@pytest.mark.parametrize(
+    ("kind", "norms"),
+    [("qwen3", 9), ("qwen2", 5), ("llama", 5), ("olmo2", 9), ("phi3", 5), ("gemma3_text", 0), ("phi", 0)],
+)
+def test_norms_in_one_operation_give_the_values_and_gradients_of_a_model(kind: str, norms: int) -> None:
+    model = make(kind)
+    logits, gradients = computed(model)
+    assert fuse_norms(model) == norms, "a norm of another formula is left as it is"
+    ours, own_gradients = computed(model)
+    torch.testing.assert_close(ours, logits, rtol=1e-5, atol=1e-5)
+    for own, expected in zip(own_gradients, gradients, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-6)
+
+
+# ── test slices ───────────────────────────────────────────────────────────────────────────────
+# Each element of each checkpoint tensor is held by exactly one rank, at the place where its parameter has it.
+
+SIZES = {
+    "vocab_size": 33,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
+MODELS = {
+    "dense": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
+    "experts": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SIZES, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=12)
+    ),
+}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_slices_of_all_ranks_are_the_checkpoint(kind, num_ranks):
+    model = MODELS[kind]()
+    views = checkpoint_views(model, saved_tensors(model))
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    assert views is not None
+    found = {name: torch.zeros_like(tensor, dtype=torch.int64) for name, tensor in checkpoint_tensors(model)}
+    for rank in range(num_ranks):
+        for view in views:
+            shape = shapes[view.parameter]
+            if (index := held(view, shape, chunk(range(shape[0]), num_ranks, rank))) is not None:
+                found[view.name][index] += 1
+
+    assert all((times == 1).all() for times in found.values())
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_slices_are_the_memory_of_the_parameters(kind):
+    model = MODELS[kind]()
+    expected = {name: tensor.clone() for name, tensor in checkpoint_tensors(model)}
+    for _, parameter in model.named_parameters():
+        parameter.detach().zero_()
+    views = checkpoint_views(model, saved_tensors(model))
+    for name, index, tensor in local_slices(saved_tensors(model), views or []):
+        tensor.copy_(expected[name][index])
+
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in checkpoint_tensors(model))
+
+
+def test_a_transposed_view_is_cut_along_its_other_dimension():
+    whole = torch.arange(24.0).reshape(6, 4)
+    view = View("turned", "w", (4, 6), (1, 4), 0)
+    assert held(view, (6, 4), range(2, 5)) == (slice(0, 4), slice(2, 5))
+    assert torch.equal(view.select(whole), whole.t())
+
+
+def test_rows_are_cut_as_torch_cuts_them():
+    for size, num_chunks in ((7, 3), (4, 3), (2, 3), (9, 3)):
+        chunks = [len(part) for part in torch.chunk(torch.zeros(size), num_chunks)]
+        assert [len(chunk(range(size), num_chunks, rank)) for rank in range(num_chunks)][: len(chunks)] == chunks
+
+
+def test_a_tensor_that_is_not_sharded_has_all_rows():
+    weight = torch.zeros(3, 2)
+    assert local_rows(weight) == (weight, range(3))
+
+
+def test_a_view_across_rows_in_two_dimensions_is_refused():
+    with pytest.raises(BrokenInvariant, match="both goes through the rows of w along dimensions"):
+        held(View("both", "w", (2, 3), (12, 4), 0), (6, 4), range(3))
+
+
+# ── test weight files ─────────────────────────────────────────────────────────────────────────
+
+
+def test_only_the_slices_that_are_asked_for_are_read(tmp_path):
+    weights = {"a": torch.arange(12.0).reshape(3, 4), "b": torch.ones(2, dtype=torch.bfloat16)}
+    save_file(weights, tmp_path / "model.safetensors")
+    with open_weights(tmp_path) as files:
+        assert torch.equal(files.read("a", (slice(1, 3), slice(0, 2))), weights["a"][1:3, :2])
+        assert files.read("b", (slice(0, 2),)).dtype == torch.bfloat16
+        assert "a" in files
+        assert "c" not in files
+
+
+def test_a_directory_may_have_several_files(tmp_path):
+    for number, name in enumerate("ab"):
+        save_file({name: torch.full((2,), float(number))}, tmp_path / f"{name}.safetensors")
+    index = {"metadata": {}, "weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with open_weights(tmp_path) as files:
+        assert files.read("b", (slice(0, 2),)).tolist() == [1.0, 1.0]

@@ -13,7 +13,7 @@ from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.trainer.checkpoints.snapshot import host_copy
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 from tests.conftest import make_vision_model
 from tests.trainer.model.adapter_directory import save_adapter
 

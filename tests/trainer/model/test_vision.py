@@ -18,12 +18,12 @@ from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
-from asyncrl.trainer.checkpoints.prompt_files import PromptFiles
+from asyncrl.trainer.checkpoints.writer import PromptFiles
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.model.vision import picture_features, vision_tower
 from asyncrl.trainer.packing.batch import collate
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 from asyncrl.trainer.ranks.ranks import RankGroup
 from asyncrl.trainer.ranks.sharding import full_tensor
 from asyncrl.vision.processor import ImageProcessor

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from asyncrl.trainer.packing.batch import collate
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
-from asyncrl.trainer.ranks.sequence import SequenceGroup
+from asyncrl.trainer.packing.step import TrainingTrajectory
+from asyncrl.trainer.ranks.ranks import SequenceGroup
 
 CPU = torch.device("cpu")
 

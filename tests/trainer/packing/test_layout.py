@@ -1,5 +1,3 @@
-"""Rows of episodes: what is in them, and that a model computes the same as for each turn alone."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -8,12 +6,51 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
-from asyncrl.trainer.packing.layout import Layout
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
-from asyncrl.trainer.ranks.sequence import SequenceGroup
+from asyncrl.trainer.packing.layout import RowLayout, Trie, branches, turns_of
+from asyncrl.trainer.packing.step import TrainingTrajectory
+from asyncrl.trainer.ranks.ranks import SequenceGroup
 from tests.trainer.episode_trajectories import episode, episodes, num_unique, rows
+
+#   prompt 5 6 ── 0: [1] 2 3 ─┬─ 1: [4] 5          3: [7 8] 9, after nothing
+#                             └─ 2: [] 6 7
+TREE = episode([(-1, [1], [2, 3]), (0, [4], [5]), (0, [], [6, 7]), (-2, [7, 8], [9])])
+
+
+def test_a_branch_is_all_that_was_read_up_to_the_last_token_that_was_written() -> None:
+    found = list(branches(TREE))
+    assert [branch.read.tolist() for branch in found] == [[5, 6, 1, 2, 3, 4], [5, 6, 1, 2, 3, 6], [7, 8]]
+    assert [branch.root for branch in found] == [FROM_PROMPT, FROM_PROMPT, FROM_NOTHING]
+
+
+def test_each_turn_begins_once_behind_what_it_read() -> None:
+    assert [dict(branch.starts) for branch in branches(TREE)] == [{0: 3, 1: 6}, {2: 5}, {3: 2}]
+
+
+def test_a_completion_is_one_turn_after_its_prompt() -> None:
+    plain = TrainingTrajectory(
+        7, np.array([5, 6], np.int32), np.array([1, 2], np.int32), np.zeros(2, np.float32), reward=0.0
+    )
+    (turn,) = turns_of(plain)
+    assert (turn.parent, turn.num_context, turn.num_written) == (FROM_PROMPT, 0, 2)
+    (branch,) = branches(plain)
+    assert (branch.read.tolist(), dict(branch.starts)) == ([5, 6, 1], {0: 2})
+
+
+def test_nothing_is_read_behind_the_last_token_that_was_written() -> None:
+    ends_with_context = episode([(-1, [1], [2]), (0, [3, 4], []), (0, [8], [9])])
+    assert [branch.read.tolist() for branch in branches(ends_with_context)] == [[5, 6, 1], [5, 6, 1, 2, 8]]
+
+
+def test_a_branch_that_writes_nothing_new_is_left_out() -> None:
+    ends_with_context = episode([(-1, [1], [2]), (0, [8], [9]), (0, [3, 4], [])])
+    assert [branch.read.tolist() for branch in branches(ends_with_context)] == [[5, 6, 1, 2, 8]]
+
+
+# ── test layout ───────────────────────────────────────────────────────────────────────────────
+# Rows of episodes: what is in them, and that a model computes the same as for each turn alone.
 
 CPU = torch.device("cpu")
 SHARED = 1.05
@@ -66,7 +103,7 @@ def test_masks_follow_the_tokens_of_their_turns() -> None:
 @given(st.integers(0, 2**32 - 1), st.integers(2, 40))
 def test_no_beginning_is_computed_twice(seed: int, vocab: int) -> None:
     trajectories = episodes(seed=seed, vocab=vocab)
-    layout = Layout(None)
+    layout = RowLayout(None)
     for trajectory in trajectories:
         layout.add(trajectory)
     assert layout.width <= SHARED * num_unique(trajectories)
@@ -76,7 +113,7 @@ def test_no_beginning_is_computed_twice(seed: int, vocab: int) -> None:
 @given(st.integers(0, 2**32 - 1))
 def test_each_token_is_predicted_behind_all_that_the_policy_read(seed: int) -> None:
     for trajectory in episodes(num_groups=1, seed=seed, vocab=3):
-        layout = Layout(None)
+        layout = RowLayout(None)
         layout.add(trajectory)
         ids = np.concatenate(layout.ids)
         before = {
@@ -128,3 +165,46 @@ def test_ranks_that_share_a_row_score_each_token_once(size: int) -> None:
     assert sorted(places.tolist()) == [*range(len(whole.token_ids))]
     of_row = [part.positions + part.row.group.own(part.num_packed).start for part in parts]
     assert torch.equal(torch.cat(of_row), whole.positions[places])
+
+
+# ── test trie ─────────────────────────────────────────────────────────────────────────────────
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=12)
+
+
+def symbols(*ids: int) -> np.ndarray:
+    return np.array(ids, np.int32)
+
+
+def test_equal_beginnings_have_the_same_places_and_new_symbols_the_next_ones() -> None:
+    trie = Trie()
+    found = [trie.insert((), symbols(*ids)) for ids in ([1, 2, 3, 4], [1, 2, 5], [1, 2, 3, 4, 6], [1, 2], [9])]
+    assert [places.tolist() for places, _ in found] == [[0, 1, 2, 3], [0, 1, 4], [0, 1, 2, 3, 5], [0, 1], [6]]
+    assert [known for _, known in found] == [0, 2, 4, 2, 0]
+    assert trie.size == 7
+
+
+def test_sequences_with_other_roots_share_nothing() -> None:
+    trie = Trie()
+    assert trie.insert("picture", symbols(1, 2))[0].tolist() == [0, 1]
+    assert trie.insert("other", symbols(1, 2))[0].tolist() == [2, 3]
+    assert trie.insert("picture", symbols(1, 2))[1] == 2
+
+
+def test_nothing_takes_no_place() -> None:
+    places, known = Trie().insert((), symbols())
+    assert (len(places), known) == (0, 0)
+
+
+@given(SEQUENCES)
+def test_each_beginning_has_one_place_however_sequences_branch(sequences: list[list[int]]) -> None:
+    trie = Trie()
+    place_of: dict[tuple[int, ...], int] = {}
+    for sequence in sequences:
+        beginnings = [tuple(sequence[: end + 1]) for end in range(len(sequence))]
+        num_known = sum(beginning in place_of for beginning in beginnings)
+        places, known = trie.insert((), symbols(*sequence))
+        assert known == num_known
+        for beginning, place in zip(beginnings, places.tolist(), strict=True):
+            assert place_of.setdefault(beginning, place) == place
+    assert sorted(place_of.values()) == list(range(trie.size))

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.trainer.packing import npu_attention as module
-from asyncrl.trainer.packing.npu_attention import npu_attention
-from asyncrl.trainer.packing.packed_attention import _batched_attention
+from asyncrl.trainer.packing import packed_attention as module
+from asyncrl.trainer.packing.packed_attention import _batched_attention, npu_attention
 from tests.rollout.engines.vllm.sources import Source, sources
 from tests.weights.groups.fake_npu import npu_fusion_attention
 

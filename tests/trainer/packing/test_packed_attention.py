@@ -26,7 +26,7 @@ from asyncrl.trainer.packing.packed_attention import (
     use_packed_attention,
 )
 from asyncrl.trainer.packing.row import Row
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 from tests.conftest import make_vision_model
 from tests.trainer.pictured_trajectories import pictured_trajectories, reader
 

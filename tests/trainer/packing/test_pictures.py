@@ -9,8 +9,8 @@ import torch
 from asyncrl.errors import DataError
 from asyncrl.trainer.packing.batch import MicroBatch, collate
 from asyncrl.trainer.packing.pictures import PictureTokens, TrainingImage
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
-from asyncrl.trainer.ranks.sequence import SequenceGroup
+from asyncrl.trainer.packing.step import TrainingTrajectory
+from asyncrl.trainer.ranks.ranks import SequenceGroup
 from asyncrl.vision.processor import ImageProcessor
 from tests.conftest import make_vision_model
 from tests.trainer.episode_trajectories import episode

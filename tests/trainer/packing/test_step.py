@@ -5,16 +5,16 @@ import pytest
 
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.errors import AsyncrlError
-from asyncrl.trainer.packing.micro_batches import Size
-from asyncrl.trainer.packing.step import Step, TrajectoryInfo, local_step
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
-from asyncrl.trainer.ranks.ranks import SingleRank
-from asyncrl.trainer.ranks.sequence import SequenceGroup
+from asyncrl.messages.trajectory import Turn
+from asyncrl.trainer.packing.assignment import TrajectorySize
+from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, TrajectoryInfo, local_step
+from asyncrl.trainer.ranks.ranks import SequenceGroup, SingleRank
+from tests.trainer.episode_trajectories import episode
 
 
-def step(*group_ids: int) -> Step:
+def step(*group_ids: int) -> TrainingStep:
     infos = [TrajectoryInfo(i, 2, Outcome(group_id=group, length=3, reward=0.0)) for i, group in enumerate(group_ids)]
-    return Step(infos, {}, [0] * len(infos))
+    return TrainingStep(infos, {}, [0] * len(infos))
 
 
 def test_mini_batches_are_whole_groups_as_equal_as_can_be() -> None:
@@ -65,7 +65,47 @@ def test_a_step_of_samples_has_all_of_their_tokens() -> None:
     trajectory = TrainingTrajectory(5, ids[:1], ids, np.zeros(4, np.float32), 0.5, index=2, metrics={"form": 0.1})
     made = local_step([trajectory])
 
-    assert (made.infos[0].index, made.infos[0].size) == (2, Size(5, prompt=1, completion=4))
+    assert (made.infos[0].index, made.infos[0].size) == (2, TrajectorySize(5, prompt=1, completion=4))
     assert (made.outcomes[0].group_id, made.outcomes[0].reward, made.outcomes[0].metrics) == (5, 0.5, {"form": 0.1})
     assert made.trajectories == {0: trajectory}
     assert made.owners == [0]
+
+
+# ── test trajectory ───────────────────────────────────────────────────────────────────────────
+
+
+def trajectory(prompt: list[int], completion: list[int], logprobs: list[float]) -> TrainingTrajectory:
+    arrays = np.array(prompt, np.int32), np.array(completion, np.int32), np.array(logprobs, np.float32)
+    return TrainingTrajectory(7, *arrays, reward=1.0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "logprobs"),
+    [
+        pytest.param([], [1], [-1.0], id="nothing predicts the first token"),
+        pytest.param([1], [1, 2], [-1.0], id="a token without a log-prob"),
+    ],
+)
+def test_a_trajectory_that_does_not_hold_together_is_refused(prompt, completion, logprobs):
+    with pytest.raises(AsyncrlError, match="group 7 is inconsistent"):
+        trajectory(prompt, completion, logprobs)
+
+
+def test_masks_or_experts_of_other_tokens_are_refused() -> None:
+    whole = trajectory([5, 6], [7, 8, 9], [-1.0] * 3)
+    with pytest.raises(
+        AsyncrlError, match=r"group 7 has 2 sampling masks of 3 ids for 3 completion tokens, but 3 mask"
+    ):
+        replace(whole, mask_counts=np.array([1, 2], np.int32), mask_ids=np.array([7, 8, 9], np.int32))
+    with pytest.raises(AsyncrlError, match=r"group 7 has experts of 5 tokens, expected those of all 4 but the last"):
+        replace(whole, experts=np.zeros((5, 1, 2), np.uint8))
+
+
+def test_turns_of_other_tokens_are_refused() -> None:
+    whole = episode([(-1, [1], [2, 3]), (0, [4], [5])])
+    with pytest.raises(
+        AsyncrlError, match=r"group 7 has turns of 2 tokens of context and 2 written, but 2 and 3 tokens \(expected"
+    ):
+        replace(whole, turns=[Turn(-1, 1, 1), Turn(0, 1, 1)])
+    with pytest.raises(AsyncrlError, match="0 tokens of context and 0 written, but 2 and 0 tokens"):
+        replace(whole, turns=[])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from asyncrl.messages.trajectory import FROM_PROMPT, Span
-from asyncrl.trainer.packing.trajectory import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory
 from asyncrl.trainer.packing.untrained import as_context, in_untrained_turns, older_than
 from tests.trainer.episode_trajectories import episode, episodes, rows
 

@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import Store
 from asyncrl.config.run_file import decode
 from asyncrl.errors import ConfigError, RankDied, TransferError
 from asyncrl.trainer.checkpoints.checkpoint import begin
-from asyncrl.trainer.checkpoints.parts import stem_of
+from asyncrl.trainer.checkpoints.snapshot import stem_of
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.ranks.ranks import INTERFACES, RankGroup, SingleRank, collective
 from tests.patience import PATIENCE_S

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from asyncrl.trainer.packing.packed_attention import packed_attention
 from asyncrl.trainer.packing.row import Row
-from asyncrl.trainer.ranks.sequence import ALONE, SequenceGroup
+from asyncrl.trainer.ranks.ranks import ALONE, SequenceGroup
 
 CPU = torch.device("cpu")
 SEQUENCES = [np.arange(5), np.array([0, 1, 5, 6, 7, 8]), np.arange(9, 12)]

@@ -1,10 +1,87 @@
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
 from asyncrl.errors import TransferError
-from asyncrl.weights.contents.header import HEADER_FORMAT, NO_VERSION, Header, blank, decode
+from asyncrl.weights.contents import header
+from asyncrl.weights.contents.header import (
+    CPU_WORDS,
+    HEADER_FORMAT,
+    MODULUS,
+    NO_VERSION,
+    Checksum,
+    Header,
+    Q,
+    blank,
+    decode,
+)
 from asyncrl.weights.contents.layout import Layout
 from tests.weights.party import LAYOUT, SPECS
+
+SUM = Checksum(torch.device("cpu"))
+
+
+def buffer(raw: bytes) -> Tensor:
+    return torch.tensor(list(raw), dtype=torch.uint8)
+
+
+def random(num_bytes: int) -> Tensor:
+    return torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(num_bytes))
+
+
+def by_hand(raw: bytes) -> int:
+    """The definition, in Python's integers."""
+    words = [int.from_bytes(raw[i : i + 4].ljust(4, b"\0"), "little", signed=True) for i in range(0, len(raw), 4)]
+    total = sum(word * Q ** (i + 1) for i, word in enumerate(words)) % MODULUS
+    return total - MODULUS if total >= MODULUS // 2 else total
+
+
+@given(st.binary(max_size=64))
+def test_it_is_the_sum_of_words_times_powers(raw: bytes) -> None:
+    assert SUM(buffer(raw)) == by_hand(raw)
+
+
+@pytest.mark.parametrize("num_bytes", [4 * CPU_WORDS - 1, 4 * CPU_WORDS, 4 * CPU_WORDS + 5, 9 * CPU_WORDS + 2])
+def test_the_block_size_does_not_change_the_sum(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU and an accelerator use different block sizes and must agree."""
+    raw = random(num_bytes)
+    monkeypatch.setattr(header, "CPU_WORDS", 1000)
+
+    assert Checksum(torch.device("cpu"))(raw) == SUM(raw)
+
+
+@given(st.data())
+def test_a_change_within_one_word_is_found(data: st.DataObject) -> None:
+    raw = random(4 * 200 + 3)
+    where = data.draw(st.integers(0, 200))
+    changed = raw.clone()
+    changed[4 * where : 4 * where + 4] ^= buffer(data.draw(st.binary(min_size=4, max_size=4)))[: len(raw) - 4 * where]
+
+    assert (SUM(changed) == SUM(raw)) == torch.equal(changed, raw)
+
+
+@given(st.integers(0, 199), st.integers(0, 199))
+def test_words_that_changed_places_are_found(first: int, second: int) -> None:
+    words = random(4 * 200).view(torch.int32)
+    swapped = words.clone()
+    swapped[[first, second]] = words[[second, first]]
+
+    assert (SUM(swapped.view(torch.uint8)) == SUM(words.view(torch.uint8))) == torch.equal(words, swapped)
+
+
+def test_signs_flipped_in_two_places_are_found() -> None:
+    """A plain sum of 64-bit words times odd numbers loses pairs of highest bits."""
+    for dtype in (torch.float32, torch.bfloat16):
+        weights = torch.randn(3 * CPU_WORDS).to(dtype)
+        flipped = weights.clone()
+        flipped[[7, 3 * CPU_WORDS - 1]] *= -1
+
+        assert SUM(flipped.view(torch.uint8)) != SUM(weights.view(torch.uint8))
+
+
+# ── test header ───────────────────────────────────────────────────────────────────────────────
 
 CPU = torch.device("cpu")
 

@@ -14,16 +14,15 @@ from typing import Any
 
 from torch._C._distributed_c10d import HashStore
 
-from asyncrl.actor.memory import MemoryHub
 from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import TransferError
-from asyncrl.weights.groups.deadline import Deadline
 from asyncrl.weights.groups.device import backend_for, current, staging_device, torch_device
-from asyncrl.weights.groups.group import Group, form
+from asyncrl.weights.groups.group import ProcessGroup, form
 from asyncrl.weights.groups.group_keeper import GroupKeeper
-from asyncrl.weights.publish import Publisher
-from asyncrl.weights.receive import Receiver
+from asyncrl.weights.groups.network_interface import Deadline
+from asyncrl.weights.publish import Publisher, Receiver
 from asyncrl.weights.staging import Staging
+from asyncrl.wire.memory import MemoryHub
 from tests.weights.party import LAYOUT, TRAINER, Rendezvous, forward, member, move, same, tensors, transfer
 
 SIZE = 3
@@ -33,7 +32,7 @@ MEETING_S = 3.0
 """Time in which the ranks that are there must have met, on a busy machine too."""
 
 
-def receive(rank: int, store: HashStore) -> tuple[Group, bool]:
+def receive(rank: int, store: HashStore) -> tuple[ProcessGroup, bool]:
     """Take part in one publish; returns the group, and True if rank 0's tensors arrived."""
     deadline, device = Deadline(20.0), DEVICES[rank]
     group = form(BACKEND, store, rank, SIZE, interface="127.0.0.1", deadline=deadline, device=device)

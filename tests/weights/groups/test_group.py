@@ -12,25 +12,24 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from asyncrl.errors import ConfigError, TransferError
-from asyncrl.weights.groups.deadline import Deadline
-from asyncrl.weights.groups.group import GLOO_TIMEOUT_FACTOR, GlooGroup, Group, form
-from asyncrl.weights.groups.network_interface import interface_addresses, settings
+from asyncrl.weights.groups.group import GLOO_TIMEOUT_FACTOR, GlooGroup, ProcessGroup, form
+from asyncrl.weights.groups.network_interface import Deadline, interface_addresses, settings
 from tests.weights.groups.fake_npu import installed_at
 from tests.weights.party import LAYOUT, LONG_S, SHORT_S
 
 ROOT = Path(__file__).parents[3]
 
 
-def pair(store: HashStore | None = None, interface: str = "127.0.0.1") -> list[Group]:
+def pair(store: HashStore | None = None, interface: str = "127.0.0.1") -> list[ProcessGroup]:
     store = store or HashStore()
 
-    async def both() -> list[Group]:
+    async def both() -> list[ProcessGroup]:
         return await asyncio.gather(*(asyncio.to_thread(join, store, rank, interface) for rank in (0, 1)))
 
     return asyncio.run(both())
 
 
-def join(store: HashStore, rank: int, interface: str) -> Group:
+def join(store: HashStore, rank: int, interface: str) -> ProcessGroup:
     return form("gloo", store, rank, 2, interface=interface, deadline=Deadline(LONG_S))
 
 

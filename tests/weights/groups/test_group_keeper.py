@@ -6,18 +6,17 @@ from typing import Any, cast
 import pytest
 import torch
 
-from asyncrl.actor.message import Message
 from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import TransferError
+from asyncrl.messages.codec import Message
 from asyncrl.messages.session import StoreSet
 from asyncrl.messages.weights import Abort, Member, Transfer
 from asyncrl.weights.groups import group_keeper
-from asyncrl.weights.groups.deadline import Deadline
-from asyncrl.weights.groups.group import Group, LibraryGroup
+from asyncrl.weights.groups.group import LibraryGroup, ProcessGroup
 from asyncrl.weights.groups.group_keeper import GroupKeeper
+from asyncrl.weights.groups.network_interface import Deadline
 from asyncrl.weights.groups.store import Send
-from asyncrl.weights.publish import Publisher
-from asyncrl.weights.receive import Receiver
+from asyncrl.weights.publish import Publisher, Receiver
 from tests.weights.party import LAYOUT, LONG_S, SHORT_S, TRAINER, party, same, tensors, transfer
 
 
@@ -35,14 +34,14 @@ def keeper(send: Send = silent) -> GroupKeeper:
     return GroupKeeper(TRAINER, send, Weights(backend="gloo"))
 
 
-def nothing(_: Group, __: Deadline) -> None: ...
+def nothing(_: ProcessGroup, __: Deadline) -> None: ...
 
 
 def test_a_group_is_formed_once_for_all_versions_of_a_transfer_group(monkeypatch: pytest.MonkeyPatch) -> None:
     formed: list[int] = []
     form = GroupKeeper._form
 
-    def counted(keeper: GroupKeeper, running: Any, *args: Any) -> Group:
+    def counted(keeper: GroupKeeper, running: Any, *args: Any) -> ProcessGroup:
         formed.append(running.transfer.transfer_group)
         return form(keeper, running, *args)
 

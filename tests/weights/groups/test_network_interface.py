@@ -3,7 +3,31 @@ import os
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.weights.groups.network_interface import collective_environment, interface_name, settings, why_unreachable
+from asyncrl.weights.groups.network_interface import (
+    SHORTEST_S,
+    Deadline,
+    collective_environment,
+    interface_name,
+    settings,
+    why_unreachable,
+)
+
+
+def test_the_time_left_never_reaches_zero_because_zero_means_no_limit() -> None:
+    assert Deadline(0.0).left_s() == SHORTEST_S
+    assert 0 < Deadline(100.0).left_s() <= 100.0
+
+
+def test_a_deadline_that_was_expired_has_passed_long_before_its_time() -> None:
+    deadline = Deadline(100.0)
+    assert deadline.left_s() > SHORTEST_S
+    deadline.expire()
+    assert deadline.has_passed
+    assert deadline.left_s() == SHORTEST_S
+    assert Deadline(0.0).has_passed
+
+
+# ── test network interface ────────────────────────────────────────────────────────────────────
 
 
 def test_an_address_is_found_on_its_interface() -> None:

@@ -13,16 +13,16 @@ from torch._C._distributed_c10d import FileStore, HashStore
 
 from asyncrl.errors import TransferError
 from asyncrl.weights.groups import shared_memory
-from asyncrl.weights.groups.deadline import Deadline
-from asyncrl.weights.groups.group import Group, form
+from asyncrl.weights.groups.group import ProcessGroup, form
+from asyncrl.weights.groups.network_interface import Deadline
 from asyncrl.weights.groups.shared_memory import SLOT_BYTES, form_shared
 from tests.weights.party import LONG_S, SHORT_S
 
 
-def groups(size: int) -> list[Group]:
+def groups(size: int) -> list[ProcessGroup]:
     store = HashStore()
 
-    def join(rank: int) -> Group:
+    def join(rank: int) -> ProcessGroup:
         return form("shared", store, rank, size, interface="127.0.0.1", deadline=Deadline(LONG_S))
 
     with ThreadPoolExecutor(size) as pool:
@@ -55,7 +55,7 @@ def test_broadcasts_follow_each_other_in_order(trio):
     sent = [torch.full((3, 5), float(number)) for number in range(7)]
     received = [[torch.zeros(3, 5) for _ in sent] for _ in (1, 2)]
 
-    def run(group: Group, tensors: list[torch.Tensor]) -> None:
+    def run(group: ProcessGroup, tensors: list[torch.Tensor]) -> None:
         for tensor in tensors:
             group.broadcast(tensor, 0, Deadline(LONG_S))
 
@@ -124,7 +124,7 @@ def test_a_stranger_who_connects_is_sent_away_and_gets_no_memory(monkeypatch):
 
     monkeypatch.setattr(HashStore, "set", intrude)
 
-    async def both() -> list[Group]:
+    async def both() -> list[ProcessGroup]:
         joining = (asyncio.to_thread(form_shared, store, rank, 2, Deadline(LONG_S)) for rank in (0, 1))
         return await asyncio.gather(*joining)
 
@@ -140,7 +140,7 @@ def test_a_killed_process_is_noticed_at_once(tmp_path):
     script = """
 import os, signal, sys
 from torch.distributed import FileStore
-from asyncrl.weights.groups.deadline import Deadline
+from asyncrl.weights.groups.network_interface import Deadline
 from asyncrl.weights.groups.shared_memory import form_shared
 form_shared(FileStore(sys.argv[1], 2), 1, 2, Deadline(60.0))
 os.kill(os.getpid(), signal.SIGKILL)

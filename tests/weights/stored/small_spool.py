@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager, closing
 from itertools import count
 from pathlib import Path
 
-from asyncrl.actor.memory import MemoryHub, MemoryLink
-from asyncrl.actor.message import Message
+from asyncrl.messages.codec import Message
 from asyncrl.messages.weights import FetchWeights, ListWeights, PutWeights
-from asyncrl.spool.weights.store import WeightStore
+from asyncrl.spool.weights import WeightStore
+from asyncrl.wire.memory import MemoryHub, MemoryLink
 
 About = PutWeights | ListWeights | FetchWeights
 

@@ -4,7 +4,7 @@ import pytest
 
 from asyncrl.errors import TransferError
 from asyncrl.messages.weights import StoredWeights, WeightsFile
-from asyncrl.weights.stored.chain import next_file
+from asyncrl.weights.stored.download import next_file
 
 
 def anchor(version: int, digest: str = "") -> StoredWeights:

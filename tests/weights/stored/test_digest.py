@@ -2,9 +2,9 @@
 
 import torch
 
-from asyncrl.weights.contents.checksum import Checksum
+from asyncrl.weights.contents.header import Checksum
 from asyncrl.weights.contents.layout import Layout, TensorSpec
-from asyncrl.weights.stored.digest import digest
+from asyncrl.weights.stored.staged import digest
 from asyncrl.weights.stored.stream import host_staging
 
 SPEC = TensorSpec(name="embed", shape=(5, 3), dtype="float32")

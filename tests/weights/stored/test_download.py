@@ -10,14 +10,14 @@ import torch
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from asyncrl.actor import answer
-from asyncrl.actor.message import Message
 from asyncrl.errors import TransferError
+from asyncrl.messages.codec import Message
 from asyncrl.messages.weights import FetchedWeights, FetchWeights, PutWeights, StoredWeights, Transfer, WeightsList
 from asyncrl.weights.staging import Staging
 from asyncrl.weights.stored import stream
 from asyncrl.weights.stored.download import IN_FLIGHT, Downloader
 from asyncrl.weights.stored.staged import StagedVersion
+from asyncrl.wire import link
 from tests.weights.stored.small_spool import About, SmallSpool, small_spool
 from tests.weights.stored.versions import LAYOUT, anchor, contents, delta, parts, tensors
 
@@ -171,7 +171,7 @@ def test_a_file_begun_in_one_session_is_continued_in_the_next(tmp_path: Path) ->
 
 
 def test_a_silent_spool_is_asked_again_on_another_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "ANSWER_S", 0.05)
+    monkeypatch.setattr(link, "ANSWER_S", 0.05)
 
     async def play(stage: Stage) -> None:
         stage.store(anchor(3))

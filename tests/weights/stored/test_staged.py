@@ -119,7 +119,9 @@ def test_closing_frees_the_memory_that_an_engines_processes_map() -> None:
     before, staged = shared_memory(), StagedVersion(LAYOUT, is_shared=True)
     read(staged, anchor(3), contents(3))
     assert holds(staged, 3)
-    assert all(torch.equal(SharedTensors.of(staged.tensors).map()[name], staged.tensors[name]) for name in tensors(3))
+    assert all(
+        torch.equal(SharedTensors.locate(staged.tensors).map()[name], staged.tensors[name]) for name in tensors(3)
+    )
 
     staged.close()
     staged.close()

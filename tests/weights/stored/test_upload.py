@@ -8,14 +8,14 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from asyncrl.actor import answer
-from asyncrl.actor.memory import MemoryLink
-from asyncrl.actor.message import Message
+from asyncrl.messages.codec import Message
 from asyncrl.messages.weights import FetchWeights, PutWeights, PutWeightsDone, StoredWeights, Uploaded
-from asyncrl.weights.copies import Copies
+from asyncrl.weights.exchange import Copies
 from asyncrl.weights.stored import stream
 from asyncrl.weights.stored.staged import StagedVersion
 from asyncrl.weights.stored.upload import IN_FLIGHT, Uploader
+from asyncrl.wire import link as link_module
+from asyncrl.wire.memory import MemoryLink
 from tests.weights.stored.small_spool import About, SmallSpool, small_spool
 from tests.weights.stored.versions import LAYOUT, anchor, delta, tensors
 
@@ -69,8 +69,10 @@ def test_the_first_version_is_an_anchor_and_the_next_ones_are_deltas(tmp_path: P
     async def play(stage: Stage) -> None:
         answers = await stage.publish(3, 4)
         assert stage.stored == [anchor(3), delta(4)]
-        assert [(answer.policy_version, answer.problem) for answer in answers] == [(3, ""), (4, "")]
-        assert [answer.num_bytes for answer in answers] == [file.num_bytes for file in stage.spool.store.files]
+        assert [(link_module.policy_version, link_module.problem) for link_module in answers] == [(3, ""), (4, "")]
+        assert [link_module.num_bytes for link_module in answers] == [
+            file.num_bytes for file in stage.spool.store.files
+        ]
 
     scene(tmp_path, play)
 
@@ -111,10 +113,10 @@ def test_a_version_that_was_skipped_is_part_of_the_next_delta(tmp_path: Path) ->
 
 def test_a_version_that_is_not_staged_any_more_is_a_problem(tmp_path: Path) -> None:
     async def play(stage: Stage) -> None:
-        (answer,) = await stage.publish(3)
-        answer = await stage.uploader.upload(2)
-        assert answer.problem == "version 2 is not staged any more"
-        assert [answer.problem for answer in await stage.publish(4)] == [""]
+        (link_module,) = await stage.publish(3)
+        link_module = await stage.uploader.upload(2)
+        assert link_module.problem == "version 2 is not staged any more"
+        assert [link_module.problem for link_module in await stage.publish(4)] == [""]
         assert stage.stored == [anchor(3), delta(4)]
 
     scene(tmp_path, play)
@@ -153,8 +155,8 @@ def test_a_spool_that_cannot_store_is_a_problem_and_the_next_try_stores_the_delt
             return PutWeightsDone(1, "No space left on device") if is_second else None
 
         stage.spool.before = full
-        (answer,) = await stage.publish(4)
-        assert answer.problem == "No space left on device"
+        (link_module,) = await stage.publish(4)
+        assert link_module.problem == "No space left on device"
         assert stage.stored == [anchor(3)]
         stage.spool.before = lambda _peer, _message: None
         assert (await stage.uploader.upload(4)).problem == ""
@@ -164,12 +166,12 @@ def test_a_spool_that_cannot_store_is_a_problem_and_the_next_try_stores_the_delt
 
 
 def test_a_silent_spool_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "ANSWER_S", 0.05)
+    monkeypatch.setattr(link_module, "ANSWER_S", 0.05)
 
     async def play(stage: Stage) -> None:
         stage.spool.before = lambda peer, _message: stage.spool.muted.add(peer)
-        (answer,) = await stage.publish(3)
-        assert answer.problem == "the spool did not answer within 0.05 s"
+        (link_module,) = await stage.publish(3)
+        assert link_module.problem == "the spool did not answer within 0.05 s"
 
     scene(tmp_path, play)
 

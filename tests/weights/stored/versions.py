@@ -3,10 +3,10 @@
 import torch
 
 from asyncrl.messages.weights import StoredWeights
-from asyncrl.weights.contents.checksum import Checksum
+from asyncrl.weights.contents.header import Checksum
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.staging import Staging
-from asyncrl.weights.stored.digest import digest
+from asyncrl.weights.stored.staged import digest
 from asyncrl.weights.stored.stream import FORMAT, host_staging, write
 
 SPECS = [

@@ -20,7 +20,7 @@ START_S = 30.0
 SETTING = "environment.tools"
 
 
-class Server:
+class ToolServer:
     """One server, shared by all episodes of the worker."""
 
     def __init__(self, command: str, call_s: float) -> None:
@@ -36,7 +36,7 @@ class Server:
         except ImportError as error:
             raise ConfigError(f"{self._name} needs the package mcp in environment.python ({error})") from error
         self._patience_s = call_s / 2
-        self._connection: Connection | None = None
+        self._connection: ServerProcess | None = None
 
     async def start(self) -> list[McpTool]:
         """Start the server and list its tools; raises `ConfigError` if that fails."""
@@ -71,13 +71,13 @@ class Server:
             if cursor is None:
                 return tools
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> ServerProcess:
         if self._connection is None or self._connection.lost.is_set():
-            self._connection = Connection(self._command)
+            self._connection = ServerProcess(self._command)
         return self._connection
 
 
-class Connection:
+class ServerProcess:
     """One process of a server."""
 
     def __init__(self, command: list[str]) -> None:
@@ -102,7 +102,7 @@ class Connection:
 
 
 class McpTool:
-    def __init__(self, server: Server, name: str, description: str, parameters: dict[str, Any]) -> None:
+    def __init__(self, server: ToolServer, name: str, description: str, parameters: dict[str, Any]) -> None:
         self._server = server
         self._name = name
         self.schema = function_schema(name, description, parameters)

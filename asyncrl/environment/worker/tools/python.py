@@ -1,4 +1,4 @@
-"""Tool ``python``: one program a call, in the sandbox of `asyncrl.sandbox`."""
+"""Tool ``python``: one program a call, in the sandbox of `asyncrl.workers.sandbox`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from asyncrl.environment.worker.tools import ToolFailure
 from asyncrl.errors import ConfigError, SandboxError
-from asyncrl.sandbox.sandbox import Limits, Sandbox
+from asyncrl.workers.sandbox import Sandbox, SandboxLimits
 
 SETTING = "environment.tools"
 MAX_CHARS = 1 << 14
@@ -22,7 +22,7 @@ class PythonTool:
 
     def __init__(self, sandbox: Sandbox, call_s: float) -> None:
         self._sandbox = sandbox
-        self._limits = Limits(cpu_s=CPU_S, wall_s=min(WALL_S, call_s / 3))
+        self._limits = SandboxLimits(cpu_s=CPU_S, wall_s=min(WALL_S, call_s / 3))
         self._patience_s = call_s / 2
         self._cores = os.cpu_count() or 1
         self._threads = ThreadPoolExecutor(self._cores, thread_name_prefix="sandbox")

@@ -17,9 +17,11 @@ neither tell which weights wrote a token nor recompute the cache of a running re
 """
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -30,38 +32,105 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.logging import disable_progress_bar
 
+from asyncrl.config.config import Config
 from asyncrl.config.model.directory import check_model
-from asyncrl.config.sections.sampling import ToolParser
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.messages.trajectory import Prompt
 from asyncrl.plug_in import describe
 from asyncrl.rollout.engine import Completion, EngineLoad, Request
-from asyncrl.rollout.engines import parameters, prompts, text
+from asyncrl.rollout.engines import limits, text
 from asyncrl.rollout.engines.limits import check
-from asyncrl.rollout.engines.seams import make_seam
-from asyncrl.rollout.engines.special_tokens import special_tokens
-from asyncrl.rollout.engines.spelled_tokens import SpelledTokens
-from asyncrl.rollout.engines.transformers import qwen3, qwen3_vl
+from asyncrl.rollout.engines.tokenized import TokenizedEngine
+from asyncrl.rollout.engines.transformers import qwen3
+from asyncrl.rollout.engines.transformers import qwen3 as qwen3_module
 from asyncrl.rollout.engines.transformers.forward import Forward, ModelForward, check_attention
-from asyncrl.rollout.engines.transformers.kv_cache import KVCache
-from asyncrl.rollout.engines.transformers.picture_forward import PictureForward
-from asyncrl.rollout.engines.transformers.pictures import PlacedPictures, VisionTower
-from asyncrl.rollout.engines.transformers.route_cache import RouteCache
-from asyncrl.rollout.engines.transformers.slot_job import SlotJob
-from asyncrl.rollout.engines.transformers.slots import SlotTable
-from asyncrl.rollout.engines.transformers.turns import Turns
-from asyncrl.rollout.episodes.seam import Seam
-from asyncrl.vision.processor import ImageProcessor
+from asyncrl.rollout.engines.transformers.kv_cache import KVCache, RouteCache
+from asyncrl.rollout.engines.transformers.pictures import PlacedPictures, VisionTower, mrope
+from asyncrl.rollout.engines.transformers.slots import SlotJob, SlotTable
+from asyncrl.vision.processor import ENCODED, ImageProcessor
 from asyncrl.weights.contents.architecture import NONE, read_config
 from asyncrl.weights.contents.layout import TensorSpec
-from asyncrl.weights.groups.device import current, device_thread, torch_device
-from asyncrl.weights.parking import Parking
+from asyncrl.weights.groups.device import current, device_name, device_thread, torch_device
+from asyncrl.weights.offload import Offloader
+
+# ── turns ─────────────────────────────────────────────────────────────────────────────────────
+# Turns of the event loop between two decode steps.
+#
+# A request takes several turns of the loop until it reaches the engine: a socket is read, a task starts, another
+# wakes up. With a single turn between two steps, each of these would wait for a step.
+
+QUIET = 2
+"""Turns in a row without other work after which the loop has nothing to do; a wake-up alone may look like none."""
+MOST = 32
+"""Turns after which the next step runs in any case."""
+NOISE = 3.0
+"""A turn this many times longer than the shortest one had other work."""
+FORGET = 1.001
+"""Growth of the shortest duration per turn, so that it follows the machine's speed."""
+
+
+class LoopTurns:
+    """Gives the event loop turns until it has no other work."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._shortest_s = float("inf")
+
+    async def give(self) -> int:
+        """Let other tasks run. Returns the number of turns."""
+        num_quiet = 0
+        for turn in range(1, MOST + 1):
+            start_s = self._clock()
+            await asyncio.sleep(0)
+            seconds = self._clock() - start_s
+            self._shortest_s = min(self._shortest_s * FORGET, seconds)
+            num_quiet = num_quiet + 1 if seconds <= NOISE * self._shortest_s else 0
+            if num_quiet == QUIET:
+                return turn
+        return MOST
+
+
+# ── picture forward ───────────────────────────────────────────────────────────────────────────
+# Forward pass with pictures in the prefill, by transformers' own code of the model.
+
+
+class PictureForward(ModelForward):
+    """
+    `Forward` that always passes positions [3, B, P] to the model.
+
+    Without them transformers (5.19) reuses offsets stored on the module, which belong to another batch.
+    """
+
+    def __init__(self, model: PreTrainedModel, cache: KVCache, tower: VisionTower) -> None:
+        super().__init__(model, cache)
+        self._tower = tower
+
+    def _inputs(self, ids: Tensor, lengths: Tensor, placed: Sequence[PlacedPictures | None]) -> dict[str, Any]:
+        # Padding may have image tokens of an earlier request, and the model would expect a picture at each.
+        real = self._columns[: ids.shape[1]] < lengths[:, None]
+        inputs = {"input_ids": ids.where(real, 0)}
+        if not placed:
+            return inputs | {"position_ids": self._columns[: ids.shape[1]].expand(3, *ids.shape)}
+        features = self._tower.see(placed)
+        seen = SimpleNamespace(
+            pooler_output=[features.embeddings], deepstack_features=[[layer] for layer in features.deepstack]
+        )
+        return inputs | {
+            "position_ids": mrope(placed, ids.shape[1], ids.device),
+            ENCODED: {"image": seen},
+        }
+
+    def _position_ids(self, rotary: Tensor) -> Tensor:
+        return rotary[:, None].expand(3, -1, -1)
+
+
+# ── engine ────────────────────────────────────────────────────────────────────────────────────
 
 Result = TypeVar("Result")
 
 
-class TransformersEngine:
+class TransformersEngine(TokenizedEngine):
     """An `Engine` for one model, which it owns: parameters of some families move into shared storage."""
 
     def __init__(
@@ -93,13 +162,14 @@ class TransformersEngine:
         Raises `ConfigError` if the model's attention does not fit the slots, its weights cannot be replaced, or it has
         no experts to record.
         """
-        parameters.check_loadable(model)
+        limits.check_loadable(model)
+        super().__init__(
+            tokenizer,
+            chat_template_kwargs=chat_template_kwargs,
+            split_special_tokens=split_special_tokens,
+            processor=processor,
+        )
         self._model = model.eval()
-        self._tokenizer = tokenizer
-        self._special = special_tokens(tokenizer)
-        self._template_kwargs = chat_template_kwargs
-        self._spelled = SpelledTokens(tokenizer, are_text=split_special_tokens)
-        self._processor = processor
         self._tower = VisionTower(model, processor) if processor else None
         self._kv = kv
         self._slots = slots
@@ -107,7 +177,6 @@ class TransformersEngine:
         num_rows: int = model.get_input_embeddings().weight.shape[0]
         eos_ids = text.eos_ids(model, tokenizer)
         self._vocab_size = text.num_token_ids(tokenizer, eos_ids, num_rows)
-        pictures = processor.vision_token_ids if processor else frozenset()
         self.device: torch.device = model.device
         """Device of the weights."""
         with current(self.device):
@@ -120,7 +189,7 @@ class TransformersEngine:
                 policy_version=policy_version,
                 prefill_tokens=prefill_tokens,
                 device=self.device,
-                never=pictures.union(range(self._vocab_size, num_rows)),
+                never=self._picture_ids.union(range(self._vocab_size, num_rows)),
             )
         self._thread = device_thread(self.device, "asyncrl-engine")
         self._waiting: deque[SlotJob] = deque()
@@ -133,8 +202,8 @@ class TransformersEngine:
         """Recomputation of the cache after a swap; it ends before the next step."""
         if replay_routes:
             self._table.cache.routes = RouteCache(model, slots=slots, positions=max_tokens_per_slot)
-        self._turns = Turns()
-        self._parking = Parking()
+        self._turns = LoopTurns()
+        self._offloader = Offloader()
         self._is_paused = False
         self._is_closed = False
 
@@ -188,26 +257,8 @@ class TransformersEngine:
     def vocab_size(self) -> int:
         return self._vocab_size
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        return prompts.encode(self._tokenizer, prompt, self._template_kwargs, self._processor, self._spelled)
-
-    def decode(self, token_ids: list[int]) -> str:
-        return text.decode(self._tokenizer, token_ids)
-
-    def seam(self, *, is_chat: bool = True, tools: str = "", tool_parser: ToolParser = "auto") -> Seam:
-        """See `ConversingEngine.seam`."""
-        return make_seam(
-            self._tokenizer,
-            self._template_kwargs,
-            is_chat=is_chat,
-            tools=tools,
-            tool_parser=tool_parser,
-            never=self._processor.vision_token_ids if self._processor else (),
-            spelled=self._spelled,
-        )
-
     def specs(self) -> list[TensorSpec]:
-        return parameters.specs(self._model)
+        return limits.specs(self._model)
 
     async def generate(self, request: Request) -> Completion:
         """
@@ -239,7 +290,7 @@ class TransformersEngine:
         if self._tower is not None:
             return await self._in_thread(self._tower.place, request) if request.images else self._tower.place(request)
         if request.images:
-            raise EngineError(prompts.READS_NONE, retryable=False)
+            raise EngineError(text.READS_NONE, retryable=False)
         return None
 
     def _place_of(self, request: Request) -> int:
@@ -276,7 +327,7 @@ class TransformersEngine:
         await self._in_thread(self._load, policy_version, weights)
 
     def _load(self, policy_version: int, weights: Mapping[str, Tensor]) -> None:
-        parameters.load(self._model, weights)
+        limits.load(self._model, weights)
         self._forget()
         self._table.set_version(policy_version)
         if self._kv == "recompute":
@@ -294,10 +345,10 @@ class TransformersEngine:
         self._forget()
         self._table.forget_memory()
         weights = [*self._model.parameters(), *self._model.buffers()]
-        return self._parking.park(weights, self._table.cache.memory())
+        return self._offloader.offload(weights, self._table.cache.memory())
 
     async def wake(self) -> None:
-        await self._in_thread(self._parking.fetch)
+        await self._in_thread(self._offloader.onload)
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -387,8 +438,23 @@ class TransformersEngine:
         if self._tower is not None:
             self._tower.forget()
 
-    def _stops_here(self, token_ids: list[int], stop: list[str]) -> bool:
-        return text.has_stop(self._tokenizer, token_ids, stop, self._special)
+
+def load(config: Config) -> TransformersEngine:
+    """Load ``config.model`` in this process, for `EngineEntry.load`. Raises as `TransformersEngine.load`."""
+    torch.set_num_threads(config.rollout.threads)
+    disable_progress_bar()  # a log is not a terminal
+    return TransformersEngine.load(
+        config.model.path,
+        slots=config.rollout.slots,
+        max_tokens_per_slot=config.longest_request,
+        kv=config.rollout.kv,
+        replay_routes=config.rollout.replay_routes,
+        dtype=config.model.dtype,
+        device=device_name(config.rollout.device),
+        overrides=config.model.overrides,
+        chat_template_kwargs=config.data.chat_template_kwargs,
+        split_special_tokens=config.data.split_special_tokens,
+    )
 
 
 def _forward(model: PreTrainedModel, slots: int, positions: int, tower: VisionTower | None) -> Forward:
@@ -397,6 +463,6 @@ def _forward(model: PreTrainedModel, slots: int, positions: int, tower: VisionTo
     check_attention(config, positions)
     cache = KVCache(config, slots=slots, positions=positions, dtype=model.dtype, device=model.device)
     if tower is not None:
-        kind = qwen3_vl.Qwen3VLForward if qwen3_vl.fits(model) else PictureForward
+        kind = qwen3_module.Qwen3VLForward if qwen3_module.fits_vl(model) else PictureForward
         return kind(model, cache, tower)
     return qwen3.Qwen3Forward(model, cache) if qwen3.fits(model) else ModelForward(model, cache)

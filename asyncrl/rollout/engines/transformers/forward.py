@@ -18,8 +18,7 @@ from transformers import AttentionInterface, Cache, PreTrainedConfig, PreTrained
 from transformers.cache_utils import CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from asyncrl.algo.attention import ready_kernels
-from asyncrl.algo.products import head_logits
+from asyncrl.algo.logprobs import head_logits, ready_kernels
 from asyncrl.errors import ConfigError
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.pictures import PlacedPictures

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.algo.attention import ready_kernels
+from asyncrl.algo.logprobs import ready_kernels
 from asyncrl.errors import DataError, EngineError
 from asyncrl.rollout.engine import Request
-from asyncrl.vision.encoded import require_encoded
 from asyncrl.vision.positions import Grid
-from asyncrl.vision.processor import ImageProcessor
+from asyncrl.vision.processor import ImageProcessor, require_encoded
 
 RECENT = 8
 """Sets of pictures kept after their last request ended, for samples of the same group that come later."""
@@ -39,7 +38,7 @@ class Features:
     """States [N, H] to add to the output of each of the decoder's first layers; empty for Qwen2.5-VL."""
 
 
-class Pictures:
+class RequestPictures:
     """Distinct pictures in their order, shared by all requests that have them."""
 
     def __init__(self, digests: tuple[bytes, ...], values: Tensor, grids: list[Grid], processor: str = "") -> None:
@@ -58,7 +57,7 @@ class Pictures:
 class PlacedPictures:
     """Pictures among the L tokens of one prompt."""
 
-    pictures: Pictures
+    pictures: RequestPictures
     positions: NDArray[np.int64]
     """Rotary positions of every token, [3, L]: time, row and column."""
     delta: int
@@ -72,8 +71,8 @@ class VisionTower:
         require_encoded(type(model), "the model")
         self._model = model.base_model
         self._processor = processor
-        self._live: WeakValueDictionary[tuple[bytes, ...], Pictures] = WeakValueDictionary()
-        self._recent: deque[Pictures] = deque(maxlen=RECENT)
+        self._live: WeakValueDictionary[tuple[bytes, ...], RequestPictures] = WeakValueDictionary()
+        self._recent: deque[RequestPictures] = deque(maxlen=RECENT)
         self.num_runs = 0
         """Number of times that pictures were encoded."""
 
@@ -106,15 +105,17 @@ class VisionTower:
         layers = zip(*(features.deepstack for features in seen), strict=True)
         return Features(torch.cat([features.embeddings for features in seen]), [torch.cat(layer) for layer in layers])
 
-    def _pictures(self, files: tuple[bytes, ...]) -> Pictures:
+    def _pictures(self, files: tuple[bytes, ...]) -> RequestPictures:
         digests = tuple(sha256(file).digest() for file in files)
         if (pictures := self._live.get(digests)) is None:
             pixels = self._processor.pixels(files)
-            pictures = self._live[digests] = Pictures(digests, pixels.values, pixels.grids, self._processor.version)
+            pictures = self._live[digests] = RequestPictures(
+                digests, pixels.values, pixels.grids, self._processor.version
+            )
             self._recent.append(pictures)
         return pictures
 
-    def _features(self, pictures: Pictures) -> Features:
+    def _features(self, pictures: RequestPictures) -> Features:
         if pictures.features is None:
             grids = torch.tensor(pictures.grids, device=self._model.device)
             with ready_kernels(self._model.device):

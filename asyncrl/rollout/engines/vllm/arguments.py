@@ -1,5 +1,6 @@
 """Start arguments of vLLM's engine: asyncrl's configuration, fixed values, and ``rollout.vllm.engine_args``."""
 
+import ast
 import difflib
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
@@ -7,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.config import Config
+from asyncrl.config.engines import ENGINES
 from asyncrl.config.sections.rollout import Vllm
 from asyncrl.errors import ConfigError
 from asyncrl.vision.settings import read_settings
+from asyncrl.weights.groups.device import installed_version
 
 WORKER_EXTENSION = "asyncrl.rollout.engines.vllm.worker.WorkerExtension"
 LOGPROBS_MODE = "processed_logprobs"
@@ -59,6 +62,11 @@ NOT_INSTALLED = (
 
 QUIET = {"use_tqdm_on_load": False}
 """Arguments that are set if the installed vLLM has them; a progress bar would fill the log."""
+
+
+def check_model(config: Config) -> bool:
+    """See `reads_pictures`, of ``model.path``."""
+    return reads_pictures(config.model.path)
 
 
 def reads_pictures(model: str) -> bool:
@@ -153,3 +161,42 @@ def _check(name: str, names: Collection[str]) -> None:
         close = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "see AsyncEngineArgs in vLLM's documentation"
         raise ConfigError(f"{key}: the installed vLLM has no such argument; {hint}")
+
+
+# ── installed ─────────────────────────────────────────────────────────────────────────────────
+# What is installed, and if it knows its arguments, without importing it.
+
+ARGUMENTS = Path("engine") / "arg_utils.py"
+CLASSES = {"EngineArgs", "AsyncEngineArgs"}
+"""Dataclasses in `ARGUMENTS` whose fields are the arguments of vLLM's engine."""
+
+
+def describe(config: Config, kind: str) -> str:
+    """
+    Describe the installed vLLM.
+
+    Args:
+        kind: Kind of the rollouts' devices.
+
+    Raises:
+        ConfigError: vLLM is not installed, or the installed version does not know an argument.
+    """
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
+        raise ConfigError(NOT_INSTALLED)
+    if names := argument_names(Path(spec.origin).parent):
+        engine_args(config, names, is_cpu=kind == "cpu")
+    packages = ENGINES["vllm"].packages
+    found = ", ".join(f"{name} {version}" for name in packages if (version := installed_version(name)))
+    return f"{found or 'vllm'}, {'which knows its arguments' if names else 'whose arguments were not checked'}"
+
+
+def argument_names(vllm: Path) -> set[str]:
+    """Argument names of an installed vLLM, parsed from its source; empty if this version has them elsewhere."""
+    try:
+        body = ast.parse((vllm / ARGUMENTS).read_text(encoding="utf-8")).body
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return set()
+    classes = [node for node in body if isinstance(node, ast.ClassDef) and node.name in CLASSES]
+    fields = [field for node in classes for field in node.body if isinstance(field, ast.AnnAssign)]
+    return {field.target.id for field in fields if isinstance(field.target, ast.Name)}

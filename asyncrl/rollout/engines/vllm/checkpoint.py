@@ -29,7 +29,7 @@ LAYER = re.compile(r"\.layers\.(\d+)\.")
 """Pattern of a layer's index in the name of a module."""
 
 
-class Checkpoint(Struct, frozen=True, kw_only=True):
+class CheckpointWeights(Struct, frozen=True, kw_only=True):
     specs: list[TensorSpec]
     """Every tensor by its name in the directory's files, tied ones once, as a trainer publishes them."""
     eos_ids: list[int]
@@ -41,7 +41,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
 
 def read(
     model_path: str, tokenizer: PreTrainedTokenizerBase, dtype: str, overrides: Mapping[str, Any] = NONE
-) -> Checkpoint:
+) -> CheckpointWeights:
     """
     Read a directory with ``model.overrides``; ``dtype`` is that of transferred weights.
 
@@ -49,7 +49,7 @@ def read(
     """
     model = _without_weights(model_path, overrides)
     eos_ids = text.eos_ids(model, tokenizer)
-    return Checkpoint(
+    return CheckpointWeights(
         specs=checkpoint_specs(model, dtype),
         eos_ids=eos_ids,
         vocab_size=text.num_token_ids(tokenizer, eos_ids, model.get_input_embeddings().weight.shape[0]),

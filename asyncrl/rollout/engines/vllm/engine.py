@@ -27,24 +27,18 @@ from transformers import PreTrainedTokenizerBase
 
 from asyncrl.config.config import Config
 from asyncrl.config.model.directory import check_model
-from asyncrl.config.sections.sampling import ToolParser
 from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import ConfigError, EngineError
-from asyncrl.messages.trajectory import Prompt
 from asyncrl.messages.weights import Member
 from asyncrl.rollout.engine import Completion, EngineLoad, Request, Send, WeightReceiver
-from asyncrl.rollout.engines import prompts, text
+from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.limits import check
-from asyncrl.rollout.engines.seams import make_seam
-from asyncrl.rollout.engines.special_tokens import special_tokens
-from asyncrl.rollout.engines.spelled_tokens import SpelledTokens
+from asyncrl.rollout.engines.tokenized import TokenizedEngine
 from asyncrl.rollout.engines.vllm import checkpoint
 from asyncrl.rollout.engines.vllm.arguments import NOT_INSTALLED, reads_pictures
 from asyncrl.rollout.engines.vllm.environment import DEFAULTS, environment
-from asyncrl.rollout.engines.vllm.pictures import placed
 from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
-from asyncrl.rollout.engines.vllm.request import VllmRequest
-from asyncrl.rollout.episodes.seam import Seam
+from asyncrl.rollout.engines.vllm.request import VllmRequest, placed
 from asyncrl.vision.processor import ImageProcessor
 from asyncrl.weights.contents.architecture import NONE
 from asyncrl.weights.contents.layout import Layout, TensorSpec
@@ -59,7 +53,7 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415  vLLM takes seconds to import, and its logging is configured first
 
 
-class VllmEngine:
+class VllmEngine(TokenizedEngine):
     """An `Engine`, `MultiProcessEngine` and `MeasuredEngine` for one vLLM."""
 
     def __init__(
@@ -89,19 +83,20 @@ class VllmEngine:
         """
         from asyncrl.rollout.engines.vllm.adapter import Adapter
 
+        super().__init__(
+            tokenizer,
+            chat_template_kwargs=chat_template_kwargs,
+            split_special_tokens=split_special_tokens,
+            processor=ImageProcessor.load(Path(model_path)),
+        )
         self._adapter = Adapter(llm)
         self.ranks = self._adapter.ranks
         self._owns_llm = owns_llm
-        self._tokenizer = tokenizer
-        self._special = special_tokens(tokenizer)
-        self._template_kwargs = chat_template_kwargs
-        self._spelled = SpelledTokens(tokenizer, are_text=split_special_tokens)
         self._kv = kv
         self.policy_version = policy_version
         self._salt = uuid.uuid4().hex
         """Key of the current weights in vLLM's prefix cache. Random: weights made again may share a version."""
         self._checkpoint = checkpoint.read(model_path, tokenizer, self._adapter.dtype, overrides)
-        self._processor = ImageProcessor.load(Path(model_path))
         self._checking: asyncio.Task[None] | None = None
         self._requests: list[VllmRequest] = []
         self._num_written = 0
@@ -131,24 +126,6 @@ class VllmEngine:
                 overrides=config.model.overrides,
                 owns_llm=True,
             )
-
-    def encode(self, prompt: Prompt) -> list[int]:
-        return prompts.encode(self._tokenizer, prompt, self._template_kwargs, self._processor, self._spelled)
-
-    def decode(self, token_ids: list[int]) -> str:
-        return text.decode(self._tokenizer, token_ids)
-
-    def seam(self, *, is_chat: bool = True, tools: str = "", tool_parser: ToolParser = "auto") -> Seam:
-        """See `ConversingEngine.seam`."""
-        return make_seam(
-            self._tokenizer,
-            self._template_kwargs,
-            is_chat=is_chat,
-            tools=tools,
-            tool_parser=tool_parser,
-            never=self._processor.vision_token_ids if self._processor else (),
-            spelled=self._spelled,
-        )
 
     def specs(self) -> list[TensorSpec]:
         return self._checkpoint.specs
@@ -218,7 +195,7 @@ class VllmEngine:
             seed=vllm_request.seed,
             eos_ids=self._checkpoint.eos_ids,
             spells_special=any(token in string for string in sampling.stop for token in self._special.values()),
-            never=self._processor.vision_token_ids if self._processor else (),
+            never=self._picture_ids,
         )
         while True:
             prompt = await self._adapter.prepare(vllm_request.prompt)
@@ -240,7 +217,7 @@ class VllmEngine:
             return output
         window = text.stop_window(stop)
         for end in range(1, min(window, len(output.token_ids)) + 1):
-            if text.has_stop(self._tokenizer, resumed[-window:] + output.token_ids[:end], stop, self._special):
+            if self._stops_here(resumed[-window:] + output.token_ids[:end], stop):
                 return replace(
                     output,
                     token_ids=output.token_ids[:end],
@@ -285,7 +262,7 @@ class VllmEngine:
             raise EngineError("swap needs a paused engine: call pause() first", retryable=False)
         call: tuple[str, object] = ("asyncrl_swap", policy_version)
         if weights:
-            call = "asyncrl_swap_shared", msgspec.json.encode(SharedTensors.of(weights)).decode()
+            call = "asyncrl_swap_shared", msgspec.json.encode(SharedTensors.locate(weights)).decode()
         await asyncio.gather(  # Concurrent: no step runs, and each round trip would lengthen the pause.
             self._adapter.call_workers(*call),
             self._adapter.announce_weights(policy_version, reset_cache=self._kv == "recompute"),

@@ -1,9 +1,10 @@
 """
-Inspection of a started worker: settings that only it knows, and under which its log-probs or weights would be wrong.
+Inspection of a started worker: settings that only it knows, and under which its log-probs or weights would be
+wrong.
 
 vLLM's own model runners give the engine's ``logprobs_mode`` to their sampler. vllm-ascend's does not (0.23): its
-sampler reports log-probs before temperature and filters, whatever the engine was told. It also has settings of its own,
-which it reads from environment variables and from ``additional_config``.
+sampler reports log-probs before temperature and filters, whatever the engine was told. It also has settings of its
+own, which it reads from environment variables and from ``additional_config``.
 """
 
 from importlib import import_module

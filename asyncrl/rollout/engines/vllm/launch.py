@@ -18,6 +18,8 @@ from asyncrl.rollout.engines.vllm.environment import environment, on_cpu
 from asyncrl.rollout.engines.vllm.load import LoadMeter
 from asyncrl.weights.contents.architecture import config_changes
 
+# ── launch ────────────────────────────────────────────────────────────────────────────────────
+
 ON_ASCEND = {"weight_nz_mode": 0}
 """Settings of vllm-ascend that ``engine_args.additional_config`` may replace: no layout but the plain one takes new
 weights."""

@@ -1,7 +1,7 @@
 """
 The node's side of a transfer that its engine's workers receive.
 
-    broker ◀── link ──▶ node ◀── one `Channel` each ──▶ workers
+    broker ◀── link ──▶ node ◀── one `WorkerChannel` each ──▶ workers
 
 A version is received by one worker, into memory that all workers map if there are several; a single bucket, by every
 worker, each a rank of the transfer. The node forwards their rendezvous messages to the broker, and its answers to them.
@@ -9,22 +9,86 @@ worker, each a rank of the transfer. The node forwards their rendezvous messages
 
 import asyncio
 import contextlib
+import struct
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import torch
+from msgspec import Struct
 
-from asyncrl.actor.message import Message
 from asyncrl.config.sections.weights import Weights
-from asyncrl.errors import EngineDied, EngineError, TransferError
+from asyncrl.errors import BrokenInvariant, EngineDied, EngineError, TransferError
+from asyncrl.messages.codec import Message
 from asyncrl.messages.session import StoreGet, StoreSet, StoreValue
 from asyncrl.messages.weights import Abort, Member, Transfer, TransferFailed, Transferred
 from asyncrl.rollout.engine import Send
-from asyncrl.rollout.engines.vllm.channel import Channel, ReceiverSetup
-from asyncrl.weights.contents.layout import TensorSpec
-from asyncrl.weights.shared import shared_path
+from asyncrl.weights.contents.layout import Layout, TensorSpec
+from asyncrl.weights.publish import OnBucket, Receiver
+from asyncrl.weights.shared import shared_path, shared_staging
+
+# ── channel ───────────────────────────────────────────────────────────────────────────────────
+# Messages between a node and its engine's workers, over a Unix socket: four bytes of length, then msgpack.
+#
+#     node ── Transfer, Abort, StoreValue ─▶ worker
+#       ▲── StoreSet, StoreGet, Transferred, TransferFailed ──┘
+#
+# The messages are those of the broker's link, so a worker receives with an ordinary `Receiver`.
+
+LENGTH = struct.Struct("<I")
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Transfer | Abort | StoreValue | StoreSet | StoreGet | Transferred | TransferFailed)
+
+
+class ReceiverSetup(Struct, frozen=True, kw_only=True):
+    """All a worker needs to receive weights. Sent as JSON through vLLM's RPC."""
+
+    socket_path: str
+    member: Member
+    """The node, as `Transfer.members` names it."""
+    specs: list[TensorSpec]
+    weights: Weights
+    interface: str
+    """Address of this machine on which the worker connects to the trainer."""
+    staging_path: str = ""
+    """Memory of the node to receive into, see `asyncrl.weights.shared.shared_path`; empty takes the worker's own."""
+
+
+class WorkerChannel:
+    """One end of the socket. Iterating gives the other end's messages until it disconnects."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, message: Message) -> None:
+        """Send a message. Raises `ConnectionError` if the other end has disconnected."""
+        self.post(message)
+        await self._writer.drain()
+
+    def post(self, message: Message) -> None:
+        """Send a small message without waiting for room in the socket's buffer."""
+        content = _encoder.encode(message)
+        self._writer.write(LENGTH.pack(len(content)) + content)
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+                yield _decoder.decode(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+
+    def close(self) -> None:
+        """Disconnect. Idempotent."""
+        self._writer.close()
+
+
+# ── relay ─────────────────────────────────────────────────────────────────────────────────────
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +115,7 @@ class WorkersReceiver:
     """
 
     def __init__(
-        self, channels: list[Channel], send: Send, get_cause: GetCause, staging: "Staging | None" = None
+        self, channels: list[WorkerChannel], send: Send, get_cause: GetCause, staging: "Staging | None" = None
     ) -> None:
         self._channels = channels
         self._staging = staging
@@ -59,7 +123,7 @@ class WorkersReceiver:
         """True while the memory holds a version."""
         self._send = send
         self._get_cause = get_cause
-        self._answers: dict[Channel, asyncio.Future[Transferred]] = {}
+        self._answers: dict[WorkerChannel, asyncio.Future[Transferred]] = {}
         """Results of the current transfer, one per worker."""
         self._transfer_group = -1
         """Group of the current transfer; late answers of earlier ones are ignored."""
@@ -84,10 +148,10 @@ class WorkersReceiver:
         Raises `EngineError` if one does not within `CONNECT_S`. ``staging`` is as for the constructor, and needs a
         single rank.
         """
-        connected: asyncio.Queue[Channel] = asyncio.Queue()
+        connected: asyncio.Queue[WorkerChannel] = asyncio.Queue()
         with tempfile.TemporaryDirectory(prefix="asyncrl-") as folder:  # Only this user may enter it.
             path = str(Path(folder, "weights"))
-            server = await asyncio.start_unix_server(lambda *ends: connected.put_nowait(Channel(*ends)), path)
+            server = await asyncio.start_unix_server(lambda *ends: connected.put_nowait(WorkerChannel(*ends)), path)
             setup = ReceiverSetup(
                 socket_path=path,
                 member=member,
@@ -153,13 +217,13 @@ class WorkersReceiver:
             channel.close()
         self._answers, self._staging = {}, None  # An error among the answers refers to this object.
 
-    async def _listen(self, channel: Channel) -> None:
+    async def _listen(self, channel: WorkerChannel) -> None:
         async for message in channel:
             await self._handle(channel, message)
         if channel in self._answers:
             self._answer(channel, await self._died(channel))
 
-    async def _handle(self, channel: Channel, message: Message) -> None:
+    async def _handle(self, channel: WorkerChannel, message: Message) -> None:
         match message:
             case StoreSet() | StoreGet():
                 await self._send(message)
@@ -168,10 +232,10 @@ class WorkersReceiver:
             case TransferFailed(transfer_group=self._transfer_group, reason=reason):
                 self._answer(channel, TransferError(f"{self._name(channel)}: {reason}"))
 
-    async def _died(self, channel: Channel) -> EngineDied:
+    async def _died(self, channel: WorkerChannel) -> EngineDied:
         return EngineDied(f"{self._name(channel)} is gone: {await self._get_cause()}")
 
-    def _answer(self, channel: Channel, result: Transferred | TransferError | EngineDied) -> None:
+    def _answer(self, channel: WorkerChannel, result: Transferred | TransferError | EngineDied) -> None:
         answer = self._answers.get(channel)
         if answer is None or answer.done():
             return
@@ -181,5 +245,83 @@ class WorkersReceiver:
         else:
             answer.set_result(result)
 
-    def _name(self, channel: Channel) -> str:
+    def _name(self, channel: WorkerChannel) -> str:
         return f"worker {self._channels.index(channel)} of the engine"
+
+
+# ── receiving ─────────────────────────────────────────────────────────────────────────────────
+# A worker's `Receiver` in a thread of its own, so that decoding continues during a transfer.
+#
+#     node ── Transfer, Abort, StoreValue ─▶ Channel ─▶ Receiver ─▶ staging, its own or the node's
+
+
+class ReceiverThread(threading.Thread):
+    """
+    Thread with an event loop and a `Receiver`. Ends when the node disconnects.
+
+    Args:
+        device: Device into which the backend receives.
+        beside: Device of the worker's model.
+    """
+
+    def __init__(
+        self,
+        setup: ReceiverSetup,
+        *,
+        local_rank: int,
+        device: torch.device,
+        beside: torch.device,
+        on_bucket: OnBucket | None = None,
+    ) -> None:
+        super().__init__(name="asyncrl-receive", daemon=True)
+        self._path = setup.socket_path
+        self._channel: WorkerChannel | None = None
+        layout = Layout(setup.specs, setup.weights.bucket_bytes)
+        self.receiver = Receiver(
+            layout,
+            setup.member,
+            self._send,
+            setup.weights,
+            interface=setup.interface,
+            device=device,
+            beside=beside,
+            local_rank=local_rank,
+            on_bucket=on_bucket,
+            staging=shared_staging(layout, setup.staging_path) if setup.staging_path else None,
+        )
+
+    def run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._channel = channel = WorkerChannel(*await asyncio.open_unix_connection(self._path))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                async for message in channel:
+                    match message:
+                        case Transfer():
+                            tasks.create_task(self._transfer(message))
+                        case StoreValue():
+                            self.receiver.deliver(message)
+                        case Abort():
+                            self.receiver.abort(message)
+        finally:
+            channel.close()
+            await self.receiver.aclose()
+
+    async def _transfer(self, transfer: Transfer) -> None:
+        transfer_group, version = transfer.transfer_group, transfer.policy_version
+        answer: Transferred | TransferFailed
+        try:
+            answer = Transferred(transfer_group, version, await self.receiver.transfer(transfer), 0)
+        except TransferError as error:
+            answer = TransferFailed(transfer_group, version, str(error))
+        except Exception as error:  # noqa: BLE001  vLLM's loader may raise anything, and the node needs an answer
+            answer = TransferFailed(transfer_group, version, f"{type(error).__name__}: {error}")
+        with contextlib.suppress(ConnectionError):  # The node has disconnected, to begin another session.
+            await self._send(answer)
+
+    async def _send(self, message: Message) -> None:
+        if self._channel is None:
+            raise BrokenInvariant("a transfer began before the worker was connected")
+        await self._channel.send(message)

@@ -17,11 +17,13 @@ import msgspec
 from torch import Tensor
 
 from asyncrl.errors import TransferError
-from asyncrl.rollout.engines.vllm import guard, inspection, reload
-from asyncrl.rollout.engines.vllm.channel import ReceiverSetup
-from asyncrl.rollout.engines.vllm.receiving import ReceiverThread
+from asyncrl.rollout.engines.vllm import guard, reload
+from asyncrl.rollout.engines.vllm.inspection import refusal, use_processed_logprobs
+from asyncrl.rollout.engines.vllm.relay import ReceiverSetup, ReceiverThread
 from asyncrl.weights.groups.device import staging_device
 from asyncrl.weights.shared import SharedTensors
+
+# ── worker ────────────────────────────────────────────────────────────────────────────────────
 
 guard.follow_node()  # At import: vLLM imports this module before it loads the model.
 reload.enable_amx()
@@ -37,8 +39,8 @@ class WorkerExtension:
     def asyncrl_check(self) -> str:
         """Have the sampler report the log-probs that asyncrl needs; return the reason if this worker cannot be used."""
         worker: Any = self
-        inspection.use_processed_logprobs(worker.model_runner)
-        return inspection.refusal(worker.model_runner, kind=worker.device.type)
+        use_processed_logprobs(worker.model_runner)
+        return refusal(worker.model_runner, kind=worker.device.type)
 
     def asyncrl_connect(self, setup_json: str) -> None:
         """

@@ -7,7 +7,7 @@ import pytest
 from asyncrl.environment.worker.tools import ToolFailure
 from asyncrl.environment.worker.tools.python import PythonTool
 from asyncrl.errors import ConfigError
-from asyncrl.sandbox.sandbox import Limits, ProgramResult, Sandbox
+from asyncrl.workers.sandbox import ProgramResult, Sandbox, SandboxLimits
 
 FOUND = Sandbox.find()
 needs_sandbox = pytest.mark.skipif(FOUND is None, reason="no program can be run on this machine")
@@ -54,7 +54,7 @@ def test_a_sandbox_that_does_not_start_is_no_answer_to_the_policy() -> None:
 
 def test_a_machine_without_a_free_core_is_no_answer_to_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow:
-        def run(self, code: str, stdin: str, limits: Limits, *, with_errors: bool) -> ProgramResult:
+        def run(self, code: str, stdin: str, limits: SandboxLimits, *, with_errors: bool) -> ProgramResult:
             released.wait(20.0)
             return ProgramResult(output="", succeeded=True)
 

@@ -15,9 +15,8 @@ from safetensors import safe_open
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.trajectory import Image, Prompt, Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
-from asyncrl.rollout.engines.transformers.engine import TransformersEngine
-from asyncrl.rollout.engines.transformers.picture_forward import PictureForward
-from asyncrl.rollout.engines.transformers.qwen3_vl import Qwen3VLForward
+from asyncrl.rollout.engines.transformers.engine import PictureForward, TransformersEngine
+from asyncrl.rollout.engines.transformers.qwen3 import Qwen3VLForward
 from asyncrl.vision.processor import ImageProcessor
 from asyncrl.weights.contents.names import checkpoint_tensors
 from tests.conftest import BEYOND_TOKENIZER, draw_picture, make_model, make_vision_model

@@ -12,14 +12,33 @@ from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
-from asyncrl.rollout.engines.transformers.slot_job import SlotJob
 from asyncrl.rollout.engines.transformers.slots import (
     FEWEST_PREFILL_TOKENS,
     PREFILL_S,
     PREFILL_TOKENS,
     PrefillPace,
+    SlotJob,
     SlotTable,
 )
+
+
+@pytest.mark.parametrize(
+    ("sampling", "is_plain", "is_filtered"),
+    [
+        (Sampling(max_tokens=9), True, False),
+        (Sampling(max_tokens=9, temperature=0.5), False, False),
+        (Sampling(max_tokens=9, top_p=0.9), False, True),
+        (Sampling(max_tokens=9, top_k=3), False, True),
+        (Sampling(max_tokens=9, temperature=0.0, top_k=3), False, False),
+    ],
+)
+def test_filters_count_unless_the_job_is_greedy(sampling, is_plain, is_filtered):
+    job = SlotJob(Request(prompt_ids=[1], sampling=sampling, seed=0))
+
+    assert (job.is_plain, job.is_filtered) == (is_plain, is_filtered)
+
+
+# ── test slots ────────────────────────────────────────────────────────────────────────────────
 
 VOCAB = 10
 

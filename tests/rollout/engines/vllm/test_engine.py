@@ -8,14 +8,15 @@ import pytest
 from msgspec.structs import replace
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+pytest.importorskip("vllm")
+
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.trajectory import Prompt, Sampling, Span
 from asyncrl.rollout.engine import Completion, EngineLoad, MultiProcessEngine, Request
-from asyncrl.rollout.engines import parameters
+from asyncrl.rollout.engines import limits
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from tests.rollout.engines.reference import reference_logprobs
 
-pytest.importorskip("vllm")
 pytestmark = pytest.mark.slow("vLLM starts")
 
 
@@ -307,7 +308,7 @@ def test_it_is_a_multi_process_engine(engine):
 
 
 def test_specs_are_those_of_the_other_engine_tied_tensors_once(engine, model_of):
-    assert sorted(engine.specs()) == sorted(parameters.specs(model_of(0)))
+    assert sorted(engine.specs()) == sorted(limits.specs(model_of(0)))
 
 
 def test_prompts_are_encoded_and_completions_decoded_as_the_other_engine_does(engine, ours):

@@ -12,6 +12,8 @@ import pytest
 import uvloop
 from msgspec.structs import replace
 
+pytest.importorskip("vllm")
+
 from asyncrl.config.config import Config
 from asyncrl.config.sections.run import Model
 from asyncrl.errors import ConfigError, EngineDied, EngineError
@@ -19,8 +21,6 @@ from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
 from tests.rollout.engines.vllm.conftest import core_pid
-
-pytest.importorskip("vllm")
 
 REQUEST = Request(prompt_ids=[5, 9, 7], sampling=Sampling(max_tokens=200, temperature=0.0), seed=0)
 

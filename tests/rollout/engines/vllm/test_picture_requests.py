@@ -12,6 +12,9 @@ from msgspec.structs import replace
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+pytest.importorskip("vllm")
+pytest.importorskip("torchvision", reason="vLLM reads no pictures without torchvision")
+
 from asyncrl.config.config import Config
 from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.rollout import Rollout, Vllm
@@ -19,16 +22,13 @@ from asyncrl.config.sections.run import Model
 from asyncrl.config.sections.sampling import SamplingConfig
 from asyncrl.messages.trajectory import Span
 from asyncrl.rollout.engine import Completion, Request
-from asyncrl.rollout.engines import parameters
+from asyncrl.rollout.engines import limits
 from asyncrl.rollout.engines.vllm import arguments
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
 from asyncrl.vision.processor import ImageProcessor
 from asyncrl.weights.contents.names import checkpoint_tensors
 from tests.conftest import make_vision_model
 from tests.rollout.engines.vision_models import full_logprobs, load, picture_request
-
-pytest.importorskip("vllm")
-pytest.importorskip("torchvision", reason="vLLM reads no pictures without torchvision")
 
 pytestmark = [pytest.mark.slow("vLLM starts"), pytest.mark.filterwarnings("ignore")]
 
@@ -172,4 +172,4 @@ def test_a_request_whose_pictures_are_being_read_meets_new_weights_whole(
 
 def test_specs_are_those_of_the_loaded_model(path: Path, engine_and_run: Any) -> None:
     engine, _ = engine_and_run
-    assert engine.specs() == parameters.specs(load(path)[0])
+    assert engine.specs() == limits.specs(load(path)[0])

@@ -1,34 +1,128 @@
-"""Relay and receiver threads: two workers of one engine, as threads instead of processes."""
+"""asyncrl/rollout/engines/vllm/relay.py"""
 
 import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
-from asyncrl.actor.memory import MemoryHub
-from asyncrl.config.addresses import LOOPBACK
 from asyncrl.config.sections.weights import Weights
 from asyncrl.errors import EngineDied, EngineError, TransferError
-from asyncrl.messages.weights import Abort, Member, Transfer
+from asyncrl.messages.codec import Message
+from asyncrl.messages.session import StoreGet, StoreSet, StoreValue
+from asyncrl.messages.weights import Abort, Member, Transfer, TransferFailed
 from asyncrl.rollout.engines.vllm import relay
-from asyncrl.rollout.engines.vllm.channel import ReceiverSetup
-from asyncrl.rollout.engines.vllm.receiving import ReceiverThread
-from asyncrl.rollout.engines.vllm.relay import WorkersReceiver
+from asyncrl.rollout.engines.vllm.relay import ReceiverSetup, ReceiverThread, WorkerChannel, WorkersReceiver
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.publish import Publisher
 from asyncrl.weights.shared import SharedTensors, shared_staging
 from asyncrl.weights.staging import Staging
+from asyncrl.wire.addresses import LOOPBACK
+from asyncrl.wire.memory import MemoryHub
 from tests.weights.party import LONG_S, Rendezvous, forward, same
 from tests.weights.shared_memory import shared_memory
 
+MESSAGES: list[Message] = [
+    Transfer(3, 7, [Member("trainer-0", "t"), Member("rollout-0", "r", 2)], True, 30.0),
+    StoreValue("3", "rank/0", b"\x00\xff" * 100_000),
+    StoreSet("3", "rank/1", b""),
+    StoreGet("3", "rank/0"),
+    Abort(3, "rollout-1 was silent"),
+]
+
+
+@asynccontextmanager
+async def pair(folder: Path) -> AsyncIterator[tuple[WorkerChannel, WorkerChannel]]:
+    """Both ends of one socket."""
+    arrived: asyncio.Queue[WorkerChannel] = asyncio.Queue()
+    path = str(folder / "socket")
+    server = await asyncio.start_unix_server(lambda *ends: arrived.put_nowait(WorkerChannel(*ends)), path)
+    near = WorkerChannel(*await asyncio.open_unix_connection(path))
+    far = await arrived.get()
+    server.close()
+    yield near, far
+    near.close()
+    far.close()
+    await asyncio.sleep(0)  # Sockets are closed in the next turn.
+
+
+def test_messages_arrive_unchanged_and_end_when_the_other_end_disconnects(tmp_path):
+    async def play() -> list[Message]:
+        async with pair(tmp_path) as (near, far):
+            for message in MESSAGES:
+                await near.send(message)
+            near.close()
+            return [message async for message in far]
+
+    assert asyncio.run(play()) == MESSAGES
+
+
+def test_a_truncated_message_ends_the_channel(tmp_path):
+    async def play() -> list[Message]:
+        async with pair(tmp_path) as (near, far):
+            near.post(MESSAGES[2])
+            near._writer.write(b"\x10\x00\x00\x00half")
+            near.close()
+            return [message async for message in far]
+
+    assert asyncio.run(play()) == [MESSAGES[2]]
+
+
+def test_sending_to_a_disconnected_end_is_a_connection_error(tmp_path):
+    async def play() -> None:
+        async with pair(tmp_path) as (near, far):
+            far.close()
+            with pytest.raises(ConnectionError):
+                await asyncio.gather(*(near.send(MESSAGES[1]) for _ in range(100)))
+
+    asyncio.run(play())
+
+
+# ── test receiving ────────────────────────────────────────────────────────────────────────────
+# A worker's receiver thread, between a socket and a transfer. Needs no vLLM.
+
+CPU = torch.device("cpu")
+NODE, TRAINER = Member("rollout-0", "r"), Member("trainer-0", "t")
+
+
+async def answer_to(order: Transfer, folder: Path) -> Message:
+    """Send one message to a receiver thread, return its answer, and wait for the thread to end."""
+    connected: asyncio.Queue[WorkerChannel] = asyncio.Queue()
+    path = str(folder / "socket")
+    server = await asyncio.start_unix_server(lambda *ends: connected.put_nowait(WorkerChannel(*ends)), path)
+    specs = [TensorSpec(name="w", shape=(4,), dtype="float32")]
+    setup = ReceiverSetup(socket_path=path, member=NODE, specs=specs, weights=Weights(), interface=LOOPBACK)
+    thread = ReceiverThread(setup, local_rank=0, device=CPU, beside=CPU)
+    thread.start()
+    channel = await connected.get()
+    await channel.send(order)
+    answer = await anext(aiter(channel))
+    channel.close()
+    await asyncio.to_thread(thread.join)
+    server.close()
+    return answer
+
+
+def test_a_failed_transfer_is_answered_and_the_thread_ends_when_the_node_disconnects(tmp_path: Path) -> None:
+    order = Transfer(3, 7, [NODE, TRAINER], True, 5.0)  # the trainer must be first
+
+    answer = asyncio.run(answer_to(order, tmp_path))
+
+    assert isinstance(answer, TransferFailed)
+    assert (answer.transfer_group, answer.policy_version) == (3, 7)
+    assert "rank 0" in answer.reason
+
+
+# ── test relay ────────────────────────────────────────────────────────────────────────────────
+# Relay and receiver threads: two workers of one engine, as threads instead of processes.
+
 SPECS = [TensorSpec(name=name, shape=(100,), dtype="float32") for name in "abc"]
 WEIGHTS = Weights(bucket_bytes=512)
-TRAINER, NODE = Member("trainer-0", "t"), Member("rollout-0", "r", ranks=2)
-CPU = torch.device("cpu")
+TRAINER_RELAY, NODE_RELAY = Member("trainer-0", "t"), Member("rollout-0", "r", ranks=2)
 SHORT_S = 0.3
 
 
@@ -37,7 +131,7 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
 
 
 def order(policy_version: int, *, transfer_group: int = 1, deadline_s: float = 20.0) -> Transfer:
-    return Transfer(transfer_group, policy_version, [TRAINER, NODE], True, deadline_s)
+    return Transfer(transfer_group, policy_version, [TRAINER_RELAY, NODE_RELAY], True, deadline_s)
 
 
 class Workers:
@@ -65,11 +159,11 @@ class Workers:
 
 @asynccontextmanager
 async def engine(
-    specs: list[TensorSpec] = SPECS, count: int = 2, *, node: Member = NODE, staging: Staging | None = None
+    specs: list[TensorSpec] = SPECS, count: int = 2, *, node: Member = NODE_RELAY, staging: Staging | None = None
 ) -> AsyncIterator[tuple[Publisher, WorkersReceiver, Workers]]:
     hub = MemoryHub()
     trainer, link = hub.connect("trainer"), hub.connect("node")
-    publisher = Publisher(Layout(SPECS, WEIGHTS.bucket_bytes), TRAINER, trainer.send, WEIGHTS)
+    publisher = Publisher(Layout(SPECS, WEIGHTS.bucket_bytes), TRAINER_RELAY, trainer.send, WEIGHTS)
     workers = Workers(specs, count)
     connect = WorkersReceiver.connect
     receiver = await connect(
@@ -117,12 +211,12 @@ def test_one_worker_receives_for_all_into_memory_of_the_node():
             assert len(workers.ends) == 1
             for version in (1, 2):
                 publisher.stage(version, tensors(version).items())
-                sent = Transfer(1, version, [TRAINER, node], True, LONG_S)
+                sent = Transfer(1, version, [TRAINER_RELAY, node], True, LONG_S)
                 await asyncio.gather(publisher.transfer(sent), receiver.transfer(sent))
-                assert same(SharedTensors.of(receiver.weights()).map(), tensors(float(version)))
+                assert same(SharedTensors.locate(receiver.weights()).map(), tensors(float(version)))
 
             with pytest.raises(TransferError):
-                await receiver.transfer(Transfer(1, 3, [TRAINER, node], True, SHORT_S))
+                await receiver.transfer(Transfer(1, 3, [TRAINER_RELAY, node], True, SHORT_S))
             with pytest.raises(TransferError, match="no complete policy version is staged"):
                 receiver.weights()
 

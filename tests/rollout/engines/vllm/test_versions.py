@@ -7,6 +7,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+pytest.importorskip("vllm")
+
 from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import Sampling, Span
 from asyncrl.rollout.engine import Completion, Request
@@ -14,7 +16,6 @@ from asyncrl.weights.contents.layout import Bucket
 from asyncrl.weights.shared import SharedTensors
 from tests.rollout.engines.fetching import fetch
 
-pytest.importorskip("vllm")
 pytestmark = pytest.mark.slow("vLLM starts")
 
 LONG_PROMPT = [3 + n % 50 for n in range(70)]
@@ -290,7 +291,7 @@ def test_a_swap_that_is_refused_changes_nothing(engine, run, model_of):
 
 def test_weights_that_the_workers_cannot_map_are_told_in_one_sentence(engine, run, model_of, monkeypatch):
     lost = SharedTensors("/proc/self/fd/1000000", Bucket((), 1))
-    monkeypatch.setattr(SharedTensors, "of", lambda _: lost)
+    monkeypatch.setattr(SharedTensors, "locate", lambda _: lost)
 
     async def scenario() -> None:
         await engine.pause()

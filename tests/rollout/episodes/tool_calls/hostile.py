@@ -2,7 +2,7 @@
 
 from hypothesis import strategies
 
-from asyncrl.rollout.episodes.tool_calls.forms import MARKS
+from asyncrl.rollout.episodes.tool_calls import MARKS
 
 PIECES = sorted(
     {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.rollout.episodes.tool_calls.forms import PARSERS
+from asyncrl.rollout.episodes.tool_calls import PARSERS
 
 Arguments = dict[str, str]
 

@@ -1,0 +1,156 @@
+"""`asyncrl import-verl`: a run file from a launch script of verl, with an account of every option."""
+
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from asyncrl.cli.parts import report_errors
+from asyncrl.config.run_file import decode
+from asyncrl.data.table import open_rows
+from asyncrl.errors import ConfigError, DataError
+from asyncrl.files.atomic import output
+from asyncrl.terminal import aligned, echo
+from asyncrl.tools.verl.launch import Launch, expand, find_launch, of_options
+from asyncrl.tools.verl.options import files
+from asyncrl.tools.verl.overrides import Fate
+from asyncrl.tools.verl.translate import Translation, translate
+
+# ── translation ───────────────────────────────────────────────────────────────────────────────
+# Translates the script, and prints the run file and the account.
+
+ORDER: Sequence[Fate] = ("mapped", "not needed", "substituted", "not supported", "unknown")
+
+NPU = re.compile(r"npu|\b(HCCL|ASCEND|VLLM_ASCEND)_|/Ascend/")
+
+
+def import_script(arguments: Sequence[str], environment: Sequence[str], out: Path | None, rows: int | None) -> None:
+    """
+    Print or write the run file of a launch, and print the accounts to stderr. Exit with 1 if the file cannot be run.
+
+    Args:
+        arguments: A script and its arguments, or options.
+        environment: ``NAME=VALUE`` of each environment variable for the script.
+        rows: Rows of the training data; None counts them if the files exist.
+
+    Raises:
+        ConfigError: The script or an option is invalid, the script starts no trainer, or ``out`` cannot be written.
+    """
+    launch, complaints = _launch(arguments, environment)
+    translation = translate(launch, _num_rows(launch) if rows is None else rows)
+    if out:
+        with output(out) as unfinished:
+            unfinished.write_text(translation.toml, encoding="utf-8")
+    else:
+        echo(translation.toml, nl=False)
+    problem = _problem(translation)
+    verdict = "cannot" if problem else translation.verdict
+    for line in report(translation, [*complaints, *([problem] if problem else [])], verdict):
+        echo(line, err=True)
+    if out:
+        echo(out)
+    if verdict == "cannot":
+        sys.exit(1)
+    if out:
+        echo(f"to try it on a CPU: asyncrl run {out} --scale tiny --set run.steps=3", err=True)
+
+
+def report(translation: Translation, notes: Sequence[str], verdict: str) -> list[str]:
+    """Lines of the account: the options by fate, ``notes`` about the script, and the verdict with counts."""
+    lines: list[str] = []
+    for fate in ORDER:
+        if accounts := [account for account in translation.accounts if account.fate == fate]:
+            lines += [fate, *aligned([[f"  {account.option}", account.detail] for account in accounts]), ""]
+    lines += [f"note: {note}" for note in (*translation.notes, *notes)]
+    lines += [f"missing: {sentence}" for sentence in translation.missing]
+    counts = Counter(account.fate for account in translation.accounts)
+    return [*lines, f"{verdict}: " + ", ".join(f"{counts[fate]} {fate}" for fate in ORDER if counts[fate])]
+
+
+def _launch(arguments: Sequence[str], environment: Sequence[str]) -> tuple[Launch, list[str]]:
+    first, *rest = arguments
+    script = Path(first)
+    if "=" in first and not script.is_file():
+        return of_options(arguments), []
+    npu = ["trainer.device=npu"] if _is_for_npu(script) else []
+    expansion = expand(script, rest, dict(_variables(environment)))
+    complaints = [f"the script's shell says: {complaint}" for complaint in expansion.complaints]
+    if npu:
+        complaints.append("the script is for Ascend NPUs: without a trainer.device of its own, it is 'npu'")
+    try:
+        return find_launch(expansion.commands, rest, npu), complaints
+    except ConfigError as error:
+        raise ConfigError("; ".join([str(error), *complaints])) from error
+
+
+def _is_for_npu(script: Path) -> bool:
+    """True if the script's name or text mentions Ascend NPUs; verl itself detects them at run time."""
+    return bool(script.is_file() and NPU.search(script.name + script.read_text("utf-8", "replace")))
+
+
+def _variables(environment: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for variable in environment:
+        name, equals, value = variable.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"--env {variable!r}: expected NAME=VALUE, such as MODEL_PATH=models/Qwen3-8B")
+        yield name, value
+
+
+def _num_rows(launch: Launch) -> int | None:
+    """Rows of the training data; None if a file of it cannot be read."""
+    train, most = launch.overrides.get("data.train_files"), launch.overrides.get("data.train_max_samples")
+    if train is None:
+        return None
+    named = files(train.value)
+    try:
+        count = sum(len(open_rows(Path(path))) for path in ([named] if isinstance(named, str) else named))
+    except DataError:
+        return None
+    return min(count, most.value) if most and isinstance(most.value, int) and most.value > 0 else count
+
+
+def _problem(translation: Translation) -> str:
+    """Sentence of the check that the run file fails; empty if it passes, or if a required setting is missing."""
+    raw: Mapping[str, object] = tomllib.loads(translation.toml)
+    if translation.missing:
+        return ""
+    try:
+        decode(dict(raw))
+    except ConfigError as error:
+        return f"the run file does not pass the check of asyncrl run: {error}"
+    return ""
+
+
+# ── command ───────────────────────────────────────────────────────────────────────────────────
+
+PATH = click.Path(path_type=Path)
+
+
+@click.command("import-verl", context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", metavar="SCRIPT|OPTION...", nargs=-1, required=True)
+@click.option("-o", "--out", type=PATH, metavar="FILE", help="Run file to write.  [default: print it]")
+@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Variable for SCRIPT; repeatable.")
+@click.option("--rows", type=click.IntRange(1), help="Rows of the training data.  [default: counted, if it is here]")
+@report_errors
+def import_verl(arguments: tuple[str, ...], out: Path | None, environment: tuple[str, ...], rows: int | None) -> None:
+    """
+    Translate a launch script of verl to a run file.
+
+    SCRIPT is a shell script that starts a trainer of verl; arguments after it are passed to it and added to its
+    options. Each OPTION is KEY=VALUE in Hydra's syntax, in place of a script. The script runs in a jail without files,
+    network and programs, in which Python only records its arguments; its environment is empty but for HOME and --env.
+
+    The run file has a comment where a meaning differs. The table on stderr accounts for every option. Exits with 1 if
+    the run cannot work as translated: an option has no substitute, or something is missing.
+
+    \b
+    Example:
+      asyncrl import-verl run_grpo.sh --env MODEL_PATH=models/base -o run.toml
+      asyncrl import-verl algorithm.adv_estimator=grpo data.train_files=train.parquet ...
+    """
+
+    import_script(arguments, environment, out, rows)

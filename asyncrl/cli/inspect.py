@@ -1,0 +1,335 @@
+"""`asyncrl audit`, `events` and `dead-letters`: read a run directory, also during the run, and format what it holds."""
+
+import asyncio
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from asyncrl.broker.audit.run_audit import RunAudit
+from asyncrl.broker.audit.sample_rules import StoredPayload
+from asyncrl.broker.ledger.audit import Audit
+from asyncrl.broker.ledger.reader import DeadLetter, dead_letters, read_records
+from asyncrl.config.config import Config
+from asyncrl.config.run_file import load_config
+from asyncrl.data.prompts import train_stream
+from asyncrl.errors import ConfigError, LedgerError, VerifierError
+from asyncrl.foreign_text import shown
+from asyncrl.messages.trajectory import Prompt, Trajectory
+from asyncrl.messages.words import FinishReason
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.records.run_record import require_run
+from asyncrl.records.samples import SampleFacts, prompt_text, read_facts
+from asyncrl.reward.verifier import Verdict, VerifierInput, verifier_input
+from asyncrl.reward.workers.pool import WorkerPool
+from asyncrl.spool.folder import read_contents, segment_numbers
+from asyncrl.spool.segment_writer import Entry, Place
+from asyncrl.terminal import Row, aligned
+
+# ── regrading ─────────────────────────────────────────────────────────────────────────────────
+# `asyncrl audit --grade`: the samples of a run graded again by its reward, in the killable workers of a run.
+#
+# Graded are single completions whose prompts the data still has. A reward that is not a function of the completion
+# and its row, such as one that asks a model, may give another number without anybody having lied.
+
+TOGETHER = 1024
+"""Completions judged at a time."""
+ROUNDING = 1e-9
+
+
+class Gradable(NamedTuple):
+    """A sample that can be graded again."""
+
+    file: str
+    row: SampleFacts
+    inputs: VerifierInput
+
+
+def regraded(directory: RunDirectory, config: Config, accounts: Audit) -> Audit:
+    """The audit with what grading the samples again has found."""
+    try:
+        problems, num_graded, left = _graded(directory, config)
+    except (ConfigError, LedgerError) as error:
+        return replace(accounts, unchecked={**accounts.unchecked, "rewards": f"not graded again: {error}"})
+    checked = {**accounts.checked, "rewards": f"{num_graded:,} samples graded again"}
+    unchecked = {**accounts.unchecked, **({"rewards": "; ".join(left)} if left else {})}
+    return replace(accounts, problems=[*accounts.problems, *problems], checked=checked, unchecked=unchecked)
+
+
+def _graded(directory: RunDirectory, config: Config) -> tuple[list[str], int, list[str]]:
+    """Sentences about rewards that differ, the number of samples graded, and what could not be graded."""
+    if config.environment.is_set:
+        return [], 0, ["episodes, whose environment gave their rewards"]
+    prompts = train_stream(config.data, config.run.seed)
+    problems, failed, strange = list[str](), list[str](), 0
+    gradable = []
+    for file in sorted(directory.samples.glob("step_*.parquet")):
+        for row in read_facts(file):
+            prompt = prompts.at(row.group_id).prompt
+            if (row.prompt, row.answer) == (prompt_text(prompt), prompt.answer):
+                gradable.append(Gradable(f"samples/{file.name}", row, _inputs(prompt, row)))
+            else:
+                strange += 1
+    for one, verdict in zip(gradable, asyncio.run(_judged(config, [one.inputs for one in gradable])), strict=True):
+        if verdict is None:
+            failed.append(one.file)
+        else:
+            problems += _different(one, verdict)
+    left = [f"{len(failed):,} samples, for which the reward failed now"] if failed else []
+    left += [f"{strange:,} samples, whose prompts the data does not have"] if strange else []
+    return problems, len(gradable) - len(failed), left
+
+
+def _inputs(prompt: Prompt, row: SampleFacts) -> VerifierInput:
+    reason: FinishReason = "length" if row.finish_reason == "length" else "stop"
+    return verifier_input(prompt, row.completion, finish_reason=reason, num_tokens=row.num_tokens)
+
+
+async def _judged(config: Config, inputs: Sequence[VerifierInput]) -> list[Verdict | None]:
+    """Verdicts; None where the reward failed."""
+
+    async def judged(one: VerifierInput) -> Verdict | None:
+        try:
+            return await pool.judge(one)
+        except VerifierError:
+            return None
+
+    verdicts: list[Verdict | None] = []
+    async with WorkerPool(config.reward) as pool:
+        for first in range(0, len(inputs), TOGETHER):
+            verdicts += await asyncio.gather(*map(judged, inputs[first : first + TOGETHER]))
+    return verdicts
+
+
+def _different(one: Gradable, verdict: Verdict) -> Iterator[str]:
+    if not math.isclose(one.row.reward, verdict.reward, rel_tol=ROUNDING, abs_tol=ROUNDING):
+        yield (
+            f"{one.file}: unit {one.row.group_id}/{one.row.index} has the reward {one.row.reward}: graded again, its "
+            f"completion gets {verdict.reward}"
+        )
+
+
+# ── inspect ───────────────────────────────────────────────────────────────────────────────────
+
+SHOWN = 8
+"""Number of drop reasons listed; rarer ones are summed."""
+
+
+# ── read ────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_audit(path: Path, *, is_quick: bool = False, is_graded: bool = False) -> Audit:
+    """
+    Audit a run: its ledger, and its other files against it.
+
+    Args:
+        is_quick: Leave out what reads every byte of checkpoints and payloads.
+        is_graded: Grade the samples again.
+
+    Raises `ConfigError` if there is no run directory, and `LedgerError` if the ledger is missing or damaged.
+    """
+    directory = require_run(path)
+    config = load_config(directory.config)
+    run_audit = RunAudit(
+        directory, config, read_spool=_stored_payloads, list_segments=segment_numbers, is_quick=is_quick
+    )
+    accounts = run_audit.audit()
+    return regraded(directory, run_audit.config, accounts) if is_graded else accounts
+
+
+def _stored_payloads(spool: Path) -> Iterator[StoredPayload | str]:
+    for segment in read_contents(spool):
+        if segment.problem:
+            yield segment.problem
+        for entry, place, payload in segment.payloads:
+            yield stored_payload(segment.path.name, entry, place, payload)
+
+
+def stored_payload(file: str, entry: Entry, place: Place, payload: bytes) -> StoredPayload:
+    """An entry of a segment as the audit takes it, with the trajectory decoded."""
+    return StoredPayload(
+        file=file,
+        unit=entry.unit,
+        lease_id=entry.lease_id,
+        summary=entry.summary,
+        segment=place.segment,
+        offset=place.offset,
+        length=place.length,
+        crc32=place.crc32,
+        trajectory=_trajectory(payload),
+    )
+
+
+def _trajectory(payload: bytes) -> Trajectory | None:
+    try:
+        return msgspec.msgpack.decode(payload, type=Trajectory)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def read_dead_letters(path: Path) -> list[DeadLetter]:
+    """The dead letters of a run. Raises as `read_audit`."""
+    return dead_letters(read_records(require_run(path).ledger))
+
+
+def read_events(path: Path, kinds: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """The events of a run, in order; only those of ``kinds`` if given. Raises as `read_audit`."""
+    return [event for event in require_run(path).read_events() if not kinds or event.get("event") in kinds]
+
+
+# ── tables ──────────────────────────────────────────────────────────────────────────────────
+
+
+def audit_table(audit: Audit) -> str:
+    """The counts in sections, then the problems, one line each."""
+    sections = (_groups, _trajectories, _tokens, _staleness, _lengths, _extent)
+    rows = [row for section in sections for row in section(audit)]
+    return "\n".join([*aligned(rows, right=[1]), *_conclusion(audit)])
+
+
+def event_table(events: Sequence[Mapping[str, Any]]) -> str:
+    """One line per event: time, kind, and the other fields as ``key=value``."""
+    if not events:
+        return "no such events"
+    rows = []
+    for event in events:
+        rest = {key: value for key, value in event.items() if key not in ("at", "event")}
+        fields = " ".join(f"{key}={field_text(value)}" for key, value in rest.items())
+        rows.append([str(event.get("at", "")), str(event.get("event", "")), fields])
+    return "\n".join(aligned(rows))
+
+
+def dead_letter_table(letters: Sequence[DeadLetter]) -> str:
+    if not letters:
+        return "no dead letters"
+    rows = [["trajectory", "split", "epoch", "row", "stage", "attempts", "reason"]]
+    for letter in letters:
+        epoch, row = ("-" if place is None else str(place) for place in (letter.epoch, letter.row))
+        name = f"{letter.group_id}/{letter.index}"
+        rows.append([name, letter.split, epoch, row, letter.stage, str(letter.attempts), _one_line(letter.reason)])
+    return "\n".join(aligned(rows, right=[2, 3, 5]))
+
+
+# ── sections of an audit: label, number, note ───────────────────────────────────────────────
+
+
+def _groups(audit: Audit) -> Iterator[Row]:
+    yield ["groups", "", ""]
+    yield ["  issued", _number(audit.issued), ""]
+    yield ["  trained", _number(audit.trained), f"in {audit.steps} steps; {audit.committed:,} in a checkpoint"]
+    if audit.untrained:
+        yield ["  untrained", _number(sum(audit.untrained.values())), f"left out of a step: {_listed(audit.untrained)}"]
+    yield ["  dropped", _number(sum(audit.dropped.values())), ""]
+    reasons = list(audit.dropped.items())
+    for reason, count in reasons[:SHOWN]:
+        yield ["", _number(count), f"  {_one_line(reason)}"]
+    if rest := reasons[SHOWN:]:
+        yield ["", _number(sum(count for _, count in rest)), f"  for {len(rest)} other reasons"]
+    yield ["  open", _number(audit.open), "issued, and neither trained nor dropped yet"]
+    if audit.restarted:
+        yield ["  restarted", _number(audit.restarted), "too old to be trained on, or lost with a spool"]
+    yield ["  skipped", _number(audit.skipped), ""]
+    if audit.retired:
+        yield ["  passed over", _number(audit.retired), "their prompts were retired (data.retire_at)"]
+    yield ["  double-trained", _number(audit.double_trained), ""]
+    yield ["  most open at once", _number(audit.peak_open), f"of at most {audit.window:,}"]
+
+
+def _trajectories(audit: Audit) -> Iterator[Row]:
+    yield ["trajectories", "", ""]
+    yield ["  re-issued", _number(sum(audit.reissued.values())), _listed(audit.reissued)]
+    yield ["  duplicates", _number(audit.duplicates), ""]
+    if audit.void_rewards:
+        yield ["  graded again", _number(audit.void_rewards), "their group was restarted, so the first verdict is void"]
+    yield ["  failed attempts", _number(sum(audit.failed_attempts.values())), _listed(audit.failed_attempts)]
+    if audit.left_out:
+        yield [
+            "  left out",
+            _number(sum(audit.left_out.values())),
+            "failed for good, and their groups went on without them",
+        ]
+    yield ["  dead letters", _number(audit.dead_letters), "failed too often; see asyncrl dead-letters"]
+
+
+def _tokens(audit: Audit) -> Iterator[Row]:
+    yield ["tokens", "", ""]
+    yield ["  trained", _number(audit.tokens_trained), ""]
+    yield ["  thrown away", _number(sum(audit.tokens_thrown_away.values())), _listed(audit.tokens_thrown_away)]
+
+
+def _staleness(audit: Audit) -> Iterator[Row]:
+    yield ["staleness, versions", "trained", "share of trained trajectories"]
+    total = sum(audit.staleness.values())
+    for staleness, count in audit.staleness.items():
+        yield [f"  {staleness}", _number(count), f"{count / total:.1%}"]
+    if audit.over_max_staleness:
+        yield ["  over max_staleness", _number(audit.over_max_staleness), f"{audit.over_max_staleness / total:.1%}"]
+
+
+def _lengths(audit: Audit) -> Iterator[Row]:
+    yield ["length, tokens", "trained", "dropped"]
+    shortest = 0
+    for bucket in audit.lengths:
+        share = bucket.dropped / max(bucket.trained + bucket.dropped, 1)
+        note = f"{bucket.dropped:,} ({share:.1%})" if bucket.dropped else "0"
+        note += f"; {bucket.restarted:,} restarted" if bucket.restarted else ""
+        yield [f"  {shortest}-{bucket.max_tokens}", _number(bucket.trained), note]
+        shortest = bucket.max_tokens + 1
+    if audit.dropped_unfinished:
+        yield ["  unknown", "", f"{audit.dropped_unfinished:,} never finished"]
+
+
+def _extent(audit: Audit) -> Iterator[Row]:
+    if audit.checked:
+        yield ["checked", "", ""]
+    yield from ([f"  {file}", "", extent] for file, extent in audit.checked.items())
+    if audit.unchecked:
+        yield ["not checked", "", ""]
+        yield from ([f"  {file}", "", _one_line(reason)] for file, reason in audit.unchecked.items())
+
+
+def _conclusion(audit: Audit) -> Iterator[str]:
+    if not audit.problems:
+        places = "trained + untrained + dropped + open" if audit.untrained else "trained + dropped + open"
+        yield f"everything adds up: issued = {places}, nothing skipped, nothing trained twice"
+        return
+    yield f"{len(audit.problems)} {'problem' if len(audit.problems) == 1 else 'problems'}"
+    yield from (f"  {_one_line(problem)}" for problem in audit.problems)
+
+
+# ── cells ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _number(value: int) -> str:
+    return f"{value:,}"
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{shown(name)} {count:,}" for name, count in counts.items() if count)
+
+
+def _one_line(text: str) -> str:
+    return shown(" ".join(text.split()))
+
+
+def field_text(value: Any) -> str:
+    """
+    A single word unquoted; anything else as JSON, so that an event stays one line and its fields can be split.
+    Fractions have at most six significant digits, whole numbers all of theirs.
+    """
+    if isinstance(value, str) and value.isprintable() and value and not set(value) & set(' "='):
+        return value
+    return msgspec.json.encode(_rounded(value)).decode()
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_rounded(inner) for inner in value]
+    if isinstance(value, float) and not value.is_integer() and math.isfinite(value):
+        return float(f"{value:.6g}")
+    return value

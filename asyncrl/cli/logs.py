@@ -1,0 +1,188 @@
+"""
+`asyncrl logs`: the logs of a run's processes on this machine, merged by time.
+
+    runs/NAME/logs/rollout-0.log ─┐
+    runs/NAME/logs/trainer-0.log ─┴▶ lines with a time; one without, of a traceback, follows the line before it
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from asyncrl.cli.inspect import field_text
+from asyncrl.cli.status import opened
+from asyncrl.errors import ConfigError
+from asyncrl.foreign_text import escaped
+from asyncrl.messages.spool import HOSTED_SPOOL
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.records.run_record import is_run, is_served, is_supervised
+from asyncrl.workers.printed import PRINTED
+
+POLL_S = 0.25
+NUMBER = re.compile(r"-\d+$")
+"""End of the name of a node of `asyncrl run`, or of a service of the broker's machine."""
+NOT_FIELDS = ("timestamp", "event", "node", "level", "name")
+
+
+class LogLine(Struct, frozen=True):
+    """One line of a log."""
+
+    at: str
+    """Time, ISO 8601, of this line or the last one before it that has one; empty if none has."""
+    node: str
+    text: str
+    level: str = ""
+    """Level of an event; empty for any other text, such as a traceback."""
+    about: str = ""
+    """Node that this line or the last event before it names; empty if none does."""
+
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class LogFile:
+    """One log, read from its beginning; each `read` continues where the last one ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.node = path.stem
+        self._path = path
+        self._offset = 0
+        self._at = self._about = ""
+
+    def read(self) -> list[LogLine]:
+        """Complete lines since the last call. A file that was cut short is read from its beginning."""
+        try:
+            with self._path.open("rb") as file:
+                if file.seek(0, 2) < self._offset:
+                    self._offset = 0
+                file.seek(self._offset)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        complete = content[: content.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [self._line(text) for text in complete.decode(errors="replace").splitlines()]
+
+    def _line(self, text: str) -> LogLine:
+        fields = _fields(text)
+        self._at = str(fields.get("timestamp") or self._at)
+        self._about = str(fields.get("node") or self._about)
+        level = str(fields.get("level", "info")) if "event" in fields else ""
+        return LogLine(self._at, self.node, text, level, self._about)
+
+
+class Logs:
+    """
+    Logs of a run on this machine; ``node`` chooses one. Events below ``level`` are left out.
+
+    ``about`` chooses the lines of one node: the rollouts of a service share a log.
+    """
+
+    def __init__(self, directory: RunDirectory, node: str = "", level: str = "debug", *, about: str = "") -> None:
+        self._directory = directory
+        self._node = node
+        self._about = about
+        self._hidden = LEVELS[: LEVELS.index(level)]
+        self._files: dict[Path, LogFile] = {}
+
+    def read(self) -> list[LogLine]:
+        """Lines of all logs since the last call, by time."""
+        for path in sorted(self._directory.logs.glob(f"{self._node or '*'}.log")):
+            self._files.setdefault(path, LogFile(path))
+        lines = [line for file in self._files.values() for line in file.read() if self._is_shown(line)]
+        return sorted(lines, key=lambda line: line.at)
+
+    def _is_shown(self, line: LogLine) -> bool:
+        return line.level not in self._hidden and self._about in ("", line.about)
+
+    async def follow(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> AsyncIterator[list[LogLine]]:
+        """Lines as they are written, until no process serves the run; for ever if the run is on another machine."""
+        while True:
+            is_over = is_run(self._directory.path) and not (
+                is_served(self._directory) or is_supervised(self._directory)
+            )
+            yield self.read()
+            if is_over:
+                return
+            await sleep(POLL_S)
+
+
+def open_logs(where: Path, node: str, level: str = "debug") -> tuple[Logs, list[str]]:
+    """
+    Logs of a run on this machine, and the names of its nodes that have no log here.
+
+    Raises `ConfigError` if ``where`` is no run directory and has no logs either, or the node has no log here.
+    """
+    directory = RunDirectory(where)
+    here = {path.stem for path in directory.logs.glob("*.log")}
+    if not here:
+        directory = opened(str(where))
+    elsewhere = sorted(known for known in _known(directory) if _log_of(known, here) is None)
+    log = _log_of(node, here) if node else ""
+    if log is None:
+        if node in elsewhere:
+            raise ConfigError(f"{node} {_ELSEWHERE.format(logs=directory.logs)}")
+        if any(line.about == node for line in Logs(directory).read()):
+            return Logs(directory, level=level, about=node), elsewhere
+        names = ", ".join(sorted(here)) or "none"
+        raise ConfigError(f"{where} has no node {node}; there are logs of: {names}")
+    return Logs(directory, log, level), elsewhere
+
+
+def _log_of(node: str, here: Collection[str]) -> str | None:
+    """Log of a node; supervisord writes one for each service of the broker's machine: ``rollout`` of rollout-0 to 3."""
+    service = NUMBER.sub("", node)
+    return next((name for name in (node, service) if name in here), None)
+
+
+_ELSEWHERE = (
+    "logs to no file in {logs}: its log is on the machine where it runs, in `journalctl -u asyncrl@ROLE` with systemd, "
+    "in logs/ROLE.log of its --run-dir with supervisord"
+)
+
+
+def elsewhere_note(where: Path, nodes: list[str]) -> str:
+    """Sentence about nodes without a log here."""
+    return f"{', '.join(nodes)}: no log here; each {_ELSEWHERE.format(logs=RunDirectory(where).logs)}"
+
+
+def log_lines(lines: Iterable[LogLine], *, as_json: bool, names_node: bool) -> list[str]:
+    """Lines for people: time, node, event, fields. Text that is no event stays as it is."""
+    if as_json:
+        return [line.text for line in lines]
+    return [escaped(_readable(line, names_node=names_node).expandtabs()) for line in lines]
+
+
+def _readable(line: LogLine, *, names_node: bool) -> str:
+    head = f"{line.node:<10} " if names_node else ""
+    fields = _fields(line.text)
+    if "event" not in fields:
+        return f"{head}{line.text}"
+    if fields["event"] == PRINTED:
+        return f"{head}{fields.get('text', '')}"
+    level = str(fields.get("level", "info"))
+    rest = " ".join(f"{key}={field_text(value)}" for key, value in fields.items() if key not in NOT_FIELDS)
+    about = f" about={field_text(fields['node'])}" if fields.get("node", line.node) != line.node else ""
+    time = line.at[11:23]
+    return f"{time} {head}{'' if level == 'info' else f'{level}: '}{fields['event']}{about} {rest}".rstrip()
+
+
+def _fields(text: str) -> dict[str, Any]:
+    """Fields of a structured line; empty for any other text."""
+    if not text.startswith("{"):
+        return {}
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+
+
+def _known(directory: RunDirectory) -> set[str]:
+    """Nodes that ever joined the run, without operators and the spool in the broker's process."""
+    joined = [event for event in directory.read_events() if event.get("event") == "node.joined"]
+    return {str(event["node"]) for event in joined if event.get("role") != "supervisor"} - {HOSTED_SPOOL}

@@ -1,0 +1,88 @@
+"""`asyncrl eval` and `asyncrl export`: commands for trained models."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from asyncrl.cli.parts import RUN_PATH, json_option, report_errors
+from asyncrl.cli.settings import set_option
+from asyncrl.config.engines import ENGINES
+from asyncrl.terminal import echo
+
+# ── commands ──────────────────────────────────────────────────────────────────────────────────
+
+PATH = click.Path(path_type=Path)
+
+
+@click.command("eval")
+@click.argument("model", metavar="MODEL")
+@click.option("--data", multiple=True, metavar="FILE", help="Parquet or JSONL; repeatable.  [default: from --config]")
+@click.option("-k", "--samples", type=int, help="Completions per prompt.  [default: from --config, or 1]")
+@click.option("--reward", help="Reward function.  [default: from --config, or 'auto': by data source]")
+@click.option("--temperature", type=float, help="0 is greedy.  [default: from --config; or 0 for -k 1, and 1 for more]")
+@click.option("--top-p", type=float, help="Nucleus sampling.  [default: from --config, or 1]")
+@click.option("--max-tokens", type=int, help="Most tokens of a completion.  [default: from --config, or at most 1024]")
+@click.option("--max-prompts", type=int, help="Most prompts of each file, from its start.  [default: all]")
+@click.option("--engine", type=click.Choice(list(ENGINES)), help="[default: from --config, or transformers]")
+@click.option("--seed", type=int, help="Sampling seed.  [default: from --config, or 0]")
+@click.option("--config", "path", type=PATH, metavar="CONFIG", help="Other settings.  [default: those of MODEL's run]")
+@set_option
+@click.option("--out", type=PATH, metavar="FILE", help="Also write every completion to a parquet file.")
+@json_option
+@report_errors
+def evaluate(out: Path | None, as_json: bool, **choices: Any) -> None:
+    """
+    Evaluate a model on held-out prompts, without training.
+
+    MODEL is a Hugging Face model directory, a run directory, or a checkpoint in one; the run's settings and held-out
+    prompts are then the defaults. Prints accuracy (avg@k, pass@k and maj@k with several completions per prompt), length
+    and truncation for each data source. Completions without a verdict are in no mean, and counted as failed. Fit the
+    engine to the machine with --set: rollout.slots, rollout.threads, model.dtype and others.
+
+    \b
+    Examples:
+      asyncrl eval models/base --data held_out.parquet -k 8 --reward math
+      asyncrl eval runs/quickstart
+    """
+    from asyncrl.runtime.machine import require_train
+
+    require_train()
+    from asyncrl.runtime.model_files import with_local_copies
+    from asyncrl.tools.evaluate import eval_config, evaluate_model
+
+    config = with_local_copies(eval_config(**choices), partial(echo, err=True), model_setting="MODEL")
+    evaluate_model(config, out=out, as_json=as_json)
+
+
+@click.command()
+@click.argument("run_directory", metavar="RUN", type=RUN_PATH)
+@click.option("--step", metavar="N|best", help="Checkpoint: its step, or the best evaluated.  [default: newest]")
+@click.option("-o", "--out", type=PATH, metavar="DIR", required=True, help="Directory to create.")
+@click.option(
+    "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Cast weights.  [default: as trained]"
+)
+@click.option("--adapter", "is_adapter", is_flag=True, help="Export the LoRA adapter alone, for PEFT.")
+@report_errors
+def export(run_directory: Path, step: str | None, out: Path, dtype: Any, *, is_adapter: bool) -> None:
+    """
+    Export a checkpoint as a Hugging Face model directory.
+
+    RUN is a run directory. The export holds weights, tokenizer and a model card, and loads in transformers and vLLM.
+    With --adapter it is an adapter directory of the PEFT library, for the base model of the run.
+
+    \b
+    Examples:
+      asyncrl export runs/quickstart --step best -o models/mine
+      asyncrl export runs/quickstart --adapter -o adapters/mine
+    """
+    from asyncrl.runtime.machine import require_train
+
+    require_train()
+    from asyncrl.tools.export import export_run
+
+    echo(export_run(run_directory, out, step=step, dtype=dtype, is_adapter=is_adapter))
+
+
+COMMANDS = (evaluate, export)

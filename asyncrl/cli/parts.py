@@ -1,0 +1,96 @@
+"""Parts of all commands: the option ``--json``, the argument RUN, and errors as one line and an exit code."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec
+
+import click
+
+from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.terminal import echo
+from asyncrl.tools.verl.names import verl_names_answered
+
+if TYPE_CHECKING:
+    pass
+
+P = ParamSpec("P")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+EXTRAS = {"numpy": "node", "pyarrow": "node", "torch": "train", "transformers": "train", "safetensors": "train"}
+"""Extra of asyncrl that brings a package, for commands that find only in their course that they need it."""
+
+
+def report_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Run a command within `errors_reported`."""
+
+    @wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        with errors_reported():
+            command(*args, **kwargs)
+
+    return wrapped
+
+
+@contextmanager
+def errors_reported() -> Iterator[None]:
+    """
+    Print an `AsyncrlError` as one line and exit with its code; any other exception is a bug and keeps its trace.
+
+    An optional package that is not installed is a mistake in the configuration of the machine.
+    """
+    try:
+        with verl_names_answered():
+            yield
+    except AsyncrlError as error:
+        _end(str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        install = f"pip install 'asyncrl[{EXTRAS[package]}]'"
+        _end(f"this command needs {package}, which is not installed; run: {install}", ConfigError.exit_code)
+
+
+def _end(sentence: str, exit_code: int) -> None:
+    echo(f"asyncrl: {sentence}", err=True)
+    sys.exit(exit_code)
+
+
+# ── run path ──────────────────────────────────────────────────────────────────────────────────
+# The argument RUN of commands that read the files of a run: a run directory, by default the newest, and no address.
+
+ADDRESSED = ("status", "top", "stop", "drain", "admit", "pause", "resume-sampling", "set", "stacks")
+"""Commands that ask a broker, and take its address too."""
+
+
+class RunPath(click.ParamType[Path]):
+    """A path, taken before its slashes are changed."""
+
+    name = "run"
+
+    def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if "://" in str(value):
+            self.fail(
+                f"{value} is an address, but this command reads files: give the run directory, on the machine that has "
+                f"it; an address is taken by {', '.join(ADDRESSED[:-1])} and {ADDRESSED[-1]}",
+                param,
+                ctx,
+            )
+        return Path(value)
+
+
+RUN_PATH = RunPath()
+
+
+def newest_run() -> Path:
+    """The run below runs/ that began last; raises `click.UsageError` if there is none."""
+    from asyncrl.records.run_directory import RunDirectory
+    from asyncrl.records.run_record import find_runs
+
+    if runs := find_runs(Path("runs")):
+        return max(runs, key=lambda run: RunDirectory(run).config.stat().st_mtime)
+    raise click.UsageError("there are no runs below runs/: give the directory of a run")

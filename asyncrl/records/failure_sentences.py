@@ -1,0 +1,114 @@
+"""
+Failures counted by cause, in words.
+
+    {"reward: the function raised KeyError: 'answer' (score.py:12)": 41}, {"reward": 88}
+        ─▶ KeyError at score.py:12 in 41 of 88 verdicts (47 %), such as 'answer'
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import PurePath
+
+from msgspec import Struct
+
+SHOWN = 3
+"""Causes that have a sentence of their own; the others are summed."""
+ATTEMPTS = {"reward": "verdicts", "rollout": "completions", "payload": "payloads", "trainer": "batches"}
+"""Nouns for the attempts of a stage."""
+OTHERS = "other: causes beyond the first ones"
+"""Name of the causes that are no longer told apart."""
+
+_RAISED = re.compile(
+    r"((?:(?:the )?\w+ raised )?)"
+    r"(\w*(?:Error|Exception|Exit|Interrupt)|[A-Z]\w+(?=: | \())"
+    r"(?:: (.*?))?"
+    r"(?: \(([^()]+:\d+)\))?$"
+)
+
+
+class RaisedError(Struct, frozen=True):
+    """An exception as `asyncrl.plug_in.describe` writes it, ``ValueError: no number (score.py:12)``."""
+
+    before: str
+    """Beginning of the reason, such as ``the function raised ``."""
+    kind: str
+    text: str
+    place: str
+    """File and line; empty if the reason has none."""
+
+    @classmethod
+    def read(cls, reason: str) -> "RaisedError | None":
+        """The exception in a reason; None if the reason is of another form."""
+        found = _RAISED.match(reason)
+        return cls(*(group or "" for group in found.groups())) if found else None
+
+    @property
+    def site(self) -> str:
+        """Type and place, which are the same for exceptions that differ in their texts; empty without a place."""
+        return f"{self.kind} at {self.place}" if self.place else ""
+
+    @property
+    def short_site(self) -> str:
+        """Kind and place of the error, with the name of the file alone: ``KeyError at score.py:12``."""
+        file, _, line = self.place.rpartition(":")
+        return f"{self.kind} at {PurePath(file).name}:{line}" if self.place else ""
+
+    def within(self, chars: int) -> str:
+        """The reason in at most ``chars`` characters, if type and place leave room for any of its text."""
+        rest = f"{self.before}{self.kind}: … ({self.place})"
+        room = max(chars - len(rest), 0)
+        text = self.text if len(self.text) <= room + 1 else f"{self.text[:room]}…"
+        return f"{self.before}{self.kind}{f': {text}' if text else ''} ({self.place})"
+
+
+def sentences(counts: Mapping[str, int], attempts: Mapping[str, int]) -> list[str]:
+    """
+    A sentence for each of the most frequent causes, and one for the others.
+
+    Args:
+        counts: Failures by cause, ``stage: reason``.
+        attempts: Attempts by stage, the failed ones included; a stage may be missing.
+    """
+    known = {name: count for name, count in counts.items() if name != OTHERS}
+    ordered = sorted(known.items(), key=lambda item: -item[1])
+    said = [_sentence(name, count, attempts) for name, count in ordered[:SHOWN]]
+    rest, beyond = ordered[SHOWN:], counts.get(OTHERS, 0)
+    if rest or beyond:
+        number = "" if beyond else f"{len(rest)} "
+        said.append(f"{sum(count for _, count in rest) + beyond:,} more for {number}other causes")
+    return said
+
+
+def by_site(counts: Mapping[str, int]) -> dict[str, int]:
+    """The same counts with exceptions named by type and place, as in sentences, rather than by the first text."""
+    sums: Counter[str] = Counter()
+    for name, count in counts.items():
+        stage, _, reason = name.partition(": ")
+        raised = RaisedError.read(reason)
+        sums[f"{stage}: {raised.short_site}" if raised and raised.place else name] += count
+    return dict(sums.most_common())
+
+
+def _sentence(name: str, count: int, attempts: Mapping[str, int]) -> str:
+    stage, _, reason = name.partition(": ")
+    of = attempts[stage] if attempts.get(stage, 0) >= count else 0
+    what = ATTEMPTS.get(stage, f"attempts ({stage})")
+    if count == 1 and not of:
+        what = what.replace("batches", "batch").removesuffix("s")
+    where = f"{count:,}{f' of {of:,}' if of else ''} {what}{f' ({_percent(count / of)})' if of else ''}"
+    raised = RaisedError.read(reason)
+    if raised is None:
+        return f"{where} failed: {reason}"
+    if not raised.place:
+        return f"{raised.kind} in {where}{f': {raised.text}' if raised.text else ''}"
+    example = f", such as {_quoted(raised.text)}" if raised.text else ""
+    return f"{raised.short_site} in {where}{example}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %") if share >= 0.005 else "under 1 %"
+
+
+def _quoted(text: str) -> str:
+    return text if text[0] in "'\"" else f"'{text}'"

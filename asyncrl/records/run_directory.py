@@ -1,0 +1,243 @@
+"""
+The files of a run.
+
+    runs/NAME/
+      config.toml      resolved: every value the run used
+      ledger.sqlite    the broker's ledger of groups, trajectories and versions
+      metrics.jsonl    one line per step
+      times.jsonl      what each node did in each step, and what it waited for
+      events.jsonl     evaluations, nodes lost, groups dropped, ...
+      samples/         every consumed trajectory, one parquet file per step
+      checkpoints/     step_000200/ ...
+      spool/           payloads not yet trained on
+      logs/            one file per process
+      metrics/         addresses of the processes' metrics, for Prometheus, while they run
+      trackers/        each tracker's position in the files above, and its own files
+      report.html      curves and headline numbers
+      summary.json     outcome of the run; written last
+      broker.address   address at which nodes reach the broker; one line for each that it listens on
+      broker.lock      held by the broker while it serves the run; supervisor.lock by `asyncrl run` likewise
+      secret           secret of the run's sockets, for its user alone
+      sockets          part of the name of the folder of its unix sockets, if another user has taken the usual one
+
+Only the broker's process writes events, metrics and the summary; any process of the run's user may read them at any
+time, and with ``run.share_with_group`` those of its group.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncrl.errors import ConfigError, LedgerError
+from asyncrl.files.access import close_folder, make_folder, require_unaltered
+from asyncrl.files.atomic import needed, replacing
+from asyncrl.files.checkpoints import newest_complete
+from asyncrl.files.json_lines import JsonLines
+from asyncrl.records import times
+from asyncrl.records.states import RunOutcome
+from asyncrl.records.times import TimesLine
+from asyncrl.similar_path import did_you_mean
+
+LOCK_WAIT_S = 10.0
+"""Time for an earlier broker of the run to end: one whose supervisor was killed notices within seconds."""
+
+
+class RunSummary(Struct, frozen=True, kw_only=True):
+    """Outcome of a run, as written to summary.json."""
+
+    name: str
+    status: RunOutcome
+    cause: str = ""
+    """Reason of the failure in one line; empty if the run finished."""
+    seed: int
+    steps: int
+    steps_planned: int
+    versions: int
+    """Number of policy versions published."""
+    wall_s: float
+    base_accuracy: float | None = None
+    """Held-out accuracy before the first step; None if it was not evaluated."""
+    held_out_accuracy: float | None = None
+    """Held-out accuracy at the last evaluation; None if there was none."""
+    held_out_failed: int = 0
+    """Completions of the last evaluation that failed, and are not in its accuracy."""
+    trained_tokens: int
+    staleness_mean: float
+    staleness_max: int
+    logprob_gap_mean: float | None = None
+    """Mean |rollout - trainer log-prob| under the same weights, nats, over comparable tokens; None without any."""
+    logprob_gap_max: float | None = None
+    ledger_records: int = 0
+    """Records that the ledger had on disk; 0 if the broker did not write this summary."""
+    ledger_head: str = ""
+    """Digest of these records, which shows whether any of them was changed since."""
+    failed: dict[str, int] = {}
+    """
+    Failed attempts to sample or grade a trajectory by cause, ``stage: reason``, most frequent first. Exceptions are
+    named by type and place, such as ``reward: KeyError at score.py:12``.
+    """
+    failures: list[str] = []
+    """Failures in words, such as ``KeyError at score.py:12 in 41 of 88 verdicts (47 %), such as 'answer'``."""
+    groups_issued: int = 0
+    """Training groups whose sampling began; 0 if the broker did not write this summary."""
+    groups_failed: int = 0
+    """Groups of these that were dropped because a trajectory failed for good."""
+    directory: str = ""
+    """Absolute path of the run directory, in what `asyncrl.run` returns; not in summary.json, which may be moved."""
+    checkpoint: str = ""
+    """Absolute path of the newest checkpoint in it, likewise; empty without one."""
+
+
+PLACES = ("directory", "checkpoint")
+
+
+def content_of(summary: RunSummary) -> bytes:
+    """Content of summary.json."""
+    values = {key: value for key, value in msgspec.to_builtins(summary).items() if key not in PLACES}
+    return msgspec.json.format(msgspec.json.encode(values), indent=2) + b"\n"
+
+
+class RunDirectory:
+    """
+    Paths in one run directory; reads and writes its records. Reading a directory that does not exist gives no records.
+
+    ``wall_clock`` returns seconds since 1970, the time of an event.
+    """
+
+    def __init__(self, path: Path, wall_clock: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.ledger = path / "ledger.sqlite"
+        self.metrics = path / "metrics.jsonl"
+        self.times = path / "times.jsonl"
+        self.events = path / "events.jsonl"
+        self.samples = path / "samples"
+        self.checkpoints = path / "checkpoints"
+        self.spool = path / "spool"
+        self.logs = path / "logs"
+        self.trackers = path / "trackers"
+        self.report = path / "report.html"
+        self.summary = path / "summary.json"
+        self.address = path / "broker.address"
+        self.lock = path / "broker.lock"
+        self.supervisor_lock = path / "supervisor.lock"
+        self.secret = path / "secret"
+        self._wall_clock = wall_clock
+
+    @classmethod
+    def create(cls, parent: Path, name: str, *, group_reads: bool = False) -> "RunDirectory":
+        """
+        Create the directory ``name``, or ``name-2``, ``name-3``, ... if it exists: no run is ever overwritten. No other
+        user can enter it, but for its group if that ``group_reads``.
+
+        Raises `ConfigError` if that fails, or ``name`` is not the name of a single folder.
+        """
+        if not name or name == ".." or Path(name).name != name:
+            raise ConfigError(f"run.name is {name!r}: expected the name of a single folder, without '/'")
+        number = 1
+        while True:
+            path = parent / (name if number == 1 else f"{name}-{number}")
+            try:
+                make_folder(path, group_reads=group_reads)
+            except OSError as error:
+                if parent.exists() and not parent.is_dir():
+                    raise ConfigError(f"run.dir {parent} is a file, not a folder") from None
+                if not isinstance(error, FileExistsError):
+                    raise ConfigError(f"cannot create the run directory {path}: {error.strerror}") from error
+                number += 1
+            else:
+                return cls(path)._with_folders()
+
+    @classmethod
+    def reopen(cls, path: Path) -> "RunDirectory":
+        """
+        Open the directory of a run that continues, and delete its summary, which no longer holds.
+
+        Raises `ConfigError` if there is no run in ``path``, and `RunFailed` if the disk refuses a write.
+        """
+        directory = cls(path)
+        if not directory.config.is_file():
+            meant = did_you_mean(path, lambda beside: cls(beside).config.is_file())
+            raise ConfigError(f"no run to resume: {directory.config} does not exist{meant}")
+        with needed(directory.summary):
+            directory.summary.unlink(missing_ok=True)
+            return directory._with_folders()
+
+    def close(self, *, group_reads: bool = False) -> str:
+        """
+        Keep other users out of the directory of an existing run. Returns a sentence if they could enter it before.
+
+        Raises `ConfigError` if one of them could have written config.toml.
+        """
+        if self.config.is_file():
+            require_unaltered(self.config, "configuration")
+        return close_folder(self.path, group_reads=group_reads)
+
+    def write_config(self, text: str) -> None:
+        """Replace config.toml atomically. Raises `RunFailed` if the disk refuses the write."""
+        with needed(self.config), replacing(self.config) as unfinished:
+            unfinished.write_text(text)
+
+    def append_event(self, kind: str, /, **fields: Any) -> None:
+        """Append ``{"event": kind, "at": "2026-01-31T12:00:00.123Z", ...fields}`` to events.jsonl."""
+        at = datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(timespec="milliseconds")
+        JsonLines(self.events).append({"event": kind, "at": at.replace("+00:00", "Z"), **fields})
+
+    def append_metrics(self, metrics: Mapping[str, float]) -> None:
+        JsonLines(self.metrics).append(metrics)
+
+    def append_times(self, line: TimesLine) -> None:
+        times.append(self.times, line)
+
+    def read_times(self) -> list[TimesLine]:
+        """Times of all nodes, in order; raises as `read_events`."""
+        return times.read(self.times)
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """Every event so far, in order. Raises `LedgerError` if the file is damaged."""
+        return JsonLines(self.events).read()
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The metrics of every step, ordered by step; of a repeated step, the later line. Raises as `read_events`."""
+        lines = JsonLines(self.metrics).read()
+        by_step = {line["step"]: line for line in lines if isinstance(line.get("step"), int)}
+        return [by_step[step] for step in sorted(by_step)]
+
+    def write_summary(self, summary: RunSummary) -> None:
+        """Write summary.json atomically. Raises `RunFailed` if the disk refuses the write."""
+        with needed(self.summary), replacing(self.summary) as unfinished:
+            unfinished.write_bytes(content_of(summary))
+
+    def located(self, summary: RunSummary) -> RunSummary:
+        """The summary with the places of the run directory and of its newest checkpoint."""
+        newest = newest_complete(self.checkpoints)
+        checkpoint = str(newest[1].absolute()) if newest else ""
+        return replace(summary, directory=str(self.path.absolute()), checkpoint=checkpoint)
+
+    def read_summary(self) -> RunSummary | None:
+        """The summary; None while the run continues or if it was killed. Raises `LedgerError` if it is damaged."""
+        try:
+            return msgspec.json.decode(self.summary.read_bytes(), type=RunSummary)
+        except FileNotFoundError:
+            return None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise LedgerError(f"{self.summary} is not a summary: {error}; remove it") from error
+
+    def finished_summary(self) -> RunSummary | None:
+        """The summary of a run that made its steps; None for any other. Raises as `read_summary`."""
+        summary = self.read_summary()
+        return summary if summary is not None and summary.status == "finished" else None
+
+    def _with_folders(self) -> "RunDirectory":
+        for folder in (self.samples, self.checkpoints, self.spool, self.logs):
+            folder.mkdir(exist_ok=True)
+        return self
+
+    def __repr__(self) -> str:
+        return f"<RunDirectory {self.path}>"

@@ -1,0 +1,393 @@
+"""
+Reader of run directories: whether a run goes on, a few numbers of it, or everything that it recorded.
+
+    broker.lock held                    running
+    summary.json                        finished | failed | interrupted
+    neither                             as the last event says, else stopped
+
+`overview` reads the small files alone, so a long run costs no more; `read_run` reads all. A missing or damaged file
+becomes a note, not an error, and the other files are read all the same: a report is needed most when something went
+wrong.
+"""
+
+import math
+import os
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from asyncrl.config.config import leaves
+from asyncrl.errors import ConfigError, LedgerError
+from asyncrl.files.json_lines import JsonLines
+from asyncrl.files.lock import is_locked
+from asyncrl.records.run_directory import RunDirectory, RunSummary
+from asyncrl.records.samples import PicturedSample, SampledEpisode, read_first_episodes, read_pictured_samples
+from asyncrl.records.states import RunState
+from asyncrl.records.times import TimesLine
+from asyncrl.similar_path import did_you_mean
+
+T = TypeVar("T")
+Event = dict[str, Any]
+
+NO_SUMMARY = "summary.json does not exist yet: the run is still running, or it was killed"
+NOT_METRICS = ("policy_version", "accuracy", "num_prompts", "time_s")
+"""Fields of an ``eval.finished`` event that do not go into `EvaluationEvent.metrics`."""
+ENDS = ("run.started", "run.resumed", "run.finished")
+"""Events of which the last tells whether the run has ended."""
+
+# ── runs ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_run(path: Path) -> bool:
+    """True if ``path`` is a run directory."""
+    return RunDirectory(path).config.is_file()
+
+
+def require_run(path: Path) -> RunDirectory:
+    """A run directory; raises `ConfigError`, with the run that was probably meant, if ``path`` is none."""
+    if not is_run(path):
+        meant = did_you_mean(path, is_run)
+        raise ConfigError(f"{path} is not a run directory: there is no config.toml in it{meant}")
+    return RunDirectory(path)
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Run directories directly below ``folder``, by name. Empty if there is no such folder."""
+    return sorted(path for path in folder.iterdir() if is_run(path)) if folder.is_dir() else []
+
+
+def is_served(directory: RunDirectory) -> bool:
+    """True if a broker of this user on this machine serves the run."""
+    return _is_held(directory.lock)
+
+
+def is_starting(directory: RunDirectory) -> bool:
+    """True if a broker serves the run and has yet to listen: it writes its address after it took the lock."""
+    if not is_served(directory):
+        return False
+    try:
+        return directory.address.stat().st_mtime_ns < directory.lock.stat().st_mtime_ns
+    except FileNotFoundError:
+        return True
+
+
+def is_supervised(directory: RunDirectory) -> bool:
+    """True if `asyncrl run` or `asyncrl resume` runs the run on this machine."""
+    return _is_held(directory.supervisor_lock)
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        return is_locked(lock)
+    except PermissionError:  # The file is another user's, who alone can tell.
+        return False
+
+
+# ── states, evaluations ───────────────────────────────────────────────────────────────────────
+
+
+class EvaluationEvent(Struct, frozen=True):
+    """One evaluation on the held-out prompts: an ``eval.finished`` event."""
+
+    policy_version: int
+    accuracy: float
+    num_prompts: int
+    time_s: float | None
+    """Seconds since the run's start."""
+    metrics: dict[str, float] = {}
+    """Further metrics, such as ``pass@4``; finite numbers only."""
+
+
+def state_of(summary: RunSummary | None, events: Iterable[Event], *, is_served: bool) -> RunState:
+    """
+    State of a run by its files; `asyncrl.records.states` has the words.
+
+    Args:
+        events: Read if there is no summary, as when it is damaged.
+        is_served: A broker serves the run.
+    """
+    if is_served:
+        return "running"
+    if summary:
+        return summary.status
+    end = _end(events)
+    return "stopped" if end is None else end.get("status", "finished")
+
+
+def cause_of(summary: RunSummary | None, events: Iterable[Event]) -> str:
+    """Reason of a failure; empty without one."""
+    return summary.cause if summary else str((_end(events) or {}).get("cause") or "")
+
+
+def evaluations_of(events: Iterable[Event]) -> list[EvaluationEvent]:
+    """
+    Every evaluation, ordered by version; of a version evaluated twice, the later one.
+
+    One in which every prompt failed has measured nothing, and is left out.
+    """
+    found: dict[int, EvaluationEvent] = {}
+    for event in (event for event in events if event.get("event") == "eval.finished"):
+        version, accuracy = event.get("policy_version"), _number(event.get("accuracy"))
+        prompts = int(_number(event.get("num_prompts")) or 0)
+        if isinstance(version, int) and accuracy is not None and prompts:
+            numbers = {key: number for key in event if (number := _number(event[key])) is not None}
+            metrics = {key: number for key, number in numbers.items() if key not in NOT_METRICS}
+            found[version] = EvaluationEvent(version, accuracy, prompts, numbers.get("time_s"), metrics)
+    return [found[version] for version in sorted(found)]
+
+
+def _end(events: Iterable[Event]) -> Event | None:
+    """The ``run.finished`` event; None if the run was resumed after it."""
+    last = [event for event in events if event.get("event") in ENDS][-1:]
+    return last[0] if last and last[0]["event"] == "run.finished" else None
+
+
+# ── overview ──────────────────────────────────────────────────────────────────────────────────
+
+
+class RunOverview(Struct, frozen=True, kw_only=True):
+    """One run, as far as its files could be read."""
+
+    run: str
+    """Name of the run directory."""
+    status: RunState
+    cause: str = ""
+    """Reason of a failure."""
+    step: int
+    """Steps with metrics."""
+    steps: int | None
+    """Steps planned; None if the configuration cannot be read."""
+    reward: float | None
+    """Mean reward of the last step; None before the first."""
+    base_accuracy: float | None
+    accuracy: float | None
+    """Held-out accuracy of the last evaluation; None before the first."""
+    accuracy_failed: int = 0
+    """Completions of the last evaluation that failed, and are not in its accuracy."""
+    checkpoint: str = ""
+    """Path of the newest checkpoint; empty without one."""
+    began_at: str = ""
+    """Time of the first event, ISO 8601; before it, that of the configuration; empty without one."""
+    age_s: float | None = None
+    """Seconds since then."""
+    wall_s: float | None = None
+    """Seconds that it took; None if no end is recorded."""
+    num_bytes: int = 0
+    """Space on disk."""
+    metrics: dict[str, Any] = {}
+    """Metrics of the last step."""
+    notes: list[str] = []
+    """One sentence for each file that could not be read."""
+
+
+def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunOverview:
+    """Read a run directory. A file that is missing or damaged leaves its values unset."""
+    directory, notes = RunDirectory(path), list[str]()
+    summary = _read(directory.read_summary, None, notes)
+    line = _read(JsonLines(directory.metrics).last, None, notes) or {}
+    events: list[Event] = [] if summary else _read(directory.read_events, [], notes)
+    base_accuracy, accuracy, accuracy_failed = _accuracies(summary, events)
+    first = _read(JsonLines(directory.events).first, None, notes) or {}
+    began_at = str(first.get("at", "")) or _changed_at(directory.config)
+    planned = None if summary else read_settings(directory, notes).get("run.steps")
+    checkpoints = sorted(directory.checkpoints.glob("step_*/manifest.json"))
+    return RunOverview(
+        run=path.resolve().name,
+        status=state_of(summary, events, is_served=is_served(directory)),
+        cause=cause_of(summary, events),
+        step=summary.steps if summary else int(line.get("step", -1)) + 1,
+        steps=summary.steps_planned if summary else planned if isinstance(planned, int) else None,
+        reward=line.get("reward"),
+        base_accuracy=base_accuracy,
+        accuracy=accuracy,
+        accuracy_failed=accuracy_failed,
+        checkpoint=str(checkpoints[-1].parent) if checkpoints else "",
+        began_at=began_at,
+        age_s=wall_clock() - datetime.fromisoformat(began_at).timestamp() if began_at else None,
+        wall_s=summary.wall_s if summary else None,
+        num_bytes=sum(_sizes(path)),
+        metrics=line,
+        notes=notes,
+    )
+
+
+def _accuracies(summary: RunSummary | None, events: Sequence[Event]) -> tuple[float | None, float | None, int]:
+    """Held-out accuracy before the first step, that of the last evaluation, and how many failed in the latter."""
+    if summary:
+        return summary.base_accuracy, summary.held_out_accuracy, summary.held_out_failed
+    if not (found := evaluations_of(events)):
+        return None, None, 0
+    base = found[0].accuracy if found[0].policy_version == 0 else None
+    return base, found[-1].accuracy, int(found[-1].metrics.get("failed", 0))
+
+
+def _changed_at(path: Path) -> str:
+    try:
+        return (
+            datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        )
+    except FileNotFoundError:
+        return ""
+
+
+def _sizes(path: Path) -> Iterator[int]:
+    """Space that each file takes on disk, in bytes. Files that vanish meanwhile take none."""
+    for folder, _, files in os.walk(path):
+        for name in files:
+            try:
+                yield Path(folder, name).lstat().st_blocks * 512
+            except FileNotFoundError:
+                continue
+
+
+# ── record ────────────────────────────────────────────────────────────────────────────────────
+
+
+class SettingChange(Struct, frozen=True):
+    """A setting that got another value while the run went on: a ``setting.changed`` event."""
+
+    key: str
+    value: Any
+    step: int
+    """Optimizer steps done before it."""
+
+
+class RunRecord(Struct, frozen=True, kw_only=True):
+    """Config, metrics, events and summary of a run, as far as they could be read."""
+
+    name: str
+    config: dict[str, Any]
+    """Every value under its full key, such as ``schedule.staleness``."""
+    summary: RunSummary | None
+    metrics: list[dict[str, Any]]
+    """One entry per step, in order."""
+    events: list[dict[str, Any]]
+    is_served: bool = False
+    """A broker of this user on this machine serves the run."""
+    pictured: list[PicturedSample]
+    """Samples whose prompts have pictures, for the report."""
+    times: list[TimesLine] = []
+    """Times of all nodes, in order; read by `RunDirectory.read_times`, because they may have a gigabyte."""
+    notes: list[str]
+    """One sentence for each file that could not be read."""
+    episodes: list[SampledEpisode] = []
+    """Some episodes of the last step, for the report."""
+
+    @property
+    def status(self) -> RunState:
+        return state_of(self.summary, self.events, is_served=self.is_served)
+
+    @property
+    def cause(self) -> str:
+        return cause_of(self.summary, self.events)
+
+    @property
+    def wall_s(self) -> float | None:
+        """Duration of the run, or up to its last recorded step; None if no step was recorded."""
+        if self.summary:
+            return self.summary.wall_s
+        times = self.curve("time_s")
+        return times[-1][1] if times else None
+
+    @property
+    def metric_names(self) -> list[str]:
+        return list(dict.fromkeys(name for line in self.metrics for name in line))
+
+    @property
+    def live_settings(self) -> dict[str, Any]:
+        """Settings that were changed while the run went on, by full key, as they are by now."""
+        return {change.key: change.value for change in self.changes()}
+
+    def changes(self) -> list[SettingChange]:
+        """Settings that were changed while the run went on, in order."""
+        done_s = [time_s for _, time_s in self.curve("time_s")]
+        return [
+            SettingChange(event["key"], event["value"], sum(s <= (_number(event.get("time_s")) or 0.0) for s in done_s))
+            for event in self._changes()
+            if "key" in event and "value" in event
+        ]
+
+    @property
+    def changed_s(self) -> float:
+        """Time of the last change of a setting, in seconds since the run's start; 0 without one."""
+        return max((_number(event.get("time_s")) or 0.0 for event in self._changes()), default=0.0)
+
+    def curve(self, key: str, x_key: str = "step") -> list[tuple[float, float]]:
+        """``(x, value)`` of every step that recorded a finite number under both keys."""
+        points = ((_number(line.get(x_key)), _number(line.get(key))) for line in self.metrics)
+        return [(x, y) for x, y in points if x is not None and y is not None]
+
+    def mean(self, key: str, weight: str = "") -> float | None:
+        """Mean over steps, weighted by the metric ``weight`` if it was recorded; None if ``key`` was not recorded."""
+        pairs = self.curve(key, weight or "step")
+        total = sum(x for x, _ in pairs) if weight else 0.0
+        if total > 0:
+            return sum(x * y for x, y in pairs) / total
+        values = [y for _, y in self.curve(key)]
+        return sum(values) / len(values) if values else None
+
+    def total(self, key: str) -> float | None:
+        """Sum over steps; None if nothing was recorded."""
+        values = [y for _, y in self.curve(key)]
+        return sum(values) if values else None
+
+    def evaluations(self) -> list[EvaluationEvent]:
+        """Evaluations by version, see `evaluations_of`."""
+        return evaluations_of(self.events)
+
+    def _changes(self) -> list[dict[str, Any]]:
+        return [event for event in self.events if event.get("event") == "setting.changed"]
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a run directory. Raises `ConfigError` if ``path`` is not a directory."""
+    if not path.is_dir():
+        raise ConfigError(f"no such run: {path} is not a directory{did_you_mean(path, is_run)}")
+    directory, notes = RunDirectory(path), list[str]()
+    return RunRecord(
+        name=path.resolve().name,
+        config=read_settings(directory, notes),
+        summary=_read(directory.read_summary, None, notes, NO_SUMMARY),
+        metrics=_read(directory.read_metrics, [], notes, "metrics.jsonl is missing or empty"),
+        events=_read(directory.read_events, [], notes, "events.jsonl is missing or empty"),
+        is_served=is_served(directory),
+        pictured=_read(partial(read_pictured_samples, directory.samples), [], notes),
+        episodes=_read(partial(read_first_episodes, directory.samples), [], notes),
+        notes=notes,
+    )
+
+
+def read_settings(directory: RunDirectory, notes: list[str]) -> dict[str, Any]:
+    """Every value of config.toml under its full key; a note if it is missing or cannot be read."""
+    try:
+        return dict(leaves(tomllib.loads(directory.config.read_text(encoding="utf-8"))))
+    except FileNotFoundError:
+        notes.append("config.toml is missing")
+    except (OSError, ValueError) as error:
+        notes.append(f"config.toml cannot be read: {error}")
+    return {}
+
+
+def _read(read: Callable[[], T], default: T, notes: list[str], missing: str = "") -> T:
+    """Content of a file; ``default`` and a note if it is damaged, and the note ``missing`` if there is nothing."""
+    try:
+        found = read()
+    except LedgerError as error:
+        notes.append(str(error))
+        return default
+    if not found and missing:
+        notes.append(missing)
+    return found
+
+
+def _number(value: Any) -> float | None:
+    """``value`` if it is a finite number, else None. NaN is recorded as null."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,63 @@
+"""
+States of a run, a group and a node: one word for one thing, in `asyncrl status`, `top` and `ls`, in metrics, on the
+dashboard, in reports and in the documentation.
+
+    run     running ◀─▶ paused ─▶ ending ─▶ finished | failed | interrupted        without an end: stopped
+    group   unleased ─▶ sampling ─▶ grading ─▶ complete ─▶ taken
+    node    loading ─▶ ready: working | waiting ─▶ leaving ─▶ left       silent, stalled, barred; lost, exited
+
+Messages have those words of them that a broker says (`asyncrl.messages.supervisor`); events are named by what happens.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+# ── run ───────────────────────────────────────────────────────────────────────────────────────
+
+RunOutcome = Literal["finished", "failed", "interrupted"]
+"""Outcome of a run, as summary.json has it."""
+RunState = Literal["running", "paused", "ending", "stopped", RunOutcome]
+RUN_STATES: Mapping[RunState, str] = {
+    "running": "a broker of this user on this machine holds broker.lock, or the broker that was asked says so",
+    "paused": "an operator paused sampling; the trainer trains what is complete",
+    "ending": "its end has begun; nodes store what they have",
+    "finished": "every step was trained",
+    "failed": "it ended early, for the cause in its summary",
+    "interrupted": "somebody ended it early; it can be resumed",
+    "stopped": "no end is recorded and no broker serves it: it was told to stop, was killed, or its machine went down",
+}
+"""Meaning of each state of a run. Files alone do not tell ``paused`` and ``ending`` from ``running``."""
+
+# ── group ─────────────────────────────────────────────────────────────────────────────────────
+
+GroupState = Literal["unleased", "sampling", "grading", "complete", "taken"]
+GROUP_STATES: Mapping[GroupState, str] = {
+    "unleased": "no rollout has any of its trajectories, and some are missing",
+    "sampling": "a rollout has some of its trajectories",
+    "grading": "all its trajectories are stored, and some wait for a reward",
+    "complete": "every trajectory has a reward",
+    "taken": "a step took it, whose weights are not live yet",
+}
+"""Meaning of each state of an open training group."""
+
+# ── node ──────────────────────────────────────────────────────────────────────────────────────
+
+ConnectedState = Literal["loading", "ready", "silent", "stalled", "barred", "leaving"]
+"""State of a node that is connected to the broker."""
+NodeState = Literal[ConnectedState, "working", "waiting", "left", "lost", "exited"]
+NODE_STATES: Mapping[NodeState, str] = {
+    "loading": "it has joined, and loads its model",
+    "ready": "it can be given work: `asyncrl status` tells ``working`` from ``waiting``",
+    "working": "it is ready, and has work",
+    "waiting": "it is ready, and waits for work, weights or a batch",
+    "silent": "it was not heard for so long that it gets no new work",
+    "stalled": "it is heard, and has made no progress for so long that it gets no new work",
+    "barred": "it fails what others do not, and gets no work",
+    "leaving": "it finishes what it has, and gets no new work",
+    "left": "it has left as it said",
+    "lost": "it was not heard for so long that the broker gave it up, or its session ended without a word",
+    "exited": "its process ended, as its supervisor says",
+}
+"""Meaning of each state of a node."""
+
+CONNECTED_STATES: tuple[ConnectedState, ...] = get_args(ConnectedState)

@@ -1,0 +1,63 @@
+"""The half of an engine that knows text: prompts, pictures, turns and completions as token ids, by a tokenizer."""
+
+from transformers import PreTrainedTokenizerBase
+
+from asyncrl.config.sections.sampling import ToolParser
+from asyncrl.messages.trajectory import Prompt
+from asyncrl.rollout.engine import Seam
+from asyncrl.rollout.engines import text
+from asyncrl.rollout.engines.seams import make_seam
+from asyncrl.rollout.engines.special_tokens import SpelledTokens, special_tokens
+from asyncrl.vision.processor import ImageProcessor
+
+
+class TokenizedEngine:
+    """`Engine.encode`, `Engine.decode` and `ConversingEngine.seam` of an engine whose model has a tokenizer."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        chat_template_kwargs: text.TemplateKwargs = text.NO_KWARGS,
+        split_special_tokens: bool = True,
+        processor: ImageProcessor | None = None,
+    ) -> None:
+        """
+        Keep the tokenizer.
+
+        Args:
+            chat_template_kwargs: ``data.chat_template_kwargs``.
+            split_special_tokens: ``data.split_special_tokens``.
+            processor: Image processor of the model; None if the model reads no pictures.
+        """
+        self._tokenizer = tokenizer
+        self._special = special_tokens(tokenizer)
+        self._template_kwargs = chat_template_kwargs
+        self._spelled = SpelledTokens(tokenizer, are_text=split_special_tokens)
+        self._processor = processor
+        self._picture_ids = processor.vision_token_ids if processor else frozenset[int]()
+        """Tokens that stand for pictures: no completion has them."""
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """See `Engine.encode`."""
+        return text.encode(self._tokenizer, prompt, self._template_kwargs, self._processor, self._spelled)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """See `Engine.decode`."""
+        return text.decode(self._tokenizer, token_ids)
+
+    def seam(self, *, is_chat: bool = True, tools: str = "", tool_parser: ToolParser = "auto") -> Seam:
+        """See `ConversingEngine.seam`."""
+        return make_seam(
+            self._tokenizer,
+            self._template_kwargs,
+            is_chat=is_chat,
+            tools=tools,
+            tool_parser=tool_parser,
+            never=self._picture_ids,
+            spelled=self._spelled,
+        )
+
+    def _stops_here(self, token_ids: list[int], stop: list[str]) -> bool:
+        """True if the text of these tokens has a stop string."""
+        return text.has_stop(self._tokenizer, token_ids, stop, self._special)

@@ -1,0 +1,134 @@
+"""
+Embedding API: attaches an existing process, such as an inference server, to a run as a rollout.
+
+    host = Host()
+    task = asyncio.create_task(attach(engine, "tcp://127.0.0.1:5570", "server-1", slots=64, host=host))
+    with host.user_request():                 # the rollout makes way
+        ...
+    host.health.state                         # such as "rolling_out"
+    task.cancel()                             # leave the run
+    await asyncio.wait([task])
+
+The host provides an `asyncrl.rollout.engine.Engine`. `attach` opens sockets to the broker and the spools, and a thread
+for weight transfers, and closes them when it ends. It installs no signal handlers and does not configure logging.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+from asyncrl.errors import ConfigError, LinkError
+from asyncrl.log import get_logger
+from asyncrl.messages.words import WeightsVia
+from asyncrl.rollout.engine import Engine
+from asyncrl.runtime.rollout import Host, RolloutNode
+from asyncrl.runtime.sessions import RunNode, ToldToStop
+from asyncrl.wire.handshake import identity
+from asyncrl.wire.run_address import check_location, find_run
+
+log = get_logger()
+
+
+async def attach(
+    engine: Engine,
+    address: str | os.PathLike[str],
+    name: str,
+    *,
+    slots: int,
+    key: str | os.PathLike[str] | None = None,
+    wait_s: float | None = None,
+    host: Host | None = None,
+    weights: WeightsVia = "collective",
+) -> None:
+    """
+    Generate trajectories with ``engine`` until the run is over or the broker drains this node.
+
+    The broker leases prompts to the node and sends it every new policy version. If the broker restarts or is away, the
+    node waits for it, with warnings in the log, then joins it again with its unfinished trajectories. Cancel the
+    coroutine to leave at once: other nodes then generate the unfinished trajectories again.
+
+    Args:
+        engine: Remains open and owned by the caller. It must have the architecture of the trainer's model; its weights
+            are replaced by the first transfer.
+        address: Address of the broker, such as ``tcp://127.0.0.1:5570``, or a run directory of this machine.
+        name: Name of this node, unique in the run.
+        slots: Maximum number of completions that the engine decodes concurrently.
+        key: File with the key of this node, or with the secret of the run. Not needed on the broker's machine by
+            processes of its user.
+        wait_s: Seconds to wait for the broker to answer, at the start and whenever it was lost; None waits as long as
+            the coroutine runs.
+        host: Users' requests that the rollout makes way for, and the place of its health. None samples all the time.
+        weights: Way by which weights reach the node: ``collective``, or ``spool`` for a node that the trainer cannot
+            reach, such as one in another data centre.
+
+    Raises:
+        ConfigError: ``address`` is not an address, there are no credentials for it, or the run's devices are shared.
+        LinkError: The broker does not answer within ``wait_s``.
+        LinkRefused: The broker rejects the node, for example because its model differs from the trainer's.
+        EngineError, EngineDied: The engine failed.
+    """
+    host = host or Host()
+    address = os.fspath(address)
+    try:
+        host.enter("waiting_for_broker")
+        check_location(address, "address")
+        run = await find_run(address, Path(key) if key else None, wait_s)
+        joining = partial(RunNode, run=run, wait_s=wait_s, rejoin_on=LinkError)
+        node = joining(identity("rollout", name))
+        while await _until_busy(partial(_take_part, node, engine, address, slots, weights, host), host, name):
+            await host.users.until_idle()
+            host.enter("waiting_for_broker")
+            node = joining(identity("rollout", name), run_id=node.run_id)
+    except Exception as error:  # the host may never await the task, and must hear of its end nevertheless
+        host.failed(error)
+        log.error("rollout.ended", node=name, address=address, cause=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        host.enter("ended")
+
+
+async def _take_part(  # noqa: PLR0917  private, and all of different types
+    node: RunNode, engine: Engine, address: str, slots: int, weights: WeightsVia, host: Host, stopping: asyncio.Event
+) -> None:
+    """Roll out until the run is over, or ``stopping`` is set and the rollout has drained."""
+    node.stopping = stopping
+    rollout: RolloutNode | None = None
+    async with AsyncExitStack() as stack:
+        async for session in node.sessions():
+            async with session:
+                if session.config.rollout.colocated:
+                    raise ConfigError(
+                        f"the run at {address} has rollout.colocated: its rollouts sleep in the trainer's turns, and "
+                        f"an engine that serves users cannot; use a run without it"
+                    )
+                if rollout is None:
+                    rollout = RolloutNode(engine, session, slots=slots, weights=weights, host=host)
+                    await stack.enter_async_context(rollout)
+                    node.make_hello = rollout.hello
+                await rollout.take_part(session)
+
+
+async def _until_busy(roll: Callable[..., Awaitable[None]], host: Host, name: str) -> bool:
+    """Await ``roll``, but leave the run when users keep the host busy for long. True if they did."""
+    stopping = asyncio.Event()
+    is_handed_back = False
+
+    async def hand_back() -> None:
+        nonlocal is_handed_back
+        await host.users.until_busy_for(host.hand_back_s)
+        is_handed_back = True
+        log.info("rollout.handed_back", node=name, busy_s=host.hand_back_s)
+        host.enter("paused_for_users")
+        stopping.set()
+
+    handing_back = asyncio.create_task(hand_back(), name="asyncrl-hand-back")
+    try:
+        await roll(stopping=stopping)
+    except ToldToStop:  # The broker was lost meanwhile; it leases the trajectories again.
+        pass
+    finally:
+        handing_back.cancel()
+    return is_handed_back

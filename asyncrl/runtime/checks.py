@@ -1,0 +1,336 @@
+"""
+Checks of a run on this machine. `asyncrl run` stops at the first failure; `asyncrl doctor FILE` reports all of them.
+
+    devices ─▶ engine ─▶ trackers ─▶ functions ─▶ environment ─▶ model ─▶ data
+
+Each returns a short text, or raises one error. The architecture, which needs torch, is checked in a process of its own.
+"""
+
+import asyncio
+import heapq
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from asyncrl.config.checks.environment import check_experts, check_pictures
+from asyncrl.config.config import Config
+from asyncrl.config.engines import imported
+from asyncrl.config.model.adapter import check_adapter
+from asyncrl.config.model.directory import check_model, require_directory
+from asyncrl.config.model.tokenizer import FAST, num_experts
+from asyncrl.config.model.weights import check_weights
+from asyncrl.config.run_file import with_backend
+from asyncrl.config.sections.data import Data
+from asyncrl.data.chat_template import check_template, read_special_tokens, read_template, text_advice
+from asyncrl.data.check import CountTokens, FindSpelled, bad_row_lines
+from asyncrl.data.images import check_model_reads
+from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
+from asyncrl.environment.interface import Description
+from asyncrl.environment.pool import make_environments
+from asyncrl.environment.workers import named
+from asyncrl.errors import ConfigError
+from asyncrl.messages.trajectory import Prompt
+from asyncrl.records.trackers import check_trackers
+from asyncrl.reward.catalogue import resolve
+from asyncrl.reward.routing import auto_routed, check_routes
+from asyncrl.runtime.check_functions import check_functions
+from asyncrl.runtime.machine import (
+    TRAIN,
+    Devices,
+    apart,
+    find,
+    missing_packages,
+    require_train,
+    share,
+)
+from asyncrl.weights.groups.device import installed_version
+
+# ── engine ────────────────────────────────────────────────────────────────────────────────────
+# Check that the rollout engine is installed and knows its arguments, without importing it.
+
+
+def check_engine(config: Config, kind: str) -> str:
+    """
+    Describe the engine and its version.
+
+    Args:
+        kind: Kind of the rollouts' devices.
+
+    Raises:
+        ConfigError: The engine is not installed, or the installed version does not know an argument.
+    """
+    entry = config.rollout.entry
+    if entry.describe:
+        return str(imported(entry.describe)(config, kind))
+    versions = [f"{name} {installed_version(name) or '(not installed here)'}" for name in entry.packages]
+    return ", ".join(versions) or config.rollout.engine
+
+
+# ── environment ───────────────────────────────────────────────────────────────────────────────
+# Loads the run's environment in a worker before anything starts, as a rollout will: it names what is missing.
+
+KINDS = {"steps": "turn by turn", "solve": "an agent program", "command": "an agent program"}
+RESUMES = {
+    "replay": "continued elsewhere by replay",
+    "snapshot": "continued elsewhere from snapshots",
+    "rerun": "continued elsewhere by running again",
+    "none": "begun anew elsewhere",
+}
+"""Ways to go on after a node is lost, by `Description.resume`."""
+INSTALL = "pip install 'asyncrl[agents]'"
+SHOWN = 5
+"""Most tools that are named."""
+
+
+def check_environment(config: Config) -> str:
+    """
+    Describe the environment of a run; ``none`` without one.
+
+    Raises `ConfigError` if its interpreter or a package is missing, or its code cannot be loaded.
+    """
+    if not config.environment.is_set:
+        return "none"
+    with ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop
+        description = thread.submit(asyncio.run, _described(config)).result()
+    if description.kind != "steps" and find_spec("uvicorn") is None:
+        raise ConfigError(f"{named(config.environment)} is an agent program and needs uvicorn: {INSTALL}")
+    return ", ".join([f"{named(config.environment)}: {KINDS[description.kind]}", *_abilities(description)])
+
+
+async def _described(config: Config) -> Description:
+    async with make_environments(replace(config.environment, workers=1), "check", "check") as environments:
+        return environments.description
+
+
+def _abilities(description: Description) -> list[str]:
+    tools = [tool["function"]["name"] for tool in description.tools]
+    shown = ", ".join(tools[:SHOWN]) + (f" and {len(tools) - SHOWN} more" if len(tools) > SHOWN else "")
+    return [*([f"tools {shown}"] if tools else []), RESUMES[description.resume]]
+
+
+# ── prompt lengths ────────────────────────────────────────────────────────────────────────────
+# Check that prompts have at most ``data.max_prompt_tokens``, before a run starts.
+#
+#     prompts ─ the longest by characters ─▶ chat template ─▶ tokenizer.json ─▶ too long? ─▶ counted as engines do
+#
+# transformers may read a tokenizer.json in its own way and takes seconds to import, so it counts the suspects alone.
+#
+# Only the `COUNTED` longest of at most `READ` prompts are counted; `asyncrl data check` counts all.
+
+COUNTED = 5000
+"""0.1 ms each."""
+READ = 100_000
+"""Prompts whose characters are counted, 20 µs each; of a larger dataset every second, every third and so on."""
+
+Count = Callable[[Prompt], int]
+
+
+def check_lengths(config: Config, name: str, stream: PromptStream, say: Callable[[str], None]) -> None:
+    """
+    Check the prompts of ``data.<name>``; ``say`` gets the number of those that the configuration leaves out.
+
+    Without the trainer's packages, a tokenizer.json, or a limit on the prompts of rows, nothing is checked.
+
+    Raises:
+        ConfigError: Some have too many tokens, and are neither truncated nor left out.
+    """
+    data, path = config.data, Path(config.model.path)
+    if data.truncation != "error" or config.environment.is_set or missing_packages(TRAIN):
+        return
+    if not (count := token_count(path, data.chat_template_kwargs)):
+        return
+    every = -(-stream.num_rows // READ)
+    longest = heapq.nlargest(COUNTED, stream.prompts(every), key=num_chars)
+    suspects = [prompt for prompt in longest if count(prompt) > data.max_prompt_tokens]
+    more = f"of {stream.num_rows:,} prompts have more tokens than data.max_prompt_tokens = {data.max_prompt_tokens:,}"
+    if suspects and data.filter_overlong_prompts:
+        say(f"data.{name}: about {len(suspects):,} {more}; they are left out (data.filter_overlong_prompts)")
+        return
+    exact = token_counter(path, data) if suspects else count
+    lengths = [length for length in map(exact, suspects) if length > data.max_prompt_tokens]
+    if lengths:
+        least = "at least " if every > 1 or len(lengths) == len(longest) < stream.num_rows else ""
+        raise ConfigError(
+            f"data.{name}: {least}{len(lengths):,} {more}, up to {max(lengths):,}: raise it, or leave them out with "
+            f"data.filter_overlong_prompts = true, or cut them with data.truncation"
+        )
+
+
+def token_counter(model: Path, data: Data) -> CountTokens:
+    """Counts tokens as engines do."""
+    return readers(model, data)[0]
+
+
+def readers(model: Path, data: Data) -> tuple[CountTokens, FindSpelled]:
+    """Functions of a prompt, with a model's tokenizer: its number of tokens, and the special tokens that it spells."""
+    require_train()
+    from asyncrl.config.model.weights import CONFIG
+    from asyncrl.data.chat_template import check_template, read_template
+    from asyncrl.rollout.engines.special_tokens import SpelledTokens
+    from asyncrl.rollout.engines.text import encode, load_tokenizer
+    from asyncrl.vision.processor import ImageProcessor
+
+    check_template(read_template(model), data.chat_template_kwargs, has_chats=False)
+    tokenizer = load_tokenizer(str(model))
+    processor = ImageProcessor.load(model) if (model / CONFIG).is_file() else None  # a tokenizer alone will do for text
+    spelled = SpelledTokens(tokenizer, are_text=data.split_special_tokens)
+
+    def count(prompt: Prompt) -> int:
+        return len(encode(tokenizer, prompt, data.chat_template_kwargs, processor, spelled))
+
+    return count, lambda prompt: spelled.found(prompt.chat)
+
+
+def num_chars(prompt: Prompt) -> int:
+    return len(prompt.text) + sum(len(message["content"]) for message in prompt.chat)
+
+
+def token_count(model: Path, template_kwargs: dict[str, Any]) -> Count | None:
+    """Counts tokens of prompts without transformers; None if the model has no tokenizer.json that can be read."""
+    from tokenizers import Tokenizer
+
+    if not (model / FAST).is_file():
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(model / FAST))
+    except Exception:  # noqa: BLE001  the library raises nothing else; engines say what is wrong with the file
+        return None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return partial(_count, tokenizer, read_template(model), read_special_tokens(model) | template_kwargs)
+
+
+def _count(tokenizer: Any, template: str, arguments: dict[str, Any], prompt: Prompt) -> int:
+    if not prompt.chat:
+        return len(tokenizer.encode(prompt.text))
+    return len(tokenizer.encode(_rendered(template, prompt.chat, arguments), add_special_tokens=False))
+
+
+def _rendered(template: str, chat: list[dict[str, str]], arguments: dict[str, Any]) -> str:
+    from transformers.utils.chat_template_utils import render_jinja_template  # takes a second
+
+    try:
+        rendered, _ = render_jinja_template(
+            conversations=[chat], chat_template=template, add_generation_prompt=True, **arguments
+        )
+    except Exception:  # noqa: BLE001  a template may raise anything, and the rollouts report it
+        return "".join(message["content"] for message in chat)
+    return str(rendered[0])
+
+
+# ── checks ────────────────────────────────────────────────────────────────────────────────────
+
+Say = Callable[[str], None]
+"""Function that prints a remark, which is no error."""
+Check = Callable[[Config, Say], str]
+"""Function that returns a description of what it found, and raises `AsyncrlError` if the run cannot work."""
+
+
+def devices_of(config: Config) -> tuple[Devices | None, list[Devices]]:
+    """Devices of the trainer (None for the CPU) and of each rollout; `ConfigError` if there are too few."""
+    wanted = config.rollout.wanted_device
+    if config.trainer.device != "cpu" and wanted in ("auto", "cpu"):
+        found = find(config.trainer.device, os.environ)
+    else:
+        found = find(wanted, os.environ)
+    trainer, left = apart(found, config.trainer, colocated=config.rollout.colocated)
+    if trainer is not None and wanted == "cpu":
+        left = find("cpu", os.environ)
+    return trainer, share(left, config.rollout, config.rollout.replicas)
+
+
+def resolved(config: Config, shares: list[Devices]) -> Config:
+    """Configuration with ``weights.backend`` chosen for rollouts on these ``shares`` of devices."""
+    return with_backend(config, shares_device=any(share.is_shared for share in shares))
+
+
+def where(shares: list[Devices]) -> str:
+    """Describe the devices of all rollouts."""
+    return " | ".join(map(str, shares)) if shares[0].ids else "the CPU"
+
+
+def _devices(config: Config, _: Say) -> str:
+    trainer, shares = devices_of(config)
+    backend = resolved(config, shares).weights.backend
+    return f"the trainer on {trainer or 'the CPU'}, rollouts on {where(shares)}, weights over {backend}"
+
+
+def _engine(config: Config, _: Say) -> str:
+    return check_engine(config, devices_of(config)[1][0].kind)
+
+
+def _trackers(config: Config, _: Say) -> str:
+    check_trackers(config.trackers)
+    return ", ".join(config.trackers.use) or "none"
+
+
+def _functions(config: Config, _: Say) -> str:
+    check_functions(config)
+    rewards = [part.function for part in config.reward.parts] or [config.reward.function]
+    return f"advantage {config.algorithm.advantage}, loss {config.algorithm.loss}, reward {', '.join(rewards)}"
+
+
+def _environment(config: Config, _: Say) -> str:
+    return check_environment(config)
+
+
+def _model(config: Config, say: Say) -> str:
+    check_model(config.model.path)
+    if check := config.rollout.entry.check_model:
+        imported(check)(config)
+    for sentence in check_experts(config, num_experts(Path(config.model.path))):
+        say(f"note: {sentence}")
+    if config.critic.path:
+        check_weights(require_directory(config.critic.path, "critic.path"), "critic.path")
+    if config.trainer.lora.path:
+        check_adapter(config.trainer.lora)
+    return " and ".join(filter(None, [config.model.path, config.critic.path, config.trainer.lora.path]))
+
+
+def _data(config: Config, say: Say) -> str:
+    streams = {"train": train_stream(config.data, config.run.seed)}
+    if config.data.held_out_files:
+        streams["held_out"] = held_out_stream(config.data, config.evaluation.max_prompts)
+    summaries = [stream.summary for stream in streams.values()]
+    template = read_template(Path(config.model.path))
+    has_chats, has_texts = (any(getattr(each, name) for each in summaries) for name in ("has_chats", "has_texts"))
+    check_template(template, config.data.chat_template_kwargs, has_chats=has_chats)
+    for sentence in text_advice(template, has_texts=has_texts and not config.environment.is_set):
+        say(f"note: {sentence}")
+    num_images = sum(summary.num_images for summary in summaries)
+    check_model_reads(Path(config.model.path), num_images, sum(summary.num_marked for summary in summaries))
+    check_pictures(config, num_images)
+    for name, stream in streams.items():
+        check_routes(config.reward, stream.summary.data_sources)
+        for verifier in auto_routed(config.reward, stream.summary.data_sources):
+            resolve(verifier, setting="reward.function = 'auto':")
+        if stream.summary.bad:
+            say("\n".join([f"data.{name}:", *bad_row_lines(stream.summary.bad)]))
+    for name, stream in streams.items():
+        check_lengths(config, name, stream, say)
+    return _rows(streams)
+
+
+def _rows(streams: Mapping[str, PromptStream]) -> str:
+    sources = sorted({source or "(none)" for stream in streams.values() for source in stream.summary.data_sources})
+    rows = [f"{stream.num_rows:,} rows of {name}" for name, stream in streams.items()]
+    shown = ", ".join(sources[:5]) + (f" and {len(sources) - 5} more" if len(sources) > 5 else "")
+    return f"{' and '.join(rows)}, with a reward for each data source: {shown}"
+
+
+CHECKS: Mapping[str, Check] = {
+    "devices": _devices,
+    "engine": _engine,
+    "trackers": _trackers,
+    "functions": _functions,
+    "environment": _environment,
+    "model": _model,
+    "data": _data,
+}
+"""Checks by name; the quick ones are first."""

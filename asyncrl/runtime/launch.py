@@ -1,0 +1,494 @@
+"""
+`asyncrl run` checks everything and runs every role as a child process; `asyncrl resume` starts the same processes for a
+run that stopped, whose ledger, spool and checkpoints hold its state.
+"""
+
+import asyncio
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+import uvloop
+from msgspec.structs import replace
+from rich.console import Console
+
+from asyncrl.broker.failures import recorded, recorded_attempts
+from asyncrl.broker.metrics.batch_metrics import RunTotals
+from asyncrl.config.checks.check import advice
+from asyncrl.config.config import Config
+from asyncrl.config.run_file import changes, load_config, to_toml, with_absolute_paths
+from asyncrl.data.prompts import resolve_steps
+from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed, RunInterrupted
+from asyncrl.files.access import restrict_umask
+from asyncrl.files.checkpoints import newest_complete
+from asyncrl.files.json_lines import JsonLines
+from asyncrl.files.lock import locked
+from asyncrl.records.evaluation_metrics import failed_note
+from asyncrl.records.failure_sentences import by_site, sentences
+from asyncrl.records.formatting import counted, share
+from asyncrl.records.run_directory import LOCK_WAIT_S, RunDirectory, RunSummary
+from asyncrl.records.samples import newest_file
+from asyncrl.records.trackers import check_trackers
+from asyncrl.runtime.check_architecture import check_architecture
+from asyncrl.runtime.checks import CHECKS, devices_of, resolved, where
+from asyncrl.runtime.machine import INSTALL, TRAIN, Devices, missing_packages, require_dashboard, require_train
+from asyncrl.runtime.metrics_server import TARGETS_VARIABLE, MetricsOptions
+from asyncrl.runtime.model_files import with_local_copies
+from asyncrl.runtime.origin import copy_sentence, original_of
+from asyncrl.runtime.process import handle
+from asyncrl.runtime.screen import Screen
+from asyncrl.runtime.supervisor import RunSupervisor
+from asyncrl.terminal import say
+from asyncrl.workers.child import dies_with, why
+
+# ── beside ────────────────────────────────────────────────────────────────────────────────────
+# Tools of a run that is being run, its dashboard and its report: processes of their own, so that nobody's look costs
+# the run anything.
+
+START_S = 20.0
+"""Seconds for it to print its address."""
+STOP_S = 5.0
+REPORT_S = 120.0
+"""Most seconds that the report may take."""
+NICENESS = 10
+"""The run goes first."""
+
+
+@contextmanager
+def dashboard_beside(directory: RunDirectory, say: Callable[[str], None]) -> Iterator[None]:
+    """
+    Serve the run's dashboard until the block ends, and say its address first.
+
+    Raises:
+        ConfigError: It did not start; the message is its own.
+    """
+    command = [sys.executable, "-m", "asyncrl", "dashboard", str(directory.path)]
+    log = directory.logs / "dashboard.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            ["nice", "-n", str(NICENESS), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C is for the run, which ends this process in order
+            preexec_fn=dies_with(os.getpid()),  # noqa: PLW1509  takes no lock between fork and exec
+        )
+    try:
+        assert process.stdout is not None
+        if not (url := _first_line(process.stdout)):
+            _end(process)
+            raise ConfigError(why(log.read_bytes()) or f"no dashboard within {START_S:g} s")
+        say(f"dashboard {url}")
+        yield
+    finally:
+        _end(process)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _write_report(directory: RunDirectory) -> str:
+    """Write the report, in a process of its own too; returns why there is none, or an empty text."""
+    command = [sys.executable, "-m", "asyncrl", "report", str(directory.path)]
+    try:
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=REPORT_S, check=True)
+    except subprocess.CalledProcessError as failed:
+        return why(failed.stderr) or f"exit code {failed.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as failed:
+        return str(failed)
+    return ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Terminate a process, and kill it if it does not end; nothing if it has ended."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _first_line(output: IO[bytes]) -> str:
+    """The first line that a process prints; empty if it ends, or takes too long."""
+    ready, _, _ = select.select([output], [], [], START_S)
+    return output.readline().decode().strip() if ready else ""
+
+
+# ── continuation ──────────────────────────────────────────────────────────────────────────────
+# Lines about where a run goes on that is resumed: its checkpoint, and the settings that were changed meanwhile.
+
+
+def continuation_lines(directory: RunDirectory) -> Iterator[str]:
+    """Lines for the terminal; none about a run that has just been created, or whose records are damaged."""
+    if original := original_of(directory):
+        yield copy_sentence(directory, original)
+    try:
+        last, events = JsonLines(directory.metrics).last(), directory.read_events()
+    except LedgerError:  # The broker names the damage.
+        return
+    done = int((last or {}).get("step", -1)) + 1
+    found = newest_complete(directory.checkpoints)
+    steps, source = 0, "resuming from the beginning, without a checkpoint"
+    if found:  # The trainer compares every byte, and says so if it has to take an older one.
+        steps, source = found[0], f"resuming from checkpoint {found[1]}, if it is intact"
+    if done or found:
+        yield f"{source}{_repeated(steps, done)}"
+    changed = {event["key"]: event["value"] for event in events if event.get("event") == "setting.changed"}
+    if changed:
+        yield f"changed by `asyncrl set`: {', '.join(f'{key} = {value}' for key, value in changed.items())}"
+
+
+def _repeated(steps: int, done: int) -> str:
+    if steps >= done:
+        return ""
+    what = f"step {done} is" if done == steps + 1 else f"steps {steps + 1} to {done} are"
+    return f"; {what} computed again, with the same batches"
+
+
+# ── outcome ───────────────────────────────────────────────────────────────────────────────────
+# The last lines of a run on the terminal: how it ended, what to look at, and where the results are.
+
+
+def time_so_far(directory: RunDirectory) -> float:
+    """Seconds that a run has taken up to its last record; 0 of a new one, or one whose records are damaged."""
+    try:
+        last = [JsonLines(path).last() or {} for path in (directory.metrics, directory.events)]
+    except LedgerError:  # The broker names the damage.
+        return 0.0
+    return max(float(line.get("time_s") or 0.0) for line in last)
+
+
+def outcome_lines(directory: RunDirectory, summary: RunSummary, before_s: float, *, can_resume: bool) -> Iterator[str]:
+    """Lines about a run that has ended; ``before_s`` is what it had taken before it was resumed, 0 if it was not."""
+    accuracy = ""
+    if summary.base_accuracy is not None and summary.held_out_accuracy is not None:
+        accuracy = f", held-out accuracy {summary.base_accuracy:.1%} -> {summary.held_out_accuracy:.1%}"
+        accuracy += failed_note(summary.held_out_failed)
+    resumed = f" ({summary.wall_s - before_s:.1f} s since it was resumed)" if before_s else ""
+    yield (
+        f"{summary.status}: {summary.steps} of {summary.steps_planned} steps in {summary.wall_s:.1f} s{resumed}"
+        f"{accuracy}, mean staleness {summary.staleness_mean:.2f} (max {summary.staleness_max}) policy versions"
+    )
+    yield from (f"failed      {sentence}" for sentence in summary.failures)
+    if summary.groups_failed:
+        dropped, issued = summary.groups_failed, summary.groups_issued
+        yield (
+            f"dropped     {dropped:,} of {issued:,} prompts ({share(dropped / issued)}), because a completion of each "
+            f"failed for good: asyncrl dead-letters {directory.path}"
+        )
+    if _is_all_zero(directory, summary):
+        yield f"every reward was 0: look at the samples: asyncrl samples {directory.path}"
+    checkpoints = sorted(directory.checkpoints.glob("step_*"))
+    yield f"dashboard   asyncrl dashboard {directory.path}"
+    yield f"report      {directory.report if directory.report.exists() else 'none'}"
+    if newest_file(directory.samples):
+        yield f"samples     asyncrl samples {directory.path}"
+    yield f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}"
+    if summary.status != "finished" and can_resume:
+        yield f"resume      asyncrl resume {directory.path}"
+
+
+def _is_all_zero(directory: RunDirectory, summary: RunSummary) -> bool:
+    """True if the reward of each step was 0, and the held-out accuracy too if it was measured."""
+    try:
+        rewards = [line.get("reward") for line in directory.read_metrics()]
+    except LedgerError:
+        return False
+    return bool(rewards) and all(reward == 0 for reward in rewards) and not summary.held_out_accuracy
+
+
+# ── run ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def run(
+    config: Config,
+    *,
+    name: str = "run",
+    is_shown: bool = False,
+    metrics: MetricsOptions | None = None,
+    is_traced: bool = False,
+    owns_process: bool = False,
+) -> RunSummary:
+    """
+    Run every role as a child process, to the end; then write the report and print where the results are.
+
+    It may be called from a notebook, and from a thread. KeyboardInterrupt and SIGTERM end the run early.
+
+    Args:
+        config: Checked already; see `asyncrl.load_config`.
+        name: Name of the run directory, unless ``run.name`` is set.
+        is_shown: Start a dashboard of the run, and print its address.
+        metrics: Where the processes serve their metrics; None serves none.
+        is_traced: Send spans to the collector that the environment names.
+        owns_process: This process does nothing else, so that its umask may be changed.
+
+    Raises:
+        ConfigError: The configuration cannot work; found before the start, or by a node.
+        RunFailed, LinkError: The run ended early; the message is the cause.
+    """
+    require_train()
+    if is_shown:
+        require_dashboard()
+    console = Console()
+    config = resolve_steps(with_local_copies(config, partial(say, console)))
+    trainer, shares = _check(config, console)
+    config = resolved(config, shares)
+    if owns_process:  # Only now: a cache that models were fetched into may belong to several users.
+        restrict_umask(group_reads=config.run.share_with_group)
+    directory = RunDirectory.create(
+        Path(config.run.dir), config.run.name or name, group_reads=config.run.share_with_group
+    )
+    directory.write_config(to_toml(with_absolute_paths(config, Path.cwd())))
+    with _held(directory), dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
+        return _execute(config, directory, trainer, shares, console, metrics, is_traced=is_traced)
+
+
+def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> None:
+    """
+    Check all that `run` and its nodes check before the first step, and the memory; print what it would start.
+
+    ``device_memory`` is that of each device, such as ``80GB``, in place of that of the devices here, and
+    ``host_memory`` that of the machine.
+
+    Raises `ConfigError` as `run` does. Without the trainer's packages, what needs them is named and not checked.
+    """
+    console = Console()
+    config = with_local_copies(config, partial(say, console))
+    epochs, config = config.run.epochs, resolve_steps(config)
+    trainer, shares = _check(config, console)
+    config = resolved(config, shares)
+    if missing := missing_packages(TRAIN):
+        unchecked = "the advantage, memory and what trainer and rollouts can compute of model.path were not checked"
+        say(console, f"{unchecked}: {', '.join(missing)} not installed here ({INSTALL})")
+    else:
+        for line in check_architecture(config, device_memory, host_memory):
+            say(console, f"{line.name}: {line.what}")
+    say(console, "\n".join([*changes(config), "(all others have their defaults: asyncrl config show FILE)", ""]))
+    if epochs is not None:
+        say(console, f"run.epochs = {epochs:g} is {config.run.steps} steps with the rows of data.train")
+    say(console, _plan(config, trainer, shares))
+    if ".py:" in config.reward.function:
+        say(console, "no reward was computed: to grade some rows, asyncrl reward try FILE with this run file")
+
+
+def resume(
+    path: Path,
+    steps: int | None = None,
+    metrics: MetricsOptions | None = None,
+    *,
+    skip_steps: Sequence[int] = (),
+    is_shown: bool = False,
+    is_traced: bool = False,
+    owns_process: bool = False,
+) -> None:
+    """
+    Continue a run that stopped, unless it is complete; or extend one to a new total of ``steps``.
+
+    The batches of ``skip_steps`` are left out from now on. The other arguments are those of `run`. Raises as `run`, and
+    `ConfigError` if there is no run, ``steps`` does not exceed the old total, or the run has no such step to skip.
+    """
+    require_train()
+    if is_shown:
+        require_dashboard()
+    directory = RunDirectory(path)
+    if (summary := directory.finished_summary()) and steps is None:
+        say(
+            Console(),
+            f"{path} is complete ({summary.steps} steps): there is nothing to resume; to train it longer: "
+            f"asyncrl resume {path} --steps {2 * summary.steps}",
+        )
+        return
+    if not directory.config.is_file():
+        raise ConfigError(f"no run to resume: {directory.config} does not exist")
+    share = load_config(directory.config).run.share_with_group
+    if owns_process:
+        restrict_umask(group_reads=share)
+    if was_open := directory.close(group_reads=share):
+        say(Console(), was_open)
+    with _held(directory):
+        load_config(directory.config).broker.check_one_machine()
+        if steps is not None:
+            directory.write_config(to_toml(_extended(load_config(directory.config), steps)))
+        if skip_steps:
+            directory.write_config(to_toml(_without(load_config(directory.config), skip_steps)))
+        directory = RunDirectory.reopen(path)
+        directory.address.unlink(missing_ok=True)  # Address of the old broker, whose port may be in use by now.
+        config = load_config(directory.config)
+        check_trackers(config.trackers)
+        trainer, shares = devices_of(config)
+        console = Console()
+        with dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
+            _execute(resolved(config, shares), directory, trainer, shares, console, metrics, is_traced=is_traced)
+
+
+@contextmanager
+def _held(directory: RunDirectory) -> Iterator[None]:
+    """Hold a run that no other process runs or serves, before anything in it is changed; raises `LinkError`."""
+    running = f"the run in {directory.path} is being run already"
+    with locked(directory.supervisor_lock, running, LOCK_WAIT_S):
+        with locked(directory.lock, running, LOCK_WAIT_S):
+            pass  # A broker whose supervisor was killed has ended.
+        yield
+
+
+def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devices]]:
+    """Run every check that is possible before the start. Return the devices of the trainer and of each rollout."""
+    config.broker.check_one_machine()
+    found = devices_of(config)
+    resolved(config, found[1])
+    for sentence in advice(config):
+        say(console, f"note: {sentence}")
+    for check in CHECKS.values():
+        check(config, partial(say, console))
+    return found
+
+
+def _extended(config: Config, steps: int) -> Config:
+    if steps <= config.run.steps:
+        raise ConfigError(
+            f"--steps {steps}: expected more than the run's {config.run.steps} steps; a run can be extended, not "
+            f"shortened"
+        )
+    return replace(config, run=replace(config.run, steps=steps))
+
+
+def _without(config: Config, skip_steps: Sequence[int]) -> Config:
+    if (last := max(skip_steps)) >= config.run.steps:
+        raise ConfigError(f"--skip-step {last}: expected a step of the run, 0 to {config.run.steps - 1}")
+    return replace(config, run=replace(config.run, skip_steps=sorted({*config.run.skip_steps, *skip_steps})))
+
+
+def _execute(  # noqa: PLR0917  private, and all of different types
+    config: Config,
+    directory: RunDirectory,
+    trainer: Devices | None,
+    shares: list[Devices],
+    console: Console,
+    metrics: MetricsOptions | None,
+    *,
+    is_traced: bool,
+) -> RunSummary:
+    say(console, f"run directory {directory.path}  (logs in {directory.logs})")
+    for line in continuation_lines(directory):
+        say(console, line)
+    if metrics:
+        where = f"from {metrics.host}:{metrics.port} on" if metrics.port else f"on free ports of {metrics.host}"
+        targets = os.environ.get(TARGETS_VARIABLE) or directory.path / "metrics"
+        say(console, f"metrics {where}  (addresses for Prometheus in {targets})")
+    before_s = time_so_far(directory)
+    failure: AsyncrlError | None = RunFailed("asyncrl run itself crashed")
+    try:
+        with Screen(console, config.run.steps) as screen:
+            _supervise(RunSupervisor(config, directory, screen, trainer, shares, metrics=metrics, is_traced=is_traced))
+        failure = None
+    except AsyncrlError as error:
+        failure = error
+    finally:
+        summary = _ensure_summary(config, directory, str(failure or ""), console)
+    if no_report := _write_report(directory):  # The outcome matters more; `asyncrl report` can write it later.
+        say(console, f"no report was written: {no_report}")
+    for line in outcome_lines(directory, summary, before_s, can_resume=not isinstance(failure, ConfigError)):
+        say(console, line)
+    if summary.status == "interrupted":
+        raise RunInterrupted(summary.cause)
+    if failure:
+        raise failure
+    if summary.status != "finished":
+        raise RunFailed(summary.cause)
+    return directory.located(summary)
+
+
+def _supervise(supervisor: RunSupervisor) -> None:
+    if _has_loop() or threading.current_thread() is not threading.main_thread():
+        _supervise_in_thread(supervisor)
+    else:
+        uvloop.run(_until_signal(supervisor))
+
+
+def _has_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def _until_signal(supervisor: RunSupervisor) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    handle(loop, stopping.set)
+    await supervisor.run(stopping)
+
+
+def _supervise_in_thread(supervisor: RunSupervisor) -> None:
+    """Run the supervisor in a thread: an event loop runs here already, or signals cannot be handled here."""
+    stop: Future[Callable[[], object]] = Future()
+
+    async def main() -> None:
+        stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+        stop.set_result(lambda: loop.call_soon_threadsafe(stopping.set))
+        await supervisor.run(stopping)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="asyncrl-run") as executor:
+        running = executor.submit(lambda: asyncio.run(main()))
+        try:
+            running.result()
+        except KeyboardInterrupt:
+            stop.result()()
+            running.result()
+
+
+def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console: Console) -> RunSummary:
+    """The broker's summary; if it wrote none, write one from the metrics, with ``cause``."""
+    if (summary := directory.read_summary()) is not None:
+        return summary
+    try:
+        lines, events = directory.read_metrics(), directory.read_events()
+    except LedgerError:  # Most likely the cause itself.
+        lines, events = [], []
+    totals = RunTotals(lines)
+    summary = RunSummary(
+        name=directory.path.name,
+        status="failed",
+        cause=cause or "the broker ended without writing a summary",
+        seed=config.run.seed,
+        steps=totals.steps,
+        steps_planned=config.run.steps,
+        versions=max((int(line["version"]) for line in lines), default=0),
+        wall_s=max((line["time_s"] for line in lines), default=0.0),
+        trained_tokens=totals.tokens,
+        staleness_mean=totals.staleness_mean,
+        staleness_max=totals.staleness_max,
+        logprob_gap_mean=totals.logprob_gap_mean,
+        logprob_gap_max=totals.logprob_gap_max,
+        failed=by_site(recorded(events)),
+        failures=sentences(recorded(events), recorded_attempts(events)),
+    )
+    try:
+        directory.write_summary(summary)
+    except RunFailed as error:
+        say(console, f"no summary was written: {error}")
+    return summary
+
+
+def _plan(config: Config, trainer: Devices | None, shares: list[Devices]) -> str:
+    steps, schedule = config.run.steps, config.schedule
+    sampling = where(shares) + (", shared with the trainer" if shares[0].is_shared else "")
+    ranks = f" of {config.trainer.ranks} ranks" if config.trainer.ranks > 1 else ""
+    return (
+        f"would start: 1 broker (with spool), {counted(len(shares), 'rollout')}, 1 reward, 1 trainer{ranks}\n"
+        f"rollouts sample with {config.rollout.engine} on {sampling}, the trainer computes on {trainer or 'the CPU'}\n"
+        f"{steps} steps of {schedule.groups_per_step} groups of {schedule.group_size} trajectories, "
+        f"{steps * schedule.groups_per_step * schedule.group_size} trajectories in total; at most {schedule.window} "
+        f"groups open at once"
+    )

@@ -1,0 +1,183 @@
+"""
+Answers of the dashboard about its runs, as JSON. Blocking: the application calls it in a thread, one call at a time.
+
+    GET api/runs                                  names and revisions
+    GET api/runs/0/overview                       state, headline numbers, evaluations
+    GET api/runs/0/curves?start=40&rewrites=0     metrics of the steps from the 41st on
+    GET api/runs/0/histograms                     of the newest samples
+    GET api/runs/0/cluster                        nodes
+    GET api/runs/0/timeline?start=10&end=20       activities of nodes over time
+    GET api/runs/0/events?kind=node.lost          events by cause; with group=ID those of one
+    GET api/runs/0/settings                       every setting
+    GET api/runs/0/samples?reward_min=1           a page of samples by their numbers
+    GET api/runs/0/excerpts?split=&file=&rows=    beginnings of texts
+    GET api/runs/0/group?split=&file=&group=      every sample of a group, whole
+    GET api/runs/0/picture?split=&file=&group=&number=
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.errors import ConfigError, LedgerError
+from asyncrl.records.run_labels import labels
+from asyncrl.tools.dashboard import cluster_view, overview, sample_index, sample_view, timeline
+from asyncrl.tools.dashboard import cluster_view as cluster_view_module
+from asyncrl.tools.dashboard.cluster_view import EventQuery
+from asyncrl.tools.dashboard.followed_run import FollowedRun
+from asyncrl.tools.dashboard.query import Query, RefusedAnswer
+from asyncrl.tools.dashboard.sample_index import SampleQuery
+from asyncrl.tools.dashboard.time_bands import bands_of_metrics
+from asyncrl.tools.dashboard.timeline import TimelineQuery
+
+MAX_RUNS = 64
+SHORT_S = 0.05
+"""Seconds to read more of large files before an answer that is wanted at once; ``is_partial`` tells to ask again."""
+JSON = "application/json"
+Content = tuple[str, bytes]
+"""Media type and body."""
+
+
+class Api:
+    """
+    Answers the requests of a dashboard's pages from the files of its runs.
+
+    Args:
+        paths: Run directories; a run is named by its place in the list.
+        wall_clock: Gives seconds since 1970.
+
+    Raises:
+        ConfigError: There is no run, or one is not a directory.
+    """
+
+    def __init__(self, paths: Sequence[Path], wall_clock: Callable[[], float] = time.time) -> None:
+        if not 0 < len(paths) <= MAX_RUNS:
+            raise ConfigError(f"a dashboard shows 1 to {MAX_RUNS} runs, got {len(paths)}")
+        self.runs = [FollowedRun(path) for path in paths]
+        self._labels = labels(paths)
+        self._wall_clock = wall_clock
+        self._views: dict[str, Callable[[FollowedRun, Query], Any]] = {
+            "overview": self._overview,
+            "curves": self._curves,
+            "histograms": self._histograms,
+            "cluster": self._cluster,
+            "timeline": self._timeline,
+            "events": self._events,
+            "settings": lambda run, _: {"settings": cluster_view_module.settings(run.record)},
+            "samples": self._samples,
+            "excerpts": self._excerpts,
+            "group": self._group,
+        }
+
+    def answer(self, parts: Sequence[str], query: Query) -> Content:
+        """
+        The answer at a path below ``api``.
+
+        Raises:
+            Refused: There is nothing at the path, or the query is not valid.
+        """
+        try:
+            match parts:
+                case ["runs"]:
+                    return JSON, msgspec.json.encode({"runs": self.revisions()})
+                case ["runs", number, "picture"]:
+                    run = self._run(number)
+                    kind, content = self._picture(run, query)
+                    return kind, content
+                case ["runs", number, name] if name in self._views:
+                    return JSON, msgspec.json.encode(self._views[name](self._run(number), query))
+        except LedgerError as error:
+            raise RefusedAnswer(409, str(error)) from error
+        raise RefusedAnswer(404, "there is nothing at this address")
+
+    def revisions(self) -> list[dict[str, Any]]:
+        """Name and revision of each run, after reading what is new."""
+        for run in self.runs:
+            run.refresh()
+        return [
+            {"name": label, "revision": run.revision, "is_over": run.record.summary is not None}
+            for label, run in zip(self._labels, self.runs, strict=True)
+        ]
+
+    def _run(self, number: str) -> FollowedRun:
+        if not (number.isascii() and number.isdigit() and len(number) < 4 and int(number) < len(self.runs)):
+            raise RefusedAnswer(404, f"there is no run {number[:20]!r}; there are {len(self.runs)}, counted from 0")
+        run = self.runs[int(number)]
+        run.refresh()
+        return run
+
+    def _overview(self, run: FollowedRun, _: Query) -> Any:
+        run.times.advance(SHORT_S)
+        silent_s = None if run.changed_s is None else max(0.0, self._wall_clock() - run.changed_s)
+        found = overview.overview(run.record, run.times.bands.by_role(), silent_s)
+        return found | {"is_partial": run.times.is_behind}
+
+    def _curves(self, run: FollowedRun, query: Query) -> Any:
+        start = query.count("start", 0, most=10**9)
+        if query.count("rewrites", 0, most=10**9) != run.rewrites or start > len(run.record.metrics):
+            start = 0
+        return {"start": start, "rewrites": run.rewrites, "columns": cluster_view_module.columns(run.record, start)}
+
+    def _histograms(self, run: FollowedRun, _: Query) -> Any:
+        run.samples.advance(SHORT_S)
+        return cluster_view_module.histograms(run.samples)
+
+    def _cluster(self, run: FollowedRun, _: Query) -> Any:
+        run.times.advance(SHORT_S)
+        run.samples.advance(SHORT_S)
+        bands = run.times.bands
+        return {
+            "is_partial": run.times.is_behind or run.samples.num_waiting > 0,
+            "nodes": cluster_view.nodes(run.events, bands, run.samples.newest_version()),
+            "has_times": bool(bands.nodes),
+            "activities": bands.activities,
+        }
+
+    def _timeline(self, run: FollowedRun, query: Query) -> Any:
+        wanted = TimelineQuery.read(query)
+        run.times.advance()
+        bands = run.times.bands if run.times.bands.nodes else bands_of_metrics(run.record.metrics)
+        return {
+            "source": "times.jsonl" if run.times.bands.nodes else "metrics.jsonl",
+            "is_partial": run.times.is_behind,
+            "read": round(run.times.read_share, 3),
+            "num_damaged": run.times.num_damaged,
+            **timeline.timeline(bands, run.events, wanted),
+        }
+
+    def _events(self, run: FollowedRun, query: Query) -> Any:
+        wanted = EventQuery(kind=query.text("kind"), node=query.text("node"), text=query.text("text"))
+        if group := query.text("group"):
+            return {"events": cluster_view_module.members(run.events, wanted, group)}
+        return {
+            "groups": cluster_view_module.groups(run.events, wanted),
+            "kinds": sorted({str(event.get("event")) for event in run.events}),
+            "num_events": len(run.events),
+        }
+
+    def _samples(self, run: FollowedRun, query: Query) -> Any:
+        wanted = SampleQuery.read(query)
+        run.samples.advance()
+        return sample_index.page(run.samples, wanted)
+
+    def _excerpts(self, run: FollowedRun, query: Query) -> Any:
+        rows = query.text("rows").split(",")
+        if not all(row.isascii() and row.isdigit() and len(row) < 10 for row in rows):
+            raise RefusedAnswer(400, "rows is not a list of whole numbers, such as 0,3,17")
+        return {"excerpts": sample_view.excerpts(self._sample_file(run, query), [int(row) for row in rows])}
+
+    def _group(self, run: FollowedRun, query: Query) -> Any:
+        group = query.count("group", 0, most=2**62)
+        return {"samples": sample_view.group(self._sample_file(run, query), group, run.texts)}
+
+    def _picture(self, run: FollowedRun, query: Query) -> Content:
+        group, number = query.count("group", 0, most=2**62), query.count("number", 0, most=1000)
+        content, kind = sample_view.picture(self._sample_file(run, query), group, number)
+        return kind, content
+
+    def _sample_file(self, run: FollowedRun, query: Query) -> Path:
+        split = query.choice("split", ("train", "held_out"))
+        return sample_view.sample_file(run.directory.samples, split, query.text("file"))

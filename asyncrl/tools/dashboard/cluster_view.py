@@ -1,0 +1,334 @@
+"""A run as its events and files tell of it: nodes with their shares of time, curves, events by cause, and settings."""
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from asyncrl.config.meanings import meanings
+from asyncrl.records.run_record import RunRecord
+from asyncrl.records.states import NodeState
+from asyncrl.tools.dashboard.sample_index import SampleIndex
+from asyncrl.tools.dashboard.time_bands import TimeBands
+from asyncrl.tools.track import SECRET
+
+NEWEST_SPANS = 20
+"""Spans over which the shares of a node's time are taken."""
+
+
+class NodeView(Struct, kw_only=True):
+    name: str
+    role: str = ""
+    state: NodeState = "loading"
+    """State that its events tell: never ``working`` or ``waiting``."""
+    cause: str = ""
+    """Reason of its last end."""
+    joined: int = 0
+    """Times that it joined."""
+    losses: int = 0
+    """Times that it was lost, or its process exited."""
+    since_s: float | None = None
+    """Time of its last change of state, in seconds since the run's start."""
+    version: int | None = None
+    """Newest policy version in the samples that it wrote."""
+    shares: dict[str, float] = {}
+    """Part of 1 of its recent time by activity, the largest first."""
+
+
+STATES: Mapping[str, NodeState] = {
+    "node.joined": "loading",
+    "node.ready": "ready",
+    "node.quiet": "silent",
+    "node.heard": "ready",
+    "node.stalled": "stalled",
+    "node.moving": "ready",
+    "node.barred": "barred",
+    "node.admitted": "ready",
+    "node.draining": "leaving",
+    "node.left": "left",
+    "node.lost": "lost",
+    "node.exited": "exited",
+}
+ROLES = ("trainer", "rollout", "reward", "spool")
+GONE = ("lost", "exited")
+LOADING = ("rollout", "trainer")
+"""Roles that load a model after they have joined, and say when they are ready."""
+
+
+def nodes(events: Sequence[dict[str, Any]], bands: TimeBands, versions: Mapping[str, int]) -> list[NodeView]:
+    """Every node that an event names, by role and name; ``versions`` has the newest version of a node."""
+    found: dict[str, NodeView] = {}
+    for event in events:
+        state, name = STATES.get(str(event.get("event"))), event.get("node")
+        if state and isinstance(name, str):
+            _follow(found.setdefault(name, NodeView(name=name)), state, event)
+    shares = bands.shares(NEWEST_SPANS)
+    for place, name in enumerate(bands.nodes):
+        node = found.setdefault(name, NodeView(name=name, role=bands.roles[place], state="ready"))
+        parts = {bands.activities[i]: round(float(part), 4) for i, part in enumerate(shares[place]) if part > 0}
+        node.shares = dict(sorted(parts.items(), key=lambda item: -item[1]))
+    for name, node in found.items():
+        node.version = versions.get(name)
+    return sorted(found.values(), key=lambda node: (*role_order(node.role), len(node.name), node.name))
+
+
+def role_order(role: str) -> tuple[int, str]:
+    """Key by which roles are sorted: those that train and sample first."""
+    return (ROLES.index(role) if role in ROLES else len(ROLES)), role
+
+
+def _follow(node: NodeView, state: NodeState, event: dict[str, Any]) -> None:
+    # A process that exits is noticed twice, and the second notice says less.
+    if state in GONE and node.state in GONE:
+        node.cause = node.cause or str(event.get("cause") or "")
+        return
+    if state == "exited" and node.state == "left":
+        return
+    node.state = state
+    node.role = str(event.get("role") or node.role)
+    node.joined += state == "loading"
+    if state == "loading" and node.role not in LOADING:
+        node.state = "ready"
+    node.losses += state in GONE
+    if state in (*GONE, "left"):
+        node.cause = str(event.get("cause") or "")
+    if isinstance(event.get("time_s"), int | float):
+        node.since_s = float(event["time_s"])
+
+
+# ── curves ────────────────────────────────────────────────────────────────────────────────────
+# The numbers of every step as columns, and histograms of the newest samples.
+
+HISTOGRAM_STEPS = 50
+"""Newest steps whose samples a histogram counts."""
+BINS = 24
+
+
+def columns(record: RunRecord, start: int) -> dict[str, list[float | None]]:
+    """Every metric from the ``start``-th recorded step on; None where a step has none."""
+    lines = record.metrics[start:]
+    return {name: [_shown_number(line.get(name)) for line in lines] for name in record.metric_names}
+
+
+def histograms(index: SampleIndex) -> dict[str, dict[str, Any]]:
+    """Histograms of staleness, reward and length, of the samples of the newest steps."""
+    newest = index.newest(HISTOGRAM_STEPS)
+    steps = newest["step"]
+    found: dict[str, Any] = {
+        "files_waiting": index.num_waiting,
+        "steps": {"from": int(steps.min()), "to": int(steps.max())} if len(steps) else {},
+        "staleness": _counts(newest["staleness"], whole=True),
+        "reward": _counts(newest["reward"], whole=False),
+        "length": _counts(newest["num_tokens"], whole=True),
+    }
+    return found
+
+
+def _counts(values: "np.ndarray[Any, Any]", *, whole: bool) -> dict[str, Sequence[float]]:
+    """Edges of bins, and how many values are in each; whole numbers have bins of whole width, if few a bin each."""
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return {"edges": [], "counts": []}
+    low, high = float(values.min()), float(values.max())
+    if whole:
+        width = max(1, math.ceil((high - low + 1) / BINS))
+        edges = np.arange(low - 0.5, high + 0.5 + width, width)
+    else:
+        edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
+    counts, _ = np.histogram(values, edges)
+    return {"edges": [float(f"{edge:.6g}") for edge in edges], "counts": counts.tolist()}
+
+
+def _shown_number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
+
+
+# ── event groups ──────────────────────────────────────────────────────────────────────────────
+# The events of a run, those of one kind and one cause together.
+#
+#     node.lost   no beat for 15.2 s      × 41   12 nodes   first at 3.1 s, last at 88 s
+#
+# Causes that differ only in numbers, ids or quoted values are one, named by the last of them.
+
+SHOWN = 200
+"""Events of a group that are sent: the last ones."""
+MAX_GROUPS = 500
+MAX_CHARS = 400
+CAUSES = ("cause", "reason", "error", "status")
+"""Fields that say why, the first that is there."""
+NOT_DETAILS = ("event", "at", "time_s", "node", "incarnation", *CAUSES)
+VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|[-+]?\d[\d.,_]*(?:e[-+]?\d+)?|'[^']*'|\"[^\"]*\"")
+TROUBLE = re.compile(
+    r"\.(lost|exited|rejected|quiet|dropped|failed|aborted|expired|away|skipped|cut|exceeded|slept|left_out|untrained"
+    r"|disbanded|started_over|damaged)$|^run\.(waiting|suspended|interrupted)"
+)
+"""Kinds that somebody may want to look into."""
+
+
+class EventGroup(Struct, frozen=True, kw_only=True):
+    id: str
+    kind: str
+    cause: str
+    last: str
+    """Fields of the last event that say what happened, for a group without a cause."""
+    num: int
+    """Events."""
+    counted: int | None
+    """The largest count that an event of it names, such as of failed verdicts; None if none does."""
+    nodes: list[str]
+    first_s: float | None
+    last_s: float | None
+    last_at: str
+    is_trouble: bool
+
+
+class EventQuery(Struct, frozen=True, kw_only=True):
+    kind: str = ""
+    node: str = ""
+    text: str = ""
+    """Part of any field, in any case."""
+
+
+def groups(events: Sequence[dict[str, Any]], query: EventQuery) -> list[EventGroup]:
+    """Groups of the wanted events: trouble first, then the newest."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for event in wanted(events, query):
+        found.setdefault(group_id(event), []).append(event)
+    made = [_group(key, members) for key, members in found.items()]
+    made.sort(key=lambda group: (not group.is_trouble, -(group.last_s or 0.0)))
+    return made[:MAX_GROUPS]
+
+
+def members(events: Sequence[dict[str, Any]], query: EventQuery, wanted_id: str) -> list[dict[str, Any]]:
+    """The last events of a group."""
+    found = [event for event in wanted(events, query) if group_id(event) == wanted_id]
+    return [{key: _short(value) for key, value in event.items()} for event in found[-SHOWN:]]
+
+
+def wanted(events: Sequence[dict[str, Any]], query: EventQuery) -> Iterator[dict[str, Any]]:
+    text = query.text.lower()
+    for event in events:
+        if query.kind and event.get("event") != query.kind:
+            continue
+        if query.node and event.get("node") != query.node:
+            continue
+        if text and text not in msgspec.json.encode(event).decode().lower():
+            continue
+        yield event
+
+
+def group_id(event: dict[str, Any]) -> str:
+    key = f"{event.get('event')}\n{VARYING.sub('#', _cause(event))}"
+    return hashlib.sha256(key.encode(errors="replace")).hexdigest()[:12]
+
+
+def is_trouble(event: dict[str, Any]) -> bool:
+    kind = str(event.get("event"))
+    if kind == "run.finished":
+        return event.get("status") not in ("finished", None)
+    return TROUBLE.search(kind) is not None
+
+
+def _group(key: str, found: Sequence[dict[str, Any]]) -> EventGroup:
+    last, times = found[-1], [time for event in found if (time := _number(event.get("time_s"))) is not None]
+    counts = [int(count) for event in found if (count := _number(event.get("count"))) is not None]
+    return EventGroup(
+        id=key,
+        kind=str(last.get("event")),
+        cause=_cause(last)[:MAX_CHARS],
+        last=_details(last)[:MAX_CHARS],
+        num=len(found),
+        counted=max(counts, default=None),
+        nodes=sorted({str(event["node"]) for event in found if event.get("node")}),
+        first_s=min(times, default=None),
+        last_s=max(times, default=None),
+        last_at=str(last.get("at", "")),
+        is_trouble=is_trouble(last),
+    )
+
+
+def _cause(event: dict[str, Any]) -> str:
+    return next((str(event[name]) for name in CAUSES if event.get(name)), "")
+
+
+def _details(event: dict[str, Any]) -> str:
+    facts = [
+        f"{key} {_text(value)}" for key, value in event.items() if key not in NOT_DETAILS and value not in (None, "")
+    ]
+    return ", ".join(facts)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _short(value: Any) -> Any:
+    return f"{value[:MAX_CHARS]} …" if isinstance(value, str) and len(value) > MAX_CHARS else value
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+# ── settings view ─────────────────────────────────────────────────────────────────────────────
+# Every setting of a run with its value, its default and its meaning.
+
+HIDDEN = "hidden"
+
+
+def settings(record: RunRecord) -> list[dict[str, Any]]:
+    """The settings in the order of the documentation, then keys that it does not know, such as those of a table."""
+    known = meanings()
+    values = dict(record.config)
+    rows = []
+    for key, meaning in known.items():
+        value, is_set = _taken(values, key)
+        default = msgspec.to_builtins(meaning.default)
+        value = value if is_set else default
+        rows.append(
+            {
+                "key": key,
+                "value": _shown(key, value),
+                "default": "required" if meaning.is_required else _shown(key, default),
+                "is_changed": is_set and not meaning.is_required and not _same(value, default),
+                "meaning": meaning.text,
+            }
+        )
+    rows += [
+        {"key": key, "value": _shown(key, value), "default": "", "is_changed": True, "meaning": ""}
+        for key, value in values.items()
+    ]
+    return rows
+
+
+def _taken(values: dict[str, Any], key: str) -> tuple[Any, bool]:
+    """Remove a setting from ``values``: its value, or the table that its keys make; and whether it was there."""
+    if key in values:
+        return values.pop(key), True
+    inner = [name for name in values if name.startswith(f"{key}.")]
+    table = {name.removeprefix(f"{key}."): values.pop(name) for name in inner}
+    return table, bool(inner)
+
+
+def _same(value: Any, default: Any) -> bool:
+    empty: tuple[Any, ...] = (None, "", [], {})
+    return bool(value == default) or (value in empty and default in empty)
+
+
+def _shown(key: str, value: Any) -> str:
+    if SECRET.search(key) and isinstance(value, str) and value:
+        return HIDDEN
+    if isinstance(value, dict):
+        value = {name: HIDDEN if SECRET.search(name) and inner else inner for name, inner in value.items()}
+    if value is None:
+        return "unset"
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

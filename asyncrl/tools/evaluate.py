@@ -1,0 +1,273 @@
+"""`asyncrl eval`: evaluates a model directory, or a checkpoint of a run, on held-out prompts, without a run."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
+from math import isnan
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+import uvloop
+from msgspec.structs import replace
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from asyncrl.config.config import Config
+from asyncrl.config.model.directory import check_model
+from asyncrl.config.run_file import decode, override_one
+from asyncrl.config.toml import put, read
+from asyncrl.data.chat_template import check_template, read_template, text_advice
+from asyncrl.data.check import bad_row_lines
+from asyncrl.data.images import Keep, check_model_reads
+from asyncrl.data.prompts import held_out_stream
+from asyncrl.data.table import guessed
+from asyncrl.errors import ConfigError, RunFailed
+from asyncrl.files.atomic import check_output
+from asyncrl.messages.trajectory import Prompt
+from asyncrl.records.evaluation_files import CompletionRow, write_completions
+from asyncrl.records.evaluation_metrics import EvaluationMetrics
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.records.run_record import is_run
+from asyncrl.reward.routing import check_routes
+from asyncrl.reward.workers.pool import WorkerPool
+from asyncrl.runtime.offline import OfflineEvaluation, OfflineEvaluator, summarize
+from asyncrl.runtime.process import configure_logging
+from asyncrl.runtime.rollout import load_engine, open_episodes
+from asyncrl.spool.images import ImageStore
+from asyncrl.terminal import aligned, echo, say, to_json
+from asyncrl.trainer.checkpoints.export import find_checkpoint
+from asyncrl.weights.contents.architecture import num_positions
+from asyncrl.weights.contents.architecture import read_config as load_model_config
+
+
+def model_and_run_file(model: str) -> tuple[str, Path | None]:
+    """
+    The model, of a run directory its newest checkpoint; and the run file of its run, None if it is in no run directory.
+
+    Raises `ConfigError` if a run directory has no intact checkpoint.
+    """
+    path = Path(model)
+    if is_run(path):
+        directory = RunDirectory(path)
+        return str(find_checkpoint(directory.checkpoints, None)[0]), directory.config
+    folder = path.resolve().parent
+    directory = RunDirectory(folder.parent)
+    in_run = folder == directory.checkpoints and is_run(directory.path)
+    return model, directory.config if in_run else None
+
+
+# ── eval ──────────────────────────────────────────────────────────────────────────────────────
+# `asyncrl eval`: evaluate a model directory on held-out prompts, without a run.
+
+REASONS_SHOWN = 5
+"""Most frequent reasons of failures that are listed; the others are counted."""
+MAX_TOKENS = 1024
+"""Longest completion if neither an option nor a run file says it, and the model knows as many positions."""
+
+
+def evaluate_model(config: Config, *, out: Path | None, as_json: bool) -> None:
+    """
+    Evaluate the model and print its metrics.
+
+    Raises `ConfigError` if the model, the data or the verifier cannot be used, or ``out`` cannot be written;
+    `EngineDied` if the engine's process has died; and `RunFailed` if no completion has a verdict.
+    """
+    if out:
+        check_output(out)
+    configure_logging("eval")
+    console = Console(stderr=True)
+    tell = partial(say, console)
+    config = replace(config, data=guessed(config.data, config.data.held_out_files[0], tell))
+    with closing(ImageStore(Path(gettempdir()))) as images:
+        prompts = check_prompts(config, tell, images.add)
+        config = with_room(config)
+        rows, wall_s = uvloop.run(_evaluate(config, prompts, images, console))
+    evaluation = summarize(config, rows, wall_s)
+    for line in failures(rows):
+        echo(line, err=True)
+    if out:
+        write_completions(out, rows)
+    if not evaluation.overall.num_prompts:
+        raise RunFailed(f"none of {len(rows)} completions has a verdict; the first failed: {rows[0].failure}")
+    echo(to_json(evaluation) if as_json else table(evaluation))
+
+
+def eval_config(
+    model: str,
+    path: Path | None = None,
+    *,
+    data: Sequence[str] = (),
+    samples: int | None = None,
+    reward: str | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    max_tokens: int | None = None,
+    max_prompts: int | None = None,
+    engine: str | None = None,
+    seed: int | None = None,
+    overrides: Sequence[str] = (),
+) -> Config:
+    """
+    Apply the options of the command to the run file ``path``, that of the run that ``model`` is in, or the defaults.
+
+    ``evaluation.max_tokens`` is 0 if nobody gave the length of completions; see `with_room`.
+
+    Raises `ConfigError` if an option, the file or the run cannot be used.
+    """
+    model, of_run = model_and_run_file(model)
+    path = path or of_run
+    plain = {"reward": {"function": "auto"}, "evaluation": {}}
+    raw: dict[str, Any] = read(path, "config file") if path else plain
+    options: dict[str, Any] = {
+        "model.path": model,
+        "evaluation.samples": samples,
+        "evaluation.temperature": temperature,
+        "evaluation.top_p": top_p,
+        "evaluation.max_tokens": max_tokens,
+        "evaluation.max_prompts": max_prompts or 0,
+        "rollout.engine": engine,
+        "run.seed": seed,
+    }
+    if data:
+        options |= {"data.train": list(data), "data.held_out": list(data)}  # train is not read, but required
+    if reward:
+        raw["reward"] = {key: value for key, value in raw.get("reward", {}).items() if key in ("workers", "timeout_s")}
+        options["reward.function"] = reward
+    for key, value in options.items():
+        if value is not None:
+            put(raw, key, value, where=f"option for {key}")
+    for override in overrides:
+        override_one(raw, override)
+    evaluation = raw["evaluation"]
+    if evaluation.get("samples", 1) != 1 and temperature is None and not evaluation.get("temperature"):
+        evaluation["temperature"] = 1.0  # with greedy decoding all completions of a prompt would be equal
+    if not raw.get("data", {}).get("held_out"):
+        raise ConfigError("no prompts to evaluate the model on: give --data FILE, or a --config with data.held_out")
+    is_given = evaluation.get("max_tokens") or "max_tokens" in raw.get("sampling", {})
+    config = decode(raw)
+    longest = config.evaluation.max_tokens or (config.sampling.max_tokens if path or is_given else MAX_TOKENS)
+    return replace(
+        config,
+        sampling=replace(config.sampling, max_tokens=longest),  # a slot holds nothing longer
+        evaluation=replace(config.evaluation, max_tokens=longest if is_given else 0),
+    )
+
+
+def with_room(config: Config) -> Config:
+    """
+    The configuration with limits of prompts and completions that fit the positions which the model knows.
+
+    Completions are shortened only if nobody gave their length. A prompt longer than the rest then fails alone. Limits
+    by which prompts are cut stay, because other tokens would be left of them.
+
+    Raises `ConfigError` if the lengths that were given do not fit.
+    """
+    known = num_positions(load_model_config(Path(config.model.path), config.model.overrides).get_text_config())
+    if known is None:
+        return config
+    if not config.evaluation.max_tokens:
+        longest_prompt = min(config.data.max_prompt_tokens, known // 2)
+        fitting = min(config.sampling.max_tokens, known - longest_prompt)
+        config = replace(config, sampling=replace(config.sampling, max_tokens=fitting))
+    written, is_cut = config.longest_written("held_out"), config.data.truncation != "error"
+    if written < known and not is_cut:
+        limit = min(config.data.max_prompt_tokens, known - written)
+        return replace(config, data=replace(config.data, max_prompt_tokens=limit))
+    if config.longest_request > known:
+        option = "--set environment.max_tokens" if config.environment.is_set else "--max-tokens"
+        beside = f"prompts of {config.data.max_prompt_tokens}" if is_cut else "a prompt"
+        raise ConfigError(
+            f"completions of {written} tokens do not fit beside {beside} into the {known} positions that the model "
+            f"knows; lower {option}{' or --set data.max_prompt_tokens' * is_cut}"
+        )
+    return config
+
+
+def check_prompts(config: Config, say: Callable[[str], None], keep: Keep) -> list[Prompt]:
+    """
+    Load the prompts, and give their pictures to ``keep`` and remarks on them to ``say``.
+
+    Raises `ConfigError` if the model, the data or the verifier cannot be used.
+    """
+    check_model(config.model.path, setting="MODEL")
+    stream = held_out_stream(config.data, config.evaluation.max_prompts, keep)
+    summary, template = stream.summary, read_template(Path(config.model.path))
+    check_template(template, config.data.chat_template_kwargs, has_chats=summary.has_chats)
+    for sentence in text_advice(template, has_texts=summary.has_texts and not config.environment.is_set):
+        say(f"note: {sentence}")
+    check_model_reads(Path(config.model.path), summary.num_images, summary.num_marked)
+    if summary.bad:
+        say("\n".join(bad_row_lines(summary.bad)))
+    prompts = [draw.prompt for draw in stream.since(0)]
+    check_routes(config.reward, {prompt.data_source for prompt in prompts})
+    return prompts
+
+
+async def _evaluate(
+    config: Config, prompts: Sequence[Prompt], images: ImageStore, console: Console
+) -> tuple[list[CompletionRow], float]:
+    """Return the rows, and the seconds it took without loading the model; a terminal shows a progress bar."""
+    what = "episodes" if config.environment.is_set else "completions"
+    columns = TextColumn(f"[bold]{what}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    async with WorkerPool(config.reward) as pool:
+        engine = await asyncio.to_thread(load_engine, config)
+        try:
+            async with open_episodes(
+                config, engine, run_id="eval", node="eval", slots=config.rollout.slots
+            ) as episodes:
+                start_s = time.monotonic()
+                with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+                    task = bar.add_task("", total=len(prompts) * config.evaluation.samples)
+                    evaluator = OfflineEvaluator(config, engine, pool, images.read, episodes)
+                    rows = await evaluator.evaluate(prompts, partial(bar.advance, task))
+                return rows, time.monotonic() - start_s
+        finally:
+            await engine.aclose()
+
+
+def table(evaluation: OfflineEvaluation) -> str:
+    """Table with one row per data source, one for all of them if there are several, and a line on the sampling."""
+    lines = dict(evaluation.by_source)
+    if len(lines) > 1:
+        lines["all"] = evaluation.overall
+    names = [name for name in evaluation.overall.metrics if name not in ("length_mean", "truncated", "failed")]
+    first = [] if evaluation.samples > 1 else ["accuracy"]
+    head = ["data source", "prompts", *first, *names, "tokens", "truncated", "failed"]
+    rows = [[source, *_cells(found, [*first, *names])] for source, found in lines.items()]
+    return "\n".join([*aligned([head, *rows], right=range(1, len(head))), _sampling(evaluation)])
+
+
+def failures(rows: Sequence[CompletionRow]) -> list[str]:
+    """Lines with the number of completions without a verdict for each reason, most frequent first."""
+    reasons = Counter(row.failure for row in rows if row.failure).most_common()
+    rest = sum(count for _, count in reasons[REASONS_SHOWN:])
+    lines = [f"{count} without a verdict: {' '.join(reason.split())}" for reason, count in reasons[:REASONS_SHOWN]]
+    return [*lines, *([f"{rest} without a verdict for {len(reasons) - REASONS_SHOWN} other reasons"] if rest else [])]
+
+
+def _sampling(evaluation: OfflineEvaluation) -> str:
+    e = evaluation
+    decoding = f"temperature {e.temperature:g}, top-p {e.top_p:g}" if e.temperature else "greedy"
+    most, turns = f"at most {e.max_tokens} tokens", ""
+    if e.turns_mean is not None:
+        most, turns = f"{most} a turn", f"{e.turns_mean:.1f} turns on average, "
+    return (
+        f"{e.samples} of each prompt, {decoding}, {most}, seed {e.seed}; {turns}{e.tokens:,} tokens in {e.wall_s:.1f} s"
+    )
+
+
+def _cells(found: EvaluationMetrics, names: Sequence[str]) -> list[str]:
+    values = {"accuracy": found.accuracy} | found.metrics
+    tail = [f"{values['length_mean']:.0f}", f"{values['truncated']:.1%}", f"{values['failed']:.0f}"]
+    return [str(found.num_prompts), *(_cell(name, values.get(name)) for name in names), *tail]
+
+
+def _cell(name: str, value: float | None) -> str:
+    """Format a metric; ``-`` where a data source has none, such as maj@k if its verifier reports no answers."""
+    if value is None or isnan(value):
+        return "-"
+    return f"{value:.2f}" if name == "reward" else f"{value:.1%}"

@@ -1,0 +1,430 @@
+"""
+`asyncrl init`: finds model, data and devices, by files and drivers alone, and writes a run file and a reward function
+for them.
+
+    models/base, data/train.parquet ──▶ Findings(model, data, held_out, devices) ──▶ run_text
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+from msgspec import Struct
+
+from asyncrl.config.config import Config
+from asyncrl.config.engines import ENGINES
+from asyncrl.config.model.directory import check_model
+from asyncrl.config.model.weights import CONFIG, check_weights, read_config
+from asyncrl.config.sections.data import Data
+from asyncrl.config.sections.reward import Reward
+from asyncrl.data.chat_template import read_template
+from asyncrl.data.check import CountTokens, inspect
+from asyncrl.data.table import LOOKED_AT, Columns, guess, open_rows
+from asyncrl.errors import ConfigError
+from asyncrl.files.json_lines import toml_value
+from asyncrl.reward.routing import unrouted
+from asyncrl.runtime.machine import TRAIN, Devices, find, missing_packages
+from asyncrl.runtime.model_files import model_folder, model_name
+from asyncrl.tools.plug_ins.reward import attempt, read_rows, run_config, summary_lines
+from asyncrl.weights.groups.device import installed_version
+
+DEPTH = 3
+"""Folders below the working directory in which models and data are looked for."""
+DATA = (".parquet", ".jsonl")
+HELD_OUT = ("held_out", "heldout", "test", "val", "valid", "validation", "eval", "dev")
+SKIPPED = ("runs", "node_modules", "__pycache__")
+
+
+class ModelFound(Struct, frozen=True):
+    path: str
+    num_parameters: int
+    positions: int
+    """Longest prompt and completion together, in tokens; 0 if config.json does not say."""
+    has_template: bool = False
+    """True if the tokenizer has a chat template."""
+
+
+class DataFound(Struct, frozen=True):
+    path: str
+    num_rows: int
+    columns: Columns
+    data_sources: list[str]
+    longest_prompt: int
+    """Tokens of the longest prompt, counted; or estimated from its characters."""
+    is_counted: bool
+    num_bad: int
+    as_chat: bool = False
+    """Prompts are texts, to which the model's chat template should be applied."""
+
+
+class Findings(Struct, frozen=True):
+    model: ModelFound
+    data: DataFound
+    held_out: list[str]
+    """Files that may be the held-out one; it is known if there is one alone."""
+    devices: Devices
+    cores: int
+    has_vllm: bool
+
+
+def find_model(path: str | None) -> ModelFound:
+    """The model in ``path``, or the only one near the working directory; raises `ConfigError`."""
+    if path is None:
+        path = _only(sorted({str(found.parent) for found in _near(CONFIG)}), "model", "--model DIR", _TOY)
+    check_model(path, setting="--model")
+    shapes = check_weights(Path(path), "--model")
+    config = read_config(Path(path))
+    text = config.get("text_config")
+    positions = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+    return ModelFound(
+        path=path,
+        num_parameters=sum(map(math.prod, shapes.values())),
+        positions=positions if isinstance(positions, int) else 0,
+        has_template=bool(read_template(Path(path))),
+    )
+
+
+_TOY = "; `asyncrl toy step-sums cache/step-sums` makes a small model with its data"
+
+
+def find_data(
+    path: str | None, given: Mapping[str, str], count_tokens: CountTokens | None, *, has_template: bool = False
+) -> DataFound:
+    """
+    The dataset in ``path``, or the only one to train on near the working directory; raises `ConfigError`.
+
+    ``has_template`` is true if the model has a chat template, which prompts of plain text should get.
+    """
+    if path is None:
+        near = [str(found) for suffix in DATA for found in _near(f"*{suffix}") if not _is_held_out(found)]
+        path = _only(sorted(near), "dataset", "--data FILE", "")
+    rows = open_rows(Path(path))
+    columns = guess(rows, given, "--{}-column NAME")
+    is_text = any(isinstance(value, str) for value in islice(rows.column(columns.prompt), LOOKED_AT))
+    as_chat = has_template and is_text
+    inspection = inspect(Path(path), data_section(path, columns, as_chat=as_chat), count_tokens=count_tokens)
+    inspection.require_usable()
+    longest = inspection.prompt_tokens.get("max") or math.ceil(inspection.prompt_chars.get("max", 0) / 2)
+    return DataFound(
+        path=path,
+        num_rows=inspection.num_rows,
+        columns=columns,
+        data_sources=list(inspection.data_sources),
+        longest_prompt=longest,
+        is_counted=count_tokens is not None,
+        num_bad=len(inspection.bad),
+        as_chat=as_chat,
+    )
+
+
+def data_section(path: str, columns: Columns, *, as_chat: bool = False) -> Data:
+    """Section ``[data]`` with these columns, which leaves out rows that cannot be used."""
+    answer = columns.answer or "answer"
+    return Data(train=path, prompt_column=columns.prompt, answer_column=answer, as_chat=as_chat, on_bad_row="skip")
+
+
+def find_held_out(train: str) -> list[str]:
+    """Files of evaluation prompts beside the training data, by their names; those of its own format if there are."""
+    beside = sorted(path for path in Path(train).parent.iterdir() if path != Path(train))
+    found = [path for path in beside if path.suffix in DATA and _is_held_out(path)]
+    alike = [path for path in found if path.suffix == Path(train).suffix]
+    return list(map(str, alike or found))
+
+
+def find_machine(environment: Mapping[str, str]) -> tuple[Devices, int]:
+    """Devices that the vendor's drivers list, and cores."""
+    return find("auto", environment), len(os.sched_getaffinity(0))
+
+
+def _is_held_out(path: Path) -> bool:
+    """True if one of `HELD_OUT` is among the words of the name."""
+    name = path.stem.lower().replace("-", "_")
+    return any(f"_{word}_" in f"_{name}_" for word in HELD_OUT)
+
+
+def _near(pattern: str) -> Iterator[Path]:
+    """Files below the working directory, not in hidden folders or those of runs."""
+    for depth in range(DEPTH + 1):
+        for path in Path().glob("*/" * depth + pattern):
+            if not any(part.startswith(".") or part in SKIPPED for part in path.parts):
+                yield path
+
+
+def _only(found: Sequence[str], what: str, option: str, advice: str) -> str:
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ConfigError(f"no {what} was found in this folder: name one with {option}{advice}")
+    shown = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    raise ConfigError(f"the {what} could be any of {shown}: name one with {option}")
+
+
+# ── run text ──────────────────────────────────────────────────────────────────────────────────
+# The run file that `asyncrl init` writes: findings in, commented TOML out.
+#
+# Settings that have good defaults are left out. Each one that is written says why it has its value.
+
+SMALL, MEDIUM = 10_000_000, 500_000_000
+"""Parameters up to which a model learns with the larger learning rates."""
+SHARED_MEMORY = 0.4
+"""Part of the only device's memory that vLLM takes beside the trainer."""
+
+
+HEAD = """\
+# Written by `asyncrl init`. Paths are relative to the folder that asyncrl is run in, not to the folder of this file.
+# `asyncrl config show FILE` prints every setting.\
+"""
+
+
+class Choices(Struct, frozen=True):
+    """Decisions that follow from findings."""
+
+    rollout: dict[str, object]
+    trainer: dict[str, object]
+    dtype: str
+    placement: str
+    """In words, for the comment and the terminal."""
+    max_prompt_tokens: int
+    max_tokens: int
+    lr: float
+
+
+def choose(found: Findings) -> Choices:
+    """Choose where trainer and rollouts compute, how long texts may be, and how fast to learn."""
+    prompt = _round_up(found.data.longest_prompt, 64)
+    room = found.model.positions - prompt if found.model.positions else 1 << 30
+    size = found.model.num_parameters
+    lr = 2e-4 if size <= SMALL else 5e-6 if size <= MEDIUM else 1e-6
+    num, kind = len(found.devices.ids), found.devices.kind
+    longest = min(128 if size <= SMALL else 1024, max(room, 1))
+    if not num:
+        each = max(1, found.cores // 2)
+        where = f"no accelerator was found: everything runs on {found.cores} cores"
+        rollout: dict[str, object] = {"replicas": 1 if found.cores < 2 else 2, "threads": max(1, each // 2)}
+        return Choices(rollout, {"threads": each}, "float32", where, prompt, longest, lr)
+    rollout = {"engine": "vllm"} if found.has_vllm else {"device": kind}
+    if num == 1:
+        where = f"one {kind} device: the trainer and one rollout share it"
+        rollout |= {"replicas": 1}
+        if found.has_vllm:
+            rollout["vllm.gpu_memory_utilization"] = SHARED_MEMORY
+        return Choices(rollout, {"device": kind}, "bfloat16", where, prompt, longest, lr)
+    ranks = num // 2
+    where = f"{num} {kind} devices: {ranks} for the trainer, {num - ranks} for rollouts"
+    rollout |= {"replicas": num - ranks}
+    return Choices(rollout, {"device": kind, "ranks": ranks}, "bfloat16", where, prompt, longest, lr)
+
+
+def render(found: Findings, chosen: Choices, reward: str) -> str:
+    """Text of the run file; ``reward`` is ``auto`` or ``file.py:name``."""
+    sections = {
+        "run": [_line("steps", 100, "optimizer steps; `asyncrl resume RUN --steps N` makes it longer")],
+        "model": [
+            _line("path", found.model.path, f"{found.model.num_parameters:,} parameters"),
+            _line("dtype", chosen.dtype, "data type of the weights"),
+        ],
+        "data": _data(found, chosen),
+        "schedule": [
+            _line("groups_per_step", 16, "prompts of a step ..."),
+            _line("group_size", 8, "... and completions of each, which are compared with each other"),
+            _line("staleness", 1, "rollouts sample the next batch while the trainer uses this one; 0 is synchronous"),
+        ],
+        "sampling": [_line("max_tokens", chosen.max_tokens, "longest completion; raise it if `len` comes near")],
+        "rollout": [f"# {chosen.placement}", *(_line(key, value) for key, value in chosen.rollout.items())],
+        "reward": [_line("function", reward, _why(reward, found.data.data_sources))],
+        "trainer": [
+            *(_line(key, value) for key, value in chosen.trainer.items()),
+            _line("lr", chosen.lr, "lower it if the reward collapses, raise it if nothing moves"),
+            _line("warmup_steps", 10, "the first gradients have the most noise"),
+        ],
+        "checkpoint": [_line("every_steps", 10, "a killed trainer continues from the newest one")],
+    }
+    off = "" if len(found.held_out) == 1 else "# "
+    sections["checkpoint"].append(off + _line("keep_best", True, "for `asyncrl export --step best`"))
+    evaluation = _line("every_versions", 10, "policy versions between two evaluations")
+    texts = ["\n".join([f"[{name}]", *lines]) for name, lines in sections.items()]
+    return "\n\n".join([HEAD, *texts, f"{off}[evaluation]\n{off}{evaluation}"]) + "\n"
+
+
+def _data(found: Findings, chosen: Choices) -> list[str]:
+    data, columns = found.data, found.data.columns
+    counted = "counted by the tokenizer" if data.is_counted else "estimated as half of its characters"
+    lines = [_line("train", data.path, f"{data.num_rows:,} rows"), _held_out_line(found.held_out)]
+    lines.append(_line("prompt_column", columns.prompt))
+    if data.as_chat:
+        lines.append(_line("as_chat", True, "prompts are texts: the model's chat template is applied to each"))
+    if columns.answer:
+        lines.append(_line("answer_column", columns.answer, "reference answer, which the reward function gets"))
+    if data.num_bad:
+        lines.append(_line("on_bad_row", "skip", f"{data.num_bad} rows are bad; `asyncrl data check` lists them"))
+    longest = f"the longest prompt has {data.longest_prompt}, {counted}"
+    return [*lines, _line("max_prompt_tokens", chosen.max_prompt_tokens, longest)]
+
+
+def _held_out_line(found: Sequence[str]) -> str:
+    if len(found) == 1:
+        return _line("held_out", found[0], "never trained on; its accuracy is measured")
+    file = found[0] if found else "FILE"
+    others = f"or {', '.join(found[1:])}; " if found else ""
+    why = f"{others}without it, no accuracy is measured on prompts that are not trained on"
+    return "# " + _line("held_out", file, why)
+
+
+STUB = '''"""
+The reward of this run. To try it:
+
+    asyncrl reward try RUN_FILE
+
+Replace what `score` does by what a good completion is for you. An exception or a slow call fails the trajectory, with
+its cause; it never becomes a reward of zero.
+
+A function written for verl, compute_score(data_source, solution_str, ground_truth, extra_info), is called as verl calls
+it: name it in reward.function in place of this one.
+"""
+
+import re
+
+from asyncrl import VerifierInput
+
+
+def score(inputs: VerifierInput) -> dict[str, float]:
+    """
+    Reward 1 if the completion ends with the reference answer, else 0.
+
+    Args:
+        inputs: ``prompt``, ``completion``, ``answer``, ``data_source`` and ``extra`` of the row, and ``num_tokens``.
+
+    Returns:
+        ``score`` is the reward. ``correct`` is averaged into accuracy. Other numbers become metrics.
+    """
+    wanted = inputs.answer.rpartition("####")[2].strip()
+    ends_with_it = re.search(rf"(?<![\\w.-]){re.escape(wanted)}\\W*$", inputs.completion)
+    correct = float(bool(wanted) and ends_with_it is not None)
+    return {"score": correct, "correct": correct}
+'''
+"""Reward function for a dataset that no built-in one is for."""
+
+
+def stub(run_file: str) -> str:
+    """Text of a reward function, whose docstring says how to try it."""
+    return STUB.replace("RUN_FILE", run_file)
+
+
+def _why(function: str, sources: list[str]) -> str:
+    if function == "auto":
+        return f"a built-in verifier by data source: {', '.join(sources[:3])}"
+    return "yours to change; `asyncrl reward try` shows what it gives"
+
+
+def _line(key: str, value: object, why: str = "") -> str:
+    text = f"{key} = {toml_value(value)}"
+    return f"{text:<29} # {why}" if why else text
+
+
+def _round_up(number: int, unit: int) -> int:
+    return max(unit, -(-number // unit) * unit)
+
+
+# ── init ──────────────────────────────────────────────────────────────────────────────────────
+# `asyncrl init`: writes a run file and a reward function for the model, data and devices that are here.
+#
+#     find ─▶ choose ─▶ run.toml, reward.py ─▶ read back, reward tried ─▶ next commands
+
+RUN_FILE, REWARD_FILE = "run.toml", "reward.py"
+TRIED_ROWS = 3
+
+Say = Callable[[str], None]
+
+
+def write_files(folder: Path, model: str | None, data: str | None, columns: Mapping[str, str], say: Say) -> None:
+    """
+    Write the files to ``folder``, and say what was found and what comes next.
+
+    Args:
+        model: Model directory; None looks for one.
+        data: Dataset; None looks for one.
+        columns: ``prompt`` and ``answer``, as far as the user named them.
+
+    Raises:
+        ConfigError: Something cannot be found out, or a file is in the way. Nothing is written then.
+    """
+    run_file, reward_file = folder / RUN_FILE, folder / REWARD_FILE
+    found = _find(model, data, columns, say)
+    chosen = choose(found)
+    has_route = not unrouted(Reward(), found.data.data_sources)
+    reward = "auto" if has_route else f"{reward_file}:score"
+    written = {run_file: render(found, chosen, reward)}
+    if not has_route:
+        written[reward_file] = stub(str(run_file))
+    _write(written)
+    for line in _described(found, chosen):
+        say(line)
+    for line in _tried(run_config(run_file), reward):
+        say(line)
+    say(f"wrote     {', '.join(map(str, written))}")
+    say("next:")
+    tries = [f"asyncrl reward try {run_file}"] if reward_file in written else []
+    for command in (*tries, f"asyncrl run {run_file} --dry-run", f"asyncrl run {run_file}"):
+        say(f"  {command}")
+
+
+def _find(model: str | None, data: str | None, columns: Mapping[str, str], say: Say) -> Findings:
+    name = model_name(model) if model else None
+    try:
+        found_model = find_model(model_folder(name, "--model", say) if name else model)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_also_missing(data, columns)}") from error
+    from asyncrl.runtime.checks import token_counter
+
+    count = None if missing_packages(TRAIN) else token_counter(Path(found_model.path), Data(train=""))
+    found_data = find_data(data, columns, count, has_template=found_model.has_template)
+    devices, cores = find_machine(os.environ)
+    has_vllm = any(installed_version(name) for name in ENGINES["vllm"].packages)
+    return Findings(found_model, found_data, find_held_out(found_data.path), devices, cores, has_vllm)
+
+
+def _also_missing(data: str | None, columns: Mapping[str, str]) -> str:
+    """End of a sentence with what is wrong with the data; empty if nothing is."""
+    try:
+        find_data(data, columns, None)
+    except ConfigError as error:
+        return f"; and {error}"
+    return ""
+
+
+def _write(written: Mapping[Path, str]) -> None:
+    for path in written:
+        if path.exists():
+            raise ConfigError(f"{path} exists, and is left alone: move it away, or name another folder")
+    for path, text in written.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def _described(found: Findings, chosen: Choices) -> Sequence[str]:
+    model, data = found.model, found.data
+    length = f"longest prompt {data.longest_prompt} tokens{'' if data.is_counted else ' (estimated)'}"
+    bad = f", {data.num_bad} of them cannot be used" if data.num_bad else ""
+    form = "; the chat template is applied (data.as_chat)" if data.as_chat else ""
+    return [
+        f"model     {model.path}: {model.num_parameters:,} parameters, {model.positions or 'unknown'} positions",
+        f"data      {data.path}: {data.num_rows:,} rows{bad}; {data.columns}; {length}{form}",
+        f"held out  {_held_out(found.held_out)}",
+        f"devices   {chosen.placement}",
+    ]
+
+
+def _held_out(found: Sequence[str]) -> str:
+    if len(found) > 1:
+        return f"could be any of {', '.join(found)}: name one as data.held_out"
+    return found[0] if found else "none found: name a file as data.held_out"
+
+
+def _tried(config: Config, reward: str) -> Sequence[str]:
+    """The reward, tried on the first rows."""
+    rows = read_rows(config, TRIED_ROWS)
+    done = attempt(config, rows)
+    first, *rest = summary_lines(done)
+    return [f"reward    {reward}, tried on {len(rows)} rows: {first}", *rest]

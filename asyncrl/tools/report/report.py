@@ -1,0 +1,454 @@
+"""
+The report: one self-contained HTML file about one run, or about several runs side by side.
+
+    header      status, and the cause of a failure
+    numbers     results, cost, and the settings that matter or differ
+    curves      reward, accuracy, length, staleness, throughput, waiting, ...
+    pictures    of prompts, with a completion
+    episodes    turn by turn
+    events      nodes lost, groups dropped, failures
+    config      every value, hidden until clicked
+"""
+
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NewType
+
+import msgspec
+from msgspec.structs import replace
+
+from asyncrl.errors import ConfigError
+from asyncrl.files.atomic import output
+from asyncrl.records import formatting
+from asyncrl.records.episode_view import summary, views
+from asyncrl.records.evaluation_metrics import accuracy_by_source, failed_note, multi_sample_metrics, pass_curve
+from asyncrl.records.formatting import UNKNOWN
+from asyncrl.records.run_labels import labels
+from asyncrl.records.run_record import RunRecord, read_run
+from asyncrl.records.samples import PicturedSample, SampledEpisode
+from asyncrl.tools.report import charts
+from asyncrl.tools.report.charts import Point, Series, draw, line_chart, plain, run_label
+
+# ── evaluation charts ─────────────────────────────────────────────────────────────────────────
+# Charts of evaluations with several completions per prompt, or with several data sources.
+#
+#   eval.finished  accuracy 0.41  avg@8 0.41  pass@1 0.41  pass@2 0.55  ...  pass@8 0.78  maj@8 0.52  math/avg@8 0.30
+#                                   └── one curve over m, first and last version ──┘       └─ over versions, by source
+
+
+def evaluation_charts(records: Sequence[RunRecord]) -> list[str]:
+    """The charts that have data; none where accuracy is the only metric."""
+    return [chart for draw in (_pass_curves, _over_versions, _by_source) if (chart := draw(records))]
+
+
+def _pass_curves(records: Sequence[RunRecord]) -> str | None:
+    """Training that only sharpens the policy raises small m; training that solves new prompts raises large m too."""
+    series = []
+    for run, record in enumerate(records):
+        found = [evaluation for evaluation in record.evaluations() if len(pass_curve(evaluation.metrics)) > 1]
+        for place, evaluation in enumerate([*found[:1], *found[1:][-1:]]):
+            label = run_label(records, record, f"version {evaluation.policy_version}")
+            points = pass_curve(evaluation.metrics)
+            series.append(Series(points=points, label=label, colour=run, dashed=place == 0, dots=True))
+    title = "Held-out pass@m, right at least once in m completions"
+    return line_chart(title, series, x_label="completions (m)", zero=True, percent=True) if series else None
+
+
+def _over_versions(records: Sequence[RunRecord]) -> str | None:
+    return _chart("Held-out, by how completions are counted", records, multi_sample_metrics)
+
+
+def _by_source(records: Sequence[RunRecord]) -> str | None:
+    return _chart("Held-out accuracy by data source", records, accuracy_by_source)
+
+
+def _chart(
+    title: str, records: Sequence[RunRecord], values_of: Callable[[Mapping[str, float]], dict[str, float]]
+) -> str | None:
+    series = []
+    for run, record in enumerate(records):
+        lines: dict[str, list[Point]] = {}
+        for evaluation in record.evaluations():
+            for name, value in values_of(evaluation.metrics).items():
+                lines.setdefault(name, []).append((evaluation.policy_version, value))
+        for place, (name, points) in enumerate(lines.items()):
+            colour = run if len(records) > 1 else place
+            label = run_label(records, record, name)
+            series.append(Series(points=points, label=label, colour=colour, dashed=place > 0, dots=True))
+    return line_chart(title, series, x_label="policy version", zero=True, percent=True) if series else None
+
+
+# ── headline ──────────────────────────────────────────────────────────────────────────────────
+# The most important numbers of a run.
+
+ENDING = 10
+"""Number of steps averaged for the start and the end of a noisy curve."""
+
+
+def headline(record: RunRecord) -> dict[str, str]:
+    """Results and cost of a run, label to text. Every run has the same labels in the same order."""
+    summary, evaluations = record.summary, record.evaluations()
+    start, end = _ends([value for _, value in record.curve("reward")])
+    staleness = summary.staleness_mean if summary else record.mean("staleness_mean", "tokens")
+    stalest = summary.staleness_max if summary else _highest(record, "staleness_max")
+    tokens = summary.trained_tokens if summary else record.total("tokens")
+    base = summary.base_accuracy if summary else next((e.accuracy for e in evaluations if e.policy_version == 0), None)
+    trained = [e.accuracy for e in evaluations if e.policy_version > 0]
+    last_metrics = evaluations[-1].metrics if evaluations else {}
+    last = summary.held_out_accuracy if summary else (trained[-1] if trained else None)
+    failed = failed_note(last_metrics.get("failed", 0))
+    gap = summary.logprob_gap_mean if summary else record.mean("logprob_gap_mean", "logprob_gap_tokens")
+    highest_gap = summary.logprob_gap_max if summary else _highest(record, "logprob_gap_max")
+    kinds = Counter(str(event.get("event")) for event in record.events)
+    return {
+        "steps": _steps(record),
+        "wall time": _text(record.wall_s, formatting.duration),
+        "held-out accuracy before": _text(base, formatting.share),
+        "held-out accuracy after": _text(last, formatting.share),
+        "held-out, of several completions": _shares(multi_sample_metrics(last_metrics)),
+        "held-out, by data source": _shares(accuracy_by_source(last_metrics)),
+        "held-out prompts": f"{evaluations[-1].num_prompts}{failed}" if evaluations else UNKNOWN,
+        f"reward, first {ENDING} steps": _text(start),
+        f"reward, last {ENDING} steps": _text(end),
+        "trained tokens": _text(tokens, formatting.count),
+        "trained tokens / s": _text(
+            tokens / record.wall_s if tokens is not None and record.wall_s else None, formatting.count
+        ),
+        "staleness, mean": _text(staleness),
+        "staleness, max": _text(stalest),
+        "trainer waiting": _text(record.mean("wait_trainer", "step_s"), formatting.share),
+        "rollouts waiting": _text(record.mean("wait_rollout", "step_s"), formatting.share),
+        "pause per publish": _text(record.mean("pause_s"), lambda seconds: f"{1000 * seconds:.3g} ms"),
+        "log-prob gap, mean": _text(gap),
+        "log-prob gap, max": _text(highest_gap),
+        "nodes lost": str(kinds["node.lost"]),
+        "processes that died": str(kinds["node.exited"]),
+        "groups dropped": str(kinds["group.dropped"]),
+    }
+
+
+def _highest(record: RunRecord, key: str) -> float | None:
+    return max((value for _, value in record.curve(key)), default=None)
+
+
+def _ends(values: Sequence[float]) -> tuple[float | None, float | None]:
+    if not values:
+        return None, None
+    first, last = values[:ENDING], values[-ENDING:]
+    return sum(first) / len(first), sum(last) / len(last)
+
+
+def _steps(record: RunRecord) -> str:
+    done = record.summary.steps if record.summary else len(record.metrics)
+    planned = record.summary.steps_planned if record.summary else record.config.get("run.steps")
+    return f"{done} of {planned}" if planned else str(done)
+
+
+def _text(value: float | None, form: Callable[[float], str] = "{:.3g}".format) -> str:
+    return UNKNOWN if value is None else form(value)
+
+
+def _shares(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {formatting.share(value)}" for name, value in values.items()) or UNKNOWN
+
+
+# ── page ──────────────────────────────────────────────────────────────────────────────────────
+# A self-contained HTML page: no scripts, and no fonts or images from elsewhere.
+#
+# Functions here escape plain text; only `Markup` is inserted unchanged, so a completion, a config value or an error
+# message can never inject HTML.
+
+Markup = NewType("Markup", str)
+"""HTML built by this module or `charts`."""
+
+PICTURES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp"}
+"""Formats of pictures that a page may hold, by the first bytes of a file. None of them can hold a script."""
+
+STYLE = """
+:root { color-scheme: light; }
+body { font: 14px/1.5 system-ui, sans-serif; color: #1c1f23; background: #f6f7f9; margin: 0; }
+main { max-width: 1160px; margin: 0 auto; padding: 28px 20px 60px; }
+h1 { font-size: 22px; margin: 0 0 4px; }
+h2 { font-size: 15px; margin: 30px 0 10px; }
+p { margin: 6px 0; }
+.quiet { color: #5b626c; }
+.pill { display: inline-block; padding: 1px 10px; border-radius: 10px; font-size: 12px; font-weight: 600; }
+.finished { background: #d9f0e6; color: #05573f; }
+.failed { background: #fbdedb; color: #8f1d12; }
+.running, .stopped { background: #e3ebf7; color: #1d4477; }
+.cause { border-left: 4px solid #c0392b; background: #fff; padding: 8px 14px; overflow-wrap: anywhere; }
+.side { display: flex; flex-wrap: wrap; gap: 14px; align-items: flex-start; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(440px, 1fr)); gap: 14px; }
+table { border-collapse: collapse; background: #fff; border: 1px solid #e3e6ea; }
+th, td { text-align: left; padding: 4px 14px; border-bottom: 1px solid #eceef1; vertical-align: top; }
+th { font-weight: 600; }
+tbody th { font-weight: 400; color: #5b626c; }
+td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+img { max-width: 100%; max-height: 240px; background: #fff; border: 1px solid #e3e6ea; }
+details { margin: 10px 0; }
+.turns td { white-space: pre-wrap; }
+summary { cursor: pointer; color: #1d4477; }
+"""
+
+
+def text(content: str, tag: str = "p", style: str = "") -> Markup:
+    """A ``<tag>`` element with ``content``, escaped; ``style`` is its CSS class."""
+    return row([Markup(plain(content))], tag, style)
+
+
+def row(parts: Iterable[Markup], tag: str = "p", style: str = "") -> Markup:
+    """A ``<tag>`` element with ``parts``; ``style`` is its CSS class."""
+    attribute = f' class="{plain(style)}"' if style else ""
+    return Markup(f"<{tag}{attribute}>{' '.join(parts)}</{tag}>")
+
+
+def picture(content: bytes) -> Markup:
+    """Embed the picture of a file in the page; a note stands for a format that is not in `PICTURES`."""
+    for start, kind in PICTURES.items():
+        if content.startswith(start):
+            return Markup(f'<img alt="" src="data:image/{kind};base64,{b64encode(content).decode()}">')
+    return text("a picture in another format", "span", "quiet")
+
+
+def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> Markup:
+    """A table of text whose first column holds the row names."""
+    lines = ["<table>"]
+    if any(head):
+        lines.append("<thead><tr>" + "".join(text(cell, "th") for cell in head) + "</tr></thead>")
+    lines.append("<tbody>")
+    for name, *cells in body:
+        lines.append("<tr>" + text(name, "th") + "".join(text(cell, "td") for cell in cells) + "</tr>")
+    lines.append("</tbody></table>")
+    return Markup("\n".join(lines))
+
+
+def folded(title: str, content: Markup) -> Markup:
+    """``content``, hidden until ``title`` is clicked."""
+    return Markup(f"<details><summary>{plain(title)}</summary>{content}</details>")
+
+
+def page(title: str, parts: Iterable[Markup]) -> str:
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{plain(title)}</title>\n<style>{STYLE}{charts.STYLE}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(parts)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+# ── episodes ──────────────────────────────────────────────────────────────────────────────────
+# Episodes in the report, turn by turn.
+
+MAX_CHARS = 600
+"""Most characters shown of a prompt, an observation or a turn."""
+MAX_TURNS = 40
+"""Most turns shown of an episode."""
+
+
+def episodes(records: Sequence[RunRecord]) -> Iterator[Markup]:
+    """Yield a section with some episodes of the last step of each run that has any; nothing without."""
+    played = [record for record in records if record.episodes]
+    if played:
+        yield text("Episodes", "h2")
+    for record in played:
+        name = "" if len(records) == 1 else f"{record.name}: "
+        yield text(f"{name}one of each of the first groups of step {record.episodes[0].step}", "p", "quiet")
+        yield from map(_folded, record.episodes)
+
+
+def _folded(episode: SampledEpisode) -> Markup:
+    reason = ", cut by a limit" if episode.finish_reason == "length" else ""
+    facts = f"reward {episode.reward:.4g}{reason}; {summary(episode.turns)}"
+    content = row([*_prompt(episode), _turns(episode)], "div", "turns")
+    return folded(f"{episode.group_id}/{episode.index}: {facts}", content)
+
+
+def _prompt(episode: SampledEpisode) -> Iterator[Markup]:
+    yield text(_short(episode.prompt), style="quiet")
+    if episode.answer:
+        yield text(f"answer {_short(episode.answer)}", style="quiet")
+
+
+def _turns(episode: SampledEpisode) -> Markup:
+    rows = [
+        [view.title, _short(view.observation), _short(view.text), view.facts]
+        for view in list(views(episode.turns))[:MAX_TURNS]
+    ]
+    if (rest := len(episode.turns) - MAX_TURNS) > 0:
+        rows.append([f"{rest} more", "", "", ""])
+    return table(["", "environment", "policy", ""], rows)
+
+
+def _short(content: str) -> str:
+    return content if len(content) <= MAX_CHARS else f"{content[:MAX_CHARS]} …"
+
+
+# ── pictures ──────────────────────────────────────────────────────────────────────────────────
+# Pictures of prompts in the report, each with a completion and its reward.
+
+MAX_PICTURE_CHARS = 400
+"""Most characters shown of a prompt, completion or answer."""
+
+
+def pictures(records: Sequence[RunRecord]) -> Iterator[Markup]:
+    """Yield a section with the samples of runs with pictures; nothing if there are none."""
+    pictured = [record for record in records if record.pictured]
+    if pictured:
+        yield text("Pictures", "h2")
+    for record in pictured:
+        name = "" if len(records) == 1 else f"{record.name}: "
+        yield text(f"{name}one trajectory of each of the first groups of step {record.pictured[0].step}", "p", "quiet")
+        yield row([_card(sample) for sample in record.pictured], "div", "charts")
+
+
+def _card(sample: PicturedSample) -> Markup:
+    facts = f"reward {sample.reward:g}" + (f", answer {_short_text(sample.answer)}" if sample.answer else "")
+    words = [text(_short_text(sample.prompt), style="quiet"), text(_short_text(sample.completion)), text(facts)]
+    return row([*map(picture, sample.files), *words], "div")
+
+
+def _short_text(content: str) -> str:
+    return content if len(content) <= MAX_PICTURE_CHARS else f"{content[:MAX_PICTURE_CHARS]} …"
+
+
+# ── report ────────────────────────────────────────────────────────────────────────────────────
+
+ROUTINE = {
+    "run.started", "step.repeated", "node.joined", "node.ready", "node.left",
+    "version.live", "checkpoint.written", "eval.finished", "images.sent",
+}  # fmt: skip
+"""Events of normal operation, which are not listed. Any other kind is, known to this module or not."""
+
+SHOWN = 200
+"""Number of events listed per run: the newest."""
+
+SIGNS = {"finished": "✓", "failed": "✗", "interrupted": "⏸", "running": "…", "stopped": "…"}
+"""Sign before each state that the files of a run tell."""
+
+SETTINGS = (
+    "model.path",
+    "data.train",
+    "run.seed",
+    "schedule.groups_per_step",
+    "schedule.group_size",
+    "schedule.staleness",
+    "schedule.steps_per_publish",
+    "schedule.partial_rollout",
+    "sampling.max_tokens",
+    "sampling.temperature",
+    "rollout.replicas",
+    "algorithm.advantage",
+    "algorithm.loss",
+    "algorithm.kl_coef",
+    "trainer.lr",
+)
+
+
+def write_report(runs: Sequence[Path], out: Path) -> None:
+    """
+    Write the report about ``runs`` to ``out``, replacing it atomically; several runs share the charts.
+
+    A run that failed or still continues is shown up to its last record; missing files are named.
+    Raises `ConfigError` if ``runs`` is empty, one of them is not a directory, or ``out`` cannot be written.
+    """
+    if not runs:
+        raise ConfigError("a report needs at least one run directory")
+    records = [read_run(path) for path in runs]
+    content = render([replace(record, name=name) for record, name in zip(records, labels(runs), strict=True)])
+    with output(out) as unfinished:
+        unfinished.write_text(content, encoding="utf-8")
+
+
+def render(records: Sequence[RunRecord]) -> str:
+    charts, empty = draw(records)
+    alone = len(records) == 1
+    title = ", ".join(record.name for record in records)
+    parts = [
+        text(title, "h1"),
+        *(part for record in records for part in _header(record, alone=alone)),
+        *_numbers(records),
+        text("Curves", "h2"),
+        row([Markup(chart) for chart in [*charts, *evaluation_charts(records)]], "div", "charts"),
+    ]
+    if empty:
+        parts.append(text(f"Not recorded: {'; '.join(empty)}.", style="quiet"))
+    parts += [*pictures(records), *episodes(records)]
+    parts += [text("Events", "h2"), *(part for record in records for part in _events(record, alone=alone))]
+    parts += [text("Config", "h2"), *(_config(record) for record in records if record.config)]
+    return page(f"asyncrl: {title}", parts)
+
+
+def _header(record: RunRecord, *, alone: bool) -> Iterator[Markup]:
+    name = [] if alone else [text(record.name, "strong")]
+    notes = [text("; ".join(record.notes), "span", "quiet")] if record.notes else []
+    yield row([*name, text(f"{SIGNS[record.status]} {record.status}", "span", f"pill {record.status}"), *notes])
+    if record.cause:
+        yield text(record.cause, style="cause")
+
+
+def _numbers(records: Sequence[RunRecord]) -> Iterator[Markup]:
+    columns = [headline(record) for record in records]
+    head = ["", *(record.name for record in records)] if len(records) > 1 else []
+    numbers = table(head, [[label, *(column[label] for column in columns)] for label in columns[0]])
+    yield text("Numbers", "h2")
+    yield row([numbers, _settings(records)], "div", "side")
+
+
+def _settings(records: Sequence[RunRecord]) -> Markup:
+    """The `SETTINGS` of a single run; the settings that differ between several."""
+    if len(records) == 1:
+        config = records[0].config
+        return table([], [[key, _plain(config[key])] for key in SETTINGS if key in config])
+    keys = dict.fromkeys(key for record in records for key in record.config if key != "run.name")
+    lines = [[key, *(_plain(record.config.get(key)) for record in records)] for key in keys]
+    different = [line for line in lines if len(set(line[1:])) > 1]
+    if not different:
+        return text("The runs have the same config.", style="quiet")
+    return table(["differing settings", *(record.name for record in records)], different)
+
+
+def _events(record: RunRecord, *, alone: bool) -> Iterator[Markup]:
+    notable = [event for event in record.events if _is_notable(event)]
+    many = f"{len(notable)} notable events" if notable else "no notable events"
+    last = f"; the last {SHOWN}:" if len(notable) > SHOWN else ""
+    yield text(f"{'' if alone else f'{record.name}: '}{many}{last}", style="quiet")
+    if notable:
+        started = record.events[0].get("at")
+        yield table(
+            ["event", "time since start", "details"],
+            [
+                [str(event.get("event")), _after(event.get("at"), started), _details(event)]
+                for event in notable[-SHOWN:]
+            ],
+        )
+
+
+def _is_notable(event: dict[str, Any]) -> bool:
+    kind = event.get("event")
+    return kind not in ROUTINE and not (kind == "run.finished" and event.get("status") == "finished")
+
+
+def _after(at: Any, started: Any) -> str:
+    try:
+        return f"{(datetime.fromisoformat(at) - datetime.fromisoformat(started)).total_seconds():.1f} s"
+    except (TypeError, ValueError):
+        return UNKNOWN
+
+
+def _details(event: dict[str, Any]) -> str:
+    return "   ".join(f"{key}={_plain(value)}" for key, value in event.items() if key not in ("event", "at"))
+
+
+def _config(record: RunRecord) -> Markup:
+    everything = table([], [[key, _plain(value)] for key, value in record.config.items()])
+    return folded(f"Every value of {record.name}", everything)
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return UNKNOWN
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

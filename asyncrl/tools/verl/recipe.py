@@ -1,0 +1,73 @@
+"""Recipe under translation: options of verl, the settings and comments derived from them, and each option's fate."""
+
+from typing import Any
+
+from asyncrl.errors import ConfigError
+from asyncrl.tools.verl.launch import Launch
+from asyncrl.tools.verl.options import option_for, present
+from asyncrl.tools.verl.overrides import Fate
+
+
+class LaunchRecipe:
+    """
+    Options of one launch, and the settings that the rules derive from them.
+
+    Args:
+        num_rows: Rows of ``data.train_files``; None if they are unknown.
+    """
+
+    def __init__(self, launch: Launch, num_rows: int | None = None) -> None:
+        self.mode = launch.mode
+        self.given = {present(key): override for key, override in launch.overrides.items()}
+        self.is_megatron = launch.is_megatron or self.get("model_engine") == "megatron"
+        self.num_rows = num_rows
+        self.settings: dict[str, Any] = {}
+        self.comments: dict[str, str] = {}
+        self.fates: dict[str, tuple[Fate, str]] = {}
+        """Fates that differ from those in the tables, by verl's key."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """
+        Value of verl's option, or ``default`` if it is absent or null.
+
+        Raises:
+            ConfigError: The default is a number and the value is not.
+        """
+        override = self.given.get(key)
+        if override is None or override.value is None or override.is_open:
+            return default
+        if isinstance(default, int | float) and not isinstance(override.value, int | float):
+            raise ConfigError(f"{override.text}: expected a number such as {default!r}; correct it")
+        return override.value
+
+    def has(self, key: str) -> bool:
+        return key in self.given
+
+    def below(self, prefix: str) -> dict[str, Any]:
+        """Options below ``prefix``, by the rest of their keys."""
+        start = f"{prefix}."
+        return {key.removeprefix(start): o.value for key, o in self.given.items() if key.startswith(start)}
+
+    def put(self, setting: str, value: Any, comment: str = "") -> None:
+        """Set asyncrl's ``setting``; the run file has the comment above it."""
+        self.settings[setting] = value
+        if comment:
+            self.comments[setting] = comment
+
+    def say(self, key: str, fate: Fate, why: str) -> None:
+        """Replace the fate that the table gives an option, if the launch has the option."""
+        if key in self.given:
+            self.fates[key] = (fate, why)
+
+    def apply_conversions(self) -> None:
+        """Set each setting that one option decides alone."""
+        for key, override in self.given.items():
+            option = option_for(key)
+            if option is None or option.convert is None:
+                continue
+            if override.value is None or override.is_open:
+                continue
+            try:
+                self.put(option.settings[0], option.convert(override.value))
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"{override.text}: the value has a wrong type: {error}; correct it") from error

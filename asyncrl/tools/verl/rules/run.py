@@ -1,0 +1,176 @@
+"""Run: model, optimizer, rewards, checkpoints, trackers and names."""
+
+from pathlib import Path
+from typing import Any
+
+from asyncrl.files.json_lines import toml_value
+from asyncrl.tools.verl.recipe import LaunchRecipe
+from asyncrl.tools.verl.rules.engine import longest_written
+
+A, M = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+OPTIM = f"{A}.optim"
+DROPOUTS = ("attention_dropout", "embd_pdrop", "resid_pdrop")
+"""Dropout rates in config.json. asyncrl trains without dropout, so 0 needs no override."""
+TRACKERS = {"tensorboard": "", "wandb": "project", "mlflow": "experiment"}
+"""asyncrl's trackers, and the option of each that takes verl's project_name; empty without one."""
+
+
+def model(recipe: LaunchRecipe) -> None:
+    """Set the model, its overrides, its adapter and the arguments of the chat template."""
+    if path := recipe.get(f"{M}.path"):
+        home = str(Path(path).expanduser()) if str(path).startswith("~") else str(path)
+        is_hub = not home.startswith((".", "/")) and home.count("/") == 1 and not home.startswith("models/")
+        comment = f"a model directory: hf download {home} --local-dir {home}" if is_hub else ""
+        recipe.put("model.path", home, comment)
+    for key, value in recipe.below(f"{M}.override_config").items():
+        name = key.removeprefix("model_config.")
+        if name in DROPOUTS and not value:
+            recipe.say(f"{M}.override_config.{key}", "not needed", "there is no dropout")
+        elif name != "attn_implementation" and not name.startswith("moe_config.") and value is not None:
+            recipe.put(f"model.overrides.{name}", value)
+    for key, value in recipe.below("data.apply_chat_template_kwargs").items():
+        recipe.put(f"data.chat_template_kwargs.{key}", value)
+    _adapter(recipe)
+
+
+def _adapter(recipe: LaunchRecipe) -> None:
+    start = recipe.get(f"{M}.lora_adapter_path", "")
+    if rank := recipe.get(f"{M}.lora_rank", 0):
+        recipe.put("trainer.lora.rank", rank)
+        recipe.put("trainer.lora.alpha", float(recipe.get(f"{M}.lora_alpha", 16)))
+        targets = recipe.get(f"{M}.target_modules", "all-linear")
+        if targets != "all-linear":
+            recipe.put("trainer.lora.targets", targets if isinstance(targets, list) else [targets])
+        if start:
+            recipe.put("trainer.lora.path", str(start), "rank, alpha and targets must be those of this adapter")
+        return
+    if start:
+        why = "verl takes rank and alpha from the adapter: give them as lora_rank and lora_alpha as well"
+        recipe.say(f"{M}.lora_adapter_path", "not supported", why)
+        return
+    for name in ("lora_rank", "lora_alpha", "target_modules", "lora_adapter_path"):
+        recipe.say(f"{M}.{name}", "not needed", "the model itself is trained")
+
+
+def optimizer(recipe: LaunchRecipe) -> None:
+    """Set Adam's betas, the schedule of the learning rate, and the largest norm of the gradient."""
+    recipe.put("trainer.grad_clip", float(recipe.get(f"{A}.grad_clip", recipe.get(f"{OPTIM}.clip_grad", 1.0))))
+    betas = recipe.get(f"{OPTIM}.betas")
+    if betas:
+        recipe.put("trainer.beta1", float(betas[0]))
+        recipe.put("trainer.beta2", float(betas[1]))
+    _warm_up(recipe)
+    style = recipe.get(f"{OPTIM}.lr_scheduler_type", recipe.get(f"{OPTIM}.warmup_style"))
+    if (style or recipe.get(f"{OPTIM}.lr_decay_style", "constant")) != "cosine":
+        for name in ("min_lr_ratio", "min_lr", "lr_decay_steps"):
+            recipe.say(f"{OPTIM}.{name}", "not needed", "the learning rate is constant after its warm-up")
+        return
+    recipe.put("trainer.lr_schedule", "cosine")
+    lr = float(recipe.get(f"{OPTIM}.lr", 1e-6))
+    lowest = recipe.get(f"{OPTIM}.min_lr_ratio", float(recipe.get(f"{OPTIM}.min_lr", 0.0)) / lr)
+    recipe.put("trainer.min_lr_ratio", float(lowest))
+
+
+def _warm_up(recipe: LaunchRecipe) -> None:
+    steps, ratio = recipe.get(f"{OPTIM}.lr_warmup_steps", -1), recipe.get(f"{OPTIM}.lr_warmup_steps_ratio", 0.0)
+    total = recipe.settings.get("run.steps")
+    if steps < 0 and ratio and total:
+        steps = int(ratio * total)
+    elif steps < 0 and ratio:
+        why = "the number of steps is not known here: set trainer.warmup_steps to so large a part of it"
+        recipe.say(f"{OPTIM}.lr_warmup_steps_ratio", "substituted", why)
+    if steps > 0:
+        recipe.put("trainer.warmup_steps", steps, "steps in verl too: it counts fetched batches, not updates")
+
+
+def rewards(recipe: LaunchRecipe) -> None:
+    """Set the reward of each row's data source, and DAPO's penalty on long completions if verl applies it."""
+    manager, kwargs = recipe.get("reward.reward_manager.name", "naive"), "reward.reward_kwargs"
+    if manager not in ("naive", "dapo"):
+        what = "write your rewards as reward.function = 'file.py:name', or as [[reward.parts]]"
+        recipe.say("reward.reward_manager.name", "not supported", what)
+        return
+    function, options = _custom(recipe)
+    why = "called with the arguments of verl's compute_score" if function else "by each row's data source, as in verl"
+    overlong = f"{kwargs}.overlong_buffer_cfg"
+    if manager != "dapo" or not recipe.get(f"{overlong}.enable", False):
+        recipe.put("reward.function", function or "auto", why)
+        if options:
+            recipe.put("reward.options", options)
+        for key in (f"{overlong}.enable", f"{overlong}.len", f"{overlong}.penalty_factor", f"{kwargs}.max_resp_len"):
+            recipe.say(key, "not needed", "verl applies it only with reward_manager dapo and enable")
+        return
+    recipe.put(
+        "reward.parts",
+        [
+            {"name": "answer_reward", "function": function or "auto", "options": options, "correct": True},
+            {"name": "overlong", "function": "overlong", "options": _penalty(recipe)},
+        ],
+        f"{why}, plus reward_manager dapo's penalty",
+    )
+
+
+def _custom(recipe: LaunchRecipe) -> tuple[str, dict[str, Any]]:
+    """A custom reward function as ``file.py:name`` or ``module:name``, and its options; empty without one."""
+    section = "reward.custom_reward_function"
+    path = recipe.get(f"{section}.path", "")
+    if not path:
+        return "", {}
+    options = recipe.get(f"{section}.reward_kwargs", {}) | recipe.below(f"{section}.reward_kwargs")
+    return f"{path.removeprefix('pkg://')}:{recipe.get(f'{section}.name', 'compute_score')}", options
+
+
+def _penalty(recipe: LaunchRecipe) -> dict[str, float]:
+    kwargs = "reward.reward_kwargs"
+    return {
+        "max_tokens": recipe.get(f"{kwargs}.max_resp_len", longest_written(recipe)),
+        "buffer": recipe.get(f"{kwargs}.overlong_buffer_cfg.len", 0) or 1,
+        "factor": float(recipe.get(f"{kwargs}.overlong_buffer_cfg.penalty_factor", 1.0)),
+    }
+
+
+def checkpoints(recipe: LaunchRecipe) -> None:
+    """Set the interval between checkpoints."""
+    every, publish = recipe.get("trainer.save_freq", -1), recipe.settings["schedule.steps_per_publish"]
+    if every > 0:
+        comment = f"save_freq counts versions of {publish} steps" if publish > 1 else ""
+        recipe.put("checkpoint.every_steps", every * publish, comment)
+    else:
+        recipe.say("trainer.save_freq", "not needed", "without checkpoint.every_steps the last step is saved")
+
+
+def trackers(recipe: LaunchRecipe) -> None:
+    """Set the trackers, and the run's name and directory."""
+    wanted = recipe.get("trainer.logger", ["console", "wandb"] if recipe.has("trainer.project_name") else [])
+    named = wanted if isinstance(wanted, list) else [wanted]
+    if here := [name for name in named if name in TRACKERS]:
+        recipe.put("trackers.use", here)
+    if other := [name for name in named if name not in TRACKERS and name not in ("console", "file")]:
+        why = f"without {', '.join(other)}; a tracker of your own is 'file.py:name' in trackers.use"
+        recipe.say("trainer.logger", "substituted", why)
+    project = recipe.get("trainer.project_name")
+    labelled = [f"trackers.options.{name}.{TRACKERS[name]}" for name in here if TRACKERS[name]]
+    if project and labelled:
+        for setting in labelled:
+            recipe.put(setting, str(project))
+        recipe.say("trainer.project_name", "mapped", "; ".join(f"{name} = {toml_value(project)}" for name in labelled))
+    if not labelled:
+        recipe.say("trainer.project_name", "not needed", "no tracker of this run has projects")
+    _names(recipe)
+
+
+def _names(recipe: LaunchRecipe) -> None:
+    name, folder = recipe.get("trainer.experiment_name"), recipe.get("trainer.default_local_dir")
+    if name:
+        recipe.put("run.name", str(name).replace("/", "-"))
+    if folder:
+        path = Path(str(folder)).expanduser()
+        recipe.put("run.dir", str(path.parent if path.name == str(name) else path))
+
+
+def required(recipe: LaunchRecipe) -> list[str]:
+    """Sentences about settings that every run needs and the launch does not give."""
+    needed = {"model.path": f"{M}.path", "data.train": "data.train_files"}
+    return [
+        f"{here} is missing: set it, or give {there}" for here, there in needed.items() if not recipe.settings.get(here)
+    ]

@@ -1,0 +1,204 @@
+"""Alarms of drift: when they warn, when they warn again, and what they advise."""
+
+from typing import Any
+
+import pytest
+
+from asyncrl.broker.metrics.alarms import (
+    MIN_TOKENS,
+    STEPS,
+    DriftAlarm,
+    DriftAlarms,
+    GapAlarm,
+    advice,
+    clip_alarm,
+    ess_alarm,
+)
+from asyncrl.config.config import Config
+from asyncrl.config.run_file import decode
+
+
+def a_config(warn: float = 0.5, **sections: Any) -> Config:
+    plain = {"model": {"path": "m"}, "data": {"train": "t"}, "algorithm": {"ess_warn": warn}}
+    return decode(plain | sections)
+
+
+def lines(*sizes: float | None) -> list[dict[str, Any]]:
+    return [{"step": step, "ess": size} for step, size in enumerate(sizes)]
+
+
+def alarms(alarm: DriftAlarm, *sizes: float | None) -> list[int]:
+    """Steps at which it warns."""
+    return [line["step"] for line in lines(*sizes) if alarm.check(line)]
+
+
+def test_it_warns_when_the_mean_of_ten_steps_falls_below_the_bound() -> None:
+    alarm = ess_alarm(a_config())
+    said = [alarm.check(line) for line in lines(*[0.9] * STEPS, *[0.099] * STEPS)]
+    first = next(place for place, fields in enumerate(said) if fields)
+
+    assert first == STEPS + 5 - 1, "five steps of .9 and five of .099 have a mean just below .5"
+    assert {key: said[first][key] for key in ("step", "ess", "bound")} == {"step": 14, "ess": 0.4995, "bound": 0.5}
+    assert sum(map(bool, said)) == 1, "once for each fall"
+
+
+def test_a_few_low_steps_raise_no_alarm() -> None:
+    assert alarms(ess_alarm(a_config()), *[0.9] * STEPS, 0.01, 0.01, 0.01, *[0.9] * STEPS) == []
+    assert alarms(ess_alarm(a_config()), *[0.1] * (STEPS - 1)) == [], "the first steps are no mean yet"
+
+
+def test_it_warns_again_only_after_the_mean_has_come_halfway_back() -> None:
+    low, half, high = [0.1] * STEPS, [0.7] * STEPS, [0.9] * STEPS
+
+    assert len(alarms(ess_alarm(a_config()), *low, *half, *low)) == 1
+    assert len(alarms(ess_alarm(a_config()), *low, *high, *low)) == 2
+
+
+def test_steps_without_a_number_are_passed_over() -> None:
+    for nothing in (None, float("nan")):
+        assert alarms(ess_alarm(a_config()), *[0.1] * (STEPS - 1), nothing, 0.1) == [STEPS]
+    assert ess_alarm(a_config()).check({"step": 0}) == {}
+
+
+def test_a_restarted_broker_goes_on_where_it_was() -> None:
+    earlier = lines(*[0.1] * STEPS)
+
+    assert ess_alarm(a_config(), earlier).check({"step": STEPS, "ess": 0.1}) == {}
+    assert ess_alarm(a_config(), earlier[:-1]).check({"step": STEPS - 1, "ess": 0.1})
+
+
+@pytest.mark.parametrize(("warn", "warned"), [(0.0, []), (0.05, []), (0.2, [STEPS - 1])])
+def test_the_bound_is_a_setting_and_0_never_warns(warn: float, warned: list[int]) -> None:
+    assert alarms(ess_alarm(a_config(warn)), *[0.1] * STEPS) == warned
+
+
+def test_the_advice_names_the_settings_that_matter_in_this_run() -> None:
+    stale = advice("ess.low", a_config(schedule={"staleness": 16}))
+    assert "lower schedule.staleness (now 16), or lower trainer.lr" in stale
+    assert "mask_divergent" in stale
+    assert "fewer updates" not in stale
+    fresh = advice("ess.low", a_config(schedule={"staleness": 0}, trainer={"mini_batches": 4}))
+    assert "staleness" not in fresh
+    assert "fewer updates per batch (trainer.epochs and mini_batches, now 4)" in fresh
+    assert "sampler_kl_coef (such as 0.1)" in stale
+    held = a_config(algorithm={"correction": {"mask_divergent": 0.1}, "sampler_kl_coef": 0.1})
+    assert "mask_divergent" not in advice("ess.low", held)
+    assert "sampler_kl_coef" not in advice("ess.low", held)
+
+
+def clipped(*shares: float) -> list[dict[str, float]]:
+    return [{"step": step, "ess": 0.9, "clip_fraction": share} for step, share in enumerate(shares)]
+
+
+def test_it_warns_when_more_tokens_are_clipped_than_the_bound_and_again_after_the_mean_has_halved() -> None:
+    alarm = clip_alarm(a_config())
+    shares = [*[0.2] * STEPS, *[0.06] * STEPS, *[0.2] * STEPS, *[0.04] * STEPS, *[0.2] * STEPS]
+
+    said = [fields for line in clipped(*shares) if (fields := alarm.check(line))]
+
+    assert said[0] == {"step": STEPS - 1, "clip_fraction": 0.2, "bound": 0.1}
+    assert [fields["step"] for fields in said] == [9, 43]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "is_warned"),
+    [({}, True), ({"clip_warn": 1.0}, False), ({"loss": "cispo"}, False), ({"loss": "gspo"}, False)],
+)
+def test_losses_that_learn_from_clipped_tokens_or_clip_many_by_design_are_not_warned_about(
+    algorithm: dict[str, Any], is_warned: bool
+) -> None:
+    alarm = clip_alarm(a_config(algorithm=algorithm))
+    assert any(alarm.check(line) for line in clipped(*[0.9] * STEPS)) == is_warned
+
+
+def test_all_alarms_tell_their_event_with_advice_by_the_settings_that_hold_now() -> None:
+    alarms = DriftAlarms(a_config(), [{"step": step, "ess": 0.1, "clip_fraction": 0.2} for step in range(STEPS - 1)])
+    now = a_config(schedule={"staleness": 2})
+
+    found = dict(alarms.check({"step": STEPS - 1, "ess": 0.1, "clip_fraction": 0.2}, now))
+
+    assert list(found) == ["ess.low", "clip.high"]
+    assert "lower schedule.staleness (now 2)" in str(found["clip.high"]["advice"])
+    assert "widen the bound (algorithm.clip_high, such as 4)" in str(found["clip.high"]["advice"])
+    assert "widen" not in advice("clip.high", a_config(algorithm={"clip_high": 4.0}))
+    assert "widen" not in advice("clip.high", a_config(schedule={"staleness": 4}))
+    assert "widen" not in advice("clip.high", a_config(algorithm={"correction": {"mode": "decoupled"}}))
+
+
+def early(config: Config, *steps: dict[str, float]) -> list[tuple[str, dict[str, Any]]]:
+    """Events of steps with these metrics."""
+    alarms = DriftAlarms(config)
+    return [found for step, line in enumerate(steps) for found in alarms.check({"step": step, **line}, config)]
+
+
+NOTHING = {"zero_advantage_fraction": 1.0, "reward": 0.0, "truncated": 0.0}
+SOME = NOTHING | {"zero_advantage_fraction": 0.9, "reward": 0.1}
+
+
+def test_a_run_whose_groups_do_not_differ_is_told_after_three_steps_and_again_only_after_a_change() -> None:
+    ((kind, fields),) = early(a_config(), *[NOTHING] * 9)
+    assert (kind, fields["step"], fields["reward"]) == ("signal.none", 2, 0.0)
+    assert "there is nothing to learn from" in fields["advice"]
+    assert "take easier problems" in fields["advice"]
+    assert early(a_config(), NOTHING, NOTHING, SOME, NOTHING, NOTHING) == []
+    assert [fields["step"] for _, fields in early(a_config(), *[NOTHING] * 3, SOME, *[NOTHING] * 3)] == [2, 6]
+
+
+def test_the_advice_names_what_makes_groups_equal() -> None:
+    cold = a_config(sampling={"max_tokens": 8, "temperature": 0.05})
+    ((_, fields),) = early(cold, *[NOTHING | {"reward": 1.0}] * 3)
+    assert "let a group differ: sampling.temperature is 0.05" in fields["advice"]
+    assert "take harder ones" in fields["advice"]
+    cut = early(a_config(sampling={"max_tokens": 8}), *[NOTHING | {"truncated": 0.95}] * 3)
+    assert [kind for kind, _ in cut] == ["signal.none", "completions.cut"]
+    assert all("raise sampling.max_tokens (now 8)" in fields["advice"] for _, fields in cut)
+
+
+# ── test gap alarm ────────────────────────────────────────────────────────────────────────────
+
+
+def gap_alarm_a_config(dtype: str = "float32", warn: float = 0.0) -> Config:
+    return decode(
+        {
+            "model": {"path": "m", "dtype": dtype},
+            "data": {"train": "t"},
+            "trainer": {"logprob_gap_warn": warn},
+        }
+    )
+
+
+def a_line(step: int, mean: float | None, tokens: int = MIN_TOKENS) -> dict[str, Any]:
+    return {"step": step, "logprob_gap_mean": mean, "logprob_gap_max": 1.0, "logprob_gap_tokens": tokens}
+
+
+def test_one_warning_a_run_says_what_to_check() -> None:
+    alarm = GapAlarm(gap_alarm_a_config())
+
+    assert alarm.check({"step": 0}) == {}
+    assert alarm.check(a_line(1, 2e-6)) == {}
+    said = alarm.check(a_line(2, 0.3))
+    assert (said["step"], said["logprob_gap_mean"], said["bound"]) == (2, 0.3, 1e-4)
+    assert "processed_logprobs" in str(said["advice"])
+    assert alarm.check(a_line(3, 0.3)) == {}
+
+
+def test_a_restarted_broker_does_not_warn_again() -> None:
+    assert GapAlarm(gap_alarm_a_config(), [a_line(2, 0.3)]).check(a_line(3, 0.3)) == {}
+    assert GapAlarm(gap_alarm_a_config(), [a_line(2, 1e-6), a_line(3, None)]).check(a_line(4, 0.3))
+
+
+@pytest.mark.parametrize(
+    ("config", "mean", "is_said"),
+    [
+        (gap_alarm_a_config("bfloat16"), 0.05, False),
+        (gap_alarm_a_config("bfloat16"), 0.2, True),
+        (gap_alarm_a_config(warn=0.5), 0.3, False),
+        (gap_alarm_a_config("bfloat16", warn=0.01), 0.02, True),
+    ],
+)
+def test_the_bound_is_the_dtypes_unless_one_is_set(config: Config, mean: float, is_said: bool) -> None:
+    assert bool(GapAlarm(config).check(a_line(0, mean))) == is_said
+
+
+def test_a_few_tokens_raise_no_alarm() -> None:
+    assert GapAlarm(gap_alarm_a_config()).check(a_line(0, 0.3, tokens=MIN_TOKENS - 1)) == {}

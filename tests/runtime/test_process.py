@@ -1,0 +1,219 @@
+"""One role as a process: exit codes, signals, and one sentence on standard error."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FROM_A_TERMINAL = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+"""Whatever started the tests."""
+PREAMBLE = """
+import asyncio
+import sys
+
+from asyncrl import errors
+from asyncrl.runtime.process import run_process
+
+def say(word):
+    print(word, flush=True)
+
+"""
+
+
+@pytest.fixture
+def start() -> Iterator[object]:
+    """Start a process whose job is the given source."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(job: str, before: str = FROM_A_TERMINAL) -> subprocess.Popen[str]:
+        source = f"{before}{PREAMBLE}async def job(stopping):\n{job}\n\nsys.exit(run_process(job, name='rollout-7'))"
+        command = [sys.executable, "-c", source]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_a_job_that_ends_exits_with_0(start):
+    process = start("    say('done')")
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [("ConfigError", 78), ("LinkRefused", 78), ("LinkReset", 69), ("EngineError", 70), ("RunFailed", 1)],
+)
+def test_an_error_of_ours_is_one_sentence_and_its_exit_code(start, error, code):
+    process = start(f"    raise errors.{error}('this and that')")
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == code
+    logged, printed = errors.splitlines()
+    assert printed == "asyncrl: this and that"
+    assert '"event": "node.failed"' in logged
+    assert '"node": "rollout-7"' in logged
+
+
+def test_an_end_that_was_asked_for_is_no_error_and_is_not_restarted(start):
+    process = start("    raise errors.RunInterrupted('the run was interrupted')")
+    _, errors = process.communicate(timeout=30)
+    logged, printed = errors.splitlines()
+    assert (process.returncode, printed) == (1, "asyncrl: the run was interrupted")
+    assert json.loads(logged).items() >= {"event": "run.interrupted", "level": "info"}.items()
+
+
+def test_a_bug_shows_its_traceback(start):
+    process = start("    raise KeyError('a bug')")
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 70, "not 1, with which a failed run ends: a service manager restarts a bug"
+    assert "Traceback" in errors
+    assert "KeyError: 'a bug'" in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_the_first_signal_drains(start, number):
+    process = start("    say('serving')\n    await stopping.wait()\n    say('drained')")
+    assert process.stdout.readline() == "serving\n"
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, "drained\n")
+
+
+def test_who_is_told_to_leave_a_run_that_goes_on_ends_with_a_code_of_its_own(start):
+    process = start("    say('serving')\n    await stopping.wait()\n    raise errors.ToldToLeave('told to leave')")
+    assert process.stdout.readline() == "serving\n"
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    logged, printed = errors.splitlines()
+    assert (process.returncode, printed) == (143, "asyncrl: told to leave")
+    assert json.loads(logged).items() >= {"event": "process.told_to_leave", "level": "info"}.items()
+
+
+def test_a_signal_to_a_node_that_was_drained_changes_nothing(start):
+    """It leaves for good already, with what it has in hand; the first cause counts."""
+    process = start("    stopping.set()\n    say('drains')\n    await asyncio.sleep(0.2)\n    say(stopping.by_signal)")
+    assert process.stdout.readline() == "drains\n"
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, "False\n")
+
+
+def test_a_process_under_nohup_hears_no_sighup(start):
+    process = start(
+        "    os.kill(os.getpid(), signal.SIGHUP)\n    say('hears nothing')\n    await stopping.wait()",
+        before="import os, signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n",
+    )
+    assert process.stdout.readline() == "hears nothing\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_a_second_signal_exits_at_once(start):
+    process = start(
+        "    say('serving')\n    await stopping.wait()\n    say('draining')\n    await asyncio.Event().wait()"
+    )
+    assert process.stdout.readline() == "serving\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "draining\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 143
+
+
+def test_a_log_that_cannot_be_written_changes_neither_the_work_nor_the_exit_code():
+    """/dev/full takes nothing, as a full disk does."""
+    job = "import structlog\n    structlog.get_logger().info('hello')\n    raise errors.RunFailed('this and that')"
+    source = f"{PREAMBLE}async def job(stopping):\n    {job}\n\nsys.exit(run_process(job, name='rollout-7'))"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", source], stderr=full, timeout=30, check=False)
+    assert done.returncode == 1, "of RunFailed, and not of the log"
+
+
+def test_workers_are_told_the_form_of_the_log():
+    source = """
+import os, sys
+from asyncrl.runtime.process import run_process
+async def job(stopping):
+    print(os.environ["ASYNCRL_LOG_FORMAT"])
+sys.exit(run_process(job, name="reward-0", log_format=sys.argv[1]))
+"""
+    told = [
+        subprocess.run([sys.executable, "-c", source, form], capture_output=True, text=True, check=True).stdout.strip()
+        for form in ("auto", "json", "text")
+    ]
+    assert told == ["json", "json", "text"]
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_nothing_in_a_log_or_a_last_sentence_commands_a_terminal(form):
+    source = """
+import sys
+from asyncrl.errors import RunFailed
+from asyncrl.log import get_logger
+from asyncrl.runtime.process import run_process
+ACTS = "\\x1b]0;OWNED\\x07\\x9b31m\\u202e"
+async def job(stopping):
+    get_logger().warning("unit.failed", reason=ACTS, nodes=[ACTS], long="x" * 90_000)
+    raise RunFailed(ACTS) if sys.argv[2] == "ours" else ValueError(ACTS)
+sys.exit(run_process(job, name='rollout-7', log_format=sys.argv[1]))
+"""
+    for whose in ("ours", "bug"):
+        command = [sys.executable, "-c", source, form, whose]
+        printed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stderr
+        assert not {letter for letter in printed if not letter.isprintable()} - {"\n"}
+        assert "OWNED" in printed.splitlines()[-1]
+        assert max(map(len, printed.splitlines())) < 6000
+
+
+def test_every_line_of_the_log_names_the_node_its_role_and_its_run():
+    job = "about(run='try-7'); get_logger().info('lease.granted', lease_id=7)"
+    source = f"""
+import asyncio, sys
+from asyncrl.log import about, get_logger
+from asyncrl.runtime.process import run_process
+async def job(stopping):
+    {job}
+sys.exit(run_process(job, name='rollout-7', role='rollout', log_format=sys.argv[1]))
+"""
+    as_json, as_text = (
+        subprocess.run([sys.executable, "-c", source, form], capture_output=True, text=True, check=True).stderr
+        for form in ("json", "text")
+    )
+    (line,) = as_json.splitlines()
+    fields = json.loads(line)
+    del fields["timestamp"]
+    assert fields == {
+        "event": "lease.granted",
+        "level": "info",
+        "lease_id": 7,
+        "node": "rollout-7",
+        "role": "rollout",
+        "run": "try-7",
+    }
+    assert "lease.granted" in as_text
+    assert "node=rollout-7" in as_text
+    assert "\x1b" not in as_text, "colours are for terminals"
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o700, "0o77"), (0o750, "0o27"), (0o755, "0o77")])
+def test_what_a_role_writes_is_its_owners_alone_unless_its_run_is_shared(
+    tmp_path: Path, mode: int, expected: str
+) -> None:
+    tmp_path.chmod(mode)
+    source = f"""{PREAMBLE}
+import os
+from pathlib import Path
+os.umask(0)
+async def job(stopping):
+    print(oct(os.umask(0)))
+sys.exit(run_process(job, name="rollout-7", run_dir=Path(sys.argv[1])))
+"""
+    done = subprocess.run([sys.executable, "-c", source, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{expected}\n"

@@ -1,0 +1,54 @@
+"""The house stays one that a person can hold in mind: no import cycle, one class for a name, no file past 600 lines."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncrl
+
+PACKAGE = Path(asyncrl.__file__).parent
+MODULES = {
+    ".".join(("asyncrl", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+MAX_LINES = 600
+
+
+def at_import(body: list[ast.stmt]) -> Iterator[ast.ImportFrom]:
+    """Imports that run when the module is imported."""
+    for node in body:
+        match node:
+            case ast.ImportFrom():
+                yield node
+            case ast.If(test=test, orelse=orelse) if "TYPE_CHECKING" in ast.unparse(test):
+                yield from at_import(orelse)
+            case ast.If() | ast.Try() | ast.With() | ast.ClassDef():
+                yield from at_import(node.body)
+
+
+def imported(name: str) -> Iterator[str]:
+    """Modules that a module imports when it is imported itself."""
+    for node in at_import(TREES[name].body):
+        for alias in node.names:
+            inner = f"{node.module}.{alias.name}"
+            if (found := inner if inner in MODULES else node.module or "") in MODULES and found != name:
+                yield found
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    left = {name: set(imported(name)) for name in MODULES}
+    while leaves := {name for name, needs in left.items() if not needs & left.keys()}:
+        left = {name: needs for name, needs in left.items() if name not in leaves}
+    assert set(left) == set(), "each of these is in an import cycle, or imports one that is"
+
+
+def test_no_two_classes_have_one_name() -> None:
+    classes = Counter(node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef))
+    assert [name for name, count in classes.items() if count > 1] == []
+
+
+def test_no_file_is_too_long_to_be_read_in_a_sitting() -> None:
+    lengths = {name: path.read_text(encoding="utf-8").count("\n") for name, path in MODULES.items()}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}

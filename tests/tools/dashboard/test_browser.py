@@ -1,0 +1,160 @@
+"""Clicks through every page in headless Chromium, where the machine has it."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright import sync_api
+
+from asyncrl.records.run_directory import RunDirectory
+from tests.recorded_runs import MakeRun
+from tests.tools.dashboard.browser_free import a_sample, an_episode, write
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+HOSTILE = "<img src=x onerror='document.title=1'><script>document.title=1</script>\u202e"
+
+pytestmark = [
+    pytest.mark.slow("starts Chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the path"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def directory(make_run: MakeRun) -> RunDirectory:
+    directory = make_run()
+    for step in range(10):
+        rows = [a_sample(step, group_id=step, index=i, reward=float(i % 2), prompt=HOSTILE) for i in range(20)]
+        write(directory.samples, *rows, an_episode(step, group_id=100 + step, completion=HOSTILE))
+    for node in ("rollout-0", "rollout-1"):
+        directory.append_event("node.joined", node=node, role="rollout", time_s=1.0)
+    directory.append_event("node.lost", node="rollout-1", role="rollout", cause=HOSTILE, time_s=9.0)
+    seconds = {"sampling": 1.5, "waiting for the trainer": 0.5}
+    with (directory.path / "times.jsonl").open("w") as file:
+        for step in range(10):
+            nodes = {f"rollout-{i}": {"role": "rollout", "seconds": seconds} for i in range(2)}
+            file.write(json.dumps({"step": step, "time_s": 2.0 * (step + 1), "span_s": 2.0, "nodes": nodes}) + "\n")
+    return directory
+
+
+@pytest.fixture
+def url(directory: RunDirectory) -> Iterator[str]:
+    command = [sys.executable, "-m", "asyncrl", "dashboard", str(directory.path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().decode().strip()
+        process.terminate()
+
+
+@pytest.fixture(params=[(1280, 800), (390, 844)], ids=["desk", "phone"])
+def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A page on which an error of a script, or a refusal by its own policy, fails the test."""
+    width, height = request.param
+    page = browser.new_page(viewport={"width": width, "height": height})
+    page.set_default_timeout(15_000)
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    yield page
+    assert problems == []
+    assert "asyncrl" in page.title()  # a script of the run's would have changed it
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.close()
+
+
+def test_the_overview_is_live_zooms_and_smooths(page: Any, url: str, directory: RunDirectory) -> None:
+    page.goto(url)
+    page.get_by_text("Training, step 10 of 10").wait_for()
+    directory.append_metrics({"step": 10, "time_s": 22.0, "reward": 0.25, "step_s": 2.0})
+    page.get_by_text("Training, step 11 of 10").wait_for()
+    chart = page.locator(".chart canvas").first
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + 80, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 200, box["y"] + 60, steps=5)
+    page.mouse.up()
+    page.get_by_role("button", name="show everything").click()
+    page.get_by_label("smoothing").press("End")
+    page.get_by_label("log axis").check()
+    page.get_by_label("x axis").select_option("time_s")
+    chart.focus()
+    chart.press("ArrowRight")
+    page.locator(".tip:visible").wait_for()
+    page.get_by_text("waiting for the trainer").first.wait_for()
+
+
+def test_samples_are_filtered_sorted_and_opened_and_texts_stay_texts(page: Any, url: str) -> None:
+    page.goto(f"{url}#/events")
+    page.get_by_text("\\u202e").locator("visible=true").first.wait_for()  # shown, in place of what turns the text
+    assert "\u202e" not in page.inner_text("body")
+    page.goto(f"{url}#/samples")
+    page.get_by_text("210 samples").wait_for()
+    if page.viewport_size["width"] < 700:
+        page.get_by_text("Filter and sort").click()
+    page.get_by_label("reward, minimum").fill("0.5")
+    page.get_by_text("110 of 210 samples").wait_for()
+    page.get_by_label("turns, minimum").fill("2")
+    page.get_by_text(re.compile("^10 of 210 samples")).wait_for()
+    assert "reward_min=0.5" in page.url
+    page.locator("tbody tr").first.click()
+    page.get_by_text("left 2").wait_for()
+    for colour in ("version", "nothing", "log-prob"):
+        page.get_by_label(colour).check()
+    assert page.locator(".tokens span").count() == 3 or page.locator(".turn").count() == 2
+    assert page.get_by_label("ratio").is_disabled()
+    page.go_back()
+    page.get_by_text(re.compile("^10 of 210 samples")).wait_for()
+    assert page.locator("img").count() == 0
+
+
+def test_nodes_are_filtered_and_sorted(page: Any, url: str) -> None:
+    page.goto(f"{url}#/cluster")
+    page.get_by_text("2 nodes").wait_for()
+    page.get_by_role("button", name="losses").click()
+    page.get_by_label("filter nodes").fill("lost")
+    page.get_by_text("1 of 2 nodes").wait_for()
+
+
+def test_the_timeline_zooms_by_buttons_and_by_dragging(page: Any, url: str) -> None:
+    page.goto(f"{url}#/timeline")
+    page.locator(".tools", has_text="2 nodes").wait_for()
+    page.get_by_label("zoom in").click()
+    page.get_by_role("button", name="show everything").click()
+    box = page.locator("canvas.bands").bounding_box()
+    page.mouse.move(box["x"] + 160, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 240, box["y"] + 60, steps=5)
+    page.mouse.up()
+    page.get_by_role("button", name="show everything").wait_for()
+    page.mouse.move(box["x"] + 200, box["y"] + 70)
+    page.locator(".tip", has_text="75.0 % sampling").wait_for()
+
+
+def test_events_are_filtered_and_opened(page: Any, url: str) -> None:
+    page.goto(f"{url}#/events")
+    page.get_by_text("6 events in").wait_for()
+    page.get_by_label("text").fill("onerror")
+    page.get_by_text("1 of 6 events in 1 group").wait_for()
+    page.locator("summary").first.click()
+    page.locator("details td", has_text=re.compile("rollout-1")).wait_for()
+
+
+def test_settings_are_searched(page: Any, url: str) -> None:
+    page.goto(f"{url}#/config")
+    page.get_by_label("search settings").fill("staleness")
+    page.locator("td", has_text="one publish ahead").first.wait_for()
+    page.get_by_label("which settings").select_option("changed")
+    page.get_by_text("0 settings, 0 not the default").wait_for()

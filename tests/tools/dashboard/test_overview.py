@@ -1,0 +1,80 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.records.run_directory import RunSummary
+from asyncrl.records.run_record import RunRecord, read_run
+from asyncrl.tools.dashboard.overview import overview, sentence, tiles
+from tests.recorded_runs import MakeRun
+
+MakeSummary = Callable[..., RunSummary]
+
+
+def record(**fields: Any) -> RunRecord:
+    values: dict[str, Any] = {
+        "name": "a", "config": {"run.steps": 100}, "summary": None, "metrics": [], "events": [], "pictured": [],
+        "notes": [],
+    }  # fmt: skip
+    return RunRecord(**values | fields)
+
+
+STEPS = [{"step": step, "time_s": 10.0 * step, "step_s": 10.0, "wait_trainer": 0.4} for step in range(20)]
+
+
+def test_a_running_run_says_where_it_is_how_long_it_takes_and_who_waits() -> None:
+    said = sentence(record(metrics=STEPS), {}, silent_s=3.0)
+    assert (
+        said == "Training, step 20 of 100, about 13 min 20 s left. The trainer waits for trajectories 40% of the time."
+    )
+    waits = {
+        "reward": {"waiting for sampling": 1.0},
+        "rollout": {"sampling": 0.3, "waiting for the trainer": 0.7},
+        "trainer": {"training": 1.0},
+    }
+    assert "The rollout spends 70% of its time waiting for the trainer." in sentence(record(metrics=STEPS), waits, 3.0)
+
+
+def test_a_run_before_its_first_step_says_what_it_waits_for() -> None:
+    joined = {"event": "node.joined", "node": "rollout-0"}
+    assert sentence(record(events=[joined]), {}, 3.0) == "Before the first step: 1 nodes have joined."
+    waiting = {"event": "run.waiting", "cause": "no trainer has joined"}
+    assert sentence(record(events=[joined, waiting]), {}, 3.0) == "Before the first step: no trainer has joined."
+
+
+def test_a_silent_run_without_an_end_may_have_been_killed() -> None:
+    assert "was killed, or a step takes long" in sentence(record(metrics=STEPS), {}, silent_s=500.0)
+    slow = [line | {"step_s": 300.0} for line in STEPS]
+    assert sentence(record(metrics=slow), {}, silent_s=500.0).startswith("Training")
+
+
+def test_each_end_is_told_with_its_cause(make_run: MakeRun, summary: MakeSummary) -> None:
+    directory = make_run()
+    ends = {
+        "finished": "Finished 10 steps in 20.0 s; held-out accuracy rose from 25.0 % to 75.0 %.",
+        "failed": "Failed after step 10 of 10: the disk is full.",
+        "interrupted": "Interrupted after step 10 of 10; `asyncrl resume` continues it.",
+    }
+    for status, expected in ends.items():
+        directory.write_summary(summary(status=status, cause="the disk is full" if status == "failed" else ""))
+        assert sentence(read_run(directory.path), {}, 0.0) == expected
+
+
+def test_the_headline_numbers_are_the_same_ones_whatever_was_recorded(make_run: MakeRun) -> None:
+    full, empty = tiles(read_run(make_run().path)), tiles(record())
+    assert [tile.label for tile in full] == [tile.label for tile in empty]
+    assert [tile.value for tile in full] == ["0.7", "75.0 %", "500", "30", "1", "2.0e−6"]
+    assert {tile.value for tile in empty} == {"–"}
+
+
+@pytest.mark.parametrize("silent_s", [None, 1.0])
+def test_shares_of_waiting_come_from_metrics_without_times(make_run: MakeRun, tmp_path: Path, silent_s: float) -> None:
+    shown = overview(read_run(make_run().path), {}, silent_s)
+    assert shown["waits"] == {
+        "trainer": {"working": 0.75, "waiting": 0.25},
+        "rollout": {"working": 0.5, "waiting": 0.5},
+    }
+    assert (shown["waits_are_whole"], shown["status"]) == (False, "stopped" if silent_s is None else "running")
+    whole = {"trainer": {"training": 1.0}}
+    assert overview(record(), whole, silent_s)["waits"] == whole

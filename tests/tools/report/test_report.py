@@ -1,0 +1,138 @@
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from asyncrl.errors import ConfigError
+from asyncrl.records.run_directory import RunDirectory, RunSummary
+from asyncrl.tools.report.report import SHOWN, write_report
+
+MakeRun = Callable[..., RunDirectory]
+
+VOID = {"meta", "br"}
+
+
+class Tags(HTMLParser):
+    """Collects the opened tags and checks that each one is closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.opened: list[str] = []
+        self._open: list[str] = []
+        self.feed(html)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.opened.append(tag)
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: object) -> None:
+        self.opened.append(tag)
+
+
+def report(*runs: RunDirectory) -> str:
+    out = runs[0].report
+    write_report([run.path for run in runs], out)
+    return out.read_text(encoding="utf-8")
+
+
+def test_a_finished_run_is_one_self_contained_page(make_run: MakeRun, summary: Callable[..., RunSummary]) -> None:
+    directory = make_run()
+    directory.write_summary(summary())
+    html = report(directory)
+
+    tags = Tags(html).opened
+    assert tags.count("svg") == 9
+    assert "script" not in tags
+    assert not any(
+        word in html.replace("http://www.w3.org/2000/svg", "") for word in ("http", "src=", "url(", "@import")
+    )
+    assert "✓ finished" in html
+    assert "<th>held-out accuracy after</th><td>75.0 %</td>" in html
+    assert "<th>log-prob gap, mean</th><td>2e-06</td>" in html
+    assert "<th>schedule.staleness</th><td>1.0</td>" in html
+    assert "no notable events" in html
+
+
+def test_a_failed_run_shows_its_cause_and_the_events_before(
+    make_run: MakeRun, summary: Callable[..., RunSummary]
+) -> None:
+    directory = make_run()
+    directory.append_event("node.exited", node="rollout-0", cause="killed by signal 9", restarting=False)
+    directory.append_event("run.finished", status="failed", cause="rollout-0 exited")
+    directory.write_summary(summary(status="failed", cause="rollout-0 exited"))
+    html = report(directory)
+
+    assert "✗ failed" in html
+    assert '<p class="cause">rollout-0 exited</p>' in html
+    assert (
+        "<th>node.exited</th><td>20.0 s</td><td>node=rollout-0   cause=killed by signal 9   restarting=false</td>"
+        in html
+    )
+    assert "2 notable events" in html
+
+
+def test_a_running_run_and_an_empty_directory_give_a_page_too(make_run: MakeRun) -> None:
+    directory = make_run()
+    assert "the run is still running, or it was killed" in report(directory)
+
+    shutil.rmtree(directory.path)
+    directory.path.mkdir()
+    html = report(directory)
+    Tags(html)
+    assert "metrics.jsonl is missing or empty" in html
+    assert "Not recorded: Reward, mean of the step;" in html
+
+
+def test_several_runs_stand_side_by_side_with_their_differing_settings(make_run: MakeRun) -> None:
+    html = report(make_run("sync", staleness=0.0), make_run("async", staleness=1.0))
+
+    Tags(html)
+    assert "<thead><tr><th></th><th>sync</th><th>async</th></tr></thead>" in html
+    assert "<tr><th>wall time</th><td>20.0 s</td><td>20.0 s</td></tr>" in html
+    assert "<tr><th>schedule.staleness</th><td>0.0</td><td>1.0</td></tr>" in html
+    assert "differing settings" in html
+    assert '<p class="quiet">sync: no notable events</p>' in html
+
+
+def test_equal_configs_are_said_to_be_equal(make_run: MakeRun) -> None:
+    assert "The runs have the same config." in report(make_run("a"), make_run("b"))
+
+
+def test_nothing_a_run_recorded_can_inject_html(make_run: MakeRun) -> None:
+    nasty = "<script>alert('&')</script>"
+    directory = make_run("<i>run")
+    directory.config.write_text(f'[model]\npath = "{nasty}"\n["{nasty}"]\nx = 1\n')
+    directory.append_event(nasty, **{nasty: nasty})
+    directory.append_event("run.finished", status="failed", cause=nasty)
+    html = report(directory)
+
+    assert "script" not in Tags(html).opened
+    assert "i" not in Tags(html).opened
+    assert html.count("&lt;script&gt;alert(&#x27;&amp;&#x27;)&lt;/script&gt;") >= 6
+
+
+def test_a_flood_of_events_is_cut_to_the_last_ones(make_run: MakeRun) -> None:
+    directory = make_run()
+    for group_id in range(SHOWN + 50):
+        directory.append_event("group.dropped", group_id=group_id, reason="too many failures")
+    html = report(directory)
+
+    assert f"{SHOWN + 50} notable events; the last {SHOWN}:" in html
+    assert html.count("<th>group.dropped</th>") == SHOWN
+    assert f"group_id={SHOWN + 49} " in html
+    assert "group_id=49 " not in html
+
+
+def test_a_report_about_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least one run directory"):
+        write_report([], tmp_path / "report.html")
+    with pytest.raises(ConfigError, match="no such run"):
+        write_report([tmp_path / "nowhere"], tmp_path / "report.html")
+    assert list(tmp_path.iterdir()) == []

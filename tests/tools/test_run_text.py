@@ -1,0 +1,104 @@
+"""The run file is valid, commented, and fits the machine."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from asyncrl.config.run_file import decode
+from asyncrl.data.table import Columns
+from asyncrl.plug_in import load_function
+from asyncrl.reward.verifier import VerifierInput
+from asyncrl.runtime.machine import Devices
+from asyncrl.tools.init import DataFound, Findings, ModelFound, choose, render, stub
+
+CPU = Devices("cpu")
+FOUND = Findings(
+    ModelFound("models/base", 150_000, 4096),
+    DataFound("train.parquet", 100, Columns("question", "answer"), ["sums"], 44, is_counted=True, num_bad=0),
+    ["test.parquet"],
+    CPU,
+    2,
+    has_vllm=False,
+)
+
+
+@pytest.mark.parametrize("num_devices", [0, 1, 2, 8])
+@pytest.mark.parametrize("has_vllm", [True, False])
+@pytest.mark.parametrize("held_out", [["test.parquet"], [], ["a.parquet", "b.parquet"]])
+def test_every_run_file_is_accepted(num_devices: int, has_vllm: bool, held_out: list[str]) -> None:
+    devices = Devices("cuda", tuple(map(str, range(num_devices)))) if num_devices else CPU
+    found = replace(FOUND, devices=devices, has_vllm=has_vllm, held_out=held_out)
+    config = decode(tomllib.loads(render(found, choose(found), "reward.py:score")))
+    assert (config.data.train, config.data.held_out, config.data.prompt_column) == (
+        "train.parquet",
+        held_out[0] if len(held_out) == 1 else "",
+        "question",
+    )
+    assert config.checkpoint.keep_best == (len(held_out) == 1)
+    if num_devices > 1:
+        assert config.trainer.ranks + config.rollout.replicas == num_devices
+    assert config.trainer.device == devices.kind
+    assert config.rollout.engine == ("vllm" if has_vllm and num_devices else "transformers")
+
+
+def test_prompts_and_completions_fit_into_the_positions_of_the_model() -> None:
+    found = replace(FOUND, model=ModelFound("m", 10**9, 512), data=replace(FOUND.data, longest_prompt=450))
+    chosen = choose(found)
+    assert chosen.max_prompt_tokens == 512
+    assert chosen.max_tokens == 1
+    assert choose(FOUND).max_prompt_tokens == 64
+
+
+def test_large_models_learn_slowly() -> None:
+    rates = [choose(replace(FOUND, model=ModelFound("m", size, 0))).lr for size in (10**6, 10**8, 10**10)]
+    assert rates == [2e-4, 5e-6, 1e-6]
+
+
+def test_what_needs_attention_is_said_where_it_is_set() -> None:
+    found = replace(FOUND, data=replace(FOUND.data, num_bad=3, is_counted=False), held_out=[])
+    text = render(found, choose(found), "auto")
+    assert 'on_bad_row = "skip"' in text
+    assert "3 rows are bad" in text
+    assert "estimated" in text
+    assert '# held_out = "FILE"' in text
+    assert "a built-in verifier by data source: sums" in text
+    assert text.startswith("# Written by `asyncrl init`. Paths are relative to the folder that asyncrl is run in")
+
+
+def test_without_held_out_data_its_settings_are_there_and_commented_out() -> None:
+    found = replace(FOUND, held_out=["test.parquet", "val.parquet"])
+    lines = render(found, choose(found), "auto").splitlines()
+    commented = [
+        line.removeprefix("# ") for line in lines if line.startswith(("# held_out", "# keep_best", "# [", "# every"))
+    ]
+    assert [line.partition("#")[0].rstrip() for line in commented] == [
+        'held_out = "test.parquet"',
+        "keep_best = true",
+        "[evaluation]",
+        "every_versions = 10",
+    ]
+    assert "or val.parquet; without it, no accuracy is measured" in commented[0]
+
+
+def test_the_chat_template_is_applied_to_texts() -> None:
+    found = replace(FOUND, data=replace(FOUND.data, as_chat=True))
+    assert decode(tomllib.loads(render(found, choose(found), "auto"))).data.as_chat
+    assert "as_chat" not in render(FOUND, choose(FOUND), "auto")
+
+
+def test_the_stub_rewards_the_reference_answer_at_the_end_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "reward.py"
+    file.write_text(stub("mine/run.toml"))
+    assert "    asyncrl reward try mine/run.toml\n" in file.read_text()
+    assert "compute_score(data_source, solution_str, ground_truth, extra_info)" in file.read_text()
+    score = load_function(f"{file}:score", setting="reward.function")
+
+    def reward(completion: str, answer: str = "8") -> float:
+        return float(score(VerifierInput(completion=completion, answer=answer))["score"])
+
+    assert [reward(text) for text in ("8", "so it is 8.", "#### 8", "\\boxed{8}")] == [1.0] * 4
+    assert [reward(text) for text in ("", "18", "8 or 9", "-8", "1.8")] == [0.0] * 5
+    assert reward("#### 8", "4 + 4 = 8 #### 8") == 1.0
+    assert reward("anything", "") == 0.0

@@ -1,0 +1,40 @@
+"""Launches for the tests of the translation, of options that the test names."""
+
+import tomllib
+from typing import Any
+
+from asyncrl.tools.verl.launch import Launch, Mode
+from asyncrl.tools.verl.overrides import given, parse_override
+from asyncrl.tools.verl.recipe import LaunchRecipe
+from asyncrl.tools.verl.translate import RULES, Translation, translate
+
+NEEDED = ("actor_rollout_ref.model.path=models/base", "data.train_files=train.parquet", "algorithm.adv_estimator=grpo")
+
+
+def launch(mode: Mode, *options: str, is_megatron: bool = False) -> Launch:
+    """A launch with what every run needs, and ``options``."""
+    group = () if any(".rollout.n=" in option for option in options) else ("actor_rollout_ref.rollout.n=4",)
+    return Launch(mode, given([parse_override(option) for option in (*NEEDED, *group, *options)]), is_megatron)
+
+
+def translated(mode: Mode, *options: str, num_rows: int | None = None, is_megatron: bool = False) -> Translation:
+    return translate(launch(mode, *options, is_megatron=is_megatron), num_rows)
+
+
+def settings(mode: Mode, *options: str, num_rows: int | None = None, is_megatron: bool = False) -> dict[str, Any]:
+    """Settings of the translation by their full keys."""
+    recipe = LaunchRecipe(launch(mode, *options, is_megatron=is_megatron), num_rows)
+    recipe.apply_conversions()
+    for rule in RULES:
+        rule(recipe)
+    return recipe.settings
+
+
+def fate(mode: Mode, option: str, *others: str, is_megatron: bool = False) -> tuple[str, str]:
+    """Fate and detail of ``option``."""
+    accounts = translated(mode, *others, option, is_megatron=is_megatron).accounts
+    return next((account.fate, account.detail) for account in accounts if account.option == option)
+
+
+def raw(translation: Translation) -> dict[str, Any]:
+    return tomllib.loads(translation.toml)

@@ -1,0 +1,168 @@
+"""vLLM takes the place of every engine; arguments without a setting go to it as they are."""
+
+import pytest
+
+from asyncrl.config.run_file import decode
+from tests.tools.verl.launches import fate, raw, settings, translated
+
+R = "actor_rollout_ref.rollout"
+HELD_OUT = "data.val_files=test.parquet"
+
+
+def test_another_engine_is_replaced_and_its_arguments_are_said() -> None:
+    assert settings("fully_async", f"{R}.name=sglang")["rollout.engine"] == "vllm"
+    assert fate("fully_async", f"{R}.name=sglang") == ("substituted", "vLLM takes the place of SGLang")
+    assert fate("fully_async", f"+{R}.engine_kwargs.sglang.disable_radix_cache=True")[0] == "substituted"
+
+
+def test_slots_are_trajectories_under_both_of_verls_bounds() -> None:
+    assert settings("fully_async")["rollout.slots"] == 16 * 4
+    assert settings("fully_async", f"{R}.max_num_seqs=32")["rollout.slots"] == 32
+    assert settings("one_step_off")["rollout.slots"] == 256
+
+
+def test_arguments_of_vllm_are_passed_on_and_defaults_left_out() -> None:
+    found = settings(
+        "fully_async",
+        f"{R}.max_num_batched_tokens=8192",
+        f"{R}.enable_prefix_caching=True",
+        f"+{R}.engine_kwargs.vllm.compilation_config.cudagraph_mode=FULL_DECODE_ONLY",
+        f"+{R}.engine_kwargs.vllm.seed=3",
+        f"+{R}.engine_kwargs.vllm.disable_mm_preprocessor_cache=True",
+        f"{R}.expert_parallel_size=2",
+    )
+    arguments = {key.partition("engine_args.")[2]: value for key, value in found.items() if "engine_args." in key}
+    assert arguments == {
+        "max_num_batched_tokens": 8192,
+        "compilation_config.cudagraph_mode": "FULL_DECODE_ONLY",
+        "enable_expert_parallel": True,
+        "mm_processor_cache_gb": 0,
+    }
+
+
+def test_a_shorter_length_of_the_engine_than_of_a_trajectory_is_left_out() -> None:
+    option = f"{R}.max_model_len=100"
+    assert "rollout.vllm.max_model_len" not in settings("fully_async", option)
+    assert fate("fully_async", option)[0] == "substituted"
+    assert settings("fully_async", f"{R}.max_model_len=4096")["rollout.vllm.max_model_len"] == 4096
+
+
+def test_the_rollouts_own_lengths_count_over_those_of_the_data() -> None:
+    found = settings("fully_async", "data.max_response_length=100", f"{R}.response_length=300")
+    assert (found["sampling.max_tokens"], found["data.max_prompt_tokens"]) == (300, 512)
+
+
+def test_overlong_prompts_are_filtered_unless_they_are_cut() -> None:
+    option = "data.filter_overlong_prompts=True"
+    assert settings("fully_async", option)["data.filter_overlong_prompts"] is True
+    assert "data.filter_overlong_prompts" not in settings("fully_async", option, "data.truncation=left")
+
+
+def test_evaluations_are_on_all_rows_every_so_many_versions() -> None:
+    found = settings(
+        "fully_async",
+        HELD_OUT,
+        "trainer.test_freq=10",
+        f"{R}.val_kwargs.temperature=0.6",
+        f"{R}.val_kwargs.n=4",
+        f"{R}.val_kwargs.top_k=-1",
+    )
+    assert {key.partition(".")[2]: value for key, value in found.items() if key.startswith("evaluation.")} == {
+        "every_versions": 10,
+        "max_prompts": 0,
+        "temperature": 0.6,
+        "samples": 4,
+        "top_p": 1.0,
+        "top_k": 0,
+    }
+
+
+def test_without_a_frequency_nothing_is_evaluated_later() -> None:
+    found = settings("fully_async", HELD_OUT)
+    assert (found["evaluation.every_versions"], found["evaluation.at_end"]) == (0, False)
+
+
+def test_greedy_evaluations_have_one_completion() -> None:
+    found = settings("fully_async", HELD_OUT, f"{R}.val_kwargs.n=4", f"{R}.val_kwargs.top_p=0.7")
+    assert not {"evaluation.samples", "evaluation.top_p"} & found.keys()
+
+
+# ── test episodes ─────────────────────────────────────────────────────────────────────────────
+# Limits of multi-turn rollouts are those of episodes; their tools are for the user to write.
+
+M = f"{R}.multi_turn"
+TOOLS = f"{M}.tool_config_path=sandbox.yaml"
+RETOOL = (
+    f"{M}.enable=True",
+    f"{M}.max_user_turns=8",
+    f"{M}.max_assistant_turns=8",
+    TOOLS,
+    f"{M}.format=hermes",
+    "data.max_response_length=2048",
+)
+
+
+def test_a_launch_with_tools_becomes_a_run_of_episodes_whose_tools_are_still_to_be_named() -> None:
+    found = settings("fully_async", *RETOOL)
+    assert {key: value for key, value in found.items() if key.startswith("environment.")} == {
+        "environment.tools": ["tools.py:NAME"],
+        "environment.max_tokens": 2048,
+        "environment.max_turns": 8,
+        "environment.tool_parser": "hermes",
+    }
+    translation = translated("fully_async", *RETOOL)
+    assert translation.verdict == "cannot"
+    assert "put in the names of your tools" in translation.toml
+    assert decode(raw(translation)).environment.is_set, "the file passes the check of settings"
+
+
+def test_what_to_write_is_said_for_tools_interactions_and_agent_loops() -> None:
+    assert fate("synchronous", TOOLS) == (
+        "not supported",
+        "write the tools as typed functions and name them in environment.tools: docs/environments.md",
+    )
+    for option in (
+        f"{M}.interaction_config_path=judge.yaml",
+        f"{R}.agent.default_agent_loop=react_agent",
+        f"{R}.agent.agent_loop_config_path=loops.yaml",
+    ):
+        what, why = fate("synchronous", option)
+        assert (what, "environment.function" in why) == ("not supported", True)
+        assert "environment.tools" in settings("synchronous", option)
+
+
+@pytest.mark.parametrize(
+    ("limits", "turns"),
+    [
+        ((f"{M}.max_assistant_turns=5",), 5),
+        ((f"{M}.max_user_turns=5",), 6),
+        ((f"{M}.max_assistant_turns=5", f"{M}.max_user_turns=2"), 3),
+        ((), None),
+    ],
+)
+def test_the_policy_has_one_turn_more_than_answers(limits: tuple[str, ...], turns: int | None) -> None:
+    assert settings("synchronous", TOOLS, *limits).get("environment.max_turns") == turns
+
+
+def test_one_turn_may_be_shorter_than_the_episode() -> None:
+    found = settings("synchronous", TOOLS, "data.max_response_length=900", f"{R}.single_turn_response_length=300")
+    assert (found["environment.max_tokens"], found["sampling.max_tokens"]) == (900, 300)
+    assert found["trainer.max_tokens_per_micro_batch"] >= 900
+
+
+def test_a_form_of_calls_that_is_not_known_is_that_of_the_chat_template() -> None:
+    assert settings("synchronous", TOOLS, f"{M}.format=qwen3_coder")["environment.tool_parser"] == "qwen_xml"
+    assert "environment.tool_parser" not in settings("synchronous", TOOLS, f"{M}.format=mine")
+    assert fate("synchronous", f"{M}.format=mine", TOOLS)[0] == "substituted"
+
+
+@pytest.mark.parametrize("option", [f"{M}.enable=True", f"{R}.agent.default_agent_loop=tool_agent"])
+def test_without_tools_there_is_one_turn(option: str) -> None:
+    assert not [key for key in settings("synchronous", option) if key.startswith("environment.")]
+    assert translated("synchronous", option, f"{M}.max_user_turns=8").verdict == "runs"
+
+
+def test_what_an_episode_does_otherwise_is_said() -> None:
+    assert fate("synchronous", f"{M}.max_parallel_calls=2", TOOLS)[0] == "substituted"
+    assert fate("synchronous", f"{M}.max_tool_response_length=256", TOOLS)[0] == "substituted"
+    assert fate("synchronous", f"{M}.tokenization_sanity_check_mode=disable", TOOLS)[0] == "not needed"

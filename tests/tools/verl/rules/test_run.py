@@ -1,0 +1,120 @@
+"""Model, optimizer, rewards, checkpoints, trackers and names."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.tools.verl.launches import fate, settings, translated
+
+M, OPTIM = "actor_rollout_ref.model", "actor_rollout_ref.actor.optim"
+OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
+
+
+def test_overrides_of_the_models_config_are_kept_in_both_of_verls_forms() -> None:
+    for where in ("override_config", "override_config.model_config"):
+        found = settings("fully_async", f"+{M}.{where}.max_position_embeddings=32768")
+        assert found["model.overrides.max_position_embeddings"] == 32768
+
+
+def test_a_dropout_of_0_is_left_out_because_few_models_know_its_name() -> None:
+    option = f"+{M}.override_config.embd_pdrop=0."
+    assert "model.overrides.embd_pdrop" not in settings("fully_async", option)
+    assert fate("fully_async", option) == ("not needed", "there is no dropout")
+
+
+def test_a_path_below_home_is_absolute() -> None:
+    assert settings("fully_async", f"{M}.path=~/models/base")["model.path"] == str(Path.home() / "models/base")
+
+
+def test_chat_template_arguments_are_kept() -> None:
+    found = settings("fully_async", "+data.apply_chat_template_kwargs.enable_thinking=False")
+    assert found["data.chat_template_kwargs.enable_thinking"] is False
+
+
+def test_an_adapter_has_verls_rank_and_scale() -> None:
+    found = settings("fully_async", f"{M}.lora_rank=32", f"{M}.lora_alpha=64", f"{M}.target_modules=all-linear")
+    assert (found["trainer.lora.rank"], found["trainer.lora.alpha"]) == (32, 64.0)
+    assert "trainer.lora.targets" not in found
+
+
+def test_a_run_starts_from_verls_adapter_if_its_rank_is_given_too() -> None:
+    path = f"{M}.lora_adapter_path=adapters/mine"
+    assert settings("fully_async", f"{M}.lora_rank=32", path)["trainer.lora.path"] == "adapters/mine"
+    assert "trainer.lora.path" not in settings("fully_async", f"{M}.lora_rank=32", f"{M}.lora_adapter_path=null")
+    assert fate("fully_async", path)[0] == "not supported"
+    assert fate("fully_async", f"{M}.lora_adapter_path=null")[0] == "not needed"
+
+
+def test_warm_up_and_cosine_are_kept() -> None:
+    found = settings(
+        "synchronous", f"{OPTIM}.lr_warmup_steps_ratio=0.1", "trainer.total_training_steps=50",
+        f"{OPTIM}.lr_scheduler_type=cosine", f"{OPTIM}.min_lr_ratio=0.2", f"{OPTIM}.betas=[0.9,0.95]",
+    )  # fmt: skip
+    assert (found["trainer.warmup_steps"], found["trainer.lr_schedule"], found["trainer.min_lr_ratio"]) == (
+        5,
+        "cosine",
+        0.2,
+    )
+    assert found["trainer.beta2"] == 0.95
+
+
+def test_a_share_of_an_unknown_length_is_said() -> None:
+    assert fate("synchronous", f"{OPTIM}.lr_warmup_steps_ratio=0.1")[0] == "substituted"
+
+
+def test_rewards_are_by_data_source_unless_dapo_adds_its_penalty() -> None:
+    assert settings("fully_async")["reward.function"] == "auto"
+    found = settings(
+        "fully_async", "data.max_response_length=200", "reward.reward_manager.name=dapo",
+        f"+{OVERLONG}.enable=True", f"+{OVERLONG}.len=50", f"+{OVERLONG}.penalty_factor=0.5",
+    )  # fmt: skip
+    assert "reward.function" not in found
+    assert [part["function"] for part in found["reward.parts"]] == ["auto", "overlong"]
+    assert found["reward.parts"][1]["options"] == {"max_tokens": 200, "buffer": 50, "factor": 0.5}
+
+
+def test_a_penalty_that_verl_does_not_apply_is_left_out_and_said() -> None:
+    assert fate("fully_async", f"+{OVERLONG}.len=50")[0] == "not needed"
+
+
+def test_a_custom_reward_is_taken_as_it_is() -> None:
+    assert settings("fully_async", "custom_reward_function.path=a.py")["reward.function"] == "a.py:compute_score"
+    custom = "reward.custom_reward_function"
+    options = (f"{custom}.path=pkg://my.rewards", f"{custom}.name=score", f"+{custom}.reward_kwargs.strict=True")
+    found = settings("fully_async", *options)
+    assert (found["reward.function"], found["reward.options"]) == ("my.rewards:score", {"strict": True})
+
+
+def test_a_reward_manager_of_ones_own_must_be_written_anew() -> None:
+    assert fate("fully_async", "reward.reward_manager.name=mine")[0] == "not supported"
+
+
+def test_save_freq_counts_versions_in_fully_async() -> None:
+    assert settings("fully_async", "trainer.save_freq=5")["checkpoint.every_steps"] == 20
+    assert settings("one_step_off", "trainer.save_freq=5")["checkpoint.every_steps"] == 5
+    assert fate("one_step_off", "trainer.save_freq=-1")[0] == "not needed"
+
+
+@pytest.mark.parametrize("logger", ["['console','wandb']", "'[console,wandb]'", '["wandb"]'])
+def test_trackers_have_verls_project(logger: str) -> None:
+    found = settings("fully_async", f"trainer.logger={logger}", "trainer.project_name=gsm8k")
+    assert found["trackers.use"] == ["wandb"]
+    assert found["trackers.options.wandb.project"] == "gsm8k"
+    told = fate("fully_async", "trainer.project_name=gsm8k", f"trainer.logger={logger}")
+    assert told == ("mapped", 'trackers.options.wandb.project = "gsm8k"')
+
+
+def test_a_tracker_that_is_not_here_is_said() -> None:
+    assert fate("fully_async", "trainer.logger=[console,swanlab]")[0] == "substituted"
+
+
+def test_the_folder_of_the_run_is_the_parent_of_verls() -> None:
+    options = ("trainer.experiment_name=exp", "trainer.default_local_dir=/ckpts/project/exp")
+    found = settings("fully_async", *options)
+    assert (found["run.name"], found["run.dir"]) == ("exp", "/ckpts/project")
+
+
+@pytest.mark.parametrize(("path", "is_told"), [("Qwen/Qwen3-8B", True), ("models/Qwen3-8B", False)])
+def test_a_name_on_the_hub_is_told_how_to_become_a_directory(path: str, is_told: bool) -> None:
+    toml = translated("synchronous", f"actor_rollout_ref.model.path={path}").toml
+    assert ("hf download" in toml) == is_told
