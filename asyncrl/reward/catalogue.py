@@ -97,9 +97,9 @@ def _with_correct(value: Any) -> Any:
 
 BUILT_IN = {
     "auto": "asyncrl.reward.verifiers.rules:Auto",
-    "gsm8k": "asyncrl.reward.verifiers.math:Gsm8k",
+    "gsm8k": "asyncrl.reward.verifiers.math_text:Gsm8k",
     "math": "asyncrl.reward.verifiers.math:Math",
-    "math_dapo": "asyncrl.reward.verifiers.math:MathDapo",
+    "math_dapo": "asyncrl.reward.verifiers.math_text:MathDapo",
     "geo3k": "asyncrl.reward.verifiers.math:Geo3k",
     "code": "asyncrl.reward.verifiers.code:Code",
     "exact": "asyncrl.reward.verifiers.rules:Exact",

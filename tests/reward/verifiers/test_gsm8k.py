@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from asyncrl.errors import VerifierError
 from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of
-from asyncrl.reward.verifiers.math import TAIL_CHARS, Gsm8k, MathDapo, normalized
+from asyncrl.reward.verifiers.math_text import TAIL_CHARS, Gsm8k, MathDapo, normalized
 
 DATA = Path(__file__).parents[4] / "shared/data/gsm8k/test.jsonl"
 STRICT, FLEXIBLE = Gsm8k(), Gsm8k(method="flexible")
