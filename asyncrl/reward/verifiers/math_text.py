@@ -1,5 +1,5 @@
 """
-Answers of mathematics that are compared as text, without a library: GSM8K's after ``####``, and DAPO's after ``Answer:``.
+Answers of mathematics that are compared as text, without a library: GSM8K's after ``####``, DAPO's after ``Answer:``.
 
 Completions are hostile, so only the tail is searched, and no pattern here can backtrack: each is a run of characters
 after a fixed start.
