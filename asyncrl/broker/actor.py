@@ -455,7 +455,7 @@ _NODE_EVENTS: dict[str, Literal["joined", "left", "lost"]] = {
 
 def _is_session_of_operator(event: Event) -> bool:
     """True for the coming and going of commands such as `asyncrl status`, which the ledger alone records."""
-    return event.kind.startswith("node.") and event.fields["role"] == "supervisor"
+    return event.kind.startswith("node.") and event.fields.get("role") == "supervisor"
 
 
 def _node_record(event: Event) -> list[AnyRecord]:

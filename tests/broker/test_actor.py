@@ -58,6 +58,7 @@ from asyncrl.messages.supervisor import (
 from asyncrl.messages.trainer import Assembled, Commit, Disbanded, Stepped, Take, TrainerMachine
 from asyncrl.messages.trajectory import Unit
 from asyncrl.messages.weights import Live, Publishing, Transfer, TransferFailed, Transferred
+from asyncrl.messages.words import Role
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.samples import SamplesWriter
 from asyncrl.records.spans import TraceSpan
@@ -237,6 +238,23 @@ def test_a_commit_lets_no_payload_go_before_its_samples_are_written(
 
 
 # ── a whole run ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_node_that_is_admitted_again_is_an_event_and_no_end_of_the_run(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        faults = house.scheduler.faults
+        able: dict[str, Role] = {"rollout-0": "rollout", "rollout-1": "rollout"}
+        for name in able:
+            await house.welcomed("rollout", name)
+            faults.attempted(name, "rollout", 100)
+        for _ in range(100):
+            faults.failed("rollout-0", "rollout", "out of memory")
+        assert [barred.name for barred in faults.judge(able, house.now_s)] == ["rollout-0"]
+        house.scheduler.admit("rollout-0", house.now_s)
+        await house.welcomed("reward", "reward-0")
+        await house.happened("node.admitted")
+
+    assert [event["node"] for event in run(tmp_path, script).events("node.admitted")] == ["rollout-0"]
 
 
 def test_a_run_leaves_its_metrics_events_accounts_and_summary(tmp_path: Path) -> None:
