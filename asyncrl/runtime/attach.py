@@ -15,8 +15,7 @@ for weight transfers, and closes them when it ends. It installs no signal handle
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +23,8 @@ from asyncrl.errors import ConfigError, LinkError
 from asyncrl.log import get_logger
 from asyncrl.messages.words import WeightsVia
 from asyncrl.rollout.engine import Engine
-from asyncrl.runtime.rollout import Host, RolloutNode
-from asyncrl.runtime.sessions import RunNode, ToldToStop
+from asyncrl.runtime.rollout import Host, roll_out
+from asyncrl.runtime.sessions import NodeSession, RunNode, ToldToStop
 from asyncrl.wire.handshake import identity
 from asyncrl.wire.run_address import check_location, find_run
 
@@ -77,8 +76,17 @@ async def attach(
         check_location(address, "address")
         run = await find_run(address, Path(key) if key else None, wait_s)
         joining = partial(RunNode, run=run, wait_s=wait_s, rejoin_on=LinkError)
+
+        async def opened(session: NodeSession) -> tuple[Engine, int]:
+            if session.config.rollout.colocated:
+                raise ConfigError(
+                    f"the run at {address} has rollout.colocated: its rollouts sleep in the trainer's turns, and an "
+                    f"engine that serves users cannot; use a run without it"
+                )
+            return engine, slots
+
         node = joining(identity("rollout", name))
-        while await _until_busy(partial(_take_part, node, engine, address, slots, weights, host), host, name):
+        while await _until_busy(node, roll_out(node, opened, weights=weights, host=host), host):
             await host.users.until_idle()
             host.enter("waiting_for_broker")
             node = joining(identity("rollout", name), run_id=node.run_id)
@@ -90,43 +98,21 @@ async def attach(
         host.enter("ended")
 
 
-async def _take_part(  # noqa: PLR0917  private, and all of different types
-    node: RunNode, engine: Engine, address: str, slots: int, weights: WeightsVia, host: Host, stopping: asyncio.Event
-) -> None:
-    """Roll out until the run is over, or ``stopping`` is set and the rollout has drained."""
-    node.stopping = stopping
-    rollout: RolloutNode | None = None
-    async with AsyncExitStack() as stack:
-        async for session in node.sessions():
-            async with session:
-                if session.config.rollout.colocated:
-                    raise ConfigError(
-                        f"the run at {address} has rollout.colocated: its rollouts sleep in the trainer's turns, and "
-                        f"an engine that serves users cannot; use a run without it"
-                    )
-                if rollout is None:
-                    rollout = RolloutNode(engine, session, slots=slots, weights=weights, host=host)
-                    await stack.enter_async_context(rollout)
-                    node.make_hello = rollout.hello
-                await rollout.take_part(session)
-
-
-async def _until_busy(roll: Callable[..., Awaitable[None]], host: Host, name: str) -> bool:
-    """Await ``roll``, but leave the run when users keep the host busy for long. True if they did."""
-    stopping = asyncio.Event()
+async def _until_busy(node: RunNode, rolling: Awaitable[None], host: Host) -> bool:
+    """Await ``rolling``, but leave the run when users keep the host busy for long. True if they did."""
     is_handed_back = False
 
     async def hand_back() -> None:
         nonlocal is_handed_back
         await host.users.until_busy_for(host.hand_back_s)
         is_handed_back = True
-        log.info("rollout.handed_back", node=name, busy_s=host.hand_back_s)
+        log.info("rollout.handed_back", node=node.who.node, busy_s=host.hand_back_s)
         host.enter("paused_for_users")
-        stopping.set()
+        node.stopping.set()
 
     handing_back = asyncio.create_task(hand_back(), name="asyncrl-hand-back")
     try:
-        await roll(stopping=stopping)
+        await rolling
     except ToldToStop:  # The broker was lost meanwhile; it leases the trajectories again.
         pass
     finally:

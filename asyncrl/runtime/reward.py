@@ -17,10 +17,10 @@ async def run_reward(node: RunNode, stopping: StopEvent) -> None:
     try:
         async with node.part_of_run(stopping):
             async for session in node.sessions():
+                if pool is None:
+                    pool = WorkerPool(session.config.reward)
+                    await session.wait_for(pool.start())
                 async with session:
-                    if pool is None:
-                        pool = WorkerPool(session.config.reward)
-                        await session.wait_for(pool.start())
                     actor = RewardActor(pool=pool, connection=session.connection(), on_drain=stopping.set)
                     await session.serve(actor)
     finally:

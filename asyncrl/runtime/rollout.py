@@ -6,7 +6,7 @@ attached to it.
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Literal
@@ -296,13 +296,11 @@ class RolloutNode:
         host: Users' requests that the rollout makes way for, and the place of its health.
     """
 
-    def __init__(
-        self, engine: Engine, session: NodeSession, *, slots: int, weights: WeightsVia, host: Host | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, session: NodeSession, *, slots: int, weights: WeightsVia, host: Host) -> None:
         self._engine = engine
         self._first = session
         self._slots = slots
-        self._host = host or Host()
+        self._host = host
         self._receivers = Receivers(engine, session.run, weights)
         self._stack = AsyncExitStack()
 
@@ -394,17 +392,38 @@ async def run_rollout(
             another model than the broker's.
         LinkError, EngineDied: The rollout could not start, or the broker is gone.
     """
-    rollout: RolloutNode | None = None
     async with AsyncExitStack() as stack, node.part_of_run(stopping):
+
+        async def opened(session: NodeSession) -> tuple[Engine, int]:
+            engine = await _load(session, may_fetch=may_fetch)
+            stack.push_async_callback(engine.aclose)
+            return engine, session.config.rollout.slots
+
+        await roll_out(node, opened, weights=weights, host=Host(grace_s=0.0))
+
+
+async def roll_out(
+    node: RunNode,
+    opened: Callable[[NodeSession], Awaitable[tuple[Engine, int]]],
+    *,
+    weights: WeightsVia,
+    host: Host,
+) -> None:
+    """
+    Sample in one session after another, around one engine.
+
+    ``opened`` gives the engine and its slots, once the broker has welcomed the node. A broker that is lost before
+    sampling can begin ends the node: what was loaded for it is not loaded a second time.
+    """
+    rollout: RolloutNode | None = None
+    async with AsyncExitStack() as stack:
         async for session in node.sessions():
+            if rollout is None:
+                engine, slots = await opened(session)
+                rollout = RolloutNode(engine, session, slots=slots, weights=weights, host=host)
+                await stack.enter_async_context(rollout)
+                node.make_hello = rollout.hello
             async with session:
-                if rollout is None:
-                    engine = await _load(session, may_fetch=may_fetch)
-                    stack.push_async_callback(engine.aclose)
-                    slots, host = session.config.rollout.slots, Host(grace_s=0.0)
-                    rollout = RolloutNode(engine, session, slots=slots, weights=weights, host=host)
-                    await stack.enter_async_context(rollout)
-                    node.make_hello = rollout.hello
                 await rollout.take_part(session)
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import zlib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,7 @@ from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.rollout import Rollout, Vllm
 from asyncrl.config.sections.run import Model
 from asyncrl.config.sections.weights import Weights
-from asyncrl.errors import ConfigError, LinkSilent
+from asyncrl.errors import ConfigError, LinkReset, LinkSilent
 from asyncrl.messages.rollout import Offer
 from asyncrl.messages.session import Beat, Hello, Ready, Welcome
 from asyncrl.messages.trajectory import Prompt, Sampling, Span, Unit
@@ -31,7 +31,15 @@ from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.generations import Generations
 from asyncrl.runtime.attach import attach
 from asyncrl.runtime.process import StopEvent
-from asyncrl.runtime.rollout import Host, RolloutHealth, most_episodes, open_episodes, receiving_ranks, run_rollout
+from asyncrl.runtime.rollout import (
+    Host,
+    RolloutHealth,
+    most_episodes,
+    open_episodes,
+    receiving_ranks,
+    roll_out,
+    run_rollout,
+)
 from asyncrl.runtime.sessions import RunNode
 from asyncrl.spool.weights import WeightStore
 from asyncrl.testing import FakeEngine
@@ -408,3 +416,21 @@ def test_users_in_hand_keep_the_node_from_offering_slots_and_from_decoding() -> 
             await run.settle()
 
     asyncio.run(scene())
+
+
+def test_a_broker_that_is_lost_before_sampling_begins_ends_the_node_which_does_not_load_twice() -> None:
+    opened = []
+
+    class Node:
+        async def sessions(self) -> AsyncIterator[None]:
+            for _ in range(2):
+                yield None
+
+    async def open_engine(session: object) -> Any:
+        opened.append(session)
+        raise LinkReset("it restarted")
+
+    node: Any = Node()
+    with pytest.raises(LinkReset, match="it restarted"):
+        asyncio.run(roll_out(node, open_engine, weights="collective", host=Host()))
+    assert len(opened) == 1
