@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncrl.config.config import Config as Config
+    from asyncrl.engine import Completion as Completion
+    from asyncrl.engine import Engine as Engine
+    from asyncrl.engine import Request as Request
     from asyncrl.errors import AsyncrlError as AsyncrlError
     from asyncrl.reward.verifier import VerifierInput as VerifierInput
     from asyncrl.rollout.actor import RolloutActor as RolloutActor
     from asyncrl.rollout.actor import RolloutOptions as RolloutOptions
-    from asyncrl.rollout.engine import Completion as Completion
-    from asyncrl.rollout.engine import Engine as Engine
-    from asyncrl.rollout.engine import Request as Request
     from asyncrl.runtime.attach import attach as attach
     from asyncrl.runtime.batches import batches as batches
     from asyncrl.runtime.launch import run as run
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "AsyncrlError": "asyncrl.errors",
-    "Completion": "asyncrl.rollout.engine",
+    "Completion": "asyncrl.engine",
     "Config": "asyncrl.config.config",
     "Connection": "asyncrl.wire.handshake",
-    "Engine": "asyncrl.rollout.engine",
+    "Engine": "asyncrl.engine",
     "Host": "asyncrl.runtime.rollout",
     "Publisher": "asyncrl.weights.publish",
-    "Request": "asyncrl.rollout.engine",
+    "Request": "asyncrl.engine",
     "RolloutActor": "asyncrl.rollout.actor",
     "RolloutHealth": "asyncrl.runtime.rollout",
     "RolloutOptions": "asyncrl.rollout.actor",

@@ -18,8 +18,9 @@ import smoke
 import uvloop
 
 from asyncrl.config.sections.environment import Environment
-from asyncrl.environment.interface import PolicyTurn, TaskInput
-from asyncrl.environment.pool import EnvironmentPool
+from asyncrl.engine import PolicyTurn
+from asyncrl.episodes.environment import TaskInput
+from asyncrl.episodes.pool import EnvironmentPool
 
 CODE = """
 class Plain:

@@ -48,7 +48,7 @@ SETTINGS = (
     "rollout.replicas=2",
     "supervisor.window_s=1",
 )
-WORKER = "environment/worker/start.py"
+WORKER = "episodes/worker/start.py"
 NODES = ("rollout-0", "rollout-1", "broker-0", "trainer-0")
 STEPS_BEFORE = 2
 

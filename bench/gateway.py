@@ -29,15 +29,13 @@ import uvloop
 from meter import cpu_s
 from processes import ENVIRONMENT
 
-from asyncrl.environment.interface import ChatMessage, PolicyTurn
+from asyncrl.engine import ChatMessage, Completion, PolicyTurn, Request
+from asyncrl.episodes.conversation import Conversation
+from asyncrl.episodes.gateway.app import serve
+from asyncrl.episodes.gateway.gateway import Gateway
+from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord
 from asyncrl.messages.trajectory import FROM_PROMPT, Sampling, Span
 from asyncrl.messages.words import FinishReason
-from asyncrl.rollout.engine import Completion, Request
-from asyncrl.rollout.episodes.conversation import Conversation
-from asyncrl.rollout.episodes.record import EpisodeRecord
-from asyncrl.rollout.gateway.app import serve
-from asyncrl.rollout.gateway.gateway import Gateway
-from asyncrl.rollout.results import EpisodeLimits
 
 TURNS = 8
 WRITTEN = [ord("x")] * 16
@@ -48,7 +46,7 @@ LIMITS = EpisodeLimits(max_turns=TURNS, max_tokens=100_000)
 PATIENCE_S = 60.0
 
 
-class ByteSeam:
+class ByteBoundary:
     """One token for each character: what stands between turns costs little."""
 
     def after(self, messages: Sequence[ChatMessage], last_ids: Sequence[int]) -> list[int]:
@@ -86,9 +84,11 @@ async def sample(request: Request) -> Completion:
 
 
 def conversation() -> Conversation:
-    seam = ByteSeam()
+    boundary = ByteBoundary()
     sampling = Sampling(max_tokens=len(WRITTEN))
-    return Conversation(EpisodeRecord(seam.opening(PROMPT)), sample, seam, sampling=sampling, limits=LIMITS, seed=1)
+    return Conversation(
+        EpisodeRecord(boundary.opening(PROMPT)), sample, boundary, sampling=sampling, limits=LIMITS, seed=1
+    )
 
 
 # ── the serving process ─────────────────────────────────────────────────────────────────────
@@ -117,8 +117,8 @@ async def directly() -> list[float]:
         begun = time.perf_counter()
         parent = await talk.say(parent, context)
         turn = talk.record.turns[parent]
-        talk.seam.said(turn.completion.completion_ids, turn.completion.finish_reason)
-        context = talk.seam.after([OBSERVATION], turn.completion.completion_ids)
+        talk.boundary.said(turn.completion.completion_ids, turn.completion.finish_reason)
+        context = talk.boundary.after([OBSERVATION], turn.completion.completion_ids)
         spent.append(time.perf_counter() - begun)
     return spent
 

@@ -39,14 +39,14 @@ from picture import picture
 from run_files import QUICKSTART, add_run_file, take
 from torch import Tensor
 
-from asyncrl.broker.metrics.alarms import ess_alarm
+from asyncrl.broker.metrics.incidents import ess_alarm
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
 from asyncrl.data.prompts import Draw, held_out_stream, train_stream
+from asyncrl.engine import Request
 from asyncrl.messages.trajectory import Sampling, Span
 from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.verifier import verdict_of, verifier_input
-from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.tools.report.charts import COLOURS, Series, line_chart
 from asyncrl.trainer.learner import Learner

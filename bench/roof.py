@@ -36,11 +36,10 @@ from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.algo.logprobs import chunk_logits, score_states
+from asyncrl.engine import Request
 from asyncrl.messages.trajectory import Sampling
-from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
-from asyncrl.rollout.engines.transformers.layer_kernels import TritonKernels
-from asyncrl.rollout.engines.transformers.qwen3 import Qwen3Forward
+from asyncrl.rollout.engines.transformers.qwen3 import Qwen3Forward, TritonKernels
 from asyncrl.rollout.engines.transformers.slots import SlotJob, SlotTable
 from asyncrl.trainer.activations import pass_bytes
 from asyncrl.trainer.packing.batch import collate

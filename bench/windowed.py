@@ -26,7 +26,7 @@ from typing import Any
 import smoke
 from msgspec import Struct
 
-from asyncrl.broker.ledger.versions import most_versions
+from asyncrl.broker.ledger.state import most_versions
 from asyncrl.tools.plan.lengths import Lognormal
 from asyncrl.tools.plan.plan_file import decode, inputs
 from asyncrl.tools.plan.sections import Plan

@@ -7,11 +7,11 @@ from typing import Any
 
 from asyncrl.config.config import Config
 from asyncrl.data.prompts import held_out_stream, train_stream
+from asyncrl.engine import Completion, Request
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.messages.words import FinishReason
 from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.verifier import verdict_of, verifier_input
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 
 Weights = Mapping[str, Any]

@@ -28,7 +28,7 @@ HOST = textwrap.dedent(
     from asyncrl.messages.spool import Put, SpoolAddress, SpoolSet
     from asyncrl.messages.trajectory import Prompt, Sampling, Span, Trajectory, Unit
     from asyncrl.rollout.actor import RolloutActor
-    from asyncrl.rollout.engine import Completion
+    from asyncrl.engine import Completion
 
     import msgspec
 

@@ -34,7 +34,7 @@ WITHOUT_TORCH = [
     "cli/node",
 ]
 """Packages and modules that must import without torch."""
-EMBEDDABLE = ["asyncrl.rollout.actor", "asyncrl.rollout.engine"]
+EMBEDDABLE = ["asyncrl.rollout.actor", "asyncrl.engine"]
 """Modules that a serving process embeds beside its own engine; they must import without torch too."""
 HEAVY = ["torch", "transformers", "safetensors", "vllm"]
 

@@ -23,8 +23,7 @@ from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.leases.trajectories import Trajectories, VerdictLimits
 from asyncrl.broker.ledger.records import AnyRecord, SamplingPaused, SettingsSet
-from asyncrl.broker.nodes.absence import AbsenceBook, waits
-from asyncrl.broker.nodes.availability import WORKERS, Availability
+from asyncrl.broker.nodes.availability import WORKERS, AbsenceBook, Availability, SpoolLoss, waits
 from asyncrl.broker.nodes.device_turns import DeviceTurnBook
 from asyncrl.broker.nodes.faults import FaultBook
 from asyncrl.broker.nodes.machines import Disbandment, MachineBook
@@ -32,7 +31,6 @@ from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Event, Outbox, OutgoingMessage
 from asyncrl.broker.settings import LiveSettings, Supervisors
-from asyncrl.broker.spool_loss import SpoolLoss
 from asyncrl.broker.training import TrainingGroups
 from asyncrl.broker.versions.evaluation import EvaluationBook
 from asyncrl.broker.versions.transfers import MAX_FAILURES, TransferBook

@@ -8,6 +8,7 @@ from asyncrl.cli.episodes import episode
 from asyncrl.cli.import_verl import import_verl
 from asyncrl.cli.keys import keys
 from asyncrl.cli.launch import COMMANDS as LAUNCH
+from asyncrl.cli.launch import example, init
 from asyncrl.cli.models import COMMANDS as MODELS
 from asyncrl.cli.operate import COMMANDS as OPERATE
 from asyncrl.cli.plan import plan
@@ -15,7 +16,6 @@ from asyncrl.cli.plug_ins import advantage, loss, reward
 from asyncrl.cli.recorded import COMMANDS as RECORDED
 from asyncrl.cli.services import services
 from asyncrl.cli.settings import config
-from asyncrl.cli.start import example, init
 from asyncrl.cli.toy import toy
 from asyncrl.version import VERSION
 

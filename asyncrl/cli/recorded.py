@@ -56,7 +56,7 @@ def dashboard(runs: tuple[Path, ...], host: str, port: int | None) -> None:
     from asyncrl.runtime.machine import require_dashboard
 
     require_dashboard()
-    from asyncrl.tools.dashboard.start import show
+    from asyncrl.tools.dashboard.app import show
 
     show(runs, host, port)
 

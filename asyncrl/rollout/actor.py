@@ -18,6 +18,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from asyncrl.engine import Engine, WeightReceiver
+from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import DecodeError, EngineDied, EngineError, LinkClosed, LinkRefused, TransferError
 from asyncrl.failpoints import failpoint
 from asyncrl.log import get_logger
@@ -44,9 +46,8 @@ from asyncrl.messages.trajectory import Unit
 from asyncrl.messages.weights import Abort, Live, Transfer, TransferFailed, Transferred
 from asyncrl.messages.words import WeightsVia
 from asyncrl.records.metrics import Sample
-from asyncrl.rollout.engine import Engine, WeightReceiver
 from asyncrl.rollout.generations import Generations
-from asyncrl.rollout.results import COLLECT_S, RESEND_S, SampledTrajectory, to_sampled
+from asyncrl.rollout.results import COLLECT_S, RESEND_S, to_sampled
 from asyncrl.rollout.sleeping import Sleeper
 from asyncrl.wire.files import cut_by_bytes, put_bytes
 from asyncrl.wire.handshake import Connection

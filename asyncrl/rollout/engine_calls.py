@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
+from asyncrl.engine import Completion, Engine, Request
 from asyncrl.errors import EngineError
 from asyncrl.messages.words import Activity
-from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.results import check_extends
 from asyncrl.rollout.user_requests import UserRequests
 from asyncrl.wire.occupancy import Occupancy

@@ -21,6 +21,10 @@ from typing import Literal, Protocol
 
 from msgspec import Struct, structs
 
+from asyncrl.engine import Completion, Engine, Request
+from asyncrl.episodes.episodes import Episodes
+from asyncrl.episodes.record import SampledTrajectory
+from asyncrl.episodes.tool_calls import opened_by
 from asyncrl.errors import DecodeError, EngineError, EnvironmentFailed, PromptTooLong
 from asyncrl.failpoints import failpoint
 from asyncrl.log import get_logger
@@ -29,11 +33,8 @@ from asyncrl.messages.session import Held
 from asyncrl.messages.spool import PutItem
 from asyncrl.messages.trajectory import Sampling, TrajectoryLimits, Unit
 from asyncrl.messages.words import ROLLOUT_ACTIVITIES, Activity, Stage, Truncation, vocab_size_of
-from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.engine_calls import EngineCalls
-from asyncrl.rollout.episodes.episodes import Episodes
-from asyncrl.rollout.episodes.tool_calls import opened_by
-from asyncrl.rollout.results import SampledTrajectory, UnsettledResults, limits_of, to_put_item
+from asyncrl.rollout.results import UnsettledResults, limits_of, to_put_item
 from asyncrl.rollout.user_requests import UserRequests
 from asyncrl.wire.occupancy import Occupancy
 from asyncrl.wire.spools import ImageCache

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
+from asyncrl.engine import Completion
+from asyncrl.episodes.record import EpisodeLimits, SampledTrajectory
 from asyncrl.errors import EngineError
 from asyncrl.messages.rollout import Lease, Leased
 from asyncrl.messages.sound import problem_of, summary_of
 from asyncrl.messages.spool import PutItem
-from asyncrl.messages.trajectory import Trajectory, TrajectoryLimits, Turn, Unit
-from asyncrl.rollout.engine import Completion
+from asyncrl.messages.trajectory import Trajectory, TrajectoryLimits, Unit
 from asyncrl.wire.files import MAX_PAYLOAD_BYTES
 
 COLLECT_S = 0.005
@@ -83,32 +83,6 @@ class UnsettledResults:
         for item in items:
             if self._items.get(item.unit, (None, NOT_PUT))[0] is item:
                 self._items[item.unit] = (item, now_s)
-
-
-class EpisodeLimits(Struct, frozen=True, kw_only=True):
-    """Limits of an episode, as `Environment` has them."""
-
-    max_turns: int
-    max_tokens: int
-    """Tokens after the prompt, of the policy and of the environment."""
-
-
-class SampledTrajectory(Struct, frozen=True, kw_only=True):
-    """Sampled contents of a trajectory, finished or not."""
-
-    prompt_ids: list[int]
-    completion: Completion
-    """All that the policy wrote."""
-    text: str = ""
-    """Text of the completion, or of the last turn; empty while unfinished."""
-    turns: list[Turn] = []
-    """Turns of an episode; empty for one completion after the prompt."""
-    context_ids: list[int] = []
-    scores: dict[str, float] = {}
-    snapshot: bytes = b""
-    """State that another node needs to continue an unfinished episode, besides its tokens."""
-    opened: str = ""
-    """`Trajectory.opened`."""
 
 
 def to_put_item(

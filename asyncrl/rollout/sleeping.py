@@ -7,8 +7,8 @@ An engine on devices that it shares with a trainer.
 
 from contextlib import ExitStack
 
+from asyncrl.engine import Engine, SleepingEngine
 from asyncrl.errors import ConfigError
-from asyncrl.rollout.engine import Engine, SleepingEngine
 from asyncrl.rollout.generations import Generations
 
 
@@ -58,7 +58,7 @@ def require_sleeping(engine: Engine) -> SleepingEngine:
     """Return the engine as one that can sleep; raises `ConfigError` if it cannot."""
     if not isinstance(engine, SleepingEngine):
         raise ConfigError(
-            f"rollout.colocated needs an engine with the methods of asyncrl.rollout.engine.SleepingEngine, but "
+            f"rollout.colocated needs an engine with the methods of asyncrl.engine.SleepingEngine, but "
             f"{type(engine).__name__} has no sleep and wake"
         )
     return engine

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from asyncrl.engine import ConversingEngine, Engine
 from asyncrl.errors import ConfigError
-from asyncrl.rollout.engine import ConversingEngine, Engine
 
 
 class UserRequests:
@@ -113,11 +113,11 @@ class UserRequests:
 # Engines that can hold a conversation.
 
 
-def require_seam(engine: Engine) -> ConversingEngine:
+def require_boundary(engine: Engine) -> ConversingEngine:
     """Return the engine as one that can continue a turn; raises `ConfigError` if it cannot."""
     if not isinstance(engine, ConversingEngine):
         raise ConfigError(
-            f"episodes of several turns need an engine with the method of asyncrl.rollout.engine.ConversingEngine, but "
-            f"{type(engine).__name__} has no seam"
+            f"episodes of several turns need an engine with the method of asyncrl.engine.ConversingEngine, but "
+            f"{type(engine).__name__} has no boundary"
         )
     return engine

@@ -9,7 +9,7 @@ Embedding API: attaches an existing process, such as an inference server, to a r
     task.cancel()                             # leave the run
     await asyncio.wait([task])
 
-The host provides an `asyncrl.rollout.engine.Engine`. `attach` opens sockets to the broker and the spools, and a thread
+The host provides an `asyncrl.engine.Engine`. `attach` opens sockets to the broker and the spools, and a thread
 for weight transfers, and closes them when it ends. It installs no signal handlers and does not configure logging.
 """
 
@@ -19,10 +19,10 @@ from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
 
+from asyncrl.engine import Engine
 from asyncrl.errors import ConfigError, LinkError
 from asyncrl.log import get_logger
 from asyncrl.messages.words import WeightsVia
-from asyncrl.rollout.engine import Engine
 from asyncrl.runtime.rollout import Host, roll_out
 from asyncrl.runtime.sessions import NodeSession, RunNode, ToldToStop
 from asyncrl.wire.handshake import identity

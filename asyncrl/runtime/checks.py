@@ -31,9 +31,9 @@ from asyncrl.data.chat_template import check_template, read_special_tokens, read
 from asyncrl.data.check import CountTokens, FindSpelled, bad_row_lines
 from asyncrl.data.images import check_model_reads
 from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
-from asyncrl.environment.interface import Description
-from asyncrl.environment.pool import make_environments
-from asyncrl.environment.workers import named
+from asyncrl.episodes.environment import Description
+from asyncrl.episodes.pool import make_environments
+from asyncrl.episodes.workers import named
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.records.trackers import check_trackers

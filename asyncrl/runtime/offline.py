@@ -19,6 +19,11 @@ from msgspec.structs import replace
 
 from asyncrl.broker.leases.lease import sampling_seed
 from asyncrl.config.config import Config
+from asyncrl.engine import Engine, Request
+from asyncrl.episodes.episode import Episode
+from asyncrl.episodes.episodes import Episodes
+from asyncrl.episodes.record import SampledTrajectory
+from asyncrl.episodes.tool_calls import opened_by
 from asyncrl.errors import EngineError, VerifierError
 from asyncrl.messages.trajectory import Prompt, Unit
 from asyncrl.records.evaluation_files import CompletionRow, image_cell, turn_cell
@@ -32,12 +37,7 @@ from asyncrl.records.evaluation_metrics import (
 from asyncrl.records.samples import prompt_text
 from asyncrl.reward.verifier import verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
-from asyncrl.rollout.engine import Engine, Request
-from asyncrl.rollout.episodes.episode import Episode
-from asyncrl.rollout.episodes.episodes import Episodes
-from asyncrl.rollout.episodes.tool_calls import opened_by
 from asyncrl.rollout.generations import fit
-from asyncrl.rollout.results import SampledTrajectory
 
 # ── sampling ──────────────────────────────────────────────────────────────────────────────────
 # Completions and episodes of held-out prompts, sampled without a broker, with the seeds of an evaluation.

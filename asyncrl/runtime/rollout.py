@@ -17,7 +17,11 @@ from msgspec.structs import replace
 from asyncrl.config.config import Config
 from asyncrl.config.engines import imported
 from asyncrl.config.sections.weights import Weights
-from asyncrl.environment.pool import make_environments
+from asyncrl.engine import Engine, MultiProcessEngine, WeightReceiver
+from asyncrl.episodes.episodes import Episodes, paced
+from asyncrl.episodes.gateway.app import serve as serve_gateway
+from asyncrl.episodes.gateway.gateway import Gateway
+from asyncrl.episodes.pool import make_environments
 from asyncrl.errors import ConfigError, LinkError
 from asyncrl.messages.session import Hello, Welcome
 from asyncrl.messages.weights import Member
@@ -25,13 +29,9 @@ from asyncrl.messages.wire import PROTOCOL
 from asyncrl.messages.words import WeightsVia
 from asyncrl.plug_in import blamed, is_path, load_callable
 from asyncrl.rollout.actor import RolloutActor, RolloutOptions
-from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
-from asyncrl.rollout.episodes.episodes import Episodes, paced
-from asyncrl.rollout.gateway.app import serve as serve_gateway
-from asyncrl.rollout.gateway.gateway import Gateway
 from asyncrl.rollout.generations import Generations
 from asyncrl.rollout.sleeping import Sleeper
-from asyncrl.rollout.user_requests import UserRequests, require_seam
+from asyncrl.rollout.user_requests import UserRequests, require_boundary
 from asyncrl.runtime.local_address import local_address
 from asyncrl.runtime.machine import find, require_devices
 from asyncrl.runtime.model_files import local_copies, require_same_models, with_copies
@@ -80,7 +80,7 @@ def _own_engine(path: str, config: Config) -> Engine:
     if missing := [name for name in METHODS if not callable(getattr(engine, name, None))]:
         raise ConfigError(
             f"{setting} {path!r} returned a {type(engine).__name__}, which lacks {', '.join(missing)} of "
-            f"asyncrl.rollout.engine.Engine"
+            f"asyncrl.engine.Engine"
         )
     return engine
 
@@ -105,7 +105,7 @@ async def open_episodes(
     if not config.environment.is_set:
         yield None
         return
-    conversing, environment = require_seam(engine), config.environment
+    conversing, environment = require_boundary(engine), config.environment
     async with AsyncExitStack() as stack:
         environments = await stack.enter_async_context(make_environments(environment, run_id, node))
         gateway: Gateway | None = None

@@ -7,6 +7,6 @@ Fakes and checks for a host's own tests.
 
 from asyncrl.testing.fake_engine import IMAGE_GRID as IMAGE_GRID
 from asyncrl.testing.fake_engine import LOGPROB as LOGPROB
+from asyncrl.testing.fake_engine import FakeBoundary as FakeBoundary
 from asyncrl.testing.fake_engine import FakeEngine as FakeEngine
-from asyncrl.testing.fake_engine import FakeSeam as FakeSeam
 from asyncrl.testing.fake_engine import RunningRequest as RunningRequest

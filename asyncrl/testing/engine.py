@@ -1,5 +1,5 @@
 """
-Checks that an engine of your own keeps the contract of `asyncrl.rollout.engine.Engine`. In a test of yours:
+Checks that an engine of your own keeps the contract of `asyncrl.engine.Engine`. In a test of yours:
 
     from asyncrl.testing.engine import CHECKS, Subject
 
@@ -18,9 +18,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from asyncrl.engine import Completion, Engine, Request
 from asyncrl.errors import EngineDied, EngineError
 from asyncrl.messages.trajectory import Prompt, Sampling, Span
-from asyncrl.rollout.engine import Completion, Engine, Request
 
 # ── subject ───────────────────────────────────────────────────────────────────────────────────
 # The engine that `asyncrl.testing.engine` checks, and the steps of its checks.

@@ -6,7 +6,7 @@ An engine without a model, for tests of a host that runs a `RolloutActor`.
     engine.write(3)
     engine.finish()                        the test decides which tokens are written, and when
 
-As `asyncrl.rollout.engine.Engine` demands, nothing is written while it is paused, every token has the version that
+As `asyncrl.engine.Engine` demands, nothing is written while it is paused, every token has the version that
 wrote it, and cancelling a request removes it.
 """
 
@@ -15,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from asyncrl.config.sections.sampling import ToolParser
-from asyncrl.environment.interface import ChatMessage, PolicyTurn
+from asyncrl.engine import ChatMessage, Completion, PolicyTurn, Request
 from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import IMAGE_MARK, Prompt, Span
 from asyncrl.messages.words import FinishReason
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.weights.contents.layout import TensorSpec
 
 if TYPE_CHECKING:
@@ -63,8 +62,8 @@ class RunningRequest:
         )
 
 
-class FakeSeam:
-    """A `Seam` without a chat template: one token per word, its length; the policy calls no tools."""
+class FakeBoundary:
+    """A `TurnBoundary` without a chat template: one token per word, its length; the policy calls no tools."""
 
     def after(self, messages: Sequence[ChatMessage], last_ids: Sequence[int]) -> list[int]:
         return [len(word) for message in messages for word in str(message["content"]).split()]
@@ -122,8 +121,8 @@ class FakeEngine:
         before, *others = ([len(word) for word in part.split()] for part in text.split(IMAGE_MARK))
         return before + [token for words in others for token in [IMAGE_ID] * IMAGE_TOKENS + words]
 
-    def seam(self, *, is_chat: bool = True, tools: str = "", tool_parser: ToolParser = "auto") -> "FakeSeam":
-        return FakeSeam()
+    def boundary(self, *, is_chat: bool = True, tools: str = "", tool_parser: ToolParser = "auto") -> "FakeBoundary":
+        return FakeBoundary()
 
     def decode(self, token_ids: list[int]) -> str:
         return " ".join(map(str, token_ids))

@@ -3,19 +3,28 @@
 one that PEFT loads.
 """
 
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
 from typing import Literal
 
+import msgspec
+
+from asyncrl.config.config import leaves
+from asyncrl.config.model.directory import snapshot_of
 from asyncrl.config.model.weights import read_config
+from asyncrl.config.sections.algorithm import Algorithm
+from asyncrl.config.sections.reward import Reward
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
+from asyncrl.records.evaluation_metrics import accuracy_by_source, multi_sample_metrics
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.records.run_record import RunRecord, read_run
+from asyncrl.records.run_record import EvaluationEvent, RunRecord, SettingChange, read_run
 from asyncrl.runtime.model_files import snapshot_name
 from asyncrl.runtime.process import configure_logging
-from asyncrl.tools.report.model_card import model_card
+from asyncrl.tools.report.charts import interval
 from asyncrl.trainer.checkpoints.export import Dtype, export_adapter, find_checkpoint, refuse_existing
 from asyncrl.trainer.checkpoints.export import export as export_model
+from asyncrl.version import VERSION
 from asyncrl.vision.settings import FAMILIES
 
 
@@ -86,3 +95,214 @@ def _step(text: str | None) -> int | Literal["best"] | None:
     if not text.isdecimal():
         raise ConfigError(f"--step {text!r}: expected a number of optimizer steps, or 'best'")
     return int(text)
+
+
+# ── model card ─────────────────────────────────────────────────────────────────────────────────
+# README.md of an exported model, from its run's files; missing facts are left out, and no licence is guessed.
+#
+# Models and data have their names on the Hugging Face Hub, or those of their files: a path tells of the machine.
+
+HEADER = """\
+---
+library_name: transformers
+pipeline_tag: {task}
+tags:
+- reinforcement-learning
+- asyncrl
+---
+"""
+ADAPTER_HEADER = """\
+---
+library_name: peft
+base_model: "{base}"
+pipeline_tag: {task}
+tags:
+- reinforcement-learning
+- asyncrl
+- lora
+---
+"""
+
+SETTINGS = {
+    "base model": "model.path",
+    "advantage": "algorithm.advantage",
+    "loss": "algorithm.loss",
+    "prompts a step": "schedule.groups_per_step",
+    "completions a prompt": "schedule.group_size",
+    "staleness, at most": "schedule.staleness",
+    "completion tokens, at most": "sampling.max_tokens",
+    "sampling temperature": "sampling.temperature",
+    "reward": "reward.function",
+    "learning rate": "trainer.lr",
+    "seed": "run.seed",
+    "training data": "data.train",
+    "held-out data": "data.held_out",
+}
+"""Row label to config key."""
+
+USAGE = """\
+## Use
+
+```python
+from transformers import {model}, {reader}
+
+{reader_name} = {reader}.from_pretrained("{name}")
+model = {model}.from_pretrained("{name}")
+```
+
+or `vllm serve {name}`.
+"""
+ADAPTER_USAGE = """\
+## Use
+
+```python
+from peft import PeftModel
+from transformers import {model}, {reader}
+
+{reader_name} = {reader}.from_pretrained("{name}")
+model = PeftModel.from_pretrained({model}.from_pretrained("{base}"), "{name}")
+```
+"""
+
+
+TEXT = {
+    "task": "text-generation",
+    "model": "AutoModelForCausalLM",
+    "reader": "AutoTokenizer",
+    "reader_name": "tokenizer",
+}
+PICTURES = {
+    "task": "image-text-to-text",
+    "model": "AutoModelForImageTextToText",
+    "reader": "AutoProcessor",
+    "reader_name": "processor",
+}
+
+
+def model_card(
+    record: RunRecord,
+    name: str,
+    *,
+    step: int,
+    policy_version: int,
+    dtype: str | None,
+    reads_pictures: bool = False,
+    adapter_of: str = "",
+) -> str:
+    """
+    The card of checkpoint ``step``, exported as ``name``.
+
+    Args:
+        dtype: Dtype cast to; None for the trained one.
+        adapter_of: Name or path of the base model, if the adapter alone is exported.
+    """
+    words = PICTURES if reads_pictures else TEXT
+    header, usage = (ADAPTER_HEADER, ADAPTER_USAGE) if adapter_of else (HEADER, USAGE)
+    base = _name(adapter_of or record.config.get("model.path", "a language model"))
+    about = (
+        f"{'A LoRA adapter of ' if adapter_of else ''}`{base}` after {step} optimizer steps of asynchronous "
+        f"reinforcement learning: "
+        f"run `{record.name}`, policy version {policy_version}. Exported by asyncrl {VERSION}."
+    )
+    training = _table(["setting", "value"], [*_settings(record, step, dtype)])
+    parts = [
+        header.format(base=base, **words),
+        f"# {name}",
+        "",
+        about,
+        "",
+        "## Training",
+        "",
+        *training,
+        "",
+        *_results(record, policy_version),
+    ]
+    return "\n".join([*parts, usage.format(name=name, base=base, **words)])
+
+
+def _settings(record: RunRecord, step: int, dtype: str | None) -> Iterator[list[str]]:
+    config = record.config
+    planned = config.get("run.steps")
+    yield ["optimizer steps", f"{step} of {planned} planned" if planned else str(step)]
+    changes = [change for change in record.changes() if change.step < step]
+    for label, key in SETTINGS.items():
+        if config.get(key) not in (None, "", []):
+            yield [label, _history(config[key], key, changes)]
+    sections = {"algorithm": Algorithm(), "reward": Reward(), "trainer": {"lora": Lora()}}
+    defaults = dict(leaves(msgspec.to_builtins(sections)))
+    for key, default in defaults.items():
+        first = config.get(key, default)
+        if key not in SETTINGS.values() and (first != default or any(change.key == key for change in changes)):
+            yield [key, _history(first, key, changes)]
+    if dtype:
+        yield ["weights", f"cast to {dtype}"]
+
+
+def _results(record: RunRecord, policy_version: int) -> list[str]:
+    """The evaluations of the base model and of these weights side by side, as far as they exist."""
+    found = {evaluation.policy_version: evaluation for evaluation in record.evaluations()}
+    columns = [found[v] for v in dict.fromkeys((0, policy_version)) if v in found]
+    lines = ["## Held-out prompts", ""]
+    if columns:
+        head = ["", *("before" if e.policy_version == 0 and policy_version else "these weights" for e in columns)]
+        lines += [*_table(head, _metric_rows(columns)), "", _protocol(record), ""]
+    if policy_version not in found:
+        lines += [f"The run did not evaluate version {policy_version}, which this model is.", ""]
+    return lines if record.config.get("data.held_out") else []
+
+
+def _metric_rows(columns: list[EvaluationEvent]) -> list[list[str]]:
+    rows = [["accuracy (95 % confidence interval)", *map(_accuracy, columns)]]
+    for select in (multi_sample_metrics, accuracy_by_source):
+        names = dict.fromkeys(n for column in columns for n in select(column.metrics) if not n.startswith("avg@"))
+        rows += [[name, *(_cell(select(column.metrics).get(name)) for column in columns)] for name in names]
+    rows.append(["prompts", *(str(column.num_prompts) for column in columns)])
+    if any(column.metrics.get("failed") for column in columns):
+        rows.append(["failed, in no mean", *(_cell(column.metrics.get("failed"), ".0f") for column in columns)])
+    rows.append(["tokens, mean", *(_cell(column.metrics.get("length_mean"), ".1f") for column in columns)])
+    rows.append(["cut at the limit", *(_cell(column.metrics.get("truncated")) for column in columns)])
+    return rows
+
+
+def _protocol(record: RunRecord) -> str:
+    config = record.config
+    samples, temperature = config.get("evaluation.samples", 1), config.get("evaluation.temperature", 0.0)
+    tokens = config.get("evaluation.max_tokens") or config.get("sampling.max_tokens")
+    many = f"{samples} completions" if samples != 1 else "one completion"
+    decoding = f"at temperature {temperature:g}" if temperature else "greedy"
+    return f"For each prompt {many}, {decoding}, of at most {tokens} tokens."
+
+
+def _accuracy(evaluation: EvaluationEvent) -> str:
+    low, high = interval(evaluation.accuracy, evaluation.num_prompts)
+    return f"{evaluation.accuracy:.1%} ({low:.1%} to {high:.1%})"
+
+
+def _cell(value: float | None, form: str = ".1%") -> str:
+    return "" if value is None else format(value, form)
+
+
+def _history(first: object, key: str, changes: list[SettingChange]) -> str:
+    """A value, and those that took its place while the run went on."""
+    later = [f"{_value(change.value)} after {change.step} steps" for change in changes if change.key == key]
+    return "; ".join([_value(first), *later])
+
+
+def _name(path: str) -> str:
+    if found := snapshot_of(path):
+        return f"{found.repo}/{found.file}".rstrip("/")
+    return PurePath(path).name if path.startswith("/") else path
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_value, value))
+    if isinstance(value, Mapping):
+        return " ".join(f"{key} = {_value(one)}" for key, one in value.items())
+    if isinstance(value, str):
+        return f"`{_name(value)}`".replace("|", "\\|")  # An unescaped | would end the table cell.
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]

@@ -20,6 +20,8 @@ from asyncrl.config.toml import put, read
 from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.images import Keep, check_model_reads
 from asyncrl.data.prompts import held_out_stream
+from asyncrl.episodes.episode import Episode
+from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.foreign_text import escaped
 from asyncrl.messages.trajectory import Prompt, Turn, Unit
@@ -28,8 +30,6 @@ from asyncrl.records.samples import SampledEpisode, prompt_text
 from asyncrl.reward.routing import unrouted
 from asyncrl.reward.verifier import episode_reward, verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
-from asyncrl.rollout.episodes.episode import Episode
-from asyncrl.rollout.results import SampledTrajectory
 from asyncrl.runtime.model_files import with_local_copies
 from asyncrl.runtime.offline import OfflineSampler
 from asyncrl.runtime.process import configure_logging

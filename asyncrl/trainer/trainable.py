@@ -67,7 +67,7 @@ class Sleepable(Protocol):
 
 
 class WeightPublisher(Protocol):
-    """Sends weights to rollouts; `asyncrl.weights.publish.Publisher` and `asyncrl.weights.memory.MemoryPublisher`."""
+    """Sends weights to rollouts, as `asyncrl.weights.publish.Publisher` and `MemoryPublisher` do."""
 
     @property
     def num_buckets(self) -> int:

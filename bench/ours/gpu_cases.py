@@ -34,9 +34,9 @@ from ours.device_step import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from asyncrl.config.run_file import read_raw, to_toml
+from asyncrl.engine import Completion, Request
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Sampling
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers import sampler
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.tools.toy import step_sums

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from asyncrl.engine import Engine, Request
 from asyncrl.messages.trajectory import Sampling
-from asyncrl.rollout.engine import Engine, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 
 from . import shapes

@@ -21,9 +21,9 @@ from asyncrl.config.sections.rollout import Rollout, Vllm
 from asyncrl.config.sections.run import Model
 from asyncrl.config.sections.sampling import SamplingConfig
 from asyncrl.config.sections.weights import Weights
+from asyncrl.engine import WeightReceiver
 from asyncrl.messages.session import StoreValue
 from asyncrl.messages.weights import Member, Transfer
-from asyncrl.rollout.engine import WeightReceiver
 from asyncrl.rollout.engines.vllm import arguments
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
 from asyncrl.weights.contents.layout import Layout

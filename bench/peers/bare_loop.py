@@ -33,8 +33,8 @@ from workload import Weights, Workload
 
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
+from asyncrl.engine import Request
 from asyncrl.messages.trajectory import Prompt
-from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.step import TrainingTrajectory

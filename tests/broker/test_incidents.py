@@ -1,6 +1,6 @@
 from datetime import datetime
 
-from asyncrl.broker.incidents import KEPT, MAX_CHARS, SAME_S, IncidentBook
+from asyncrl.broker.metrics.incidents import KEPT, MAX_CHARS, SAME_S, IncidentBook
 from asyncrl.messages.supervisor import Incident
 
 

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 from asyncrl.broker.failures import FailureBook
 from asyncrl.broker.ledger.audit import audit
 from asyncrl.broker.ledger.records import Admitted, Record, SamplingPaused, SettingsSet
-from asyncrl.broker.nodes.absence import waits
+from asyncrl.broker.nodes.availability import waits
 from asyncrl.broker.nodes.node import NodeBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.settings import Supervisors

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 pytest.importorskip("uvicorn")
 
 from asyncrl.cli.main import main
-from asyncrl.tools.dashboard import start
+from asyncrl.tools.dashboard import app as start
 
 
 def test_the_address_is_printed_and_served_until_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokeniz
 
 from asyncrl.config.model.weights import check_weights
 from asyncrl.config.sections.trainer import Lora
+from asyncrl.engine import Completion, Request
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Sampling, Span
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.trainer.model.architecture import check_architecture
 from asyncrl.trainer.model.policy import Policy

@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("uvicorn")
 
 from asyncrl.config.sections.environment import Environment
-from asyncrl.environment.interface import Score, TaskInput
-from asyncrl.environment.program import Programs
+from asyncrl.episodes.environment import Score, TaskInput
+from asyncrl.episodes.gateway.app import serve
+from asyncrl.episodes.gateway.gateway import Gateway
+from asyncrl.episodes.pool import Programs
 from asyncrl.messages.trajectory import FROM_PROMPT
-from asyncrl.rollout.gateway.app import serve
-from asyncrl.rollout.gateway.gateway import Gateway
-from tests.rollout.gateway.doubles import Episode, user
+from tests.episodes.gateway.doubles import Episode, user
 
 ROOT = Path(__file__).parents[2]
 AGENTS = ROOT / "examples" / "agents"

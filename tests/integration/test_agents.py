@@ -13,7 +13,7 @@ import pytest
 
 from asyncrl.tools.toy.models import save_model, tokenizer_from_words
 from asyncrl.tools.toy.text_model import TextModelSizes, random_model
-from tests.environment.agents import PYTHON, has
+from tests.episodes.environments.agents import PYTHON, has
 from tests.integration.conftest import StartRun, ToyRun, samples, starting_runs
 
 pytestmark = pytest.mark.slow("whole runs of real processes")

@@ -12,8 +12,8 @@ from transformers.utils import logging
 
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
+from asyncrl.engine import Completion, Request
 from asyncrl.messages.trajectory import Sampling, Span
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.step import TrainingTrajectory

@@ -79,7 +79,7 @@ def test_a_command_is_run_for_each_episode(hidden_sums: Path, start: StartRun) -
     assert {row["reward"] for row in samples(run)} <= {0.0, 1.0}
 
 
-@pytest.mark.long("tests/rollout/episodes keep episodes as well")
+@pytest.mark.long("tests/episodes keep episodes as well")
 def test_no_episode_of_a_killed_rollout_begins_anew(start: StartRun) -> None:
     """Their turns are replayed, and the boxes must answer as they did."""
     run = start("evaluation.at_start=false", "evaluation.at_end=false", "evaluation.every_versions=0", steps=10)

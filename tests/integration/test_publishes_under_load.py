@@ -22,8 +22,8 @@ from asyncrl.config.sections.rollout import Rollout, Vllm
 from asyncrl.config.sections.run import Model
 from asyncrl.config.sections.sampling import SamplingConfig
 from asyncrl.config.sections.weights import Weights
+from asyncrl.engine import Completion, Engine, Request
 from asyncrl.messages.trajectory import Sampling
-from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
 from tests.rollout.engines.feeding import feed

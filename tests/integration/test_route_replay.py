@@ -19,15 +19,16 @@ from transformers.utils import logging
 from asyncrl.algo.routing import from_routing
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
+from asyncrl.engine import Completion, Request
+from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.rollout import Lease
 from asyncrl.messages.sound import problem_of
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trainer import ScoredTrajectory
 from asyncrl.messages.trajectory import Prompt, Sampling, Trajectory, Unit
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
-from asyncrl.rollout.results import SampledTrajectory, to_put_item
+from asyncrl.rollout.results import to_put_item
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.loop.fetching import limits_of, training_trajectory
 from asyncrl.trainer.packing.step import TrainingTrajectory

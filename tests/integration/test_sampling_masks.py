@@ -13,14 +13,15 @@ import torch
 
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
+from asyncrl.engine import Completion, Request
+from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.messages.rollout import Lease
 from asyncrl.messages.sound import problem_of
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trainer import ScoredTrajectory
 from asyncrl.messages.trajectory import Prompt, Trajectory, Unit
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
-from asyncrl.rollout.results import SampledTrajectory, limits_of, to_put_item
+from asyncrl.rollout.results import limits_of, to_put_item
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.loop.fetching import limits_of as trainer_limits_of
 from asyncrl.trainer.loop.fetching import training_trajectory

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.environment.worker.adapters import SkyRLGym, TextArena
-from asyncrl.environment.worker.values import score_of, step_of
+from asyncrl.episodes.worker.load import SkyRLGym, TextArena
+from asyncrl.episodes.worker.values import score_of, step_of
 from asyncrl.errors import VerifierError
 from asyncrl.messages.number import number
 from asyncrl.reward.catalogue import adapt

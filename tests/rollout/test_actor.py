@@ -11,6 +11,8 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
+from asyncrl.engine import Completion
+from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import EngineDied, EngineError, LinkRefused, LinkReset, TransferError
 from asyncrl.messages.codec import Message
 from asyncrl.messages.rollout import Cancelled, Failed, Hold, Lease, Leased, Offer, Release, ResumePoint, Settled
@@ -23,9 +25,8 @@ from asyncrl.records.metrics import METRICS
 from asyncrl.rollout import actor as rollout
 from asyncrl.rollout import results
 from asyncrl.rollout.actor import RolloutActor, RolloutOptions
-from asyncrl.rollout.engine import Completion
 from asyncrl.rollout.generations import Generations
-from asyncrl.rollout.results import SampledTrajectory, to_put_item
+from asyncrl.rollout.results import to_put_item
 from asyncrl.testing import FakeEngine
 from asyncrl.wire import spools
 from asyncrl.wire.files import CHUNK_BYTES

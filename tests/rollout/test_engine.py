@@ -1,30 +1,30 @@
-"""All seams have the same methods."""
+"""All boundaries have the same methods."""
 
 import pytest
 
+from asyncrl.engine import EngineLoad, MeasuredEngine, MultiProcessEngine, Request, TurnBoundary
 from asyncrl.messages.trajectory import Sampling
-from asyncrl.rollout.engine import EngineLoad, MeasuredEngine, MultiProcessEngine, Request, Seam
-from asyncrl.rollout.engines.seams import make_seam
-from asyncrl.testing import FakeEngine, FakeSeam
+from asyncrl.rollout.engines.turn_boundaries import make_boundary
+from asyncrl.testing import FakeBoundary, FakeEngine
 from tests.rollout.engines.chat_families import tokenizer
 
-SEAMS: dict[str, Seam] = {
-    "chat": make_seam(tokenizer("qwen3")),
-    "text": make_seam(tokenizer("qwen3"), is_chat=False),
-    "fake": FakeSeam(),
+BOUNDARIES: dict[str, TurnBoundary] = {
+    "chat": make_boundary(tokenizer("qwen3")),
+    "text": make_boundary(tokenizer("qwen3"), is_chat=False),
+    "fake": FakeBoundary(),
 }
 
 
-@pytest.mark.parametrize("seam", SEAMS.values(), ids=SEAMS)
-def test_an_answer_follows_a_turn(seam: Seam) -> None:
+@pytest.mark.parametrize("boundary", BOUNDARIES.values(), ids=BOUNDARIES)
+def test_an_answer_follows_a_turn(boundary: TurnBoundary) -> None:
     chat = [{"role": "user", "content": "a b"}]
-    turn = seam.opening(chat)
-    assert seam.after(chat, turn)
-    assert seam.said(turn, "stop").text == seam.text(turn)
-    assert seam.message(turn)["role"] == "assistant"
-    assert seam.quoted(chat) == chat, "nothing in it is a control token"
-    retold = seam.retold([*chat, seam.message(turn), *chat], turn)
-    assert retold is None or seam.text(retold)
+    turn = boundary.opening(chat)
+    assert boundary.after(chat, turn)
+    assert boundary.said(turn, "stop").text == boundary.text(turn)
+    assert boundary.message(turn)["role"] == "assistant"
+    assert boundary.quoted(chat) == chat, "nothing in it is a control token"
+    retold = boundary.retold([*chat, boundary.message(turn), *chat], turn)
+    assert retold is None or boundary.text(retold)
 
 
 # ── test engine ───────────────────────────────────────────────────────────────────────────────

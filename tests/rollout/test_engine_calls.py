@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from asyncrl.engine import Completion, Request
 from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import Sampling
 from asyncrl.messages.words import Activity
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engine_calls import DecodeSteps, EngineCalls
 from asyncrl.rollout.user_requests import UserRequests
 from asyncrl.testing import FakeEngine

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from asyncrl.engine import Completion, Request
+from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import EngineError, PromptTooLong
 from asyncrl.messages.rollout import Failed, Lease, Leased
 from asyncrl.messages.session import Held
 from asyncrl.messages.trajectory import Image, Prompt, Sampling, Span, Unit
 from asyncrl.messages.words import Activity, Truncation
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engine_calls import EngineCalls
 from asyncrl.rollout.generations import Generations, SingleCompletion, StartGate, fit
-from asyncrl.rollout.results import SampledTrajectory
 from asyncrl.rollout.user_requests import UserRequests
 from asyncrl.testing import LOGPROB, FakeEngine
 from asyncrl.wire.occupancy import Occupancy

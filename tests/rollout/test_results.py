@@ -5,13 +5,14 @@ import array
 import msgspec
 import pytest
 
+from asyncrl.engine import Completion
+from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import EngineError
 from asyncrl.messages.rollout import Lease
 from asyncrl.messages.spool import PutItem
 from asyncrl.messages.trajectory import Image, Prompt, Sampling, Span, Trajectory, Unit
 from asyncrl.rollout import results as module
-from asyncrl.rollout.engine import Completion
-from asyncrl.rollout.results import RESEND_S, SampledTrajectory, UnsettledResults, limits_of, to_put_item, to_sampled
+from asyncrl.rollout.results import RESEND_S, UnsettledResults, limits_of, to_put_item, to_sampled
 
 UNIT = Unit(3, 1)
 LEASE = Lease(

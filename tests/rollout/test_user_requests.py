@@ -4,26 +4,26 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from asyncrl.engine import ConversingEngine
 from asyncrl.errors import ConfigError
-from asyncrl.rollout.engine import ConversingEngine
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
-from asyncrl.rollout.user_requests import UserRequests, require_seam
+from asyncrl.rollout.user_requests import UserRequests, require_boundary
 from asyncrl.testing import FakeEngine
 
 
-def test_an_engine_with_a_seam_can_hold_a_conversation() -> None:
+def test_an_engine_with_a_boundary_can_hold_a_conversation() -> None:
     engine = FakeEngine()
-    assert require_seam(engine) is engine
-    assert engine.seam().after([{"role": "user", "content": "one two"}], []) == [3, 3]
+    assert require_boundary(engine) is engine
+    assert engine.boundary().after([{"role": "user", "content": "one two"}], []) == [3, 3]
 
 
 def test_an_engine_without_one_is_refused() -> None:
     class Mute:
         """Has none of the methods."""
 
-    with pytest.raises(ConfigError, match="Mute has no seam"):
-        require_seam(Mute())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="Mute has no boundary"):
+        require_boundary(Mute())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("engine", [TransformersEngine, VllmEngine])

@@ -10,15 +10,15 @@ import pytest
 
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
+from asyncrl.engine import Completion, Request
+from asyncrl.episodes.episodes import Episodes
 from asyncrl.errors import EngineDied, EngineError, EnvironmentFailed, VerifierError
 from asyncrl.messages.trajectory import Image, Prompt, Span, Unit
 from asyncrl.records.evaluation_files import CompletionRow
 from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of
 from asyncrl.reward.verifiers.rules import EpisodeReward
-from asyncrl.rollout.engine import Completion, Request
-from asyncrl.rollout.episodes.episodes import Episodes
 from asyncrl.runtime.offline import OfflineEvaluator, OfflineSampler, summarize
-from tests.rollout.episodes.stage import StagedEnvironments, WordEngine, WordSeam, ids, words
+from tests.episodes.stage import StagedEnvironments, WordBoundary, WordEngine, ids, words
 
 
 class Parrot:
@@ -245,7 +245,7 @@ def sampling_a_config(samples: int = 2) -> Config:
 
 
 def episodes_of(config: Config, environments: StagedEnvironments) -> Episodes:
-    return Episodes(config.environment, environments, WordSeam(), run="eval")
+    return Episodes(config.environment, environments, WordBoundary(), run="eval")
 
 
 PROMPT = Prompt(text="how many", answer="3")

@@ -20,7 +20,7 @@ from asyncrl.messages.session import Hello, Welcome
 from asyncrl.messages.spool import SpoolSet
 from asyncrl.messages.wire import CODEC
 from asyncrl.runtime.metrics_server import MetricsOptions
-from asyncrl.runtime.replicas import ChildStates, Replicas, run_replicas
+from asyncrl.runtime.node_jobs import ChildStates, Replicas, run_replicas
 from asyncrl.runtime.service_manager import ServiceManager, report_to
 from asyncrl.wire.run_address import RunAddress
 from asyncrl.wire.zmq_hub import ZmqHub
@@ -198,7 +198,7 @@ def test_each_replica_has_a_name_and_devices_of_its_own(monkeypatch):
         return Child(name, ["true"], log, environment)
 
     weights: set[str] = set()
-    monkeypatch.setattr("asyncrl.runtime.replicas.role_process", role_process)
+    monkeypatch.setattr("asyncrl.runtime.node_jobs.role_process", role_process)
     ask(vllm(2))
     assert weights == {"collective"}
     for *_, environment in asked:
@@ -217,7 +217,7 @@ def test_each_replica_serves_its_metrics_behind_the_port_of_their_parent(monkeyp
         asked.append(options[options.index("--metrics") :])
         return Child(name, ["true"], log, environment)
 
-    monkeypatch.setattr("asyncrl.runtime.replicas.role_process", role_process)
+    monkeypatch.setattr("asyncrl.runtime.node_jobs.role_process", role_process)
     ask(vllm(1), metrics=MetricsOptions("0.0.0.0", 9400))
     assert asked == [("--metrics", f"0.0.0.0:{port}", "--metrics-open") for port in (9401, 9402)]
 

@@ -1,8 +1,8 @@
 """A reward node that cannot start reports the cause to the broker and to its caller."""
 
 from asyncrl.config.run_file import decode
+from asyncrl.runtime.node_jobs import run_reward
 from asyncrl.runtime.process import StopEvent
-from asyncrl.runtime.reward import run_reward
 from asyncrl.runtime.sessions import RunNode
 from asyncrl.wire.handshake import Identity
 from asyncrl.wire.run_address import RunAddress

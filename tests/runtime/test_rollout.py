@@ -21,13 +21,13 @@ from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.rollout import Rollout, Vllm
 from asyncrl.config.sections.run import Model
 from asyncrl.config.sections.weights import Weights
+from asyncrl.engine import Completion, Engine, Request
 from asyncrl.errors import ConfigError, LinkReset, LinkSilent
 from asyncrl.messages.rollout import Offer
 from asyncrl.messages.session import Beat, Hello, Ready, Welcome
 from asyncrl.messages.trajectory import Prompt, Sampling, Span, Unit
 from asyncrl.messages.weights import FetchWeights, ListWeights, Live, PutWeights, Transfer, TransferFailed, WeightsList
 from asyncrl.messages.wire import CODEC
-from asyncrl.rollout.engine import Completion, Engine, Request
 from asyncrl.rollout.generations import Generations
 from asyncrl.runtime.attach import attach
 from asyncrl.runtime.process import StopEvent

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
+from asyncrl.engine import Completion, Request
 from asyncrl.errors import EngineError, PromptTooLong
 from asyncrl.messages.trajectory import Prompt, Span
 from asyncrl.messages.words import FinishReason
-from asyncrl.rollout.engine import Completion, Request
 from tests.simulation.episodes import WRITTEN
 from tests.simulation.plan import ROWS, Plan, tokens_of
 

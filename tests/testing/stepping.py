@@ -3,8 +3,8 @@
 import asyncio
 from contextlib import suppress
 
+from asyncrl.engine import Completion, Request
 from asyncrl.errors import EngineError
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.testing import FakeEngine
 
 

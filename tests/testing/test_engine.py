@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from asyncrl.engine import Completion, Request
 from asyncrl.messages.trajectory import Span
 from asyncrl.messages.words import FinishReason
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.testing import engine as checks
 from asyncrl.testing.engine import CHECKS, Check, NotConforming, Subject
 from tests.testing.stepping import SteppingEngine

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from asyncrl.engine import Request
 from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import Image, Prompt, Sampling, Span
-from asyncrl.rollout.engine import Request
 from asyncrl.testing import IMAGE_GRID, LOGPROB, FakeEngine
 
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from asyncrl.engine import Completion
 from asyncrl.messages.trajectory import Span
-from asyncrl.rollout.engine import Completion
 from asyncrl.testing.engine import NotConforming, Subject, request, require_whole, soon
 from tests.testing.stepping import SteppingEngine
 

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from asyncrl.config.config import Config
+from asyncrl.episodes.episodes import Episodes
 from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import FROM_PROMPT, Turn
-from asyncrl.rollout.episodes.episodes import Episodes
 from asyncrl.tools import play as module
 from asyncrl.tools.play import Watcher, play, try_config
-from tests.rollout.episodes.stage import StagedEnvironments, WordSeam
+from tests.episodes.stage import StagedEnvironments, WordBoundary
 from tests.runtime.test_offline import Words, turn
 
 
@@ -49,7 +49,7 @@ def engine(environments: StagedEnvironments, monkeypatch: pytest.MonkeyPatch) ->
 
     @asynccontextmanager
     async def opened(config: Config, _engine: Any, *, run_id: str, **_: object) -> AsyncIterator[Episodes]:
-        yield Episodes(config.environment, environments, WordSeam(), run=run_id)
+        yield Episodes(config.environment, environments, WordBoundary(), run=run_id)
 
     monkeypatch.setattr(module, "load_engine", lambda _: engine)
     monkeypatch.setattr(module, "open_episodes", opened)

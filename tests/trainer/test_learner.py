@@ -23,8 +23,8 @@ from asyncrl.trainer.checkpoints.writer import PromptFiles
 from asyncrl.trainer.learner import Anchor, Learner
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
+from asyncrl.trainer.packing.layout import as_context, in_untrained_turns
 from asyncrl.trainer.packing.step import UNASSIGNED, TrainingStep, TrainingTrajectory, local_step
-from asyncrl.trainer.packing.untrained import as_context, in_untrained_turns
 from tests.conftest import make_vision_model
 from tests.trainer.checkpoints.writing import write_model
 from tests.trainer.episode_trajectories import episodes, rows

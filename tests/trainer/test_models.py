@@ -296,8 +296,8 @@ class Scene:
 
 def trajectory(length: int) -> TrainingTrajectory:
     """Version 4 wrote the first two tokens and version 5 the third. The longest fills a micro-batch of 36."""
-    ids, seam = np.zeros(length, np.int32), min(length, 2)
-    spans = [Span(4, 0, seam), Span(5, seam, length)]
+    ids, boundary = np.zeros(length, np.int32), min(length, 2)
+    spans = [Span(4, 0, boundary), Span(5, boundary, length)]
     return TrainingTrajectory(0, np.zeros(33, np.int32), ids, np.full(length, LOGPROB, np.float32), 0.0, spans)
 
 

@@ -5,9 +5,9 @@ import inspect
 import pytest
 
 from asyncrl.runtime.batches import BatchStream
+from asyncrl.runtime.in_memory import MemoryPublisher
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.trainable import Trainable, WeightPublisher
-from asyncrl.weights.memory import MemoryPublisher
 from asyncrl.weights.publish import Publisher
 
 

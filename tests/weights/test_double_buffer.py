@@ -3,7 +3,7 @@
 import torch
 
 from asyncrl.weights.contents.layout import Layout, TensorSpec
-from asyncrl.weights.double_buffer import DoubleBuffer
+from asyncrl.weights.publish import DoubleBuffer
 from asyncrl.weights.staging import Staging
 
 CPU = torch.device("cpu")

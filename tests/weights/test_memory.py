@@ -7,7 +7,7 @@ import torch
 
 from asyncrl.errors import TransferError
 from asyncrl.messages.weights import Member, Transfer
-from asyncrl.weights.memory import MemoryPublisher, MemoryReceiver
+from asyncrl.runtime.in_memory import MemoryPublisher, MemoryReceiver
 
 MEMBERS = [Member("trainer", "a"), Member("rollout", "b")]
 

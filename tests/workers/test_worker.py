@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 import msgspec
 import pytest
 
-from asyncrl.environment import workers as environments
+from asyncrl.episodes import workers as environments
 from asyncrl.errors import ConfigError
 from asyncrl.reward.workers import messages as rewards
 from asyncrl.workers.frames import HEADER_BYTES, framed

@@ -6,21 +6,309 @@ Audit of a run's data from its ledger alone. The run may still be going on, or m
 Checked: every admitted group is in exactly one of these four places; group ids are consecutive, but for retired
 prompts; a step takes whole groups, each trajectory of which has one result and one reward, or was left out with its
 reason; the window never held more groups than it may; and each record was possible after those before it: versions,
-staleness, rewards, commits. The rules are in `asyncrl.broker.ledger.rules`; `Audit.problems` has one sentence for each
-violation.
+staleness, rewards, commits. `Audit.problems` has one sentence for each violation.
 `asyncrl.broker.audit` compares the ledger with the run's other files.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from msgspec import Struct
 
-from asyncrl.broker.ledger.records import AnyRecord
-from asyncrl.broker.ledger.rules import RecordRules, end_problems, skipped_groups
-from asyncrl.broker.ledger.state import LedgerState
+from asyncrl.broker.ledger.records import (
+    Admitted,
+    AnyRecord,
+    Committed,
+    LeftOut,
+    Measured,
+    Record,
+    Refused,
+    Restarted,
+    Result,
+    Rewarded,
+    Taken,
+    Untrained,
+    VersionLive,
+)
+from asyncrl.broker.ledger.state import LedgerState, unit_name
 from asyncrl.config.sections.schedule import Schedule
+from asyncrl.messages.trajectory import Unit
+
+# ── rules ──────────────────────────────────────────────────────────────────────────────────────
+# Rules of a ledger: of each record, judged by the state before it, and of the state at the end.
+#
+#     Admitted, Restarted    at the version that was live; a group restarts only while it is open
+#     Result                 if it is used: tokens of versions that existed by then, none older than its group
+#     Rewarded               after its result, of the same restart; finite numbers
+#     Refused                a result that no step has taken
+#     LeftOut                a unit without a reward, once, of an open group
+#     Taken                  once; each trajectory rewarded, and within the staleness that the schedule promises
+#     Untrained              a group of the step, once
+#     Committed              a later step than before, which was taken
+#     VersionLive            a newer version, of steps that were taken
+#     Measured               of a version that was live; a finite accuracy
+#     the end                group ids are consecutive, each group ended once; one result and one reward of each unit
+#                            that was trained on; whole steps, none skipped; the window was never exceeded
+#
+# A rule yields a sentence for each violation.
+
+# ── each record ───────────────────────────────────────────────────────────────────────────────
+
+
+def _admitted(state: LedgerState, record: Admitted) -> Iterator[str]:
+    yield from _at_live_version(state, record, "admitted")
+
+
+def _restarted(state: LedgerState, record: Restarted) -> Iterator[str]:
+    yield from _at_live_version(state, record, "restarted")
+    if not _is_untaken(state, record.group_id):
+        yield f"group {record.group_id} was restarted, but it was not open"
+
+
+def _rewarded(state: LedgerState, record: Rewarded) -> Iterator[str]:
+    unit, result = record.unit, state.result(record.unit)
+    for name, value in {"reward": record.reward, **record.metrics}.items():
+        if not math.isfinite(value):
+            yield f"{unit_name(unit)} has the {name} {value}: expected a finite number"
+    if result is None:
+        yield f"{unit_name(unit)} was rewarded before it had a result"
+    elif unit.split == "train" and result.num_restarts != record.num_restarts:
+        yield (
+            f"{unit_name(unit)} has a reward of restart {record.num_restarts}, but its result is of restart "
+            f"{result.num_restarts}"
+        )
+
+
+def _refused(state: LedgerState, record: Refused) -> Iterator[str]:
+    unit = record.unit
+    if unit not in state.results or (unit.split == "train" and unit.group_id in state.taken):
+        yield f"{unit_name(unit)} was refused, but it had no result, or was taken by a step already"
+
+
+def _left_out(state: LedgerState, record: LeftOut) -> Iterator[str]:
+    unit = record.unit
+    was_left_out = unit in state.left_out.get(unit.group_id, ())
+    if not _is_untaken(state, unit.group_id) or was_left_out or unit in state.rewards:
+        yield f"{unit_name(unit)} was left out, but its group was not open, or it had a reward, or was left out before"
+
+
+def _taken(state: LedgerState, record: Taken) -> Iterator[str]:
+    if record.step in state.batches:
+        yield f"step {record.step} was taken twice"
+
+
+def _untrained(state: LedgerState, record: Untrained) -> Iterator[str]:
+    if record.group_id not in state.batches.get(record.step, ()) or record.group_id in state.untrained:
+        yield f"group {record.group_id} was left out of a step that does not contain it, or twice"
+
+
+def _committed(state: LedgerState, record: Committed) -> Iterator[str]:
+    step, before, taken = record.step, state.committed_step, state.next_step
+    if step >= taken:
+        yield f"step {step} was committed, but only {taken} steps were taken"
+    if step <= before:
+        yield f"step {step} was committed after step {before}: expected a later one"
+
+
+def _live(state: LedgerState, record: VersionLive) -> Iterator[str]:
+    version, steps, taken = record.policy_version, record.next_step, state.next_step
+    if problem := state.versions.problem(record):
+        yield problem
+    if steps > taken:
+        yield f"version {version} contains {steps} steps, but only {taken} steps were taken"
+
+
+def _measured(state: LedgerState, record: Measured) -> Iterator[str]:
+    if record.policy_version not in state.versions.live:
+        yield f"version {record.policy_version} was evaluated, but never went live"
+    if record.num_prompts and not math.isfinite(record.accuracy):  # Without prompts nothing was measured.
+        yield f"version {record.policy_version} has the accuracy {record.accuracy}: expected a finite number"
+
+
+RULES: Mapping[type[Record], Callable[[LedgerState, Any], Iterator[str]]] = {
+    Admitted: _admitted,
+    Restarted: _restarted,
+    Rewarded: _rewarded,
+    Refused: _refused,
+    LeftOut: _left_out,
+    Taken: _taken,
+    Untrained: _untrained,
+    Committed: _committed,
+    VersionLive: _live,
+    Measured: _measured,
+}
+"""Rule of each kind of record that counts at once. Nothing follows from the records before those that are not here."""
+
+
+def _at_live_version(state: LedgerState, record: Admitted | Restarted, how: str) -> Iterator[str]:
+    live = state.versions.live_version
+    if record.policy_version != live:
+        yield f"group {record.group_id} was {how} at version {record.policy_version}: expected the live one, {live}"
+
+
+def _is_untaken(state: LedgerState, group_id: int) -> bool:
+    return group_id in state.open and group_id not in state.taken
+
+
+# ── what a record claims ──────────────────────────────────────────────────────────────────────
+# A result is a node's claim, which may still be thrown away: its rules count once it is trained on or evaluated. A
+# batch is trained on unless the trainer leaves one of its groups out.
+
+
+def _claimed(state: LedgerState, record: Result) -> Iterator[str]:
+    """Sentences about a result that cannot be: its versions, and its restart."""
+    unit, oldest, newest = record.unit, record.summary.oldest_version, record.summary.newest_version
+    # A version is staged once every step that it contains is trained, and those steps were taken before.
+    latest = max(state.versions.of_step(state.next_step), state.versions.live_version)
+    if not 0 <= oldest <= newest <= latest:
+        yield (
+            f"{unit_name(unit)} has tokens of the versions {oldest} to {newest}: expected versions from 0 to "
+            f"{latest}, which existed by then"
+        )
+    if unit.split == "held_out":
+        return
+    if oldest < (least := state.min_versions.get(unit.group_id, 0)):
+        yield (
+            f"{unit_name(unit)} has tokens of version {oldest}: expected none older than its group, admitted or "
+            f"restarted at version {least}"
+        )
+    if record.num_restarts != (restarts := state.restarts[unit.group_id]):
+        yield f"{unit_name(unit)} has a result of restart {record.num_restarts}: expected restart {restarts}"
+
+
+def _stale(state: LedgerState, step: int, result: Result) -> Iterator[str]:
+    summary, bound = result.summary, state.bounds.of(result.unit.group_id)
+    version = state.versions.of_step(step)
+    staleness, newest = version - summary.oldest_version, summary.newest_version
+    if bound is not None and staleness > bound:
+        yield (
+            f"{unit_name(result.unit)} is stale beyond its bound: step {step} trains version {version} on tokens "
+            f"of version {summary.oldest_version}, expected at most {bound} versions between them, got {staleness}"
+        )
+    if newest > version:
+        yield (
+            f"{unit_name(result.unit)} has tokens of version {newest}, newer than version {version}, which step "
+            f"{step} trains"
+        )
+
+
+class RecordRules:
+    """Judge every record, in order, with `add`; ``state`` is that after the last one."""
+
+    def __init__(self, schedule: Schedule, num_greedy: int = 0) -> None:
+        self.state = LedgerState(schedule, num_greedy)
+        self._problems: list[str] = []
+        self._of_taken: dict[int, list[str]] = {}
+        """Sentences about trajectories of a batch, by group: the trainer may still leave the group out."""
+        self._of_results: dict[Unit, list[str]] = {}
+        """Sentences about results that are neither trained on nor evaluated yet."""
+
+    @property
+    def problems(self) -> list[str]:
+        """A sentence for each violation."""
+        return [*self._problems, *(problem for group in self._of_taken.values() for problem in group)]
+
+    def add(self, record: AnyRecord) -> None:
+        if rule := RULES.get(type(record)):
+            self._problems += rule(self.state, record)
+        match record:
+            case Result(unit=unit):
+                self._of_results[unit] = list(_claimed(self.state, record))
+            case Rewarded(unit=unit) if unit.split == "held_out" and self.state.result(unit):
+                self._problems += self._of_results.pop(unit, ())
+            case Taken(step=step, group_ids=group_ids):
+                for group_id in group_ids:
+                    self._of_taken.setdefault(group_id, []).extend(self._trained_on(step, group_id))
+            case Untrained(group_id=group_id):
+                self._of_taken.pop(group_id, None)
+        self.state.add(record)
+
+    def _trained_on(self, step: int, group_id: int) -> Iterator[str]:
+        for unit in self.state.units(group_id):
+            if (result := self.state.result(unit)) is None:
+                continue  # `_unit_problems` says so at the end.
+            if unit not in self.state.rewards:
+                yield f"{unit_name(unit)} was taken by step {step} before it had a reward"
+            yield from self._of_results.pop(unit, ())
+            yield from _stale(self.state, step, result)
+
+
+# ── the end ───────────────────────────────────────────────────────────────────────────────────
+
+
+def skipped_groups(state: LedgerState) -> list[int]:
+    """Ids below the newest that were never admitted."""
+    return sorted(set(range(max(state.admitted, default=-1))) - state.admitted.keys())
+
+
+def _group_problems(state: LedgerState) -> Iterator[str]:
+    for group_id, extra in state.extra_admissions.items():
+        yield f"group {group_id} was admitted {extra + 1} times"
+    for group_id, steps in state.taken.items():
+        if len(steps) > 1:
+            yield f"group {group_id} was trained {len(steps)} times: in steps {', '.join(map(str, steps))}"
+        if group_id in state.dropped:
+            yield f"group {group_id} was trained in step {steps[0]} and dropped ({state.dropped[group_id][0]})"
+        if group_id not in state.admitted:
+            yield f"group {group_id} was trained in step {steps[0]}, but never admitted"
+    for group_id, reasons in state.dropped.items():
+        if len(reasons) > 1:
+            yield f"group {group_id} was dropped {len(reasons)} times ({'; '.join(reasons)})"
+        if group_id not in state.admitted:
+            yield f"group {group_id} was dropped ({reasons[0]}), but never admitted"
+
+
+def _unit_problems(state: LedgerState, group_size: int) -> Iterator[str]:
+    """Sentences about units without their one result and one reward."""
+    for unit in state.results:
+        if extra := state.extra_results.get(unit):
+            yield f"{unit_name(unit)} has {extra + 1} results"
+        if unit.split == "train" and unit.group_id not in state.admitted:
+            yield f"{unit_name(unit)} has a result, but group {unit.group_id} was never admitted"
+    for unit in (unit for units in state.left_out.values() for unit in units if unit in state.results):
+        yield f"{unit_name(unit)} was left out of its group, and has a result since"
+    for unit, extra in state.extra_rewards.items():
+        if (times := extra + (unit in state.rewards)) > 1:
+            yield f"{unit_name(unit)} has {times} rewards"
+    for group_id, steps in state.taken.items():
+        units = (Unit(group_id, index) for index in range(group_size))
+        for unit in (unit for unit in units if unit not in state.left_out.get(group_id, ())):
+            if unit not in state.results:
+                yield f"{unit_name(unit)} was trained in step {steps[0]}, but has no result"
+            if unit not in state.rewards:
+                yield f"{unit_name(unit)} was trained in step {steps[0]}, but has no reward"
+
+
+def _schedule_problems(state: LedgerState, groups_per_step: int) -> Iterator[str]:
+    for step in range(max(state.batches, default=-1)):
+        if step not in state.batches:
+            yield f"step {step} was skipped: it got no batch, but step {max(state.batches)} did"
+    for step, group_ids in state.batches.items():
+        if len(group_ids) != groups_per_step:
+            yield f"the batch of step {step} has {len(group_ids)} of {groups_per_step} groups (groups_per_step)"
+    num_open, window = state.over_window
+    if num_open:
+        yield f"{num_open} groups were open at once, but the window holds {window}"
+
+
+def end_problems(state: LedgerState, schedule: Schedule, *, retires: bool) -> Iterator[str]:
+    """
+    Sentences about the state after the last record.
+
+    Args:
+        retires: Prompts are retired, which leaves out group ids.
+    """
+    last = max(state.admitted, default=-1)
+    for group_id in () if retires else skipped_groups(state):
+        yield f"group {group_id} was skipped: it was never admitted, but group {last} was"
+    yield from _group_problems(state)
+    yield from _unit_problems(state, schedule.group_size)
+    yield from _schedule_problems(state, schedule.groups_per_step)
+
+
+# ── audit ──────────────────────────────────────────────────────────────────────────────────────
 
 LEDGER = "ledger.sqlite"
 SHORTEST_BUCKET = 16

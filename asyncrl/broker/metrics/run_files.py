@@ -17,12 +17,11 @@ from msgspec import Struct, field
 from asyncrl.broker.failures import EVENT as FAILED_EVENT
 from asyncrl.broker.failures import recorded, recorded_attempts
 from asyncrl.broker.groups.group import Group, SlotState
-from asyncrl.broker.incidents import IncidentBook, is_incident, sentence
 from asyncrl.broker.ledger.reader import Head
 from asyncrl.broker.ledger.records import Written
 from asyncrl.broker.ledger.state import METRICS, SUMMARY
 from asyncrl.broker.metrics import batch_metrics
-from asyncrl.broker.metrics.alarms import DriftAlarms, GapAlarm
+from asyncrl.broker.metrics.incidents import DriftAlarms, GapAlarm, IncidentBook, is_incident, sentence
 from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.config import Config

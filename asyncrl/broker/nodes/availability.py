@@ -1,5 +1,5 @@
 """
-Availability of nodes: which of them get work, and who does the work of the others.
+Availability of nodes: which of them get work, who does the work of the others, and for whom a run waits.
 
     silent, stalled, barred ─▶ away: it gets no new work, and others sample, grade and evaluate what it has in hand
     heard, moving, admitted ─▶ back: it gets again what nobody has taken over
@@ -7,17 +7,28 @@ Availability of nodes: which of them get work, and who does the work of the othe
 Silence and standstill are seen by `NodeBook`, faults by `FaultBook`; what follows from them is decided here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
+from msgspec import Struct
+
+from asyncrl.broker.groups.admission import Window
+from asyncrl.broker.groups.group import Group, GroupBook, Slot, SlotState
 from asyncrl.broker.leases.dispatcher import CreditBook, Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
+from asyncrl.broker.ledger.records import Refused
 from asyncrl.broker.nodes.faults import FaultBook
+from asyncrl.broker.nodes.machines import MachineBook
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
-from asyncrl.broker.settings import Supervisors
+from asyncrl.broker.settings import LiveSettings, Supervisors
+from asyncrl.broker.training import TrainingGroups
+from asyncrl.broker.versions.evaluation import EvaluationBook
+from asyncrl.broker.versions.transfers import TransferBook
 from asyncrl.broker.versions.versions import Versions
 from asyncrl.messages.session import Barred
+from asyncrl.messages.spool import SpoolAddress, Spools
 from asyncrl.messages.words import Role
 
 WORKERS: tuple[Role, ...] = ("rollout", "reward", "spool")
@@ -156,3 +167,203 @@ class Availability:
             for node in rollouts:
                 if node.is_stalled or node.is_barred or (node.is_quiet and is_awaited):
                     self._dispatcher.suspend(node)
+
+
+# ── roles without a node ───────────────────────────────────────────────────────────────────────
+# Work that waits for a role without a connected node: reported once per episode, so that no run hangs silently.
+
+PATIENCE_S = 60.0
+
+
+class Books(Protocol):
+    """The parts of the scheduler in which work may wait."""
+
+    nodes: NodeBook
+    settings: LiveSettings
+    machines: MachineBook
+    transfers: TransferBook
+    window: Window
+    dispatcher: Dispatcher
+    grading: GradeBook
+    evaluation: EvaluationBook
+
+    @property
+    def is_trained(self) -> bool: ...
+
+
+class Wait(Struct, frozen=True):
+    role: Role
+    work: str
+    """Work that waits for the role, in words: ``12 trajectories``."""
+    there: str = ""
+    """Clause about machines of the role that wait for others; empty if there is none."""
+
+    def sentence(self, waited_s: float) -> str:
+        if self.there:
+            return (
+                f"{self.work} have waited for {waited_s:.0f} s, but {self.there}: start the others, or look at their "
+                f"logs"
+            )
+        return (
+            f"{self.work} wait, but no {self.role} node has been connected for {waited_s:.0f} s: "
+            f"start one, or look at its log if it was started"
+        )
+
+
+class AbsenceBook:
+    """Time since which each role has been missing. A wait is reported after ``patience_s``."""
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self._since_s: dict[Role, float] = {}
+        self._reported: set[Role] = set()
+
+    def overdue(self, waits: list[Wait], now_s: float) -> list[tuple[Wait, str]]:
+        """Overdue waits not reported yet, with sentences. A role with none of the ``waits`` starts a new episode."""
+        roles = {wait.role for wait in waits}
+        self._since_s = {role: self._since_s.get(role, now_s) for role in roles}
+        self._reported &= roles
+        late = [wait for wait in waits if now_s - self._since_s[wait.role] >= self._patience_s]
+        fresh = [wait for wait in late if wait.role not in self._reported]
+        self._reported.update(wait.role for wait in fresh)
+        return [(wait, wait.sentence(now_s - self._since_s[wait.role])) for wait in fresh]
+
+
+def waits(books: Books) -> list[Wait]:
+    """Work of all roles without a connected node."""
+    found = []
+    if books.nodes.trainer() is None and (work := _trainer_work(books)):
+        found.append(Wait("trainer", work, books.machines.missing()))
+    if not (books.nodes.with_role("rollout") or books.settings.paused_by) and (work := _rollout_work(books)):
+        found.append(Wait("rollout", work))
+    if not books.nodes.with_role("spool") and (rollouts := books.nodes.rollouts()):
+        found.append(Wait("spool", f"the results of {len(rollouts)} rollouts"))
+    if not books.nodes.with_role("reward") and books.grading.waiting:
+        found.append(Wait("reward", f"{books.grading.num_waiting} trajectories"))
+    return found
+
+
+def _trainer_work(books: Books) -> str:
+    if books.transfers.live_version < 0:
+        return f"{len(rollouts)} rollouts without weights" if (rollouts := books.nodes.rollouts()) else ""
+    if books.window.num_open:
+        return f"{books.window.num_open} groups in the window"
+    return "" if books.is_trained else "the steps since the last checkpoint"
+
+
+def _rollout_work(books: Books) -> str:
+    if books.transfers.staged_version > books.transfers.live_version:
+        return f"the weights of version {books.transfers.staged_version}"
+    if books.dispatcher.unleased:
+        return f"{len(books.dispatcher.unleased)} groups"
+    return "" if books.evaluation.is_finished else "the prompts of an evaluation"
+
+
+# ── spools that are away or lost ───────────────────────────────────────────────────────────────
+# Consequences of a spool's loss for the trajectories that it stores.
+#
+#     away ─▶ they are not graded, and no batch takes their groups, until the spool is back
+#     lost ─▶ training groups restart, held-out trajectories are leased again; the trainer leaves groups that a step has
+#             taken out of that step
+#
+# A stored part of an unfinished trajectory is not waited for: the next lease begins at the prompt.
+
+STORED = (SlotState.STORED, SlotState.SCORED)
+TOLD: tuple[Role, ...] = ("rollout", "reward", "trainer")
+"""Roles that are told about spools."""
+
+
+class SpoolLoss:
+    """
+    Follows the loss and return of spools: holds their trajectories back or gives them up, and tells nodes the spools.
+    """
+
+    def __init__(
+        self,
+        spools: SpoolBook,
+        groups: GroupBook,
+        *,
+        training: TrainingGroups,
+        dispatcher: Dispatcher,
+        grading: GradeBook,
+        nodes: NodeBook,
+        out: Outbox,
+        ttl_s: float,
+    ) -> None:
+        self._spools = spools
+        self._groups = groups
+        self._training = training
+        self._dispatcher = dispatcher
+        self._grading = grading
+        self._nodes = nodes
+        self._out = out
+        self._ttl_s = ttl_s
+        self._told = 0
+        """Revision of the spools that the nodes know."""
+
+    def expect(self, hosted: str) -> None:
+        """After a replay: wait for every spool with payloads but the ``hosted`` one, which joins at once."""
+        names = {slot.ref.spool for group in self._groups for slot in group.slots if slot.ref} - {hosted}
+        self._spools.expect(names)
+        for name in sorted(names):
+            self._waits_for(name)
+
+    def joined(self, spool: SpoolAddress) -> None:
+        if self._spools.joined(spool):
+            self._grading.unpark(spool.name)
+            self._out.event("spool.back", spool=spool.name)
+
+    def departed(self, name: str, now_s: float) -> None:
+        self._spools.departed(name, now_s)
+        self._waits_for(name)
+
+    def tick(self, now_s: float, live_version: int) -> None:
+        """Give up spools that have been away for too long."""
+        for name in self._spools.overdue(now_s):
+            self._give_up(name, live_version)
+
+    def tell(self) -> None:
+        """Tell the nodes which spools there are, if that has changed."""
+        if self._told != self._spools.revision:
+            self._told = self._spools.revision
+            for node in (node for role in TOLD for node in self._nodes.with_role(role)):
+                self._out.send(node.peer, Spools(self._spools.told_to(node.peer)))
+
+    def _waits_for(self, name: str) -> None:
+        self._grading.park(name)
+        num = sum(1 for group in self._groups for slot in group.slots if _is_stored(slot, name))
+        self._out.event("spool.away", spool=name, trajectories=num, waits_s=self._ttl_s)
+
+    def _give_up(self, name: str, live_version: int) -> None:
+        self._grading.unpark(name)
+        restarted = _holding(name, list(self._training.batches))
+        for group in restarted:
+            self._training.restart(group, live_version)
+        held_out = [slot for group in self._groups.held_out.values() for slot in group.slots]
+        again = [slot for slot in held_out if slot.state is SlotState.STORED and _is_stored(slot, name)]
+        for slot in again:
+            self._sample_again(slot, f"the spool {name} is lost")
+        taken = _holding(name, self._groups.train.values())
+        self._out.event(
+            "spool.lost",
+            spool=name,
+            groups_restarted=len(restarted),
+            groups_taken=len(taken),
+            held_out_trajectories=len(again),
+        )
+
+    def _sample_again(self, slot: Slot, reason: str) -> None:
+        self._grading.remove(slot)
+        lease_id = self._dispatcher.leases.next_id()
+        num_tokens = slot.summary.num_tokens if slot.summary else 0
+        self._out.record(Refused(slot.unit, lease_id, reason, num_tokens))
+        self._dispatcher.refused(slot, lease_id)
+
+
+def _is_stored(slot: Slot, spool: str) -> bool:
+    return slot.state in STORED and slot.ref is not None and slot.ref.spool == spool
+
+
+def _holding(spool: str, groups: Iterable[Group]) -> list[Group]:
+    """Groups with a finished trajectory in this spool."""
+    return [group for group in groups if any(_is_stored(slot, spool) for slot in group.slots)]

@@ -100,7 +100,7 @@ class Schedule(Section, frozen=True, kw_only=True):
 
     @property
     def most_versions_by_order(self) -> int | None:
-        """Bound on staleness that ``order`` keeps by itself; None without. asyncrl/broker/ledger/versions.py."""
+        """Bound on staleness that ``order`` keeps by itself; None without. asyncrl/broker/ledger/state.py."""
         if self.reach is None:
             return None
         return (self.window + self.reach - 2) // (self.groups_per_step * self.steps_per_publish)

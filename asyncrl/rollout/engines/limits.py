@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.engine import Completion, Request
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.trajectory import Sampling, Span
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import are_views, checkpoint_specs, checkpoint_tensors
 

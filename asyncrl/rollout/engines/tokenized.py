@@ -3,16 +3,16 @@
 from transformers import PreTrainedTokenizerBase
 
 from asyncrl.config.sections.sampling import ToolParser
+from asyncrl.engine import TurnBoundary
 from asyncrl.messages.trajectory import Prompt
-from asyncrl.rollout.engine import Seam
 from asyncrl.rollout.engines import text
-from asyncrl.rollout.engines.seams import make_seam
 from asyncrl.rollout.engines.special_tokens import SpelledTokens, special_tokens
+from asyncrl.rollout.engines.turn_boundaries import make_boundary
 from asyncrl.vision.processor import ImageProcessor
 
 
 class TokenizedEngine:
-    """`Engine.encode`, `Engine.decode` and `ConversingEngine.seam` of an engine whose model has a tokenizer."""
+    """`Engine.encode`, `Engine.decode` and `ConversingEngine.boundary` of an engine whose model has a tokenizer."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class TokenizedEngine:
         """See `Engine.decode`."""
         return text.decode(self._tokenizer, token_ids)
 
-    def seam(self, *, is_chat: bool = True, tools: str = "", tool_parser: ToolParser = "auto") -> Seam:
-        """See `ConversingEngine.seam`."""
-        return make_seam(
+    def boundary(self, *, is_chat: bool = True, tools: str = "", tool_parser: ToolParser = "auto") -> TurnBoundary:
+        """See `ConversingEngine.boundary`."""
+        return make_boundary(
             self._tokenizer,
             self._template_kwargs,
             is_chat=is_chat,

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from asyncrl.environment.interface import PolicyTurn
+from asyncrl.engine import PolicyTurn
+from asyncrl.episodes.tool_calls import MARKS, ParsedText, Parser, Schemas, after_thought
 from asyncrl.messages.words import FinishReason
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.special_tokens import special_tokens
-from asyncrl.rollout.episodes.tool_calls import MARKS, ParsedText, Parser, Schemas, after_thought
 
 Find = Callable[[Sequence[int]], ParsedText]
 """Finds the calls and the content of a turn of these tokens."""
@@ -33,7 +33,7 @@ class TurnReader:
 
 def by_parser(tokenizer: PreTrainedTokenizerBase, parse: Parser, schemas: Schemas, *, in_thought: bool) -> Find:
     """
-    Find calls by a parser of `asyncrl.rollout.episodes.tool_calls`.
+    Find calls by a parser of `asyncrl.episodes.tool_calls`.
 
     Args:
         schemas: Of the parameters of the tools.

@@ -11,7 +11,9 @@ that a text of a run that a policy wrote stays a text.
 import asyncio
 import contextlib
 import hashlib
+import os
 import secrets
+import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cache
@@ -26,6 +28,8 @@ import msgspec
 
 from asyncrl.errors import ConfigError
 from asyncrl.log import get_logger
+from asyncrl.runtime.process import configure_logging
+from asyncrl.terminal import echo
 from asyncrl.tools.dashboard.api import Api, Content
 from asyncrl.tools.dashboard.query import Query, RefusedAnswer
 from asyncrl.wire import http
@@ -411,3 +415,25 @@ async def _first_free(stack: AsyncExitStack, app: DashboardApp, host: str, ports
 async def _enter(stack: AsyncExitStack, app: DashboardApp, host: str, port: int) -> str:
     serving = http.serve(app, tcp(host, port), setting="--port", needed_by="the dashboard", extra="dashboard")
     return await stack.enter_async_context(serving)
+
+
+# ── the command ────────────────────────────────────────────────────────────────────────────────
+# `asyncrl dashboard`: serves the dashboard of some runs until it is interrupted.
+
+TOKEN = "ASYNCRL_DASHBOARD_TOKEN"
+"""Environment variable of the token: other users can read the arguments of a process."""
+
+
+def show(runs: Sequence[Path], host: str, port: int | None) -> None:
+    """Print the address, and serve until SIGINT or SIGTERM. Raises as `serve`."""
+    configure_logging("dashboard")
+    asyncio.run(_show(runs, host, port))
+
+
+async def _show(runs: Sequence[Path], host: str, port: int | None) -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    async with serve(runs, host=host, port=port, token=os.environ.get(TOKEN, "")) as url:
+        echo(url)
+        await stopping.wait()

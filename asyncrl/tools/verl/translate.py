@@ -17,11 +17,9 @@ from asyncrl.tools.verl.launch import Launch
 from asyncrl.tools.verl.options import TABLE, option_for
 from asyncrl.tools.verl.overrides import OFF, Fate, Override
 from asyncrl.tools.verl.recipe import LaunchRecipe
-from asyncrl.tools.verl.rules.engine import engine, episodes, evaluation, lengths
+from asyncrl.tools.verl.rules.engine import engine, episodes, evaluation, lengths, placement
 from asyncrl.tools.verl.rules.objective import objective
-from asyncrl.tools.verl.rules.placement import placement
-from asyncrl.tools.verl.rules.run import checkpoints, model, optimizer, required, rewards, trackers
-from asyncrl.tools.verl.rules.schedule import schedule
+from asyncrl.tools.verl.rules.run import checkpoints, model, optimizer, required, rewards, schedule, trackers
 
 # ── run file ──────────────────────────────────────────────────────────────────────────────────
 # Text of a run file with comments, from settings by their full keys.

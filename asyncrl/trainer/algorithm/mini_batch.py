@@ -23,8 +23,8 @@ from asyncrl.errors import BrokenInvariant
 from asyncrl.plug_in import is_path
 from asyncrl.trainer.algorithm.estimates import Estimates
 from asyncrl.trainer.algorithm.recipe import Recipe
+from asyncrl.trainer.packing.layout import as_context, in_untrained_turns, older_than
 from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory
-from asyncrl.trainer.packing.untrained import as_context, in_untrained_turns, older_than
 from asyncrl.trainer.ranks.per_token import PerToken, all_gather_per_token
 from asyncrl.trainer.ranks.ranks import Ranks
 
@@ -141,7 +141,7 @@ def _joined(parts: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.dev
 
 
 # ── trained part ──────────────────────────────────────────────────────────────────────────────
-# Tokens of a step that are trained; the others become context (`asyncrl.trainer.packing.untrained`).
+# Tokens of a step that are trained; the others become context (`asyncrl.trainer.packing.layout`).
 #
 #     turns with ``is_trained`` false            with an [environment]
 #     tokens more than L versions old            with ``schedule.on_straggler = "mask"``, L = ``max_staleness``

@@ -13,7 +13,7 @@ from msgspec import Struct
 from asyncrl.broker.groups.admission import Window
 from asyncrl.broker.groups.batches import BatchBook
 from asyncrl.broker.groups.group import Group
-from asyncrl.broker.ledger.versions import most_versions
+from asyncrl.broker.ledger.state import most_versions
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.trajectory import Prompt
 

@@ -5,6 +5,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
+from asyncrl.broker.ledger.audit import RecordRules
 from asyncrl.broker.ledger.records import (
     Admitted,
     AnyRecord,
@@ -15,7 +16,6 @@ from asyncrl.broker.ledger.records import (
     Taken,
     VersionLive,
 )
-from asyncrl.broker.ledger.rules import RecordRules
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import TrajectorySummary, Unit

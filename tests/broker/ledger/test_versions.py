@@ -7,7 +7,7 @@ import pytest
 from asyncrl.broker.ledger.records import (
     VersionLive,
 )
-from asyncrl.broker.ledger.versions import PromisedBounds, TrainedVersions, most_versions
+from asyncrl.broker.ledger.state import PromisedBounds, TrainedVersions, most_versions
 from asyncrl.config.sections.schedule import Schedule
 
 # ── versions ──────────────────────────────────────────────────────────────────────────────────

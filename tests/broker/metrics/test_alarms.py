@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.broker.metrics.alarms import (
+from asyncrl.broker.metrics.incidents import (
     MIN_TOKENS,
     STEPS,
     DriftAlarm,

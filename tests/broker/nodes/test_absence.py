@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.broker.nodes.absence import AbsenceBook, Wait
+from asyncrl.broker.nodes.availability import AbsenceBook, Wait
 
 JUDGES = Wait("reward", "12 trajectories")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.checks.algorithm import algorithm_advice
+from asyncrl.config.checks.check import algorithm_advice
 from tests.config.configs import made, refused
 
 

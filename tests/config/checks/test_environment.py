@@ -7,7 +7,7 @@ import pytest
 from asyncrl.config.checks.check import advice
 from asyncrl.config.checks.environment import check_pictures
 from asyncrl.config.sections.environment import TOOLS
-from asyncrl.environment.worker.toolbox import BUILT_IN
+from asyncrl.episodes.worker.load import BUILT_IN
 from asyncrl.errors import ConfigError
 from tests.config.configs import made, refused
 

@@ -12,7 +12,7 @@ from asyncrl.data.prepare.published import prepare
 from asyncrl.data.prepare.reasoning_gym import reasoning_gym_rows
 from asyncrl.data.table import open_rows
 from asyncrl.errors import ConfigError, DataError
-from tests.environment.agents import needs, run_beside
+from tests.episodes.environments.agents import needs, run_beside
 
 PREPARES = "from asyncrl.cli.main import main\nmain()"
 

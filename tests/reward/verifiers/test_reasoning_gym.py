@@ -14,7 +14,7 @@ from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.routing import route
 from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of
-from tests.environment.agents import needs, run_beside
+from tests.episodes.environments.agents import needs, run_beside
 
 MODULE = "asyncrl.reward.verifiers.reasoning_gym"
 JUDGES = """

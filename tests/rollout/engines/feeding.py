@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from transformers import PreTrainedModel
 
 from asyncrl.config.sections.weights import Weights
+from asyncrl.engine import Engine, MultiProcessEngine, WeightReceiver
 from asyncrl.messages.weights import Member, Transfer
-from asyncrl.rollout.engine import Engine, MultiProcessEngine, WeightReceiver
 from asyncrl.runtime.rollout import receiving_ranks
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors

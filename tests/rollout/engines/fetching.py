@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from asyncrl.engine import Engine, MultiProcessEngine
 from asyncrl.messages.weights import Transfer
-from asyncrl.rollout.engine import Engine, MultiProcessEngine
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
 from asyncrl.weights.exchange import Copies

@@ -3,7 +3,7 @@
 import torch
 from transformers import PreTrainedModel
 
-from asyncrl.rollout.engine import Request
+from asyncrl.engine import Request
 
 
 def reference_logprobs(model: PreTrainedModel, request: Request, ids: list[int]) -> list[float]:

@@ -5,13 +5,11 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from asyncrl.environment.interface import ChatMessage
+from asyncrl.engine import ChatMessage, Completion, Request, TurnBoundary
+from asyncrl.episodes.conversation import Conversation
+from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord
 from asyncrl.messages.trajectory import FROM_PROMPT, Prompt, Sampling, Span
-from asyncrl.rollout.engine import Completion, Request, Seam
 from asyncrl.rollout.engines import text
-from asyncrl.rollout.episodes.conversation import Conversation
-from asyncrl.rollout.episodes.record import EpisodeRecord
-from asyncrl.rollout.results import EpisodeLimits
 from tests.rollout.engines.chat_families import Family, tokenizer
 
 PIECES = (
@@ -90,7 +88,7 @@ class ScriptedPolicy:
         return list(self.tokenizer(written, add_special_tokens=False).input_ids)
 
 
-async def play(family: Family, seed: int, seam: Seam, tools: str) -> Script:
+async def play(family: Family, seed: int, boundary: TurnBoundary, tools: str) -> Script:
     """Play an episode of up to five turns."""
     draw = random.Random(f"{family.name} {seed}")
     is_plain = draw.random() < 0.6
@@ -99,7 +97,7 @@ async def play(family: Family, seed: int, seam: Seam, tools: str) -> Script:
     if draw.random() < 0.5:
         chat.insert(0, {"role": "system", "content": "S" + words(draw, plain=True)})
     record = EpisodeRecord(text.encode_text(policy.tokenizer, Prompt(chat=chat, tools=tools)))
-    talk = Conversation(record, policy.sample, seam, sampling=Sampling(max_tokens=1000), limits=LIMITS)
+    talk = Conversation(record, policy.sample, boundary, sampling=Sampling(max_tokens=1000), limits=LIMITS)
     messages: list[ChatMessage] = list(chat)
     place, context, is_asked_again = FROM_PROMPT, list[int](), False
     for _ in range(draw.randint(1, 5)):
@@ -108,8 +106,8 @@ async def play(family: Family, seed: int, seam: Seam, tools: str) -> Script:
         answers = list(answered(draw, policy.next_role, plain=is_plain))
         is_asked_again |= any(answer["role"] == "user" for answer in answers)
         last_ids = record.turns[place].completion.completion_ids
-        context = seam.after(answers, last_ids)
-        messages += [seam.message(last_ids), *answers]
+        context = boundary.after(answers, last_ids)
+        messages += [boundary.message(last_ids), *answers]
     return Script(messages, record, policy.sampled, policy.calls, context, is_plain, is_asked_again)
 
 

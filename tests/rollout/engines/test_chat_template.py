@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from asyncrl.environment.interface import PolicyTurn
+from asyncrl.engine import PolicyTurn
 from asyncrl.errors import EngineError
-from asyncrl.rollout.engines.chat_template import ChatTemplate, content_of
-from asyncrl.rollout.engines.seams import make_seam
+from asyncrl.rollout.engines.turn_boundaries import ChatTemplate, content_of, make_boundary
 from tests.rollout.engines.chat_families import tokenizer
 
 
@@ -92,7 +91,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> PreTrainedTokenizerBase:
 
 
 def said(words: PreTrainedTokenizerBase, written: str) -> PolicyTurn:
-    return make_seam(words).said(words(written, add_special_tokens=False).input_ids, "stop")
+    return make_boundary(words).said(words(written, add_special_tokens=False).input_ids, "stop")
 
 
 def test_auto_takes_the_response_template(words: PreTrainedTokenizerBase) -> None:

@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 import torch
 
+from asyncrl.engine import Completion, Request
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.trajectory import Sampling, Span
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines import limits
 from asyncrl.rollout.engines.limits import Masks, Spans, check
 from asyncrl.weights.contents.layout import TensorSpec

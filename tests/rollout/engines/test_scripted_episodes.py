@@ -6,8 +6,8 @@ from itertools import chain
 
 import pytest
 
-from asyncrl.rollout.engine import Seam
-from asyncrl.rollout.engines.seams import make_seam
+from asyncrl.engine import TurnBoundary
+from asyncrl.rollout.engines.turn_boundaries import make_boundary
 from tests.rollout.engines.chat_families import FAMILIES, Family, tokenizer
 from tests.rollout.engines.scripted_episodes import Script, play
 
@@ -21,7 +21,7 @@ def spelled(family: Family, ids: list[int]) -> str:
     return tokenizer(family.name).decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def check(family: Family, seam: Seam, script: Script) -> bool:
+def check(family: Family, boundary: TurnBoundary, script: Script) -> bool:
     """Assert what holds for every episode; True if the template renders the conversation as the policy reads it."""
     turns = script.record.turns
     assert [turn.completion.completion_ids for turn in turns] == script.sampled
@@ -34,8 +34,8 @@ def check(family: Family, seam: Seam, script: Script) -> bool:
     assert rendered.endswith(spelled(family, script.tail))
     is_same = rendered == spelled(family, read)
     assert is_same or script.is_asked_again or not script.is_plain
-    assert (seam.retold(script.messages, read) is None) == is_same
-    calls = [call for ids in script.sampled for call in seam.said(ids, "stop").tool_calls]
+    assert (boundary.retold(script.messages, read) is None) == is_same
+    calls = [call for ids in script.sampled for call in boundary.said(ids, "stop").tool_calls]
     assert [(call.name, call.arguments) for call in calls] == [(name, {"a": value}) for name, value in script.calls]
     return is_same
 
@@ -45,10 +45,10 @@ def check(family: Family, seam: Seam, script: Script) -> bool:
     "seeds", [range(FEW), pytest.param(range(FEW, MANY), marks=pytest.mark.long("many more seeds"))], ids=["few", "all"]
 )
 def test_an_episode_is_what_its_template_renders_and_no_id_is_tokenized_again(family: Family, seeds: range) -> None:
-    seam = make_seam(tokenizer(family.name), tools=TOOLS)
+    boundary = make_boundary(tokenizer(family.name), tools=TOOLS)
 
     async def run() -> int:
-        scripts = [await play(family, seed, seam, TOOLS) for seed in seeds]
-        return sum(check(family, seam, script) for script in scripts)
+        scripts = [await play(family, seed, boundary, TOOLS) for seed in seeds]
+        return sum(check(family, boundary, script) for script in scripts)
 
     assert asyncio.run(run()) > len(seeds) // 5

@@ -2,15 +2,15 @@
 
 import pytest
 
-from asyncrl.environment.interface import PolicyTurn
-from asyncrl.rollout.engines.seams import make_seam
+from asyncrl.engine import PolicyTurn
+from asyncrl.rollout.engines.turn_boundaries import make_boundary
 from tests.rollout.engines.chat_families import tokenizer
 
 CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 
 
 def said(family: str, written: str) -> PolicyTurn:
-    return make_seam(tokenizer(family)).said(tokenizer(family)(written, add_special_tokens=False).input_ids, "stop")
+    return make_boundary(tokenizer(family)).said(tokenizer(family)(written, add_special_tokens=False).input_ids, "stop")
 
 
 def test_text_is_all_and_content_is_what_is_neither_thought_nor_call() -> None:

@@ -8,8 +8,8 @@ import torch
 from PIL import Image as Picture
 from transformers import AutoModelForImageTextToText, PreTrainedModel, Qwen2VLImageProcessorPil
 
+from asyncrl.engine import Request
 from asyncrl.messages.trajectory import Sampling
-from asyncrl.rollout.engine import Request
 from asyncrl.vision.processor import ImageProcessor
 from tests.conftest import BEYOND_TOKENIZER, draw_picture
 

@@ -6,7 +6,7 @@ import pytest
 from asyncrl.errors import ConfigError
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import NO_SUMMARY, read_run
-from asyncrl.tools.dashboard.followed_run import FollowedRun
+from asyncrl.tools.dashboard.api import FollowedRun
 from tests.recorded_runs import MakeRun
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunRecord, read_run
-from asyncrl.tools.report.model_card import model_card
+from asyncrl.tools.export import model_card
 
 MakeRun = Callable[..., RunDirectory]
 

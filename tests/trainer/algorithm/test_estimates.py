@@ -11,8 +11,8 @@ from asyncrl.config.catalogue import ADVANTAGES
 from asyncrl.config.correction import PRESETS
 from asyncrl.trainer.algorithm.estimates import BEHAVIOR, Estimates, estimate, select_tokens, token_rewards
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, TOKEN_REWARDS, VALUES, Recipe
+from asyncrl.trainer.packing.layout import as_context
 from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, TrajectoryInfo
-from asyncrl.trainer.packing.untrained import as_context
 from tests.trainer.episode_trajectories import episode
 
 

@@ -14,9 +14,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForImageTextToText
 
+from asyncrl.engine import Request
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Sampling
-from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.trainer.checkpoints.writer import PromptFiles
 from asyncrl.trainer.learner import Learner

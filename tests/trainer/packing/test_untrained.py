@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from asyncrl.messages.trajectory import FROM_PROMPT, Span
+from asyncrl.trainer.packing.layout import as_context, in_untrained_turns, older_than
 from asyncrl.trainer.packing.step import TrainingTrajectory
-from asyncrl.trainer.packing.untrained import as_context, in_untrained_turns, older_than
 from tests.trainer.episode_trajectories import episode, episodes, rows
 
 TREE = episode([(-1, [1], [2, 3, 4]), (0, [5], [6, 7]), (-2, [8], [9])])

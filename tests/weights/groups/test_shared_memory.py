@@ -12,10 +12,9 @@ import torch
 from torch._C._distributed_c10d import FileStore, HashStore
 
 from asyncrl.errors import TransferError
-from asyncrl.weights.groups import shared_memory
-from asyncrl.weights.groups.group import ProcessGroup, form
+from asyncrl.weights.groups import group as shared_memory
+from asyncrl.weights.groups.group import SLOT_BYTES, ProcessGroup, form, form_shared
 from asyncrl.weights.groups.network_interface import Deadline
-from asyncrl.weights.groups.shared_memory import SLOT_BYTES, form_shared
 from tests.weights.party import LONG_S, SHORT_S
 
 
@@ -141,7 +140,7 @@ def test_a_killed_process_is_noticed_at_once(tmp_path):
 import os, signal, sys
 from torch.distributed import FileStore
 from asyncrl.weights.groups.network_interface import Deadline
-from asyncrl.weights.groups.shared_memory import form_shared
+from asyncrl.weights.groups.group import form_shared
 form_shared(FileStore(sys.argv[1], 2), 1, 2, Deadline(60.0))
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -36,9 +36,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from asyncrl.config.config import Config
 from asyncrl.config.model.directory import check_model
+from asyncrl.engine import Completion, EngineLoad, Request
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.plug_in import describe
-from asyncrl.rollout.engine import Completion, EngineLoad, Request
 from asyncrl.rollout.engines import limits, text
 from asyncrl.rollout.engines.limits import check
 from asyncrl.rollout.engines.tokenized import TokenizedEngine

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.algo.logprobs import ready_kernels
+from asyncrl.engine import Request
 from asyncrl.errors import DataError, EngineError
-from asyncrl.rollout.engine import Request
 from asyncrl.vision.positions import Grid
 from asyncrl.vision.processor import ImageProcessor, require_encoded
 

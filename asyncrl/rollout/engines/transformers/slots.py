@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from asyncrl.algo.routing import Experts, from_routing, to_routing
+from asyncrl.engine import Completion, Request
 from asyncrl.errors import EngineError
 from asyncrl.messages.words import FinishReason
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.limits import Masks, Spans
 from asyncrl.rollout.engines.transformers import sampler

@@ -23,10 +23,10 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
+from asyncrl.engine import EngineLoad
 from asyncrl.errors import ConfigError, EngineDied, EngineError
 from asyncrl.log import get_logger
 from asyncrl.messages.trajectory import Sampling
-from asyncrl.rollout.engine import EngineLoad
 from asyncrl.rollout.engines.vllm.arguments import LOGPROBS_MODE, MASKS, ROUTES, WORKER_EXTENSION
 from asyncrl.rollout.engines.vllm.load import LoadMeter
 

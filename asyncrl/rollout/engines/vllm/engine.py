@@ -28,9 +28,9 @@ from transformers import PreTrainedTokenizerBase
 from asyncrl.config.config import Config
 from asyncrl.config.model.directory import check_model
 from asyncrl.config.sections.weights import Weights
+from asyncrl.engine import Completion, EngineLoad, Request, Send, WeightReceiver
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.weights import Member
-from asyncrl.rollout.engine import Completion, EngineLoad, Request, Send, WeightReceiver
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.limits import check
 from asyncrl.rollout.engines.tokenized import TokenizedEngine

@@ -8,7 +8,7 @@ vLLM makes them only for a ``stat_loggers`` that it was started with, and then a
 
 from typing import Any
 
-from asyncrl.rollout.engine import EngineLoad
+from asyncrl.engine import EngineLoad
 
 
 class LoadMeter:

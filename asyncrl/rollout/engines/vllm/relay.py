@@ -21,11 +21,11 @@ import torch
 from msgspec import Struct
 
 from asyncrl.config.sections.weights import Weights
+from asyncrl.engine import Send
 from asyncrl.errors import BrokenInvariant, EngineDied, EngineError, TransferError
 from asyncrl.messages.codec import Message
 from asyncrl.messages.session import StoreGet, StoreSet, StoreValue
 from asyncrl.messages.weights import Abort, Member, Transfer, TransferFailed, Transferred
-from asyncrl.rollout.engine import Send
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.publish import OnBucket, Receiver
 from asyncrl.weights.shared import shared_path, shared_staging

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncrl.algo.routing import from_routing, to_routing
+from asyncrl.engine import Completion, Request
 from asyncrl.errors import DataError, EngineError
 from asyncrl.messages.trajectory import Routing
 from asyncrl.messages.words import FinishReason
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.limits import Masks, Spans
 from asyncrl.rollout.engines.text import READS_NONE
 from asyncrl.vision.picture import collapse, decode, picture_size

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from asyncrl.engine import Completion, Request
 from asyncrl.messages.trajectory import Sampling
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from tests.rollout.engines.vision_models import picture_request
 

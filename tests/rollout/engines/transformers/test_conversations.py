@@ -6,11 +6,10 @@ from typing import Literal
 import pytest
 import torch
 
+from asyncrl.episodes.conversation import Conversation
+from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord
 from asyncrl.messages.trajectory import FROM_PROMPT, Prompt, Sampling
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
-from asyncrl.rollout.episodes.conversation import Conversation
-from asyncrl.rollout.episodes.record import EpisodeRecord
-from asyncrl.rollout.results import EpisodeLimits
 from asyncrl.weights.contents.names import checkpoint_tensors
 
 ANSWERS = ("w9 w5", "w21", "w7 w7 w40 w11", "w33")
@@ -19,10 +18,12 @@ SWAP_BEFORE = 2
 
 
 async def talk(engine: TransformersEngine, new_weights: dict[str, torch.Tensor]) -> EpisodeRecord:
-    seam = engine.seam()
+    boundary = engine.boundary()
     record = EpisodeRecord(engine.encode(Prompt(chat=[{"role": "user", "content": "w5 w9"}])))
     limits = EpisodeLimits(max_turns=9, max_tokens=200)
-    conversation = Conversation(record, engine.generate, seam, sampling=Sampling(max_tokens=8), limits=limits, seed=3)
+    conversation = Conversation(
+        record, engine.generate, boundary, sampling=Sampling(max_tokens=8), limits=limits, seed=3
+    )
     place, context = FROM_PROMPT, list[int]()
     for number, answer in enumerate(ANSWERS):
         if number == SWAP_BEFORE:
@@ -30,7 +31,7 @@ async def talk(engine: TransformersEngine, new_weights: dict[str, torch.Tensor])
             await engine.swap(7, new_weights)
             await engine.resume()
         place = await conversation.say(place, context)
-        context = seam.after([{"role": "user", "content": answer}], record.turns[place].completion.completion_ids)
+        context = boundary.after([{"role": "user", "content": answer}], record.turns[place].completion.completion_ids)
     return record
 
 

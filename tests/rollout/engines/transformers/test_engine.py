@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from asyncrl.engine import Completion, Engine, EngineLoad, Request
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.trajectory import Prompt, Sampling, Span
-from asyncrl.rollout.engine import Completion, Engine, EngineLoad, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.testing.engine import CHECKS, Check, Subject
 from asyncrl.weights.contents.names import checkpoint_tensors

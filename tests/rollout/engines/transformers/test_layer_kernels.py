@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from asyncrl.rollout.engines.transformers.layer_kernels import LayerKernels, TritonKernels, layer_kernels
+from asyncrl.rollout.engines.transformers.qwen3 import LayerKernels, TritonKernels, layer_kernels
 
 CPU = torch.device("cpu")
 HEADS = (4, 2, 16)
 INTERPRETED = """
 import torch
-from asyncrl.rollout.engines.transformers import layer_kernels as kernels
+from asyncrl.rollout.engines.transformers import qwen3 as kernels
 
 for dtype in (torch.float32, torch.bfloat16):
     found = kernels.layer_kernels(torch.device("cpu"), dtype, (4, 2, 16), 1e-6, kernels._launched)

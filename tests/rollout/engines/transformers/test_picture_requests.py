@@ -12,9 +12,9 @@ import torch
 from msgspec.structs import replace
 from safetensors import safe_open
 
+from asyncrl.engine import Completion, Request
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.trajectory import Image, Prompt, Sampling, Span
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import PictureForward, TransformersEngine
 from asyncrl.rollout.engines.transformers.qwen3 import Qwen3VLForward
 from asyncrl.vision.processor import ImageProcessor

@@ -5,7 +5,7 @@ import torch
 from transformers import PreTrainedModel
 
 from asyncrl.algo.logprobs import head_logits
-from asyncrl.rollout.engine import Request
+from asyncrl.engine import Request
 from asyncrl.rollout.engines.transformers import forward, qwen3
 from asyncrl.rollout.engines.transformers.engine import PictureForward
 from asyncrl.rollout.engines.transformers.forward import Forward, ModelForward

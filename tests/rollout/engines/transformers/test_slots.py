@@ -8,9 +8,9 @@ from msgspec import structs
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from asyncrl.engine import Completion, Request
 from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import Sampling, Span
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.slots import (
     FEWEST_PREFILL_TOKENS,

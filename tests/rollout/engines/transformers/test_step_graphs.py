@@ -5,8 +5,8 @@ import asyncio
 import pytest
 import torch
 
+from asyncrl.engine import Completion, Request
 from asyncrl.messages.trajectory import Sampling
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache
 from asyncrl.rollout.engines.transformers.qwen3 import Qwen3Forward

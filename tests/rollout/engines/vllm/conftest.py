@@ -20,7 +20,7 @@ from asyncrl.config.sections.environment import Environment
 from asyncrl.config.sections.rollout import Rollout, Vllm
 from asyncrl.config.sections.run import Model
 from asyncrl.config.sections.sampling import SamplingConfig
-from asyncrl.rollout.engine import Completion, Request
+from asyncrl.engine import Completion, Request
 from asyncrl.rollout.engines.vllm import arguments
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from asyncrl.rollout.engine import EngineLoad
+from asyncrl.engine import EngineLoad
 from asyncrl.rollout.engines.vllm.load import LoadMeter
 
 

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 pytest.importorskip("vllm")
 
+from asyncrl.engine import Completion, EngineLoad, MultiProcessEngine, Request
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.trajectory import Prompt, Sampling, Span
-from asyncrl.rollout.engine import Completion, EngineLoad, MultiProcessEngine, Request
 from asyncrl.rollout.engines import limits
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from tests.rollout.engines.reference import reference_logprobs

@@ -16,9 +16,9 @@ pytest.importorskip("vllm")
 
 from asyncrl.config.config import Config
 from asyncrl.config.sections.run import Model
+from asyncrl.engine import Request
 from asyncrl.errors import ConfigError, EngineDied, EngineError
 from asyncrl.messages.trajectory import Sampling
-from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
 from tests.rollout.engines.vllm.conftest import core_pid
 

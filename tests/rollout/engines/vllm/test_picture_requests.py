@@ -20,8 +20,8 @@ from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.rollout import Rollout, Vllm
 from asyncrl.config.sections.run import Model
 from asyncrl.config.sections.sampling import SamplingConfig
+from asyncrl.engine import Completion, Request
 from asyncrl.messages.trajectory import Span
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines import limits
 from asyncrl.rollout.engines.vllm import arguments
 from asyncrl.rollout.engines.vllm.engine import VllmEngine

@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.algo.routing import from_routing, to_routing
+from asyncrl.engine import Completion, Request
 from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import Sampling, Span
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.rollout.engines.vllm.request import VllmPictures, VllmRequest, placed
 from asyncrl.vision.processor import ImageProcessor
 from tests.conftest import draw_picture, make_vision_model

@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 
 pytest.importorskip("vllm")
 
+from asyncrl.engine import Completion, Request
 from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import Sampling, Span
-from asyncrl.rollout.engine import Completion, Request
 from asyncrl.weights.contents.layout import Bucket
 from asyncrl.weights.shared import SharedTensors
 from tests.rollout.engines.fetching import fetch

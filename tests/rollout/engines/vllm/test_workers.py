@@ -15,8 +15,8 @@ from asyncrl.config.sections.rollout import Rollout, Vllm
 from asyncrl.config.sections.run import Model
 from asyncrl.config.sections.sampling import SamplingConfig
 from asyncrl.config.sections.weights import Weights
+from asyncrl.engine import Request
 from asyncrl.messages.trajectory import Sampling
-from asyncrl.rollout.engine import Request
 from asyncrl.rollout.engines.vllm.engine import VllmEngine
 from tests.rollout.engines.feeding import feed
 from tests.rollout.engines.fetching import fetch

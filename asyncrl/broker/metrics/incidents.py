@@ -1,0 +1,369 @@
+"""
+Incidents of a run, made from its events: deaths, drops, failures and waits in sentences; and alarms, from its metrics.
+
+    node.lost, group.dropped, units.failed, ... ─▶ one sentence per cause, with a count and the last time
+
+The same sentence again is counted, not repeated. What follows from the death of a node, such as the end of the weight
+transfers that it was in, is counted with the death. The oldest are forgotten.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from math import isnan
+from statistics import fmean
+from textwrap import shorten
+from typing import Any
+
+from msgspec import Struct
+
+from asyncrl.config.config import Config
+from asyncrl.config.correction import WIDE, clips_to_sampler, with_clip_high
+from asyncrl.config.sections.sampling import LOW, greedy
+from asyncrl.messages.supervisor import Incident
+from asyncrl.records.alarms import NO_LEARNING
+
+KEPT = 12
+"""Incidents kept, one for each sentence."""
+MAX_CHARS = 300
+"""Length of a sentence."""
+SAME_S = 60.0
+"""Seconds between a death and its last consequences: weight transfers are given up at their deadline."""
+SENTENCES = {
+    "node.lost": "{node} was lost: {cause}",
+    "node.exited": "{node} {cause}",
+    "node.returned": "{node} is back after {away_s} s",
+    "node.left": "{node} left: {cause}",
+    "node.rejected": "{node} was refused: {cause}",
+    "key.refused": "a peer at {address} was refused: nobody here owns its key, {key}",
+    "node.quiet": "{node} fell silent",
+    "node.stalled": "{node} makes no progress: {cause}",
+    "node.barred": "{node} gets no work for {seconds} s: {cause}",
+    "trainer.disbanded": "the trainer's machines parted: {cause}",
+    "lease.expired": "a lease of {node} expired",
+    "lease.overdue": "{node} kept a lease for far longer than others take",
+    "group.dropped": "group dropped: {reason}",
+    "trajectory.left_out": "a group goes on without a trajectory: {reason}",
+    "group.untrained": "group left out of its step: {reason}",
+    "group.restarted": "group restarted: too old, or its spool was lost",
+    "units.failed": "failed {stage}: {cause}",
+    "transfer.failed": "{node} failed to receive weights: {cause}",
+    "transfer.aborted": "weight transfer given up: {cause}",
+    "upload.failed": "version {policy_version} could not be stored at the spool: {cause}",
+    "eval.lost": "evaluation of v{policy_version} interrupted: {node} has it no more",
+    "eval.left_out": "v{policy_version} was not evaluated: {cause}",
+    "checkpoint.damaged": "checkpoint {path} is damaged: {cause}",
+    "run.waiting": "{cause}",
+    "run.copied": "{cause}",
+    "ledger.locked": "{cause}",
+    "ledger.unlocked": "the ledger can be written again, after {waited_s} s",
+    "ledger.left_locked": "{cause}",
+    "samples.lost": "samples of step {step} were lost",
+    "step.failed": "the trainer failed at step {step}: {reason}",
+    "step.skipped": "no update in step {step}: {cause}",
+    "logprob_gap.exceeded": "rollout and trainer log-probs differ too much at step {step}",
+    "signal.none": "nothing to learn from since step {step}: {advice}",
+    "completions.cut": "most completions are cut since step {step}: {advice}",
+    "ess.low": "a few tokens outweigh the others since step {step}: `asyncrl why` says what to change",
+    "clip.high": "many tokens are clipped since step {step}: `asyncrl why` says what to change",
+    "broker.slept": "the broker's process stood still",
+    "run.resumed": "the broker was started again (start {start} of this run)",
+}
+"""Sentence of each kind of event that may be an incident."""
+SENT = "{node} failed to send weights: {cause}"
+"""Sentence of a ``transfer.failed`` of the trainer."""
+DEATHS = ("node.lost", "node.exited")
+CONSEQUENCES = ("transfer.failed", "transfer.aborted", "lease.expired", "eval.lost", "node.quiet", "node.stalled")
+"""Kinds that follow from a death of a node that they name."""
+USUAL_ENDS = ("done", "told to stop")
+"""Causes of a ``node.left`` that is no incident: any other is an error that ended the node."""
+LATEST_ALONE = ("run.resumed",)
+"""Kinds of which the last one alone is kept."""
+COUNTED_TOTALS = ("units.failed",)
+"""Kinds whose events carry the whole count so far."""
+
+
+def is_incident(kind: str, fields: Mapping[str, Any]) -> bool:
+    """True for an event that an operator should know."""
+    is_usual = kind == "node.left" and fields.get("cause") in USUAL_ENDS
+    return kind in SENTENCES and not is_usual and fields.get("role") != "supervisor"
+
+
+class _Kept(Struct):
+    sentence: str
+    kind: str
+    node: str
+    cause: str
+    at_s: float
+    count: int = 1
+    followers: int = 0
+    """Later incidents that followed from this one, and are counted with it."""
+
+
+class IncidentBook:
+    """Last incidents of a run. ``earlier`` are the events of the broker's earlier lives; times are Unix times."""
+
+    def __init__(self, earlier: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._kept: dict[str, _Kept] = {}
+        """Incident by sentence, the oldest first."""
+        for event in earlier:
+            if "at" in event:
+                at_s = datetime.fromisoformat(str(event["at"])).timestamp()
+                self.add(str(event.get("event", "")), event, at_s)
+
+    def add(self, kind: str, fields: Mapping[str, Any], at_s: float) -> None:
+        """Keep an event, if it is an incident; count it with the death that it follows from, if there is one."""
+        if not is_incident(kind, fields):
+            return
+        new = _Kept(sentence(kind, fields), kind, str(fields.get("node", "")), str(fields.get("cause", "")), at_s)
+        for kept in reversed(self._kept.values()):
+            if _follows(new, kept):
+                kept.followers += 1
+                return
+        if before := self._kept.pop(new.sentence, None):
+            new.count, new.followers = before.count + 1, before.followers
+        if kind in COUNTED_TOTALS:
+            new.count = int(fields.get("count", 1))
+        for kept in list(self._kept.values()):
+            if _follows(kept, new):
+                new.followers += kept.count
+                del self._kept[kept.sentence]
+            elif kept.kind == kind in LATEST_ALONE:
+                del self._kept[kept.sentence]
+        self._kept[new.sentence] = new
+        while len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]
+
+    def told(self, at_s: float) -> list[Incident]:
+        """All that are kept, the newest first, with their ages at ``at_s``."""
+        found = [Incident(_told(kept), max(at_s - kept.at_s, 0.0), kept.count) for kept in self._kept.values()]
+        return found[::-1]
+
+
+def _follows(one: _Kept, death: _Kept) -> bool:
+    """True if ``one`` is a consequence of the death of a node: it names the node, and happened at about that time."""
+    if death.kind not in DEATHS or abs(one.at_s - death.at_s) > SAME_S:
+        return False
+    if one.kind == "node.lost":  # The end of its process is told, too.
+        return death.kind == "node.exited" and (one.node, one.cause) == (death.node, death.cause)
+    name = re.escape(death.node)
+    return one.kind in CONSEQUENCES and re.search(rf"(?<![\w.-]){name}(?![\w-])", one.sentence) is not None
+
+
+def sentence(kind: str, fields: Mapping[str, Any]) -> str:
+    """Sentence of an incident."""
+    is_sender = kind == "transfer.failed" and fields.get("role") == "trainer"
+    words = (SENT if is_sender else SENTENCES[kind]).format_map(_Words(fields))
+    return shorten(words, MAX_CHARS, placeholder=" …", break_on_hyphens=False)
+
+
+def _told(kept: _Kept) -> str:
+    return f"{kept.sentence} (and {kept.followers} that follow from it)" if kept.followers else kept.sentence
+
+
+class _Words(dict[str, Any]):
+    """Fields of an event; one that an older event lacks reads as a question mark."""
+
+    def __missing__(self, key: str) -> str:
+        return "?"
+
+
+# ── alarms ─────────────────────────────────────────────────────────────────────────────────────
+# Warnings before the reward shows it: a run learns nothing, its policy is far from the one that sampled, or rollouts
+# and trainer compute different log-probs.
+#
+#     ess      1 ▔▔╲
+#     mean of      ╲___        ╱▔▔▔╲
+#     10 steps         ╲______╱     ╲      ess.low, once for each fall; the next one is armed when the mean has come
+#     bound   .7 ───────╳────────────╳──   halfway back to 1
+#
+# The effective sample size of the ratios falls when a few tokens outweigh all others: a collapse follows if nothing
+# bounds the ratios. The share of clipped tokens rises where the loss bounds them: those tokens teach nothing, and the
+# run is safe and slow. bench/RESULTS.md has runs that show both.
+#
+# A run whose groups have no differences of rewards, or whose completions are cut, learns nothing from the first step
+# on: these are told after `FIRST_STEPS`, not after a day.
+
+STEPS = 10
+"""Steps over which a metric is averaged: single steps exceed the bound in healthy runs too."""
+FIRST_STEPS = 3
+"""Steps in a row after which a run is told that it learns nothing."""
+MOSTLY_CUT = 0.9
+"""Share of completions that end at their limit."""
+LEARNS_FROM_CLIPPED = ("cispo", "gspo")
+"""Losses that are not warned about: one learns from clipped tokens too, the other clips many by design."""
+Line = Mapping[str, float]
+
+
+class DriftAlarm:
+    """
+    Warns about the mean of a metric.
+
+    Args:
+        healthy: Value of the metric when both policies are the same.
+        bound: Mean from which on it warns, on the side away from ``healthy``.
+        lines: Earlier steps of the run, which have raised their alarms.
+    """
+
+    def __init__(self, metric: str, *, healthy: float, bound: float, lines: Iterable[Line] = ()) -> None:
+        self._metric = metric
+        self._healthy = healthy
+        self._bound = bound
+        self._values: deque[float] = deque(maxlen=STEPS)
+        self._is_armed = True
+        for line in lines:
+            self.check(line)
+
+    def check(self, line: Line) -> dict[str, float]:
+        """Fields of the event, given the metrics of a new step; empty if there is nothing to warn about."""
+        value = line.get(self._metric)
+        # NaN is read back as None, and its step is skipped; a step that trained on nothing has no ratios.
+        if value is None or isnan(value) or not line.get("ess"):
+            return {}
+        self._values.append(value)
+        mean, limit = fmean(self._values), abs(self._bound - self._healthy)
+        if abs(mean - self._healthy) < limit / 2:
+            self._is_armed = True
+        if not self._is_armed or len(self._values) < STEPS or abs(mean - self._healthy) <= limit:
+            return {}
+        self._is_armed = False
+        return {"step": line["step"], self._metric: round(mean, 4), "bound": self._bound}
+
+
+def ess_alarm(config: Config, lines: Iterable[Line] = ()) -> DriftAlarm:
+    """Warns when few of the trained tokens are left to learn from."""
+    return DriftAlarm("ess", healthy=1.0, bound=config.algorithm.ess_warn, lines=lines)
+
+
+def clip_alarm(config: Config, lines: Iterable[Line] = ()) -> DriftAlarm:
+    """Warns when the loss clips many tokens."""
+    algorithm = config.algorithm
+    bound = 1.0 if algorithm.loss in LEARNS_FROM_CLIPPED else algorithm.clip_warn
+    return DriftAlarm("clip_fraction", healthy=0.0, bound=bound, lines=lines)
+
+
+class StreakAlarm:
+    """Warns when a metric has been at a bound or above it for `FIRST_STEPS`; armed again when it is below."""
+
+    def __init__(self, metric: str, *, bound: float, lines: Iterable[Line] = ()) -> None:
+        self._metric = metric
+        self._bound = bound
+        self._num_steps = 0
+        for line in lines:
+            self.check(line)
+
+    def check(self, line: Line) -> dict[str, float]:
+        """Fields of the event, given the metrics of a new step; empty if there is nothing to warn about."""
+        value = line.get(self._metric)
+        if value is None or isnan(value):
+            return {}
+        self._num_steps = self._num_steps + 1 if value >= self._bound else 0
+        if self._num_steps != FIRST_STEPS:
+            return {}
+        return {"step": line["step"]} | {
+            name: round(line.get(name, 0.0), 4) for name in (self._metric, "reward", "truncated")
+        }
+
+
+class DriftAlarms:
+    """All alarms about learning of one run. Alarms that the earlier ``lines`` raised are not raised again."""
+
+    def __init__(self, config: Config, lines: Iterable[Line] = ()) -> None:
+        lines = list(lines)
+        self._alarms: dict[str, DriftAlarm | StreakAlarm] = {
+            "signal.none": StreakAlarm("zero_advantage_fraction", bound=1.0, lines=lines),
+            "completions.cut": StreakAlarm("truncated", bound=MOSTLY_CUT, lines=lines),
+            "ess.low": ess_alarm(config, lines),
+            "clip.high": clip_alarm(config, lines),
+        }
+
+    def check(self, line: Line, config: Config) -> Iterator[tuple[str, dict[str, float | str]]]:
+        """Kind and fields of each event of a new step; ``config`` has the settings that hold now."""
+        for kind, alarm in self._alarms.items():
+            if fields := alarm.check(line):
+                told = early_advice(kind, fields, config) if kind in NO_LEARNING else advice(kind, config)
+                yield kind, {**fields, "advice": told}
+
+
+def early_advice(kind: str, fields: Mapping[str, float], config: Config) -> str:
+    """Meaning of an event of the first steps, and what to look at, in a sentence."""
+    sampling, limit = config.sampling, config.longest_written("train")
+    longer = f"raise {'environment' if config.environment.is_set else 'sampling'}.max_tokens (now {limit:,})"
+    if kind == "completions.cut":
+        return (
+            f"what is cut has no answer, so its reward says little; {longer}, or look whether an end token is missing"
+        )
+    meaning = "no trajectory differs in its reward from the others of its group, so there is nothing to learn from"
+    remedies = ["see what is rewarded (`asyncrl reward try`, `asyncrl top`)"]
+    if fields["truncated"] >= MOSTLY_CUT:
+        remedies.insert(0, longer)
+    if cause := greedy(sampling, LOW):
+        remedies.insert(0, f"let a group differ: sampling.{cause}")
+    remedies.append("take easier problems" if fields["reward"] <= 0 else "take harder ones, if all are right")
+    return f"{meaning}; {', or '.join(remedies)}"
+
+
+def advice(kind: str, config: Config) -> str:
+    """Meaning of the event, and the settings to change, in a sentence."""
+    schedule, trainer, algorithm = config.schedule, config.trainer, with_clip_high(config)
+    remedies = [f"lower trainer.lr (now {trainer.lr:g})"]
+    if schedule.staleness_bound:
+        remedies.insert(0, f"lower schedule.staleness (now {schedule.staleness_bound:g})")
+    if (updates := trainer.epochs * trainer.mini_batches) > 1:
+        remedies.append(f"make fewer updates per batch (trainer.epochs and mini_batches, now {updates})")
+    if kind == "clip.high":
+        meaning = (
+            "the policy moves far between sampling and training; clipped tokens teach nothing, so it learns slowly"
+        )
+        if clips_to_sampler(config.algorithm) and (algorithm.clip_high or 0.0) < WIDE:
+            remedies.append(f"widen the bound (algorithm.clip_high, such as {WIDE:g})")
+    else:
+        meaning = (
+            "the trained trajectories are far from what the policy in training would write, and a few of their tokens "
+            "outweigh the others"
+        )
+        if not algorithm.sampler_kl_coef:
+            remedies.append("set algorithm.sampler_kl_coef (such as 0.1)")
+        if not algorithm.correction.mask_divergent:
+            remedies.append("set algorithm.correction.mask_divergent (such as 0.1)")
+    return f"{meaning}; {', or '.join(remedies)}"
+
+
+# ── the alarm of a gap between sampler and trainer ─────────────────────────────────────────────
+# Warning, once per run, at the first step whose rollouts do not compute the same log-probs as the trainer.
+#
+# Such a difference does not stop a run, but it biases every ratio in the loss, and the reward curve hides it for
+# hours.
+
+BOUND = {"float32": 1e-4, "bfloat16": 0.1}
+"""Mean gap of a step, nats: about 50 and 5 times that of a correct engine, which is 2e-6 and 2e-2."""
+MIN_TOKENS = 64
+"""A mean over fewer tokens is unreliable: one unlikely token may differ a hundred times as much as the others."""
+ADVICE = (
+    "with the same weights the rollouts' log-probs are not the trainer's, so every ratio in the loss is off by that; "
+    "check that the engine returns log-probs of the distribution it samples from (vLLM: "
+    "logprobs_mode=processed_logprobs), that it computes in model.dtype, and that it has the trainer's model and the "
+    "weights of the version it names"
+)
+
+
+class GapAlarm:
+    """Checks the log-prob gap of each step. It has warned already if one of the earlier ``lines`` exceeds the bound."""
+
+    def __init__(self, config: Config, lines: Iterable[Mapping[str, float]] = ()) -> None:
+        self._bound = config.trainer.logprob_gap_warn or BOUND[config.model.dtype]
+        self._has_warned = any(self._exceeds(line) for line in lines)
+
+    def check(self, line: Mapping[str, float]) -> dict[str, float | str]:
+        """Fields of the warning, given the metrics of a new step; empty if there is nothing to warn about."""
+        if self._has_warned or not self._exceeds(line):
+            return {}
+        self._has_warned = True
+        seen = {key: line[key] for key in ("step", "logprob_gap_mean", "logprob_gap_max", "logprob_gap_tokens")}
+        return {**seen, "bound": self._bound, "advice": ADVICE}
+
+    def _exceeds(self, line: Mapping[str, float]) -> bool:
+        # NaN is read back as None; the trainer skips a step with a NaN gap and reports that itself.
+        mean = line.get("logprob_gap_mean") or 0.0
+        return line.get("logprob_gap_tokens", 0.0) >= MIN_TOKENS and mean > self._bound

@@ -1,0 +1,99 @@
+"""
+Interface between an episode and the processes that run its environment.
+
+    Environments.open(name) ─▶ EnvironmentEpisode:  reset ─▶ step ─▶ step ─▶ score ─▶ close
+                                                    solve                        ─▶ close      an agent program
+
+`asyncrl.episodes.pool.EnvironmentPool` implements it. Every method raises `EnvironmentFailed`: the code raised, hung
+for longer than ``environment.call_s``, or its process is lost. ``retryable`` says whether another attempt may succeed.
+"""
+
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct
+
+from asyncrl.engine import ChatMessage, PolicyTurn
+
+Resume = Literal["replay", "snapshot", "rerun", "none"]
+"""
+Way in which an episode is continued after its worker or its node is lost. ``replay``: reset with the same seed, and the
+recorded turns again. ``snapshot``: the saved state is restored. ``rerun``: an agent program runs again, and gets
+recorded answers as long as it asks the same. ``none``: the episode begins anew.
+"""
+
+
+class Description(Struct, frozen=True, kw_only=True):
+    """The environment, as its workers found it at their start."""
+
+    kind: Literal["steps", "solve", "command"]
+    """A class with steps (or tools), a function ``solve``, or a program."""
+    resume: Resume = "none"
+    tools: list[dict[str, Any]] = []
+    """``{"type": "function", "function": {"name", "description", "parameters"}}`` for each tool."""
+
+
+class TaskInput(Struct, frozen=True, kw_only=True):
+    """See `asyncrl.environment.Task`."""
+
+    messages: list[ChatMessage]
+    answer: str = ""
+    data_source: str = ""
+    extra: dict[str, Any] = {}
+    seed: int = 0
+    name: str = ""
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """Answer to ``reset`` or ``step``; see `asyncrl.environment.Step`."""
+
+    messages: list[ChatMessage] = []
+    reward: float = 0.0
+    done: bool = False
+    restart: bool = False
+
+
+class Score(Struct, frozen=True, kw_only=True):
+    """The environment's word on the whole episode."""
+
+    reward: float | None = None
+    """None leaves the sum of the rewards of the steps."""
+    metrics: dict[str, float] = {}
+
+
+class EnvironmentEpisode(Protocol):
+    """The environment of one episode. One method runs at a time."""
+
+    async def reset(self, task: TaskInput, /) -> Answer:
+        """Begin; called once, or once more to replay."""
+
+    async def step(self, said: PolicyTurn, /) -> Answer:
+        """Answer one turn of the policy."""
+
+    async def score(self) -> Score:
+        """Judge the episode after its last turn, also one that was cut off."""
+
+    async def snapshot(self) -> bytes:
+        """State after the last step, for `restore` on any node; only with ``resume = "snapshot"``."""
+
+    async def restore(self, task: TaskInput, state: bytes, /) -> None:
+        """Continue from a snapshot, instead of `reset`."""
+
+    async def solve(self, task: TaskInput, base_url: str, key: str, /) -> Score:
+        """Run an agent program to its end. Not limited by ``call_s``: the caller has ``episode_s``."""
+
+    async def close(self) -> None:
+        """End the episode and free what it holds; never raises, and returns within seconds. Idempotent."""
+
+
+class Environments(Protocol):
+    """All environments of a rollout."""
+
+    @property
+    def description(self) -> Description:
+        """Description on which all workers agree."""
+
+    def open(self, name: str, /) -> EnvironmentEpisode:
+        """An episode on the worker that has fewest."""
+
+    async def aclose(self) -> None:
+        """Kill all workers and what they have started. Idempotent."""

@@ -1,0 +1,275 @@
+"""
+One episode of a rollout: played to its end, judged by its environment, and continued where an earlier attempt ended.
+
+    run ─▶ attempt ─▶ steps, or an agent program ─▶ score ─▶ close ─▶ contents of the trajectory
+              ▲           │ worker lost: replay, restore, or begin anew
+              └───────────┘
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from msgspec import structs
+
+from asyncrl.engine import Completion, Request
+from asyncrl.episodes.conversation import Conversation
+from asyncrl.episodes.environment import EnvironmentEpisode, Environments, Score, TaskInput
+from asyncrl.episodes.gateway.gateway import Gateway
+from asyncrl.episodes.record import (
+    EpisodeRecord,
+    EpisodeState,
+    RecordedTurn,
+    ResumedEpisode,
+    SampledTrajectory,
+    as_sampled,
+)
+from asyncrl.episodes.steps import EnvironmentDiverged
+from asyncrl.episodes.tool_calls import opened_by
+from asyncrl.errors import EngineError, EnvironmentFailed
+from asyncrl.messages.words import FinishReason
+
+ATTEMPTS = 4
+"""Workers that an episode may lose without being to blame, before it is reported as failed."""
+
+
+class Player(Protocol):
+    """Loop of one attempt: `EpisodeSteps`, or an agent program at the gateway."""
+
+    @property
+    def state(self) -> EpisodeState:
+        """State to be stored with the turns of the conversation."""
+
+    @property
+    def is_replaying(self) -> bool:
+        """True while turns of an earlier attempt are not in the conversation's record yet."""
+
+    async def play(self) -> FinishReason:
+        """Play to the end. Raises `EnvironmentFailed`, `EngineError` or `EnvironmentDiverged`."""
+
+    async def score(self) -> Score:
+        """Judge the episode by the environment's word."""
+
+
+class Attempt:
+    """A conversation, and the loop that plays it with one instance of the environment."""
+
+    def __init__(self, conversation: Conversation, player: Player) -> None:
+        self.conversation = conversation
+        self.player = player
+
+    @property
+    def record(self) -> EpisodeRecord:
+        return self.conversation.record
+
+    def begun(self, written: Callable[[Request], Completion | None]) -> list[RecordedTurn]:
+        """Beginnings of the turns that the engine samples now."""
+        return [
+            RecordedTurn(turn.parent, turn.context_ids, completion, draw=turn.draw)
+            for turn in self.conversation.running
+            if (completion := written(turn.request))
+        ]
+
+    async def finish(self, finish_reason: FinishReason) -> SampledTrajectory:
+        """Contents of the finished trajectory, with the environment's word."""
+        score, record = await self.player.score(), self.record
+        if score.reward is not None:
+            record.turns[-1].reward += score.reward - record.reward
+        return SampledTrajectory(
+            prompt_ids=record.prompt_ids,
+            completion=record.completion(finish_reason),
+            text=record.turns[-1].text,
+            opened=self._opened(),
+            turns=record.wire_turns(),
+            context_ids=record.context_ids(),
+            scores=score.metrics,
+        )
+
+    def _opened(self) -> str:
+        """Thought that what the last turn read had opened."""
+        last = self.record.turns[-1]
+        read = [*self.record.ids_through(last.parent), *last.context_ids]
+        return opened_by(read, self.conversation.boundary.text)
+
+
+Begin = Callable[[EnvironmentEpisode, ResumedEpisode | None], Attempt]
+"""Begins an attempt, from turns of an earlier one."""
+
+
+class Episode:
+    """
+    The episode of one unit.
+
+    Args:
+        written: Tokens of a running request so far.
+        resumed: Turns that another node stored; None begins anew.
+        can_resume: False if the environment cannot be brought back to where a record ends.
+        on_end: Called when it is played no more.
+        on_started_over: Called with the number of the policy's tokens that are thrown away, and the reason.
+    """
+
+    def __init__(
+        self,
+        environments: Environments,
+        task: TaskInput,
+        prompt_ids: list[int],
+        begin: Begin,
+        *,
+        written: Callable[[Request], Completion | None],
+        episode_s: float,
+        resumed: ResumedEpisode | None,
+        can_resume: bool,
+        on_started_over: Callable[[int, str], None],
+        on_end: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._environments = environments
+        self._task = task
+        self._prompt_ids = prompt_ids
+        self._begin = begin
+        self._written = written
+        self._episode_s = episode_s
+        self._resumed = resumed
+        self._can_resume = can_resume
+        self._on_started_over = on_started_over
+        self._on_end = on_end
+        self._clock = clock
+        self._attempt: Attempt | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and of the turns so far, without those that are being sampled."""
+        return len(self._prompt_ids) + (self._attempt.record.num_tokens if self._attempt else 0)
+
+    async def run(self) -> SampledTrajectory:
+        """Play, with another worker if one is lost. Raises `EngineError`."""
+        try:
+            return await self._run()
+        finally:
+            self._on_end()
+
+    async def _run(self) -> SampledTrajectory:
+        until_s = self._clock() + self._episode_s
+        lost = 0
+        while True:
+            if self._resumed and not self._can_resume:
+                self._start_over("the environment declares no way to continue an episode")
+            environment = self._environments.open(self._task.name)
+            try:
+                self._attempt = self._begin(environment, self._resumed)
+                return await self._attempt.finish(await self._play(self._attempt, until_s))
+            except EnvironmentFailed as error:
+                lost += 1
+                if not error.is_lost or lost == ATTEMPTS:
+                    raise
+                self._resumed = self._in_hand()
+            except EnvironmentDiverged as error:
+                self._start_over(str(error))
+            finally:
+                await environment.close()
+
+    def written(self) -> SampledTrajectory | None:
+        """Unfinished contents so far; None before the first token."""
+        if (in_hand := self._in_hand()) is None:
+            return None
+        return as_sampled(EpisodeRecord(self._prompt_ids, in_hand.finished), in_hand.begun, in_hand.state)
+
+    async def _play(self, attempt: Attempt, until_s: float) -> FinishReason:
+        try:
+            async with asyncio.timeout(max(0.0, until_s - self._clock())) as deadline:
+                return await attempt.player.play()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+        return self._cut(attempt)
+
+    def _cut(self, attempt: Attempt) -> FinishReason:
+        if not attempt.record.turns:
+            raise EnvironmentFailed(
+                f"the episode took longer than environment.episode_s = {self._episode_s:g} s before the end of a turn"
+            )
+        return "length"
+
+    def _in_hand(self) -> ResumedEpisode | None:
+        """Turns so far, of this attempt or of the earlier one that it still replays."""
+        attempt = self._attempt
+        if attempt is None or attempt.player.is_replaying:
+            return self._resumed
+        begun = attempt.begun(self._written)
+        if not (attempt.record.turns or begun):
+            return None
+        return ResumedEpisode(state=attempt.player.state, finished=list(attempt.record.turns), begun=begun)
+
+    def _start_over(self, reason: str) -> None:
+        assert self._resumed is not None, "only an earlier attempt can be given up"
+        self._on_started_over(self._resumed.num_tokens, f"{self._task.name}: {reason}")
+        self._resumed = self._attempt = None
+
+
+# ── program ───────────────────────────────────────────────────────────────────────────────────
+# An episode whose turns an agent program asks for, as from an OpenAI server.
+
+
+class AgentProgram:
+    """
+    Runs the program once. With ``resumed`` it gets the recorded turns again, as long as it asks the same.
+
+    Args:
+        conversation: With an empty record.
+        tools: JSON list of the tools that the prompt shows.
+        resumed: Turns of an earlier run; None begins anew.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        gateway: Gateway,
+        environment: EnvironmentEpisode,
+        task: TaskInput,
+        *,
+        tools: str = "",
+        resumed: ResumedEpisode | None = None,
+    ) -> None:
+        self._conversation = conversation
+        self._environment = environment
+        self._task = task
+        earlier = [*resumed.finished, *resumed.begun] if resumed else []
+        conversation.reserve(earlier)
+        self._open = gateway.open(conversation, task.messages, tools, earlier=earlier)
+        self._word = Score()
+
+    @property
+    def state(self) -> EpisodeState:
+        return EpisodeState(num_finished=len(self._conversation.record.turns))
+
+    @property
+    def is_replaying(self) -> bool:
+        """True until the program has had all recorded turns, or asked for something else."""
+        return bool(self._open.num_not_repeated) and not self._open.counts["sampled"]
+
+    async def play(self) -> FinishReason:
+        """
+        Run the program to its end.
+
+        Raises:
+            EnvironmentFailed: It failed, or ended without a turn.
+            EngineError: It failed because the engine did.
+        """
+        try:
+            self._word = await self._environment.solve(self._task, self._open.base_url, self._open.key)
+        except EnvironmentFailed as error:
+            if isinstance(failure := self._open.failure, EngineError):
+                raise failure from error
+            raise
+        finally:
+            await self._open.close()
+        if not self._conversation.record.turns:
+            raise EnvironmentFailed(f"the agent program of {self._task.name} ended without asking for a turn")
+        return "length" if self._open.limit else "stop"
+
+    async def score(self) -> Score:
+        """Score that the program sent to the gateway, or returned."""
+        sent = self._open.score
+        reward = sent.reward if sent and sent.reward is not None else self._word.reward
+        return structs.replace(self._word, reward=reward, metrics=self._word.metrics | self._open.scores)

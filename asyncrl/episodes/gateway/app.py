@@ -1,0 +1,319 @@
+"""
+The gateway as an ASGI application, for any server, or mounted in a host's.
+
+    POST /e/<capability>/v1/chat/completions     GET /e/<capability>/v1/models
+    PUT  /e/<capability>/reward                  GET /healthz
+
+Nothing of a request is read before its capability is known, and a key in its header must agree.
+"""
+
+import asyncio
+import secrets
+from asyncio import FIRST_COMPLETED
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+from msgspec import Struct
+
+from asyncrl.episodes.environment import Score
+from asyncrl.episodes.gateway.chat_request import ChatRequest, RefusedRequest, read_request
+from asyncrl.episodes.gateway.episode import Counts, OpenEpisode
+from asyncrl.episodes.gateway.gateway import Gateway
+from asyncrl.episodes.gateway.reply import KEEP_ALIVE, Reply, event
+from asyncrl.log import get_logger
+from asyncrl.messages.verdict_limits import MAX_METRICS, problem_of
+from asyncrl.wire import http
+from asyncrl.wire.http import Header, Receive, Scope, Send, lifespan
+
+# ── exchange ──────────────────────────────────────────────────────────────────────────────────
+# One HTTP exchange over ASGI: a bounded body with a deadline, an answer, and whether the client went away.
+
+JSON = (b"content-type", b"application/json")
+CLOSE = (b"connection", b"close")
+EVENTS = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"))
+
+
+class Disconnected(Exception):
+    """The client went away."""
+
+
+class BodyBudget:
+    """Memory for bodies that are being received, of all connections together."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._left = num_bytes
+
+    def take(self, num_bytes: int) -> None:
+        if num_bytes > self._left:
+            raise RefusedRequest(503, "busy", "too many bodies are being received; try again", retry=True)
+        self._left -= num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        self._left += num_bytes
+
+
+class Exchange:
+    """A request without its path, and its answer."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.method: str = scope["method"]
+        self.is_started = False
+        """True once the status was sent."""
+        self.is_read = False
+        """True once all of the body has arrived."""
+        self._headers: Sequence[Header] = scope["headers"]
+        self._receive = receive
+        self._send = send
+
+    def header(self, name: bytes) -> bytes | None:
+        return next((value for key, value in self._headers if key.lower() == name), None)
+
+    async def body(self, limit: int, budget: BodyBudget, timeout_s: float) -> bytes:
+        """
+        The body of the request.
+
+        Raises:
+            Refused: It is too large, or did not arrive in time.
+            Disconnected: The client went away meanwhile.
+        """
+        if (length := self.header(b"content-length")) and length.isdigit() and int(length[:20]) > limit:
+            raise _too_large(limit)
+        taken = 0
+        parts = []
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    event = await self._receive()
+                    if event["type"] != "http.request":
+                        raise Disconnected
+                    part = event.get("body", b"")
+                    budget.take(len(part))
+                    taken += len(part)
+                    if taken > limit:
+                        raise _too_large(limit)
+                    parts.append(part)
+                    if not event.get("more_body", False):
+                        self.is_read = True
+                        return b"".join(parts)
+        except TimeoutError:
+            raise RefusedRequest(408, "timeout", f"the body did not arrive within {timeout_s:g} s") from None
+        finally:
+            budget.give_back(taken)
+
+    async def until_gone(self) -> None:
+        """Wait until the client goes away; called after `body`."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def answer(self, status: int, body: bytes, headers: Iterable[Header] = (JSON,)) -> None:
+        await self.start(status, (*headers, (b"content-length", b"%d" % len(body))))
+        await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
+
+    async def start(self, status: int, headers: Iterable[Header]) -> None:
+        self.is_started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def write(self, part: bytes, *, is_last: bool = False) -> None:
+        """Send a part of an answer that was started."""
+        await self._send({"type": "http.response.body", "body": part, "more_body": not is_last})
+
+
+def _too_large(limit: int) -> RefusedRequest:
+    return RefusedRequest(413, "body_too_large", f"the body has more than {limit} bytes")
+
+
+# ── app ───────────────────────────────────────────────────────────────────────────────────────
+
+log = get_logger()
+
+MAX_BODY_BYTES = 16 << 20
+"""Largest request: some millions of tokens as text."""
+MAX_REWARD_BYTES = 64 << 10
+MAX_SENT_METRICS = MAX_METRICS - len(Counts().scores)
+"""Metrics of a program; the gateway adds its own."""
+ALL_BODIES_BYTES = 128 << 20
+"""Bodies of all connections that are being received."""
+BODY_S = 30.0
+"""Seconds for a body to arrive."""
+KEEP_ALIVE_S = 10.0
+"""Seconds of sampling after which a stream gets a comment, so that nothing on the way takes it for dead."""
+
+
+class SentReward(Struct, forbid_unknown_fields=True):
+    reward: float | None = None
+    metrics: dict[str, float] = {}
+
+
+REWARD = msgspec.json.Decoder(SentReward)
+
+
+class GatewayApp:
+    """ASGI application; stateless but for its gateway."""
+
+    def __init__(self, gateway: Gateway, *, keep_alive_s: float = KEEP_ALIVE_S, body_s: float = BODY_S) -> None:
+        self._gateway = gateway
+        self._keep_alive_s = keep_alive_s
+        self._body_s = body_s
+        self._budget = BodyBudget(ALL_BODIES_BYTES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await lifespan(receive, send)
+        if scope["type"] == "websocket":
+            return await send({"type": "websocket.close", "code": 1008})
+        exchange = Exchange(scope, receive, send)
+        try:
+            await self._route(scope["path"].removeprefix(scope.get("root_path", "")), exchange)
+        except Disconnected:
+            self._gateway.counts["disconnected"] += 1
+        except RefusedRequest as refused:
+            await self._refuse(refused, exchange)
+        except Exception as error:  # noqa: BLE001  a fault here must not end the server of all other episodes
+            log.error("gateway.failed", error=f"{type(error).__name__}: {error}")
+            await self._refuse(RefusedRequest(500, "internal_error", "the gateway failed; its log has more"), exchange)
+        return None
+
+    async def _route(self, path: str, exchange: Exchange) -> None:
+        match path.split("/")[1:]:
+            case ["healthz"]:
+                _allow(exchange, "GET", "HEAD")
+                await exchange.answer(200, b'{"status":"ok"}')
+            case ["e", capability, *rest] if episode := self._gateway.find(capability):
+                _check_key(exchange.header(b"authorization"), capability)
+                await self._episode_route(episode, rest, exchange)
+            case _:
+                raise RefusedRequest(404, "not_found", "there is nothing here")
+
+    async def _episode_route(self, episode: OpenEpisode, rest: list[str], exchange: Exchange) -> None:
+        match rest:
+            case ["v1", "chat", "completions"]:
+                _allow(exchange, "POST")
+                await self._complete(episode, exchange)
+            case ["v1", "models"]:
+                _allow(exchange, "GET", "HEAD")
+                model = {"id": self._gateway.model, "object": "model", "created": 0, "owned_by": "asyncrl"}
+                await exchange.answer(200, msgspec.json.encode({"object": "list", "data": [model]}))
+            case ["reward"]:
+                _allow(exchange, "PUT", "POST")
+                episode.score = _read_score(await exchange.body(MAX_REWARD_BYTES, self._budget, self._body_s))
+                await exchange.answer(200, b"{}")
+            case _:
+                raise RefusedRequest(404, "not_found", "there is nothing here")
+
+    async def _complete(self, episode: OpenEpisode, exchange: Exchange) -> None:
+        request = read_request(await exchange.body(MAX_BODY_BYTES, self._budget, self._body_s), episode.stop)
+        sampling = episode.reply(request)
+        gone = asyncio.create_task(exchange.until_gone())
+        try:
+            if request.stream:
+                await self._wait_and_keep_alive(request, sampling, gone, exchange)
+            reply = await _reply(sampling, gone)
+        except Disconnected:
+            episode.count("undelivered")
+            raise
+        except RefusedRequest as refused:
+            episode.count(f"refused_{refused.code}")
+            if not exchange.is_started:
+                raise
+            return await exchange.write(event(msgspec.json.decode(refused.body)), is_last=True)
+        finally:
+            gone.cancel()
+        await _deliver(reply, request, episode, exchange)
+        return episode.was_delivered(reply)
+
+    async def _wait_and_keep_alive(
+        self, request: ChatRequest, sampling: "asyncio.Task[Reply]", gone: "asyncio.Task[None]", exchange: Exchange
+    ) -> None:
+        """Write comments until the reply is there. The status is sent with the first: an early refusal has its own."""
+        while not (await asyncio.wait({sampling, gone}, timeout=self._keep_alive_s, return_when=FIRST_COMPLETED))[0]:
+            if not exchange.is_started:
+                await exchange.start(200, [*EVENTS, *_ignored(request)])
+            await exchange.write(KEEP_ALIVE)
+
+    async def _refuse(self, refused: RefusedRequest, exchange: Exchange) -> None:
+        self._gateway.counts[f"refused_{refused.status}"] += 1
+        if not exchange.is_started:
+            rest = [] if exchange.is_read else [CLOSE]  # nobody reads a body that may still come
+            await exchange.answer(refused.status, refused.body, [JSON, *refused.headers, *rest])
+
+
+async def _reply(sampling: "asyncio.Task[Reply]", gone: "asyncio.Task[None]") -> Reply:
+    """The reply, once it is there. Raises `Refused`, or `Disconnected` if nobody waits for it."""
+    await asyncio.wait({sampling, gone}, return_when=FIRST_COMPLETED)
+    if gone.done():
+        raise Disconnected
+    if sampling.cancelled():
+        raise RefusedRequest(404, "not_found", "the episode is over")
+    return sampling.result()
+
+
+async def _deliver(reply: Reply, request: ChatRequest, episode: OpenEpisode, exchange: Exchange) -> None:
+    prompt_ids = episode.prompt_ids(reply) if request.token_ids else None
+    text = episode.text if request.logprobs else None
+    if not request.stream:
+        body = reply.body(prompt_ids=prompt_ids, text=text)
+        return await exchange.answer(200, body, [JSON, *_ignored(request)])
+    if not exchange.is_started:
+        await exchange.start(200, [*EVENTS, *_ignored(request)])
+    events = reply.events(usage=request.include_usage, prompt_ids=prompt_ids, text=text)
+    return await exchange.write(events, is_last=True)
+
+
+def _allow(exchange: Exchange, *methods: str) -> None:
+    if exchange.method not in methods:
+        raise RefusedRequest(405, "method_not_allowed", f"the method must be {methods[0]}")
+
+
+def _check_key(header: bytes | None, capability: str) -> None:
+    if header is None:
+        return
+    scheme, _, key = header.partition(b" ")
+    if scheme.lower() != b"bearer" or not secrets.compare_digest(key.strip(), capability.encode()):
+        raise RefusedRequest(
+            401, "invalid_api_key", "the key is not that of this episode: send OPENAI_API_KEY as it was given"
+        )
+
+
+def _ignored(request: ChatRequest) -> list[Header]:
+    """Header that names the fields of the request which had no effect."""
+    return [(b"x-asyncrl-ignored", ",".join(request.ignored).encode())] if request.ignored else []
+
+
+def _read_score(raw: bytes) -> Score:
+    try:
+        sent = REWARD.decode(raw)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise RefusedRequest(
+            400, "invalid_reward", f'the body must be {{"reward": 1.0, "metrics": {{}}}}: {error}'
+        ) from None
+    if len(sent.metrics) > MAX_SENT_METRICS:
+        message = f"there are {len(sent.metrics)} metrics, expected at most {MAX_SENT_METRICS}"
+        raise RefusedRequest(400, "invalid_reward", message, param="metrics")
+    if problem := problem_of(0.0 if sent.reward is None else sent.reward, sent.metrics, None):
+        raise RefusedRequest(400, "invalid_reward", problem)
+    return Score(reward=sent.reward, metrics=sent.metrics)
+
+
+# ── server ────────────────────────────────────────────────────────────────────────────────────
+# Serves the gateway's app, in the event loop of the rollout.
+
+
+@asynccontextmanager
+async def serve(gateway: Gateway, address: str) -> AsyncIterator[str]:
+    """
+    Serve until the block ends, and set ``gateway.url``.
+
+    Args:
+        address: ``tcp://HOST:PORT`` (``environment.gateway``); port 0 takes a free one.
+
+    Yields:
+        The URL, ``http://HOST:PORT``.
+
+    Raises:
+        ConfigError: uvicorn is not installed, or the address cannot be bound.
+    """
+    app, setting = GatewayApp(gateway), "environment.gateway"
+    async with http.serve(app, address, setting=setting, needed_by="an agent program", extra="agents") as url:
+        gateway.url = url
+        yield url

@@ -1,0 +1,467 @@
+"""
+One episode whose turns an agent program asks for.
+
+    request ─▶ the same as before ─▶ the same reply, or the one that is being sampled
+               another one        ─▶ place in the lineage ─▶ ids of its context ─▶ turn, recorded or sampled ─▶ reply
+
+Sampling belongs to the episode and not to the connection: a client that loses it asks again and gets the same turn. A
+turn whose reply reached nobody is not trained, unless a later request repeats it or builds on it.
+"""
+
+import asyncio
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Literal
+
+from msgspec import Struct, structs
+
+from asyncrl.engine import ChatMessage
+from asyncrl.episodes.conversation import Conversation, EpisodeOver, Limit
+from asyncrl.episodes.environment import Score
+from asyncrl.episodes.gateway.chat_request import SORTED, ChatRequest, Identity, RefusedRequest, normal, tools_key
+from asyncrl.episodes.gateway.reply import Choice, Reply, delivered, finish_reason
+from asyncrl.episodes.record import EpisodeRecord, RecordedTurn
+from asyncrl.errors import EngineError, PromptTooLong
+from asyncrl.log import get_logger
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
+
+# ── earlier ───────────────────────────────────────────────────────────────────────────────────
+# Turns that another node recorded before it was lost, to be given again to an agent program that runs again.
+#
+#     program asks ─▶ the same tokens, after the same turn, are in the record ─▶ the recorded turn, unsampled
+#                                                           are not           ─▶ sampled
+#     a recorded turn that is unfinished ─▶ sampling continues it
+#
+# Requests are compared by the ids that the policy would read, so the program may word its messages as it likes. Turns
+# that the second run never asks for leave the record: nothing in the new episode depends on them.
+
+
+class EarlierTurns:
+    """Recorded turns that were not asked for yet. A turn is given once."""
+
+    def __init__(self, turns: Sequence[RecordedTurn] = ()) -> None:
+        self._left: dict[tuple[int, tuple[int, ...]], deque[int]] = defaultdict(deque)
+        self._turns = list(turns)
+        self._earlier = {FROM_PROMPT: FROM_PROMPT, FROM_NOTHING: FROM_NOTHING}
+        """Index in the earlier record by index in the new one."""
+        for place, turn in enumerate(self._turns):
+            self._left[turn.parent, tuple(turn.context_ids)].append(place)
+
+    @property
+    def num_left(self) -> int:
+        return sum(len(places) for places in self._left.values())
+
+    def take(self, parent: int, context_ids: Sequence[int]) -> tuple[int, RecordedTurn] | None:
+        """The first turn left that followed ``parent`` (in the new record) and this context, with its earlier index."""
+        if not self._turns or (earlier := self._earlier.get(parent)) is None:
+            return None
+        places = self._left.get((earlier, tuple(context_ids)))
+        if not places:
+            return None
+        place = places.popleft()
+        return place, self._turns[place]
+
+    def moved(self, earlier: int, place: int) -> None:
+        """The turn with this earlier index is in the new record at ``place``."""
+        self._earlier[place] = earlier
+
+
+# ── lineage ───────────────────────────────────────────────────────────────────────────────────
+# The turn of a record that a request follows, found by the messages that it sends back.
+#
+#     request    system user │ assistant │ tool           hash of the first three = hash after turn 0
+#                            └─ turn 0 ──┘   └ new ─┘     ─▶ follows turn 0, with one new message
+#
+# Each turn is filed under a hash of all messages that its request had, and of its own reply as it was delivered. A
+# request follows the turn of its last message of the assistant; if no turn has this hash, the request begins a new
+# root, whose cause is counted: a cause other than `new_root` may be a program, or a fault, that alters replies. Pure
+# rules.
+
+RootCause = Literal["new_root", "edited_reply", "edited_history", "tools_changed", "template_differs"]
+"""
+Reason for which a request does not follow what the policy said before. ``new_root``: it contains no reply of this
+episode, such as that of a sub-agent or after a summary. ``edited_reply``: its last reply is another one than was
+delivered after the same messages. ``edited_history``: it contains a reply, after other messages than the reply was
+delivered for. ``tools_changed``: all messages match, the tools do not. ``template_differs``: the chat template renders
+the history in another way than the policy read it (``environment.history = "as_template"``), or not at all.
+"""
+
+
+class FoundPlace(Struct, frozen=True):
+    """Place of a request in the record: the turn that it follows, and the messages that are new."""
+
+    parent: int
+    """Index of a turn, `FROM_PROMPT` or `FROM_NOTHING`."""
+    new: Sequence[ChatMessage]
+    """Messages that follow the parent; all of them after nothing."""
+    seen: bytes
+    """Hash of all messages."""
+    cause: RootCause | None = None
+    """None if the request follows the prompt or a turn."""
+
+
+class Lineage:
+    """
+    Turns of one episode by what their programs saw.
+
+    Args:
+        prompt: The messages of the prompt; the same request follows the prompt's own tokens.
+        tools: The prompt's tools, as JSON.
+    """
+
+    def __init__(self, prompt: Sequence[ChatMessage], tools: str = "") -> None:
+        self._prompt = chain(normal(list(prompt)))[-1]
+        self._prompt_tools = tools_key(tools)
+        self._turns: dict[bytes, list[tuple[bytes, int]]] = {}
+        """Tools and indices of the turns after which all messages have this hash."""
+        self._seen: set[bytes] = set()
+        """Hashes of all messages of each request that was answered."""
+        self._said: set[bytes] = set()
+        """Hashes of the replies alone."""
+
+    def find(self, messages: Sequence[ChatMessage], hashes: Sequence[bytes], tools: bytes) -> FoundPlace:
+        """Place of a request with these messages, their `chain`, and these tools, as `tools_key` has them."""
+        seen = hashes[-1]
+        if seen == self._prompt and tools == self._prompt_tools:
+            return FoundPlace(FROM_PROMPT, (), seen)
+        last = max((place for place, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+        if last < 0:
+            return FoundPlace(FROM_NOTHING, messages, seen, "new_root")
+        known = self._turns.get(hashes[last + 1], [])
+        for turn_tools, turn in known:
+            if turn_tools == tools:
+                return FoundPlace(turn, messages[last + 1 :], seen)
+        return FoundPlace(FROM_NOTHING, messages, seen, self._cause(messages, hashes, last, is_known=bool(known)))
+
+    def add(self, seen: bytes, said: ChatMessage, tools: bytes, turn: int) -> None:
+        """File a turn, whose reply ``said`` was delivered to a request with the hash ``seen``."""
+        self._turns.setdefault(extended(seen, said), []).append((tools, turn))
+        self._seen.add(seen)
+        self._said.add(extended(b"", said))
+
+    def _cause(
+        self, messages: Sequence[ChatMessage], hashes: Sequence[bytes], last: int, *, is_known: bool
+    ) -> RootCause:
+        if is_known:
+            return "tools_changed"
+        if hashes[last] in self._seen:
+            return "edited_reply"
+        replies = (message for message in messages if message["role"] == "assistant")
+        return "edited_history" if any(extended(b"", reply) in self._said for reply in replies) else "new_root"
+
+
+def chain(messages: Sequence[ChatMessage]) -> list[bytes]:
+    """Hashes of the first 0, 1, 2 ... messages."""
+    hashes = [b""]
+    for message in messages:
+        hashes.append(extended(hashes[-1], message))
+    return hashes
+
+
+def extended(before: bytes, message: ChatMessage) -> bytes:
+    """Hash of messages with the hash ``before``, and one more."""
+    return sha256(before + SORTED.encode(message)).digest()
+
+
+# ── counts ────────────────────────────────────────────────────────────────────────────────────
+# Counts of one episode, or of all of a node: roots and forks by cause, and what else happened to requests.
+
+ALARMING: tuple[RootCause, ...] = ("edited_reply", "edited_history", "tools_changed", "template_differs")
+"""Causes of roots that a program does not intend, as a rule: each makes a branch of what could be one."""
+
+
+class Counts(Counter[str]):
+    """
+    ``sampled``, ``replayed``, ``repeats``, ``roots``, ``root_CAUSE``, ``forks``, ``fork_retry``, ``fork_branch``,
+    ``undelivered``, ``refused_CODE``.
+
+    A fork is a turn whose parent has another child: ``retry`` if the program sent the same messages again, with another
+    limit for example, ``branch`` if it sent others, another seed, or asked for several choices. A repeat is a request
+    that has its reply already, and gets the same.
+    """
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Metrics of an episode, for `Trajectory.scores`."""
+        broken = sum(self[f"root_{cause}"] for cause in ALARMING)
+        return {"forks": float(self["forks"]), "roots": float(self["roots"]), "broken_lineage": float(broken)}
+
+
+# ── episode ───────────────────────────────────────────────────────────────────────────────────
+
+log = get_logger()
+
+
+class TurnPlace(Struct, frozen=True):
+    """Parent of a turn, and the tokens that the policy reads after it."""
+
+    parent: int
+    context_ids: Sequence[int]
+    cause: RootCause | None = None
+    """Reason for which it does not follow what the program sent back; None if it does."""
+
+
+class OpenEpisode:
+    """
+    An episode that a program talks to; made by `Gateway.open`.
+
+    Args:
+        base_url: For ``OPENAI_BASE_URL``.
+        key: For ``OPENAI_API_KEY``; also part of the URL.
+        reward_url: For ``PUT``.
+        stop: Stop strings of the run.
+        as_template: ``environment.history`` is ``as_template``.
+        earlier: Turns of an earlier run of the program; the conversation's record begins without them.
+        clock: Seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        lineage: Lineage,
+        *,
+        base_url: str,
+        key: str,
+        reward_url: str,
+        stop: Sequence[str],
+        as_template: bool,
+        earlier: Sequence[RecordedTurn],
+        counts: Counts,
+        close: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.base_url = base_url
+        self.key = key
+        self.reward_url = reward_url
+        self.stop = stop
+        self.counts = Counts()
+        self.score: Score | None = None
+        """The program's word, if it gave one."""
+        self.limit: Limit | None = None
+        """Limit of the episode for which a request was refused."""
+        self.failure: BaseException | None = None
+        """Error of the engine in the last turn; None if it was sampled. A program that ends for it is not to blame."""
+        self._conversation = conversation
+        self._lineage = lineage
+        self._as_template = as_template
+        self._earlier = EarlierTurns(earlier)
+        self._all_counts = counts
+        self._close = close
+        self._clock = clock
+        self._replies: dict[Identity, asyncio.Task[Reply]] = {}
+        """Replies that are made or being made, by identity of the request."""
+        self._num_children: Counter[int] = Counter()
+        """Turns by parent."""
+        self._children: Counter[tuple[int, bytes]] = Counter()
+        """Turns by parent and hash of all messages."""
+        self._turn_ended = asyncio.Event()
+        """Set when a turn ends, and with it its claim on the room of the episode; then replaced by another."""
+
+    @property
+    def _record(self) -> EpisodeRecord:
+        return self._conversation.record
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Metrics of the program and of the lineage."""
+        return {**self.counts.scores, **(self.score.metrics if self.score else {})}
+
+    @property
+    def num_not_repeated(self) -> int:
+        """Turns of the earlier run that this one has not asked for; they are not in its record."""
+        return self._earlier.num_left
+
+    def reply(self, request: ChatRequest) -> "asyncio.Task[Reply]":
+        """
+        Begin the reply to a request, or find it. Await it shielded: others may wait for it too.
+
+        Raises (the task):
+            Refused: The request cannot be answered, or not now.
+        """
+        hashes = chain(request.messages)
+        identity = request.identity(hashes[-1])
+        task = self._replies.get(identity)
+        if task is not None and not _is_lost(task):
+            self.count("repeats")
+            return task
+        task = asyncio.create_task(self._make(request, hashes))
+        task.add_done_callback(_is_lost)  # an error that nobody waits for any more is no warning
+        self._replies[identity] = task
+        return task
+
+    def prompt_ids(self, reply: Reply) -> list[int]:
+        """All tokens that the choices of a reply read."""
+        return [*self._record.ids_through(reply.parent), *reply.context_ids]
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return self._conversation.boundary.text(token_ids)
+
+    def was_delivered(self, reply: Reply) -> None:
+        """A client has the reply, so its turns are trained."""
+        for choice in reply.choices:
+            self._record.turns[choice.turn].is_trained = True
+
+    async def close(self) -> None:
+        """Stop sampling, and answer no further request. Idempotent."""
+        self._close()
+        tasks = list(self._replies.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._earlier.num_left:
+            log.info("gateway.turns_not_repeated", turns=self._earlier.num_left)
+
+    # ── one request ─────────────────────────────────────────────────────────────────────────────
+
+    async def _make(self, request: ChatRequest, hashes: Sequence[bytes]) -> Reply:
+        found = self._lineage.find(request.messages, hashes, request.tools_key)
+        if found.parent >= 0:
+            self._record.turns[found.parent].is_trained = True
+        try:
+            place = self._place(found, request)
+        except EngineError as error:
+            raise RefusedRequest(400, "invalid_messages", str(error), param="messages") from error
+        turns = await self._turns(place, request)
+        self._count_branches(place, found, request)
+        choices = [self._choice(turn, request) for turn in turns]
+        for choice in choices:
+            self._lineage.add(found.seen, choice.message, request.tools_key, choice.turn)
+        return Reply(
+            id=f"chatcmpl-{turns[0]}",
+            created=int(self._clock()),
+            model=request.model,
+            choices=choices,
+            parent=place.parent,
+            context_ids=place.context_ids,
+            num_prompt=self._num_through(place.parent) + len(place.context_ids),
+        )
+
+    def _place(self, found: FoundPlace, request: ChatRequest) -> TurnPlace:
+        """Tokens that the policy reads. Raises `EngineError` if the chat template cannot render the messages."""
+        boundary = self._conversation.boundary
+        if found.parent == FROM_PROMPT:
+            return TurnPlace(FROM_PROMPT, ())
+        if found.parent == FROM_NOTHING:
+            return TurnPlace(FROM_NOTHING, boundary.opening(found.new, request.tools), found.cause)
+        if self._as_template:
+            return self._shared(found.parent, boundary.opening(request.messages, request.tools))
+        try:
+            last_ids = self._record.turns[found.parent].completion.completion_ids
+            return TurnPlace(found.parent, boundary.after(found.new, last_ids))
+        except EngineError:
+            return TurnPlace(FROM_NOTHING, boundary.opening(request.messages, request.tools), "template_differs")
+
+    def _shared(self, parent: int, ids: list[int]) -> TurnPlace:
+        """``ids`` after the last turn, from ``parent`` to the root, whose tokens they begin with."""
+        places = self._record.path(parent)[::-1] + ([FROM_PROMPT] if self._record.root(parent) == FROM_PROMPT else [])
+        for place in places:
+            before = self._record.ids_through(place)
+            if ids[: len(before)] == before:
+                return TurnPlace(place, ids[len(before) :], None if place == parent else "template_differs")
+        return TurnPlace(FROM_NOTHING, ids, "template_differs")
+
+    async def _turns(self, place: TurnPlace, request: ChatRequest) -> list[int]:
+        """Turns of a reply; all or none."""
+        if request.n == 1:
+            return [await self._turn(place, request)]
+        tasks = [asyncio.create_task(self._turn(place, request)) for _ in range(request.n)]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _turn(self, place: TurnPlace, request: ChatRequest) -> int:
+        taken = self._earlier.take(place.parent, place.context_ids)
+        if taken and taken[1].completion.finish_reason != "unfinished":
+            turn = self._record.add(structs.replace(taken[1], parent=place.parent))
+            self.count("replayed")
+        else:
+            turn = await self._sampled(place, request, taken[1] if taken else None)
+            self.count("sampled")
+        if taken:
+            self._earlier.moved(taken[0], turn)
+        self._record.turns[turn].is_trained = False  # until it is delivered
+        return turn
+
+    async def _sampled(self, place: TurnPlace, request: ChatRequest, begun: RecordedTurn | None) -> int:
+        """Sample a turn; while other turns of the episode have a claim on all of its room, wait for them."""
+        while True:
+            try:
+                turn = await self._conversation.say(
+                    place.parent, place.context_ids, max_tokens=request.max_tokens, begun=begun
+                )
+            except EpisodeOver as over:
+                if over.limit == "max_turns" or not self._conversation.running:
+                    self.limit = over.limit
+                    raise _over(over.limit) from over
+                await self._turn_ended.wait()
+                continue
+            except Exception as error:
+                self.failure = error
+                self._wake()
+                raise _engine_failed(error) from error
+            self.failure = None
+            self._wake()
+            return turn
+
+    def _wake(self) -> None:
+        self._turn_ended.set()
+        self._turn_ended = asyncio.Event()
+
+    def _choice(self, turn: int, request: ChatRequest) -> Choice:
+        completion, boundary = self._record.turns[turn].completion, self._conversation.boundary
+        said = boundary.said(completion.completion_ids, completion.finish_reason)
+        message = delivered(said, turn, reads_calls=request.reads_calls)
+        return Choice(
+            turn=turn,
+            message=message,
+            finish_reason=finish_reason(message, completion.finish_reason),
+            token_ids=completion.completion_ids,
+            logprobs=completion.behavior_logprobs,
+        )
+
+    def _num_through(self, place: int) -> int:
+        """Number of tokens of `EpisodeRecord.ids_through`."""
+        turns = (self._record.turns[number] for number in self._record.path(place))
+        num = sum(len(turn.context_ids) + len(turn.completion.completion_ids) for turn in turns)
+        return num if self._record.root(place) == FROM_NOTHING else num + len(self._record.prompt_ids)
+
+    # ── counts ──────────────────────────────────────────────────────────────────────────────────
+
+    def count(self, *names: str) -> None:
+        """Count these for the episode, and for its node."""
+        for name in names:
+            self.counts[name] += 1
+            self._all_counts[name] += 1
+
+    def _count_branches(self, place: TurnPlace, found: FoundPlace, request: ChatRequest) -> None:
+        if place.cause:
+            self.count("roots", f"root_{place.cause}")
+            if place.cause != "new_root":
+                log.warning("gateway.lineage_broken", cause=place.cause, messages=len(request.messages))
+        same = place.parent, found.seen
+        num_same = self._children[same]
+        num_siblings = num_same if place.parent == FROM_NOTHING else self._num_children[place.parent]
+        self._children[same] += request.n
+        self._num_children[place.parent] += request.n
+        for _ in range(request.n - 1 + (num_siblings > 0)):
+            self.count("forks", "fork_retry" if num_same and request.n == 1 and request.seed is None else "fork_branch")
+
+
+def _is_lost(task: "asyncio.Task[Reply]") -> bool:
+    """True if the task ended without a reply, so that a repetition of the request begins anew."""
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+def _over(limit: Limit) -> RefusedRequest:
+    code = "context_length_exceeded" if limit == "max_tokens" else f"{limit}_exceeded"
+    return RefusedRequest(400, code, f"environment.{limit} is reached: the episode has no room for another turn")
+
+
+def _engine_failed(error: Exception) -> RefusedRequest:
+    if isinstance(error, PromptTooLong):
+        return RefusedRequest(400, "context_length_exceeded", str(error))
+    may_retry = isinstance(error, EngineError) and error.retryable
+    return RefusedRequest(503, "engine_failed", f"the engine could not sample: {error}", retry=may_retry)

@@ -1,0 +1,289 @@
+"""
+Record of one episode: a tree of turns, each with the tokens that the policy read and wrote, and its stored form.
+
+    prompt ── turn 0 ── turn 1 ── turn 3
+                 └───── turn 2                branches: turns 2 and 3
+
+Sampled token ids are kept as they were sampled: what a turn read before is the concatenation of the ids of the turns
+above it, never text that was encoded again. Pure bookkeeping.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncrl.engine import ChatMessage, Completion
+from asyncrl.episodes.environment import Answer
+from asyncrl.errors import EngineError
+from asyncrl.messages.sound import path_to
+from asyncrl.messages.trajectory import FROM_NOTHING, Span, Turn
+from asyncrl.messages.words import FinishReason
+
+
+class EpisodeLimits(Struct, frozen=True, kw_only=True):
+    """Limits of an episode, as `Environment` has them."""
+
+    max_turns: int
+    max_tokens: int
+    """Tokens after the prompt, of the policy and of the environment."""
+
+
+class SampledTrajectory(Struct, frozen=True, kw_only=True):
+    """Sampled contents of a trajectory, finished or not."""
+
+    prompt_ids: list[int]
+    completion: Completion
+    """All that the policy wrote."""
+    text: str = ""
+    """Text of the completion, or of the last turn; empty while unfinished."""
+    turns: list[Turn] = []
+    """Turns of an episode; empty for one completion after the prompt."""
+    context_ids: list[int] = []
+    scores: dict[str, float] = {}
+    snapshot: bytes = b""
+    """State that another node needs to continue an unfinished episode, besides its tokens."""
+    opened: str = ""
+    """`Trajectory.opened`."""
+
+
+class RecordedTurn(Struct):
+    """One turn. The environment's answer to it is filled in when it arrives."""
+
+    parent: int
+    """Index of an earlier turn, `FROM_PROMPT` or `FROM_NOTHING`."""
+    context_ids: list[int]
+    completion: Completion
+    """Tokens that the policy wrote; spans begin at 0."""
+    observation: str = ""
+    """Text of the tokens that the policy read before this turn."""
+    text: str = ""
+    """Text of the completion, without special tokens."""
+    reward: float = 0.0
+    call_s: float = 0.0
+    is_trained: bool = True
+    draw: int = 0
+    """Number that its seed is made of; turns of an episode have different ones."""
+
+
+class EpisodeRecord:
+    """Turns of one episode, in the order in which they were written."""
+
+    def __init__(self, prompt_ids: Sequence[int], turns: Iterable[RecordedTurn] = ()) -> None:
+        self.prompt_ids = list(prompt_ids)
+        self.turns = list(turns)
+        self.scores: dict[str, float] = {}
+        """Metrics of the environment."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens after the prompt, context and written."""
+        return sum(len(turn.context_ids) + len(turn.completion.completion_ids) for turn in self.turns)
+
+    @property
+    def reward(self) -> float:
+        """Sum of the rewards of all turns."""
+        return sum(turn.reward for turn in self.turns)
+
+    def add(self, turn: RecordedTurn) -> int:
+        """Append a turn and return its index."""
+        self.turns.append(turn)
+        return len(self.turns) - 1
+
+    def ids_through(self, place: int) -> list[int]:
+        """All tokens that the policy has read and written up to the end of a turn, or of the prompt."""
+        turns = [self.turns[number] for number in self.path(place)]
+        read = [[] if self.root(place) == FROM_NOTHING else self.prompt_ids]
+        read += [ids for turn in turns for ids in (turn.context_ids, turn.completion.completion_ids)]
+        return list(chain.from_iterable(read))
+
+    def path(self, place: int) -> list[int]:
+        """Indices of the turns from the root to ``place``, which is the last."""
+        return path_to(self.turns, place)
+
+    def root(self, place: int) -> int:
+        """`FROM_PROMPT` or `FROM_NOTHING`: what the branch of ``place`` begins with."""
+        path = self.path(place)
+        return self.turns[path[0]].parent if path else place
+
+    def wire_turns(self) -> list[Turn]:
+        """The turns as `Trajectory.turns`."""
+        return [
+            Turn(
+                parent=turn.parent,
+                num_context=len(turn.context_ids),
+                num_written=len(turn.completion.completion_ids),
+                reward=turn.reward,
+                is_trained=turn.is_trained,
+                call_s=turn.call_s,
+                observation=turn.observation,
+                text=turn.text,
+            )
+            for turn in self.turns
+        ]
+
+    def context_ids(self) -> list[int]:
+        """Context of all turns, as `Trajectory.context_ids`."""
+        return list(chain.from_iterable(turn.context_ids for turn in self.turns))
+
+    def completion(self, finish_reason: FinishReason) -> Completion:
+        """All that the policy wrote, in the order written, as one completion."""
+        return joined([turn.completion for turn in self.turns], finish_reason)
+
+
+def joined(parts: Sequence[Completion], finish_reason: FinishReason) -> Completion:
+    """Completions one after another; spans of the same version that meet become one."""
+    starts = accumulate((len(part.completion_ids) for part in parts), initial=0)
+    spans: list[Span] = []
+    for start, part in zip(starts, parts, strict=False):
+        for span in part.spans:
+            moved = Span(span.policy_version, start + span.start, start + span.end)
+            if spans and spans[-1].policy_version == moved.policy_version:
+                moved = Span(moved.policy_version, spans.pop().start, moved.end)
+            spans.append(moved)
+    pictured = next((part for part in parts if part.grids), None)  # branches that follow nothing read none
+    return Completion(
+        completion_ids=list(chain.from_iterable(part.completion_ids for part in parts)),
+        behavior_logprobs=list(chain.from_iterable(part.behavior_logprobs for part in parts)),
+        spans=spans,
+        finish_reason=finish_reason,
+        generate_s=sum(part.generate_s for part in parts),
+        mask_counts=list(chain.from_iterable(part.mask_counts for part in parts)),
+        mask_ids=list(chain.from_iterable(part.mask_ids for part in parts)),
+        grids=pictured.grids if pictured else [],
+        processor=pictured.processor if pictured else "",
+    )
+
+
+def cut(completion: Completion, lengths: Sequence[int]) -> list[Completion]:
+    """Cut one completion into completions of these lengths, whose spans begin at 0: the inverse of `joined`."""
+    parts: list[Completion] = []
+    start = mask_start = 0
+    for length in lengths:
+        end = start + length
+        counts = completion.mask_counts[start:end]
+        mask_end = mask_start + sum(counts)
+        parts.append(
+            Completion(
+                completion_ids=completion.completion_ids[start:end],
+                behavior_logprobs=completion.behavior_logprobs[start:end],
+                spans=[
+                    Span(span.policy_version, max(span.start, start) - start, min(span.end, end) - start)
+                    for span in completion.spans
+                    if span.start < end and span.end > start
+                ],
+                finish_reason="stop",
+                generate_s=0.0 if parts else completion.generate_s,
+                mask_counts=counts,
+                mask_ids=completion.mask_ids[mask_start:mask_end],
+                grids=completion.grids,
+                processor=completion.processor,
+            )
+        )
+        start, mask_start = end, mask_end
+    return parts
+
+
+# ── resume ────────────────────────────────────────────────────────────────────────────────────
+# Stored form of an unfinished episode: what there is besides its tokens, and how it is read back.
+#
+#     turns    0 ── 1 ── 2 ── 3 · · ·          finished: 0 to 2, and a beginning of turn 3
+#     state    answered: 2                     the environment has answered turns 0 and 1
+#              answer to turn 1, snapshot      if the environment can save itself
+
+
+class EpisodeState(Struct, frozen=True, kw_only=True):
+    """State of an unfinished episode besides its tokens: the contents of `Trajectory.snapshot`."""
+
+    num_finished: int
+    """Turns that are complete; those after them are beginnings."""
+    num_answered: int = 0
+    """Turns that the snapshot contains, with the environment's answers to them."""
+    answer: Answer | None = None
+    """The environment's answer to the last turn in the snapshot; None without one."""
+    snapshot: bytes = b""
+    cut: list[int] = []
+    """Indices of the turns that were cut at their limit."""
+    draws: list[int] = []
+    """`RecordedTurn.draw` of each turn."""
+    chat: list[ChatMessage] | None = None
+    """The conversation before the last of these turns, if the chat template is to render it again."""
+
+
+class ResumedEpisode(Struct, frozen=True, kw_only=True):
+    """An unfinished episode, as it was stored or was in hand when its worker was lost."""
+
+    state: EpisodeState
+    finished: Sequence[RecordedTurn]
+    begun: Sequence[RecordedTurn] = ()
+    """Beginnings of turns that the engine was sampling."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the policy wrote."""
+        return sum(len(turn.completion.completion_ids) for turn in (*self.finished, *self.begun))
+
+
+def encode(state: EpisodeState) -> bytes:
+    return msgspec.msgpack.encode(state)
+
+
+def read(sampled: SampledTrajectory) -> ResumedEpisode:
+    """An unfinished episode of another node. Raises a retryable `EngineError` if it is damaged."""
+    try:
+        state = msgspec.msgpack.decode(sampled.snapshot, type=EpisodeState)
+    except msgspec.DecodeError as error:
+        raise EngineError(f"the stored part of an episode to resume from is damaged: {error}") from error
+    turns = recorded(sampled)
+    if not 0 <= state.num_answered <= state.num_finished <= len(turns):
+        raise EngineError(
+            f"the stored part of an episode to resume from is damaged: {state.num_answered} answered and "
+            f"{state.num_finished} finished turns of {len(turns)}"
+        )
+    if len(state.draws) not in (0, len(turns)):
+        raise EngineError(
+            f"the stored part of an episode to resume from is damaged: {len(state.draws)} draws of {len(turns)} turns"
+        )
+    for place, turn in enumerate(turns):
+        turn.draw = state.draws[place] if state.draws else place
+        reason: FinishReason = "length" if place in state.cut else "stop"
+        turn.completion = replace(turn.completion, finish_reason=reason if place < state.num_finished else "unfinished")
+    return ResumedEpisode(state=state, finished=turns[: state.num_finished], begun=turns[state.num_finished :])
+
+
+def recorded(sampled: SampledTrajectory) -> list[RecordedTurn]:
+    """Turns of a stored episode as a record has them."""
+    completions = cut(sampled.completion, [turn.num_written for turn in sampled.turns])
+    made, start = [], 0
+    for turn, completion in zip(sampled.turns, completions, strict=True):
+        made.append(
+            RecordedTurn(
+                parent=turn.parent,
+                context_ids=sampled.context_ids[start : start + turn.num_context],
+                completion=completion,
+                observation=turn.observation,
+                text=turn.text,
+                reward=turn.reward,
+                call_s=turn.call_s,
+                is_trained=turn.is_trained,
+            )
+        )
+        start += turn.num_context
+    return made
+
+
+def as_sampled(record: EpisodeRecord, begun: Sequence[RecordedTurn], state: EpisodeState) -> SampledTrajectory | None:
+    """An unfinished episode in its stored form; None before the first token."""
+    whole = EpisodeRecord(record.prompt_ids, [*record.turns, *begun])
+    if not whole.turns:
+        return None
+    cut_turns = [place for place, turn in enumerate(record.turns) if turn.completion.finish_reason == "length"]
+    return SampledTrajectory(
+        prompt_ids=record.prompt_ids,
+        completion=whole.completion("unfinished"),
+        turns=whole.wire_turns(),
+        context_ids=whole.context_ids(),
+        snapshot=encode(replace(state, cut=cut_turns, draws=[turn.draw for turn in whole.turns])),
+    )

@@ -1,0 +1,540 @@
+"""Boundaries of turns: the token ids between two turns of an episode, by the tokenizer's chat template."""
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from transformers import PreTrainedTokenizerBase
+
+from asyncrl.config.sections.sampling import ToolParser
+from asyncrl.engine import ChatMessage, PolicyTurn, TurnBoundary
+from asyncrl.episodes.tool_calls import (
+    MAX_CALLS,
+    PARSERS,
+    TOO_MANY,
+    Call,
+    ParsedText,
+    Schemas,
+    as_object,
+    form_of,
+    named_call,
+    no_calls,
+    opened_thought,
+    problematic,
+    to_call,
+)
+from asyncrl.errors import ConfigError, EngineError
+from asyncrl.messages.words import FinishReason
+from asyncrl.plug_in import describe
+from asyncrl.rollout.engines import text
+from asyncrl.rollout.engines.special_tokens import TOOL, SpelledTokens, special_tokens, without_last
+from asyncrl.rollout.engines.text import NO_KWARGS, TemplateKwargs
+from asyncrl.rollout.engines.turn_reader import Find, TurnReader, by_parser
+
+# ── chat template ──────────────────────────────────────────────────────────────────────────────
+# A tokenizer's chat template, and messages in the form that it takes.
+#
+# Messages come from environments and agent programs in OpenAI's form. Content becomes one string. Arguments of calls
+# are objects for most templates and JSON texts for some; which of them is tried once.
+
+PROBE = "Qx7f3a"
+"""Text that templates leave as it is: no space, no tag, no word of a template."""
+
+
+class ChatTemplate:
+    """
+    Renders chats of one run.
+
+    Args:
+        tools: Tools that the template shows, in OpenAI's form.
+
+    Raises `EngineError` if the tokenizer has no chat template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        kwargs: TemplateKwargs = NO_KWARGS,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        if not tokenizer.chat_template:
+            raise EngineError(
+                "the prompt is a chat, but the tokenizer has no chat template; use plain text", retryable=False
+            )
+        self._tokenizer = tokenizer
+        self._kwargs = dict(kwargs)
+        self._tools = list(tools) or None
+        self._takes_objects = self._shows_arguments(as_objects=True) or not self._shows_arguments(as_objects=False)
+
+    @property
+    def source(self) -> str:
+        """Text of the template, in Jinja."""
+        return str(self._tokenizer.get_chat_template(tools=self._tools))
+
+    def generation_prompt(self) -> str:
+        """Text that begins a turn of the policy."""
+        chat = [{"role": "user", "content": PROBE}]
+        return self.render(chat).removeprefix(self.render(chat, answers=False))
+
+    def render(
+        self, messages: Sequence[ChatMessage], *, answers: bool = True, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """
+        Text of a chat.
+
+        Args:
+            answers: Up to the beginning of the policy's turn; otherwise up to the end of the last message.
+            tools: Tools of this chat, instead of those of the run.
+
+        Raises a final `EngineError` if the template does not take these messages.
+        """
+        chat = [self._plain(message) for message in messages]
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    chat,
+                    tools=list(tools) or self._tools,
+                    tokenize=False,
+                    add_generation_prompt=answers,
+                    **self._kwargs,
+                )
+            )
+        except Exception as error:  # a template may raise anything
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise EngineError(
+                f"the chat template does not take messages of the roles {roles}: {error}",
+                retryable=False,
+            ) from error
+
+    def _plain(self, message: ChatMessage) -> ChatMessage:
+        plain = {**message, "content": content_of(message)}
+        if calls := message.get("tool_calls"):
+            plain["tool_calls"] = [self._call(call) for call in calls]
+        else:
+            plain.pop("tool_calls", None)  # Templates ask for the key, not for calls in it.
+        return plain
+
+    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        function = dict(call.get("function", call))
+        arguments = function.get("arguments", {})
+        try:
+            if self._takes_objects and isinstance(arguments, str):
+                arguments = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+            elif not self._takes_objects and not isinstance(arguments, str):
+                arguments = json.dumps(arguments, ensure_ascii=False)
+        except (msgspec.MsgspecError, RecursionError, TypeError, ValueError) as error:
+            raise EngineError(
+                f"the arguments of a call of {function.get('name')} are no JSON object: {error}", retryable=False
+            ) from error
+        return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+
+    def _shows_arguments(self, *, as_objects: bool) -> bool:
+        """True if calls are shown with their arguments in this form."""
+        self._takes_objects = as_objects
+        function = {"name": "f", "arguments": {"a": PROBE}}
+        call = {"role": "assistant", "tool_calls": [{"id": "call00000", "function": function}]}
+        try:
+            return PROBE in self.render([{"role": "user", "content": "a"}, call], answers=False)
+        except EngineError:
+            return False
+
+
+def content_of(message: ChatMessage) -> str:
+    """Content as one text. Raises a final `EngineError` if it is anything but text or parts of text."""
+    content = message.get("content")
+    match content:
+        case None:
+            return ""
+        case str():
+            return content
+        case list() if all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+            return "".join(part["text"] for part in content)
+    raise EngineError(
+        f"a message of the role {message.get('role')} has content of type {type(content).__name__}: expected a text or "
+        f"a list of parts with text; pictures after the prompt are not supported",
+        retryable=False,
+    )
+
+
+# ── response template ─────────────────────────────────────────────────────────────────────────
+# Calls of tools as a tokenizer's own response template finds them (`PreTrainedTokenizerBase.parse_response`).
+
+
+def has_response_template(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return getattr(tokenizer, "response_template", None) is not None
+
+
+def by_response_template(
+    tokenizer: PreTrainedTokenizerBase, generation_prompt: str, tools: Sequence[dict[str, Any]]
+) -> Find:
+    """
+    Find calls by the response template.
+
+    Args:
+        generation_prompt: Text before a turn of the policy, which may open a thought.
+    """
+
+    def find(token_ids: Sequence[int]) -> ParsedText:
+        spoken: str = tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        try:
+            message = tokenizer.parse_response(spoken, prefix=generation_prompt, tools=list(tools))
+        except Exception as error:  # noqa: BLE001  patterns and JSON of a model directory, on a text of the policy
+            return ParsedText(spoken, [problematic(f"the turn cannot be read: {describe(error, __file__)}")])
+        content, calls = message.get("content"), message.get("tool_calls") or []
+        found = [to_call(partial(_read, call)) for call in calls[:MAX_CALLS]]
+        too_many = [problematic(TOO_MANY)] if len(calls) > MAX_CALLS else []
+        return ParsedText(content if isinstance(content, str) else "", found + too_many)
+
+    return find
+
+
+def _read(call: Any) -> Call:
+    value = as_object(call)
+    return named_call(as_object(value.get("function", value)), "arguments")
+
+
+# ── boundary ──────────────────────────────────────────────────────────────────────────────────────
+# Token ids that stand between two turns of the policy, from a tokenizer and its chat template.
+#
+#     render   user, assistant = SENTINEL, new messages, generation prompt
+#                                        └──── tail ────┘ tokenized alone, less its beginning if the policy wrote it
+#
+# Only what stands behind the sentinel is used, so it does not matter what a template makes of earlier turns. Sampled
+# tokens are never decoded to be encoded again. Where a template takes a tool only after a call, the sentinel is an
+# argument of a call, and the tail begins at the special token that ends the call.
+
+SENTINEL = "7390146258"
+"""Turn of the policy in a rendered chat. In a call it is a number, behind which templates write no quotation mark."""
+MOST_REPEATED = 16
+"""Most tokens at the beginning of a tail that the policy may have written itself."""
+
+
+class TailShape(Struct, frozen=True):
+    """Form of the tails for messages of certain roles."""
+
+    after_call: bool
+    """The policy's turn is rendered as a call of tools."""
+    head: str
+    """Text before the first message's content; without messages, all of it."""
+
+
+class ChatBoundary:
+    """
+    `TurnBoundary` of chats.
+
+    Args:
+        never: Ids that no message may contain, such as those of pictures.
+        spelled: That of the tokenizer.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        template: ChatTemplate,
+        reader: TurnReader,
+        never: Collection[int] = (),
+        spelled: SpelledTokens | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._reader = reader
+        self._never = frozenset(never)
+        self._special = special_tokens(tokenizer)
+        self._spelling = spelled or SpelledTokens(tokenizer)
+        self._shapes: dict[tuple[str, ...], TailShape] = {}
+        self._opened = opened_thought(template.generation_prompt())
+        """Thought that the template opens, which a turn of the policy has closed and not begun."""
+
+    def after(self, messages: Sequence[ChatMessage], last_ids: Sequence[int]) -> list[int]:
+        tail_ids = self._encode(self.tail(self.quoted(messages)))
+        return tail_ids[self._num_repeated(tail_ids, last_ids, self.shape(roles_of(messages)).head) :]
+
+    def opening(self, messages: Sequence[ChatMessage], tools: str = "") -> list[int]:
+        return self._opened_by(self.quoted(messages), tools)
+
+    def quoted(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        return list(self._spelling.quoted(messages))
+
+    def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
+        retold = self._opened_by(messages, tools)
+        return None if self._spelling.spelled(retold) == self._spelling.spelled(read_ids) else retold
+
+    def said(self, token_ids: Sequence[int], finish_reason: FinishReason) -> PolicyTurn:
+        return self._reader.read(token_ids, finish_reason)
+
+    def message(self, token_ids: Sequence[int]) -> ChatMessage:
+        written = self._spelling.retold(without_last(token_ids, self._special))
+        return {"role": "assistant", "content": self._opened + written}
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return text.decode(self._tokenizer, list(token_ids))
+
+    # ── tails ───────────────────────────────────────────────────────────────────────────────
+
+    def tail(self, messages: Sequence[ChatMessage]) -> str:
+        """Text from the end of a turn of the policy to the beginning of its next one."""
+        return self._rendered(messages, after_call=self.shape(roles_of(messages)).after_call)
+
+    def shape(self, roles: Sequence[str]) -> TailShape:
+        """Shape of the tail for messages of these roles. Raises a final `EngineError` if the template loses one."""
+        key = tuple(roles)
+        if key not in self._shapes:
+            self._shapes[key] = self._probed(roles)
+        return self._shapes[key]
+
+    def begins_with_special_token(self, shape: TailShape) -> bool:
+        """True if a special token stands at the boundary."""
+        return bool(self._spelling.control.match(shape.head))
+
+    def _probed(self, roles: Sequence[str]) -> TailShape:
+        probes = [{"role": role, "content": f"{PROBE}{number}"} for number, role in enumerate(roles)]
+        try:
+            return TailShape(after_call=False, head=self._head(probes, after_call=False))
+        except EngineError as problem:
+            if not roles or roles[0] != TOOL:
+                raise
+            try:
+                return TailShape(after_call=True, head=self._head(probes, after_call=True))
+            except EngineError:
+                raise problem from None
+
+    def _head(self, probes: Sequence[ChatMessage], *, after_call: bool) -> str:
+        tail = self._rendered(probes, after_call=after_call)
+        starts = [0]
+        for probe in probes:
+            starts.append(tail.find(probe["content"], starts[-1]))
+            if starts[-1] < 0:
+                raise EngineError(
+                    f"the chat template leaves out messages of the role {probe['role']}, so the policy would never "
+                    f"read them; answer with another role, such as user, or take a template that has this one",
+                    retryable=False,
+                )
+        return tail[: starts[1]] if probes else tail
+
+    def _rendered(self, messages: Sequence[ChatMessage], *, after_call: bool) -> str:
+        """Rendered text behind the policy's turn."""
+        turn, answers = _called(messages) if after_call else ({"role": "assistant", "content": SENTINEL}, messages)
+        chat = self._template.render([{"role": "user", "content": PROBE}, turn, *answers])
+        _, found, tail = chat.partition(SENTINEL)
+        end = self._spelling.control.search(tail) if after_call else None
+        if not found or (after_call and not end):
+            raise EngineError(
+                "the chat template does not show where a turn of the policy ends; use another template", retryable=False
+            )
+        return tail[end.start() :] if end else tail
+
+    def _opened_by(self, messages: Sequence[ChatMessage], tools: str) -> list[int]:
+        shown = self._spelling.quoted(text.read_tools(tools))
+        return self._encode(self._template.render(messages, tools=shown))
+
+    # ── tokens ──────────────────────────────────────────────────────────────────────────────
+
+    def _num_repeated(self, tail_ids: Sequence[int], last_ids: Sequence[int], head: str) -> int:
+        """Number of tokens at the beginning of the tail, a special one first, with which the policy's turn ends."""
+        mark = self._special.get(tail_ids[0]) if tail_ids else None
+        if mark is None or not head.startswith(mark):
+            return 0
+        most = min(len(tail_ids), len(last_ids), MOST_REPEATED)
+        return next((n for n in range(most, 0, -1) if list(last_ids[-n:]) == list(tail_ids[:n])), 0)
+
+    def _encode(self, rendered: str) -> list[int]:
+        token_ids = self._spelling.encode(rendered)
+        if self._never and not self._never.isdisjoint(token_ids):
+            raise EngineError(
+                "a message after the prompt spells a token of pictures, which only a prompt may have", retryable=False
+            )
+        return token_ids
+
+
+def roles_of(messages: Sequence[ChatMessage]) -> list[str]:
+    return [str(message.get("role")) for message in messages]
+
+
+def _called(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, list[ChatMessage]]:
+    """A turn that calls the tools which the first messages answer, and the messages with the ids of the calls."""
+    num_answers = next((n for n, message in enumerate(messages) if message.get("role") != TOOL), len(messages))
+    calls: list[dict[str, Any]] = []
+    answers = list(messages)
+    for number, message in enumerate(messages[:num_answers]):
+        call_id = message.get("tool_call_id") or f"call{number:05}"
+        argument = int(SENTINEL) if number == num_answers - 1 else 0
+        function = {"name": message.get("name") or "tool", "arguments": {"a": argument}}
+        calls.append({"id": call_id, "type": "function", "function": function})
+        answers[number] = {**message, "tool_call_id": call_id}
+    return {"role": "assistant", "content": "", "tool_calls": calls}, answers
+
+
+# ── boundary check ────────────────────────────────────────────────────────────────────────────────
+# Proof before the start of a run that a chat template has boundaries.
+
+ENDINGS = ("a", "word", "5", ".", "?", " ", "\n", "}", "</tool_call>", "é", "水")
+"""Ends of turns that are tried, besides `NUM_TOKENS` single tokens of the vocabulary."""
+NUM_TOKENS = 32
+"""Tokens of the vocabulary that are tried as the end of a turn and as the beginning of an answer."""
+
+
+def check_boundary(boundary: ChatBoundary, tokenizer: PreTrainedTokenizerBase, roles: Sequence[str]) -> None:
+    """
+    Raise `ConfigError` unless the policy can read an answer of each of these roles after its turn.
+
+    A special token must stand there, or else the tokens of a turn and of the answer to it must be those of their joined
+    text: with other tokens between them the policy would read what no text has.
+    """
+    for role in roles:
+        try:
+            shape = boundary.shape([role])
+            if not boundary.begins_with_special_token(shape):
+                _check_tokens(boundary, tokenizer, role)
+        except EngineError as error:
+            raise ConfigError(f"episodes need another chat template: {error}") from error
+
+
+def _check_tokens(boundary: ChatBoundary, tokenizer: PreTrainedTokenizerBase, role: str) -> None:
+    texts = list(_texts(tokenizer))
+    for answer in texts or [PROBE]:
+        after = boundary.after([{"role": role, "content": answer}], [])
+        rendered = boundary.tail([{"role": role, "content": answer}])
+        for end in texts:
+            if [*_ids(tokenizer, end), *after] != _ids(tokenizer, end + rendered):
+                raise ConfigError(
+                    f"episodes need another chat template: it puts no special token between a turn that ends in "
+                    f"{end!r} and an answer of the role {role}, and the tokenizer would join {rendered[:20]!r} with "
+                    f"it; add the token that ends a turn to the template"
+                )
+
+
+def _texts(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Texts that are the same after they were encoded and decoded."""
+    vocabulary = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
+    step = max(1, len(vocabulary) // NUM_TOKENS)
+    for end in (*ENDINGS, *(tokenizer.decode([token_id]) for token_id in vocabulary[::step])):
+        if end and tokenizer.decode(_ids(tokenizer, end), clean_up_tokenization_spaces=False) == end:
+            yield end
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, words: str) -> list[int]:
+    return list(tokenizer(words, add_special_tokens=False).input_ids)
+
+
+# ── text boundary ─────────────────────────────────────────────────────────────────────────────────
+# TurnBoundary of plain text: messages are the texts of their contents, one after another.
+
+
+class TextBoundary:
+    """`TurnBoundary` of prompts without a chat. Each answer is tokenized alone: what the policy wrote stays."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, reader: TurnReader) -> None:
+        self._tokenizer = tokenizer
+        self._reader = reader
+
+    def after(self, messages: Sequence[ChatMessage], last_ids: Sequence[int]) -> list[int]:
+        return list(self._tokenizer(_joined(messages), add_special_tokens=False).input_ids)
+
+    def opening(self, messages: Sequence[ChatMessage], tools: str = "") -> list[int]:
+        return text.token_ids(self._tokenizer, _joined(messages), text.NO_KWARGS, tools)
+
+    def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
+        return None  # Without a template, nothing is rendered again.
+
+    def quoted(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        return list(messages)  # Bare text is encoded as it stands.
+
+    def said(self, token_ids: Sequence[int], finish_reason: FinishReason) -> PolicyTurn:
+        return self._reader.read(token_ids, finish_reason)
+
+    def message(self, token_ids: Sequence[int]) -> ChatMessage:
+        return {"role": "assistant", "content": self.text(token_ids)}
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return text.decode(self._tokenizer, list(token_ids))
+
+
+def _joined(messages: Sequence[ChatMessage]) -> str:
+    return "".join(map(content_of, messages))
+
+
+# ── boundaries ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def make_boundary(
+    tokenizer: PreTrainedTokenizerBase,
+    template_kwargs: text.TemplateKwargs = text.NO_KWARGS,
+    *,
+    is_chat: bool = True,
+    tools: str = "",
+    tool_parser: ToolParser = "auto",
+    never: Collection[int] = (),
+    spelled: SpelledTokens | None = None,
+) -> TurnBoundary:
+    """
+    The boundary of the turns of a run's episodes.
+
+    Args:
+        is_chat: Prompts are chats; otherwise plain text.
+        tools: Tools of the environment, as `Prompt.tools`.
+        never: Ids that no message after the prompt may contain.
+        spelled: That of the tokenizer.
+
+    Raises `ConfigError` if the chat template cannot be used for episodes, or shows no tools.
+    """
+    try:
+        listed = text.read_tools(tools)
+        if is_chat:
+            template = ChatTemplate(tokenizer, template_kwargs, listed)
+            _check_tools(template, listed)
+            reader = TurnReader(tokenizer, _find(tokenizer, template, listed, tool_parser))
+            boundary = ChatBoundary(tokenizer, template, reader, never, spelled)
+            check_boundary(boundary, tokenizer, ["user", TOOL] if listed else ["user"])
+            return boundary
+    except EngineError as error:
+        raise ConfigError(f"episodes need another chat template: {error}") from error
+    if listed:
+        raise ConfigError(
+            "the environment has tools, but prompts of plain text have no place for them; write the prompts as chats"
+        )
+    parse = PARSERS.get(tool_parser, no_calls)
+    return TextBoundary(tokenizer, TurnReader(tokenizer, by_parser(tokenizer, parse, {}, in_thought=False)))
+
+
+def _find(
+    tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, tools: list[dict[str, Any]], tool_parser: ToolParser
+) -> Find:
+    """Finder of the calls in a turn. Raises `ConfigError` if it is unknown and needed."""
+    prompt = template.generation_prompt()
+    if tool_parser == "response_template" or (tool_parser == "auto" and has_response_template(tokenizer)):
+        if not has_response_template(tokenizer):
+            raise ConfigError(
+                'environment.tool_parser is "response_template", but the tokenizer has none; name another form'
+            )
+        return by_response_template(tokenizer, prompt, tools)
+    form = form_of(template.source) if tool_parser == "auto" else tool_parser
+    if form is None and tools:
+        raise ConfigError(
+            "the chat template shows no form in which the policy would write calls of tools; name it in "
+            f"environment.tool_parser: {', '.join(PARSERS)}"
+        )
+    parse = PARSERS.get(form or "none", no_calls)
+    return by_parser(tokenizer, parse, _schemas(tools), in_thought=bool(opened_thought(prompt)))
+
+
+def _check_tools(template: ChatTemplate, tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ConfigError` unless the template shows all tools."""
+    shown = template.render([{"role": "user", "content": PROBE}]) if tools else ""
+    if hidden := [name for tool in tools if (name := _function(tool).get("name", "")) not in shown]:
+        raise ConfigError(
+            f"the chat template does not show the tool {hidden[0]} to the policy; take a template with tools, or "
+            f"describe them in the prompts and let an environment.function answer"
+        )
+
+
+def _schemas(tools: Sequence[Mapping[str, Any]]) -> Schemas:
+    functions = [_function(tool) for tool in tools]
+    return {function.get("name", ""): function.get("parameters", {}).get("properties", {}) for function in functions}
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function: Mapping[str, Any] = tool.get("function", tool)
+    return function

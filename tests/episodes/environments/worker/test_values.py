@@ -1,0 +1,54 @@
+"""Return values of environments: what is taken, and the error for what is not."""
+
+from typing import Any
+
+import pytest
+
+from asyncrl.environment import Step
+from asyncrl.episodes.worker.values import BadValue, reset_of, score_of, step_of
+
+MESSAGE = {"role": "user", "content": "hello"}
+
+
+def test_a_step_and_a_dict_with_the_same_keys_mean_the_same() -> None:
+    expected = {"messages": [MESSAGE], "reward": 0.5, "done": True, "restart": False}
+
+    assert step_of(Step(messages=[MESSAGE], reward=0.5, done=True), "step") == expected
+    assert step_of({"messages": [MESSAGE], "reward": 0.5, "done": True}, "step") == expected
+    assert step_of({}, "step") == {"messages": [], "reward": 0.0, "done": False, "restart": False}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "step returned None, expected a Step, or a dict"),
+        (([MESSAGE], 0.5, True), "expected a Step, or a dict"),
+        ({"observation": "x"}, "expected a Step, or a dict"),
+        ({"messages": "hello"}, "the messages 'hello', expected a list"),
+        ({"messages": ["hello"]}, "the message 'hello', expected {\"role\""),
+        ({"messages": [{"role": "robot", "content": ""}]}, "expected"),
+        ({"messages": [{"role": "user", "content": 5}]}, "the content 5, expected text"),
+        ({"reward": float("nan")}, "step returned the reward nan, expected a finite number"),
+        ({"reward": "1"}, "expected a finite number"),
+        ({"done": 1}, "done 1, expected True or False"),
+    ],
+)
+def test_any_other_value_is_one_clear_error(value: Any, message: str) -> None:
+    with pytest.raises(BadValue) as caught:
+        step_of(value, "step")
+    assert message in str(caught.value)
+
+
+def test_reset_may_return_nothing_or_messages() -> None:
+    assert reset_of(None) == {"messages": []}
+    assert reset_of([MESSAGE]) == {"messages": [MESSAGE]}
+    assert reset_of(Step(messages=[MESSAGE]))["messages"] == [MESSAGE]
+
+
+def test_a_score_is_a_number_or_a_dict_or_nothing() -> None:
+    assert score_of(None, "score") == {"reward": None, "metrics": {}}
+    assert score_of(True, "score") == {"reward": 1.0, "metrics": {}}
+    assert score_of({"score": 2, "turns": 3}, "score") == {"reward": 2.0, "metrics": {"turns": 3.0}}
+    assert score_of({"turns": 3}, "score") == {"reward": None, "metrics": {"turns": 3.0}}
+    with pytest.raises(BadValue, match="score returned 'good', expected a finite number"):
+        score_of("good", "score")

@@ -1,0 +1,230 @@
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from asyncrl.episodes.gateway.chat_request import (
+    UNSUPPORTED,
+    ChatRequest,
+    Function,
+    RefusedRequest,
+    SentMessage,
+    called,
+    compact,
+    normal,
+    read_request,
+    tools_key,
+)
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+LOOK = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
+
+
+def read(*run_stop: str, **fields: Any) -> ChatRequest:
+    return read_request(json.dumps({"messages": MESSAGES} | fields).encode(), run_stop)
+
+
+def refusal(**fields: Any) -> RefusedRequest:
+    with pytest.raises(RefusedRequest) as refused:
+        read(**fields)
+    return refused.value
+
+
+def test_messages_are_in_their_normal_form() -> None:
+    assert read(messages=[{"role": "developer", "content": [{"type": "text", "text": "x"}]}]).messages == [
+        {"role": "system", "content": "x"}
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_tokens": 3}, {"max_completion_tokens": 3}, {"max_tokens": 9, "max_completion_tokens": 3}]
+)
+def test_the_smaller_limit_holds(fields: dict[str, int]) -> None:
+    assert read(**fields).max_tokens == 3
+
+
+def test_sampling_is_ignored_and_named() -> None:
+    assert read(temperature=0.2, top_p=0.9, seed=7, presence_penalty=0).ignored == (
+        "temperature",
+        "top_p",
+        "presence_penalty",
+    )
+
+
+def test_calls_are_read_if_there_are_tools_and_the_program_wants_them() -> None:
+    assert not read().reads_calls
+    assert read(tools=[LOOK]).reads_calls
+    assert read(tools=[LOOK], tool_choice="auto").reads_calls
+    assert not read(tools=[LOOK], tool_choice="none").reads_calls
+
+
+def test_tools_keep_the_order_of_their_keys() -> None:
+    assert json.loads(read(tools=[LOOK]).tools) == [LOOK]
+    assert list(json.loads(read(tools=[LOOK]).tools)[0]) == ["type", "function"]
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_a_field_that_would_not_be_honoured_is_refused(name: str) -> None:
+    refused = refusal(**{name: {"1": 1}})
+    assert (refused.status, refused.code, refused.param) == (400, "unsupported_parameter", name)
+    assert read(**{name: None}) == read()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"logprobs": True, "top_logprobs": 5}, "top_logprobs"),
+        ({"stop": ["\n"]}, "stop"),
+    ],
+)
+def test_a_promise_that_the_policy_would_not_keep_is_refused(fields: dict[str, Any], param: str) -> None:
+    assert refusal(**fields).param == param
+
+
+def test_what_the_run_does_anyway_is_accepted() -> None:
+    assert read("a", "b", stop=["b", "a"]) == read("a", stop="a") == read(stop=[]) == read()
+    assert read(response_format={"type": "text"}, modalities=["text"], top_logprobs=0) == read()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": []}, {"messages": "Hi"}, {"messages": [{"role": "robot"}]}, {"messages": [{"content": "x"}]},
+        {"messages": [{"role": "user", "content": 1}]}, {"n": 0}, {"n": 129}, {"n": "1"}, {"max_tokens": 0},
+        {"max_tokens": 1.5}, {"max_tokens": True}, {"temperature": "hot"}, {"stream": "yes"}, {"tools": [{}]},
+        {"tools": [{"type": "retrieval", "function": {"name": "x"}}]}, {"tools": [{"function": {"name": ""}}]},
+        {"tools": {"function": {"name": "x"}}}, {"seed": "x"}, {"stop": [1]}, {"model": None}, {"model": 1},
+    ],
+)  # fmt: skip
+def test_wrong_types_are_refused(fields: dict[str, Any]) -> None:
+    refused = refusal(**fields)
+    assert (refused.status, refused.code) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"null", b"[]", b"\xff\xfe", b'{"messages":"\xff"}', b"[" * 100_000, b'{"a":' * 50_000, b'{"n":1e999}']
+)  # fmt: skip
+def test_a_body_that_is_no_request_is_refused(raw: bytes) -> None:
+    with pytest.raises(RefusedRequest, match="the body is"):
+        read_request(raw, ())
+
+
+def test_deeply_nested_fields_are_refused() -> None:
+    tools = '[{"function":{"name":"x","parameters":{"a":' + "[" * 100_000 + "]" * 100_000 + "}}}]"
+    with pytest.raises(RefusedRequest):
+        read_request(f'{{"messages":[{{"role":"user"}}],"tools":{tools}}}'.encode(), ())
+
+
+def test_requests_that_differ_in_what_they_ask_for_are_told_apart() -> None:
+    variants: list[dict[str, Any]] = [
+        {},
+        {"n": 2},
+        {"seed": 1},
+        {"max_tokens": 5},
+        {"tools": [LOOK]},
+        {"tools": [LOOK], "tool_choice": "none"},
+    ]
+    assert len({read(**fields).identity(b"") for fields in variants}) == len(variants)
+    assert read(temperature=1, stream=True, logprobs=True).identity(b"") == read().identity(b"")
+    assert read().identity(b"a") != read().identity(b"b")
+
+
+# ── test messages ─────────────────────────────────────────────────────────────────────────────
+
+CALL = {"id": "call_0_0", "type": "function", "function": {"name": "look", "arguments": '{"at": 1, "box": "a"}'}}
+
+
+def normalised(**message: Any) -> dict[str, Any]:
+    return msgspec.convert(message, SentMessage).normal()
+
+
+def test_null_and_unknown_fields_are_left_out() -> None:
+    sent = normalised(role="assistant", content="x", refusal=None, audio=None, tool_calls=None, annotations=[])
+    assert sent == {"role": "assistant", "content": "x"}
+
+
+def test_parts_of_text_are_joined() -> None:
+    parts = [{"type": "text", "text": " a"}, {"type": "text", "text": " ?"}]
+    assert normalised(role="user", content=parts) == {"role": "user", "content": " a ?"}
+
+
+def test_missing_content_is_empty_text() -> None:
+    assert (
+        normalised(role="assistant")
+        == normalised(role="assistant", content=None)
+        == normalised(role="assistant", content=[])
+    )
+
+
+def test_whitespace_is_kept() -> None:
+    assert normalised(role="user", content=" a\n ")["content"] == " a\n "
+
+
+@pytest.mark.parametrize("arguments", ['{"box":"a","at":1}', '{"at": 1,\n "box": "a"}', {"box": "a", "at": 1}])
+def test_arguments_of_calls_have_one_form(arguments: Any) -> None:
+    call = {"index": 0, "id": "call_0_0", "type": "function", "function": {"arguments": arguments, "name": "look"}}
+    expected = [called("call_0_0", Function("look", '{"at":1,"box":"a"}'))]
+    assert normalised(role="assistant", content=None, tool_calls=[call])["tool_calls"] == expected
+
+
+def test_ids_of_calls_are_kept() -> None:
+    assert normalised(role="assistant", tool_calls=[CALL]) != normalised(
+        role="assistant", tool_calls=[CALL | {"id": "b"}]
+    )
+
+
+@pytest.mark.parametrize("arguments", ["{", "", "[" * 100_000])
+def test_arguments_that_are_no_json_stay(arguments: str) -> None:
+    assert compact(arguments) == arguments
+
+
+def test_a_developer_is_the_system() -> None:
+    assert normalised(role="developer", content="x") == {"role": "system", "content": "x"}
+
+
+def test_the_answer_of_a_tool_keeps_its_id() -> None:
+    assert normalised(role="tool", content="+5", tool_call_id="call_0_0")["tool_call_id"] == "call_0_0"
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video"])
+def test_parts_that_are_not_text_are_refused(kind: str) -> None:
+    with pytest.raises(RefusedRequest, match=f"a part of type '{kind}': only text is supported"):
+        normalised(role="user", content=[{"type": kind}])
+
+
+def test_calls_of_another_role_are_refused() -> None:
+    with pytest.raises(RefusedRequest, match="a message of user has tool_calls"):
+        normalised(role="user", tool_calls=[CALL])
+
+
+def test_messages_of_a_prompt_have_the_same_form() -> None:
+    assert normal([{"role": "user", "content": "x", "name": None}]) == [{"role": "user", "content": "x"}]
+
+
+def test_tools_are_compared_without_the_order_of_their_keys() -> None:
+    assert tools_key('[{"a": 1, "b": 2}]') == tools_key('[{"b":2,"a":1}]') != tools_key("")
+
+
+# ── test refusal ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_body_has_the_form_of_openais_errors() -> None:
+    error = {"message": "n is 0", "type": "invalid_request_error", "param": "n", "code": "invalid_request"}
+    assert msgspec.json.decode(RefusedRequest(400, "invalid_request", "n is 0", param="n").body) == {"error": error}
+
+
+def test_a_fault_of_the_server_is_called_so() -> None:
+    assert msgspec.json.decode(RefusedRequest(503, "busy", "later").body)["error"]["type"] == "server_error"
+
+
+def test_clients_are_told_whether_to_retry() -> None:
+    assert RefusedRequest(503, "a", "b").headers == []
+    assert RefusedRequest(503, "a", "b", retry=False).headers == [(b"x-should-retry", b"false")]
+    assert RefusedRequest(503, "a", "b", retry=True).headers == [(b"x-should-retry", b"true")]

@@ -1,0 +1,89 @@
+from asyncrl.engine import ChatMessage
+from asyncrl.episodes.gateway.chat_request import tools_key
+from asyncrl.episodes.gateway.episode import FoundPlace, Lineage, chain
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
+from tests.episodes.gateway.doubles import user
+
+PROMPT = [user("Hi")]
+NONE = b""
+TOOLS = '[{"type":"function","function":{"name":"look"}}]'
+
+
+def assistant(content: str) -> ChatMessage:
+    return {"role": "assistant", "content": content}
+
+
+def find(lineage: Lineage, messages: list[ChatMessage], tools: bytes = NONE) -> FoundPlace:
+    return lineage.find(messages, chain(messages), tools)
+
+
+def answered(lineage: Lineage, messages: list[ChatMessage], said: str, turn: int, tools: bytes = NONE) -> FoundPlace:
+    found = find(lineage, messages, tools)
+    lineage.add(found.seen, assistant(said), tools, turn)
+    return found
+
+
+def lineage_of_two_turns() -> Lineage:
+    lineage = Lineage(PROMPT)
+    answered(lineage, PROMPT, "one", 0)
+    answered(lineage, [*PROMPT, assistant("one"), user("more")], "two", 1)
+    return lineage
+
+
+def test_the_messages_of_the_prompt_follow_the_prompt() -> None:
+    found = find(Lineage(PROMPT), PROMPT)
+    assert (found.parent, list(found.new), found.cause) == (FROM_PROMPT, [], None)
+
+
+def test_other_tools_than_those_of_the_prompt_begin_a_root() -> None:
+    assert find(Lineage(PROMPT, TOOLS), PROMPT).cause == "new_root"
+    assert find(Lineage(PROMPT, TOOLS), PROMPT, tools_key(TOOLS.replace(":", " :  "))).parent == FROM_PROMPT
+
+
+def test_a_request_follows_the_turn_of_its_last_reply() -> None:
+    request = [*PROMPT, assistant("one"), user("more"), assistant("two"), user("x"), user("y")]
+    found = find(lineage_of_two_turns(), request)
+    assert (found.parent, list(found.new), found.cause) == (1, [user("x"), user("y")], None)
+
+
+def test_a_request_may_go_back_to_an_earlier_turn() -> None:
+    found = find(lineage_of_two_turns(), [*PROMPT, assistant("one"), user("other")])
+    assert (found.parent, list(found.new)) == (0, [user("other")])
+
+
+def test_a_request_may_end_with_a_reply() -> None:
+    found = find(lineage_of_two_turns(), [*PROMPT, assistant("one")])
+    assert (found.parent, list(found.new)) == (0, [])
+
+
+def test_a_chat_without_replies_is_a_new_root() -> None:
+    found = find(lineage_of_two_turns(), [user("a sub-agent's task")])
+    assert (found.parent, list(found.new), found.cause) == (FROM_NOTHING, [user("a sub-agent's task")], "new_root")
+
+
+def test_a_foreign_reply_is_a_new_root() -> None:
+    request = [user("1 + 1?"), assistant("2"), user("2 + 2?")]
+    lineage = lineage_of_two_turns()
+    assert answered(lineage, request, "four", 2).cause == "new_root"
+    assert find(lineage, [*request, assistant("four"), user("3 + 3?")]).parent == 2
+
+
+def test_an_edited_reply_is_told() -> None:
+    found = find(lineage_of_two_turns(), [*PROMPT, assistant("one "), user("more")])
+    assert (found.parent, found.cause) == (FROM_NOTHING, "edited_reply")
+
+
+def test_an_edited_history_is_told() -> None:
+    found = find(lineage_of_two_turns(), [user("Hi!"), assistant("one"), user("more")])
+    assert (found.parent, found.cause) == (FROM_NOTHING, "edited_history")
+
+
+def test_changed_tools_are_told() -> None:
+    found = find(lineage_of_two_turns(), [*PROMPT, assistant("one"), user("more")], tools_key(TOOLS))
+    assert (found.parent, found.cause) == (FROM_NOTHING, "tools_changed")
+
+
+def test_of_two_turns_that_said_the_same_the_first_is_followed() -> None:
+    lineage = lineage_of_two_turns()
+    answered(lineage, PROMPT, "one", 2)
+    assert find(lineage, [*PROMPT, assistant("one"), user("more")]).parent == 0

@@ -1,0 +1,138 @@
+"""A tree of turns whose tokens are kept as they were sampled."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from asyncrl.engine import Completion
+from asyncrl.episodes.record import EpisodeRecord, RecordedTurn, cut, joined
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Span, Turn
+
+
+@st.composite
+def completions(draw: st.DrawFn) -> list[Completion]:
+    """Completions of one episode: all with masks, or none."""
+    has_masks = draw(st.booleans())
+    lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+    return [draw(completion(length, has_masks)) for length in lengths]
+
+
+@st.composite
+def completion(draw: st.DrawFn, length: int, has_masks: bool) -> Completion:
+    inner = st.lists(st.integers(1, length - 1), unique=True, max_size=2) if length > 1 else st.just([])
+    ends = [*sorted(draw(inner)), length]
+    versions = draw(st.lists(st.integers(0, 2), min_size=len(ends), max_size=len(ends)))
+    spans = [Span(v, start, end) for v, start, end in zip(versions, [0, *ends], ends, strict=False)]
+    masks = draw(st.lists(st.integers(1, 3), min_size=length, max_size=length)) if has_masks else []
+    return Completion(
+        completion_ids=draw(st.lists(st.integers(0, 99), min_size=length, max_size=length)),
+        behavior_logprobs=draw(st.lists(st.floats(-9, 0), min_size=length, max_size=length)),
+        spans=spans,
+        finish_reason="stop",
+        generate_s=1.0,
+        mask_counts=masks,
+        mask_ids=list(range(sum(masks))),
+    )
+
+
+def by_token(part: Completion) -> list[tuple[int, float, int, tuple[int, ...]]]:
+    """Id, log-prob, policy version and mask of each token."""
+    versions = [span.policy_version for span in part.spans for _ in range(span.start, span.end)]
+    ends = [sum(part.mask_counts[: place + 1]) for place in range(len(part.mask_counts))]
+    masks = [tuple(part.mask_ids[start:end]) for start, end in pairwise([0, *ends])] or [()] * len(versions)
+    return list(zip(part.completion_ids, part.behavior_logprobs, versions, masks, strict=True))
+
+
+@given(completions())
+def test_joined_completions_keep_what_belongs_to_each_token(parts: list[Completion]) -> None:
+    whole = joined(parts, "length")
+    assert by_token(whole) == [token for part in parts for token in by_token(part)]
+    assert (whole.finish_reason, whole.generate_s) == ("length", len(parts))
+    assert whole.spans[0].start == 0
+    assert all(
+        before.end == after.start and before.policy_version != after.policy_version
+        for before, after in pairwise(whole.spans)
+    ), "spans of one version that meet are one"
+
+
+@given(completions())
+def test_what_was_joined_is_cut_into_the_same_parts(parts: list[Completion]) -> None:
+    whole = joined(parts, "unfinished")
+    again = cut(whole, [len(part.completion_ids) for part in parts])
+    assert [by_token(part) for part in again] == [by_token(part) for part in parts]
+    assert all(part.spans[0].start == 0 for part in again)
+    assert joined(again, "unfinished") == whole
+
+
+def test_pictures_are_those_of_the_first_turn_that_has_read_them() -> None:
+    plain = written(1)
+    pictured = replace(plain, grids=[(1, 4, 4)], processor="v1")
+    assert joined([plain, pictured, pictured], "stop").grids == [(1, 4, 4)]
+    assert joined([plain, pictured], "stop").processor == "v1"
+    assert joined([plain], "stop").grids == []
+    assert joined([], "stop").completion_ids == []
+
+
+def written(*token_ids: int) -> Completion:
+    return Completion(
+        completion_ids=list(token_ids),
+        behavior_logprobs=[-1.0] * len(token_ids),
+        spans=[Span(0, 0, len(token_ids))],
+        finish_reason="stop",
+        generate_s=1.0,
+    )
+
+
+def tree() -> EpisodeRecord:
+    """
+    Turns and the ids of their context (tens) and of the policy (units)::
+
+        prompt 100 ── 0: 1 ── 1: 10, 2 ── 3: 30, 4
+                        └──── 2: 20, 3
+        nothing ───── 4: 40, 5
+    """
+    record = EpisodeRecord([100])
+    for parent, context in ((FROM_PROMPT, []), (0, [10]), (0, [20]), (1, [30]), (FROM_NOTHING, [40])):
+        place = len(record.turns)
+        assert record.add(RecordedTurn(parent, context, written(place + 1), reward=place / 4)) == place
+    return record
+
+
+def test_the_policy_has_read_what_stands_on_its_path_and_nothing_of_other_branches() -> None:
+    record = tree()
+    assert [record.ids_through(place) for place in range(5)] == [
+        [100, 1],
+        [100, 1, 10, 2],
+        [100, 1, 20, 3],
+        [100, 1, 10, 2, 30, 4],
+        [40, 5],
+    ]
+    assert record.ids_through(FROM_PROMPT) == [100]
+    assert record.ids_through(FROM_NOTHING) == []
+
+
+def test_a_branch_is_a_path_from_the_prompt_or_from_nothing() -> None:
+    record = tree()
+    assert [record.path(place) for place in (FROM_PROMPT, 0, 2, 3, 4)] == [[], [0], [0, 2], [0, 1, 3], [4]]
+    assert [record.root(place) for place in (FROM_PROMPT, 3, 4, FROM_NOTHING)] == [
+        FROM_PROMPT,
+        FROM_PROMPT,
+        FROM_NOTHING,
+        FROM_NOTHING,
+    ]
+
+
+def test_a_record_in_its_wire_form_has_each_token_once() -> None:
+    record = tree()
+    assert record.wire_turns() == [
+        Turn(FROM_PROMPT, 0, 1, reward=0.0),
+        Turn(0, 1, 1, reward=0.25),
+        Turn(0, 1, 1, reward=0.5),
+        Turn(1, 1, 1, reward=0.75),
+        Turn(FROM_NOTHING, 1, 1, reward=1.0),
+    ]
+    assert record.context_ids() == [10, 20, 30, 40]
+    assert record.completion("stop").completion_ids == [1, 2, 3, 4, 5]
+    assert (record.num_tokens, record.reward) == (9, 2.5)

@@ -1,0 +1,98 @@
+"""The loop of an episode whose environment answers turn by turn."""
+
+import asyncio
+
+import pytest
+
+from asyncrl.episodes.conversation import Conversation
+from asyncrl.episodes.environment import Answer, TaskInput
+from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, EpisodeState, ResumedEpisode
+from asyncrl.episodes.steps import EnvironmentDiverged, EpisodeSteps
+from asyncrl.errors import EnvironmentFailed
+from asyncrl.messages.trajectory import Sampling
+from tests.episodes.stage import Counter, StagedEnvironments, WordBoundary, WordEngine, ids
+
+TASK = TaskInput(messages=[{"role": "user", "content": "how many"}], answer="3")
+
+
+def steps(
+    environments: StagedEnvironments,
+    resumed: ResumedEpisode | None = None,
+    max_tokens: int = 100,
+    images: tuple[bytes, ...] = (),
+) -> EpisodeSteps:
+    conversation = Conversation(
+        EpisodeRecord(ids("how many <policy>")),
+        WordEngine(lambda before: f"turn {before.split().count('<policy>')}").sample,
+        WordBoundary(),
+        sampling=Sampling(10),
+        limits=EpisodeLimits(max_turns=8, max_tokens=max_tokens),
+        images=images,
+    )
+    environment = environments.open("run/train/0/0")
+    return EpisodeSteps(conversation, environment, TASK, resume=environments.resume, resumed=resumed)
+
+
+def play(player: EpisodeSteps) -> str:
+    return asyncio.run(player.play())
+
+
+def test_a_replay_passes_through_the_recorded_turns_and_then_samples() -> None:
+    whole = steps(StagedEnvironments())
+    assert play(whole) == "stop"
+    turns = whole._conversation.record.turns
+    resumed = ResumedEpisode(state=EpisodeState(num_finished=2), finished=turns[:2])
+    again = steps(StagedEnvironments(), resumed)
+    replaying = [again.is_replaying]
+    assert play(again) == "stop"
+    assert [*replaying, again.is_replaying] == [True, False]
+    assert [turn.text for turn in again._conversation.record.turns] == [turn.text for turn in turns]
+
+
+def test_an_observation_that_differs_by_one_token_is_noticed() -> None:
+    whole = steps(StagedEnvironments())
+    play(whole)
+    turns = whole._conversation.record.turns
+    turns[1].context_ids = [*turns[1].context_ids[:-1], turns[1].context_ids[0]]
+    resumed = ResumedEpisode(state=EpisodeState(num_finished=2), finished=turns[:2])
+    with pytest.raises(EnvironmentDiverged, match="4 tokens after turn 0, expected the 4 recorded ones"):
+        play(steps(StagedEnvironments(), resumed))
+
+
+def test_the_state_has_a_snapshot_of_the_last_answered_turn() -> None:
+    player = steps(StagedEnvironments(resume="snapshot"))
+    play(player)
+    assert (player.state.num_finished, player.state.num_answered, player.state.snapshot) == (3, 2, b"1")
+    answer = player.state.answer
+    assert answer is not None
+    assert answer.messages == [{"role": "tool", "content": "left 1"}]
+
+
+def test_a_first_observation_that_leaves_no_room_is_a_final_failure() -> None:
+    class Verbose(Counter):
+        def reset(self, task: TaskInput) -> Answer:
+            return Answer(messages=[{"role": "user", "content": "word " * 20}])
+
+    with pytest.raises(EnvironmentFailed, match="leaves no room for a turn") as refused:
+        play(steps(StagedEnvironments(make=Verbose), max_tokens=20))
+    assert not refused.value.retryable
+
+
+def test_an_episode_that_is_done_before_its_first_turn_is_a_final_failure() -> None:
+    class Done(Counter):
+        def reset(self, task: TaskInput) -> Answer:
+            return Answer(done=True)
+
+    with pytest.raises(EnvironmentFailed, match="done, before the first turn") as refused:
+        play(steps(StagedEnvironments(make=Done)))
+    assert not refused.value.retryable
+
+
+def test_a_context_that_would_lack_the_pictures_of_the_prompt_is_refused() -> None:
+    class Greeting(Counter):
+        def reset(self, task: TaskInput) -> Answer:
+            return Answer(messages=[{"role": "user", "content": "go"}])
+
+    assert play(steps(StagedEnvironments(make=Greeting))) == "length"
+    with pytest.raises(EnvironmentFailed, match="without the pictures"):
+        play(steps(StagedEnvironments(make=Greeting), images=(b"picture",)))

@@ -1,0 +1,333 @@
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+
+from asyncrl.engine import CalledTool
+from asyncrl.episodes.tool_calls import (
+    MAX_CALLS,
+    PARSERS,
+    Call,
+    UnreadableCall,
+    after_thought,
+    between,
+    form_of,
+    named_call,
+    no_calls,
+    opened_thought,
+    parse_deepseek,
+    parse_glm,
+    parse_hermes,
+    parse_llama_json,
+    parse_qwen_xml,
+    read_object,
+    to_call,
+    typed,
+)
+from tests.episodes.tool_calls.hostile import long_texts, texts
+from tests.rollout.engines.chat_families import FAMILIES, deepseek, template
+
+
+def test_calls_are_in_a_section_of_their_own() -> None:
+    second = "\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜>"
+    found = parse_deepseek(
+        "Look." + deepseek("f", "```").replace("<｜tool▁calls▁end｜>", second + "<｜tool▁calls▁end｜>"), {}
+    )
+    assert [(call.name, call.arguments) for call in found.calls] == [("f", {"a": "```"}), ("g", {})]
+    assert found.content == "Look."
+
+
+@pytest.mark.parametrize("block", ["f", "function<｜tool▁sep｜>f {}", "function<｜tool▁sep｜>```json{}```"])
+def test_other_blocks_are_problems(block: str) -> None:
+    (call,) = parse_deepseek(f"<｜tool▁call▁begin｜>{block}<｜tool▁call▁end｜>", {}).calls
+    assert "has no <｜tool▁sep｜>name with ```json" in call.problem
+
+
+# ── test forms ────────────────────────────────────────────────────────────────────────────────
+# All forms: they are total, and found by the text of a template.
+
+
+@pytest.mark.parametrize("form", PARSERS)
+@given(text=texts)
+def test_no_text_makes_a_parser_fail(form: str, text: str) -> None:
+    found = PARSERS[form](text, {"f": {"a": {"type": "integer"}}})
+    assert len(found.calls) <= MAX_CALLS + 1
+    for call in found.calls:
+        assert bool(call.name) != bool(call.problem)
+        msgspec.msgpack.encode(call.arguments)  # can be sent on
+
+
+@pytest.mark.parametrize("form", PARSERS)
+def test_long_texts_are_read_once(form: str) -> None:
+    for text in long_texts:
+        assert len(PARSERS[form](text, {}).calls) <= MAX_CALLS + 1
+
+
+@pytest.mark.parametrize("form", PARSERS)
+def test_a_text_without_calls_is_content_unchanged(form: str) -> None:
+    text = " 1 < 2, {a}, and [b];\n"
+    assert PARSERS[form](text, {}).content == text == no_calls(text, {}).content
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_the_form_is_that_of_the_template(family) -> None:
+    assert form_of(template(family.name)) == family.form
+
+
+def test_a_template_without_calls_has_no_form() -> None:
+    assert form_of("{{ messages[0].content }}") is None
+
+
+# ── test found ────────────────────────────────────────────────────────────────────────────────
+
+
+def read(block: str) -> Call:
+    if block == "bad":
+        raise UnreadableCall("is bad")
+    return block, {}
+
+
+def test_content_is_the_text_around_calls() -> None:
+    found = between("Look. <a>x</a> then <a>y</a>", "<a>", "</a>", read)
+    assert found.content == "Look.  then"
+    assert [call.name for call in found.calls] == ["x", "y"]
+
+
+def test_what_cannot_be_read_stays_in_the_content_as_does_what_follows() -> None:
+    assert (
+        between("Look. <a>bad</a> then <a>y</a> and on", "<a>", "</a>", read).content == "Look. <a>bad</a> then  and on"
+    )
+
+
+def test_a_call_that_is_not_closed_ends_where_the_next_begins() -> None:
+    found = between("<a>x <a>y</a>", "<a>", "</a>", read)
+    assert [(call.name, call.problem) for call in found.calls] == [("", "the call is not closed by </a>"), ("y", "")]
+    assert found.content == "<a>x"
+
+
+def test_a_call_inside_another_is_a_part_of_it() -> None:
+    (call,) = between("<a>x <a>y</a> z</a>", "<a>", "</a>", read).calls
+    assert call.name == "x <a>y</a> z"
+
+
+def test_a_call_that_cannot_be_read_is_a_problem_beside_the_others() -> None:
+    assert [call.problem for call in between("<a>bad</a><a>x</a>", "<a>", "</a>", read).calls] == [
+        "the call is bad",
+        "",
+    ]
+
+
+def test_a_call_that_is_cut_is_a_problem() -> None:
+    found = between("Look. <a>x</a><a>y", "<a>", "</a>", read)
+    assert [call.problem for call in found.calls] == ["", "the call is not closed by </a>"]
+
+
+def test_calls_beyond_the_most_are_one_problem() -> None:
+    calls = between("<a>x</a>" * (MAX_CALLS + 9), "<a>", "</a>", read).calls
+    assert len(calls) == MAX_CALLS + 1
+    assert calls[-1].problem == f"the turn has more than {MAX_CALLS} calls"
+
+
+def test_a_call_has_name_and_arguments() -> None:
+    assert to_call(lambda: ("f", {"a": 1})).arguments == {"a": 1}
+
+
+# ── test glm ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_arguments_are_pairs_of_tags() -> None:
+    pairs = "<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>\n<arg_value> x\n</arg_value>\n"
+    (call,) = parse_glm(f"<tool_call>add\n{pairs}</tool_call>", {"add": {"a": {"type": "string"}}}).calls
+    assert (call.name, call.arguments) == ("add", {"a": "1", "b": " x\n"})
+
+
+def test_a_call_may_have_no_arguments() -> None:
+    assert parse_glm("<tool_call>look</tool_call>", {}).calls[0].name == "look"
+
+
+@pytest.mark.parametrize(
+    ("block", "problem"),
+    [
+        ("", "has no name"),
+        ("f<arg_key>a</arg_key>", "of f has <arg_key>a without"),
+        ("f<arg_key>a</arg_key><arg_value>", "of f"),
+    ],
+)
+def test_other_blocks_are_problems_of_glm(block: str, problem: str) -> None:
+    (call,) = parse_glm(f"<tool_call>{block}</tool_call>", {}).calls
+    assert call.problem.startswith(f"the call {problem}")
+
+
+# ── test hermes ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_call_is_json_between_tags() -> None:
+    found = parse_hermes('Look.\n<tool_call>\n{"name": "add", "arguments": {"a": "水\\n"}}\n</tool_call>', {})
+    assert found.content == "Look."
+    assert found.calls == [CalledTool(name="add", arguments={"a": "水\n"})]
+
+
+@pytest.mark.parametrize(
+    ("block", "problem"),
+    [
+        ("add(1)", "is not valid JSON"),
+        ('{"arguments": {}}', 'has no "name"'),
+        ('{"name": "f", "arguments": 5}', "of f has"),
+    ],
+)
+def test_other_blocks_are_problems_of_hermes(block: str, problem: str) -> None:
+    (call,) = parse_hermes(f"<tool_call>{block}</tool_call>", {}).calls
+    assert call.problem.startswith("the call ")
+    assert problem in call.problem
+
+
+# ── test json values ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "not valid JSON"),
+        ("NaN", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ('{"a": 99999999999999999999999}', "not valid JSON"),
+        ('{"a": "\\ud800"}', "not valid JSON"),
+        ("[1]", "a list, expected a JSON object"),
+        ('"a"', "a string, expected"),
+        ("true", "a boolean, expected"),
+    ],
+)
+def test_only_objects_that_can_be_sent_are_read(text: str, problem: str) -> None:
+    with pytest.raises(UnreadableCall, match=problem):
+        read_object(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "call"),
+    [
+        ({"name": "f", "arguments": {"a": 1}}, ("f", {"a": 1})),
+        ({"name": "f", "arguments": '{"a": 1}'}, ("f", {"a": 1})),
+        ({"name": "f"}, ("f", {})),
+    ],
+)
+def test_arguments_are_an_object_a_text_or_missing(value: dict[str, Any], call: tuple[str, dict[str, Any]]) -> None:
+    assert named_call(value, "arguments") == call
+
+
+@pytest.mark.parametrize("value", [{}, {"name": 5}, {"name": ""}, {"name": "f", "arguments": [1]}])
+def test_a_call_without_a_name_or_with_other_arguments_is_refused(value: dict[str, Any]) -> None:
+    with pytest.raises(UnreadableCall):
+        named_call(value, "arguments")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("5", "string", "5"),
+        ("5", ["string", "null"], "5"),
+        ("5", "integer", 5),
+        ("True", "boolean", True),
+        ("true", "boolean", True),
+        ("None", "integer", None),
+        ("[1, 2]", "array", [1, 2]),
+        ("five", "integer", "five"),
+        ("5", None, 5),
+        ('"5"', None, '"5"'),
+        ("a b", None, "a b"),
+    ],
+)
+def test_values_have_the_type_of_their_schema(text: str, kind: object, value: object) -> None:
+    assert typed(text, {"type": kind} if kind else None) == value
+
+
+# ── test llama json ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        ('{"name": "f", "parameters": {"a": 1}}', [("f", {"a": 1})], ""),
+        ('<|python_tag|>{"name": "f", "parameters": {}}', [("f", {})], ""),
+        (' {"name": "f", "arguments": {"a": 1}}; {"name": "g"};', [("f", {"a": 1}), ("g", {})], ""),
+        ('Look. <|python_tag|>{"name": "f"}', [("f", {})], "Look."),
+        ('{"answer": 5}', [], '{"answer": 5}'),
+        ('I call {"name": "f"}', [], 'I call {"name": "f"}'),
+    ],
+)
+def test_a_turn_is_calls_or_content(text: str, calls: list[object], content: str) -> None:
+    found = parse_llama_json(text, {})
+    assert [(call.name, call.arguments) for call in found.calls] == calls
+    assert found.content == content
+
+
+@pytest.mark.parametrize("text", ['{"name": "f"', "<|python_tag|>print(5)", '{"name": "f"} and more'])
+def test_a_turn_that_begins_as_a_call_and_goes_on_otherwise_is_a_problem(text: str) -> None:
+    assert "not valid JSON" in parse_llama_json(text, {}).calls[-1].problem
+
+
+# ── test qwen xml ─────────────────────────────────────────────────────────────────────────────
+
+CALL = """<tool_call>
+<function=write>
+<parameter=text>
+ two
+lines
+</parameter>
+<parameter=times>
+3
+</parameter>
+</function>
+</tool_call>"""
+
+
+def test_values_lose_the_newlines_of_their_tags_alone() -> None:
+    (call,) = parse_qwen_xml(CALL, {"write": {"text": {"type": "string"}}}).calls
+    assert (call.name, call.arguments) == ("write", {"text": " two\nlines", "times": 3})
+
+
+@pytest.mark.parametrize(
+    ("block", "problem"),
+    [
+        ("f", "has no <function=name> with </function>"),
+        ("</function><function=f>", "has no <function=name> with </function>"),
+        ("<function=></function>", "has a tag <function= without a name and >"),
+        ("<function=f><parameter=a>1</function>", "of f has a parameter a that is not closed by </parameter>"),
+    ],
+)
+def test_other_blocks_are_problems_of_qwen_xml(block: str, problem: str) -> None:
+    (call,) = parse_qwen_xml(f"<tool_call>{block}</tool_call>", {}).calls
+    assert call.problem == f"the call {problem}"
+
+
+# ── test thoughts ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "answer"),
+    [
+        ("yes", False, "yes"),
+        ("<think>\nhm\n</think>\n\nyes", False, "yes"),
+        ("hm</think>yes", True, "yes"),
+        ("\n<think>hm", False, ""),
+        ("hm", True, ""),
+        ("<think>a</think>b</think>c", False, "c"),
+        ("I <think> so", False, "I <think> so"),
+    ],
+)
+def test_the_answer_follows_the_thought(text: str, is_open: bool, answer: str) -> None:
+    assert after_thought(text, is_open=is_open) == answer
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opened"),
+    [
+        ("assistant\n<think>\n", "<think>\n"),
+        ("<think>a</think><think>", "<think>"),
+        ("assistant\n", ""),
+        ("<think>\n\n</think>\n\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_prompt_opens_a_thought_if_it_ends_with_its_tag(prompt: str, opened: str) -> None:
+    assert opened_thought(prompt) == opened

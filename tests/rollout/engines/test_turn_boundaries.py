@@ -1,0 +1,334 @@
+"""Tails of chats: what stands between two turns."""
+
+import json
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from asyncrl.config.sections.sampling import ToolParser
+from asyncrl.engine import TurnBoundary
+from asyncrl.errors import ConfigError, EngineError
+from asyncrl.rollout.engines.special_tokens import SpelledTokens
+from asyncrl.rollout.engines.turn_boundaries import ChatBoundary, TextBoundary, make_boundary
+from asyncrl.tools.toy.models import tokenizer_from_texts, tokenizer_from_words
+from tests.rollout.engines.chat_families import FAMILIES, TEXTS, tokenizer
+
+HARMONY = """
+{%- for m in messages %}
+    {%- if m.role == 'tool' %}
+        {%- if not loop.previtem.tool_calls %}
+            {{- raise_exception('a tool answers a call') }}
+        {%- endif %}
+        {%- set name = loop.previtem.tool_calls[-1].function.name %}
+        {{- '<|start|>functions.' ~ name ~ ' to=assistant<|message|>' ~ (m.content | tojson) ~ '<|end|>' }}
+    {%- elif m.tool_calls %}
+        {%- set call = m.tool_calls[0].function %}
+        {{- '<|start|>assistant to=functions.' ~ call.name ~ '<|message|>' ~ (call.arguments | tojson) ~ '<|call|>' }}
+    {%- else %}
+        {{- '<|start|>' ~ m.role ~ '<|message|>' ~ m.content ~ ('<|return|>' if loop.last else '<|end|>') }}
+    {%- endif %}
+{%- endfor %}
+{{- '<|start|>assistant' if add_generation_prompt else '' }}
+"""
+"""Structure of the Harmony format: a tool may only answer a call."""
+HARMONY_TOKENS = tuple(f"<|{name}|>" for name in ("start", "message", "end", "call", "return"))
+
+
+def ids(family: str, written: str) -> list[int]:
+    return list(tokenizer(family)(written, add_special_tokens=False).input_ids)
+
+
+def spelled(family: str, token_ids: list[int]) -> str:
+    return tokenizer(family).decode(token_ids, skip_special_tokens=False)
+
+
+def tail(family: str, last: str, *messages: tuple[str, str]) -> str:
+    said = [{"role": role, "content": content} for role, content in messages]
+    return spelled(family, make_boundary(tokenizer(family)).after(said, ids(family, last)))
+
+
+def with_template(template: str, *special: str) -> PreTrainedTokenizerBase:
+    made = tokenizer_from_texts(TEXTS, 400, special=special)
+    made.chat_template = template
+    return made
+
+
+@pytest.mark.parametrize(
+    ("family", "last", "expected"),
+    [
+        (
+            "qwen2_5",
+            "ok<|im_end|>",
+            "\n<|im_start|>user\n<tool_response>\n+5\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            "llama3",
+            "ok<|eot_id|>",
+            '<|start_header_id|>ipython<|end_header_id|>\n\n"+5"<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n',
+        ),
+        ("glm4_5", "ok<|observation|>", "\n<tool_response>\n+5\n</tool_response><|assistant|>"),
+        (
+            "deepseek_v3",
+            "ok<｜end▁of▁sentence｜>",
+            "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>+5<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
+        ),
+    ],
+)
+def test_the_token_that_the_policy_ended_with_is_not_repeated(family: str, last: str, expected: str) -> None:
+    assert tail(family, last, ("tool", "+5")) == expected
+
+
+@pytest.mark.parametrize("last", ["ok", "ok<|endoftext|>", "ok<|im_end|>x"], ids=["cut", "another end", "went on"])
+def test_the_whole_tail_follows_a_turn_that_did_not_end_as_the_template_ends_it(last: str) -> None:
+    assert tail("qwen3", last, ("user", "go")).startswith("<|im_end|>\n<|im_start|>user\ngo")
+
+
+def test_more_tokens_than_one_are_not_repeated_if_the_policy_wrote_them() -> None:
+    assert tail("qwen3", "ok<|im_end|>\n<|im_start|>", ("user", "go")).startswith("user\ngo")
+
+
+def test_the_policy_goes_on_if_nothing_was_said() -> None:
+    assert tail("qwen3", "ok<|im_end|>") == "\n<|im_start|>assistant\n"
+
+
+def test_an_answer_that_begins_as_the_policy_ended_is_kept() -> None:
+    words = tokenizer_from_words([" a", " b"])
+    words.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    allowed = make_boundary(words, spelled=SpelledTokens(words, are_text=False))
+    after = allowed.after([{"role": "user", "content": " b<eos> a"}], words(" a b<eos>").input_ids)
+    assert words.decode(after) == " b<eos> a"
+
+
+def test_a_tool_answers_a_call_where_the_template_asks_for_one() -> None:
+    made = with_template(HARMONY, *HARMONY_TOKENS)
+    boundary = make_boundary(made)
+    last = list(made('{"a": 1}<|call|>').input_ids)
+    after = boundary.after([{"role": "tool", "name": "add", "content": "+5"}], last)
+    assert made.decode(after) == '<|start|>functions.add to=assistant<|message|>"+5"<|end|><|start|>assistant'
+
+
+def test_a_role_that_the_template_leaves_out_is_refused() -> None:
+    made = with_template(
+        "{% for m in messages if m.role != 'tool' %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}",
+        *("<|user|>", "<|assistant|>", "<|end|>"),
+    )
+    boundary = make_boundary(made)
+    with pytest.raises(
+        EngineError, match=r"leaves out messages of the role tool.* answer with another role, such as user"
+    ) as caught:
+        boundary.after([{"role": "user", "content": "a"}, {"role": "tool", "content": "+5"}], [])
+    assert not caught.value.retryable
+
+
+def test_a_template_that_raises_is_one_sentence() -> None:
+    boundary = make_boundary(with_template(HARMONY, *HARMONY_TOKENS))
+    with pytest.raises(EngineError, match="roles user, assistant, user, tool: a tool answers a call"):
+        boundary.after([{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}], [])
+
+
+def test_a_picture_cannot_be_spelled_after_the_prompt() -> None:
+    own, (picture,) = tokenizer("qwen3"), ids("qwen3", "<|endoftext|>")
+    answer = [{"role": "user", "content": "a<|endoftext|>"}]
+    assert picture not in make_boundary(own, never=[picture]).after(answer, [])
+    with pytest.raises(EngineError, match="spells a token of pictures"):
+        make_boundary(own, never=[picture], spelled=SpelledTokens(own, are_text=False)).after(answer, [])
+
+
+def test_thoughts_before_a_new_question_are_retold_without_them() -> None:
+    boundary = make_boundary(tokenizer("qwen3"))
+    question, answer = {"role": "user", "content": "1 + 1?"}, {"role": "user", "content": "And 2 + 2?"}
+    prompt, turn = boundary.opening([question]), ids("qwen3", "<think>\nhm\n</think>\n\n2<|im_end|>")
+    read = [*prompt, *turn, *boundary.after([answer], turn)]
+
+    retold = boundary.retold([question, boundary.message(turn), answer], read)
+
+    assert spelled("qwen3", retold or []) == (
+        "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+        "<|im_start|>user\nAnd 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_nothing_is_retold_if_the_template_keeps_the_turns() -> None:
+    boundary = make_boundary(tokenizer("qwen3"))
+    question, answer = {"role": "user", "content": "1 + 1?"}, {"role": "tool", "content": "2"}
+    prompt, turn = boundary.opening([question]), ids("qwen3", "<think>\nhm\n</think>\n\nlook<|im_end|>")
+    assert (
+        boundary.retold([question, boundary.message(turn), answer], [*prompt, *turn, *boundary.after([answer], turn)])
+        is None
+    )
+
+
+OPENING = """
+{%- for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}{% endfor %}
+{{- '<|im_start|>assistant\n<think>\n' if add_generation_prompt else '' }}
+"""
+
+
+def test_a_thought_that_the_template_opens_is_a_part_of_the_message_that_closes_it() -> None:
+    opening = with_template(OPENING, "<|im_start|>", "<|im_end|>")
+    boundary = make_boundary(opening)
+    question, answer = {"role": "user", "content": "1 + 1?"}, {"role": "user", "content": "And 2 + 2?"}
+    turn = list(opening("hm\n</think>\n2<|im_end|>", add_special_tokens=False).input_ids)
+    assert boundary.message(turn)["content"] == "<think>\nhm\n</think>\n2"
+    read = [*boundary.opening([question]), *turn, *boundary.after([answer], turn)]
+    assert boundary.retold([question, boundary.message(turn), answer], read) is None, "no tag is lost"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_turn_is_a_message_without_the_token_that_ended_it(family: str) -> None:
+    boundary = make_boundary(tokenizer(family))
+    assert boundary.message(ids(family, "ok" + FAMILIES[family].end)) == {"role": "assistant", "content": "ok"}
+
+
+# ── test boundary check ───────────────────────────────────────────────────────────────────────────
+# What is refused before a run begins.
+
+JOINED = "{% for m in messages %}{{ m.content }}{% endfor %}"
+WORDS = ["Tom", " a", " b", "+", "-", "=", *"0123456789", " ?", " !", " so far ", " How many now?", " #### "]
+
+
+def test_words_that_never_join_need_no_special_token() -> None:
+    words = tokenizer_from_words(WORDS)
+    words.chat_template = JOINED
+    boundary = make_boundary(words)
+    assert words.decode(boundary.after([{"role": "tool", "content": "+5"}], words(" a ?").input_ids)) == "+5"
+
+
+def test_tokens_that_would_join_the_answer_are_refused() -> None:
+    merging = tokenizer_from_texts(TEXTS * 9, 400)
+    merging.chat_template = JOINED
+    with pytest.raises(
+        ConfigError, match=r"no special token between a turn that ends in .* and an answer of the role user"
+    ):
+        make_boundary(merging)
+
+
+def test_words_that_overlap_are_refused_as_well() -> None:
+    words = tokenizer_from_words(["a", "b", "ab"])
+    words.chat_template = JOINED
+    with pytest.raises(ConfigError, match="the tokenizer would join 'b' with it"):
+        make_boundary(words)
+
+
+def test_a_special_token_at_the_boundary_suffices() -> None:
+    merging = tokenizer_from_texts(TEXTS * 9, 400, special=["<|end|>"])
+    merging.chat_template = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
+    make_boundary(merging)
+
+
+def test_a_template_without_the_role_of_tools_is_refused_if_there_are_tools() -> None:
+    words = tokenizer_from_words(WORDS, special=["<|end|>"])
+    words.chat_template = (
+        "{{ tools | tojson if tools else '' }}<tool_call>"
+        "{% for m in messages if m.role != 'tool' %}{{ m.content }}<|end|>{% endfor %}"
+    )
+    make_boundary(words)
+    with pytest.raises(ConfigError, match="leaves out messages of the role tool"):
+        make_boundary(words, tools='[{"function": {"name": "look"}}]')
+
+
+def test_a_template_that_hides_the_turns_of_the_policy_is_refused() -> None:
+    words = tokenizer_from_words(WORDS)
+    words.chat_template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    with pytest.raises(ConfigError, match="does not show where a turn of the policy ends"):
+        make_boundary(words)
+
+
+# ── test boundaries ────────────────────────────────────────────────────────────────────────────────
+# Boundaries by the settings of a run.
+
+INTEGER = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOLS = json.dumps([{"type": "function", "function": {"name": "add", "parameters": INTEGER}}])
+
+
+def said(family: str, written: str, tool_parser: ToolParser = "auto") -> list[tuple[str, dict[str, Any]]]:
+    boundary = make_boundary(tokenizer(family), tools=TOOLS, tool_parser=tool_parser)
+    turn = boundary.said(tokenizer(family)(written, add_special_tokens=False).input_ids, "stop")
+    return [(call.name, call.arguments) for call in turn.tool_calls]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_are_read_in_the_form_that_the_template_shows(family: str) -> None:
+    value = 5 if FAMILIES[family].form in ("glm", "qwen_xml") else "5"
+    assert said(family, FAMILIES[family].call("add", "5")) == [("add", {"a": value})]
+
+
+def test_another_form_can_be_named() -> None:
+    assert said("qwen3", FAMILIES["llama3"].call("add", "5"), "llama_json") == [("add", {"a": "5"})]
+    assert said("qwen3", FAMILIES["qwen3"].call("add", "5"), "none") == []
+
+
+def test_prompts_are_chats_or_plain_text() -> None:
+    assert isinstance(make_boundary(tokenizer("qwen3")), ChatBoundary)
+    assert isinstance(make_boundary(tokenizer("qwen3"), is_chat=False), TextBoundary)
+
+
+def test_plain_text_has_no_place_for_tools() -> None:
+    with pytest.raises(ConfigError, match="prompts of plain text have no place for them"):
+        make_boundary(tokenizer("qwen3"), is_chat=False, tools=TOOLS)
+
+
+def test_tools_that_the_template_does_not_show_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = tokenizer("qwen3")
+    monkeypatch.setattr(words, "chat_template", words.chat_template.replace("tools", "gadgets"))
+    with pytest.raises(ConfigError, match="does not show the tool add to the policy"):
+        make_boundary(words, tools=TOOLS)
+
+
+def test_tools_without_a_known_form_of_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = tokenizer("qwen3")
+    monkeypatch.setattr(words, "chat_template", words.chat_template.replace("tool_call>", "called>"))
+    with pytest.raises(ConfigError, match=r"name it in environment\.tool_parser: hermes, "):
+        make_boundary(words, tools=TOOLS)
+    make_boundary(words, tools=TOOLS, tool_parser="none")
+
+
+def test_a_response_template_must_be_there_if_it_is_named() -> None:
+    with pytest.raises(ConfigError, match="but the tokenizer has none"):
+        make_boundary(tokenizer("qwen3"), tool_parser="response_template")
+
+
+def test_a_chat_needs_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer("qwen3"), "chat_template", None)
+    with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
+        make_boundary(tokenizer("qwen3"))
+
+
+# ── test text boundary ────────────────────────────────────────────────────────────────────────────
+# Plain text: answers are tokenized alone.
+
+WORDS_TEXT_BOUNDARY = tokenizer_from_words([" a", " b", " c"])
+
+
+@pytest.fixture
+def boundary() -> TurnBoundary:
+    return make_boundary(WORDS_TEXT_BOUNDARY, is_chat=False)
+
+
+def text_boundary_ids(tokenizer: PreTrainedTokenizerBase, written: str) -> list[int]:
+    return list(tokenizer(written).input_ids)
+
+
+def test_the_contents_follow_each_other(boundary: TurnBoundary) -> None:
+    messages = [{"role": "tool", "content": " a b"}, {"role": "user", "content": " c"}]
+    assert boundary.after(messages, text_boundary_ids(WORDS_TEXT_BOUNDARY, " c")) == text_boundary_ids(
+        WORDS_TEXT_BOUNDARY, " a b c"
+    )
+    assert boundary.opening(messages) == text_boundary_ids(WORDS_TEXT_BOUNDARY, " a b c")
+    assert boundary.after([], text_boundary_ids(WORDS_TEXT_BOUNDARY, " c")) == []
+
+
+def test_nothing_is_retold(boundary: TurnBoundary) -> None:
+    assert boundary.retold([{"role": "user", "content": " a"}], []) is None
+
+
+def test_a_turn_is_its_text(boundary: TurnBoundary) -> None:
+    assert boundary.said(text_boundary_ids(WORDS_TEXT_BOUNDARY, " a b<eos>"), "length").text == " a b"
+    assert boundary.said(text_boundary_ids(WORDS_TEXT_BOUNDARY, " a b<eos>"), "length").finish_reason == "length"
+    assert boundary.message(text_boundary_ids(WORDS_TEXT_BOUNDARY, " a<eos>")) == {"role": "assistant", "content": " a"}
+
+
+def test_tools_have_no_place(boundary: TurnBoundary) -> None:
+    with pytest.raises(EngineError, match="plain text has no place for them"):
+        boundary.opening([{"role": "user", "content": " a"}], '[{"name": "add"}]')
