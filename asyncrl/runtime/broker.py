@@ -357,7 +357,7 @@ def _connector(bulk: ZmqHub | None, keys: BrokerKeys) -> Callable[[SpoolAddress]
     remote = spool_connector(who, keys.link)
 
     def connect(spool: SpoolAddress) -> Link:
-        return bulk.connect_local(who.peer) if bulk and spool.name == HOSTED_SPOOL else remote(spool)
+        return bulk.local.connect(who.peer) if bulk and spool.name == HOSTED_SPOOL else remote(spool)
 
     return connect
 
@@ -419,7 +419,7 @@ async def _run_spool(
 
     while True:
         who = identity("spool", HOSTED_SPOOL)
-        link = hub.connect_local(who.peer)
+        link = hub.local.connect(who.peer)
         await shake_hands(link, who, say)
         beats = asyncio.create_task(send_beats(link, beat_s, Beat))
         try:

@@ -81,7 +81,7 @@ def test_a_hub_knows_the_owner_of_each_peer() -> None:
             await other.send(Offer(2))
             assert await hub.receive() == ("b.1", Offer(2))
             assert (hub.owner("a.1"), hub.owner("b.1"), hub.owner("c.1")) == (ROLLOUT, REWARD, None)
-            local = hub.connect_local("c.1")
+            local = hub.local.connect("c.1")
             await local.send(Offer(3))
             assert await hub.receive() == ("c.1", Offer(3))
             assert hub.owner("c.1") is None

@@ -147,19 +147,16 @@ class Dispatcher:
 
     def _lease(self, group: Group, node: Node, indices: list[int], now_s: float) -> None:
         lease = self.leases.grant(node.peer, group.group_id, group.split, indices, now_s)
-        for index in indices:
-            self._forget_unreachable(group.slots[index])
-            group.slots[index].lease(lease.lease_id)
+        for slot in (group.slots[index] for index in indices):
+            if slot.ref is not None and not self._spools.is_reachable(slot.ref):
+                # The spool with its stored part is away: it is sampled from its prompt.
+                num_tokens = slot.num_tokens
+                slot.discard_progress()
+                self._out.record(Reissued(slot.unit, slot.lease_id, "spool_away", num_tokens))
+            slot.lease(lease.lease_id)
         self._spend(node, len(indices))
         permit = self.permits.grant(lease.lease_id, group.group_id, group.split, indices)
         self._out.send(node.peer, lease_message(self._config, group, lease, permit))
-
-    def _forget_unreachable(self, slot: Slot) -> None:
-        """Sample a trajectory from its prompt if the spool with its stored part is away."""
-        if slot.ref is not None and not self._spools.is_reachable(slot.ref):
-            num_tokens = slot.summary.num_tokens if slot.summary else 0
-            slot.discard_progress()
-            self._out.record(Reissued(slot.unit, slot.lease_id, "spool_away", num_tokens))
 
     def _spend(self, node: Node, count: int) -> None:
         node.granted += count
@@ -248,7 +245,7 @@ class Dispatcher:
 
     def failed(self, slot: Slot, lease_id: int) -> None:
         """Lease again after a failed generation, from the prompt: the part on disk may have caused the failure."""
-        thrown_away = slot.summary.num_tokens if slot.summary else 0
+        thrown_away = slot.num_tokens
         slot.discard_progress()
         self._mark_missing(slot, lease_id, "failed", thrown_away)
 

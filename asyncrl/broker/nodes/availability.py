@@ -342,7 +342,10 @@ class SpoolLoss:
         held_out = [slot for group in self._groups.held_out.values() for slot in group.slots]
         again = [slot for slot in held_out if slot.state is SlotState.STORED and _is_stored(slot, name)]
         for slot in again:
-            self._sample_again(slot, f"the spool {name} is lost")
+            self._grading.remove(slot)
+            lease_id = self._dispatcher.leases.next_id()
+            self._out.record(Refused(slot.unit, lease_id, f"the spool {name} is lost", slot.num_tokens))
+            self._dispatcher.refused(slot, lease_id)
         taken = _holding(name, self._groups.train.values())
         self._out.event(
             "spool.lost",
@@ -351,13 +354,6 @@ class SpoolLoss:
             groups_taken=len(taken),
             held_out_trajectories=len(again),
         )
-
-    def _sample_again(self, slot: Slot, reason: str) -> None:
-        self._grading.remove(slot)
-        lease_id = self._dispatcher.leases.next_id()
-        num_tokens = slot.summary.num_tokens if slot.summary else 0
-        self._out.record(Refused(slot.unit, lease_id, reason, num_tokens))
-        self._dispatcher.refused(slot, lease_id)
 
 
 def _is_stored(slot: Slot, spool: str) -> bool:

@@ -100,7 +100,11 @@ class Versions:
     @rule
     def uploaded(self, message: Uploaded, node: Node, now_s: float) -> None:
         """An upload has ended."""
-        self._tell_upload(message)
+        version, seconds, num_bytes = message.policy_version, round(message.seconds, 3), message.num_bytes
+        if message.problem:
+            self._out.event("upload.failed", policy_version=version, cause=message.problem)
+        else:
+            self._out.event("version.uploaded", policy_version=version, seconds=seconds, num_bytes=num_bytes)
         self.uploads.uploaded(message, now_s)
         self.changed()
 
@@ -162,7 +166,7 @@ class Versions:
         self._transfers.departed(node.peer, node.name)
         self.uploads.departed(node, self._nodes, self._transfers.live_version)
         if node.role == "trainer":
-            self._transfers.unstage()
+            self._transfers.staged = None
         self.free_evaluation(node)
 
     def free_evaluation(self, node: Node) -> None:
@@ -213,13 +217,6 @@ class Versions:
         """Report that an evaluation which was due is not made, because rollouts have a newer version."""
         cause = f"rollouts had v{newer} before one of them could evaluate it; evaluate less often, or add a rollout"
         self._out.event("eval.left_out", policy_version=policy_version, newer_version=newer, cause=cause)
-
-    def _tell_upload(self, message: Uploaded) -> None:
-        version, seconds, num_bytes = message.policy_version, round(message.seconds, 3), message.num_bytes
-        if message.problem:
-            self._out.event("upload.failed", policy_version=version, cause=message.problem)
-        else:
-            self._out.event("version.uploaded", policy_version=version, seconds=seconds, num_bytes=num_bytes)
 
     def _advance_uploads(self, now_s: float) -> None:
         """Request the upload that is due, and the fetches of what is stored."""
