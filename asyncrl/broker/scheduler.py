@@ -257,7 +257,7 @@ class Scheduler:
         self.dispatcher.expire(now_s)
         self._trajectories.take_back(now_s)
         self.spool_loss.tick(now_s, self.transfers.live_version)
-        self.versions.changed()
+        self.versions.has_changed = True
         self._advance(now_s)
         for wait, sentence in self._absence.overdue(waits(self), now_s):
             self.out.event("run.waiting", role=wait.role, cause=sentence)

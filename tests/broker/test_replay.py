@@ -79,7 +79,7 @@ def durable(scheduler: Scheduler) -> dict[str, Any]:
         "window": (window._open, window.consumed, window.num_admitted, window.num_retired, window.peak),
         "queue": [group.group_id for group in batches],
         "complete": [group.group_id for group in batches.complete],
-        "taken": {step: [group.group_id for group in groups] for step, groups in batches._taken.items()},
+        "taken": [[group.group_id for group in batches.taken(step) or []] for step in range(batches.next_step)],
         "next": (batches.next_step, admission.next_group_id, admission.num_needed),
         "reached": (training.committed_step, scheduler.transfers.live_version),
         "measured": evaluation.results,

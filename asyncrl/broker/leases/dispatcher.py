@@ -58,6 +58,11 @@ class CreditBook:
                 self._credits_of[node.peer] = number
                 self._by_credits[number][node.peer] = node
 
+    def spend(self, node: Node, count: int) -> None:
+        """Count work that a node was given."""
+        node.granted += count
+        self.update(node)
+
     def remove(self, peer: str) -> None:
         if had := self._credits_of.pop(peer, 0):
             del self._by_credits[had][peer]
@@ -154,13 +159,9 @@ class Dispatcher:
                 slot.discard_progress()
                 self._out.record(Reissued(slot.unit, slot.lease_id, "spool_away", num_tokens))
             slot.lease(lease.lease_id)
-        self._spend(node, len(indices))
+        self.credits.spend(node, len(indices))
         permit = self.permits.grant(lease.lease_id, group.group_id, group.split, indices)
         self._out.send(node.peer, lease_message(self._config, group, lease, permit))
-
-    def _spend(self, node: Node, count: int) -> None:
-        node.granted += count
-        self.credits.update(node)
 
     # ── results ─────────────────────────────────────────────────────────────────────────────
 
@@ -289,7 +290,7 @@ class Dispatcher:
         self._absent.discard(node.name)
         if not held:
             return
-        self._spend(node, len(held))
+        self.credits.spend(node, len(held))
         unwanted = [item.unit for item in held if not self._adopted(item, node, now_s)]
         if unwanted:
             self._out.send(node.peer, Cancelled([], unwanted))

@@ -71,21 +71,17 @@ class Durations:
             recent = self._recent[role] = deque(maxlen=RECENT)
         recent.append(unit_s)
 
-    def slowest_s(self, role: Role) -> float:
-        """Seconds a unit (token or verdict) of the slowest of the last work."""
-        return max(self._recent.get(role, ()), default=0.0)
-
     def limit_s(self, role: Role, most_units: int = 1, least_s: float = 0.0, *, is_idle: bool = False) -> float:
         """
         Seconds after which work of this role is overdue.
 
         Infinite for a rollout that says it works while no completion has come back yet: the first may take long.
         """
-        if not (known := len(self._recent.get(role, ()))):
+        if not (recent := self._recent.get(role)):
             return max(UNKNOWN_S, least_s) if is_idle or role == "reward" else math.inf
-        times = TIMES[role] * max(1.0, LEAST_KNOWN / known)
+        times = TIMES[role] * max(1.0, LEAST_KNOWN / len(recent))
         least_s = max(LEAST_IDLE_S if is_idle else LEAST_S[role], least_s)
-        return max(least_s, times * self.slowest_s(role) * most_units)
+        return max(least_s, times * max(recent) * most_units)
 
 
 # ── trajectories ──────────────────────────────────────────────────────────────────────────────
@@ -297,8 +293,7 @@ class Trajectories:
         group = self._groups.group(slots[0].unit)
         if group is None:
             raise BrokenInvariant(f"{slots[0].unit} is queued for grading, but its group is not open")
-        node.granted += len(slots)
-        self.credits.update(node)
+        self.credits.spend(node, len(slots))
         items = []
         for slot in slots:
             if slot.ref is None:

@@ -56,10 +56,6 @@ class SampleFiles:
         self._writing: dict[Path, tuple[int, asyncio.Task[None]]] = {}
         """Files that are being written, each with its step."""
 
-    def has(self, step: int) -> bool:
-        """True if the file of a step is complete."""
-        return self._writer.path(step).exists()
-
     def begin(self, tasks: asyncio.TaskGroup, stepped: Stepped, groups: Sequence[Group]) -> None:
         """Write the file of a step in a task of ``tasks``, unless it is written or being written."""
         path = self._writer.path(stepped.step)
