@@ -235,7 +235,7 @@ async def run_broker(
         held_out_prompts, held_out_rows = [draw.prompt for draw in draws], [draw.row for draw in draws]
         permits = Permits(bytes.fromhex(str(ledger.read_meta(PERMIT_KEY))))
         scheduler = Scheduler(config, prompts, held_out_prompts, ledger.broker_term, held_out_rows, permits=permits)
-        size = {"num_records": ledger.num_records, "num_bytes": directory.ledger.stat().st_size}
+        size = {"num_records": ledger.head.num_records, "num_bytes": directory.ledger.stat().st_size}
         log.info("ledger.reading", **size)
         replay(scheduler, read_records(directory.ledger, is_writer_process=True))
         log.info("ledger.read", **size)

@@ -334,11 +334,6 @@ class ZmqHub:
     def refused_key(self) -> RefusedKey | None:
         return self._zap.refused if self._zap else None
 
-    @property
-    def num_refused_frames(self) -> int:
-        """Frames of peers with a key that were not read: no message, or more than the key may send."""
-        return self._refused.num + self._floods.num
-
     def owner(self, peer: str, /) -> Owner | None:
         known = self._peers.get(peer)
         return self._owner_of(known.public) if known and known.public else None

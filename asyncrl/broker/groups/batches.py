@@ -202,12 +202,6 @@ class BatchBook:
             return None
         return self._first_complete(step) if self._reach is None else self._within(self._reach)
 
-    def form(self, step: int) -> list[Group] | None:
-        """Form the batch of the next step; None while its groups are not complete."""
-        if (groups := self.choose(step)) is not None:
-            self.take(step, groups)
-        return groups
-
     def take(self, step: int, groups: list[Group]) -> None:
         """Note that ``step`` takes these groups: chosen now, or by a broker before this one."""
         for group in groups:

@@ -102,11 +102,6 @@ class Ledger:
         self._writer = Thread(target=self._write, name="ledger", daemon=True)
         self._writer.start()
 
-    @property
-    def num_records(self) -> int:
-        """Records on disk."""
-        return self.head.num_records
-
     def append(self, records: Iterable[Record]) -> asyncio.Future[None]:
         """
         Queue records behind all earlier ones. The future is done when they are on disk.

@@ -206,9 +206,9 @@ def test_a_ledger_counts_its_records_on_disk_over_all_terms(tmp_path: Path) -> N
     async def main() -> None:
         for term in range(2):
             ledger = Ledger(tmp_path / "ledger.sqlite")
-            assert ledger.num_records == term * 2
+            assert ledger.head.num_records == term * 2
             await ledger.commit([admitted(term * 2), admitted(term * 2 + 1)])
-            assert ledger.num_records == term * 2 + 2
+            assert ledger.head.num_records == term * 2 + 2
             ledger.close()
 
     asyncio.run(main())
