@@ -39,7 +39,7 @@ from picture import picture
 from run_files import QUICKSTART, add_run_file, take
 from torch import Tensor
 
-from asyncrl.broker.metrics.incidents import ess_alarm
+from asyncrl.broker.metrics.incidents import DriftAlarms
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
 from asyncrl.data.prompts import Draw, held_out_stream, train_stream
@@ -258,8 +258,9 @@ def lowest(curve: Sequence[float]) -> float | None:
 
 
 def alarms(ess: Sequence[float]) -> list[int]:
-    alarm = ess_alarm(load_config(QUICKSTART))
-    return [step for step, size in enumerate(ess) if alarm.check({"step": step, "ess": size})]
+    config = load_config(QUICKSTART)
+    drift = DriftAlarms(config)
+    return [step for step, size in enumerate(ess) if list(drift.check({"step": step, "ess": size}, config))]
 
 
 def collapse(reward: Sequence[float]) -> int | None:

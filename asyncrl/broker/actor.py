@@ -141,7 +141,9 @@ class BrokerActor:
                 self._tasks = tasks
                 loops = (self._serve, self._tick, self._write, self._spools.run)
                 serving = [tasks.create_task(loop()) for loop in loops]
-                self._sample_earlier_steps()
+                # An earlier broker may have died before it wrote these; the spool still has their payloads.
+                for step, version in self._files.versions.items():
+                    self._sample(Stepped(step, version, {}), self._scheduler.training.trained(step))
                 await self._ending.wait()
                 await self._ending.say_goodbye()
                 for task in serving:
@@ -247,7 +249,7 @@ class BrokerActor:
 
     def _tell_of_lock(self) -> None:
         """Tell once that another program keeps the ledger locked, and once that it has let go."""
-        locked_s = self._ledger.locked_s
+        locked_s = self._ledger.lock_wait.waited_s
         if locked_s >= LOCKED_S and not self._locked_s:
             cause = f"{self._ledger.locked_by} has locked the ledger: the run waits until its transaction ends"
             self._files.event("ledger.locked", cause=cause)
@@ -267,7 +269,10 @@ class BrokerActor:
                 await self._ledger.commit(unwritten)
                 failpoint("broker.committed")
             for outgoing in unsent:
-                self._hub.send(outgoing.peer, self._witnessed(outgoing.message))
+                message, head = outgoing.message, self._ledger.head
+                if isinstance(message, Batch):  # The trainer's checkpoints keep the digest, on whatever machine.
+                    message = replace(message, ledger_records=head.num_records, ledger_head=head.digest)
+                self._hub.send(outgoing.peer, message)
             if self._scheduler.is_finished and not self._unwritten:
                 self.stop()
 
@@ -277,7 +282,7 @@ class BrokerActor:
         try:
             await self._ledger.commit(self._unwritten)
         except RunFailed as error:
-            if not self._ledger.is_left_locked:
+            if not self._ledger.lock_wait.has_given_up:
                 raise
             # None of it was acknowledged, so the nodes say it again to the next broker.
             self._files.event("ledger.left_locked", cause=str(error))
@@ -286,12 +291,6 @@ class BrokerActor:
         """Write a record that no rule reads with the next transaction."""
         self._unwritten.append(record)
         self._dirty.set()
-
-    def _witnessed(self, message: Message) -> Message:
-        """Give the trainer the digest of the ledger, which its checkpoints keep, on whatever machine they are."""
-        if isinstance(message, Batch):
-            return replace(message, ledger_records=self._ledger.head.num_records, ledger_head=self._ledger.head.digest)
-        return message
 
     # ── one message ─────────────────────────────────────────────────────────────────────────
 
@@ -305,14 +304,10 @@ class BrokerActor:
         self._flush()
 
     def _handle(self, peer: str, message: Message) -> None:
-        if isinstance(message, Hello) or not self._refuses(peer, message):
+        if isinstance(message, Hello) or not self._scheduler.refuses(peer, message):
             self._handlers[type(message)](message.as_shown(), peer)
-
-    def _refuses(self, peer: str, message: Message) -> bool:
-        is_refused = self._scheduler.refuses(peer, message)
-        if is_refused and isinstance(message, Bye) and not self._scheduler.nodes.get(peer):
+        elif isinstance(message, Bye) and not self._scheduler.nodes.get(peer):
             self._hub.forget(peer)  # It only asked for the configuration.
-        return is_refused
 
     def _decide(self, message: Message, peer: str) -> None:
         self._scheduler.handle(peer, message, self._clock())
@@ -353,7 +348,7 @@ class BrokerActor:
 
     @shell
     def _swapped(self, message: Live, peer: str) -> None:
-        self._files.swapped(message)
+        self._files.swap_times.add(message)
         self._decide(message, peer)
 
     # ── steps and their samples ─────────────────────────────────────────────────────────────
@@ -387,11 +382,6 @@ class BrokerActor:
                 steps = min(version * schedule.steps_per_publish, self._config.run.steps)
                 self._samples.begin_answers(self._tasks, steps, version, evaluation.spread(number))
 
-    def _sample_earlier_steps(self) -> None:
-        """Write the samples that an earlier broker died before writing; the spool still has their payloads."""
-        for step, version in self._files.versions.items():
-            self._sample(Stepped(step, version, {}), self._scheduler.training.trained(step))
-
     @shell
     def _commit(self, message: Commit, peer: str) -> None:
         """Apply a commit once the samples of the steps that it lets go of are written: their payloads go with them."""
@@ -422,11 +412,12 @@ class BrokerActor:
         if self._spools_known != self._scheduler.spools.revision:
             self._spools_known = self._scheduler.spools.revision
             self._spools.update(self._scheduler.spools.told_to(""))
-        outbox, records, events = self._scheduler.drain()
+        outbox, records, events = self._scheduler.out.drain()
         if self._traces:
             self._traces.observe(outbox, records)
         for event in events:
-            if not _is_session_of_operator(event):
+            # The coming and going of commands such as `asyncrl status` is for the ledger alone.
+            if not (event.kind.startswith("node.") and event.fields.get("role") == "supervisor"):
                 self._files.event(event.kind, **event.fields)
             records += _node_record(event)
             if event.kind in ("node.left", "node.lost"):
@@ -451,11 +442,6 @@ _NODE_EVENTS: dict[str, Literal["joined", "left", "lost"]] = {
     "node.left": "left",
     "node.lost": "lost",
 }
-
-
-def _is_session_of_operator(event: Event) -> bool:
-    """True for the coming and going of commands such as `asyncrl status`, which the ledger alone records."""
-    return event.kind.startswith("node.") and event.fields.get("role") == "supervisor"
 
 
 def _node_record(event: Event) -> list[AnyRecord]:

@@ -105,7 +105,8 @@ class RunEnding:
         """Have the trainer and the rollouts store what they have, and wait until they have left."""
         self._files.event("run.interrupted")
         for role in ("trainer", "rollout"):  # The trainer may need further batches, up to the end of a version.
-            holders = [node for node in self._nodes.with_role(role) if _holds_work(node)]
+            # Others leave nothing on disk when they are drained.
+            holders = [node for node in self._nodes.with_role(role) if node.is_ready and not node.is_away]
             for node in holders:
                 self._hub.send(node.peer, Drain(node.name))
             await self._wait_without(holders.__contains__, INTERRUPT_S)
@@ -116,8 +117,3 @@ class RunEnding:
                 while any(map(is_awaited, self._nodes.all())):
                     self._changed.clear()
                     await self._changed.wait()
-
-
-def _holds_work(node: Node) -> bool:
-    """True for a node that can be heard and makes progress, and leaves something on disk when it is drained."""
-    return node.is_ready and not node.is_away

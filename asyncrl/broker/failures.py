@@ -102,11 +102,15 @@ class FailureBook:
 
     def events(self, now_s: float, *, is_over: bool = False) -> list[dict[str, Any]]:
         """Fields of the events that are due: of a new cause at once, of others rarely; ``is_over`` tells the rest."""
-        due = [c for c in self._causes.values() if c.count > c.told and (is_over or now_s >= c.due_s)]
-        for cause in due:
-            cause.told, cause.due_s = cause.count, now_s + cause.pause_s
-            cause.pause_s = min(2 * cause.pause_s, LONGEST_S)
-        return [self._event(cause) for cause in due]
+        found = []
+        for cause in self._causes.values():
+            if cause.count > cause.told and (is_over or now_s >= cause.due_s):
+                cause.told, cause.due_s = cause.count, now_s + cause.pause_s
+                cause.pause_s = min(2 * cause.pause_s, LONGEST_S)
+                stage, _, text = cause.name.partition(": ")
+                of = self._attempts.get(stage, 0)
+                found.append({"stage": stage, "cause": text, "count": cause.count, "of": of})
+        return found
 
     def news(self, now_s: float) -> dict[str, int]:
         """
@@ -126,10 +130,6 @@ class FailureBook:
             known.count += count
             known.told = known.count
         self._at_last_step = self.total
-
-    def _event(self, cause: _Cause) -> dict[str, Any]:
-        fields = _split(cause.name)
-        return {**fields, "count": cause.count, "of": self._attempts.get(fields["stage"], 0)}
 
 
 def cause_key(stage: str, reason: str) -> str:
@@ -165,11 +165,6 @@ def _key(name: str) -> str:
     stage, _, reason = name.partition(": ")
     raised = RaisedError.read(reason)
     return f"{stage}: {raised.site}" if raised and raised.site else _VARYING.sub("#", name)
-
-
-def _split(name: str) -> dict[str, str]:
-    stage, _, cause = name.partition(": ")
-    return {"stage": stage, "cause": cause}
 
 
 # ── progress check ────────────────────────────────────────────────────────────────────────────

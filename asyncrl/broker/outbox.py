@@ -23,6 +23,8 @@ class Event(Struct, frozen=True):
 
 
 class Outbox:
+    """Messages, records and events since the last `drain`."""
+
     def __init__(self) -> None:
         self._messages: list[OutgoingMessage] = []
         self._records: list[AnyRecord] = []

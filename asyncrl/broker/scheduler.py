@@ -22,14 +22,14 @@ from asyncrl.broker.handlers import rule
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.leases.trajectories import Trajectories, VerdictLimits
-from asyncrl.broker.ledger.records import AnyRecord, SamplingPaused, SettingsSet
+from asyncrl.broker.ledger.records import SamplingPaused, SettingsSet
 from asyncrl.broker.nodes.availability import WORKERS, AbsenceBook, Availability, SpoolLoss, waits
 from asyncrl.broker.nodes.device_turns import DeviceTurnBook
 from asyncrl.broker.nodes.faults import FaultBook
 from asyncrl.broker.nodes.machines import Disbandment, MachineBook
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
-from asyncrl.broker.outbox import Event, Outbox, OutgoingMessage
+from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.settings import LiveSettings, Supervisors
 from asyncrl.broker.training import TrainingGroups
 from asyncrl.broker.versions.evaluation import EvaluationBook
@@ -78,6 +78,7 @@ class Scheduler:
         schedule = config.schedule
         self.final_version = -(-config.run.steps // schedule.steps_per_publish)
         self.out = Outbox()
+        """Output of all calls since it was drained."""
         self.nodes = NodeBook(config.broker)
         self.machines = MachineBook(config.trainer, self.nodes, self.out)
         self.spools = SpoolBook(config.broker.spool_ttl_s)
@@ -203,7 +204,7 @@ class Scheduler:
 
     def joined(self, peer: str, hello: Hello, now_s: float) -> Node:
         """A node was welcomed. Its earlier incarnations are lost."""
-        earlier = self.nodes.earlier(hello)
+        earlier = self.nodes.named(hello.node)
         for forgetful in earlier:
             self._remove(forgetful, "another process joined under its name", now_s, on_purpose=False)
         is_machine = hello.role == "trainer" and self.machines.are_used
@@ -256,7 +257,7 @@ class Scheduler:
         self.dispatcher.expire(now_s)
         self._trajectories.take_back(now_s)
         self.spool_loss.tick(now_s, self.transfers.live_version)
-        self.versions.changed()
+        self.versions.has_changed = True
         self._advance(now_s)
         for wait, sentence in self._absence.overdue(waits(self), now_s):
             self.out.event("run.waiting", role=wait.role, cause=sentence)
@@ -338,10 +339,6 @@ class Scheduler:
             return  # Half of all messages are beats, and nothing follows from them.
         self._availability.changed(node)
         self._advance(now_s)
-
-    def drain(self) -> tuple[list[OutgoingMessage], list[AnyRecord], list[Event]]:
-        """Output of all calls since the last drain."""
-        return self.out.drain()
 
     def admit(self, name: str, now_s: float) -> None:
         """Let a barred node in again, as an operator says."""

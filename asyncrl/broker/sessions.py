@@ -180,7 +180,7 @@ class Sessions:
             self._files.event("key.refused", **to_builtins(refused))
 
     def _join(self, peer: str, hello: Hello) -> None:
-        earlier = [node for node in self._scheduler.nodes.earlier(hello) if node.peer != peer]
+        earlier = [node for node in self._scheduler.nodes.named(hello.node) if node.peer != peer]
         for node in earlier:
             self._hub.send(node.peer, Reject(displaced(hello.node)))
             self._hub.forget(node.peer)

@@ -100,21 +100,18 @@ class Supervisors:
             source = message.checkpoint or "the beginning, because no checkpoint is intact"
             self.notice(f"the trainer goes on from {source}")
 
-    def tell(self, message: Message) -> None:
-        """Tell all supervisors once the records so far are durable."""
-        self._send(message, once_durable=True)
+    def tell(self, message: Message, *, once_durable: bool = True) -> None:
+        """Tell all supervisors, once the records so far are durable or at once."""
+        for supervisor in self._nodes.with_role("supervisor"):
+            self._out.send(supervisor.peer, message, once_durable=once_durable)
 
     def notice(self, sentence: str) -> None:
         """Tell the person at the screen now."""
-        self._send(Notice(sentence), once_durable=False)
+        self.tell(Notice(sentence), once_durable=False)
 
     def tell_failures(self, now_s: float) -> None:
         """Tell what has failed since supervisors were last told, and make the events that are due."""
         for fields in self._failures.events(now_s):
             self._out.event(EVENT, **fields)
         if news := self._failures.news(now_s):
-            self._send(Failures(news, self._failures.attempts), once_durable=False)
-
-    def _send(self, message: Message, *, once_durable: bool) -> None:
-        for supervisor in self._nodes.with_role("supervisor"):
-            self._out.send(supervisor.peer, message, once_durable=once_durable)
+            self.tell(Failures(news, self._failures.attempts), once_durable=False)

@@ -192,6 +192,11 @@ def run_status(
     groups = group_states(scheduler)
     graded = scheduler.grading.num_assigned()
     measured = scheduler.evaluation.measurements
+    notes = list(restarts)
+    if by := scheduler.settings.paused_by:
+        notes.append(PAUSED.format(by=by))
+    if values := scheduler.settings.values:
+        notes.append(f"set live: {', '.join(f'{key} = {value}' for key, value in values.items())}")
     return Status(
         run=run,
         state="ending" if scheduler.is_over else "paused" if scheduler.settings.paused_by else "running",
@@ -207,17 +212,10 @@ def run_status(
         incidents=list(incidents),
         metrics=dict(metrics or {}),
         accuracy=measured[-1].accuracy if measured else None,
-        notes=[*restarts, *_notes(scheduler)],
+        notes=notes,
         base_accuracy=scheduler.evaluation.base_accuracy,
         accuracy_failed=measured[-1].num_failed if measured else 0,
     )
-
-
-def _notes(scheduler: Scheduler) -> list[str]:
-    notes = [PAUSED.format(by=scheduler.settings.paused_by)] if scheduler.settings.paused_by else []
-    if values := scheduler.settings.values:
-        notes.append(f"set live: {', '.join(f'{key} = {value}' for key, value in values.items())}")
-    return notes
 
 
 def group_states(scheduler: Scheduler) -> dict[GroupState, int]:
@@ -315,20 +313,15 @@ class LongSilence:
 
 def sentence(scheduler: Scheduler, silent_s: float, now_s: float) -> str:
     """Activity of the run, ``silent_s`` after its last line, in one sentence."""
-    told = [_evaluation(scheduler)] if scheduler.evaluation.ongoing else []
+    told = []
+    if ongoing := scheduler.evaluation.ongoing:
+        closed = (SlotState.SCORED, SlotState.GIVEN_UP)
+        done = sum(all(slot.state in closed for slot in group.slots) for group in ongoing.groups)
+        told.append(f"evaluation of v{ongoing.policy_version}, {done} of {len(ongoing.groups)} prompts done")
     nodes = [node for node in run_status(scheduler, now_s, run="").nodes if node.role in ("trainer", "rollout")]
     nodes.sort(key=lambda node: node.role != "trainer")
     told += [_node(node) for node in nodes[:NAMED]]
     return f"no news for {silent_s:.0f} s: {'; '.join(told) or 'no trainer and no rollout is connected'}"
-
-
-def _evaluation(scheduler: Scheduler) -> str:
-    ongoing = scheduler.evaluation.ongoing
-    assert ongoing is not None, "asked only then"
-    done = sum(
-        all(slot.state in (SlotState.SCORED, SlotState.GIVEN_UP) for slot in group.slots) for group in ongoing.groups
-    )
-    return f"evaluation of v{ongoing.policy_version}, {done} of {len(ongoing.groups)} prompts done"
 
 
 def _node(node: NodeStatus) -> str:

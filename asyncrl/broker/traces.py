@@ -26,6 +26,7 @@ from asyncrl.broker.ledger.records import (
     VersionLive,
 )
 from asyncrl.broker.ledger.state import OpenGroups
+from asyncrl.broker.nodes.node import name_of
 from asyncrl.broker.outbox import OutgoingMessage
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.messages.reward import Grade
@@ -255,7 +256,7 @@ class GroupLife:
 # ── group lives ───────────────────────────────────────────────────────────────────────────────
 # Spans of all open training groups, from what the broker decides: its records, leases and gradings.
 #
-#     scheduler.drain() ─▶ records, messages ─▶ observe ─▶ spans that have ended
+#     scheduler.out.drain() ─▶ records, messages ─▶ observe ─▶ spans that have ended
 #                                    │
 #                                    └─ Admitted ─▶ open ─▶ its version is live, Dropped or Untrained ─▶ forgotten
 #
@@ -364,11 +365,11 @@ class GroupLives:
             case Lease(lease_id=lease_id, group_id=group_id, indices=indices, split="train"):
                 if life := self._open.get(group_id):
                     for index in indices:
-                        life.leased(index, lease_id, _node(outgoing.peer), now_s)
+                        life.leased(index, lease_id, name_of(outgoing.peer), now_s)
             case Grade(items=items):
                 for item in items:
                     if life := self._life(item.unit):
-                        life.assigned(item.unit.index, _node(outgoing.peer), now_s)
+                        life.assigned(item.unit.index, name_of(outgoing.peer), now_s)
 
 
 def _told(life: GroupLife, record: UnitRecord, now_s: float) -> None:
@@ -384,11 +385,6 @@ def _told(life: GroupLife, record: UnitRecord, now_s: float) -> None:
             life.failed(record, now_s)
         case Reissued():
             life.reissued(record, now_s)
-
-
-def _node(peer: str) -> str:
-    """Name of a node from that of its session, which is NODE.INCARNATION."""
-    return peer.rpartition(".")[0]
 
 
 # ── traces ────────────────────────────────────────────────────────────────────────────────────

@@ -152,7 +152,7 @@ class TrainingGroups:
         if slot not in sampled or len(sampled) <= self._least_group:
             self.give_up(group, reason)
             return
-        self._out.record(LeftOut(unit, reason, slot.summary.num_tokens if slot.summary else 0))
+        self._out.record(LeftOut(unit, reason, slot.num_tokens))
         self._out.event("trajectory.left_out", group_id=unit.group_id, index=unit.index, reason=reason)
         if self.left_out(group, slot):
             self.filtering.completed(group)
@@ -250,10 +250,18 @@ class TrainingGroups:
         if groups is None:
             return
         self._wanted_step = None
-        if step in self._skipped_steps:
-            self._skip(step, groups)
-        trajectories = [slot.scored_trajectory(_refusal(group, slot)) for group in groups for slot in group.kept]
-        self._out.send(peer, Batch(step, trajectories, self.batches.lr_of(step)), once_durable=True)
+        if step in self._skipped_steps:  # The trainer leaves it out, as if it had refused a trajectory of each group.
+            for group in groups:
+                if not group.untrained:
+                    unit = group.kept[0].unit
+                    self._refused(step, group, Refusal(unit, f"run.skip_steps has step {step}", at_fault=""))
+        trajectories = [
+            # The trainer refused in an earlier life what was given up.
+            slot.scored_trajectory(group.untrained if slot.state is SlotState.GIVEN_UP else "")
+            for group in groups
+            for slot in group.kept
+        ]
+        self._out.send(peer, Batch(step, trajectories, self.batches.lr_of[step]), once_durable=True)
 
     def _form(self, step: int, live_version: int) -> list[Group] | None:
         if step < self.batches.next_step:
@@ -307,12 +315,6 @@ class TrainingGroups:
             self._out.record(Untrained(step, group.group_id, reason, sum(group.lengths)))
             self._out.event("group.untrained", step=step, group_id=group.group_id, reason=reason)
 
-    def _skip(self, step: int, groups: Iterable[Group]) -> None:
-        """Have the trainer leave out a whole batch, as if it had refused a trajectory of each group."""
-        for group in groups:
-            if not group.untrained:
-                self._refused(step, group, Refusal(group.kept[0].unit, f"run.skip_steps has step {step}", at_fault=""))
-
     def _drop(self, group: Group, reason: str) -> None:
         self.dropped(group, reason)
         self._out.record(Dropped(group.group_id, reason, sum(group.lengths)))
@@ -329,8 +331,3 @@ def _max_staleness(schedule: Schedule) -> tuple[StalenessBound | None, Straggler
         return None, None
     bound = StalenessBound(most, schedule.groups_per_step, schedule.steps_per_publish)
     return (bound, None) if schedule.on_straggler == "wait" else (None, Stragglers(bound))
-
-
-def _refusal(group: Group, slot: Slot) -> str:
-    """Reason for which the trainer refused a trajectory in an earlier life; empty if it did not."""
-    return group.untrained if slot.state is SlotState.GIVEN_UP else ""

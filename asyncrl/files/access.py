@@ -118,14 +118,11 @@ def read_private(path: Path, what: str) -> str:
         mode, text = path.stat().st_mode, path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the {what} {path}: {getattr(error, 'strerror', None) or error}") from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO) and not _is_credential(path):
+    # systemd's LoadCredential= grants access by an ACL that shows as a group permission.
+    is_credential = path.parent == Path(os.environ.get("CREDENTIALS_DIRECTORY", os.devnull))
+    if mode & (stat.S_IRWXG | stat.S_IRWXO) and not is_credential:
         raise ConfigError(f"other users can read the {what} {path} (mode {stat.S_IMODE(mode):04o}): chmod 600 {path}")
     return text
-
-
-def _is_credential(path: Path) -> bool:
-    """True for a file of systemd's LoadCredential=, which grants access by an ACL that shows as a group permission."""
-    return path.parent == Path(os.environ.get("CREDENTIALS_DIRECTORY", os.devnull))
 
 
 # ── secret file ───────────────────────────────────────────────────────────────────────────────

@@ -16,8 +16,10 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncrl.errors import DecodeError, LinkReset
+from asyncrl.messages import bounds
 from asyncrl.messages.words import Role
 
 
@@ -30,6 +32,8 @@ class Message(Struct, frozen=True, array_like=True, tag=True, gc=False):
 
     senders: ClassVar[Mapping[Role, frozenset[Role]]] = {}
     """Roles that may send it, by the role of the receiver. The broker and spools refuse it from all others."""
+    shown_text: ClassVar[str] = ""
+    """Field that has a text which people read; empty if none has."""
 
     def out_of_bounds(self) -> str:
         """Description of the first value that no sound node sends, such as ``step is -1``; empty if there is none."""
@@ -46,17 +50,23 @@ class Message(Struct, frozen=True, array_like=True, tag=True, gc=False):
         So ledger, events and summary have nothing that a terminal would obey, whoever reads them later. Other texts are
         names, which have bounds, and paths, which are used.
         """
-        return self
+        text = self.shown_text
+        return replace(self, **{text: bounds.shown(getattr(self, text))}) if text else self
 
 
 Kind = TypeVar("Kind", bound=type[Message])
 
 
-def sent(*, by: Role | Iterable[Role], to: Role | Iterable[Role]) -> Callable[[Kind], Kind]:
-    """Say of a message which roles send it to which others: once for each direction in which it goes."""
+def sent(*, by: Role | Iterable[Role], to: Role | Iterable[Role], shown: str = "") -> Callable[[Kind], Kind]:
+    """
+    Say of a message which roles send it to which others: once for each direction in which it goes.
+
+    ``shown`` is its field that has a text which people read.
+    """
 
     def row(kind: Kind) -> Kind:
         kind.senders = {**kind.senders, **dict.fromkeys(_roles(to), _roles(by))}
+        kind.shown_text = shown or kind.shown_text
         return kind
 
     return row

@@ -4,10 +4,6 @@ Rollouts: leases, their ends, and what comes between.
     ROLLOUT ──Offer──▶ BROKER ──Lease──▶ ROLLOUT ──Put──▶ SPOOL ──Stored──▶ BROKER ──Settled──▶ ROLLOUT
 """
 
-from typing import Self
-
-from msgspec.structs import replace
-
 from asyncrl.messages import bounds
 from asyncrl.messages.codec import Message, Value, sent
 from asyncrl.messages.spool import Permit, SpoolRef
@@ -93,7 +89,7 @@ class Cancelled(Message, frozen=True):
     units: list[Unit] = []
 
 
-@sent(by="rollout", to="broker")
+@sent(by="rollout", to="broker", shown="reason")
 class StartedOver(Message, frozen=True):
     """
     The rollout begins a leased trajectory anew: its environment cannot be brought back to where the stored turns end.
@@ -108,11 +104,8 @@ class StartedOver(Message, frozen=True):
     def out_of_bounds(self) -> str:
         return bounds.count("num_tokens", self.num_tokens) or bounds.reason(self.reason)
 
-    def as_shown(self) -> Self:
-        return replace(self, reason=bounds.shown(self.reason))
 
-
-@sent(by=("rollout", "reward", "trainer"), to="broker")
+@sent(by=("rollout", "reward", "trainer"), to="broker", shown="reason")
 class Failed(Message, frozen=True):
     """Generation or grading of a unit failed. A failure is never a reward of zero."""
 
@@ -135,9 +128,6 @@ class Failed(Message, frozen=True):
     def forbidden_to(self, sender: Role) -> str:
         is_own = self.stage in STAGES[sender]
         return "" if is_own else f"a {sender} may not report a failure at the stage {self.stage!r}"
-
-    def as_shown(self) -> Self:
-        return replace(self, reason=bounds.shown(self.reason))
 
 
 @sent(by="broker", to="rollout")

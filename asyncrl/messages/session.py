@@ -4,9 +4,7 @@ The session of a node: it joins, shows that it is alive, takes turns at shared d
     node ──Hello──▶ BROKER ──Welcome──▶ node ──Ready, Beat …──▶ BROKER ──Stop──▶ node ──Bye──▶ BROKER
 """
 
-from typing import Literal, Self
-
-from msgspec.structs import replace
+from typing import Literal
 
 from asyncrl.messages import bounds
 from asyncrl.messages.codec import Message, Value, sent
@@ -215,7 +213,7 @@ class Stop(Message, frozen=True):
     failed: bool = False
 
 
-@sent(by=EVERY, to=("broker", "spool"))
+@sent(by=EVERY, to=("broker", "spool"), shown="reason")
 class Bye(Message, frozen=True):
     """The node leaves on purpose, with nothing unfinished."""
 
@@ -223,9 +221,6 @@ class Bye(Message, frozen=True):
 
     def out_of_bounds(self) -> str:
         return bounds.reason(self.reason)
-
-    def as_shown(self) -> Self:
-        return replace(self, reason=bounds.shown(self.reason))
 
 
 def _closed_to(sender: Role, group: str) -> str:

@@ -9,7 +9,7 @@ trajectory of 2,500 tokens takes about 5 microseconds, so every node checks ever
 Versions of the spans need not increase: a node may resume a completion that a newer policy began.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import inf, isfinite
 from typing import Protocol, get_args
 
@@ -412,13 +412,11 @@ def _identity_problem(trajectory: Trajectory, unit: Unit, summary: TrajectorySum
         return f"{WRONG_UNIT}: {_name(trajectory.unit)}, expected {_name(unit)}"
     if summary is None or summary == (found := summary_of(trajectory)):
         return ""
-    return f"{BAD_SUMMARY}: " + "; ".join(_differences(summary, found))
-
-
-def _differences(summary: TrajectorySummary, found: TrajectorySummary) -> Iterator[str]:
-    for field in summary.__struct_fields__:
-        if getattr(summary, field) != getattr(found, field):
-            yield f"{field} {getattr(summary, field)} in the summary, {getattr(found, field)} in the payload"
+    different = [name for name in summary.__struct_fields__ if getattr(summary, name) != getattr(found, name)]
+    sides = (
+        f"{name} {getattr(summary, name)} in the summary, {getattr(found, name)} in the payload" for name in different
+    )
+    return f"{BAD_SUMMARY}: {'; '.join(sides)}"
 
 
 def _name(unit: Unit) -> str:

@@ -15,7 +15,7 @@ from asyncrl.messages.words import Listed, Role
 from asyncrl.workers.stacks import MAX_CHARS as MAX_STACKS_CHARS
 
 
-@sent(by="supervisor", to="broker")
+@sent(by="supervisor", to="broker", shown="cause")
 class Exited(Message, frozen=True):
     """A child process of the supervisor ended."""
 
@@ -27,9 +27,6 @@ class Exited(Message, frozen=True):
 
     def out_of_bounds(self) -> str:
         return bounds.reason(self.cause)
-
-    def as_shown(self) -> Self:
-        return replace(self, cause=bounds.shown(self.cause))
 
 
 @sent(by="broker", to="supervisor")

@@ -89,7 +89,7 @@ class Stepped(Message, frozen=True):
         return replace(self, metrics=metrics, refused=refused)
 
 
-@sent(by="trainer", to="broker")
+@sent(by="trainer", to="broker", shown="reason")
 class StepFailed(Message, frozen=True):
     """
     Computing a step raised an error, which ends the trainer's process.
@@ -103,9 +103,6 @@ class StepFailed(Message, frozen=True):
 
     def out_of_bounds(self) -> str:
         return bounds.count("step", self.step) or bounds.reason(self.reason)
-
-    def as_shown(self) -> Self:
-        return replace(self, reason=bounds.shown(self.reason))
 
 
 class DamagedCheckpoint(Value, frozen=True):

@@ -5,10 +5,6 @@ Policy versions on their way from the trainer to rollouts, in a collective or by
                                    ──Upload────▶ TRAINER ──PutWeights──▶ SPOOL ◀──FetchWeights── ROLLOUT
 """
 
-from typing import Self
-
-from msgspec.structs import replace
-
 from asyncrl.messages import bounds
 from asyncrl.messages.codec import Message, Value, sent
 from asyncrl.messages.words import MEMBERS
@@ -76,7 +72,7 @@ class Transferred(Message, frozen=True):
         )
 
 
-@sent(by=MEMBERS, to="broker")
+@sent(by=MEMBERS, to="broker", shown="reason")
 class TransferFailed(Message, frozen=True):
     """A weight transfer failed at this member, which will not use the transfer group again."""
 
@@ -86,9 +82,6 @@ class TransferFailed(Message, frozen=True):
 
     def out_of_bounds(self) -> str:
         return bounds.reason(self.reason)
-
-    def as_shown(self) -> Self:
-        return replace(self, reason=bounds.shown(self.reason))
 
 
 @sent(by="broker", to=MEMBERS)
@@ -129,7 +122,7 @@ class Upload(Message, frozen=True):
     policy_version: int
 
 
-@sent(by="trainer", to="broker")
+@sent(by="trainer", to="broker", shown="problem")
 class Uploaded(Message, frozen=True):
     """Answer to `Upload`: the version is at the spool, on disk."""
 
@@ -147,9 +140,6 @@ class Uploaded(Message, frozen=True):
             or bounds.seconds("seconds", self.seconds)
             or bounds.reason(self.problem)
         )
-
-    def as_shown(self) -> Self:
-        return replace(self, problem=bounds.shown(self.problem))
 
 
 class StoredWeights(Value, frozen=True):

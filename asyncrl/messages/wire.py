@@ -7,33 +7,22 @@ so that older and newer nodes understand each other. Arrays are raw little-endia
 ids, float32 log-probs) and never lists, which cost 43 times more.
 """
 
-from types import ModuleType
 from typing import Any, Union
 
 from asyncrl.messages import files, reward, rollout, session, spool, supervisor, trainer, weights
 from asyncrl.messages.codec import Codec, Message
-from asyncrl.messages.words import Role
 
 PROTOCOL = 14
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 
 
-def _defined_in(module: ModuleType) -> list[type[Message]]:
-    things = [thing for thing in vars(module).values() if isinstance(thing, type) and issubclass(thing, Message)]
-    return [kind for kind in things if kind.__module__ == module.__name__]
-
-
 MESSAGES: tuple[type[Message], ...] = tuple(
     kind
     for module in (session, rollout, spool, reward, trainer, weights, files, supervisor)
-    for kind in _defined_in(module)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Message) and kind.__module__ == module.__name__
 )
 AnyMessage: Any = Union[MESSAGES]  # noqa: UP007  as many as there are
 """Type of every message, for a decoder."""
 CODEC = Codec(AnyMessage)
 """Decoder of every message."""
-
-
-def messages_to(receiver: Role) -> frozenset[type[Message]]:
-    """Every message that some role sends to this one."""
-    return frozenset(kind for kind in MESSAGES if receiver in kind.senders)

@@ -49,9 +49,6 @@ def image_type() -> "pa.DataType":
 #
 #     turns: [{parent: -1, observation: "", text: "...", reward: 0.0, num_context: 0, num_written: 7, ...}, ...]
 
-if TYPE_CHECKING:  # importing pyarrow takes a tenth of a second
-    import pyarrow as pa
-
 TurnCell = list[dict[str, Any]]
 
 

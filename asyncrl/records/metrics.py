@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from asyncrl.messages.words import REWARD_ACTIVITIES, ROLLOUT_ACTIVITIES, TRAINER_ACTIVITIES, Role
-from asyncrl.records.states import CONNECTED_STATES, GROUP_STATES, GroupState
+from asyncrl.records.states import CONNECTED_STATES, GROUP_STATES
 
 Kind = Literal["gauge", "counter"]
 Owner = Literal["process", "broker", "rollout", "reward", "trainer", "spool"]
@@ -51,11 +51,6 @@ def _of(owner: Owner, *metrics: tuple[str, str] | tuple[str, str, dict[str, tupl
     return made
 
 
-def _told(meanings: Mapping[GroupState, str]) -> str:
-    """Words with their meanings, for a sentence."""
-    return "; ".join(f"{word}, {meaning}" for word, meaning in meanings.items())
-
-
 def _standard(name: str, meaning: str) -> Metric:
     """A metric of the operating system's process, under the name that all Prometheus clients use."""
     return Metric(name, "counter" if name.endswith("_total") else "gauge", "process", meaning)
@@ -85,7 +80,7 @@ METRICS: Mapping[str, Metric] = {
             ("policy_version", "Policy version that is live; -1 before the first."),
             (
                 "groups",
-                f"Open training groups by state: {_told(GROUP_STATES)}.",
+                f"Open training groups by state: {'; '.join(map(', '.join, GROUP_STATES.items()))}.",
                 {"state": tuple(GROUP_STATES)},
             ),
             ("groups_admitted_total", "Groups admitted to the window."),

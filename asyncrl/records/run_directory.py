@@ -39,9 +39,8 @@ from asyncrl.files.access import close_folder, make_folder, require_unaltered
 from asyncrl.files.atomic import needed, replacing
 from asyncrl.files.checkpoints import newest_complete
 from asyncrl.files.json_lines import JsonLines
-from asyncrl.records import times
 from asyncrl.records.states import RunOutcome
-from asyncrl.records.times import TimesLine
+from asyncrl.records.times import TimesLine, rounded
 from asyncrl.similar_path import did_you_mean
 
 LOCK_WAIT_S = 10.0
@@ -193,11 +192,16 @@ class RunDirectory:
         JsonLines(self.metrics).append(metrics)
 
     def append_times(self, line: TimesLine) -> None:
-        times.append(self.times, line)
+        """Append a line, its seconds in tenths of milliseconds. Raises `RunFailed` if the disk refuses."""
+        JsonLines(self.times).append(rounded(msgspec.to_builtins(line)))
 
     def read_times(self) -> list[TimesLine]:
         """Times of all nodes, in order; raises as `read_events`."""
-        return times.read(self.times)
+        try:
+            return [msgspec.convert(line, TimesLine) for line in JsonLines(self.times).read()]
+        except msgspec.ValidationError as error:
+            problem = f"has a line that describes no stretch of a run: {error}; remove it"
+            raise LedgerError(f"{self.times} {problem}") from error
 
     def read_events(self) -> list[dict[str, Any]]:
         """Every event so far, in order. Raises `LedgerError` if the file is damaged."""

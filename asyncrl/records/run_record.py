@@ -62,6 +62,18 @@ def find_runs(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if is_run(path)) if folder.is_dir() else []
 
 
+def labels(runs: Sequence[Path]) -> list[str]:
+    """Name of each of several runs: its folder, with as many of the folders above it as tell it from the others."""
+    parts = [path.resolve().parts for path in runs]
+    found = []
+    for own in parts:
+        length = 1
+        while length < len(own) and sum(other[-length:] == own[-length:] for other in parts) > 1:
+            length += 1
+        found.append("/".join(own[-length:]).lstrip("/") if length < len(own) else own[-1])
+    return found
+
+
 def is_served(directory: RunDirectory) -> bool:
     """True if a broker of this user on this machine serves the run."""
     return _is_held(directory.lock)

@@ -121,14 +121,11 @@ def read_facts(path: Path, *, arrays: bool = False) -> list[SampleFacts]:
         if arrays:
             found = [_lists_of(pq.read_table(path, columns=[name]), name) for name in ARRAYS if name in known]
             rows = [row | {"arrays": digest_of(*own)} for row, *own in zip(rows, *found, strict=True)]
-        return [_facts(row) for row in rows]
+        for row in rows:
+            row |= {"spans": [Span(**span) for span in row["spans"]], "metrics": msgspec.json.decode(row["metrics"])}
+        return [msgspec.convert(row, SampleFacts) for row in rows]
     except (pa.ArrowException, OSError, TypeError, msgspec.DecodeError) as error:
         raise LedgerError(f"{path} cannot be read as a samples file: {str(error).partition(chr(10))[0]}") from error
-
-
-def _facts(row: dict[str, Any]) -> SampleFacts:
-    metrics = msgspec.json.decode(row["metrics"])
-    return msgspec.convert(row | {"spans": _spans(row["spans"]), "metrics": metrics}, SampleFacts)
 
 
 def _lists_of(table: "pa.Table", name: str) -> list[memoryview]:
@@ -136,10 +133,6 @@ def _lists_of(table: "pa.Table", name: str) -> list[memoryview]:
     column = table[name].combine_chunks()
     offsets, values = column.offsets.to_pylist(), memoryview(column.values.buffers()[1] or b"").cast("B")
     return [values[4 * begin : 4 * end] for begin, end in pairwise(offsets)]
-
-
-def _spans(found: list[dict[str, int]]) -> list[Span]:
-    return [Span(**part) for part in found]
 
 
 class SamplesWriter:
@@ -305,14 +298,14 @@ def read_pictured_samples(folder: Path) -> list[PicturedSample]:
     import pyarrow as pa  # noqa: PLC0415  takes a tenth of a second
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    if not (paths := sorted(folder.glob("step_*.parquet"))):
+    if (path := newest_file(folder)) is None:
         return []
     columns = [*PicturedSample.__struct_fields__[:-1], "images"]
     try:
-        if "images" not in pq.read_schema(paths[-1]).names:
+        if "images" not in pq.read_schema(path).names:
             return []
-        rows = pq.read_table(paths[-1], columns=columns).to_pylist()
+        rows = pq.read_table(path, columns=columns).to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise LedgerError(f"{paths[-1]} cannot be read: {str(error).partition(chr(10))[0]}") from error
+        raise LedgerError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
     with_files = [(row, [image["bytes"] for image in row.pop("images")]) for row in rows]
     return [PicturedSample(**row, files=files) for row, files in with_files if files and all(files)][:SHOWN_PICTURES]

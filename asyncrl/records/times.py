@@ -1,13 +1,9 @@
 """times.jsonl of a run: what each node did in each stretch of it, a line for each step or for several."""
 
-from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
-from asyncrl.errors import LedgerError
-from asyncrl.files.json_lines import JsonLines
 from asyncrl.messages.words import Role
 
 
@@ -41,20 +37,8 @@ class TimesLine(Struct, frozen=True):
     """Rewards that came in it, and failed attempts at one."""
 
 
-def append(path: Path, line: TimesLine) -> None:
-    """Append a line, its seconds in tenths of milliseconds. Raises `RunFailed` if the disk refuses."""
-    JsonLines(path).append(_rounded(msgspec.to_builtins(line)))
-
-
-def read(path: Path) -> list[TimesLine]:
-    """All lines so far; none of a run that has no such file. Raises `LedgerError` if it is damaged."""
-    try:
-        return [msgspec.convert(line, TimesLine) for line in JsonLines(path).read()]
-    except msgspec.ValidationError as error:
-        raise LedgerError(f"{path} has a line that describes no stretch of a run: {error}; remove it") from error
-
-
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Built-in values with every float in ten-thousandths."""
     if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
+        return {key: rounded(inner) for key, inner in value.items()}
     return round(value, 4) if isinstance(value, float) else value

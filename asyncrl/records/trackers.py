@@ -98,7 +98,9 @@ class MLflow:
             self._run_id = path.read_text()
             self._client.update_run(self._run_id, status="RUNNING")
             return
-        self._run_id = self._client.create_run(self._experiment_id(), run_name=run.name).info.run_id
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(self._experiment)
+        self._run_id = self._client.create_run(str(experiment_id), run_name=run.name).info.run_id
         self._describe(run.config)
         with replacing(path) as unfinished:
             unfinished.write_text(self._run_id)
@@ -121,10 +123,6 @@ class MLflow:
             return
         self._client.set_tag(self._run_id, "cause", summary.cause[:MAX_TAG_CHARS])
         self._client.set_terminated(self._run_id, "FINISHED" if summary.status == "finished" else "FAILED")
-
-    def _experiment_id(self) -> str:
-        found = self._client.get_experiment_by_name(self._experiment)
-        return str(found.experiment_id if found else self._client.create_experiment(self._experiment))
 
     def _describe(self, config: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
@@ -216,8 +214,12 @@ class WandB:
         """Create or continue the W&B run, with credentials from the environment."""
         import wandb
 
+        identity = run.folder / "run_id"
+        if not identity.exists():  # It is made once per run.
+            with replacing(identity) as unfinished:
+                unfinished.write_text(token_hex(8))
         self._run = wandb.init(
-            id=_identity(run),
+            id=identity.read_text(),
             resume="allow",
             name=run.name,
             dir=str(run.folder),
@@ -244,15 +246,6 @@ class WandB:
             return
         self._run.summary.update(msgspec.to_builtins(summary))
         self._run.finish(exit_code=0 if summary.status == "finished" else 1)
-
-
-def _identity(run: RunDescription) -> str:
-    """W&B run id: created once per run, then read from the tracker's folder."""
-    path = run.folder / "run_id"
-    if not path.exists():
-        with replacing(path) as unfinished:
-            unfinished.write_text(token_hex(8))
-    return path.read_text()
 
 
 # ── catalogue ─────────────────────────────────────────────────────────────────────────────────

@@ -235,7 +235,7 @@ async def run_broker(
         held_out_prompts, held_out_rows = [draw.prompt for draw in draws], [draw.row for draw in draws]
         permits = Permits(bytes.fromhex(str(ledger.read_meta(PERMIT_KEY))))
         scheduler = Scheduler(config, prompts, held_out_prompts, ledger.broker_term, held_out_rows, permits=permits)
-        size = {"num_records": ledger.num_records, "num_bytes": directory.ledger.stat().st_size}
+        size = {"num_records": ledger.head.num_records, "num_bytes": directory.ledger.stat().st_size}
         log.info("ledger.reading", **size)
         replay(scheduler, read_records(directory.ledger, is_writer_process=True))
         log.info("ledger.read", **size)
@@ -357,7 +357,7 @@ def _connector(bulk: ZmqHub | None, keys: BrokerKeys) -> Callable[[SpoolAddress]
     remote = spool_connector(who, keys.link)
 
     def connect(spool: SpoolAddress) -> Link:
-        return bulk.connect_local(who.peer) if bulk and spool.name == HOSTED_SPOOL else remote(spool)
+        return bulk.local.connect(who.peer) if bulk and spool.name == HOSTED_SPOOL else remote(spool)
 
     return connect
 
@@ -419,7 +419,7 @@ async def _run_spool(
 
     while True:
         who = identity("spool", HOSTED_SPOOL)
-        link = hub.connect_local(who.peer)
+        link = hub.local.connect(who.peer)
         await shake_hands(link, who, say)
         beats = asyncio.create_task(send_beats(link, beat_s, Beat))
         try:

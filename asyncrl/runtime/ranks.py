@@ -259,7 +259,7 @@ async def with_ranks(
         children = await start_ranks(stack, session, place, address, leave_s=LEAVE_S)
         if announce:
             await announce(address)
-        meeting = hub.connect_local(f"{session.who.peer}.store")
+        meeting = hub.local.connect(f"{session.who.peer}.store")
         timeout_s = config.trainer.collective_timeout_s
         store = await stack.enter_async_context(rank_store(meeting, place.labels, timeout_s))
         kind = RankDied if lost is None else MachineLost

@@ -253,11 +253,15 @@ class SpoolActor:
     def _answer_from_memory(self, peer: str, fetch: Fetch) -> None:
         """Answer a fetch whose payloads are all cached, refuse one of too much, and queue others for the reader."""
         num_asked = len(fetch.refs) + len(fetch.images)
-        if self._asks_too_much(fetch):
+        num_bytes = sum(max(ref.length, 0) for ref in fetch.refs)
+        num_bytes += sum(self._images.size(digest) for digest in fetch.images) if self._images else 0
+        if num_asked > MAX_REFS or num_bytes > MAX_PAYLOAD_BYTES:  # No payload and no picture is too large alone.
             self._refused_fetches.count(peer=peer, payloads=num_asked, max_bytes=MAX_PAYLOAD_BYTES)
             self._hub.send(peer, Fetched(fetch.request_id, [UNREADABLE] * num_asked))
             return
-        self._count_images(peer, fetch)
+        if self._images and fetch.images:
+            node = peer.rsplit(".", 2)[0]  # before the incarnation, and the number of the link
+            self._images.num_sent[node] += len(fetch.images)
         recent = [self._segments.recent(ref) for ref in fetch.refs if ref.spool == self._name]
         payloads = [payload for payload in recent if payload is not None]
         if len(payloads) == num_asked:
@@ -295,11 +299,6 @@ class SpoolActor:
         images = [memoryview(self._images.read(digest) if self._images else b"") for digest in fetch.images]
         return Fetched(fetch.request_id, [self._read_one(ref) for ref in fetch.refs] + images)
 
-    def _count_images(self, peer: str, fetch: Fetch) -> None:
-        if self._images and fetch.images:
-            node = peer.rsplit(".", 2)[0]  # before the incarnation, and the number of the link
-            self._images.num_sent[node] += len(fetch.images)
-
     def _read_one(self, ref: SpoolRef) -> memoryview:
         try:
             if ref.spool != self._name:
@@ -308,12 +307,6 @@ class SpoolActor:
         except LedgerError as error:
             self._unreadable.count(spool=self._name, ref=ref, reason=str(error))
             return UNREADABLE
-
-    def _asks_too_much(self, fetch: Fetch) -> bool:
-        """True if the answer would be too large. No payload and no picture that is stored is so alone."""
-        num_bytes = sum(max(ref.length, 0) for ref in fetch.refs)
-        num_bytes += sum(self._images.size(digest) for digest in fetch.images) if self._images else 0
-        return len(fetch.refs) + len(fetch.images) > MAX_REFS or num_bytes > MAX_PAYLOAD_BYTES
 
 
 async def _first_to_end(*coroutines: Coroutine[Any, Any, None]) -> None:

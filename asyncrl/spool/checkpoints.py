@@ -87,7 +87,10 @@ class CheckpointStore:
             incoming = self._incoming = self._begun(offer, files)
             if wanted := {name: size for name in incoming.files if (size := _missing_from(incoming, name)) is not None}:
                 return wanted
-            self._complete(incoming)
+            folder = step_folder(self._directory, incoming.step)
+            replace_folder(incoming.folder, folder)
+            self._incoming = None
+            log.info("checkpoint.copied", path=str(folder))
         self._prune(offer)
         return {}
 
@@ -129,12 +132,6 @@ class CheckpointStore:
         with path.open("ab") as file:
             file.write(part.content)
         hashed.update(part.content)
-
-    def _complete(self, incoming: IncomingCheckpoint) -> None:
-        folder = step_folder(self._directory, incoming.step)
-        replace_folder(incoming.folder, folder)
-        self._incoming = None
-        log.info("checkpoint.copied", path=str(folder))
 
     def _prune(self, offer: OfferCheckpoint) -> None:
         """Remove copies that the trainer no longer keeps, and unfinished ones; write ``best.json``."""

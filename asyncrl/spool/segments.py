@@ -25,6 +25,7 @@ from asyncrl.errors import LedgerError, RunFailed
 from asyncrl.files.atomic import REMEDY, TornTail, flush
 from asyncrl.files.lock import try_lock
 from asyncrl.messages.spool import SpoolRef
+from asyncrl.spool.folder import segment_numbers
 from asyncrl.spool.segment_writer import HEADER, Entry, Key, Place, Scan, SegmentWriter, scan, segment_path
 
 # ── payload cache ─────────────────────────────────────────────────────────────────────────────
@@ -293,9 +294,10 @@ class Segments:
     def _recover(self) -> None:
         for unnamed in self.directory.glob("segment_*.new"):
             unnamed.unlink()
-        found = _segment_paths(self.directory)
-        for number, path in found:
-            is_newest = number == found[-1][0]
+        found = segment_numbers(self.directory)
+        newest = max(found, default=-1)
+        for number, path in found.items():
+            is_newest = number == newest
             scanned = scan(path, sealed=not is_newest)
             if is_newest:
                 self._repair(path, scanned)
@@ -335,12 +337,6 @@ def _lock(directory: Path) -> int:
         raise LedgerError(f"cannot open the spool directory {directory}: {error.strerror}") from error
     os.close(fd)
     raise LedgerError(f"the spool directory {directory} is in use by another process")
-
-
-def _segment_paths(directory: Path) -> list[tuple[int, Path]]:
-    """Segment numbers and files, oldest first."""
-    paths = directory.glob("segment_*.seg")
-    return sorted((int(path.stem.removeprefix("segment_")), path) for path in paths if path.stem[8:].isdigit())
 
 
 def _pread(path: Path, ref: SpoolRef | Place) -> bytes:

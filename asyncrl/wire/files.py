@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from io import BufferedRandom
 from pathlib import Path
 from typing import TypeVar
 
@@ -99,7 +98,8 @@ async def fetch_file(
     if is_here():
         return target
     unfinished = target.with_name(f"{target.name}.part")
-    part = _open(unfinished)
+    part = unfinished.open("a+b")  # It may have a beginning.
+    part.seek(0)
     try:
         while not is_here() and not try_lock(part.fileno()):
             await sleep(POLL_S)
@@ -132,13 +132,6 @@ async def _parts(link: Link, file: FileDigest, offset: int) -> AsyncIterator[mem
             raise LinkError(f"{file.name} has changed on the broker's machine while it was fetched: start again")
         yield part.content
         offset += len(part.content)
-
-
-def _open(path: Path) -> BufferedRandom:
-    """Open a file that may have a beginning, for reading and appending."""
-    file = path.open("a+b")
-    file.seek(0)
-    return file
 
 
 def _linked(targets: Mapping[str, Path], folders: Path) -> Path:

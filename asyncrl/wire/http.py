@@ -51,14 +51,6 @@ class AddressTaken(ConfigError):
     """Nothing can listen at the address: another process does, or it is none of this machine."""
 
 
-def check_installed(needed_by: str, extra: str) -> None:
-    """Raise `ConfigError` if uvicorn is not installed."""
-    try:
-        import uvicorn  # noqa: F401, PLC0415  an extra
-    except ImportError as error:
-        raise ConfigError(f"{needed_by} needs uvicorn: pip install 'asyncrl[{extra}]'") from error
-
-
 @asynccontextmanager
 async def serve(app: App, address: str, *, setting: str, needed_by: str, extra: str) -> AsyncIterator[str]:
     """
@@ -76,8 +68,10 @@ async def serve(app: App, address: str, *, setting: str, needed_by: str, extra: 
         ConfigError: uvicorn is not installed.
         AddressTaken: The address cannot be bound.
     """
-    check_installed(needed_by, extra)
-    import uvicorn  # noqa: PLC0415  an extra
+    try:
+        import uvicorn  # noqa: PLC0415  an extra
+    except ImportError as error:
+        raise ConfigError(f"{needed_by} needs uvicorn: pip install 'asyncrl[{extra}]'") from error
 
     class Server(uvicorn.Server):
         @contextmanager

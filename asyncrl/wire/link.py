@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable
 from typing import Generic, Protocol, TypeVar
 
-from asyncrl.errors import LinkError
+from asyncrl.errors import LinkClosed, LinkError
 from asyncrl.messages.codec import Message
 from asyncrl.wire.curve import Owner, RefusedKey
 
@@ -40,8 +40,14 @@ class Link(Protocol):
             LinkReset: The peer restarted; open a new link.
         """
 
-    def __aiter__(self) -> AsyncIterator[Message]:
+    async def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over `receive` until the link is closed."""
+        while True:
+            try:
+                message = await self.receive()
+            except LinkClosed:
+                return
+            yield message
 
     async def aclose(self) -> None:
         """Close once everything sent has arrived, or after one second. Idempotent."""

@@ -1,17 +1,15 @@
 """Link and Hub inside one process, for tests and co-located roles. Messages are passed by reference."""
 
-from collections.abc import AsyncIterator
-
 from asyncrl.errors import LinkClosed, LinkReset
 from asyncrl.messages.codec import Message
 from asyncrl.wire.curve import Owner, RefusedKey
-from asyncrl.wire.link import Inbox
+from asyncrl.wire.link import Inbox, Link
 
 UNBOUNDED = 1 << 62
 """Messages are not copied, so inboxes need no bound."""
 
 
-class MemoryLink:
+class MemoryLink(Link):
     """A `Link` made by `MemoryHub.connect`."""
 
     def __init__(self, hub: "MemoryHub", peer: str) -> None:
@@ -27,15 +25,6 @@ class MemoryLink:
 
     async def receive(self) -> Message:
         return await self.inbox.get()
-
-    async def __aiter__(self) -> AsyncIterator[Message]:
-        """Iterate over `receive` until the link is closed."""
-        while True:
-            try:
-                message = await self.receive()
-            except LinkClosed:
-                return
-            yield message
 
     async def aclose(self) -> None:
         self._closed = True

@@ -17,7 +17,7 @@ NOBODY: frozenset[Role] = frozenset()
 def refusal(role: Role, message: Message) -> str:
     """Reason for the broker to refuse a message of a node with this role; empty if it may send it."""
     if role not in message.senders.get("broker", NOBODY):  # A node may send anything that can be decoded.
-        return f"a {role} may not send {_name(message)}"
+        return f"a {role} may not send {type(message).__name__}"
     return message.forbidden_to(role)
 
 
@@ -44,19 +44,16 @@ def key_refusal(owner: Owner | None, role: str, node: str) -> str:
 
 def spool_refusal(owner: Owner | None, message: Message) -> str:
     """Reason for a spool to refuse a message; empty if the holder of the key may send it."""
+    name = type(message).__name__
     may_send = message.senders.get("spool", NOBODY) & EVERY  # The broker has a link of its own.
     if not may_send:
-        return f"a spool does not take {_name(message)}"
+        return f"a spool does not take {name}"
     if owner is None:
         return ""
     if owner.roles.isdisjoint(may_send):
-        return f"the key {owner.name} is for {' and '.join(sorted(owner.roles))}, which may not send {_name(message)}"
+        return f"the key {owner.name} is for {' and '.join(sorted(owner.roles))}, which may not send {name}"
     if isinstance(message, Fetch) and message.images and owner.roles.isdisjoint(MEMBERS):
         return f"the key {owner.name} is for {' and '.join(sorted(owner.roles))}, which may not fetch pictures"
     if isinstance(message, Put) and owner.name and not owns(owner.name, message.node):
         return f"the key {owner.name} is not for the node {message.node}"
     return ""
-
-
-def _name(message: Message) -> str:
-    return type(message).__name__

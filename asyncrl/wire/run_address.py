@@ -111,7 +111,9 @@ def locate(where: str, credentials: Path | None = None, environment: Mapping[str
         file = given or _existing(Path(where) / "key") or secret or Path(where) / "secret"
         # One that other machines use too, if there is one: the route to it leads to their network.
         return _with_credentials(min(address.read_text().split(), key=is_loopback), file)
-    return _with_credentials(where, given or secret or _left_by_broker(where, environment))
+    return _with_credentials(
+        where, given or secret or (_existing(left) if (left := _state_file(where, environment)) else None)
+    )
 
 
 async def find_run(
@@ -183,11 +185,6 @@ def _with_credentials(address: str, file: Path | None) -> RunAddress:
             f"directory by ${SECRET_VARIABLE}"
         )
     return RunAddress(address, file)
-
-
-def _left_by_broker(address: str, environment: Mapping[str, str]) -> Path | None:
-    file = _state_file(address, environment)
-    return _existing(file) if file else None
 
 
 def _existing(file: Path) -> Path | None:

@@ -142,7 +142,9 @@ class Session:
         body = frame.body
         if isinstance(body, Reset):
             raise LinkReset("the other end does not know this session: it restarted, or gave this end up as lost")
-        self._check_signature(frame.signature)
+        self._known_signature = self._known_signature or frame.signature
+        if frame.signature != self._known_signature:
+            raise LinkReset("the other end restarted in the middle of this session")
         self._forget(frame.ack)
         if isinstance(body, Resend):
             self._go_back(REPEAT_FRAMES)
@@ -181,11 +183,6 @@ class Session:
             )
         for part in cut(frame, self._max_frame_bytes):
             yield encode(Envelope(self._sent + 1, self._received, part, self._signature))
-
-    def _check_signature(self, signature: int) -> None:
-        self._known_signature = self._known_signature or signature
-        if signature != self._known_signature:
-            raise LinkReset("the other end restarted in the middle of this session")
 
     def _receive(self, seq: int, body: Message | Part, num_bytes: int) -> Message | None:
         if seq > self._received + 1:

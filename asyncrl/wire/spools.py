@@ -151,17 +151,15 @@ class FetchQueue:
 
     async def _receive_answers(self, link: Link) -> None:
         while True:
-            message = await link.receive()
-            if isinstance(message, Fetched):
-                self._deliver(message)
-
-    def _deliver(self, answer: Fetched) -> None:
-        requested = self._requested.pop(answer.request_id, [])
-        self._requested_bytes -= sum(wanted_bytes(wanted.wanted) for wanted in requested)
-        self._has_arrived.set()
-        for wanted, payload in zip(requested, answer.payloads, strict=False):
-            if not wanted.payload.done():
-                wanted.payload.set_result(payload)
+            answer = await link.receive()
+            if not isinstance(answer, Fetched):
+                continue
+            requested = self._requested.pop(answer.request_id, [])
+            self._requested_bytes -= sum(wanted_bytes(wanted.wanted) for wanted in requested)
+            self._has_arrived.set()
+            for wanted, payload in zip(requested, answer.payloads, strict=False):
+                if not wanted.payload.done():
+                    wanted.payload.set_result(payload)
 
 
 # ── spools ────────────────────────────────────────────────────────────────────────────────────
@@ -418,13 +416,6 @@ MAX_BYTES = 256 << 20
 """Size of the cache, about 2,500 pictures of 100 kB."""
 
 
-class PendingImage(Struct, frozen=True, eq=False):
-    """Picture that was requested and has not arrived."""
-
-    image: Image
-    content: asyncio.Future[bytes]
-
-
 class ImageCache:
     """
     Files of pictures by digest, for any number of concurrent callers of one event loop.
@@ -442,13 +433,14 @@ class ImageCache:
         self._num_bytes = 0
         self._contents: dict[bytes, bytes] = {}
         """Files by digest, the most recently used last."""
-        self._arriving: dict[bytes, PendingImage] = {}
+        self._arriving: dict[bytes, tuple[Image, asyncio.Future[bytes]]] = {}
+        """Pictures that were requested and have not arrived, each with the future of its callers."""
 
     def connect(self, spools: SpoolLinks) -> None:
         """Fetch over these links, and request again over them the pictures that are arriving."""
         self._spools = spools
-        for arriving in self._arriving.values():
-            self._request(spools, arriving.image)
+        for image, _ in self._arriving.values():
+            self._request(spools, image)
 
     async def fetch(self, images: Sequence[Image], deadline_s: float) -> list[bytes]:
         """
@@ -469,10 +461,10 @@ class ImageCache:
             self._contents[digest] = content
             return content
         if digest not in self._arriving:
-            self._arriving[digest] = PendingImage(image, asyncio.get_running_loop().create_future())
+            self._arriving[digest] = image, asyncio.get_running_loop().create_future()
             if self._spools:
                 self._request(self._spools, image)
-        return self._arriving[digest].content
+        return self._arriving[digest][1]
 
     def _request(self, spools: SpoolLinks, image: Image) -> None:
         spools.request(image, waits=True).add_done_callback(partial(self._arrived, image))
@@ -480,21 +472,18 @@ class ImageCache:
     def _arrived(self, image: Image, payload: Payload) -> None:
         if payload.cancelled() or (arriving := self._arriving.pop(image.digest, None)) is None:
             return
-        found = payload.result()
+        waiting, found = arriving[1], payload.result()
         content = bytes(found or b"")
         if hashlib.sha256(content).digest() == image.digest:
             self.num_fetched += 1
-            self._remember(image.digest, content)
-            arriving.content.set_result(content)
+            self._contents[image.digest] = content
+            self._num_bytes += len(content)
+            while self._num_bytes > self._max_bytes:
+                self._num_bytes -= len(self._contents.pop(next(iter(self._contents))))
+            waiting.set_result(content)
             return
         cause = "arrived damaged" if content else "is not among those of the run's prompts"
         if found is None:
             cause = "is lost: the broker's spool was away for too long"
-        arriving.content.set_exception(DecodeError(f"the picture {image.digest.hex()[:12]} {cause}"))
-        arriving.content.exception()  # Retrieved here too: asyncio would warn if all callers have timed out.
-
-    def _remember(self, digest: bytes, content: bytes) -> None:
-        self._contents[digest] = content
-        self._num_bytes += len(content)
-        while self._num_bytes > self._max_bytes:
-            self._num_bytes -= len(self._contents.pop(next(iter(self._contents))))
+        waiting.set_exception(DecodeError(f"the picture {image.digest.hex()[:12]} {cause}"))
+        waiting.exception()  # Retrieved here too: asyncio would warn if all callers have timed out.

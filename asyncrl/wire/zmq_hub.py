@@ -25,7 +25,7 @@ from asyncrl.log import get_logger
 from asyncrl.messages.codec import RESET_FRAME, Codec, Frame, Message, Part, message_bytes
 from asyncrl.wire.curve import HubKeys, Owner, RefusedKey, needs_keys, secure_hub
 from asyncrl.wire.link import Inbox, PartialMessages
-from asyncrl.wire.memory import MemoryHub, MemoryLink
+from asyncrl.wire.memory import MemoryHub
 from asyncrl.wire.refusals import Allowance, Refusals
 from asyncrl.wire.session import Limits, Session
 from asyncrl.wire.sockets import TICK_S, FdSocket, bind_all, new_socket, peer_name, port_of
@@ -209,14 +209,11 @@ class ZapHandler:
             status, user = [b"200", b""], public.hex()
         else:
             status, user = [b"400", b"no owner of this key"], ""
-            self._count_refusal(public, address.decode(errors="replace"))
+            number = self.refused.num_refused + 1 if self.refused else 1
+            self.refused = RefusedKey(public.hex()[:16], address.decode(errors="replace"), number)
+            if number & (number - 1) == 0:  # 1, 2, 4, 8 ...: strangers cannot fill the log
+                log.warning("key.refused", key=self.refused.key, address=self.refused.address, num_refused=number)
         self._fd.send([version, request_id, *status, user.encode(), b""])
-
-    def _count_refusal(self, public: bytes, address: str) -> None:
-        number = self.refused.num_refused + 1 if self.refused else 1
-        self.refused = RefusedKey(public.hex()[:16], address, number)
-        if number & (number - 1) == 0:  # 1, 2, 4, 8 ...: strangers cannot fill the log
-            log.warning("key.refused", key=self.refused.key, address=address, num_refused=number)
 
 
 # ── zmq hub ───────────────────────────────────────────────────────────────────────────────────
@@ -307,7 +304,8 @@ class ZmqHub:
         """Set when a frame was accepted or the hub closed."""
         self._inbox: Inbox[tuple[str, Message]] = Inbox(MAX_INBOX_BYTES)
         self._unfinished = PartialMessages(MAX_UNFINISHED_BYTES)
-        self._local = MemoryHub(self._inbox)
+        self.local = MemoryHub(self._inbox)
+        """Peers in this process."""
         self._now_s = asyncio.get_running_loop().time
         self._allowance = Allowance(FRAMES_PER_S, BURST_FRAMES)
         """Frames by public key, if the hub asks for it."""
@@ -336,11 +334,6 @@ class ZmqHub:
     def refused_key(self) -> RefusedKey | None:
         return self._zap.refused if self._zap else None
 
-    @property
-    def num_refused_frames(self) -> int:
-        """Frames of peers with a key that were not read: no message, or more than the key may send."""
-        return self._refused.num + self._floods.num
-
     def owner(self, peer: str, /) -> Owner | None:
         known = self._peers.get(peer)
         return self._owner_of(known.public) if known and known.public else None
@@ -357,12 +350,8 @@ class ZmqHub:
                 shut_down(peer.descriptor)
         return [peer.name for peer in found]
 
-    def connect_local(self, peer: str) -> MemoryLink:
-        """A link for an actor in this process."""
-        return self._local.connect(peer)
-
     def send(self, peer: str, message: Message, /) -> None:
-        self._local.send(peer, message)
+        self.local.send(peer, message)
         if known := self._peers.get(peer):
             known.session.send(message, known.transmit)
             if known.session.unacked_bytes > MAX_OWED_BYTES:
@@ -375,7 +364,7 @@ class ZmqHub:
         return item
 
     def forget(self, peer: str, /) -> None:
-        self._local.forget(peer)
+        self.local.forget(peer)
         if known := self._peers.pop(peer, None):
             self._unfinished.note(peer, 0)
             known.transmit(RESET_FRAME)
@@ -385,7 +374,7 @@ class ZmqHub:
         bind_all(self._socket, self._addresses)
 
     async def aclose(self) -> None:
-        await self._local.aclose()
+        await self.local.aclose()
         for peer in self._peers.values():
             peer.session.acknowledge(peer.transmit)
         with contextlib.suppress(TimeoutError):
@@ -414,7 +403,9 @@ class ZmqHub:
         except DecodeError as error:
             self._refused.count(peer=peer_name(routing_id), reason=str(error))
             return
-        peer = self._known(routing_id) or self._new_peer(routing_id, frames[1], frame.seq)
+        peer = self._peers.get(peer_name(routing_id))
+        if peer is None or peer.routing_id != routing_id:  # The routing id has no session.
+            peer = self._new_peer(routing_id, frames[1], frame.seq)
         if peer is None:
             return
         if self._zap:
@@ -435,11 +426,6 @@ class ZmqHub:
             reason=f"more than {FRAMES_PER_S} frames a second",
         )
         return True
-
-    def _known(self, routing_id: bytes) -> _Peer | None:
-        """The peer with this routing id; None if it has no session."""
-        peer = self._peers.get(peer_name(routing_id))
-        return peer if peer and peer.routing_id == routing_id else None
 
     def _new_peer(self, routing_id: bytes, received: zmq.Frame, seq: int) -> _Peer | None:
         """Open a session; None if the frame is not the first one of a link, or another key has the peer's name."""

@@ -8,7 +8,6 @@ unacknowledged bytes, the inbox bounds received bytes.
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
 from enum import Enum, auto
 
 import zmq
@@ -18,7 +17,7 @@ from asyncrl.errors import ConfigError, DecodeError, LinkClosed, LinkError, Link
 from asyncrl.log import get_logger
 from asyncrl.messages.codec import Codec, Message, message_bytes
 from asyncrl.wire.curve import LinkKeys, needs_keys, secure_link
-from asyncrl.wire.link import Inbox
+from asyncrl.wire.link import Inbox, Link
 from asyncrl.wire.session import Limits, Session
 from asyncrl.wire.sockets import TICK_S, FdSocket, needs_ipv6, new_socket, routing_id
 
@@ -98,7 +97,7 @@ discards what it still had to send.
 """
 
 
-class ZmqLink:
+class ZmqLink(Link):
     """
     A DEALER socket, made inside the running loop.
 
@@ -171,15 +170,6 @@ class ZmqLink:
         if not self._inbox.is_full:
             self._fd.resume()
         return message
-
-    async def __aiter__(self) -> AsyncIterator[Message]:
-        """Iterate over `receive` until the link is closed."""
-        while True:
-            try:
-                message = await self.receive()
-            except LinkClosed:
-                return
-            yield message
 
     async def aclose(self) -> None:
         try:

@@ -203,7 +203,7 @@ class Cluster:
         start_s = time.process_time()
         self._scheduler.tick(self.now_s)
         self.spent_s["tick"] += time.process_time() - start_s
-        self._deliver(self._scheduler.drain()[0])
+        self._deliver(self._scheduler.out.drain()[0])
 
     def _handle(self, kind: str, encoded: list[EncodedMessage]) -> None:
         """Handle messages as `BrokerActor` does, and add the CPU time to ``kind``."""
@@ -215,7 +215,7 @@ class Cluster:
             for peer, message in messages:
                 if not scheduler.refuses(peer, message):
                     scheduler.handle(peer, message, now_s)
-                replies += scheduler.drain()[0]
+                replies += scheduler.out.drain()[0]
             self.spent_s[kind] += time.process_time() - start_s
             self._deliver(replies)
 

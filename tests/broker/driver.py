@@ -519,7 +519,7 @@ class Cluster:
             rules()
         except RunFailed as failure:
             self.cause = self.cause or str(failure)
-        outbox, records, events = self.scheduler.drain()
+        outbox, records, events = self.scheduler.out.drain()
         self.uncommitted += records
         self.events += events
         for outgoing in outbox:

@@ -159,9 +159,6 @@ class FakeSamples(SampleFiles):
         self.begun: list[int] = []
         self.may_write = asyncio.Event()
 
-    def has(self, step: int) -> bool:
-        return step in [number for number, _ in self.written]
-
     async def write(self, stepped: Stepped, groups: Sequence[Group]) -> None:
         assert groups
         self.begun.append(stepped.step)

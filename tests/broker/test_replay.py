@@ -54,7 +54,7 @@ def replayed(records: Iterable[AnyRecord], config: Config = PLAIN) -> Scheduler:
     """Scheduler of the second broker of a run, after a replay without output."""
     scheduler = a_scheduler(config, num_held_out=2 if config.data.held_out else 0, broker_term=2)
     replay(scheduler, records)
-    assert scheduler.drain() == ([], [], [])
+    assert scheduler.out.drain() == ([], [], [])
     return scheduler
 
 
@@ -76,10 +76,10 @@ def durable(scheduler: Scheduler) -> dict[str, Any]:
     batches, admission = training.batches, training.admission
     return {
         "groups": {group_id: seen(group) for group_id, group in scheduler.groups.train.items()},
-        "window": (window._open, window._consumed, window.num_admitted, window.num_retired, window.peak),
+        "window": (window._open, window.consumed, window.num_admitted, window.num_retired, window.peak),
         "queue": [group.group_id for group in batches],
         "complete": [group.group_id for group in batches.complete],
-        "taken": {step: [group.group_id for group in groups] for step, groups in batches._taken.items()},
+        "taken": [[group.group_id for group in batches.taken(step) or []] for step in range(batches.next_step)],
         "next": (batches.next_step, admission.next_group_id, admission.num_needed),
         "reached": (training.committed_step, scheduler.transfers.live_version),
         "measured": evaluation.results,
@@ -211,7 +211,7 @@ class Desk:
     def say(self, name: str, *messages: Message) -> None:
         for message in messages:
             self.scheduler.handle(name, message, 0.0)
-        outbox, records, events = self.scheduler.drain()
+        outbox, records, events = self.scheduler.out.drain()
         self.sent += [(outgoing.peer, outgoing.message) for outgoing in outbox]
         self.records += records
         self.events += [event.kind for event in events]

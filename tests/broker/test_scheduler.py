@@ -71,14 +71,14 @@ def of(cluster: Cluster, kind: type[T]) -> list[T]:
 def overheard(cluster: Cluster) -> list[OutgoingMessage]:
     """List that grows with every message the broker sends from now on."""
     sent: list[OutgoingMessage] = []
-    scheduler, drain = cluster.scheduler, cluster.scheduler.drain
+    outbox, drain = cluster.scheduler.out, cluster.scheduler.out.drain
 
     def listening() -> tuple[list[OutgoingMessage], list[AnyRecord], list[Event]]:
         out = drain()
         sent.extend(out[0])
         return out
 
-    scheduler.drain = listening  # type: ignore[method-assign]
+    outbox.drain = listening  # type: ignore[method-assign]
     return sent
 
 
@@ -158,7 +158,7 @@ def test_a_lease_says_how_to_sample_with_a_seed_of_its_own() -> None:
     cluster = a_published(a_config(run={"steps": 4, "seed": 3}, sampling={"temperature": 0.7}), capacity=0)
     (node,) = rollouts(cluster)
     cluster.scheduler.handle(node.peer, Offer(4), 0.0)
-    leases = [out.message for out in cluster.scheduler.drain()[0] if isinstance(out.message, Lease)]
+    leases = [out.message for out in cluster.scheduler.out.drain()[0] if isinstance(out.message, Lease)]
 
     assert [(lease.group_id, lease.indices, lease.seed) for lease in leases] == [
         (0, [0, 1], sampling_seed(3, 0, 2)),
@@ -694,7 +694,7 @@ def test_a_trajectory_that_is_left_out_last_completes_its_group() -> None:
     judge_of(cluster).fail()
     cluster.exchange()
     assert cluster.scheduler.groups.train[0].is_complete
-    assert cluster.scheduler.training.batches.num_complete == 1
+    assert len(cluster.scheduler.training.batches.complete) == 1
 
 
 def test_a_broker_that_starts_again_goes_on_without_what_was_left_out() -> None:
@@ -962,7 +962,7 @@ def test_refusals_of_units_that_the_step_did_not_take_are_ignored() -> None:
     stepped = Stepped(0, 0, {}, [Refusal(unit, DAMAGED) for unit in strange])
     cluster.scheduler.handle(trainer(cluster).peer, stepped, 0.0)
     cluster.scheduler.handle(trainer(cluster).peer, replace(stepped, step=3), 0.0)
-    assert cluster.scheduler.drain()[1] == []
+    assert cluster.scheduler.out.drain()[1] == []
 
 
 def test_a_grade_has_the_vocabulary_of_the_trainer_and_the_newest_version_that_was_offered() -> None:

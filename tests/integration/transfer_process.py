@@ -36,7 +36,7 @@ DEADLINE_S = 60.0
 async def train(run: RunAddress, interface: str) -> str:
     """Send one version to the rollout once it is there; returns the digest of what was sent."""
     hub = ZmqHub(tcp("*", port_of(run.broker)), CODEC, keys=hub_keys_of(read_secret(Path(sys.argv[3]))))
-    link: MemoryLink = hub.connect_local("trainer")
+    link: MemoryLink = hub.local.connect("trainer")
     rendezvous = Rendezvous(hub)
     publisher = Publisher(LAYOUT, TRAINER, link.send, Weights(), interface=interface)
     tasks = [asyncio.create_task(rendezvous.run()), asyncio.create_task(forward(link, publisher))]

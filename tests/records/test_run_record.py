@@ -13,6 +13,7 @@ from asyncrl.records.run_record import (
     is_served,
     is_starting,
     is_supervised,
+    labels,
     overview,
     read_run,
     require_run,
@@ -206,3 +207,9 @@ def test_only_folders_with_a_configuration_are_runs(make_run: MakeRun, tmp_path:
     (tmp_path / "runs" / "file").touch()
     assert find_runs(tmp_path / "runs") == sorted(runs)
     assert find_runs(tmp_path / "nowhere") == []
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    runs = [tmp_path / name for name in ("a/runs/x", "b/runs/x", "b/runs/y")]
+    assert labels(runs) == ["a/runs/x", "b/runs/x", "y"]
+    assert labels([tmp_path / "x", tmp_path / "x"]) == ["x", "x"], "one run given twice"

@@ -302,7 +302,7 @@ def test_a_ledger_that_nobody_has_locked_is_opened_and_prepared(tmp_path: Path) 
         )
         assert ledger
         assert ledger.read_meta("a") == 7
-        assert not ledger.is_left_locked
+        assert not ledger.lock_wait.has_given_up
         ledger.close()
 
     asyncio.run(main())

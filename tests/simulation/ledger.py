@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from asyncrl.broker.ledger.database import LockWait
 from asyncrl.broker.ledger.reader import Head
 from asyncrl.broker.ledger.records import AnyRecord, ended_groups, unique_key
 from asyncrl.errors import AsyncrlError, BrokenInvariant, LedgerError, RunFailed
@@ -68,16 +69,12 @@ class SimLedger:
         self._ended: AsyncrlError | None = None
 
     run_id = "simulated"
-    locked_s = 0.0
-    is_left_locked = False
-
-    @property
-    def num_records(self) -> int:
-        return len(self._file.records)
+    lock_wait = LockWait()
+    """Nobody locks a simulated ledger."""
 
     @property
     def head(self) -> Head:
-        return Head(self.num_records, "")
+        return Head(len(self._file.records), "")
 
     def append(self, records: Iterable[AnyRecord]) -> asyncio.Future[None]:
         if self._ended:

@@ -219,7 +219,7 @@ def test_a_busy_port_is_reported_in_one_sentence() -> None:
 def test_a_local_actor_is_a_peer_like_a_remote_one() -> None:
     async def scene() -> None:
         async with hub_at() as hub, link_to(hub.address, "far.1") as far:
-            near = hub.connect_local("near.1")
+            near = hub.local.connect("near.1")
             for link, peer in ((far, "far.1"), (near, "near.1")):
                 await link.send(Offer(1))
                 assert await hub.receive() == (peer, Offer(1))

@@ -1,6 +1,8 @@
 """Faults that only a link's socket has: lost connections, hubs that restart or fall silent, full queues."""
 
 import asyncio
+import time
+from collections.abc import Callable
 
 import pytest
 import zmq
@@ -13,10 +15,10 @@ from asyncrl.messages.trainer import Batch, ScoredTrajectory
 from asyncrl.messages.trajectory import TrajectorySummary, Unit
 from asyncrl.messages.wire import CODEC, PROTOCOL
 from asyncrl.wire import session, sockets, zmq_link
-from asyncrl.wire.curve import hub_keys_of, link_keys_of
+from asyncrl.wire.curve import hub_keys_of, link_keys_of, secure_hub, secure_link
 from asyncrl.wire.session import Limits
 from asyncrl.wire.zmq_hub import ZmqHub
-from asyncrl.wire.zmq_link import ZmqLink
+from asyncrl.wire.zmq_link import ConnectionMonitor, ConnectionRefusal, ZmqLink
 from tests.wire.ends import ANY_SOCKET, DEADLINE_S, HOSTILE, SECRET, frame, hub_at, link_to
 
 # ── hostile peers ───────────────────────────────────────────────────────────────────────────
@@ -359,3 +361,47 @@ def test_an_announced_peer_that_never_answers_is_reported_with_its_address(monke
 
     with pytest.raises(LinkError, match=r"tcp://127\.0\.0\.1:9 has not answered for"):
         asyncio.run(wait())
+
+
+# ── connection monitor ─────────────────────────────────────────────────────────────────────────
+
+
+OTHER = bytes([1] * 32)
+
+
+def until(is_true: Callable[[], bool]) -> bool:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not (found := is_true()) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return found
+
+
+def test_a_peer_with_another_secret_is_noticed_until_one_with_the_same_answers() -> None:
+    context = zmq.Context()
+    hub, link = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    secure_hub(hub, "tcp://", hub_keys_of(SECRET))
+    address = f"tcp://127.0.0.1:{hub.bind_to_random_port('tcp://127.0.0.1')}"
+    secure_link(link, address, link_keys_of(OTHER))
+    monitor = ConnectionMonitor(link)
+    link.connect(address)
+    assert monitor.refusal() is None
+    assert until(lambda: monitor.refusal() is ConnectionRefusal.HUB)
+    link.disconnect(address)
+    secure_link(link, address, link_keys_of(SECRET))
+    link.connect(address)
+    assert until(lambda: monitor.refusal() is None)
+    monitor.close()
+    monitor.close()
+    context.destroy(linger=0)
+
+
+def test_a_peer_without_keys_is_noticed() -> None:
+    context = zmq.Context()
+    hub, link = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    address = f"tcp://127.0.0.1:{hub.bind_to_random_port('tcp://127.0.0.1')}"
+    secure_link(link, address, link_keys_of(SECRET))
+    monitor = ConnectionMonitor(link)
+    link.connect(address)
+    assert until(lambda: monitor.refusal() is ConnectionRefusal.HUB)
+    monitor.close()
+    context.destroy(linger=0)

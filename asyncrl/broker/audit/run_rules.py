@@ -35,7 +35,8 @@ def metrics_problems(state: LedgerState, lines: Sequence[Line]) -> Iterator[str]
     for line in lines:
         step = int(line["step"])
         if step not in state.batches:
-            yield f"{METRICS}: step {step} was recorded, but the ledger has no batch of it; its last is {_last(state)}"
+            last = f"that of step {state.next_step - 1}" if state.batches else "none"
+            yield f"{METRICS}: step {step} was recorded, but the ledger has no batch of it; its last is {last}"
             continue
         expected = _expected(state, step)
         for key, value in expected.items():
@@ -119,10 +120,6 @@ def _expected(state: LedgerState, step: int) -> dict[str, float]:
         "truncated": sum(summary.finish_reason == "length" for summary in summaries) / count,
         "spans_mean": sum(summary.num_spans for summary in summaries) / count,
     }
-
-
-def _last(state: LedgerState) -> str:
-    return f"that of step {state.next_step - 1}" if state.batches else "none"
 
 
 # ── checkpoint rules ──────────────────────────────────────────────────────────────────────────
@@ -243,12 +240,8 @@ def config_problems(recorded: Config, now: Config, *, is_over: bool) -> Iterator
         is_over: There is a summary. Without one, a resumed run may be about to start with some other values.
     """
     for key, (expected, got) in differing(recorded, now).items():
-        if is_over or not _may_change(key):
+        if is_over or not (key == STEPS or key.startswith(MAY_CHANGE)):
             yield f"{CONFIG_FILE}: {key} is {got!r}: expected {expected!r}, as in the ledger"
-
-
-def _may_change(key: str) -> bool:
-    return key == STEPS or key.startswith(MAY_CHANGE)
 
 
 # ── held out rules ────────────────────────────────────────────────────────────────────────────

@@ -1,7 +1,5 @@
 """Admission of groups: the next prompt, which prompts the policy has learned, and the window that bounds staleness."""
 
-from collections.abc import Mapping, Sequence
-
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.records import Admitted
 from asyncrl.data.prompts import Draw, PromptStream
@@ -161,7 +159,8 @@ class Window:
         window was made smaller.
         """
         self._open: set[int] = set()
-        self._consumed: dict[int, list[int]] = {}
+        self.consumed: dict[int, list[int]] = {}
+        """Open groups of each step that trains on them, or has trained on them; its weights are not live yet."""
         self.peak = 0
         """Most groups ever open at once."""
 
@@ -173,16 +172,6 @@ class Window:
         """Change the number of groups that may be open to ``size``."""
         self.room += size - self.size
         self.size = size
-
-    @property
-    def consumed(self) -> Mapping[int, Sequence[int]]:
-        """Open groups of each step that trains on them, or has trained on them; its weights are not live yet."""
-        return self._consumed
-
-    @property
-    def num_consumed(self) -> int:
-        """Open groups that a step trains on, or has trained on; its weights are not live yet."""
-        return sum(map(len, self._consumed.values()))
 
     def admit(self, group_id: int) -> None:
         if self.room <= 0 or group_id in self._open:
@@ -197,9 +186,9 @@ class Window:
     def consume(self, step: int, group_ids: list[int]) -> None:
         """Note that ``step`` trains on these groups. They stay open until its weights are live."""
         missing = [group_id for group_id in group_ids if group_id not in self._open]
-        if missing or step in self._consumed:
+        if missing or step in self.consumed:
             raise BrokenInvariant(f"step {step} consumes groups {missing or group_ids} that are not open, or twice")
-        self._consumed[step] = group_ids
+        self.consumed[step] = group_ids
 
     def drop(self, group_id: int) -> None:
         """Retire one group: no step will consume it, or the weights it made are live."""
@@ -211,6 +200,6 @@ class Window:
 
     def live(self, next_step: int) -> None:
         """Retire the groups of every step below ``next_step``: weights made of these steps are live."""
-        for step in [step for step in self._consumed if step < next_step]:
-            for group_id in self._consumed.pop(step):
+        for step in [step for step in self.consumed if step < next_step]:
+            for group_id in self.consumed.pop(step):
                 self.drop(group_id)

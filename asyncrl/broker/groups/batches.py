@@ -150,17 +150,13 @@ class BatchBook:
         self._taken: dict[int, list[Group]] = {}
         self.lr = lr
         """Learning rate of the steps that are taken from now on."""
-        self._lr_of: dict[int, float] = {}
+        self.lr_of: dict[int, float] = {}
         """Learning rate of each taken step: a trainer that repeats the step must make the same weights."""
         self.next_step = 0
 
     def __iter__(self) -> Iterator[Group]:
         """Groups that no step has taken, in the order admitted."""
         return (group for group in self._line.values() if group is not None)
-
-    @property
-    def num_complete(self) -> int:
-        return len(self._complete)
 
     @property
     def complete(self) -> list[Group]:
@@ -196,10 +192,6 @@ class BatchBook:
         """Groups of ``step``; None if its batch is not formed yet or forgotten."""
         return self._taken.get(step)
 
-    def lr_of(self, step: int) -> float:
-        """Learning rate of a taken step."""
-        return self._lr_of[step]
-
     def must_wait(self, step: int) -> bool:
         """True while too few groups are complete for ``step``, which is the next one."""
         return step == self.next_step and len(self._complete) < self._groups_per_step
@@ -210,12 +202,6 @@ class BatchBook:
             return None
         return self._first_complete(step) if self._reach is None else self._within(self._reach)
 
-    def form(self, step: int) -> list[Group] | None:
-        """Form the batch of the next step; None while its groups are not complete."""
-        if (groups := self.choose(step)) is not None:
-            self.take(step, groups)
-        return groups
-
     def take(self, step: int, groups: list[Group]) -> None:
         """Note that ``step`` takes these groups: chosen now, or by a broker before this one."""
         for group in groups:
@@ -225,14 +211,14 @@ class BatchBook:
                 self._line[group.group_id] = None
             self._left(group)
         self._taken[step] = groups
-        self._lr_of[step] = self.lr
+        self.lr_of[step] = self.lr
         self.next_step = step + 1
 
     def forget(self, step: int) -> list[Group]:
         """Forget the batches of all steps up to ``step``. Returns their groups."""
         old = [number for number in self._taken if number <= step]
         for number in old:
-            del self._lr_of[number]
+            del self.lr_of[number]
         return [group for number in old for group in self._taken.pop(number)]
 
     def _within(self, reach: int) -> list[Group] | None:

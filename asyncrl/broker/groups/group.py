@@ -15,6 +15,7 @@ from enum import Enum
 
 from msgspec import Struct
 
+from asyncrl.broker.nodes.node import name_of
 from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trainer import ScoredTrajectory
 from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit
@@ -69,6 +70,11 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
         """The verdict's ``correct``, or the reward of a verdict without it."""
         return self.metrics.get("correct", self.reward)
 
+    @property
+    def num_tokens(self) -> int:
+        """Completion tokens on disk; 0 if there are none."""
+        return self.summary.num_tokens if self.summary else 0
+
     def lease(self, lease_id: int) -> None:
         self.state, self.lease_id = SlotState.LEASED, lease_id
 
@@ -89,7 +95,7 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
     @property
     def sampler(self) -> str:
         """Name of the node that sampled the stored trajectory; empty if it is not known."""
-        return self.sampled_by.rpartition(".")[0]
+        return name_of(self.sampled_by)
 
     def culprit(self, at_fault: AtFault) -> str:
         """Name of the node of this role to hold damage of the payload against; empty if there is none."""

@@ -58,6 +58,11 @@ class CreditBook:
                 self._credits_of[node.peer] = number
                 self._by_credits[number][node.peer] = node
 
+    def spend(self, node: Node, count: int) -> None:
+        """Count work that a node was given."""
+        node.granted += count
+        self.update(node)
+
     def remove(self, peer: str) -> None:
         if had := self._credits_of.pop(peer, 0):
             del self._by_credits[had][peer]
@@ -147,23 +152,16 @@ class Dispatcher:
 
     def _lease(self, group: Group, node: Node, indices: list[int], now_s: float) -> None:
         lease = self.leases.grant(node.peer, group.group_id, group.split, indices, now_s)
-        for index in indices:
-            self._forget_unreachable(group.slots[index])
-            group.slots[index].lease(lease.lease_id)
-        self._spend(node, len(indices))
+        for slot in (group.slots[index] for index in indices):
+            if slot.ref is not None and not self._spools.is_reachable(slot.ref):
+                # The spool with its stored part is away: it is sampled from its prompt.
+                num_tokens = slot.num_tokens
+                slot.discard_progress()
+                self._out.record(Reissued(slot.unit, slot.lease_id, "spool_away", num_tokens))
+            slot.lease(lease.lease_id)
+        self.credits.spend(node, len(indices))
         permit = self.permits.grant(lease.lease_id, group.group_id, group.split, indices)
         self._out.send(node.peer, lease_message(self._config, group, lease, permit))
-
-    def _forget_unreachable(self, slot: Slot) -> None:
-        """Sample a trajectory from its prompt if the spool with its stored part is away."""
-        if slot.ref is not None and not self._spools.is_reachable(slot.ref):
-            num_tokens = slot.summary.num_tokens if slot.summary else 0
-            slot.discard_progress()
-            self._out.record(Reissued(slot.unit, slot.lease_id, "spool_away", num_tokens))
-
-    def _spend(self, node: Node, count: int) -> None:
-        node.granted += count
-        self.credits.update(node)
 
     # ── results ─────────────────────────────────────────────────────────────────────────────
 
@@ -248,7 +246,7 @@ class Dispatcher:
 
     def failed(self, slot: Slot, lease_id: int) -> None:
         """Lease again after a failed generation, from the prompt: the part on disk may have caused the failure."""
-        thrown_away = slot.summary.num_tokens if slot.summary else 0
+        thrown_away = slot.num_tokens
         slot.discard_progress()
         self._mark_missing(slot, lease_id, "failed", thrown_away)
 
@@ -292,7 +290,7 @@ class Dispatcher:
         self._absent.discard(node.name)
         if not held:
             return
-        self._spend(node, len(held))
+        self.credits.spend(node, len(held))
         unwanted = [item.unit for item in held if not self._adopted(item, node, now_s)]
         if unwanted:
             self._out.send(node.peer, Cancelled([], unwanted))

@@ -23,7 +23,7 @@ from asyncrl.broker.leases.grading import GradeBook, Queued
 from asyncrl.broker.leases.lease import OpenLease
 from asyncrl.broker.ledger.records import Duplicate, FailedAttempt, Refused, Reissued, Result, Rewarded
 from asyncrl.broker.nodes.faults import FaultBook
-from asyncrl.broker.nodes.node import Node, NodeBook
+from asyncrl.broker.nodes.node import Node, NodeBook, name_of
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.versions.transfers import TransferBook
 from asyncrl.config.config import Config
@@ -71,21 +71,17 @@ class Durations:
             recent = self._recent[role] = deque(maxlen=RECENT)
         recent.append(unit_s)
 
-    def slowest_s(self, role: Role) -> float:
-        """Seconds a unit (token or verdict) of the slowest of the last work."""
-        return max(self._recent.get(role, ()), default=0.0)
-
     def limit_s(self, role: Role, most_units: int = 1, least_s: float = 0.0, *, is_idle: bool = False) -> float:
         """
         Seconds after which work of this role is overdue.
 
         Infinite for a rollout that says it works while no completion has come back yet: the first may take long.
         """
-        if not (known := len(self._recent.get(role, ()))):
+        if not (recent := self._recent.get(role)):
             return max(UNKNOWN_S, least_s) if is_idle or role == "reward" else math.inf
-        times = TIMES[role] * max(1.0, LEAST_KNOWN / known)
+        times = TIMES[role] * max(1.0, LEAST_KNOWN / len(recent))
         least_s = max(LEAST_IDLE_S if is_idle else LEAST_S[role], least_s)
-        return max(least_s, times * self.slowest_s(role) * most_units)
+        return max(least_s, times * max(recent) * most_units)
 
 
 # ── trajectories ──────────────────────────────────────────────────────────────────────────────
@@ -200,7 +196,7 @@ class Trajectories:
         done = self._done
         if done.num_graded:
             self._failures.attempted("reward", done.num_graded)
-            self._faults.attempted(_name_of(sender), "reward", done.num_graded)
+            self._faults.attempted(name_of(sender), "reward", done.num_graded)
             self._durations.took("reward", now_s - done.asked_s)
             for spool, number in done.num_read.items():
                 self._faults.attempted(spool, "spool", number)
@@ -209,7 +205,7 @@ class Trajectories:
         if done.num_stored:
             self._failures.attempted("rollout", done.num_stored)
             if lease := done.lease:
-                self._faults.attempted(_name_of(lease.node), "rollout", done.num_stored)
+                self._faults.attempted(name_of(lease.node), "rollout", done.num_stored)
                 self._durations.took("rollout", (now_s - lease.granted_s) / done.num_tokens)
             done.num_stored, done.lease = 0, None
 
@@ -230,7 +226,7 @@ class Trajectories:
         Returns:
             Reason to give the trajectory up, after a last attempt; empty in all other cases.
         """
-        unit, name = message.unit, _name_of(peer)
+        unit, name = message.unit, name_of(peer)
         slot, group = self._failed_slot(message, peer), self._groups.group(unit)
         if slot is None or group is None:
             return ""
@@ -297,9 +293,13 @@ class Trajectories:
         group = self._groups.group(slots[0].unit)
         if group is None:
             raise BrokenInvariant(f"{slots[0].unit} is queued for grading, but its group is not open")
-        node.granted += len(slots)
-        self.credits.update(node)
-        items = [self._grade_item(slot) for slot in slots]
+        self.credits.spend(node, len(slots))
+        items = []
+        for slot in slots:
+            if slot.ref is None:
+                raise BrokenInvariant(f"{slot.unit} is queued for grading, but is not stored")
+            slot.lease_id = self._leases.next_id()
+            items.append(GradeItem(slot.unit, slot.lease_id, slot.ref, slot.summary))
         self._renew_limits()
         self._out.send(node.peer, Grade(group.prompt, items, self._limits[group.split]))
 
@@ -309,7 +309,7 @@ class Trajectories:
         for slot, peer in self._grading.older(verdict_s, now_s):
             if self._is_overdue(peer, "reward", verdict_s):
                 self._grading.settle(slot.unit, peer)
-                slot.failed_on = tuple({*slot.failed_on, _name_of(peer)})
+                slot.failed_on = tuple({*slot.failed_on, name_of(peer)})
                 self._grading.add(slot)
         most_tokens = self._config.longest_written("train")
         busy_s, idle_s = (self._durations.limit_s("rollout", most_tokens, is_idle=is_idle) for is_idle in (False, True))
@@ -321,7 +321,7 @@ class Trajectories:
 
     def _is_overdue(self, peer: str, role: Role, limit_s: float) -> bool:
         """True, and a fault of the node, if another one can do its work."""
-        name = _name_of(peer)
+        name = name_of(peer)
         if not self._nodes.has_other(role, (name,)):
             return False
         self._blame([name], role, f"it kept work for more than {limit_s:.0f} s, which others do not need")
@@ -394,17 +394,10 @@ class Trajectories:
             case "reward":
                 self._grading.add(slot)
             case "payload":
-                num_tokens = slot.summary.num_tokens if slot.summary else 0
-                self._out.record(Refused(slot.unit, message.lease_id, message.reason, num_tokens))
+                self._out.record(Refused(slot.unit, message.lease_id, message.reason, slot.num_tokens))
                 self._dispatcher.refused(slot, message.lease_id)
             case _:
                 self._dispatcher.failed(slot, message.lease_id)
-
-    def _grade_item(self, slot: Slot) -> GradeItem:
-        if slot.ref is None:
-            raise BrokenInvariant(f"{slot.unit} is queued for grading, but is not stored")
-        slot.lease_id = self._leases.next_id()
-        return GradeItem(slot.unit, slot.lease_id, slot.ref, slot.summary)
 
     def _renew_limits(self) -> None:
         """Make the limits anew if a version was offered, or the vocabulary became known."""
@@ -412,11 +405,6 @@ class Trajectories:
         if known.newest_version != newest or known.vocab_size != vocab_size:
             for split, limits in self._limits.items():
                 self._limits[split] = replace(limits, newest_version=newest, vocab_size=vocab_size)
-
-
-def _name_of(peer: str) -> str:
-    """Name of the node whose session this is."""
-    return peer.rpartition(".")[0]
 
 
 def _leased(items: Iterable[StoredItem]) -> list[Leased]:

@@ -88,8 +88,8 @@ class Ledger:
         self.torn = check_wal(path)
         """The incomplete transaction that SQLite discards on opening, if the last broker left one."""
         self._path = path
-        self._lock_wait = lock_wait or LockWait()
-        self._connection = self._lock_wait.retry(partial(open_writable, path))
+        self.lock_wait = lock_wait or LockWait()
+        self._connection = self.lock_wait.retry(partial(open_writable, path))
         self.run_id = str(self.read_meta("run_id"))
         """Identity of the run, made with the ledger, or when a copy was first served."""
         self.broker_term = self._begin_term()
@@ -101,11 +101,6 @@ class Ledger:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._writer = Thread(target=self._write, name="ledger", daemon=True)
         self._writer.start()
-
-    @property
-    def num_records(self) -> int:
-        """Records on disk."""
-        return self.head.num_records
 
     def append(self, records: Iterable[Record]) -> asyncio.Future[None]:
         """
@@ -134,23 +129,13 @@ class Ledger:
         await self.append(records)
 
     @property
-    def locked_s(self) -> float:
-        """Seconds for which a write has waited for another program's lock; 0 if none does."""
-        return self._lock_wait.waited_s
-
-    @property
     def locked_by(self) -> str:
         """Program that has locked the ledger, in words."""
         return holder(self._path)
 
-    @property
-    def is_left_locked(self) -> bool:
-        """True once records could not be written because the ledger stayed locked when it was left."""
-        return self._lock_wait.has_given_up
-
     def leave(self) -> None:
         """Do not wait for another program's lock for longer than `LEAVE_S` from now on."""
-        self._lock_wait.leave(LEAVE_S)
+        self.lock_wait.leave(LEAVE_S)
 
     def close(self) -> None:
         """Write what is queued, then close; as `leave`. Idempotent."""
@@ -181,7 +166,7 @@ class Ledger:
     def write_meta(self, key: str, value: int | str) -> None:
         """Record a fact about the whole run; it is on disk when this returns. Call before the first `append`."""
         try:
-            self._lock_wait.retry(partial(self._transact_meta, key, lambda: value))
+            self.lock_wait.retry(partial(self._transact_meta, key, lambda: value))
         except sqlite3.Error as error:
             raise LedgerError(self._cannot_write(error)) from error
 
@@ -200,11 +185,12 @@ class Ledger:
         return check.chain
 
     def _begin_term(self) -> int:
-        def next_term() -> int:
-            return int(self.read_meta("broker_term") or 0) + 1
-
         try:
-            return int(self._lock_wait.retry(partial(self._transact_meta, "broker_term", next_term)))
+            return int(
+                self.lock_wait.retry(
+                    lambda: self._transact_meta("broker_term", lambda: int(self.read_meta("broker_term") or 0) + 1)
+                )
+            )
         except sqlite3.Error as error:
             self._connection.close()
             raise LedgerError(self._cannot_write(error)) from error
@@ -247,7 +233,7 @@ class Ledger:
         """Write the calls in one transaction; if the database refuses it, one by one, to refuse only the bad call."""
         if self._ended is None:
             try:
-                self._lock_wait.retry(partial(self._transact, calls))
+                self.lock_wait.retry(partial(self._transact, calls))
             except BrokenInvariant as refusal:
                 if len(calls) > 1:
                     for call in calls:

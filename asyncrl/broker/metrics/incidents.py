@@ -203,17 +203,14 @@ class DriftAlarm:
     Args:
         healthy: Value of the metric when both policies are the same.
         bound: Mean from which on it warns, on the side away from ``healthy``.
-        lines: Earlier steps of the run, which have raised their alarms.
     """
 
-    def __init__(self, metric: str, *, healthy: float, bound: float, lines: Iterable[Line] = ()) -> None:
+    def __init__(self, metric: str, *, healthy: float, bound: float) -> None:
         self._metric = metric
         self._healthy = healthy
         self._bound = bound
         self._values: deque[float] = deque(maxlen=STEPS)
         self._is_armed = True
-        for line in lines:
-            self.check(line)
 
     def check(self, line: Line) -> dict[str, float]:
         """Fields of the event, given the metrics of a new step; empty if there is nothing to warn about."""
@@ -231,27 +228,13 @@ class DriftAlarm:
         return {"step": line["step"], self._metric: round(mean, 4), "bound": self._bound}
 
 
-def ess_alarm(config: Config, lines: Iterable[Line] = ()) -> DriftAlarm:
-    """Warns when few of the trained tokens are left to learn from."""
-    return DriftAlarm("ess", healthy=1.0, bound=config.algorithm.ess_warn, lines=lines)
-
-
-def clip_alarm(config: Config, lines: Iterable[Line] = ()) -> DriftAlarm:
-    """Warns when the loss clips many tokens."""
-    algorithm = config.algorithm
-    bound = 1.0 if algorithm.loss in LEARNS_FROM_CLIPPED else algorithm.clip_warn
-    return DriftAlarm("clip_fraction", healthy=0.0, bound=bound, lines=lines)
-
-
 class StreakAlarm:
     """Warns when a metric has been at a bound or above it for `FIRST_STEPS`; armed again when it is below."""
 
-    def __init__(self, metric: str, *, bound: float, lines: Iterable[Line] = ()) -> None:
+    def __init__(self, metric: str, *, bound: float) -> None:
         self._metric = metric
         self._bound = bound
         self._num_steps = 0
-        for line in lines:
-            self.check(line)
 
     def check(self, line: Line) -> dict[str, float]:
         """Fields of the event, given the metrics of a new step; empty if there is nothing to warn about."""
@@ -270,13 +253,17 @@ class DriftAlarms:
     """All alarms about learning of one run. Alarms that the earlier ``lines`` raised are not raised again."""
 
     def __init__(self, config: Config, lines: Iterable[Line] = ()) -> None:
-        lines = list(lines)
+        algorithm = config.algorithm
+        most_clipped = 1.0 if algorithm.loss in LEARNS_FROM_CLIPPED else algorithm.clip_warn
         self._alarms: dict[str, DriftAlarm | StreakAlarm] = {
-            "signal.none": StreakAlarm("zero_advantage_fraction", bound=1.0, lines=lines),
-            "completions.cut": StreakAlarm("truncated", bound=MOSTLY_CUT, lines=lines),
-            "ess.low": ess_alarm(config, lines),
-            "clip.high": clip_alarm(config, lines),
+            "signal.none": StreakAlarm("zero_advantage_fraction", bound=1.0),
+            "completions.cut": StreakAlarm("truncated", bound=MOSTLY_CUT),
+            "ess.low": DriftAlarm("ess", healthy=1.0, bound=algorithm.ess_warn),
+            "clip.high": DriftAlarm("clip_fraction", healthy=0.0, bound=most_clipped),
         }
+        for line in lines:
+            for alarm in self._alarms.values():
+                alarm.check(line)
 
     def check(self, line: Line, config: Config) -> Iterator[tuple[str, dict[str, float | str]]]:
         """Kind and fields of each event of a new step; ``config`` has the settings that hold now."""

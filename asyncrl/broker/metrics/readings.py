@@ -92,7 +92,7 @@ class Readings:
                 yield _sample("nodes", found[role, state], node_role=role, state=state)
 
     def _records(self) -> Iterator[Sample]:
-        yield _sample("ledger_records_total", self._ledger.num_records)
+        yield _sample("ledger_records_total", self._ledger.head.num_records)
         yield _sample("ledger_commits_total", self._ledger.num_transactions)
         yield _sample("ledger_commit_seconds_total", self._ledger.transactions_s)
 

@@ -32,7 +32,6 @@ from asyncrl.log import get_logger
 from asyncrl.messages.bounds import SHOWN_CHARS
 from asyncrl.messages.session import Beat
 from asyncrl.messages.trainer import Stepped
-from asyncrl.messages.weights import Live
 from asyncrl.messages.words import Role
 from asyncrl.records.alarms import NO_LEARNING
 from asyncrl.records.failure_sentences import by_site
@@ -302,7 +301,7 @@ class RunFiles:
             (float(line["time_s"]) for line in [*metrics, *events] if "time_s" in line), default=0.0
         )
         self._waits = batch_metrics.WaitShare()
-        self._swap_times = batch_metrics.SwapTimes()
+        self.swap_times = batch_metrics.SwapTimes()
         self.totals = batch_metrics.RunTotals(metrics)
         self._times = TimeBook(clock())
         self._gap_alarm = GapAlarm(config, metrics)
@@ -332,10 +331,6 @@ class RunFiles:
             causes = idle_causes(self._scheduler)
             self._times.tick(self._clock(), self._scheduler.nodes.all(), causes)
 
-    def swapped(self, live: Live) -> None:
-        """Note the swap times of a rollout that changed to a new version."""
-        self._swap_times.add(live)
-
     def step(self, stepped: Stepped, groups: Sequence[Group], *, is_computed: bool = True) -> dict[str, Any] | None:
         """
         Append the line of a step trained on ``groups`` to metrics.jsonl, and return it.
@@ -351,7 +346,7 @@ class RunFiles:
         max_staleness, has_turns = self._config.schedule.max_staleness, self._config.environment.is_set
         line = batch_metrics.line(stepped, groups, wait, self.time_s, max_staleness, has_turns=has_turns)
         line |= self._scheduler.training.filtering.metrics(stepped.step)
-        line |= self._swap_times.metrics(self._scheduler.transfers.live_version)
+        line |= self.swap_times.metrics(self._scheduler.transfers.live_version)
         line["ledger_records"] = float(self._head().num_records)
         line["failed"] = float(self._scheduler.failures.since_last_step())
         self.versions[stepped.step] = stepped.policy_version

@@ -56,10 +56,6 @@ class SampleFiles:
         self._writing: dict[Path, tuple[int, asyncio.Task[None]]] = {}
         """Files that are being written, each with its step."""
 
-    def has(self, step: int) -> bool:
-        """True if the file of a step is complete."""
-        return self._writer.path(step).exists()
-
     def begin(self, tasks: asyncio.TaskGroup, stepped: Stepped, groups: Sequence[Group]) -> None:
         """Write the file of a step in a task of ``tasks``, unless it is written or being written."""
         path = self._writer.path(stepped.step)
@@ -126,13 +122,9 @@ class SampleFiles:
         if num_damaged := len(stored) - num_lost - len(rows):
             log.warning("samples.damaged", step=stepped.step, left_out=num_damaged)
         try:
-            self._written(path, await asyncio.to_thread(self._write_rows, path, rows))
+            self._written(path, await asyncio.to_thread(lambda: file_entry(self._writer.write(path, rows)).sha256))
         except OSError as error:
             log.warning("samples.skipped", step=stepped.step, reason=str(error))
-
-    def _write_rows(self, path: Path, rows: Sequence[SampleRow]) -> str:
-        """Write a file, and read it for its digest."""
-        return file_entry(self._writer.write(path, rows)).sha256
 
     async def _files(self, prompt: Prompt) -> list[bytes]:
         """Pictures of a prompt; empty if they cannot be read, because a samples file must not stop the run."""

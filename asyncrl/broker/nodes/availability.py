@@ -8,28 +8,27 @@ Silence and standstill are seen by `NodeBook`, faults by `FaultBook`; what follo
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from asyncrl.broker.groups.admission import Window
 from asyncrl.broker.groups.group import Group, GroupBook, Slot, SlotState
 from asyncrl.broker.leases.dispatcher import CreditBook, Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.ledger.records import Refused
 from asyncrl.broker.nodes.faults import FaultBook
-from asyncrl.broker.nodes.machines import MachineBook
 from asyncrl.broker.nodes.node import Node, NodeBook
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
-from asyncrl.broker.settings import LiveSettings, Supervisors
+from asyncrl.broker.settings import Supervisors
 from asyncrl.broker.training import TrainingGroups
-from asyncrl.broker.versions.evaluation import EvaluationBook
-from asyncrl.broker.versions.transfers import TransferBook
 from asyncrl.broker.versions.versions import Versions
 from asyncrl.messages.session import Barred
 from asyncrl.messages.spool import SpoolAddress, Spools
 from asyncrl.messages.words import Role
+
+if TYPE_CHECKING:  # which asks here who waits
+    from asyncrl.broker.scheduler import Scheduler
 
 WORKERS: tuple[Role, ...] = ("rollout", "reward", "spool")
 """Roles of which a run has several nodes that do the same, so that their faults can be compared."""
@@ -154,7 +153,7 @@ class Availability:
         self.changed(node)
         if not node.is_away:
             self._dispatcher.resume(node, now_s)
-        self._versions.changed()
+        self._versions.has_changed = True
 
     def _suspend_away(self, *, is_awaited: bool) -> None:
         """
@@ -173,22 +172,6 @@ class Availability:
 # Work that waits for a role without a connected node: reported once per episode, so that no run hangs silently.
 
 PATIENCE_S = 60.0
-
-
-class Books(Protocol):
-    """The parts of the scheduler in which work may wait."""
-
-    nodes: NodeBook
-    settings: LiveSettings
-    machines: MachineBook
-    transfers: TransferBook
-    window: Window
-    dispatcher: Dispatcher
-    grading: GradeBook
-    evaluation: EvaluationBook
-
-    @property
-    def is_trained(self) -> bool: ...
 
 
 class Wait(Struct, frozen=True):
@@ -229,34 +212,34 @@ class AbsenceBook:
         return [(wait, wait.sentence(now_s - self._since_s[wait.role])) for wait in fresh]
 
 
-def waits(books: Books) -> list[Wait]:
+def waits(scheduler: "Scheduler") -> list[Wait]:
     """Work of all roles without a connected node."""
-    found = []
-    if books.nodes.trainer() is None and (work := _trainer_work(books)):
-        found.append(Wait("trainer", work, books.machines.missing()))
-    if not (books.nodes.with_role("rollout") or books.settings.paused_by) and (work := _rollout_work(books)):
+    nodes, found = scheduler.nodes, []
+    if nodes.trainer() is None and (work := _trainer_work(scheduler)):
+        found.append(Wait("trainer", work, scheduler.machines.missing()))
+    if not (nodes.with_role("rollout") or scheduler.settings.paused_by) and (work := _rollout_work(scheduler)):
         found.append(Wait("rollout", work))
-    if not books.nodes.with_role("spool") and (rollouts := books.nodes.rollouts()):
+    if not nodes.with_role("spool") and (rollouts := nodes.rollouts()):
         found.append(Wait("spool", f"the results of {len(rollouts)} rollouts"))
-    if not books.nodes.with_role("reward") and books.grading.waiting:
-        found.append(Wait("reward", f"{books.grading.num_waiting} trajectories"))
+    if not nodes.with_role("reward") and scheduler.grading.waiting:
+        found.append(Wait("reward", f"{scheduler.grading.num_waiting} trajectories"))
     return found
 
 
-def _trainer_work(books: Books) -> str:
-    if books.transfers.live_version < 0:
-        return f"{len(rollouts)} rollouts without weights" if (rollouts := books.nodes.rollouts()) else ""
-    if books.window.num_open:
-        return f"{books.window.num_open} groups in the window"
-    return "" if books.is_trained else "the steps since the last checkpoint"
+def _trainer_work(scheduler: "Scheduler") -> str:
+    if scheduler.transfers.live_version < 0:
+        return f"{len(rollouts)} rollouts without weights" if (rollouts := scheduler.nodes.rollouts()) else ""
+    if scheduler.window.num_open:
+        return f"{scheduler.window.num_open} groups in the window"
+    return "" if scheduler.is_trained else "the steps since the last checkpoint"
 
 
-def _rollout_work(books: Books) -> str:
-    if books.transfers.staged_version > books.transfers.live_version:
-        return f"the weights of version {books.transfers.staged_version}"
-    if books.dispatcher.unleased:
-        return f"{len(books.dispatcher.unleased)} groups"
-    return "" if books.evaluation.is_finished else "the prompts of an evaluation"
+def _rollout_work(scheduler: "Scheduler") -> str:
+    if scheduler.transfers.staged_version > scheduler.transfers.live_version:
+        return f"the weights of version {scheduler.transfers.staged_version}"
+    if scheduler.dispatcher.unleased:
+        return f"{len(scheduler.dispatcher.unleased)} groups"
+    return "" if scheduler.evaluation.is_finished else "the prompts of an evaluation"
 
 
 # ── spools that are away or lost ───────────────────────────────────────────────────────────────
@@ -342,7 +325,10 @@ class SpoolLoss:
         held_out = [slot for group in self._groups.held_out.values() for slot in group.slots]
         again = [slot for slot in held_out if slot.state is SlotState.STORED and _is_stored(slot, name)]
         for slot in again:
-            self._sample_again(slot, f"the spool {name} is lost")
+            self._grading.remove(slot)
+            lease_id = self._dispatcher.leases.next_id()
+            self._out.record(Refused(slot.unit, lease_id, f"the spool {name} is lost", slot.num_tokens))
+            self._dispatcher.refused(slot, lease_id)
         taken = _holding(name, self._groups.train.values())
         self._out.event(
             "spool.lost",
@@ -351,13 +337,6 @@ class SpoolLoss:
             groups_taken=len(taken),
             held_out_trajectories=len(again),
         )
-
-    def _sample_again(self, slot: Slot, reason: str) -> None:
-        self._grading.remove(slot)
-        lease_id = self._dispatcher.leases.next_id()
-        num_tokens = slot.summary.num_tokens if slot.summary else 0
-        self._out.record(Refused(slot.unit, lease_id, reason, num_tokens))
-        self._dispatcher.refused(slot, lease_id)
 
 
 def _is_stored(slot: Slot, spool: str) -> bool:

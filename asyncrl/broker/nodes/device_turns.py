@@ -87,7 +87,10 @@ class DeviceTurnBook:
         role: Role = "trainer" if trainer and trainer.peer in self._asking and may_train() else "rollout"
         others = [node for other in SHARERS if other != role for node in self._nodes.with_role(other)]
         if awake := [node for node in others if node.peer in self._awake]:
-            self._tell(awake)
+            for node in awake:
+                if node.role == "rollout" and node.peer not in self._told:
+                    self._told.add(node.peer)
+                    self._out.send(node.peer, Sleep())
             return False
         asking = [node.peer for node in self._nodes.with_role(role) if node.peer in self._asking]
         for peer in asking:
@@ -97,12 +100,6 @@ class DeviceTurnBook:
         if asking and self._turn is None:
             self._turn = _DeviceTurn(role, now_s)
         return bool(asking)
-
-    def _tell(self, awake: list[Node]) -> None:
-        for node in awake:
-            if node.role == "rollout" and node.peer not in self._told:
-                self._told.add(node.peer)
-                self._out.send(node.peer, Sleep())
 
     def _sleeps(self, peer: str, now_s: float) -> None:
         self._awake.discard(peer)

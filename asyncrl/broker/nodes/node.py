@@ -95,6 +95,11 @@ class Node(Struct, eq=False, gc=False):
         return f"<Node {self.name} v{self.policy_version} credits={self.credits}>"
 
 
+def name_of(peer: str) -> str:
+    """Name of the node of a session, which is NODE.INCARNATION."""
+    return peer.rpartition(".")[0]
+
+
 class NodeBook:
     """
     Connected nodes by peer, in the order they joined: quiet after ``notice_s`` of silence, lost after ``node_ttl_s``,
@@ -114,7 +119,7 @@ class NodeBook:
         node.standstill = Standstill(self._limits, now_s)
         self._nodes[peer] = node
         self._by_role.setdefault(node.role, {})[peer] = node
-        self._by_name[node.name] = (*self.earlier(hello), node)
+        self._by_name[node.name] = (*self.named(node.name), node)
         return node
 
     def ready(self, node: Node, message: Ready) -> None:
@@ -175,10 +180,6 @@ class NodeBook:
         for node in changed:
             node.is_stalled = not node.is_stalled
         return changed
-
-    def earlier(self, hello: Hello) -> list[Node]:
-        """Earlier incarnations of the node that says Hello: dead, or without memory of their work."""
-        return self.named(hello.node)
 
     def named(self, name: str) -> list[Node]:
         """Incarnations of a node that are connected."""

@@ -83,7 +83,8 @@ class TransferBook:
         self._last_group = 0
         self._kept: tuple[int, list[str]] | None = None
         """Number and members of the transfer group to reuse; None forms a new one."""
-        self._staged: Publishing | None = None
+        self.staged: Publishing | None = None
+        """Message with the version that the trainer has ready to send; None if it has none."""
         self._num_failures = 0
         self._failed_alone: Counter[str] = Counter()
         """Failed transfers by rollout's peer since it last was up to date, without those that failed for all."""
@@ -97,7 +98,7 @@ class TransferBook:
     @property
     def staged_version(self) -> int:
         """Version the trainer has ready; -1 if none."""
-        return self._staged.policy_version if self._staged else -1
+        return self.staged.policy_version if self.staged else -1
 
     @property
     def is_at_rest(self) -> bool:
@@ -105,7 +106,7 @@ class TransferBook:
         return self.ongoing is None and self.staged_version <= self.live_version
 
     def stage(self, message: Publishing) -> None:
-        self._staged = message
+        self.staged = message
         self.newest_version = max(self.newest_version, message.policy_version)
         self._num_failures = 0
 
@@ -114,18 +115,9 @@ class TransferBook:
         self.live_version = live_version
         self.newest_version = live_version + VERSIONS_AHEAD
 
-    @property
-    def staged(self) -> Publishing | None:
-        """Message with the version that the trainer has ready to send; None if it has none."""
-        return self._staged
-
     def went_live(self, policy_version: int) -> None:
         """Rollouts outside the collective decode with this version, and there are no others."""
         self.live_version = max(self.live_version, policy_version)
-
-    def unstage(self) -> None:
-        """Forget the version that the trainer had ready: the trainer is gone."""
-        self._staged = None
 
     @property
     def limit_s(self) -> float:
@@ -139,14 +131,17 @@ class TransferBook:
         Returns None while a transfer is ongoing, while a resumed trainer repeats steps behind the live version, and
         while only nodes that are silent or stalled could take part.
         """
-        if self.ongoing or self._staged is None or (trainer := nodes.trainer()) is None or trainer.is_quiet:
+        if self.ongoing or self.staged is None or (trainer := nodes.trainer()) is None or trainer.is_quiet:
             return None
-        version = self._staged.policy_version
+        version = self.staged.policy_version
         if version < self.live_version:
             return None
         keep = version > self.live_version
         able = [node for node in nodes.members() if not node.is_away]
-        receivers = self._all(able) if keep else self._joiner(able, version)
+        if keep:  # Those that did not fall silent in an earlier try, or all if there are none.
+            receivers = [node for node in able if node.peer not in self._left_behind] or able
+        else:
+            receivers = self._joiner(able, version)
         if not receivers:
             return None
         peers = [trainer.peer, *(node.peer for node in receivers)]
@@ -159,7 +154,7 @@ class TransferBook:
         )
         for node in receivers:
             node.transfer_group = message.transfer_group
-        self.ongoing = OngoingTransfer(message, receivers, peers, self._staged.next_step)
+        self.ongoing = OngoingTransfer(message, receivers, peers, self.staged.next_step)
         self.ongoing.expires_s = now_s + self.limit_s
         self.ongoing.advanced_s = now_s
         self.ongoing.num_buckets = trainer.beat.buckets
@@ -301,10 +296,6 @@ class TransferBook:
         else:
             is_awaited = any(node.received_version < self.staged_version for node in others)
         return silent if is_awaited else set()
-
-    def _all(self, able: Sequence[Node]) -> list[Node]:
-        """Receivers of a new version: those that did not fall silent in an earlier try, or all if there are none."""
-        return [node for node in able if node.peer not in self._left_behind] or list(able)
 
     def _joiner(self, rollouts: Sequence[Node], version: int) -> list[Node]:
         """[<= 1] Rollout to bring up to date next: the one with the fewest failures."""

@@ -42,6 +42,7 @@ class Versions:
         self._turns = turns
         self._out = out
         self.has_changed = False
+        """Set to have the next `advance` look at transfers and evaluations again. Most messages change neither."""
 
     @property
     def held(self) -> list[str]:
@@ -58,21 +59,17 @@ class Versions:
 
     def ready(self, node: Node) -> None:
         """A node has loaded its model. A trainer is sent all evaluation results so far."""
-        self.changed()
+        self.has_changed = True
         if node.role == "trainer":
             for result in self._evaluation.results:
                 self._out.send(node.peer, result)
             if ongoing := self._evaluation.ongoing:
                 self._out.send(node.peer, Evaluating(ongoing.policy_version))
 
-    def changed(self) -> None:
-        """Make the next `advance` look at transfers and evaluations again. Most messages change neither."""
-        self.has_changed = True
-
     @rule
     def offered(self, message: Publishing, node: Node, now_s: float) -> None:
         self._transfers.stage(message)
-        self.changed()
+        self.has_changed = True
         live_version = self._transfers.live_version
         if message.policy_version <= live_version:  # A resumed trainer repeats versions up to the live one.
             self._out.send(node.peer, Published(live_version))
@@ -95,26 +92,30 @@ class Versions:
         """The engine of a rollout decodes with a version."""
         node.policy_version = max(node.policy_version, message.policy_version)
         self._transfers.live(node.peer, message.policy_version)
-        self.changed()
+        self.has_changed = True
 
     @rule
     def uploaded(self, message: Uploaded, node: Node, now_s: float) -> None:
         """An upload has ended."""
-        self._tell_upload(message)
+        version, seconds, num_bytes = message.policy_version, round(message.seconds, 3), message.num_bytes
+        if message.problem:
+            self._out.event("upload.failed", policy_version=version, cause=message.problem)
+        else:
+            self._out.event("version.uploaded", policy_version=version, seconds=seconds, num_bytes=num_bytes)
         self.uploads.uploaded(message, now_s)
-        self.changed()
+        self.has_changed = True
 
     @rule
     def asleep(self, message: Asleep, node: Node, now_s: float) -> None:
         """A node has left the shared devices, so that others may load, train or swap."""
         self._turns.asleep(message, node.peer, now_s)
-        self.changed()
+        self.has_changed = True
 
     @rule
     def asks(self, message: AskTurn, node: Node, now_s: float) -> None:
         """A node waits for its turn at the shared devices."""
         self._turns.asks(node.peer)
-        self.changed()
+        self.has_changed = True
 
     def went_live(self, policy_version: int, next_step: int) -> int | None:
         """
@@ -143,7 +144,7 @@ class Versions:
         result = self._evaluation.settle(unit, failed=failed)
         if result is None or ongoing is None:
             return
-        self.changed()
+        self.has_changed = True
         self._out.send(ongoing.peer, Release())
         self._out.record(Measured(result.policy_version, result.accuracy, result.num_prompts, result.metrics))
         self._out.event(
@@ -158,18 +159,18 @@ class Versions:
 
     def departed(self, node: Node) -> None:
         """Forget a node that is gone: its transfer is given up, and its evaluation goes to another node."""
-        self.changed()
+        self.has_changed = True
         self._transfers.departed(node.peer, node.name)
         self.uploads.departed(node, self._nodes, self._transfers.live_version)
         if node.role == "trainer":
-            self._transfers.unstage()
+            self._transfers.staged = None
         self.free_evaluation(node)
 
     def free_evaluation(self, node: Node) -> None:
         """Let another node go on with the evaluation that this one has, if it has one."""
         if lost := self._evaluation.departed(node.peer):
             self._out.event("eval.lost", node=node.name, policy_version=lost.policy_version)
-            self.changed()
+            self.has_changed = True
 
     def adopted(self, node: Node) -> None:
         """A node has returned with completions of the ongoing evaluation: it keeps its version for them."""
@@ -214,13 +215,6 @@ class Versions:
         cause = f"rollouts had v{newer} before one of them could evaluate it; evaluate less often, or add a rollout"
         self._out.event("eval.left_out", policy_version=policy_version, newer_version=newer, cause=cause)
 
-    def _tell_upload(self, message: Uploaded) -> None:
-        version, seconds, num_bytes = message.policy_version, round(message.seconds, 3), message.num_bytes
-        if message.problem:
-            self._out.event("upload.failed", policy_version=version, cause=message.problem)
-        else:
-            self._out.event("version.uploaded", policy_version=version, seconds=seconds, num_bytes=num_bytes)
-
     def _advance_uploads(self, now_s: float) -> None:
         """Request the upload that is due, and the fetches of what is stored."""
         live_version = self._transfers.live_version
@@ -231,7 +225,7 @@ class Versions:
             self._out.send(node.peer, transfer)
 
     def _reported(self, node: Node, transfer_group: int, now_s: float, failure: str = "") -> None:
-        self.changed()
+        self.has_changed = True
         if node.transfer_group == transfer_group:
             node.transfer_group = 0
         if transfer_group == NO_GROUP:

@@ -25,8 +25,7 @@ import msgspec
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.records.run_directory import RunDirectory, RunSummary
-from asyncrl.records.run_labels import labels
-from asyncrl.records.run_record import NO_SUMMARY, RunRecord, is_run, is_served, read_settings
+from asyncrl.records.run_record import NO_SUMMARY, RunRecord, is_run, is_served, labels, read_settings
 from asyncrl.similar_path import did_you_mean
 from asyncrl.tools.dashboard import cluster_view, overview, sample_index, sample_view, timeline
 from asyncrl.tools.dashboard import cluster_view as cluster_view_module

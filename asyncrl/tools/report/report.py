@@ -26,8 +26,7 @@ from asyncrl.records import formatting
 from asyncrl.records.episode_view import summary, views
 from asyncrl.records.evaluation_metrics import accuracy_by_source, failed_note, multi_sample_metrics, pass_curve
 from asyncrl.records.formatting import UNKNOWN
-from asyncrl.records.run_labels import labels
-from asyncrl.records.run_record import RunRecord, read_run
+from asyncrl.records.run_record import RunRecord, labels, read_run
 from asyncrl.records.samples import PicturedSample, SampledEpisode
 from asyncrl.tools.report import charts
 from asyncrl.tools.report.charts import Point, Series, draw, line_chart, plain, run_label

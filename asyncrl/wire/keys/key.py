@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import zmq
 from msgspec import Struct
-from zmq.utils import z85
 
 from asyncrl.errors import ConfigError
 from asyncrl.files.access import read_private, write_private
 from asyncrl.plug_in import hint
+from asyncrl.wire.curve import new_pair, public_of
 
 KEY_BYTES = 32
 BROKER = "broker"
@@ -68,13 +67,8 @@ class Key(Struct, frozen=True):
 
 def new_key(name: str, roles: Sequence[str], broker: bytes = b"") -> Key:
     """Make a key pair; raises `ConfigError` for an invalid name or role."""
-    public, private = zmq.curve_keypair()
-    return Key(name, tuple(roles), z85.decode(public), z85.decode(private), broker)
-
-
-def is_pair(key: Key) -> bool:
-    """True if the private key belongs to the public one."""
-    return z85.decode(zmq.curve_public(z85.encode(key.private))) == key.public
+    public, private = new_pair()
+    return Key(name, tuple(roles), public, private, broker)
 
 
 def fingerprint(public: bytes) -> str:
@@ -220,6 +214,6 @@ def to_text(key: Key) -> str:
 def from_text(text: str) -> Key:
     """Parse the text of a key file; raises `ConfigError`."""
     key = convert(parse(text), Key)
-    if not is_pair(key):
+    if public_of(key.private) != key.public:
         raise ConfigError("its private key does not belong to its public key")
     return key

@@ -1,4 +1,4 @@
-"""Manifests against the ledger."""
+"""Manifests, and the table of ended groups, against the ledger."""
 
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from asyncrl.broker.audit.run_rules import (
     missing_files,
     read_manifest,
     recorded_config,
+    retired_problems,
 )
-from asyncrl.broker.ledger.records import AnyRecord, Committed, Measured, Taken, VersionLive
+from asyncrl.broker.ledger.records import AnyRecord, Committed, Dropped, Measured, Taken, VersionLive
 from asyncrl.broker.ledger.state import LedgerState
 from asyncrl.config.config import to_json
 from asyncrl.config.sections.schedule import Schedule
@@ -169,4 +170,35 @@ def test_the_last_event_of_a_version_has_what_the_ledger_has() -> None:
     assert list(held_out_event_problems(MEASURED, [event | {"policy_version": 7}])) == [], "its broker died before"
     assert list(held_out_event_problems(MEASURED, [event | {"avg@2": 0.6}])) == [
         "events.jsonl: eval.finished of version 1 has avg@2 0.6: expected 0.4, as in the ledger"
+    ]
+
+
+# ── retired groups ─────────────────────────────────────────────────────────────────────────────
+# The table of ended groups against the records.
+
+
+BOOK = LedgerState(Schedule())
+BOOK.add(Taken(0, [1, 2]))
+BOOK.add(Dropped(3, "bad", 0))
+TABLE = {1: "taken/0", 2: "taken/0", 3: "dropped"}
+
+
+def test_a_table_that_fits() -> None:
+    assert list(retired_problems(BOOK, TABLE, TABLE)) == []
+
+
+def test_groups_that_end_while_the_records_are_read() -> None:
+    assert list(retired_problems(BOOK, {}, TABLE | {4: "taken/1"})) == []
+
+
+def test_rows_that_differ_are_too_many_or_are_missing() -> None:
+    assert list(retired_problems(BOOK, TABLE | {1: "dropped"}, TABLE)) == [
+        "ledger.sqlite: its table retired has group 1 as dropped: expected taken/0, as in the records"
+    ]
+    assert list(retired_problems(BOOK, {4: "dropped"}, TABLE)) == [
+        "ledger.sqlite: its table retired has group 4 as dropped: expected no end, as in the records"
+    ]
+    assert list(retired_problems(BOOK, {}, {1: "taken/0"})) == [
+        "ledger.sqlite: its table retired lacks group 2: expected taken/0, as in the records",
+        "ledger.sqlite: its table retired lacks group 3: expected dropped, as in the records",
     ]

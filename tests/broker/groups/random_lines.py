@@ -17,6 +17,14 @@ from asyncrl.broker.ledger.state import most_versions
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.messages.trajectory import Prompt
 
+
+def form(book: BatchBook, step: int) -> list[Group] | None:
+    """Form the batch of the next step; None while its groups are not complete."""
+    if (groups := book.choose(step)) is not None:
+        book.take(step, groups)
+    return groups
+
+
 PROMPT = Prompt(text="?")
 
 
@@ -106,7 +114,7 @@ class Line:
 
     def _train(self) -> bool:
         step = self._book.next_step
-        groups = self._book.form(step) or []
+        groups = form(self._book, step) or []
         if groups:
             self._window.consume(step, [group.group_id for group in groups])
             self._trained += [(step, group) for group in groups]

@@ -12,7 +12,7 @@ from asyncrl.broker.groups.batches import BatchBook, StalenessBound, Stragglers
 from asyncrl.broker.groups.group import Group
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages.trajectory import Prompt
-from tests.broker.groups.random_lines import lives
+from tests.broker.groups.random_lines import form, lives
 
 FIFO, COMPLETION = 1, None
 """Reach of these orders."""
@@ -36,11 +36,11 @@ def test_fifo_waits_for_the_oldest_although_younger_ones_are_complete() -> None:
     a, b, c, d = opened(book, 4)
 
     complete(book, b, c, d)
-    assert book.form(0) is None
+    assert form(book, 0) is None
 
     complete(book, a)
-    assert book.form(0) == [a, b]
-    assert book.form(1) == [c, d]
+    assert form(book, 0) == [a, b]
+    assert form(book, 1) == [c, d]
 
 
 def test_a_slow_group_is_passed_by_at_most_one_group_less_than_the_reach() -> None:
@@ -48,24 +48,24 @@ def test_a_slow_group_is_passed_by_at_most_one_group_less_than_the_reach() -> No
     slow, b, c, d, e = opened(book, 5)
     complete(book, e, d, c, b)
 
-    assert (book.form(0), book.form(1)) == ([b], [c]), "the oldest within reach, not the first complete"
-    assert book.form(2) is None, "d is within reach once the slow group is gone"
+    assert (form(book, 0), form(book, 1)) == ([b], [c]), "the oldest within reach, not the first complete"
+    assert form(book, 2) is None, "d is within reach once the slow group is gone"
     complete(book, slow)
-    assert [book.form(step) for step in (2, 3, 4)] == [[slow], [d], [e]]
+    assert [form(book, step) for step in (2, 3, 4)] == [[slow], [d], [e]]
 
 
 def test_the_reach_moves_with_the_first_group_within_one_batch() -> None:
     book = BatchBook(4, 2)
     a, b, _, d, e = opened(book, 5)
     complete(book, a, b, d)
-    assert book.form(0) is None, "a, b and d are within reach, and e is not"
+    assert form(book, 0) is None, "a, b and d are within reach, and e is not"
     complete(book, e)
-    assert book.form(0) is None
+    assert form(book, 0) is None
 
     book = BatchBook(3, 2)
     a, b, slow, d = opened(book, 4)
     complete(book, a, b, d)
-    assert book.form(0) == [a, b, d]
+    assert form(book, 0) == [a, b, d]
     assert list(book) == [slow]
 
 
@@ -73,25 +73,25 @@ def test_a_dropped_group_does_not_count_as_one_that_passed() -> None:
     book = BatchBook(1, 3)
     _, b, c, d = opened(book, 4)
     complete(book, d)
-    assert book.form(0) is None
+    assert form(book, 0) is None
 
     book.dropped(b)
 
-    assert book.form(0) == [d]
+    assert form(book, 0) == [d]
     complete(book, c)
-    assert book.form(1) == [c], "the second of the two that may pass, d being the first"
+    assert form(book, 1) == [c], "the second of the two that may pass, d being the first"
 
 
 def test_a_dropped_first_group_takes_the_empty_slots_behind_it_along() -> None:
     book = BatchBook(1, 2)
     a, b, c, d = opened(book, 4)
     complete(book, b, d)
-    assert book.form(0) == [b]
-    assert book.form(1) is None
+    assert form(book, 0) == [b]
+    assert form(book, 1) is None
 
     book.dropped(a)
 
-    assert book.form(1) == [d], "c is the first group now"
+    assert form(book, 1) == [d], "c is the first group now"
     assert list(book) == [c]
 
 
@@ -100,11 +100,11 @@ def test_completion_takes_the_first_complete_ones() -> None:
     a, b, c, d = opened(book, 4)
 
     complete(book, d, b)
-    assert book.form(0) == [d, b]
+    assert form(book, 0) == [d, b]
     complete(book, a)
-    assert book.form(1) is None
+    assert form(book, 1) is None
     complete(book, c)
-    assert book.form(1) == [a, c]
+    assert form(book, 1) == [a, c]
 
 
 @pytest.mark.parametrize("reach", [FIFO, 2, COMPLETION])
@@ -113,8 +113,8 @@ def test_a_step_that_asks_again_gets_the_same_until_a_checkpoint_contains_it(rea
     a, b = opened(book, 2)
     complete(book, a, b)
     assert book.taken(0) is None
-    assert book.form(0) == book.taken(0) == [a]
-    assert book.form(1) == book.taken(1) == [b]
+    assert form(book, 0) == book.taken(0) == [a]
+    assert form(book, 1) == book.taken(1) == [b]
 
     assert book.forget(0) == [a]
     assert (book.taken(0), book.taken(1)) == (None, [b])
@@ -125,20 +125,20 @@ def test_only_the_next_step_is_formed() -> None:
     book = BatchBook(1, FIFO)
     complete(book, *opened(book, 2))
 
-    assert book.form(1) is None
-    assert book.form(0)
-    assert book.form(0) is None, "asking again is answered by taken"
+    assert form(book, 1) is None
+    assert form(book, 0)
+    assert form(book, 0) is None, "asking again is answered by taken"
 
 
 def test_a_group_that_was_waited_for_and_is_dropped_holds_nothing_up() -> None:
     book = BatchBook(2, FIFO)
     a, b, c = opened(book, 3)
     complete(book, a, c)
-    assert book.form(0) is None
+    assert form(book, 0) is None
 
     book.dropped(b)
 
-    assert book.form(0) == [a, c]
+    assert form(book, 0) == [a, c]
 
 
 @pytest.mark.parametrize("reach", [FIFO, 2, COMPLETION])
@@ -149,7 +149,7 @@ def test_a_dropped_group_is_not_waited_for(reach: int | None) -> None:
 
     book.dropped(a)
 
-    assert book.form(0) == [b]
+    assert form(book, 0) == [b]
 
 
 def a_bounded(groups_per_step: int, max_staleness: int, *versions: int) -> tuple[BatchBook, list[Group]]:
@@ -165,22 +165,22 @@ def test_of_equally_old_groups_the_first_complete_ones_go_first() -> None:
     book, (_, b, _, d) = a_bounded(2, 1, 0, 0, 0, 0)
     complete(book, d, b)
 
-    assert book.form(0) == [d, b]
+    assert form(book, 0) == [d, b]
 
 
 def test_a_group_is_waited_for_at_the_last_step_that_may_take_it() -> None:
     book, (a, b, c, d) = a_bounded(2, 1, 0, 0, 0, 1)
     complete(book, b, c)
-    assert book.form(0) == [b, c]
+    assert form(book, 0) == [b, c]
     e = Group(4, Prompt(text="?"), 1, min_version=1)
     book.admitted(e)
 
     complete(book, d, e)
-    assert book.form(1) is None
+    assert form(book, 1) is None
 
     complete(book, a)
-    assert book.form(1) == [d, a], "what is due, then the first complete"
-    assert book.form(2) is None
+    assert form(book, 1) == [d, a], "what is due, then the first complete"
+    assert form(book, 2) is None
     assert [group.group_id for group in book] == [4]
 
 
@@ -189,21 +189,21 @@ def test_a_younger_group_that_is_due_too_is_counted_with_the_older_ones() -> Non
     book, (a, b, c, d) = a_bounded(2, 1, 0, 1, 1, 1)
     book.next_step = 1
     complete(book, b, c, d)
-    assert book.form(1) is None
+    assert form(book, 1) is None
 
     complete(book, a)
 
-    assert book.form(1) == [b, a]
+    assert form(book, 1) == [b, a]
 
 
 def test_a_group_that_is_due_and_dropped_is_not_waited_for() -> None:
     book, (a, b) = a_bounded(1, 0, 0, 1)
     complete(book, b)
-    assert book.form(0) is None
+    assert form(book, 0) is None
 
     book.dropped(a)
 
-    assert book.form(0) == [b]
+    assert form(book, 0) == [b]
 
 
 def test_more_groups_due_than_a_step_takes_is_a_broken_invariant() -> None:
@@ -211,7 +211,7 @@ def test_more_groups_due_than_a_step_takes_is_a_broken_invariant() -> None:
     complete(book, *groups)
 
     with pytest.raises(BrokenInvariant, match="2 groups are too old for any step after 0"):
-        book.form(0)
+        form(book, 0)
 
 
 @pytest.mark.parametrize("reach", [FIFO, 2, COMPLETION])
@@ -226,8 +226,8 @@ def test_a_restarted_group_is_the_youngest_and_incomplete(reach: int | None) -> 
 
     assert list(book) == [b, a]
     assert book.complete == [b]
-    assert book.form(0) == [b]
-    assert book.form(1) is None
+    assert form(book, 0) == [b]
+    assert form(book, 1) is None
 
 
 @pytest.mark.parametrize(

@@ -206,9 +206,9 @@ def test_a_ledger_counts_its_records_on_disk_over_all_terms(tmp_path: Path) -> N
     async def main() -> None:
         for term in range(2):
             ledger = Ledger(tmp_path / "ledger.sqlite")
-            assert ledger.num_records == term * 2
+            assert ledger.head.num_records == term * 2
             await ledger.commit([admitted(term * 2), admitted(term * 2 + 1)])
-            assert ledger.num_records == term * 2 + 2
+            assert ledger.head.num_records == term * 2 + 2
             ledger.close()
 
     asyncio.run(main())
@@ -323,11 +323,11 @@ def test_a_transaction_of_another_program_is_waited_for_and_nothing_is_lost(tmp_
         ledger = Ledger(path)
         with transaction_of_another(path):
             calls = [ledger.append([admitted(group_id)]) for group_id in range(3)]
-            while not ledger.locked_s:
+            while not ledger.lock_wait.waited_s:
                 await asyncio.sleep(0)
             assert not any(call.done() for call in calls)
         await asyncio.gather(*calls)
-        assert ledger.locked_s == 0
+        assert ledger.lock_wait.waited_s == 0
         ledger.close()
 
     asyncio.run(run())
@@ -359,7 +359,7 @@ def test_a_ledger_that_is_left_while_it_is_locked_says_who_has_locked_it(
             ledger.leave()
             with pytest.raises(RunFailed, match="another program has locked it, and has not let go in time; end its"):
                 await call
-            assert ledger.is_left_locked
+            assert ledger.lock_wait.has_given_up
             ledger.close()
 
     asyncio.run(run())

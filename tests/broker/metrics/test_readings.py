@@ -17,7 +17,7 @@ from asyncrl.records.metrics import METRICS
 from tests.broker.driver import a_config, a_scheduler
 from tests.broker.test_scheduler import a_published
 
-LEDGER: Any = SimpleNamespace(num_records=70, num_transactions=5, transactions_s=0.25)
+LEDGER: Any = SimpleNamespace(head=SimpleNamespace(num_records=70), num_transactions=5, transactions_s=0.25)
 LINE = {"step": 0, "reward": 0.5, "accuracy": 0.25, "tokens": 90.0, "staleness_max": 2.0, "staleness_mean": 1.5}
 
 

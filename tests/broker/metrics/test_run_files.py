@@ -197,7 +197,7 @@ def test_a_node_is_away_if_it_is_lost_but_not_if_it_left(
 
 def test_a_step_has_one_line_however_often_it_is_said(directory: RunDirectory) -> None:
     first = Life(directory, now_s=0.0)
-    first.report.swapped(Live(-1, 0.25, 0.5))
+    first.report.swap_times.add(Live(-1, 0.25, 0.5))
     line = first.report.step(Stepped(0, 0, {"loss": 0.5}), [])
     assert line is not None
     assert (line["step"], line["loss"], line["pause_s"], line["receive_s"]) == (0, 0.5, 0.25, 0.5)

@@ -96,10 +96,11 @@ def test_an_episode_is_written_with_its_turns_and_context(tmp_path: Path) -> Non
 
 
 def test_a_step_has_its_file_once_it_is_written(tmp_path: Path) -> None:
-    files = SampleFiles(Payloads(TRAJECTORY), ImageCache(), SamplesWriter(tmp_path))  # type: ignore[arg-type]
-    assert not files.has(3)
+    writer = SamplesWriter(tmp_path)
+    files = SampleFiles(Payloads(TRAJECTORY), ImageCache(), writer)  # type: ignore[arg-type]
+    assert not writer.path(3).exists()
     asyncio.run(files.write(Stepped(3, 5, {}), [a_group(Prompt(text="2 + 2?"))]))
-    assert files.has(3)
+    assert writer.path(3).exists()
 
 
 def test_a_step_without_payloads_is_skipped(tmp_path: Path) -> None:

@@ -88,18 +88,18 @@ def test_a_node_that_says_hello_again_is_found_by_its_name() -> None:
     old = join(book, "rollout", "a", "0")
     join(book, "rollout", "b", "0")
 
-    assert book.earlier(hello("rollout", "a", "1")) == [old]
+    assert book.named("a") == [old]
 
 
 def test_several_starts_of_a_node_are_all_found_until_they_leave() -> None:
     book = NodeBook()
     first, second = join(book, "rollout", "a", "0"), join(book, "rollout", "a", "1")
-    assert book.earlier(hello("rollout", "a", "2")) == [first, second]
+    assert book.named("a") == [first, second]
 
     book.leave("a.0")
-    assert book.earlier(hello("rollout", "a", "2")) == [second]
+    assert book.named("a") == [second]
     book.leave("a.1")
-    assert book.earlier(hello("rollout", "a", "2")) == []
+    assert book.named("a") == []
 
 
 def test_credits_are_what_was_offered_less_what_was_given_and_a_draining_node_has_none() -> None:

@@ -18,9 +18,9 @@ class TracedCluster(Cluster):
         self.unix_s: float = before.unix_s if before else 1e9
         ids = TraceIds("run-1", self.broker_term)
         self.traces = Traces(self.scheduler, ids, self.spans.extend, lambda: self.unix_s)
-        self._drain = self.scheduler.drain
-        scheduler: Any = self.scheduler
-        scheduler.drain = self._traced
+        self._drain = self.scheduler.out.drain
+        out: Any = self.scheduler.out
+        out.drain = self._traced
 
     def hear(self, node: Node) -> None:
         message = node.outbox[0]

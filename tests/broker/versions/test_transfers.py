@@ -580,7 +580,7 @@ def test_a_trainer_that_is_gone_has_nothing_staged() -> None:
     stage = Stage()
     stage.publish(0)
     stage.leave("trainer")
-    stage.book.unstage()
+    stage.book.staged = None
     stage.join("trainer", "next")
     stage.join("rollout", "a")
 

@@ -25,7 +25,6 @@ from asyncrl.wire.keys.key import (
     fingerprint,
     from_hex,
     from_text,
-    is_pair,
     new_key,
     parse,
     quoted,
@@ -42,13 +41,11 @@ def test_a_pair_is_what_zeromq_takes() -> None:
     key = new_key("gpu1", ["rollout", "reward"], BROKER)
     assert (key.name, key.roles, key.broker) == ("gpu1", ("rollout", "reward"), BROKER)
     assert zmq.curve_public(z85.encode(key.private)) == z85.encode(key.public)
-    assert is_pair(key)
 
 
 def test_two_pairs_differ() -> None:
     first, second = new_key("a", ()), new_key("a", ())
     assert len({first.public, first.private, second.public, second.private}) == 4
-    assert not is_pair(Key("a", (), first.public, second.private))
 
 
 def test_no_text_of_a_key_shows_its_private_key() -> None:

@@ -147,7 +147,7 @@ class SimulatedCluster:
         self._is_handling = True
         while self._inbox:
             self.scheduler.handle(*self._inbox.popleft(), self.events.now_s)
-            outbox, records, _ = self.scheduler.drain()
+            outbox, records, _ = self.scheduler.out.drain()
             self.num_restarted += sum(isinstance(record, Restarted) for record in records)
             for outgoing in outbox:
                 if node := self._nodes.get(outgoing.peer):

@@ -1,21 +1,25 @@
-"""Alarms of drift: when they warn, when they warn again, and what they advise."""
+"""Alarms: when they warn, and what they advise. Incidents: which are kept, and their sentences."""
 
+from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 from asyncrl.broker.metrics.incidents import (
+    KEPT,
+    MAX_CHARS,
     MIN_TOKENS,
+    SAME_S,
     STEPS,
-    DriftAlarm,
     DriftAlarms,
     GapAlarm,
+    IncidentBook,
     advice,
-    clip_alarm,
-    ess_alarm,
 )
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
+from asyncrl.messages.supervisor import Incident
 
 
 def a_config(warn: float = 0.5, **sections: Any) -> Config:
@@ -27,14 +31,19 @@ def lines(*sizes: float | None) -> list[dict[str, Any]]:
     return [{"step": step, "ess": size} for step, size in enumerate(sizes)]
 
 
-def alarms(alarm: DriftAlarm, *sizes: float | None) -> list[int]:
-    """Steps at which it warns."""
-    return [line["step"] for line in lines(*sizes) if alarm.check(line)]
+def said_of(kind: str, steps: Iterable[dict[str, Any]], config: Config, earlier: Iterable[dict[str, Any]] = ()) -> Any:
+    """Fields of the event of this kind at each step; empty where there is none."""
+    alarms = DriftAlarms(config, earlier)
+    return [dict(alarms.check(line, config)).get(kind, {}) for line in steps]
+
+
+def warned_at(config: Config, *sizes: float | None) -> list[int]:
+    """Steps at which it warns of these effective sample sizes."""
+    return [step for step, fields in enumerate(said_of("ess.low", lines(*sizes), config)) if fields]
 
 
 def test_it_warns_when_the_mean_of_ten_steps_falls_below_the_bound() -> None:
-    alarm = ess_alarm(a_config())
-    said = [alarm.check(line) for line in lines(*[0.9] * STEPS, *[0.099] * STEPS)]
+    said = said_of("ess.low", lines(*[0.9] * STEPS, *[0.099] * STEPS), a_config())
     first = next(place for place, fields in enumerate(said) if fields)
 
     assert first == STEPS + 5 - 1, "five steps of .9 and five of .099 have a mean just below .5"
@@ -43,33 +52,33 @@ def test_it_warns_when_the_mean_of_ten_steps_falls_below_the_bound() -> None:
 
 
 def test_a_few_low_steps_raise_no_alarm() -> None:
-    assert alarms(ess_alarm(a_config()), *[0.9] * STEPS, 0.01, 0.01, 0.01, *[0.9] * STEPS) == []
-    assert alarms(ess_alarm(a_config()), *[0.1] * (STEPS - 1)) == [], "the first steps are no mean yet"
+    assert warned_at(a_config(), *[0.9] * STEPS, 0.01, 0.01, 0.01, *[0.9] * STEPS) == []
+    assert warned_at(a_config(), *[0.1] * (STEPS - 1)) == [], "the first steps are no mean yet"
 
 
 def test_it_warns_again_only_after_the_mean_has_come_halfway_back() -> None:
     low, half, high = [0.1] * STEPS, [0.7] * STEPS, [0.9] * STEPS
 
-    assert len(alarms(ess_alarm(a_config()), *low, *half, *low)) == 1
-    assert len(alarms(ess_alarm(a_config()), *low, *high, *low)) == 2
+    assert len(warned_at(a_config(), *low, *half, *low)) == 1
+    assert len(warned_at(a_config(), *low, *high, *low)) == 2
 
 
 def test_steps_without_a_number_are_passed_over() -> None:
     for nothing in (None, float("nan")):
-        assert alarms(ess_alarm(a_config()), *[0.1] * (STEPS - 1), nothing, 0.1) == [STEPS]
-    assert ess_alarm(a_config()).check({"step": 0}) == {}
+        assert warned_at(a_config(), *[0.1] * (STEPS - 1), nothing, 0.1) == [STEPS]
+    assert said_of("ess.low", [{"step": 0}], a_config()) == [{}]
 
 
 def test_a_restarted_broker_goes_on_where_it_was() -> None:
     earlier = lines(*[0.1] * STEPS)
 
-    assert ess_alarm(a_config(), earlier).check({"step": STEPS, "ess": 0.1}) == {}
-    assert ess_alarm(a_config(), earlier[:-1]).check({"step": STEPS - 1, "ess": 0.1})
+    assert said_of("ess.low", [{"step": STEPS, "ess": 0.1}], a_config(), earlier) == [{}]
+    assert said_of("ess.low", [{"step": STEPS - 1, "ess": 0.1}], a_config(), earlier[:-1]) != [{}]
 
 
 @pytest.mark.parametrize(("warn", "warned"), [(0.0, []), (0.05, []), (0.2, [STEPS - 1])])
 def test_the_bound_is_a_setting_and_0_never_warns(warn: float, warned: list[int]) -> None:
-    assert alarms(ess_alarm(a_config(warn)), *[0.1] * STEPS) == warned
+    assert warned_at(a_config(warn), *[0.1] * STEPS) == warned
 
 
 def test_the_advice_names_the_settings_that_matter_in_this_run() -> None:
@@ -91,12 +100,11 @@ def clipped(*shares: float) -> list[dict[str, float]]:
 
 
 def test_it_warns_when_more_tokens_are_clipped_than_the_bound_and_again_after_the_mean_has_halved() -> None:
-    alarm = clip_alarm(a_config())
     shares = [*[0.2] * STEPS, *[0.06] * STEPS, *[0.2] * STEPS, *[0.04] * STEPS, *[0.2] * STEPS]
 
-    said = [fields for line in clipped(*shares) if (fields := alarm.check(line))]
+    said = [fields for fields in said_of("clip.high", clipped(*shares), a_config()) if fields]
 
-    assert said[0] == {"step": STEPS - 1, "clip_fraction": 0.2, "bound": 0.1}
+    assert said[0].items() >= {"step": STEPS - 1, "clip_fraction": 0.2, "bound": 0.1}.items()
     assert [fields["step"] for fields in said] == [9, 43]
 
 
@@ -107,8 +115,8 @@ def test_it_warns_when_more_tokens_are_clipped_than_the_bound_and_again_after_th
 def test_losses_that_learn_from_clipped_tokens_or_clip_many_by_design_are_not_warned_about(
     algorithm: dict[str, Any], is_warned: bool
 ) -> None:
-    alarm = clip_alarm(a_config(algorithm=algorithm))
-    assert any(alarm.check(line) for line in clipped(*[0.9] * STEPS)) == is_warned
+    config = a_config(algorithm=algorithm)
+    assert any(said_of("clip.high", clipped(*[0.9] * STEPS), config)) == is_warned
 
 
 def test_all_alarms_tell_their_event_with_advice_by_the_settings_that_hold_now() -> None:
@@ -202,3 +210,116 @@ def test_the_bound_is_the_dtypes_unless_one_is_set(config: Config, mean: float, 
 
 def test_a_few_tokens_raise_no_alarm() -> None:
     assert GapAlarm(gap_alarm_a_config()).check(a_line(0, 0.3, tokens=MIN_TOKENS - 1)) == {}
+
+
+# ── incidents ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_death_is_told_with_its_cause_and_its_age() -> None:
+    book = IncidentBook()
+    book.add("node.lost", {"node": "rollout-1", "role": "rollout", "cause": "silent for 10 s"}, 20.0)
+    assert book.told(32.0) == [Incident("rollout-1 was lost: silent for 10 s", 12.0)]
+
+
+def test_the_same_sentence_is_counted_and_the_newest_comes_first() -> None:
+    book = IncidentBook()
+    for time_s, reason in ((1.0, "zero_variance"), (2.0, "dead_letter"), (3.0, "zero_variance")):
+        book.add("group.dropped", {"reason": reason}, time_s)
+    assert book.told(3.0) == [
+        Incident("group dropped: zero_variance", 0.0, 2),
+        Incident("group dropped: dead_letter", 1.0),
+    ]
+
+
+def test_an_event_that_carries_its_whole_count_replaces_the_one_before() -> None:
+    book = IncidentBook()
+    for count in (1, 9):
+        book.add("units.failed", {"stage": "reward", "cause": "KeyError", "count": count}, 5.0)
+    assert book.told(5.0) == [Incident("failed reward: KeyError", 0.0, 9)]
+
+
+def test_a_node_that_is_back_ends_its_death() -> None:
+    book = IncidentBook()
+    book.add("node.exited", {"node": "trainer-0", "cause": "was killed by SIGKILL", "restarting": True}, 1.0)
+    book.add("node.returned", {"node": "trainer-0", "away_s": 30.2, "step": 250}, 31.2)
+    assert [one.sentence for one in book.told(40.0)] == [
+        "trainer-0 is back after 30.2 s",
+        "trainer-0 was killed by SIGKILL",
+    ]
+
+
+def test_a_node_that_an_error_ended_is_an_incident_and_one_that_was_done_is_none() -> None:
+    book = IncidentBook()
+    for cause in ("done", "told to stop", "ConfigError: model.path is not that of the run"):
+        book.add("node.left", {"node": "gpu2-rollout", "role": "rollout", "cause": cause}, 3.0)
+    assert book.told(3.0) == [Incident("gpu2-rollout left: ConfigError: model.path is not that of the run", 0.0)]
+
+
+def test_what_is_no_incident_and_what_an_operator_does_are_left_out() -> None:
+    book = IncidentBook()
+    book.add("version.live", {"policy_version": 3}, 1.0)
+    for kind in ("node.quiet", "node.lost"):
+        book.add(kind, {"node": "operator-7", "role": "supervisor", "cause": "silent"}, 1.0)
+    assert book.told(2.0) == []
+
+
+def test_the_oldest_are_forgotten() -> None:
+    book = IncidentBook()
+    for number in range(KEPT + 3):
+        book.add("node.quiet", {"node": f"rollout-{number}"}, float(number))
+    told = book.told(100.0)
+    assert (len(told), told[-1].sentence) == (KEPT, "rollout-3 fell silent")
+
+
+def test_incidents_of_an_earlier_life_of_the_broker_are_told_and_a_missing_field_is_a_question_mark() -> None:
+    at = "2026-01-31T20:12:24.000Z"
+    book = IncidentBook([{"event": "node.exited", "node": "trainer-0", "at": at}, {"event": "run.started", "at": at}])
+    stopped_s = 149.0
+    assert book.told(datetime.fromisoformat(at).timestamp() + stopped_s) == [Incident("trainer-0 ?", stopped_s)]
+
+
+def test_what_follows_from_a_death_is_counted_with_it_whether_told_before_or_after() -> None:
+    book = IncidentBook()
+    book.add("transfer.failed", transfer_failed("rollout-0", "rollout-1 closed its connection"), 9.0)
+    book.add("transfer.failed", transfer_failed("rollout-0", "with rollout-11: timeout"), 9.0)
+    book.add("node.exited", {"node": "rollout-1", "cause": "was killed by SIGKILL", "restarting": True}, 10.0)
+    book.add("node.lost", {"node": "rollout-1", "role": "rollout", "cause": "was killed by SIGKILL"}, 10.0)
+    book.add("transfer.aborted", {"cause": "rollout-1 was lost"}, 11.0)
+    book.add("transfer.failed", transfer_failed("trainer-0", "rollout-1 was lost", role="trainer"), 11.0)
+    book.add("node.returned", {"node": "rollout-1", "away_s": 3}, 13.0)
+    book.add("transfer.aborted", {"cause": "rollout-1 was silent"}, 10.0 + 2 * SAME_S)
+    assert [one.sentence for one in book.told(200.0)] == [
+        "weight transfer given up: rollout-1 was silent",
+        "rollout-1 is back after 3 s",
+        "rollout-1 was killed by SIGKILL (and 4 that follow from it)",
+        "rollout-0 failed to receive weights: with rollout-11: timeout",
+    ]
+
+
+def test_a_trainer_fails_to_send_weights_and_a_rollout_to_receive_them() -> None:
+    book = IncidentBook()
+    book.add("transfer.failed", transfer_failed("trainer-0", "timeout", role="trainer"), 1.0)
+    book.add("transfer.failed", transfer_failed("rollout-0", "timeout"), 2.0)
+    assert [one.sentence for one in book.told(2.0)] == [
+        "rollout-0 failed to receive weights: timeout",
+        "trainer-0 failed to send weights: timeout",
+    ]
+
+
+def test_a_long_sentence_is_cut_between_words() -> None:
+    book = IncidentBook()
+    book.add("node.left", {"node": "a", "role": "rollout", "cause": "word-1 " * 100}, 1.0)
+    (one,) = book.told(1.0)
+    assert one.sentence.endswith("word-1 …")
+    assert len(one.sentence) <= MAX_CHARS
+
+
+def test_the_last_start_of_the_broker_is_an_incident() -> None:
+    book = IncidentBook()
+    for start in (2, 3):
+        book.add("run.resumed", {"name": "run", "window": 4, "start": start}, float(start))
+    assert book.told(3.0) == [Incident("the broker was started again (start 3 of this run)", 0.0)]
+
+
+def transfer_failed(node: str, cause: str, role: str = "rollout") -> dict[str, object]:
+    return {"node": node, "role": role, "policy_version": 3, "cause": cause}
