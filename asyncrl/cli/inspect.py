@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -40,14 +40,6 @@ TOGETHER = 1024
 ROUNDING = 1e-9
 
 
-class Gradable(NamedTuple):
-    """A sample that can be graded again."""
-
-    file: str
-    row: SampleFacts
-    inputs: VerifierInput
-
-
 def regraded(directory: RunDirectory, config: Config, accounts: Audit) -> Audit:
     """The audit with what grading the samples again has found."""
     try:
@@ -64,23 +56,27 @@ def _graded(directory: RunDirectory, config: Config) -> tuple[list[str], int, li
     if config.environment.is_set:
         return [], 0, ["episodes, whose environment gave their rewards"]
     prompts = train_stream(config.data, config.run.seed)
-    problems, failed, strange = list[str](), list[str](), 0
-    gradable = []
+    problems, failed, strange = list[str](), 0, 0
+    gradable: list[tuple[str, SampleFacts, VerifierInput]] = []
     for file in sorted(directory.samples.glob("step_*.parquet")):
         for row in read_facts(file):
             prompt = prompts.at(row.group_id).prompt
             if (row.prompt, row.answer) == (prompt_text(prompt), prompt.answer):
-                gradable.append(Gradable(f"samples/{file.name}", row, _inputs(prompt, row)))
+                gradable.append((f"samples/{file.name}", row, _inputs(prompt, row)))
             else:
                 strange += 1
-    for one, verdict in zip(gradable, asyncio.run(_judged(config, [one.inputs for one in gradable])), strict=True):
+    verdicts = asyncio.run(_judged(config, [inputs for _, _, inputs in gradable]))
+    for (name, row, _), verdict in zip(gradable, verdicts, strict=True):
         if verdict is None:
-            failed.append(one.file)
-        else:
-            problems += _different(one, verdict)
-    left = [f"{len(failed):,} samples, for which the reward failed now"] if failed else []
+            failed += 1
+        elif not math.isclose(row.reward, verdict.reward, rel_tol=ROUNDING, abs_tol=ROUNDING):
+            problems.append(
+                f"{name}: unit {row.group_id}/{row.index} has the reward {row.reward}: graded again, its completion "
+                f"gets {verdict.reward}"
+            )
+    left = [f"{failed:,} samples, for which the reward failed now"] if failed else []
     left += [f"{strange:,} samples, whose prompts the data does not have"] if strange else []
-    return problems, len(gradable) - len(failed), left
+    return problems, len(gradable) - failed, left
 
 
 def _inputs(prompt: Prompt, row: SampleFacts) -> VerifierInput:
@@ -102,14 +98,6 @@ async def _judged(config: Config, inputs: Sequence[VerifierInput]) -> list[Verdi
         for first in range(0, len(inputs), TOGETHER):
             verdicts += await asyncio.gather(*map(judged, inputs[first : first + TOGETHER]))
     return verdicts
-
-
-def _different(one: Gradable, verdict: Verdict) -> Iterator[str]:
-    if not math.isclose(one.row.reward, verdict.reward, rel_tol=ROUNDING, abs_tol=ROUNDING):
-        yield (
-            f"{one.file}: unit {one.row.group_id}/{one.row.index} has the reward {one.row.reward}: graded again, its "
-            f"completion gets {verdict.reward}"
-        )
 
 
 # ── inspect ───────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,6 @@ from typing import Any, Union
 
 from asyncrl.messages import files, reward, rollout, session, spool, supervisor, trainer, weights
 from asyncrl.messages.codec import Codec, Message
-from asyncrl.messages.words import Role
 
 PROTOCOL = 14
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
@@ -32,8 +31,3 @@ AnyMessage: Any = Union[MESSAGES]  # noqa: UP007  as many as there are
 """Type of every message, for a decoder."""
 CODEC = Codec(AnyMessage)
 """Decoder of every message."""
-
-
-def messages_to(receiver: Role) -> frozenset[type[Message]]:
-    """Every message that some role sends to this one."""
-    return frozenset(kind for kind in MESSAGES if receiver in kind.senders)

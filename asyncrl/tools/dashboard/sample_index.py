@@ -172,7 +172,7 @@ class SampleIndex:
         columns: dict[str, Numbers] = {}
         for name, kind in NUMBERS.items():
             default = np.full(size, name == "num_turns", kind)
-            columns[name] = _numbers(table[name]).astype(kind) if name in has else default
+            columns[name] = np.asarray(table[name].to_numpy()).astype(kind) if name in has else default
         for name in WORDS:
             columns[name] = self._codes(name, table[name] if name in has else None, size)
         return columns
@@ -212,10 +212,6 @@ def _files(folder: Path, split: int) -> list[SampleFile]:
             continue
         found.append(SampleFile(path, split, state.st_size, state.st_mtime_ns))
     return found
-
-
-def _numbers(column: "pa.ChunkedArray") -> Numbers:
-    return np.asarray(column.to_numpy())
 
 
 # ── sample query ──────────────────────────────────────────────────────────────────────────────

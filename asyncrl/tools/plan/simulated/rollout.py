@@ -195,7 +195,7 @@ class SimulatedRollout:
         """Leased while a swap waits for running completions."""
         prefill_s = 1 / rollout.prefill_tokens_per_s
         self.engine = SimulatedEngine(cluster.events, rollout.slots, step_s, prefill_s, self._finished)
-        self._peer = cluster.join(self, "rollout", name)
+        self._peer = cluster.join(self.handle, "rollout", name)
         cluster.send(self._peer, Ready("planned"), Offer(self._capacity))
 
     def handle(self, message: Message) -> None:
