@@ -206,55 +206,55 @@ def dead_letter_table(letters: Sequence[DeadLetter]) -> str:
 
 def _groups(audit: Audit) -> Iterator[Row]:
     yield ["groups", "", ""]
-    yield ["  issued", _number(audit.issued), ""]
-    yield ["  trained", _number(audit.trained), f"in {audit.steps} steps; {audit.committed:,} in a checkpoint"]
+    yield ["  issued", f"{audit.issued:,}", ""]
+    yield ["  trained", f"{audit.trained:,}", f"in {audit.steps} steps; {audit.committed:,} in a checkpoint"]
     if audit.untrained:
-        yield ["  untrained", _number(sum(audit.untrained.values())), f"left out of a step: {_listed(audit.untrained)}"]
-    yield ["  dropped", _number(sum(audit.dropped.values())), ""]
+        yield ["  untrained", f"{sum(audit.untrained.values()):,}", f"left out of a step: {_listed(audit.untrained)}"]
+    yield ["  dropped", f"{sum(audit.dropped.values()):,}", ""]
     reasons = list(audit.dropped.items())
     for reason, count in reasons[:SHOWN]:
-        yield ["", _number(count), f"  {_one_line(reason)}"]
+        yield ["", f"{count:,}", f"  {_one_line(reason)}"]
     if rest := reasons[SHOWN:]:
-        yield ["", _number(sum(count for _, count in rest)), f"  for {len(rest)} other reasons"]
-    yield ["  open", _number(audit.open), "issued, and neither trained nor dropped yet"]
+        yield ["", f"{sum(count for _, count in rest):,}", f"  for {len(rest)} other reasons"]
+    yield ["  open", f"{audit.open:,}", "issued, and neither trained nor dropped yet"]
     if audit.restarted:
-        yield ["  restarted", _number(audit.restarted), "too old to be trained on, or lost with a spool"]
-    yield ["  skipped", _number(audit.skipped), ""]
+        yield ["  restarted", f"{audit.restarted:,}", "too old to be trained on, or lost with a spool"]
+    yield ["  skipped", f"{audit.skipped:,}", ""]
     if audit.retired:
-        yield ["  passed over", _number(audit.retired), "their prompts were retired (data.retire_at)"]
-    yield ["  double-trained", _number(audit.double_trained), ""]
-    yield ["  most open at once", _number(audit.peak_open), f"of at most {audit.window:,}"]
+        yield ["  passed over", f"{audit.retired:,}", "their prompts were retired (data.retire_at)"]
+    yield ["  double-trained", f"{audit.double_trained:,}", ""]
+    yield ["  most open at once", f"{audit.peak_open:,}", f"of at most {audit.window:,}"]
 
 
 def _trajectories(audit: Audit) -> Iterator[Row]:
     yield ["trajectories", "", ""]
-    yield ["  re-issued", _number(sum(audit.reissued.values())), _listed(audit.reissued)]
-    yield ["  duplicates", _number(audit.duplicates), ""]
+    yield ["  re-issued", f"{sum(audit.reissued.values()):,}", _listed(audit.reissued)]
+    yield ["  duplicates", f"{audit.duplicates:,}", ""]
     if audit.void_rewards:
-        yield ["  graded again", _number(audit.void_rewards), "their group was restarted, so the first verdict is void"]
-    yield ["  failed attempts", _number(sum(audit.failed_attempts.values())), _listed(audit.failed_attempts)]
+        yield ["  graded again", f"{audit.void_rewards:,}", "their group was restarted, so the first verdict is void"]
+    yield ["  failed attempts", f"{sum(audit.failed_attempts.values()):,}", _listed(audit.failed_attempts)]
     if audit.left_out:
         yield [
             "  left out",
-            _number(sum(audit.left_out.values())),
+            f"{sum(audit.left_out.values()):,}",
             "failed for good, and their groups went on without them",
         ]
-    yield ["  dead letters", _number(audit.dead_letters), "failed too often; see asyncrl dead-letters"]
+    yield ["  dead letters", f"{audit.dead_letters:,}", "failed too often; see asyncrl dead-letters"]
 
 
 def _tokens(audit: Audit) -> Iterator[Row]:
     yield ["tokens", "", ""]
-    yield ["  trained", _number(audit.tokens_trained), ""]
-    yield ["  thrown away", _number(sum(audit.tokens_thrown_away.values())), _listed(audit.tokens_thrown_away)]
+    yield ["  trained", f"{audit.tokens_trained:,}", ""]
+    yield ["  thrown away", f"{sum(audit.tokens_thrown_away.values()):,}", _listed(audit.tokens_thrown_away)]
 
 
 def _staleness(audit: Audit) -> Iterator[Row]:
     yield ["staleness, versions", "trained", "share of trained trajectories"]
     total = sum(audit.staleness.values())
     for staleness, count in audit.staleness.items():
-        yield [f"  {staleness}", _number(count), f"{count / total:.1%}"]
+        yield [f"  {staleness}", f"{count:,}", f"{count / total:.1%}"]
     if audit.over_max_staleness:
-        yield ["  over max_staleness", _number(audit.over_max_staleness), f"{audit.over_max_staleness / total:.1%}"]
+        yield ["  over max_staleness", f"{audit.over_max_staleness:,}", f"{audit.over_max_staleness / total:.1%}"]
 
 
 def _lengths(audit: Audit) -> Iterator[Row]:
@@ -264,7 +264,7 @@ def _lengths(audit: Audit) -> Iterator[Row]:
         share = bucket.dropped / max(bucket.trained + bucket.dropped, 1)
         note = f"{bucket.dropped:,} ({share:.1%})" if bucket.dropped else "0"
         note += f"; {bucket.restarted:,} restarted" if bucket.restarted else ""
-        yield [f"  {shortest}-{bucket.max_tokens}", _number(bucket.trained), note]
+        yield [f"  {shortest}-{bucket.max_tokens}", f"{bucket.trained:,}", note]
         shortest = bucket.max_tokens + 1
     if audit.dropped_unfinished:
         yield ["  unknown", "", f"{audit.dropped_unfinished:,} never finished"]
@@ -289,10 +289,6 @@ def _conclusion(audit: Audit) -> Iterator[str]:
 
 
 # ── cells ───────────────────────────────────────────────────────────────────────────────────
-
-
-def _number(value: int) -> str:
-    return f"{value:,}"
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -6,9 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from asyncrl.cli.main import main
 from asyncrl.cli.operate import PAUSED, RESUMED, age, ask_to_drain, ask_to_pause, list_runs, run_table, set_settings
 from asyncrl.cli.session import operator
 from asyncrl.errors import ConfigError, LinkError, RunFailed
@@ -19,10 +17,7 @@ from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunOverview
 from asyncrl.wire.run_address import RunAddress
 from tests.cli.conversation import with_broker
-
-
-def asyncrl(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+from tests.cli.invoke import asyncrl
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import pytest
 
 from asyncrl.config.config import Config
 from asyncrl.config.live import assigned, changed, live_keys, schedule_with, with_values
-from asyncrl.config.run_file import decode
 from asyncrl.errors import ConfigError
 from tests.broker.driver import a_config
+from tests.config.configs import made
 
 
 def test_the_live_settings_are_these() -> None:
@@ -64,12 +64,8 @@ def test_a_schedule_takes_its_own_values() -> None:
     assert (changed.window, changed.groups_per_step) == (6, schedule.groups_per_step)
 
 
-def config(**sections: dict[str, object]) -> Config:
-    return decode({"model": {"path": "m"}, "data": {"train": "t"}, **sections})
-
-
 def test_the_same_configuration_has_no_changes() -> None:
-    assert changed(config(), config()) == {}
+    assert changed(made(), made()) == {}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +81,7 @@ def test_the_same_configuration_has_no_changes() -> None:
     ],
 )
 def test_what_does_not_change_the_meaning_of_the_records_may_change(section: str, key: str, value: object) -> None:
-    assert changed(config(), config(**{section: {key: value}})) == {f"{section}.{key}": value}
+    assert changed(made(), made(**{section: {key: value}})) == {f"{section}.{key}": value}
 
 
 @pytest.mark.parametrize(
@@ -94,14 +90,14 @@ def test_what_does_not_change_the_meaning_of_the_records_may_change(section: str
 )
 def test_a_value_that_the_records_depend_on_is_refused_and_named(section: str, key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"{section}.{key} is .*, but this run was created with .*another --run-dir"):
-        changed(config(), config(**{section: {key: value}}))
+        changed(made(), made(**{section: {key: value}}))
 
 
 def test_the_form_of_prompts_may_not_change() -> None:
     with pytest.raises(ConfigError, match=r"data\.as_chat is True, but this run was created with False"):
-        changed(config(), config(data={"train": "t", "as_chat": True}))
+        changed(made(), made(data={"train": "t", "as_chat": True}))
 
 
 def test_a_run_is_not_shortened() -> None:
     with pytest.raises(ConfigError, match=r"run\.steps is 30, but this run was created with 60: a run can be extended"):
-        changed(config(), config(run={"steps": 30}))
+        changed(made(), made(run={"steps": 30}))

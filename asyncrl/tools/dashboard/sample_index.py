@@ -90,10 +90,6 @@ class SampleIndex:
         """Files that are not indexed yet."""
         return len(self._waiting)
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(column.nbytes for block in self._blocks.values() for column in block.columns.values())
-
     def advance(self, budget_s: float = BUDGET_S) -> None:
         """Notice new and changed files, and index files for about ``budget_s`` seconds; at least one if any waits."""
         deadline = self._clock() + budget_s

@@ -47,7 +47,10 @@ def to_toml(settings: Mapping[str, Any], comments: Mapping[str, str], head: Sequ
             lines += ["", f"[{_quoted(table)}]"]
         for key in keys:
             lines += _comment(comments.get(key, ""))
-            lines += _array(key, settings[key]) if _is_tables(settings[key]) else [_line(key, settings[key])]
+            if _is_tables(settings[key]):
+                lines += _array(key, settings[key])
+            else:
+                lines.append(f"{toml_key(key.rpartition('.')[2])} = {toml_value(settings[key])}")
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -61,10 +64,6 @@ def _tables(settings: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def _comment(text: str) -> Iterator[str]:
     yield from (f"# {line}" for line in textwrap.wrap(text, WIDTH))
-
-
-def _line(key: str, value: Any) -> str:
-    return f"{toml_key(key.rpartition('.')[2])} = {toml_value(value)}"
 
 
 def _array(key: str, tables: Sequence[Mapping[str, Any]]) -> Iterator[str]:
