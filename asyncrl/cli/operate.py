@@ -160,9 +160,9 @@ key_option = click.option(
     "--key", type=PATH, metavar="FILE", help="Key with the role supervisor.  [default: $ASYNCRL_KEY_FILE]"
 )
 on_run = together(key_option, click.argument("run", metavar="RUN|ADDRESS"))
-"""The argument by which the broker of a run is found, and the key for it."""
+"""Argument by which the broker of a run is found, and the key for it."""
 on_newest_run = together(key_option, click.argument("run", metavar="[RUN|ADDRESS]", default=newest_run))
-"""The same, but without the argument it is the newest run."""
+"""Argument of commands for which the newest run will do if none is named, and the key."""
 
 
 @click.command()

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from asyncrl.config.config import Config
 from asyncrl.config.engines import ENGINES
 from asyncrl.config.model.directory import check_model
 from asyncrl.config.model.weights import CONFIG, check_weights, read_config
@@ -356,7 +355,10 @@ def write_files(folder: Path, model: str | None, data: str | None, columns: Mapp
     _write(written)
     for line in _described(found, chosen):
         say(line)
-    for line in _tried(run_config(run_file), reward):
+    config = run_config(run_file)
+    rows = read_rows(config, TRIED_ROWS)
+    first, *rest = summary_lines(attempt(config, rows))
+    for line in (f"reward    {reward}, tried on {len(rows)} rows: {first}", *rest):
         say(line)
     say(f"wrote     {', '.join(map(str, written))}")
     say("next:")
@@ -415,11 +417,3 @@ def _held_out(found: Sequence[str]) -> str:
     if len(found) > 1:
         return f"could be any of {', '.join(found)}: name one as data.held_out"
     return found[0] if found else "none found: name a file as data.held_out"
-
-
-def _tried(config: Config, reward: str) -> Sequence[str]:
-    """The reward, tried on the first rows."""
-    rows = read_rows(config, TRIED_ROWS)
-    done = attempt(config, rows)
-    first, *rest = summary_lines(done)
-    return [f"reward    {reward}, tried on {len(rows)} rows: {first}", *rest]

@@ -133,15 +133,13 @@ class Follower:
         if kind == EVALUATED:
             version = int(fields.pop("policy_version"))
             fields.pop("time_s", None)
-            self._log(self._steps_behind(version), {f"eval/{name}": value for name, value in fields.items()})
+            planned, each = (int(self._config.get(key, 0)) for key in ("run.steps", "schedule.steps_per_publish"))
+            step = min(version * max(each, 1), planned or version)
+            self._log(step, {f"eval/{name}": value for name, value in fields.items()})
             return
         self._counts[kind] += 1
         self._call("event", self._tracker.event, self._cursor.step, kind, fields)
         self._log(self._cursor.step, {f"events/{kind}": float(self._counts[kind])})
-
-    def _steps_behind(self, policy_version: int) -> int:
-        steps, each = (int(self._config.get(key, 0)) for key in ("run.steps", "schedule.steps_per_publish"))
-        return min(policy_version * max(each, 1), steps or policy_version)
 
     def _log(self, step: int, values: Mapping[str, Any]) -> None:
         """Log the values that are numbers; NaN is recorded as null, and left out."""

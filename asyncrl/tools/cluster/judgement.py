@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -111,9 +112,13 @@ def connecting_pairs(machines: Sequence[Machine]) -> list[Pair]:
     Members of a collective connect in both directions: trainers with each other, and with rollouts. Users of spools
     connect to them. Connections to the broker are checked apart.
     """
-    return [
-        (a.name, b.name) for a in machines for b in machines if a is not b and _connects(set(a.roles), set(b.roles))
-    ]
+    pairs = []
+    for a, b in permutations(machines, 2):
+        roles, others = set(a.roles), set(b.roles)
+        in_collective = roles & IN_COLLECTIVES and others & IN_COLLECTIVES and "trainer" in roles | others
+        if in_collective or (roles & USES_SPOOLS and "spool" in others):
+            pairs.append((a.name, b.name))
+    return pairs
 
 
 def rounds(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
@@ -128,11 +133,6 @@ def rounds(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
                 busy.update(pair)
         yield now
         left = [pair for pair in left if pair not in now]
-
-
-def _connects(a: set[str], b: set[str]) -> bool:
-    in_collective = bool(a & IN_COLLECTIVES and b & IN_COLLECTIVES and "trainer" in a | b)
-    return in_collective or bool(a & USES_SPOOLS and "spool" in b)
 
 
 # ── findings ──────────────────────────────────────────────────────────────────────────────────

@@ -260,14 +260,9 @@ def episodes(records: Sequence[RunRecord]) -> Iterator[Markup]:
 def _folded(episode: SampledEpisode) -> Markup:
     reason = ", cut by a limit" if episode.finish_reason == "length" else ""
     facts = f"reward {episode.reward:.4g}{reason}; {summary(episode.turns)}"
-    content = row([*_prompt(episode), _turns(episode)], "div", "turns")
+    answer = [text(f"answer {_short(episode.answer)}", style="quiet")] if episode.answer else []
+    content = row([text(_short(episode.prompt), style="quiet"), *answer, _turns(episode)], "div", "turns")
     return folded(f"{episode.group_id}/{episode.index}: {facts}", content)
-
-
-def _prompt(episode: SampledEpisode) -> Iterator[Markup]:
-    yield text(_short(episode.prompt), style="quiet")
-    if episode.answer:
-        yield text(f"answer {_short(episode.answer)}", style="quiet")
 
 
 def _turns(episode: SampledEpisode) -> Markup:

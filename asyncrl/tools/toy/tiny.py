@@ -255,13 +255,11 @@ def _made(values: dict[str, Any], folder: Path, report: Report) -> dict[str, Any
 
 def _limits(values: dict[str, Any]) -> dict[str, Any]:
     most = MOST | ({} if values["run"]["epochs"] else {"trainer.warmup_steps": values["run"]["steps"]})
-    sizes = {key: min(_at(values, key), value) for key, value in most.items()}
+    sizes = {}
+    for key, limit in most.items():
+        section, _, name = key.partition(".")
+        sizes[key] = min(values[section][name], limit)
     return INSTEAD | sizes
-
-
-def _at(values: dict[str, Any], key: str) -> Any:
-    section, _, name = key.partition(".")
-    return values[section][name]
 
 
 def _sample(data: dict[str, Any], split: str, folder: Path, seed: int) -> list[str]:

@@ -39,11 +39,6 @@ class Job(Struct, frozen=True):
     """Prompt tokens to prefill: the prompt's for the first completion of a group, 0 for the others."""
 
 
-class FinishedGeneration(Struct, frozen=True):
-    job: Job
-    spans: list[Span]
-
-
 class SimulatedEngine:
     """Continuous batching under virtual time; ``step_s`` is by completions running, ``prefill_s`` per token."""
 
@@ -53,7 +48,7 @@ class SimulatedEngine:
         slots: int,
         step_s: PiecewiseLine,
         prefill_s: float,
-        finished: Callable[[FinishedGeneration], None],
+        finished: Callable[[Job, list[Span]], None],
     ) -> None:
         self._events = events
         self._slots = slots
@@ -156,10 +151,10 @@ class SimulatedEngine:
         while self._running and self._running[0][0] <= self.decode_steps + ROUNDING:
             _, _, start, job = heapq.heappop(self._running)
             self._sum_of_starts -= start
-            done.append(FinishedGeneration(job, self._spans(start, job.num_tokens)))
+            done.append((job, self._spans(start, job.num_tokens)))
         self._fill()
-        for finished in done:
-            self._finished(finished)
+        for job, spans in done:
+            self._finished(job, spans)
 
     def _spans(self, start: float, num_tokens: int) -> list[Span]:
         """Spans by policy version of a completion that started at this value of ``decode_steps``."""
@@ -232,8 +227,7 @@ class SimulatedRollout:
         self._returned += count
         self._cluster.send(self._peer, Offer(self._returned + self._capacity))
 
-    def _finished(self, finished: FinishedGeneration) -> None:
-        job, spans = finished.job, finished.spans
+    def _finished(self, job: Job, spans: list[Span]) -> None:
         plan = self._cluster.plan
         summary = TrajectorySummary(
             num_tokens=job.num_tokens,
@@ -306,7 +300,7 @@ class SimulatedGeneration:
             pass
         self.seconds = self.events.now_s
 
-    def _finished(self, finished: FinishedGeneration) -> None:
+    def _finished(self, _job: Job, _spans: list[Span]) -> None:
         self._num_open -= 1
 
 
