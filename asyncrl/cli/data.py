@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from asyncrl.cli.parts import report_errors
+from asyncrl.cli.parts import report_errors, together
 from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.reward import Reward
 from asyncrl.terminal import echo
 
 if TYPE_CHECKING:  # only the commands that need pyarrow or a tokenizer import them
     from asyncrl.data.check import Inspection
-    from asyncrl.data.prepare.published import PrepareResult, PublishedDataset
+    from asyncrl.data.prepare.published import PublishedDataset
     from asyncrl.data.table import Rows
 
     Checked = tuple[Inspection, str, Reward | None]
@@ -38,18 +38,13 @@ def prepare() -> None:
     """Convert a downloaded dataset to parquet, in verl's row schema."""
 
 
-def _options(command: Any) -> Any:
-    for option in (
-        click.option("-o", "--out", type=PATH, required=True, help="The parquet file to write."),
-        click.option(
-            "--split", default="", show_default=False, help="In extra_info.  [default: the name of the source]"
-        ),
-        click.option("--instruction", help="Text after each prompt instead of the dataset's own; '' for none."),
-        click.option("--chat/--text", "is_chat", default=True, help="Prompts as a user message, or as plain text."),
-        click.option("--skip-bad", is_flag=True, help="Leave bad rows out; otherwise they are an error."),
-    ):
-        command = option(command)
-    return command
+_options = together(
+    click.option("-o", "--out", type=PATH, required=True, help="The parquet file to write."),
+    click.option("--split", default="", show_default=False, help="In extra_info.  [default: the name of the source]"),
+    click.option("--instruction", help="Text after each prompt instead of the dataset's own; '' for none."),
+    click.option("--chat/--text", "is_chat", default=True, help="Prompts as a user message, or as plain text."),
+    click.option("--skip-bad", is_flag=True, help="Leave bad rows out; otherwise they are an error."),
+)
 
 
 def _add_published(name: str, metavar: str, dataset: str, text: str) -> None:
@@ -70,35 +65,29 @@ _add_published("math", "FILE", "published:MATH", "Convert MATH from JSONL or par
 _add_published("dapo-math", "FILE", "published:DAPO_MATH", "Convert DAPO-Math from its parquet; keep each prompt once.")
 
 
-def _columns(command: Any) -> Any:
-    for option in (
-        click.option("--answer-column", metavar="NAME", help="Column of texts or numbers.  [default: guessed]"),
-        click.option("--prompt-column", metavar="NAME", help="Column of texts or chats.  [default: guessed]"),
-    ):
-        command = option(command)
-    return command
+_columns = together(
+    click.option("--answer-column", metavar="NAME", help="Column of texts or numbers.  [default: guessed]"),
+    click.option("--prompt-column", metavar="NAME", help="Column of texts or chats.  [default: guessed]"),
+)
 
 
 def _named(prompt_column: str | None, answer_column: str | None) -> dict[str, str]:
     return {kind: name for kind, name in (("prompt", prompt_column), ("answer", answer_column)) if name}
 
 
-def _own_options(command: Any) -> Any:
-    for option in (
-        _options,
-        click.option("--unique", is_flag=True, help="Keep a repeated prompt once."),
-        click.option(
-            "--data-source",
-            default="own",
-            show_default=True,
-            metavar="NAME",
-            help="Name that selects a built-in verifier, such as openai/gsm8k; with a reward of your own, any name.",
-        ),
-        _columns,
-        click.argument("source", metavar="FILE", type=PATH),
-    ):
-        command = option(command)
-    return command
+_own_options = together(
+    _options,
+    click.option("--unique", is_flag=True, help="Keep a repeated prompt once."),
+    click.option(
+        "--data-source",
+        default="own",
+        show_default=True,
+        metavar="NAME",
+        help="Name that selects a built-in verifier, such as openai/gsm8k; with a reward of your own, any name.",
+    ),
+    _columns,
+    click.argument("source", metavar="FILE", type=PATH),
+)
 
 
 @prepare.command()
@@ -174,18 +163,15 @@ def reasoning_gym(name: str, size: int, seed: int, **choices: Any) -> None:
 
 
 def _prepare(dataset: "PublishedDataset", source: Path, choices: dict[str, Any]) -> None:
+    from asyncrl.data.check import bad_row_lines
     from asyncrl.data.prepare.published import prepare as write_prepared
 
-    echo(_summary(write_prepared(dataset, source, **choices)))
-
-
-def _summary(result: "PrepareResult") -> str:
-    from asyncrl.data.check import bad_row_lines
-
-    lines = [f"{result.path}: {result.num_rows} of {result.num_read} rows"]
+    result = write_prepared(dataset, source, **choices)
+    echo(f"{result.path}: {result.num_rows} of {result.num_read} rows")
     if result.num_repeated:
-        lines.append(f"  {result.num_repeated} repeat others and were left out")
-    return "\n".join(lines + (bad_row_lines(result.bad) if result.bad else []))
+        echo(f"  {result.num_repeated} repeat others and were left out")
+    for line in bad_row_lines(result.bad) if result.bad else []:
+        echo(line)
 
 
 # ── check ───────────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,7 @@
 """`asyncrl doctor`: the diagnosis of this machine, of its fitness for one run, or of a cluster, printed."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -26,11 +27,6 @@ from asyncrl.tools.cluster.survey import survey
 
 MARKS: dict[State, tuple[str, str]] = {"good": ("✓", "green"), "absent": ("·", "dim"), "bad": ("✗", "bold red")}
 """Mark and rich style of each state."""
-
-
-def diagnose_cluster(cluster_file: Path) -> DoctorReport:
-    """Check the machines of a cluster file. Raises `ConfigError` if the file is wrong."""
-    return judge(asyncio.run(survey(load(cluster_file))))
 
 
 def show(console: Console, diagnosis: DoctorReport) -> None:
@@ -96,11 +92,6 @@ def doctor(
     --cluster FILE runs asyncrl on each machine through a command such as ssh. It checks addresses, keys, versions,
     models, limits and disks, and sends data between the machines. Exits with 1 if a check fails.
     """
-    import asyncio
-    import os
-
-    from rich.console import Console
-
     from asyncrl.runtime.model_files import with_local_copies
     from asyncrl.tools.doctor import diagnose, diagnose_npu, diagnose_run
 
@@ -118,7 +109,7 @@ def doctor(
             config = with_local_copies(load_config(config_path, overrides), partial(echo, err=True))
             diagnosis = asyncio.run(diagnose_run(config, device_memory, host_memory))
         elif cluster_file:
-            diagnosis = diagnose_cluster(cluster_file)
+            diagnosis = judge(asyncio.run(survey(load(cluster_file))))
         else:
             diagnosis = asyncio.run(diagnose_npu(os.environ) if npu else diagnose(os.environ, role or ""))
     if as_json:

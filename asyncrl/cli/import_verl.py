@@ -21,42 +21,11 @@ from asyncrl.tools.verl.overrides import Fate
 from asyncrl.tools.verl.translate import Translation, translate
 
 # ── translation ───────────────────────────────────────────────────────────────────────────────
-# Translates the script, and prints the run file and the account.
+# The launch of a script or of options, and the account of its translation.
 
 ORDER: Sequence[Fate] = ("mapped", "not needed", "substituted", "not supported", "unknown")
 
 NPU = re.compile(r"npu|\b(HCCL|ASCEND|VLLM_ASCEND)_|/Ascend/")
-
-
-def import_script(arguments: Sequence[str], environment: Sequence[str], out: Path | None, rows: int | None) -> None:
-    """
-    Print or write the run file of a launch, and print the accounts to stderr. Exit with 1 if the file cannot be run.
-
-    Args:
-        arguments: A script and its arguments, or options.
-        environment: ``NAME=VALUE`` of each environment variable for the script.
-        rows: Rows of the training data; None counts them if the files exist.
-
-    Raises:
-        ConfigError: The script or an option is invalid, the script starts no trainer, or ``out`` cannot be written.
-    """
-    launch, complaints = _launch(arguments, environment)
-    translation = translate(launch, _num_rows(launch) if rows is None else rows)
-    if out:
-        with output(out) as unfinished:
-            unfinished.write_text(translation.toml, encoding="utf-8")
-    else:
-        echo(translation.toml, nl=False)
-    problem = _problem(translation)
-    verdict = "cannot" if problem else translation.verdict
-    for line in report(translation, [*complaints, *([problem] if problem else [])], verdict):
-        echo(line, err=True)
-    if out:
-        echo(out)
-    if verdict == "cannot":
-        sys.exit(1)
-    if out:
-        echo(f"to try it on a CPU: asyncrl run {out} --scale tiny --set run.steps=3", err=True)
 
 
 def report(translation: Translation, notes: Sequence[str], verdict: str) -> list[str]:
@@ -76,7 +45,9 @@ def _launch(arguments: Sequence[str], environment: Sequence[str]) -> tuple[Launc
     script = Path(first)
     if "=" in first and not script.is_file():
         return of_options(arguments), []
-    npu = ["trainer.device=npu"] if _is_for_npu(script) else []
+    # verl itself detects Ascend NPUs when it runs.
+    names_npu = script.is_file() and NPU.search(script.name + script.read_text("utf-8", "replace"))
+    npu = ["trainer.device=npu"] if names_npu else []
     expansion = expand(script, rest, dict(_variables(environment)))
     complaints = [f"the script's shell says: {complaint}" for complaint in expansion.complaints]
     if npu:
@@ -85,11 +56,6 @@ def _launch(arguments: Sequence[str], environment: Sequence[str]) -> tuple[Launc
         return find_launch(expansion.commands, rest, npu), complaints
     except ConfigError as error:
         raise ConfigError("; ".join([str(error), *complaints])) from error
-
-
-def _is_for_npu(script: Path) -> bool:
-    """True if the script's name or text mentions Ascend NPUs; verl itself detects them at run time."""
-    return bool(script.is_file() and NPU.search(script.name + script.read_text("utf-8", "replace")))
 
 
 def _variables(environment: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -152,5 +118,20 @@ def import_verl(arguments: tuple[str, ...], out: Path | None, environment: tuple
       asyncrl import-verl run_grpo.sh --env MODEL_PATH=models/base -o run.toml
       asyncrl import-verl algorithm.adv_estimator=grpo data.train_files=train.parquet ...
     """
-
-    import_script(arguments, environment, out, rows)
+    launch, complaints = _launch(arguments, environment)
+    translation = translate(launch, _num_rows(launch) if rows is None else rows)
+    if out:
+        with output(out) as unfinished:
+            unfinished.write_text(translation.toml, encoding="utf-8")
+    else:
+        echo(translation.toml, nl=False)
+    problem = _problem(translation)
+    verdict = "cannot" if problem else translation.verdict
+    for line in report(translation, [*complaints, *([problem] if problem else [])], verdict):
+        echo(line, err=True)
+    if out:
+        echo(out)
+    if verdict == "cannot":
+        sys.exit(1)
+    if out:
+        echo(f"to try it on a CPU: asyncrl run {out} --scale tiny --set run.steps=3", err=True)

@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -40,14 +40,6 @@ TOGETHER = 1024
 ROUNDING = 1e-9
 
 
-class Gradable(NamedTuple):
-    """A sample that can be graded again."""
-
-    file: str
-    row: SampleFacts
-    inputs: VerifierInput
-
-
 def regraded(directory: RunDirectory, config: Config, accounts: Audit) -> Audit:
     """The audit with what grading the samples again has found."""
     try:
@@ -64,23 +56,27 @@ def _graded(directory: RunDirectory, config: Config) -> tuple[list[str], int, li
     if config.environment.is_set:
         return [], 0, ["episodes, whose environment gave their rewards"]
     prompts = train_stream(config.data, config.run.seed)
-    problems, failed, strange = list[str](), list[str](), 0
-    gradable = []
+    problems, failed, strange = list[str](), 0, 0
+    gradable: list[tuple[str, SampleFacts, VerifierInput]] = []
     for file in sorted(directory.samples.glob("step_*.parquet")):
         for row in read_facts(file):
             prompt = prompts.at(row.group_id).prompt
             if (row.prompt, row.answer) == (prompt_text(prompt), prompt.answer):
-                gradable.append(Gradable(f"samples/{file.name}", row, _inputs(prompt, row)))
+                gradable.append((f"samples/{file.name}", row, _inputs(prompt, row)))
             else:
                 strange += 1
-    for one, verdict in zip(gradable, asyncio.run(_judged(config, [one.inputs for one in gradable])), strict=True):
+    verdicts = asyncio.run(_judged(config, [inputs for _, _, inputs in gradable]))
+    for (name, row, _), verdict in zip(gradable, verdicts, strict=True):
         if verdict is None:
-            failed.append(one.file)
-        else:
-            problems += _different(one, verdict)
-    left = [f"{len(failed):,} samples, for which the reward failed now"] if failed else []
+            failed += 1
+        elif not math.isclose(row.reward, verdict.reward, rel_tol=ROUNDING, abs_tol=ROUNDING):
+            problems.append(
+                f"{name}: unit {row.group_id}/{row.index} has the reward {row.reward}: graded again, its completion "
+                f"gets {verdict.reward}"
+            )
+    left = [f"{failed:,} samples, for which the reward failed now"] if failed else []
     left += [f"{strange:,} samples, whose prompts the data does not have"] if strange else []
-    return problems, len(gradable) - len(failed), left
+    return problems, len(gradable) - failed, left
 
 
 def _inputs(prompt: Prompt, row: SampleFacts) -> VerifierInput:
@@ -102,14 +98,6 @@ async def _judged(config: Config, inputs: Sequence[VerifierInput]) -> list[Verdi
         for first in range(0, len(inputs), TOGETHER):
             verdicts += await asyncio.gather(*map(judged, inputs[first : first + TOGETHER]))
     return verdicts
-
-
-def _different(one: Gradable, verdict: Verdict) -> Iterator[str]:
-    if not math.isclose(one.row.reward, verdict.reward, rel_tol=ROUNDING, abs_tol=ROUNDING):
-        yield (
-            f"{one.file}: unit {one.row.group_id}/{one.row.index} has the reward {one.row.reward}: graded again, its "
-            f"completion gets {verdict.reward}"
-        )
 
 
 # ── inspect ───────────────────────────────────────────────────────────────────────────────────
@@ -218,55 +206,55 @@ def dead_letter_table(letters: Sequence[DeadLetter]) -> str:
 
 def _groups(audit: Audit) -> Iterator[Row]:
     yield ["groups", "", ""]
-    yield ["  issued", _number(audit.issued), ""]
-    yield ["  trained", _number(audit.trained), f"in {audit.steps} steps; {audit.committed:,} in a checkpoint"]
+    yield ["  issued", f"{audit.issued:,}", ""]
+    yield ["  trained", f"{audit.trained:,}", f"in {audit.steps} steps; {audit.committed:,} in a checkpoint"]
     if audit.untrained:
-        yield ["  untrained", _number(sum(audit.untrained.values())), f"left out of a step: {_listed(audit.untrained)}"]
-    yield ["  dropped", _number(sum(audit.dropped.values())), ""]
+        yield ["  untrained", f"{sum(audit.untrained.values()):,}", f"left out of a step: {_listed(audit.untrained)}"]
+    yield ["  dropped", f"{sum(audit.dropped.values()):,}", ""]
     reasons = list(audit.dropped.items())
     for reason, count in reasons[:SHOWN]:
-        yield ["", _number(count), f"  {_one_line(reason)}"]
+        yield ["", f"{count:,}", f"  {_one_line(reason)}"]
     if rest := reasons[SHOWN:]:
-        yield ["", _number(sum(count for _, count in rest)), f"  for {len(rest)} other reasons"]
-    yield ["  open", _number(audit.open), "issued, and neither trained nor dropped yet"]
+        yield ["", f"{sum(count for _, count in rest):,}", f"  for {len(rest)} other reasons"]
+    yield ["  open", f"{audit.open:,}", "issued, and neither trained nor dropped yet"]
     if audit.restarted:
-        yield ["  restarted", _number(audit.restarted), "too old to be trained on, or lost with a spool"]
-    yield ["  skipped", _number(audit.skipped), ""]
+        yield ["  restarted", f"{audit.restarted:,}", "too old to be trained on, or lost with a spool"]
+    yield ["  skipped", f"{audit.skipped:,}", ""]
     if audit.retired:
-        yield ["  passed over", _number(audit.retired), "their prompts were retired (data.retire_at)"]
-    yield ["  double-trained", _number(audit.double_trained), ""]
-    yield ["  most open at once", _number(audit.peak_open), f"of at most {audit.window:,}"]
+        yield ["  passed over", f"{audit.retired:,}", "their prompts were retired (data.retire_at)"]
+    yield ["  double-trained", f"{audit.double_trained:,}", ""]
+    yield ["  most open at once", f"{audit.peak_open:,}", f"of at most {audit.window:,}"]
 
 
 def _trajectories(audit: Audit) -> Iterator[Row]:
     yield ["trajectories", "", ""]
-    yield ["  re-issued", _number(sum(audit.reissued.values())), _listed(audit.reissued)]
-    yield ["  duplicates", _number(audit.duplicates), ""]
+    yield ["  re-issued", f"{sum(audit.reissued.values()):,}", _listed(audit.reissued)]
+    yield ["  duplicates", f"{audit.duplicates:,}", ""]
     if audit.void_rewards:
-        yield ["  graded again", _number(audit.void_rewards), "their group was restarted, so the first verdict is void"]
-    yield ["  failed attempts", _number(sum(audit.failed_attempts.values())), _listed(audit.failed_attempts)]
+        yield ["  graded again", f"{audit.void_rewards:,}", "their group was restarted, so the first verdict is void"]
+    yield ["  failed attempts", f"{sum(audit.failed_attempts.values()):,}", _listed(audit.failed_attempts)]
     if audit.left_out:
         yield [
             "  left out",
-            _number(sum(audit.left_out.values())),
+            f"{sum(audit.left_out.values()):,}",
             "failed for good, and their groups went on without them",
         ]
-    yield ["  dead letters", _number(audit.dead_letters), "failed too often; see asyncrl dead-letters"]
+    yield ["  dead letters", f"{audit.dead_letters:,}", "failed too often; see asyncrl dead-letters"]
 
 
 def _tokens(audit: Audit) -> Iterator[Row]:
     yield ["tokens", "", ""]
-    yield ["  trained", _number(audit.tokens_trained), ""]
-    yield ["  thrown away", _number(sum(audit.tokens_thrown_away.values())), _listed(audit.tokens_thrown_away)]
+    yield ["  trained", f"{audit.tokens_trained:,}", ""]
+    yield ["  thrown away", f"{sum(audit.tokens_thrown_away.values()):,}", _listed(audit.tokens_thrown_away)]
 
 
 def _staleness(audit: Audit) -> Iterator[Row]:
     yield ["staleness, versions", "trained", "share of trained trajectories"]
     total = sum(audit.staleness.values())
     for staleness, count in audit.staleness.items():
-        yield [f"  {staleness}", _number(count), f"{count / total:.1%}"]
+        yield [f"  {staleness}", f"{count:,}", f"{count / total:.1%}"]
     if audit.over_max_staleness:
-        yield ["  over max_staleness", _number(audit.over_max_staleness), f"{audit.over_max_staleness / total:.1%}"]
+        yield ["  over max_staleness", f"{audit.over_max_staleness:,}", f"{audit.over_max_staleness / total:.1%}"]
 
 
 def _lengths(audit: Audit) -> Iterator[Row]:
@@ -276,7 +264,7 @@ def _lengths(audit: Audit) -> Iterator[Row]:
         share = bucket.dropped / max(bucket.trained + bucket.dropped, 1)
         note = f"{bucket.dropped:,} ({share:.1%})" if bucket.dropped else "0"
         note += f"; {bucket.restarted:,} restarted" if bucket.restarted else ""
-        yield [f"  {shortest}-{bucket.max_tokens}", _number(bucket.trained), note]
+        yield [f"  {shortest}-{bucket.max_tokens}", f"{bucket.trained:,}", note]
         shortest = bucket.max_tokens + 1
     if audit.dropped_unfinished:
         yield ["  unknown", "", f"{audit.dropped_unfinished:,} never finished"]
@@ -301,10 +289,6 @@ def _conclusion(audit: Audit) -> Iterator[str]:
 
 
 # ── cells ───────────────────────────────────────────────────────────────────────────────────
-
-
-def _number(value: int) -> str:
-    return f"{value:,}"
 
 
 def _listed(counts: Mapping[str, int]) -> str:

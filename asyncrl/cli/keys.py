@@ -3,7 +3,7 @@
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -48,17 +48,6 @@ OPERATOR = "supervisor"
 CUT_OFF = "a running broker cuts it off within seconds"
 
 
-def made_broker(folder: KeyFolder, key: Key, given: Path | None) -> str:
-    """Text after `init`; ``given`` is the folder if the command named it, so that the next command does too."""
-    option = f" --keys {shlex.quote(str(given))}" if given else ""
-    return _lines(
-        f"made the broker's key pair {fingerprint(key.public)} and an empty allow-list in {folder.path}",
-        f"public key: {key.public.hex()}",
-        "allow the key of a machine next:",
-        f"  asyncrl keys add NAME --role ROLE{option}",
-    )
-
-
 def added(folder: KeyFolder, key: AllowedKey, *, is_made_here: bool) -> str:
     return _lines(
         f"{key.name} may connect as {' or '.join(key.roles)} with the key {fingerprint(key.public)}",
@@ -67,37 +56,12 @@ def added(folder: KeyFolder, key: AllowedKey, *, is_made_here: bool) -> str:
     )
 
 
-def made_pair(file: Path, key: Key) -> str:
-    roles = " ".join(f"--role {role}" for role in key.roles) or "--role ROLE"
-    return _lines(
-        f"made the key pair {fingerprint(key.public)} of {key.name} in {file}",
-        "allow it on the broker's machine:",
-        f"  asyncrl keys add {key.name} {roles} --public {key.public.hex()}",
-    )
-
-
-def revoked(key: AllowedKey) -> str:
-    return f"{key.name} may not connect with the key {fingerprint(key.public)}; {CUT_OFF}"
-
-
 def rotated(folder: KeyFolder, key: AllowedKey, *, is_made_here: bool) -> str:
     old = f"is accepted until {utc_time(key.previous_until)}" if key.previous else f"is refused; {CUT_OFF}"
     return _lines(
         f"{key.name} has the key {fingerprint(key.public)}; its previous key {old}",
         *(_copy(folder, key) if is_made_here else ()),
         *(() if _is_operator(key) else ("restart its nodes with the new file",)),
-    )
-
-
-def rotated_broker(key: Key, rewritten: Sequence[Path]) -> str:
-    """Text after `rotate broker`; ``rewritten`` are the key files of nodes that name its new public key."""
-    return _lines(
-        f"the broker has the key pair {fingerprint(key.public)} after its next start",
-        f"public key: {key.public.hex()}",
-        "every machine needs its key file again:",
-        *(f"  copy {path} to its machine, in place of the old one" for path in rewritten),
-        f'  in a key file made by `asyncrl keys new`, set broker = "{key.public.hex()}"',
-        "then restart the broker and the nodes",
     )
 
 
@@ -178,9 +142,13 @@ def _lines(*lines: str) -> str:
 PATH = click.Path(path_type=Path)
 
 
-def _keys_option(command: Callable[..., None]) -> Callable[..., None]:
-    text = "Folder of keys.  [default: $ASYNCRL_KEYS, or asyncrl/keys in $XDG_CONFIG_HOME or ~/.config]"
-    return click.option("--keys", "path", type=PATH, metavar="DIR", help=text)(command)
+_keys_option = click.option(
+    "--keys",
+    "path",
+    type=PATH,
+    metavar="DIR",
+    help="Folder of keys.  [default: $ASYNCRL_KEYS, or asyncrl/keys in $XDG_CONFIG_HOME or ~/.config]",
+)
 
 
 def _role_option(*, required: bool) -> Callable[[Any], Any]:
@@ -218,7 +186,12 @@ def keys() -> None:
 def init(path: Path | None) -> None:
     """Make the broker's key pair and an empty allow-list. Existing ones are not overwritten."""
     folder = _folder(path)
-    echo(made_broker(folder, folder.init(), path))
+    key = folder.init()
+    option = f" --keys {shlex.quote(str(path))}" if path else ""
+    echo(f"made the broker's key pair {fingerprint(key.public)} and an empty allow-list in {folder.path}")
+    echo(f"public key: {key.public.hex()}")
+    echo("allow the key of a machine next:")
+    echo(f"  asyncrl keys add NAME --role ROLE{option}")
 
 
 @keys.command()
@@ -264,7 +237,10 @@ def new(file: Path, name: str, broker_public: str, roles: tuple[str, ...]) -> No
     check_node_name(name)
     key = new_key(name, roles, from_hex(broker_public, "--broker-public"))
     create_key(file, key)
-    echo(made_pair(file, key))
+    named = " ".join(f"--role {role}" for role in key.roles) or "--role ROLE"
+    echo(f"made the key pair {fingerprint(key.public)} of {key.name} in {file}")
+    echo("allow it on the broker's machine:")
+    echo(f"  asyncrl keys add {key.name} {named} --public {key.public.hex()}")
 
 
 @keys.command("list")
@@ -284,8 +260,8 @@ def list_keys(as_json: bool, path: Path | None) -> None:
 @report_errors
 def revoke(name: str, path: Path | None) -> None:
     """Refuse the key of a machine. A running broker closes its connections within seconds."""
-    folder = _folder(path)
-    echo(revoked(folder.revoke(name)))
+    key = _folder(path).revoke(name)
+    echo(f"{key.name} may not connect with the key {fingerprint(key.public)}; {CUT_OFF}")
 
 
 @keys.command()
@@ -313,7 +289,14 @@ def rotate(name: str, overlap_s: float, public: str | None, path: Path | None) -
     elif overlap_s or public:
         raise click.UsageError("the broker has one key pair, made here: --overlap and --public are for nodes")
     else:
-        echo(rotated_broker(*folder.rotate_broker()))
+        of_broker, rewritten = folder.rotate_broker()
+        echo(f"the broker has the key pair {fingerprint(of_broker.public)} after its next start")
+        echo(f"public key: {of_broker.public.hex()}")
+        echo("every machine needs its key file again:")
+        for file in rewritten:
+            echo(f"  copy {file} to its machine, in place of the old one")
+        echo(f'  in a key file made by `asyncrl keys new`, set broker = "{of_broker.public.hex()}"')
+        echo("then restart the broker and the nodes")
 
 
 def _folder(path: Path | None) -> KeyFolder:

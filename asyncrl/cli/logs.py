@@ -94,11 +94,9 @@ class Logs:
         """Lines of all logs since the last call, by time."""
         for path in sorted(self._directory.logs.glob(f"{self._node or '*'}.log")):
             self._files.setdefault(path, LogFile(path))
-        lines = [line for file in self._files.values() for line in file.read() if self._is_shown(line)]
-        return sorted(lines, key=lambda line: line.at)
-
-    def _is_shown(self, line: LogLine) -> bool:
-        return line.level not in self._hidden and self._about in ("", line.about)
+        lines = [line for file in self._files.values() for line in file.read()]
+        shown = [line for line in lines if line.level not in self._hidden and self._about in ("", line.about)]
+        return sorted(shown, key=lambda line: line.at)
 
     async def follow(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> AsyncIterator[list[LogLine]]:
         """Lines as they are written, until no process serves the run; for ever if the run is on another machine."""

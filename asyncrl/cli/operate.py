@@ -2,14 +2,13 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
-from asyncrl.cli.parts import RUN_PATH, json_option, newest_run, report_errors
+from asyncrl.cli.parts import RUN_PATH, json_option, newest_run, report_errors, together
 from asyncrl.cli.session import operator
 from asyncrl.errors import ConfigError, LinkError, RunFailed
 from asyncrl.messages.session import Drain
@@ -157,22 +156,13 @@ def age(seconds: float) -> str:
 
 PATH = click.Path(path_type=Path)
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
 key_option = click.option(
     "--key", type=PATH, metavar="FILE", help="Key with the role supervisor.  [default: $ASYNCRL_KEY_FILE]"
 )
-
-
-def on_run(command: Command) -> Command:
-    """Add the argument RUN|ADDRESS and the option --key, with which the broker of a run is found."""
-    return click.argument("run", metavar="RUN|ADDRESS")(key_option(command))
-
-
-def on_newest_run(command: Command) -> Command:
-    """Add the argument RUN, for which the newest run will do if none is named, and ``--key``."""
-    return click.argument("run", metavar="[RUN|ADDRESS]", default=newest_run)(key_option(command))
+on_run = together(key_option, click.argument("run", metavar="RUN|ADDRESS"))
+"""Argument by which the broker of a run is found, and the key for it."""
+on_newest_run = together(key_option, click.argument("run", metavar="[RUN|ADDRESS]", default=newest_run))
+"""Argument of commands for which the newest run will do if none is named, and the key."""
 
 
 @click.command()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec
+from typing import Any, ParamSpec
 
 import click
 
@@ -13,15 +13,23 @@ from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.terminal import echo
 from asyncrl.tools.verl.names import verl_names_answered
 
-if TYPE_CHECKING:
-    pass
-
 P = ParamSpec("P")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 EXTRAS = {"numpy": "node", "pyarrow": "node", "torch": "train", "transformers": "train", "safetensors": "train"}
 """Extra of asyncrl that brings a package, for commands that find only in their course that they need it."""
+
+
+def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """One decorator for several options and arguments; the last one comes first in the help."""
+
+    def decorate(command: Any) -> Any:
+        for option in options:
+            command = option(command)
+        return command
+
+    return decorate
 
 
 def report_errors(command: Callable[P, None]) -> Callable[P, None]:

@@ -10,10 +10,10 @@ from asyncrl.cli.parts import json_option, report_errors
 from asyncrl.cli.settings import set_option
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
-from asyncrl.terminal import echo, to_json
+from asyncrl.terminal import aligned, echo, to_json
 
-if TYPE_CHECKING:  # they import torch
-    pass
+if TYPE_CHECKING:  # it imports torch
+    from asyncrl.runtime.memory import MemoryPlan
 
 # ── memory options ────────────────────────────────────────────────────────────────────────────
 # Options for memory that is not that of this machine, where no single command has them.
@@ -90,9 +90,8 @@ def plan(
         raise ConfigError(f"{first_given(device_memory)} is for --memory; add it, or remove both")
     from rich.console import Console
 
-    from asyncrl.tools.plan.page import make_report, write_page
+    from asyncrl.tools.plan.page import make_report, report_table, write_page
     from asyncrl.tools.plan.plan_file import load as load_plan
-    from asyncrl.tools.plan.tables import report_table
 
     console, loaded = Console(stderr=True), load_plan(plan_path, overrides)
     if not console.is_terminal:
@@ -114,8 +113,29 @@ def _plan_memory(
     config = with_local_copies(load_config(path, overrides), partial(echo, err=True), has_weights=False)
     require_train()
     from asyncrl.runtime.memory import plan_memory, room_here
-    from asyncrl.tools.memory_table import memory_table
 
     room = room_here(config, device_memory, host_memory)
     answer = plan_memory(config, room)
-    echo(to_json(answer) if as_json else memory_table(answer, path.stem))
+    echo(to_json(answer) if as_json else _memory_table(answer, path.stem))
+
+
+def _memory_table(plan: "MemoryPlan", name: str) -> str:
+    """Bytes of every phase and of its parts, on a device and on a host; ``name`` is the title."""
+    from asyncrl.runtime.machine import format_bytes
+
+    rows = [["", f"each {'process' if plan.device == 'cpu' else f'{plan.device} device'}", "host"]]
+    for title, phase in (*((f"trainer, {phase.name}", phase) for phase in plan.trainer), ("one rollout", plan.rollout)):
+        rows.append([title, format_bytes(phase.device), format_bytes(phase.host)])
+        for part in phase.parts:
+            rows.append([f"  {part.name}", *(format_bytes(size) if size else "" for size in (part.device, part.host))])
+    lines = [
+        f"{name}: trainer of {plan.ranks} ranks and {plan.replicas} rollouts a machine, whose host needs "
+        f"{format_bytes(plan.host)}",
+        "",
+        *aligned(rows, right=[1, 2]),
+        "",
+        "assumptions",
+        *(f"  - {assumption}" for assumption in plan.assumptions),
+        *(["", f"does not fit: {plan.problem}"] if plan.problem else []),
+    ]
+    return "\n".join(lines)

@@ -123,7 +123,7 @@ def try_advantage(function: str, overrides: tuple[str, ...]) -> None:
     require_train()
     from asyncrl.tools.plug_ins import advantage as module
 
-    results = module.examine(module.trial_config(full_name(function, ("advantage", "estimate")), overrides))
+    results = module.examine(full_name(function, ("advantage", "estimate")), overrides)
     _show(module.table(results), module.problems(results))
 
 
@@ -153,7 +153,7 @@ def try_loss(function: str, overrides: tuple[str, ...]) -> None:
     require_train()
     from asyncrl.tools.plug_ins import loss as module
 
-    results = module.examine(module.trial_config(full_name(function, ("loss",)), overrides))
+    results = module.examine(full_name(function, ("loss",)), overrides)
     _show(module.table(results), [f"{one.case}: {one.problem}" for one in results if one.problem])
 
 

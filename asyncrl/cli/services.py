@@ -122,12 +122,13 @@ def install(
         )
     address = given_address or LOCAL_BROKER
     _require_access(address, named, key=key, keys=keys, spool_dir=spool_dir)
-    config, devices = load_config(config_path) if config_path else None, devices or _devices_here(Path("/dev"))
+    config, devices = load_config(config_path) if config_path else None, devices or devices_here(Path("/dev"))
     run_dir = _run_dir(run_dir, config_path, config, named)
     secret = (secret or run_dir / "secret").absolute()
     folder = (folder or (SYSTEM_UNITS if manager == "systemd" else Path())).absolute()
     owner = find_owner(user, is_made_later=manager == "systemd")
-    serving, python = metrics_options(metrics, is_open=metrics_open), _python()
+    serving = metrics_options(metrics, is_open=metrics_open)
+    python = tuple(os.path.realpath(path) for path in (sys.prefix, sys.executable))  # often links into a home
     logs, control = run_dir / "logs", folder / "supervisord"
     if manager == "supervisord":
         check_address(f"ipc://{control}/ctl.sock.{MAX_PID}", "the socket of supervisord, in the folder of --to,")
@@ -214,11 +215,6 @@ def _program() -> str:
     return str(program)
 
 
-def _python() -> tuple[str, ...]:
-    """Real paths of the environment of this command and its interpreter, which are often links into a home."""
-    return tuple(os.path.realpath(path) for path in (sys.prefix, sys.executable))
-
-
 def _roles(given: tuple[str, ...]) -> tuple[str, ...]:
     named = {role.strip() for text in given for role in text.split(",")}
     if unknown := sorted(named - set(ALL_ROLES)):
@@ -281,7 +277,7 @@ def _require_access(
         raise ConfigError("--dir DIR and the role spool belong together: give both, or none")
 
 
-def _devices_here(dev: Path) -> Devices:
+def devices_here(dev: Path) -> Devices:
     """Kind of accelerator that has device files below ``dev``."""
     if (dev / "nvidiactl").exists():
         return "gpu"

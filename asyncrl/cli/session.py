@@ -79,7 +79,9 @@ class Operator(Struct, frozen=True, eq=False):
 @contextlib.asynccontextmanager
 async def operator(run: RunAddress) -> AsyncIterator[Operator]:
     """Join a run as a supervisor. Raises `LinkError` if its broker does not answer, or refuses this operator's key."""
-    who = identity("supervisor", _name(run))
+    found = run.credentials()
+    # A name that the key, if there is one, is for.
+    who = identity("supervisor", f"{found.name if found and found.name else 'operator'}-{os.getpid()}")
     link, welcome = await join(run, who, ANSWER_S)
     beats = asyncio.create_task(send_beats(link, welcome.beat_s, Beat))
     try:
@@ -87,9 +89,3 @@ async def operator(run: RunAddress) -> AsyncIterator[Operator]:
     finally:
         beats.cancel()
         await leave(link, "done")
-
-
-def _name(run: RunAddress) -> str:
-    """Name of this command in the run: one that its key, if it has one, is for."""
-    found = run.credentials()
-    return f"{found.name if found and found.name else 'operator'}-{os.getpid()}"

@@ -8,7 +8,7 @@ State of a run: from its broker, or from its files if there is no broker to ask.
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -131,12 +131,10 @@ def how_to_resume(where: str) -> str:
         exposed = load_config(RunDirectory(Path(where)).config).broker.exposed_addresses
     except ConfigError:  # The command then says what is wrong with the configuration.
         exposed = []
-    return _services(Path(where)) if exposed else f"asyncrl resume {where}"
-
-
-def _services(run: Path) -> str:
-    """Sentence with the command that starts the services of the run; `SERVICES` unless one manager is known here."""
-    known = [command for file, command in COMMANDS.items() if f"--run-dir {run.absolute()} " in _text(file)]
+    if not exposed:
+        return f"asyncrl resume {where}"
+    run = Path(where).absolute()
+    known = [command for file, command in COMMANDS.items() if f"--run-dir {run} " in _text(file)]
     return f"start its services again on every machine: {known[0]}" if len(known) == 1 else SERVICES
 
 
@@ -170,9 +168,10 @@ def state_lines(state: RunView, where: str) -> list[str]:
     """State of a run, from the broker or from files; ``where`` is the run as it was named."""
     if state.live:
         return live_lines(state.live)
-    if state.files:
-        return [*file_lines(state.files), *_remedy(state, where)]
-    return []
+    lines = file_lines(state.files) if state.files else []
+    if state.files and state.files.status in ("stopped", "failed", "interrupted") and not state.is_supervised:
+        lines.append(f"resume: {how_to_resume(where)}")
+    return lines
 
 
 def live_lines(status: Status) -> list[str]:
@@ -187,7 +186,10 @@ def live_lines(status: Status) -> list[str]:
     if waiting := _waits(status.nodes):
         lines += ["", "waiting for", *aligned(waiting)]
     if status.incidents:
-        rows = [[f"  {duration(one.ago_s)} ago", _times(one.count), one.sentence] for one in status.incidents]
+        rows = [
+            [f"  {duration(one.ago_s)} ago", f"{one.count} x" if one.count > 1 else "", one.sentence]
+            for one in status.incidents
+        ]
         lines += ["", "last incidents", *aligned(rows, right=[1])]
     return lines
 
@@ -236,7 +238,7 @@ def _metric_rows(run: Status | RunOverview) -> list[Row]:
     shown = [
         f"{name} {format(metrics[key], form) if form else count(round(metrics[key]))}"
         for key, name, form in METRICS
-        if _is_number(metrics.get(key))
+        if isinstance(metrics.get(key), int | float)
     ]
     while len(LAST_STEP) + 2 + len(", ".join(shown)) > COLUMNS:
         shown.pop()
@@ -246,10 +248,6 @@ def _metric_rows(run: Status | RunOverview) -> list[Row]:
         last = f"{share(run.accuracy)} at the last evaluation{failed_note(run.accuracy_failed)}"
         rows.append(["held out", f"{first}{last}"])
     return rows
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
 
 
 def _waits(nodes: Iterable[NodeStatus]) -> list[Row]:
@@ -264,15 +262,6 @@ def _waits(nodes: Iterable[NodeStatus]) -> list[Row]:
 def _listed(names: Sequence[str]) -> str:
     rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + rest
-
-
-def _times(number: int) -> str:
-    return f"{number} x" if number > 1 else ""
-
-
-def _remedy(state: RunView, where: str) -> Iterator[str]:
-    if state.files and state.files.status in ("stopped", "failed", "interrupted") and not state.is_supervised:
-        yield f"resume: {how_to_resume(where)}"
 
 
 # ── top ───────────────────────────────────────────────────────────────────────────────────────

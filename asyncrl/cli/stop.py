@@ -38,10 +38,13 @@ async def stop(where: str, key: Path | None, wait_s: float) -> list[str]:
     if "://" in where:
         return _ended_elsewhere(where, *await interrupt(locate(where, key), wait_s))
     directory = opened(where)
-    if not is_served(directory):
-        return _not_running(directory, where)
-    await interrupt(locate(where, key), wait_s)
-    await wait_until_left(directory)
+    if is_served(directory):
+        await interrupt(locate(where, key), wait_s)
+        await wait_until_left(directory)
+    elif is_supervised(directory):
+        raise LinkError(
+            f"{where} has no broker at this moment: `asyncrl run` is starting or ending it; try again in some seconds"
+        )
     return kept_lines(overview(directory.path), where)
 
 
@@ -96,14 +99,6 @@ def _ended_elsewhere(address: str, end: Finished, run_dir: str) -> list[str]:
         command = f"asyncrl resume {run_dir}, there; or " if is_loopback(address) else ""
         lines.append(f"resume      {command}{SERVICES}")
     return lines
-
-
-def _not_running(directory: RunDirectory, where: str) -> list[str]:
-    if is_supervised(directory):
-        raise LinkError(
-            f"{where} has no broker at this moment: `asyncrl run` is starting or ending it; try again in some seconds"
-        )
-    return kept_lines(overview(directory.path), where)
 
 
 # ── stacks ────────────────────────────────────────────────────────────────────────────────────

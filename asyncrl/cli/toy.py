@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from asyncrl.cli.parts import report_errors
+from asyncrl.cli.parts import report_errors, together
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import read_raw
 from asyncrl.terminal import echo
@@ -22,12 +22,8 @@ threads_option = click.option("--threads", type=COUNT, default=1, help="Torch th
 
 
 def _size_options(**defaults: int) -> Callable[[Any], Any]:
-    def decorate(command: Any) -> Any:
-        for name, default in reversed(defaults.items()):
-            command = click.option(f"--{name.replace('_', '-')}", type=COUNT, default=default)(command)
-        return command
-
-    return decorate
+    names = {f"--{name.replace('_', '-')}": default for name, default in reversed(defaults.items())}
+    return together(*(click.option(name, type=COUNT, default=default) for name, default in names.items()))
 
 
 @click.group()

@@ -8,10 +8,9 @@ import msgspec
 from asyncrl.config.catalogue import ADVANTAGES
 from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.config.sections.broker import Broker, Supervisor, Trackers
-from asyncrl.config.sections.checkpoint import Checkpoint
 from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.environment import Environment
-from asyncrl.config.sections.evaluation import Evaluation
+from asyncrl.config.sections.evaluation import Checkpoint, Evaluation
 from asyncrl.config.sections.reward import Reward
 from asyncrl.config.sections.rollout import Rollout
 from asyncrl.config.sections.run import Model, Run

@@ -46,16 +46,8 @@ def _decoupled(**settings: Any) -> Preset:
     return Preset(Correction(mode="decoupled", **settings))
 
 
-def _ppo_clip(**settings: Any) -> Preset:
-    return Preset(Correction(mode="bypass", **settings), "clipped")
-
-
-def _cispo(**settings: Any) -> Preset:
-    return Preset(Correction(mode="bypass", **settings), "cispo")
-
-
-def _pg(**settings: Any) -> Preset:
-    return Preset(Correction(mode="bypass", **settings), "reinforce")
+def _bypass(loss: str, **settings: Any) -> Preset:
+    return Preset(Correction(mode="bypass", **settings), loss)
 
 
 TOKEN_TIS = {"importance": "token", "importance_threshold": "2.0"}
@@ -77,16 +69,16 @@ PRESETS = {
     "decoupled_k3_rs": _decoupled(**K3_RS),
     "decoupled_k3_rs_seq_tis": _decoupled(**SEQ_TIS, **K3_RS),
     "decoupled_k3_rs_token_tis": _decoupled(**TOKEN_TIS, **K3_RS),
-    "bypass_ppo_clip": _ppo_clip(),
-    "bypass_ppo_clip_geo_rs": _ppo_clip(**GEO_RS),
-    "bypass_ppo_clip_k3_rs": _ppo_clip(**K3_RS),
-    "bypass_ppo_clip_mask": _ppo_clip(**MASK),
-    "bypass_cispo_mask": _cispo(**MASK),
-    "bypass_pg_is": _pg(**SEQ_TIS),
-    "bypass_pg_token_icepop": _pg(**TOKEN_ICEPOP),
-    "bypass_pg_geo_rs": _pg(**GEO_RS),
-    "bypass_pg_geo_rs_seq_tis": _pg(**SEQ_TIS, **GEO_RS),
-    "bypass_pg_geo_rs_token_tis": _pg(**TOKEN_TIS, **GEO_RS),
+    "bypass_ppo_clip": _bypass("clipped"),
+    "bypass_ppo_clip_geo_rs": _bypass("clipped", **GEO_RS),
+    "bypass_ppo_clip_k3_rs": _bypass("clipped", **K3_RS),
+    "bypass_ppo_clip_mask": _bypass("clipped", **MASK),
+    "bypass_cispo_mask": _bypass("cispo", **MASK),
+    "bypass_pg_is": _bypass("reinforce", **SEQ_TIS),
+    "bypass_pg_token_icepop": _bypass("reinforce", **TOKEN_ICEPOP),
+    "bypass_pg_geo_rs": _bypass("reinforce", **GEO_RS),
+    "bypass_pg_geo_rs_seq_tis": _bypass("reinforce", **SEQ_TIS, **GEO_RS),
+    "bypass_pg_geo_rs_token_tis": _bypass("reinforce", **TOKEN_TIS, **GEO_RS),
 }
 PRESETS["sequence_tis_geometric_rs"] = PRESETS["decoupled_geo_rs_seq_tis"]
 
@@ -211,7 +203,12 @@ def _rejection(option: str, text: str) -> Rejection:
         if "_" in text:
             raise ConfigError(f"{SECTION}.{key} is {text!r}: {option} has an upper bound and no lower one")
         return Rejection(option=option, low=-inf, high=_positive(key, text))
-    low, high = _band(key, text) if "_" in text else _around_one(key, text)
+    if "_" in text:
+        low, high = _band(key, text)
+    elif (high := _positive(key, text)) < 1:
+        raise ConfigError(f"{SECTION}.{key} is {text!r}, which stands for 1/x to x: use at least 1, or a band")
+    else:
+        low = 1 / high
     return Rejection(option=option, low=log(low), high=log(high))
 
 
@@ -225,13 +222,6 @@ def _band(key: str, text: str) -> tuple[float, float]:
     if band[0] > band[1]:
         raise ConfigError(f"{SECTION}.{key} is {text!r}: the lower bound is above the upper one")
     return band
-
-
-def _around_one(key: str, text: str) -> tuple[float, float]:
-    ratio = _positive(key, text)
-    if ratio < 1:
-        raise ConfigError(f"{SECTION}.{key} is {text!r}, which stands for 1/x to x: use at least 1, or a band")
-    return 1 / ratio, ratio
 
 
 def _positive(key: str, text: str) -> float:

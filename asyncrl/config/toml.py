@@ -87,25 +87,26 @@ def convert(raw: Mapping[str, Any], kind: type[S], advice: str = "") -> S:
         raise ConfigError(_sentence(str(error), raw, kind, advice)) from error
 
 
-def refuse_unknown(raw: Mapping[str, Any], kind: type[Section]) -> None:
-    """Raise `ConfigError` for a key that ``kind`` does not have, with the one that was probably meant."""
-    _refuse_unknown(raw, kind, (), kind)
-
-
-def _refuse_unknown(
-    raw: Mapping[str, Any], section: type[Section], where: tuple[str, ...], root: type[Section]
+def refuse_unknown(
+    raw: Mapping[str, Any], kind: type[Section], where: tuple[str, ...] = (), root: type[Section] | None = None
 ) -> None:
-    hints = get_type_hints(section)
+    """
+    Raise `ConfigError` for a key that ``kind`` does not have, with the one that was probably meant.
+
+    ``raw`` is the part at ``where`` of a configuration of type ``root``; by default it is all of it.
+    """
+    root = root or kind
+    hints = get_type_hints(kind)
     for key, value in raw.items():
         name = ".".join((*where, key))
         if key not in hints:
             full, _ = next(leaves({name: value}))
             raise unknown(full, root)
-        if kind := section_in(hints[key]):
+        if inner := section_in(hints[key]):
             for part in value if isinstance(value, list) else [value]:
                 if not isinstance(part, Mapping):
                     raise ConfigError(f"{name} is a section, got {part!r}")
-                _refuse_unknown(part, kind, (*where, key), root)
+                refuse_unknown(part, inner, (*where, key), root)
 
 
 def _sentence(error: str, raw: Mapping[str, Any], root: type[Section], advice: str) -> str:

@@ -192,9 +192,14 @@ async def diagnose_run(config: Config, device_memory: str = "", host_memory: str
         lines += await _collectives(config)
     lines += [result_line(name, partial(_run_check, check, config)) for name, check in CHECKS.items()]
     if config.run.epochs is not None:
-        lines.append(result_line("steps", partial(_steps, config)))
+        lines.append(
+            result_line("steps", lambda: f"{resolve_steps(config).run.steps:,} in {config.run.epochs:g} epochs")
+        )
     if can_compute:
-        lines += _architecture(config, device_memory, host_memory)
+        try:
+            lines += examine(config, device_memory, host_memory)
+        except ConfigError as error:
+            lines.append(CheckLine(SECTION, "architecture", "bad", "cannot be checked", str(error)))
     return DoctorReport(tuple(lines), all(line.state != "bad" for line in lines))
 
 
@@ -227,14 +232,3 @@ def _run_check(check: Check, config: Config) -> str:
     remarks: list[str] = []
     found = check(config, remarks.append)
     return "; ".join([found, *(remark.replace("\n", " ") for remark in remarks)])
-
-
-def _steps(config: Config) -> str:
-    return f"{resolve_steps(config).run.steps:,} in {config.run.epochs:g} epochs"
-
-
-def _architecture(config: Config, *memory: str) -> list[CheckLine]:
-    try:
-        return examine(config, *memory)
-    except ConfigError as error:
-        return [CheckLine(SECTION, "architecture", "bad", "cannot be checked", str(error))]

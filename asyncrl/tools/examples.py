@@ -132,6 +132,7 @@ def _template(node: ast.expr) -> str:
 def error_page() -> str:
     """The page about every error message."""
     found = [one for one in messages(PACKAGE) if re.search(r"\w{3}", one.text)]
+    kinds = [getattr(errors, name) for name in sorted({one.error for one in found} | {"AsyncrlError"})]
     lines = [
         "# Errors by message",
         "",
@@ -142,7 +143,7 @@ def error_page() -> str:
         "",
         "| error | exit code | meaning |",
         "|---|---|---|",
-        *(f"| `{kind.__name__}` | {kind.exit_code} | {_first_line(kind)} |" for kind in _kinds(found)),
+        *(f"| `{kind.__name__}` | {kind.exit_code} | {_first_line(kind)} |" for kind in kinds),
         "",
         "Codes 78 (configuration) and 74 (damaged file) are not worth a restart; service managers should stop at them.",
         "",
@@ -153,11 +154,6 @@ def error_page() -> str:
         *(f"| {_escaped(one.text)} | `{one.error}` | `{one.module}` |" for one in found),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _kinds(found: Sequence[ErrorExample]) -> list[type[errors.AsyncrlError]]:
-    names = sorted({one.error for one in found} | {"AsyncrlError"})
-    return [getattr(errors, name) for name in names]
 
 
 def _first_line(kind: type) -> str:
@@ -259,7 +255,8 @@ COMMAND = re.compile(r"^# {3,5}((?:\.venv/bin/)?asyncrl .*)$", re.MULTILINE)
 def names() -> list[str]:
     """Paths of all examples, relative to the folder they are copied into; folders end in ``/``."""
     files = (path.relative_to(SHIPPED).as_posix() for path in _files(SHIPPED))
-    return sorted({_folder_of(file) or file for file in files})
+    folders = [f"{folder}/" for folder in FOLDERS]
+    return sorted({next((folder for folder in folders if file.startswith(folder)), file) for file in files})
 
 
 def describe(name: str) -> str:
@@ -306,9 +303,9 @@ def copy(name: str, folder: Path) -> dict[Path, bool]:
         ConfigError: A file that differs from the example is in its place; then nothing is copied.
     """
     contents = {folder / file: content for file, content in _contents(name).items()}
-    taken = [target for target, content in contents.items() if target.exists() and _differs(target, content)]
-    if taken:
-        raise ConfigError(f"{taken[0]} exists and is different: move it away, or give another folder with --to")
+    for target, content in contents.items():
+        if target.exists() and (not target.is_file() or target.read_bytes() != content):
+            raise ConfigError(f"{target} exists and is different: move it away, or give another folder with --to")
     copied = {target: not target.exists() for target in contents}
     for target in (target for target, is_copied in copied.items() if is_copied):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -359,11 +356,3 @@ def _files(folder: Path) -> Iterator[Path]:
             yield from _files(path)
         elif path.is_file():
             yield path
-
-
-def _folder_of(file: str) -> str:
-    return next((f"{folder}/" for folder in FOLDERS if file.startswith(f"{folder}/")), "")
-
-
-def _differs(target: Path, content: bytes) -> bool:
-    return not target.is_file() or target.read_bytes() != content

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from asyncrl.config.config import Config
 from asyncrl.config.engines import ENGINES
 from asyncrl.config.model.directory import check_model
 from asyncrl.config.model.weights import CONFIG, check_weights, read_config
@@ -104,7 +103,17 @@ def find_data(
     columns = guess(rows, given, "--{}-column NAME")
     is_text = any(isinstance(value, str) for value in islice(rows.column(columns.prompt), LOOKED_AT))
     as_chat = has_template and is_text
-    inspection = inspect(Path(path), data_section(path, columns, as_chat=as_chat), count_tokens=count_tokens)
+    inspection = inspect(
+        Path(path),
+        Data(
+            train=path,
+            prompt_column=columns.prompt,
+            answer_column=columns.answer or "answer",
+            as_chat=as_chat,
+            on_bad_row="skip",
+        ),
+        count_tokens=count_tokens,
+    )
     inspection.require_usable()
     longest = inspection.prompt_tokens.get("max") or math.ceil(inspection.prompt_chars.get("max", 0) / 2)
     return DataFound(
@@ -117,12 +126,6 @@ def find_data(
         num_bad=len(inspection.bad),
         as_chat=as_chat,
     )
-
-
-def data_section(path: str, columns: Columns, *, as_chat: bool = False) -> Data:
-    """Section ``[data]`` with these columns, which leaves out rows that cannot be used."""
-    answer = columns.answer or "answer"
-    return Data(train=path, prompt_column=columns.prompt, answer_column=answer, as_chat=as_chat, on_bad_row="skip")
 
 
 def find_held_out(train: str) -> list[str]:
@@ -193,7 +196,7 @@ class Choices(Struct, frozen=True):
 
 def choose(found: Findings) -> Choices:
     """Choose where trainer and rollouts compute, how long texts may be, and how fast to learn."""
-    prompt = _round_up(found.data.longest_prompt, 64)
+    prompt = max(64, -(-found.data.longest_prompt // 64) * 64)  # a multiple of 64
     room = found.model.positions - prompt if found.model.positions else 1 << 30
     size = found.model.num_parameters
     lr = 2e-4 if size <= SMALL else 5e-6 if size <= MEDIUM else 1e-6
@@ -307,11 +310,6 @@ def score(inputs: VerifierInput) -> dict[str, float]:
 """Reward function for a dataset that no built-in one is for."""
 
 
-def stub(run_file: str) -> str:
-    """Text of a reward function, whose docstring says how to try it."""
-    return STUB.replace("RUN_FILE", run_file)
-
-
 def _why(function: str, sources: list[str]) -> str:
     if function == "auto":
         return f"a built-in verifier by data source: {', '.join(sources[:3])}"
@@ -321,10 +319,6 @@ def _why(function: str, sources: list[str]) -> str:
 def _line(key: str, value: object, why: str = "") -> str:
     text = f"{key} = {toml_value(value)}"
     return f"{text:<29} # {why}" if why else text
-
-
-def _round_up(number: int, unit: int) -> int:
-    return max(unit, -(-number // unit) * unit)
 
 
 # ── init ──────────────────────────────────────────────────────────────────────────────────────
@@ -357,11 +351,14 @@ def write_files(folder: Path, model: str | None, data: str | None, columns: Mapp
     reward = "auto" if has_route else f"{reward_file}:score"
     written = {run_file: render(found, chosen, reward)}
     if not has_route:
-        written[reward_file] = stub(str(run_file))
+        written[reward_file] = STUB.replace("RUN_FILE", str(run_file))
     _write(written)
     for line in _described(found, chosen):
         say(line)
-    for line in _tried(run_config(run_file), reward):
+    config = run_config(run_file)
+    rows = read_rows(config, TRIED_ROWS)
+    first, *rest = summary_lines(attempt(config, rows))
+    for line in (f"reward    {reward}, tried on {len(rows)} rows: {first}", *rest):
         say(line)
     say(f"wrote     {', '.join(map(str, written))}")
     say("next:")
@@ -420,11 +417,3 @@ def _held_out(found: Sequence[str]) -> str:
     if len(found) > 1:
         return f"could be any of {', '.join(found)}: name one as data.held_out"
     return found[0] if found else "none found: name a file as data.held_out"
-
-
-def _tried(config: Config, reward: str) -> Sequence[str]:
-    """The reward, tried on the first rows."""
-    rows = read_rows(config, TRIED_ROWS)
-    done = attempt(config, rows)
-    first, *rest = summary_lines(done)
-    return [f"reward    {reward}, tried on {len(rows)} rows: {first}", *rest]

@@ -25,7 +25,7 @@ from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.foreign_text import escaped
 from asyncrl.messages.trajectory import Prompt, Turn, Unit
-from asyncrl.records.episode_view import TurnView, summary, views
+from asyncrl.records.episode_view import summary, views
 from asyncrl.records.samples import SampledEpisode, prompt_text
 from asyncrl.reward.routing import unrouted
 from asyncrl.reward.verifier import episode_reward, verifier_input
@@ -139,7 +139,10 @@ WIDTH = 13
 def turn_lines(turns: Sequence[Turn], first: int = 0) -> Iterator[Text]:
     """Lines of the turns from ``first`` on."""
     for view in list(views(turns))[first:]:
-        yield from _turn(view)
+        yield Text(f"── {view.title} ── {view.facts}", style="cyan")
+        if view.observation:
+            yield from _said("environment", view.observation, "dim")
+        yield from _said("policy", view.text, "green")
 
 
 def prompt_lines(prompt: str, answer: str = "") -> Iterator[Text]:
@@ -172,13 +175,6 @@ def reward_line(name: str, reward: float, metrics: Mapping[str, float]) -> Text:
         reward of the environment 1, correct 1, moves 7
     """
     return Text(", ".join([f"reward of {name} {reward:.6g}", *(f"{key} {metrics[key]:.6g}" for key in metrics)]))
-
-
-def _turn(view: TurnView) -> Iterator[Text]:
-    yield Text(f"── {view.title} ── {view.facts}", style="cyan")
-    if view.observation:
-        yield from _said("environment", view.observation, "dim")
-    yield from _said("policy", view.text, "green")
 
 
 def _said(who: str, content: str, style: str) -> Iterator[Text]:

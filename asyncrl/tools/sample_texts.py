@@ -49,7 +49,8 @@ def trained_file(folder: Path, step: int | None) -> Path:
         return newest
     path = folder / f"step_{step:06d}.parquet"
     if not path.is_file():
-        raise ConfigError(f"there are no samples of step {step} in {folder}; the newest are of step {_number(newest)}")
+        last = int(newest.stem.rpartition("_")[2])
+        raise ConfigError(f"there are no samples of step {step} in {folder}; the newest are of step {last}")
     return path
 
 
@@ -92,10 +93,6 @@ def chosen(rows: Sequence[SampleText], number: int, order: Order) -> list[Sample
     sign = {"spread": 0, "best": -1, "worst": 1}[order]
     ranked.sort(key=lambda item: (sign * item[1].reward, item[0]))
     return [row for _, row in ranked[:number]]
-
-
-def _number(path: Path) -> int:
-    return int(path.stem.rpartition("_")[2])
 
 
 def _first_step(path: Path) -> int:
@@ -163,19 +160,15 @@ def sample_lines(found: Samples, run: Path, columns: int) -> Iterator[str]:
     yield f"{found.file}: {len(found.rows)} of {found.total} samples, mean reward {found.reward_mean:.4g}"
     for row in found.rows:
         yield ""
-        yield _head(row)
+        tokens = counted(row.num_tokens, "token")
+        facts = f"reward {row.reward:.4g}, {tokens}, {row.finish_reason}, staleness {row.staleness}"
+        yield f"── {facts}, trajectory {row.group_id}/{row.index}"
         for name, text in (("prompt", row.prompt), ("completion", row.completion), ("answer", row.answer)):
             if text or name != "answer":
                 yield from _said(name, text, columns)
         if row.num_turns > 1:
             place = f"--step {row.step} --group {row.group_id} --index {row.index}"
             yield f"{row.num_turns} turns: asyncrl episode show {run} {place}"
-
-
-def _head(row: SampleText) -> str:
-    tokens = counted(row.num_tokens, "token")
-    facts = f"reward {row.reward:.4g}, {tokens}, {row.finish_reason}, staleness {row.staleness}"
-    return f"── {facts}, trajectory {row.group_id}/{row.index}"
 
 
 def _said(name: str, text: str, columns: int) -> Iterator[str]:

@@ -46,28 +46,21 @@ def leave(why: str) -> None:
     os._exit(TrackerError.exit_code)
 
 
-class CallLimit:
+@contextmanager
+def call_limit(what: str, seconds: float, expired: Callable[[str], None] = leave) -> Iterator[None]:
     """
-    Time limit of each call. A call that exceeds it makes another thread call ``expired`` with the reason.
+    Context of the call ``what``. If it takes longer, another thread calls ``expired`` with a sentence about that.
 
     A blocked thread cannot be interrupted, but its process can be ended; the default `leave` does that.
     """
-
-    def __init__(self, seconds: float, expired: Callable[[str], None] = leave) -> None:
-        self._seconds = seconds
-        self._expired = expired
-
-    @contextmanager
-    def on(self, what: str) -> Iterator[None]:
-        """Context that applies the limit; ``what`` names the call in the reason."""
-        timer = threading.Timer(self._seconds, self._expired, [f"{what} took more than {self._seconds:g} s"])
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            timer.join()
+    timer = threading.Timer(seconds, expired, [f"{what} took more than {seconds:g} s"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 # ── follower ──────────────────────────────────────────────────────────────────────────────────
@@ -86,13 +79,13 @@ class Cursor(Struct, frozen=True, kw_only=True):
 
 
 class Follower:
-    """Feeds one run to one tracker, whose short name ``label`` names its folder. ``deadline`` limits each call."""
+    """Feeds one run to one tracker, whose short name ``label`` names its folder. ``timeout_s`` limits each call."""
 
-    def __init__(self, directory: RunDirectory, tracker: Tracker, label: str, deadline: CallLimit) -> None:
+    def __init__(self, directory: RunDirectory, tracker: Tracker, label: str, timeout_s: float) -> None:
         self._directory = directory
         self._tracker = tracker
         self._label = label
-        self._deadline = deadline
+        self._timeout_s = timeout_s
         self._folder = directory.trackers / label
         self._path = self._folder / "cursor.json"
         self._metrics, self._events = JsonLines(directory.metrics), JsonLines(directory.events)
@@ -140,15 +133,13 @@ class Follower:
         if kind == EVALUATED:
             version = int(fields.pop("policy_version"))
             fields.pop("time_s", None)
-            self._log(self._steps_behind(version), {f"eval/{name}": value for name, value in fields.items()})
+            planned, each = (int(self._config.get(key, 0)) for key in ("run.steps", "schedule.steps_per_publish"))
+            step = min(version * max(each, 1), planned or version)
+            self._log(step, {f"eval/{name}": value for name, value in fields.items()})
             return
         self._counts[kind] += 1
         self._call("event", self._tracker.event, self._cursor.step, kind, fields)
         self._log(self._cursor.step, {f"events/{kind}": float(self._counts[kind])})
-
-    def _steps_behind(self, policy_version: int) -> int:
-        steps, each = (int(self._config.get(key, 0)) for key in ("run.steps", "schedule.steps_per_publish"))
-        return min(policy_version * max(each, 1), steps or policy_version)
 
     def _log(self, step: int, values: Mapping[str, Any]) -> None:
         """Log the values that are numbers; NaN is recorded as null, and left out."""
@@ -171,7 +162,7 @@ class Follower:
 
     def _call(self, what: str, function: Callable[..., None], *arguments: Any) -> None:
         where = f"{self._label}.{what}"
-        with self._deadline.on(where):
+        with call_limit(where, self._timeout_s):
             try:
                 function(*arguments)
             except Exception as error:  # A tracker may raise anything.
@@ -199,7 +190,7 @@ def track_run(path: Path, name: str, overrides: Sequence[str], *, once: bool) ->
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     with _locked(directory.trackers / label(name), name):
-        follower = Follower(directory, tracker, label(name), CallLimit(config.timeout_s))
+        follower = Follower(directory, tracker, label(name), config.timeout_s)
         follower.start()
         while not follower.advance():
             if once or stopping.wait(POLL_S):

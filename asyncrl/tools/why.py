@@ -73,41 +73,32 @@ def attribute(lines: Sequence[TimesLine], *, is_steady: bool = False) -> Attribu
     """Sum lines; ``is_steady`` leaves out what precedes the first trained step, and what says nothing of its pace."""
     if is_steady:
         lines = [line for line in lines[1:] if line.span_s > 0] or list(lines)
-    sums: dict[str, _Sum] = {}
+    by_name: defaultdict[str, list[NodeTimes]] = defaultdict(list)
     for line in lines:
         for name, node in line.nodes.items():
-            sums.setdefault(name, _Sum(node.role)).add(node, without=APART if is_steady else ())
+            by_name[name].append(node)
     return Attribution(
         sum(line.span_s for line in lines),
-        {name: total.times for name, total in sums.items()},
+        {name: _sum(of_node, without=APART if is_steady else ()) for name, of_node in by_name.items()},
         sum(line.verdicts for line in lines),
     )
 
 
-class _Sum:
-    def __init__(self, role: Role) -> None:
-        self._role = role
-        self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._tokens = 0
-        self._memory_stall = 0.0
-        self._decode_steps = 0.0
-        self._total_s = self._cores_busy_s = 0.0
-
-    def add(self, node: NodeTimes, without: Iterable[str]) -> None:
-        for activity, seconds in node.seconds.items():
+def _sum(of_node: Sequence[NodeTimes], without: Iterable[str]) -> NodeTimes:
+    seconds: defaultdict[str, float] = defaultdict(float)
+    tokens, memory_stall, decode_steps, total_s, cores_busy_s = 0, 0.0, 0.0, 0.0, 0.0
+    for times in of_node:
+        for activity, value in times.seconds.items():
             if activity not in without:
-                self._seconds[activity] += seconds
-        self._tokens += node.tokens
-        self._memory_stall = max(self._memory_stall, node.memory_stall)
-        self._decode_steps += node.decode_steps
-        total_s = sum(node.seconds.values())
-        self._total_s += total_s
-        self._cores_busy_s += node.cores_busy * total_s
-
-    @property
-    def times(self) -> NodeTimes:
-        busy = self._cores_busy_s / self._total_s if self._total_s else 0.0
-        return NodeTimes(self._role, dict(self._seconds), self._tokens, self._memory_stall, self._decode_steps, busy)
+                seconds[activity] += value
+        tokens += times.tokens
+        memory_stall = max(memory_stall, times.memory_stall)
+        decode_steps += times.decode_steps
+        all_s = sum(times.seconds.values())
+        total_s += all_s
+        cores_busy_s += times.cores_busy * all_s
+    busy = cores_busy_s / total_s if total_s else 0.0
+    return NodeTimes(of_node[0].role, dict(seconds), tokens, memory_stall, decode_steps, busy)
 
 
 def _shares(of_nodes: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -165,19 +156,6 @@ class Evidence(Struct, frozen=True):
     """``schedule.staleness``."""
     is_on_one_machine: bool = False
     """True if the broker serves no other machines."""
-
-    def losses(self) -> Counter[str]:
-        """Losses of each node."""
-        return Counter(str(event.get("node")) for event in self.events if event.get("event") == "node.lost")
-
-    @property
-    def num_dropped(self) -> int:
-        return sum(event.get("event") == "group.dropped" for event in self.events)
-
-    def dropped_for(self) -> str:
-        """Most frequent reason for which groups were dropped."""
-        reasons = Counter(str(event.get("reason")) for event in self.events if event.get("event") == "group.dropped")
-        return reasons.most_common(1)[0][0] if reasons else ""
 
     def num_failed(self, stage: str, words: Sequence[str]) -> int:
         """Failed units of a stage whose cause has one of the words."""
@@ -291,41 +269,40 @@ def _grading(steady: Attribution, evidence: Evidence, share: float) -> Diagnosis
 
 def _sampling(steady: Attribution, evidence: Evidence, share: float) -> Diagnosis:
     """The trainer waits for sampling: the first of the reasons for which rollouts do not sample more."""
-    finding = (
+    sampling = steady.shares("rollout").get("sampling", 0.0)
+    bottleneck, clause, setting = (
         _machine_finding(steady, evidence)
         or _data_finding(evidence)
         or _idle_finding(steady, evidence)
-        or _busy_finding(steady)
+        or (
+            "sampling",
+            f"and rollouts sample {sampling:.0%} of theirs",
+            "start further rollouts, or raise rollout.slots",
+        )
     )
-    return Diagnosis(
-        finding.bottleneck,
-        share,
-        f"The trainer waits {share:.0%} of the time for sampling, {finding.clause}.",
-        finding.setting,
-    )
+    return Diagnosis(bottleneck, share, f"The trainer waits {share:.0%} of the time for sampling, {clause}.", setting)
 
 
-class _Finding(Struct, frozen=True):
-    bottleneck: Bottleneck
-    clause: str
-    setting: str
+Finding = tuple[Bottleneck, str, str]
+"""Bottleneck, clause about the rollouts, and advice."""
 
 
-def _machine_finding(steady: Attribution, evidence: Evidence) -> _Finding | None:
-    node, losses = next(iter(evidence.losses().most_common(1)), ("", 0))
+def _machine_finding(steady: Attribution, evidence: Evidence) -> Finding | None:
+    lost = Counter(str(event.get("node")) for event in evidence.events if event.get("event") == "node.lost")
+    node, losses = next(iter(lost.most_common(1)), ("", 0))
     if losses >= FLAPS:
-        return _Finding("flapping node", f"and {node} was lost {losses} times", f"read the log of {node}")
+        return "flapping node", f"and {node} was lost {losses} times", f"read the log of {node}"
     stalled = max(steady.nodes, key=lambda name: steady.nodes[name].memory_stall)
     if (stall := steady.nodes[stalled].memory_stall) > STALL:
-        return _Finding(
+        return (
             "memory",
             f"and the machine of {stalled} waits for memory up to {stall:.0%} of the time",
             "lower rollout.slots or sampling.max_tokens, or use a machine with more memory",
         )
     if busy := _busy_cores(steady, "rollout"):
-        return _Finding("processor", f"and {busy}", NO_CORES)
+        return "processor", f"and {busy}", NO_CORES
     if (storing := steady.shares("rollout").get("storing", 0.0)) > MUCH:
-        return _Finding(
+        return (
             "disk",
             f"and rollouts wait {storing:.0%} of theirs for trajectories to be on disk",
             "put the spools on a faster disk",
@@ -333,49 +310,44 @@ def _machine_finding(steady: Attribution, evidence: Evidence) -> _Finding | None
     slow, others = steady.slow_rollout(SLOW)
     if not slow:
         return None
-    return _Finding(
+    return (
         "slow rollout",
         f"and {slow} samples {steady.speed(slow):.0f} tokens per second where others sample {others:.0f}",
         f"look for what slows the machine of {slow}, or drain it",
     )
 
 
-def _data_finding(evidence: Evidence) -> _Finding | None:
-    if evidence.num_dropped <= MUCH * max(evidence.num_groups, 1):
+def _data_finding(evidence: Evidence) -> Finding | None:
+    reasons = Counter(str(event.get("reason")) for event in evidence.events if event.get("event") == "group.dropped")
+    if reasons.total() <= MUCH * max(evidence.num_groups, 1):
         return None
-    dropped = f"{evidence.num_dropped} groups were dropped for {evidence.num_groups} trained"
-    return _Finding(
+    dropped = f"{reasons.total()} groups were dropped for {evidence.num_groups} trained"
+    return (
         "refused data",
-        f"and {dropped}: {evidence.dropped_for()}",
+        f"and {dropped}: {reasons.most_common(1)[0][0]}",
         "mend the data or the reward that this names",
     )
 
 
-def _idle_finding(steady: Attribution, evidence: Evidence) -> _Finding | None:
+def _idle_finding(steady: Attribution, evidence: Evidence) -> Finding | None:
     rollout, trainer = steady.shares("rollout"), steady.shares("trainer")
     if (arriving := _waits(rollout, "weights to arrive", "newer weights")) > MUCH:
         clause = f"and rollouts wait {arriving:.0%} of theirs for new weights"
-        return _Finding("publishing", clause, _faster_publishing(evidence))
+        return "publishing", clause, _faster_publishing(evidence)
     idle = sum(share for activity, share in rollout.items() if activity.startswith("waiting for"))
     if idle <= MUCH:
         return None
     if trainer.get("waiting for the last completions", 0.0) > trainer.get("waiting for sampling", 0.0):
-        return _Finding(
+        return (
             "long completions",
             f"mostly for the last few completions of a step, while rollouts are idle {idle:.0%} of theirs",
             'set schedule.order = "windowed", raise schedule.staleness, or lower sampling.max_tokens',
         )
-    return _Finding(
+    return (
         "window",
         f"and rollouts are idle {idle:.0%} of theirs, because no more groups may be open",
         f"raise schedule.staleness, which is {evidence.staleness:g}",
     )
-
-
-def _busy_finding(steady: Attribution) -> _Finding:
-    sampling = steady.shares("rollout").get("sampling", 0.0)
-    setting = "start further rollouts, or raise rollout.slots"
-    return _Finding("sampling", f"and rollouts sample {sampling:.0%} of theirs", setting)
 
 
 def _busy_cores(steady: Attribution, role: Role) -> str:

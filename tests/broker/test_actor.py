@@ -23,7 +23,7 @@ from asyncrl.broker.scheduler import Scheduler
 from asyncrl.broker.staleness_control import StalenessChoice
 from asyncrl.broker.traces import TraceIds, Traces
 from asyncrl.config.config import from_json
-from asyncrl.config.sections.checkpoint import Checkpoint
+from asyncrl.config.sections.evaluation import Checkpoint
 from asyncrl.errors import BrokenInvariant, LinkReset, RunFailed
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.messages.rollout import Offer

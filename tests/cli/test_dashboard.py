@@ -5,12 +5,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 pytest.importorskip("uvicorn")
 
-from asyncrl.cli.main import main
 from asyncrl.tools.dashboard import app as start
+from tests.cli.invoke import asyncrl
 
 
 def test_the_address_is_printed_and_served_until_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,11 +31,11 @@ def test_the_address_is_printed_and_served_until_a_signal(tmp_path: Path, monkey
 
 
 def test_a_run_that_is_not_there_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["dashboard", str(tmp_path / "none"), "--port", "0"])
+    result = asyncrl("dashboard", tmp_path / "none", "--port", "0")
     assert (result.exit_code, "no such run" in result.output) == (78, True)
 
 
 def test_an_address_that_others_reach_needs_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(start.TOKEN, raising=False)
-    result = CliRunner().invoke(main, ["dashboard", str(tmp_path), "--host", "0.0.0.0"])
+    result = asyncrl("dashboard", tmp_path, "--host", "0.0.0.0")
     assert (result.exit_code, "ASYNCRL_DASHBOARD_TOKEN" in result.output) == (78, True)

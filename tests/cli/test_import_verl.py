@@ -7,8 +7,17 @@ import pytest
 from click.testing import Result
 
 from asyncrl.config.run_file import load_config
-from tests.cli.import_verl.options import NEEDED
 from tests.cli.invoke import asyncrl
+
+NEEDED = (
+    "actor_rollout_ref.model.path=models/base",
+    "data.train_files=train.jsonl",
+    "algorithm.adv_estimator=grpo",
+    "actor_rollout_ref.rollout.n=4",
+    "data.train_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+)
+"""Options of verl that a run cannot do without."""
 
 
 def test_an_output_that_cannot_be_written_is_refused_in_one_sentence(tmp_path: Path) -> None:

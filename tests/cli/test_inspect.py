@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
 from msgspec import structs
 
 from asyncrl.broker.ledger import records
@@ -16,7 +15,6 @@ from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import DeadLetter
 from asyncrl.broker.ledger.records import Admitted, FailedAttempt, Rewarded, Taken, VersionLive
 from asyncrl.cli.inspect import audit_table, dead_letter_table, event_table, regraded
-from asyncrl.cli.main import main
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
 from asyncrl.data.prompts import train_stream
@@ -24,10 +22,7 @@ from asyncrl.messages.spool import SpoolRef
 from asyncrl.messages.trajectory import Span, TrajectorySummary, Unit
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.samples import SampleRow, SamplesWriter, prompt_text
-
-
-def asyncrl(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+from tests.cli.invoke import asyncrl
 
 
 def write(directory: RunDirectory, *new: records.Record) -> None:

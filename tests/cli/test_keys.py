@@ -11,10 +11,10 @@ from click.testing import CliRunner, Result
 from structlog.testing import capture_logs
 
 from asyncrl.cli.keys import DURATION, as_data, table
-from asyncrl.cli.main import main
 from asyncrl.wire.keys.allow_list import AllowedKey, AllowList, owns
 from asyncrl.wire.keys.key import ROLES, Key, new_key, read_key
 from asyncrl.wire.keys.key_folder import AllowedKeys, KeyFolder
+from tests.cli.invoke import asyncrl
 from tests.wire.keys.leaks import forms_of
 
 STRANGER = "0f" * 32
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeyFolder:
 
 
 def keys(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["keys", *map(str, arguments)])
+    return asyncrl("keys", *arguments)
 
 
 def done(*arguments: object) -> str:

@@ -6,9 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from asyncrl.cli.main import main
 from asyncrl.cli.operate import PAUSED, RESUMED, age, ask_to_drain, ask_to_pause, list_runs, run_table, set_settings
 from asyncrl.cli.session import operator
 from asyncrl.errors import ConfigError, LinkError, RunFailed
@@ -18,11 +16,8 @@ from asyncrl.messages.supervisor import Drained, Finished, Pause, Paused, SetSet
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunOverview
 from asyncrl.wire.run_address import RunAddress
-from tests.cli.operate.conversation import with_broker
-
-
-def asyncrl(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+from tests.cli.conversation import with_broker
+from tests.cli.invoke import asyncrl
 
 
 @pytest.fixture
@@ -169,9 +164,12 @@ def test_an_age_of_days_is_told_in_days() -> None:
 # ── test settings ─────────────────────────────────────────────────────────────────────────────
 
 
-def answered(monkeypatch: pytest.MonkeyPatch, *answers: Message) -> tuple[list[str], list[Message]]:
-    """Run `asyncrl set` as the operator ``me``."""
-    monkeypatch.setattr("asyncrl.cli.session._name", lambda _: "me")
+ME = f"operator-{os.getpid()}"
+"""Name of this process in the run."""
+
+
+def answered(*answers: Message) -> tuple[list[str], list[Message]]:
+    """Run `asyncrl set` as the operator `ME`."""
 
     async def command(run: RunAddress) -> list[str]:
         return await set_settings(run, ["trainer.lr=0.5"])
@@ -179,22 +177,22 @@ def answered(monkeypatch: pytest.MonkeyPatch, *answers: Message) -> tuple[list[s
     return asyncio.run(with_broker(command, {SetSettings: answers}))
 
 
-def test_each_change_is_a_line_and_changes_of_others_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_change_is_a_line_and_changes_of_others_are_no_answer() -> None:
     other = SettingsChanged({"trainer.lr": 0.1}, "somebody")
-    lines, heard = answered(monkeypatch, other, SettingsChanged({"trainer.lr": 0.5}, "me"))
+    lines, heard = answered(other, SettingsChanged({"trainer.lr": 0.5}, ME))
     assert lines == ["trainer.lr = 0.5 from now on"]
     assert [type(message) for message in heard] == [Hello, SetSettings, Bye]
     assert heard[1] == SetSettings(["trainer.lr=0.5"])
 
 
-def test_values_that_are_so_already_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines, _ = answered(monkeypatch, SettingsChanged({}, "me"))
+def test_values_that_are_so_already_change_nothing() -> None:
+    lines, _ = answered(SettingsChanged({}, ME))
     assert lines == ["nothing changed: the run has these values already"]
 
 
-def test_a_refusal_is_an_error_with_the_brokers_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_an_error_with_the_brokers_sentence() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.lr: expected a number"):
-        answered(monkeypatch, SettingsChanged({}, "me", "trainer.lr: expected a number"))
+        answered(SettingsChanged({}, ME, "trainer.lr: expected a number"))
 
 
 def test_an_operator_knows_its_name() -> None:

@@ -3,15 +3,10 @@
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from asyncrl.cli.main import main
 from asyncrl.cli.plug_ins import full_name
 from asyncrl.errors import ConfigError
-
-
-def asyncrl(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+from tests.cli.invoke import asyncrl
 
 
 def test_reward_try_exits_with_1_if_a_verdict_fails_and_with_78_if_there_is_no_function(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from msgspec.structs import replace
 
-from asyncrl.cli.main import main
 from asyncrl.cli.recorded import COMMANDS
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.times import NodeTimes, TimesLine
@@ -87,7 +86,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def samples(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["samples", *map(str, arguments)])
+    return asyncrl("samples", *arguments)
 
 
 def test_prompt_completion_and_numbers_are_shown(run: Path) -> None:
@@ -140,7 +139,7 @@ def test_held_out_samples_that_are_not_stored_say_how_to_store_them(run: Path) -
 
 
 def why(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["why", *map(str, arguments), "--no-predict"])
+    return asyncrl("why", *arguments, "--no-predict")
 
 
 def why_a_run(parent: Path) -> RunDirectory:

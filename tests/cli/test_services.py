@@ -172,7 +172,7 @@ def test_an_environment_without_the_program_is_one_sentence(install: Install, tm
 @pytest.mark.parametrize(("file", "kind"), [("nvidiactl", "gpu"), ("davinci_manager", "ascend"), ("null", "none")])
 def test_devices_are_found_by_their_files(tmp_path: Path, file: str, kind: str):
     (tmp_path / file).touch()
-    assert services_module._devices_here(tmp_path) == kind
+    assert services_module.devices_here(tmp_path) == kind
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
@@ -265,16 +265,16 @@ def test_a_run_file_of_a_machine_without_the_broker_is_said_to_count_little(inst
 
 
 def test_a_python_in_a_home_is_left_visible(install: Install, tmp_path, monkeypatch):
-    monkeypatch.setattr(services_module, "_python", lambda: ("/opt/venv", "/root/.pyenv/bin/python3"))
+    monkeypatch.setattr(sys, "prefix", "/opt/venv")
+    (tmp_path / "python").symlink_to("/root/.pyenv/bin/python3")
     assert install("--systemd", "--dir", "/srv/spool", "--roles", "broker,spool").exit_code == 0
     assert "\nProtectHome=read-only\n" in (tmp_path / "files" / "asyncrl-broker.service").read_text()
 
 
 def test_a_python_that_the_user_cannot_reach_is_said(install: Install, tmp_path, monkeypatch):
     (tmp_path / "closed").mkdir(mode=0o700)
-    monkeypatch.setattr(
-        services_module, "_python", lambda: (f"{tmp_path}/closed/venv", f"{tmp_path}/closed/bin/python")
-    )
+    monkeypatch.setattr(sys, "prefix", f"{tmp_path}/closed/venv")
+    (tmp_path / "python").symlink_to(tmp_path / "closed" / "bin" / "python")
     assert "cannot enter" not in install("--systemd").output
     output = install("--systemd", "--user", "asyncrl-new").output
     assert re.search(

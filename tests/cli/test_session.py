@@ -10,7 +10,7 @@ from asyncrl.messages.supervisor import Drained, Finished, Progress, Status, Sta
 from asyncrl.wire.keys.allow_list import owns
 from asyncrl.wire.keys.key import new_key, write_key
 from asyncrl.wire.run_address import RunAddress
-from tests.cli.operate.conversation import with_broker
+from tests.cli.conversation import with_broker
 
 STATUS = Status("run", "running", 1, 4, 0, 4, 0, 2, {}, [])
 

@@ -36,7 +36,7 @@ from asyncrl.messages.supervisor import Finished, Incident, NodeStatus, Status, 
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.run_record import RunOverview
 from asyncrl.wire.run_address import RunAddress
-from tests.cli.operate.conversation import with_broker
+from tests.cli.conversation import with_broker
 from tests.config.configs import made
 
 

@@ -19,7 +19,7 @@ from asyncrl.messages.supervisor import Finished, Interrupt, Progress, Stacks, S
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunOverview
 from asyncrl.wire.run_address import RunAddress
-from tests.cli.operate.conversation import with_broker
+from tests.cli.conversation import with_broker
 
 
 @pytest.fixture

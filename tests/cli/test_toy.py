@@ -6,16 +6,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from asyncrl.cli.main import main
 from asyncrl.cli.toy import step_sums
+from tests.cli.invoke import asyncrl
 
 TINY = ("--layers", "1", "--hidden-size", "16", "--intermediate-size", "16", "--head-dim", "8")
 
 
 def toy(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["toy", *map(str, arguments)])
+    return asyncrl("toy", *arguments)
 
 
 def test_random_makes_a_model_once(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from asyncrl.cli.node import main
 from asyncrl.config.sections.rollout import Rollout
 from asyncrl.errors import ToldToLeave
 from asyncrl.tools.services.install import write_files
-from asyncrl.tools.services.render import SYSTEMD, device_files, render
+from asyncrl.tools.services.render import SYSTEMD, render
 from tests.conf.unit_manager import Unit
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,10 @@ MOST_EXPOSED = {"asyncrl-broker.service": 1.5, "asyncrl@reward.service": 3.4}
 
 
 def test_the_units_are_those_that_the_installer_writes():
-    texts = render("systemd", SYSTEMD) | device_files()
+    texts = render("systemd", SYSTEMD)
+    for kind in ("gpu", "ascend"):
+        of_kind = render("systemd", msgspec.structs.replace(SYSTEMD, devices=kind))
+        texts[f"devices-{kind}.conf"] = of_kind["asyncrl@trainer.service.d/20-devices.conf"]
     found = {str(path.relative_to(UNITS)): path.read_text() for path in UNITS.rglob("*") if path.is_file()}
     assert found == texts
 

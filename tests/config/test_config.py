@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from asyncrl.config.config import from_json, to_json
 from asyncrl.config.sections.broker import Broker
-from asyncrl.config.sections.checkpoint import Checkpoint
-from asyncrl.config.sections.evaluation import Evaluation
+from asyncrl.config.sections.evaluation import Checkpoint, Evaluation
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.config.sections.section import Section
 from tests.config.configs import made, refused

@@ -16,10 +16,17 @@ from asyncrl.config.suggestions import ELSEWHERE, elsewhere, fields, unknown
 from asyncrl.config.toml import put, split_override
 from asyncrl.errors import ConfigError
 from asyncrl.tools.plan.sections import Plan
-from asyncrl.tools.verl.names import answer, from_verl, verl_names_answered
+from asyncrl.tools.verl.names import answer, verl_names_answered
+from asyncrl.tools.verl.options import like
 
 OTHERS = {("device", "trainer.device"), ("ratio_cap", "clip_ratio_c")}
 """Settings with the same name in verl, or whose verl name is also that of a more frequent setting."""
+
+
+def from_verl(name: str) -> str | None:
+    """Setting of asyncrl for verl's ``name``, whole or shortened; None if there is none."""
+    option = like(name)
+    return option.settings[0] if option and option.settings else None
 
 
 def keys(section: type[Section] = Config, where: str = "") -> set[str]:

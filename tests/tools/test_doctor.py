@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from asyncrl.config.config import Config
-from asyncrl.config.run_file import decode
 from asyncrl.errors import ConfigError
 from asyncrl.runtime.checks import Say
 from asyncrl.runtime.machine import CheckLine, DoctorReport
 from asyncrl.tools import doctor
 from asyncrl.tools.doctor import diagnose_run
 from asyncrl.weights.groups.trial import TrialResult
+from tests.config.configs import made
 
 GOOD = [CheckLine("run", "memory", "good", "fits: 1 GiB")]
 
@@ -34,10 +34,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def a_run(**sections: Any) -> Config:
-    return decode({"model": {"path": "m"}, "data": {"train": "t"}, **sections})
-
-
 def diagnosed(config: Config) -> DoctorReport:
     return asyncio.run(diagnose_run(config))
 
@@ -47,14 +43,14 @@ def whats(diagnosis: DoctorReport) -> dict[str, str]:
 
 
 def test_a_run_that_has_everything_is_fit(machine: pytest.MonkeyPatch) -> None:
-    diagnosis = diagnosed(a_run())
+    diagnosis = diagnosed(made())
     assert diagnosis.is_fit
     assert {"asyncrl", "torch", "transformers", "cpu", "data", "memory"} <= whats(diagnosis).keys()
     assert whats(diagnosis)["data"] == "4 rows"
 
 
 def test_what_this_run_does_not_need_is_not_looked_for(machine: pytest.MonkeyPatch) -> None:
-    assert not {"cuda", "npu", "vllm", "nccl"} & whats(diagnosed(a_run())).keys()
+    assert not {"cuda", "npu", "vllm", "nccl"} & whats(diagnosed(made())).keys()
 
 
 def test_all_that_is_missing_is_named_and_not_only_the_first(machine: pytest.MonkeyPatch) -> None:
@@ -66,14 +62,14 @@ def test_all_that_is_missing_is_named_and_not_only_the_first(machine: pytest.Mon
 
     machine.setattr(doctor, "CHECKS", {"engine": refuse("no engine"), "data": refuse("no data")})
     machine.setattr(doctor, "examine", lambda *_: [CheckLine("run", "memory", "bad", "see below", "too large")])
-    diagnosis = diagnosed(a_run())
+    diagnosis = diagnosed(made())
     assert not diagnosis.is_fit
     assert diagnosis.problems == ["no engine", "no data", "too large"]
 
 
 def test_missing_packages_leave_out_what_they_would_check(machine: pytest.MonkeyPatch) -> None:
     machine.setattr(doctor, "missing_packages", lambda _: ["transformers"])
-    diagnosis = diagnosed(a_run())
+    diagnosis = diagnosed(made())
     assert diagnosis.problems == [
         "transformers not installed, and trainers and rollouts need it: pip install 'asyncrl[train]'"
     ]
@@ -83,7 +79,7 @@ def test_missing_packages_leave_out_what_they_would_check(machine: pytest.Monkey
 
 def test_the_library_of_the_run_is_tried_on_the_devices_of_the_run(machine: pytest.MonkeyPatch) -> None:
     machine.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    config = a_run(trainer={"device": "cuda"}, rollout={"device": "cuda"})
+    config = made(trainer={"device": "cuda"}, rollout={"device": "cuda"})
     lines = diagnosed(config).lines
     assert [(line.section, line.name) for line in lines if line.section in ("devices", "collectives")] == [
         ("devices", "cuda"),
@@ -92,8 +88,8 @@ def test_the_library_of_the_run_is_tried_on_the_devices_of_the_run(machine: pyte
 
 
 def test_epochs_are_shown_as_steps(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(doctor, "resolve_steps", lambda _: a_run(run={"steps": 1200}))
-    assert whats(diagnosed(a_run(run={"epochs": 3})))["steps"] == "1,200 in 3 epochs"
+    machine.setattr(doctor, "resolve_steps", lambda _: made(run={"steps": 1200}))
+    assert whats(diagnosed(made(run={"epochs": 3})))["steps"] == "1,200 in 3 epochs"
 
 
 def test_a_check_that_breaks_is_a_line_too(machine: pytest.MonkeyPatch) -> None:
@@ -101,7 +97,7 @@ def test_a_check_that_breaks_is_a_line_too(machine: pytest.MonkeyPatch) -> None:
         raise ConfigError("it took too long")
 
     machine.setattr(doctor, "examine", broken)
-    assert diagnosed(a_run()).problems == ["it took too long"]
+    assert diagnosed(made()).problems == ["it took too long"]
 
 
 # ── test doctor ───────────────────────────────────────────────────────────────────────────────

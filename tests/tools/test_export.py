@@ -1,5 +1,9 @@
-"""`asyncrl export` refuses what it cannot write before it reads gigabytes. The command itself is in test_main.py."""
+"""
+`asyncrl export` refuses what it cannot write before it reads gigabytes; the model card holds the facts in the files of
+a run, and no others. The command itself is in test_main.py.
+"""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +11,10 @@ import pytest
 
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.records.run_record import RunRecord, read_run
 from asyncrl.tools import export as models
-from asyncrl.tools.export import export_run
+from asyncrl.tools.export import export_run, model_card
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
 
 
@@ -56,3 +62,152 @@ def test_an_adapter_names_its_base_model_on_the_hub_and_the_scale_of_its_run(
 def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none"):
         export_run(tmp_path / "none", tmp_path / "out")
+
+
+MakeRun = Callable[..., RunDirectory]
+
+CONFIG = """
+[run]
+steps = 10
+[model]
+path = "models/base"
+[data]
+train = ["a.parquet", "b|c.parquet"]
+held_out = "held_out.parquet"
+[algorithm]
+advantage = "rloo"
+loss = "clipped"
+kl = "k3"
+kl_coef = 0.001
+[evaluation]
+samples = 4
+temperature = 0.6
+max_tokens = 64
+"""
+
+
+def a_record(make_run: MakeRun, config: str = CONFIG) -> RunRecord:
+    directory = make_run()
+    directory.config.write_text(config)
+    metrics = {"avg@4": 0.5, "pass@4": 0.9, "maj@4": 0.6, "math/avg@4": 0.4, "sums/avg@4": 0.6, "truncated": 0.25}
+    directory.append_event(
+        "eval.finished", policy_version=10, accuracy=0.5, num_prompts=64, length_mean=12.5, **metrics
+    )
+    return read_run(directory.path)
+
+
+def card(record: RunRecord, policy_version: int = 10, dtype: str | None = None) -> list[str]:
+    return model_card(record, "mine", step=10, policy_version=policy_version, dtype=dtype).splitlines()
+
+
+def test_the_card_lists_model_algorithm_and_data(make_run: MakeRun) -> None:
+    lines = card(a_record(make_run))
+
+    assert lines[:2] == ["---", "library_name: transformers"]
+    assert "# mine" in lines
+    assert any(line.startswith("`models/base` after 10 optimizer steps") for line in lines)
+    assert "| optimizer steps | 10 of 10 planned |" in lines
+    assert "| advantage | `rloo` |" in lines
+    assert "| training data | `a.parquet`, `b\\|c.parquet` |" in lines
+
+
+def test_other_settings_are_listed_if_they_differ_from_the_default(make_run: MakeRun) -> None:
+    lines = card(a_record(make_run))
+
+    assert "| algorithm.kl_coef | 0.001 |" in lines
+    assert not any("algorithm.kl |" in line for line in lines)
+
+
+def test_a_card_tells_no_path_of_the_machine(make_run: MakeRun) -> None:
+    base = "/home/me/.cache/models--org--base/snapshots/0123abc"
+    config = CONFIG.replace("models/base", base).replace('"a.parquet"', '"/home/me/data/a.parquet"')
+    config += '[[reward.parts]]\nname = "form"\nfunction = "/home/me/rewards.py:form"\n'
+    config += '[trainer.lora]\npath = "/home/me/l"\n'
+    text = "\n".join(card(a_record(make_run, config)))
+
+    assert "`org/base` after 10 optimizer steps" in text
+    assert "| training data | `a.parquet`, `b\\|c.parquet` |" in text
+    assert "`rewards.py:form`" in text
+    assert "/home" not in text
+    assert "/home" not in model_card(
+        a_record(make_run), "m", step=1, policy_version=1, dtype=None, adapter_of="/home/me/models/base"
+    )
+
+
+def test_settings_that_were_changed_before_the_checkpoint_have_both_values(make_run: MakeRun) -> None:
+    record = a_record(make_run, CONFIG + "[trainer]\nlr = 1e-6\n[schedule]\nstaleness = 1\n")
+    times = {line["step"]: line["time_s"] for line in record.metrics}
+    directory = make_run("changed")
+    for key, value, time_s in (
+        ("trainer.lr", 2e-6, times[3] + 0.01),
+        ("schedule.staleness", 4, times[4] + 0.01),
+        ("algorithm.entropy_coef", 0.1, times[4] + 0.01),
+        ("trainer.lr", 5.0, times[9] + 1.0),
+    ):
+        directory.append_event("setting.changed", key=key, value=value, time_s=time_s)
+    lines = card(a_record(lambda: directory, CONFIG + "[trainer]\nlr = 1e-6\n[schedule]\nstaleness = 1\n"))
+
+    assert "| learning rate | 1e-06; 2e-06 after 4 steps |" in lines
+    assert "| staleness, at most | 1; 4 after 5 steps |" in lines
+    assert "| algorithm.entropy_coef | 0; 0.1 after 5 steps |" in lines
+
+
+def test_failed_completions_are_counted_below_the_accuracy(make_run: MakeRun) -> None:
+    assert not any("failed" in line for line in card(a_record(make_run)))
+    directory = make_run("failed")
+    directory.append_event("eval.finished", policy_version=10, accuracy=0.5, num_prompts=64, failed=6.0)
+    directory.config.write_text(CONFIG)
+    assert "| failed, in no mean |  | 6 |" in card(read_run(directory.path))
+
+
+def test_results_stand_beside_those_of_the_base_model(make_run: MakeRun) -> None:
+    lines = card(a_record(make_run))
+
+    assert "|  | before | these weights |" in lines
+    assert any(line.startswith("| accuracy") and line.count("%") == 7 for line in lines)
+    assert "| pass@4 |  | 90.0% |" in lines
+    assert "| math |  | 40.0% |" in lines
+    assert "| tokens, mean |  | 12.5 |" in lines
+    assert "For each prompt 4 completions, at temperature 0.6, of at most 64 tokens." in lines
+
+
+def test_a_version_that_was_not_evaluated_has_no_results(make_run: MakeRun) -> None:
+    lines = card(a_record(make_run), policy_version=7)
+
+    assert "The run did not evaluate version 7, which this model is." in lines
+    assert "|  | before |" in lines
+    assert not any("these weights" in line for line in lines)
+
+
+def test_a_run_without_held_out_data_has_no_section_of_results(make_run: MakeRun) -> None:
+    assert "## Held-out prompts" not in card(a_record(make_run, '[model]\npath = "models/base"\n'))
+
+
+def test_a_cast_is_recorded(make_run: MakeRun) -> None:
+    assert "| weights | cast to bfloat16 |" in card(a_record(make_run), dtype="bfloat16")
+
+
+def test_a_run_directory_without_records_still_gives_a_card(tmp_path: Path) -> None:
+    lines = card(read_run(tmp_path))
+
+    assert "| optimizer steps | 10 |" in lines
+    assert any("from_pretrained(" in line for line in lines)
+
+
+def test_an_adapter_is_used_with_its_base_model(make_run: MakeRun) -> None:
+    record = a_record(make_run, CONFIG + "[trainer.lora]\nrank = 4\n")
+    text = model_card(record, "mine", step=10, policy_version=10, dtype=None, adapter_of="org/base")
+    assert text.startswith('---\nlibrary_name: peft\nbase_model: "org/base"\n')
+    assert "A LoRA adapter of `org/base` after 10 optimizer steps" in text
+    assert "| trainer.lora.rank | 4 |" in text
+    assert 'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("org/base"), "mine")' in text
+    assert "vllm serve" not in text
+
+
+def test_a_model_that_reads_pictures_is_used_with_its_processor(make_run: MakeRun) -> None:
+    record = a_record(make_run)
+    text = model_card(record, "mine", step=10, policy_version=10, dtype=None, reads_pictures=True)
+    assert "pipeline_tag: image-text-to-text" in text
+    assert 'processor = AutoProcessor.from_pretrained("mine")' in text
+    assert 'model = AutoModelForImageTextToText.from_pretrained("mine")' in text
+    assert "AutoModelForCausalLM" not in text

@@ -1,6 +1,7 @@
-"""One episode in the terminal, with an engine and an environment of the stage."""
+"""From options to a configuration and a prompt, and one episode in the terminal, with an engine of the stage."""
 
 import io
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,12 +13,164 @@ from rich.text import Text
 
 from asyncrl.config.config import Config
 from asyncrl.episodes.episodes import Episodes
-from asyncrl.errors import EngineError
+from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.trajectory import FROM_PROMPT, Turn
 from asyncrl.tools import play as module
-from asyncrl.tools.play import Watcher, play, try_config
+from asyncrl.tools.play import (
+    Watcher,
+    end_lines,
+    play,
+    prompt_lines,
+    reward_line,
+    row_prompt,
+    text_prompt,
+    try_config,
+    turn_lines,
+)
 from tests.episodes.stage import StagedEnvironments, WordBoundary
 from tests.runtime.test_offline import Words, turn
+
+RUN = """
+[model]
+path = "base"
+[data]
+train = "train.parquet"
+[sampling]
+max_tokens = 9
+temperature = 0.7
+top_k = 20
+replay_mask = true
+[rollout]
+episodes = 64
+[environment]
+function = "boxes.py:Boxes"
+options = { swapped = true }
+max_turns = 5
+workers = 4
+[reward]
+function = "episode"
+[checkpoint]
+every_steps = 5
+keep_best = true
+[evaluation]
+every_versions = 5
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(RUN)
+    return path
+
+
+def test_an_environment_and_a_model_are_enough() -> None:
+    config = try_config("boxes.py:Boxes", model="m", seed=5)
+    assert (config.environment.function, config.model.path, config.run.seed) == ("boxes.py:Boxes", "m", 5)
+    assert config.reward.function == "episode"
+    assert config.evaluation.sampling(config.sampling).temperature == 1.0
+
+
+def test_tools_may_take_the_place_of_an_environment() -> None:
+    config = try_config(model="m", tools=["calculator", "python"])
+    assert (config.environment.function, config.environment.tools) == ("", ["calculator", "python"])
+    assert config.reward.function == "auto"
+
+
+def test_an_episode_of_a_run_file_is_sampled_as_in_training(run_file: Path) -> None:
+    config = try_config(path=run_file)
+    sampling = config.evaluation.sampling(config.sampling)
+    assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (0.7, 20, 9)
+    assert (config.environment.max_turns, config.environment.options) == (5, {"swapped": True})
+    assert (config.environment.workers, config.rollout.episodes) == (1, 0)
+
+
+def test_greedy_takes_the_likeliest_tokens(run_file: Path) -> None:
+    evaluation = try_config(path=run_file, greedy=True).evaluation
+    assert (evaluation.temperature, evaluation.top_k) == (0.0, 0)
+
+
+def test_another_environment_keeps_the_limits_of_the_run_file(run_file: Path) -> None:
+    environment = try_config("other.py:Other", run_file).environment
+    assert (environment.function, environment.options, environment.max_turns) == ("other.py:Other", {}, 5)
+
+
+def test_set_has_the_last_word(run_file: Path) -> None:
+    config = try_config(path=run_file, overrides=["environment.max_turns=3", "rollout.slots=2"])
+    assert (config.environment.max_turns, config.rollout.slots) == (3, 2)
+
+
+def test_what_is_missing_is_named(run_file: Path) -> None:
+    with pytest.raises(ConfigError, match="no model to play with"):
+        try_config("boxes.py:Boxes")
+    with pytest.raises(ConfigError, match="no environment to play in"):
+        try_config(model="m")
+    with pytest.raises(ConfigError, match="are both set"):
+        try_config("boxes.py:Boxes", model="m", tools=["python"])
+    with pytest.raises(ConfigError, match="no prompt to begin with: give --prompt TEXT, --data FILE"):
+        row_prompt(try_config("boxes.py:Boxes", model="m"), 0, lambda *_: None)
+
+
+def test_a_prompt_is_a_row_of_the_data(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{number} + 1?", "answer": "?"}) + "\n" for number in range(3)))
+    config = try_config("boxes.py:Boxes", model="m", data=str(data))
+    assert row_prompt(config, 2, lambda *_: None).text == "2 + 1?"
+    with pytest.raises(ConfigError, match=r"--row is 3, expected 0 \.\. 2, a usable row of .*rows\.jsonl"):
+        row_prompt(config, 3, lambda *_: None)
+
+
+def test_a_text_is_a_message_if_the_model_has_a_chat_template(tmp_path: Path) -> None:
+    assert text_prompt(tmp_path, "2 + 2?", "4").text == "2 + 2?"
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    prompt = text_prompt(tmp_path, "2 + 2?", "4")
+    assert (prompt.chat, prompt.answer) == ([{"role": "user", "content": "2 + 2?"}], "4")
+
+
+# ── test lines ────────────────────────────────────────────────────────────────────────────────
+# An episode in a terminal.
+
+TURNS = [
+    Turn(FROM_PROMPT, 0, 7, text="look"),
+    Turn(0, 5, 3, observation="right 2", text="no"),
+    Turn(0, 5, 3, reward=0.5, call_s=0.25, observation="left 2\nright 3", text="4"),
+]
+
+
+def test_a_turn_has_what_was_said_on_both_sides() -> None:
+    assert [line.plain for line in turn_lines(TURNS, first=2)] == [
+        "── turn 2, after 0 ── reward 0.5, 3 tokens after 5, 0.25 s",
+        "environment  left 2",
+        "             right 3",
+        "policy       4",
+    ]
+    assert [line.plain for line in turn_lines(TURNS)][:2] == ["── turn 0 ── 7 tokens", "policy       look"]
+    assert list(turn_lines(TURNS, first=3)) == []
+
+
+def test_the_prompt_stands_before_the_turns() -> None:
+    assert [line.plain for line in prompt_lines("How many?", "4")] == [
+        "prompt       How many?",
+        "answer       4",
+    ]
+    assert len(list(prompt_lines("How many?"))) == 1
+
+
+def test_the_end_says_why_and_how_much() -> None:
+    stopped, size = end_lines(TURNS, "stop")
+    assert stopped.plain == "── stop: the environment, or the policy, ended it"
+    assert size.plain.startswith("3 turns in 2 branches, 13 tokens of the policy and 10 of the environment")
+    assert "environment.max_turns" in next(end_lines(TURNS, "length")).plain
+
+
+def test_a_reward_line_equals_the_example() -> None:
+    line = reward_line("the environment", 1.0, {"correct": 1.0, "moves": 7.0}).plain
+    assert line in (reward_line.__doc__ or "")
+
+
+def test_what_the_policy_writes_cannot_command_the_terminal() -> None:
+    (_, policy) = turn_lines([Turn(FROM_PROMPT, 0, 1, text="\x1b[2Jgone [bold]")])
+    assert policy.plain == "policy       \\x1b[2Jgone [bold]"
 
 
 def test_a_turn_is_shown_once_when_its_answer_is_there() -> None:

@@ -11,7 +11,7 @@ from asyncrl.data.table import Columns
 from asyncrl.plug_in import load_function
 from asyncrl.reward.verifier import VerifierInput
 from asyncrl.runtime.machine import Devices
-from asyncrl.tools.init import DataFound, Findings, ModelFound, choose, render, stub
+from asyncrl.tools.init import STUB, DataFound, Findings, ModelFound, choose, render
 
 CPU = Devices("cpu")
 FOUND = Findings(
@@ -90,7 +90,7 @@ def test_the_chat_template_is_applied_to_texts() -> None:
 
 def test_the_stub_rewards_the_reference_answer_at_the_end_and_nothing_else(tmp_path: Path) -> None:
     file = tmp_path / "reward.py"
-    file.write_text(stub("mine/run.toml"))
+    file.write_text(STUB.replace("RUN_FILE", "mine/run.toml"))
     assert "    asyncrl reward try mine/run.toml\n" in file.read_text()
     assert "compute_score(data_source, solution_str, ground_truth, extra_info)" in file.read_text()
     score = load_function(f"{file}:score", setting="reward.function")

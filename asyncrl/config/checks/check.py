@@ -27,7 +27,7 @@ from asyncrl.config.correction import WIDE, is_widened, preset, resolved, thresh
 from asyncrl.config.engines import ENGINES
 from asyncrl.config.model.directory import check_overrides
 from asyncrl.config.sections.algorithm import Algorithm, Correction
-from asyncrl.config.sections.checkpoint import Checkpoint
+from asyncrl.config.sections.evaluation import Checkpoint
 from asyncrl.config.sections.sampling import LOW, greedy
 from asyncrl.config.sections.section import Section
 from asyncrl.config.sections.trainer import Critic
@@ -42,7 +42,7 @@ MAX_OPEN = 4_000_000
 
 def check(config: Config) -> None:
     """Raise `ConfigError` for the first contradiction between values."""
-    _refuse_infinite(config)
+    refuse_infinite(config)
     check_overrides(config.model.overrides)
     config.run.check()
     config.data.check()
@@ -71,34 +71,23 @@ def check(config: Config) -> None:
 def advice(config: Config) -> list[str]:
     """A sentence for each setting that works, and that hardly anybody wants."""
     sentences = []
-    on_cuda = [key for key, kind in _devices(config).items() if kind == "cuda"]
+    devices = {"trainer.device": config.trainer.device, "rollout.device": config.rollout.wanted_device}
+    on_cuda = [key for key, kind in devices.items() if kind == "cuda"]
     if config.model.dtype == "float32" and on_cuda:
         sentences.append(
             f"model.dtype is 'float32' with {' and '.join(on_cuda)} = 'cuda': products run without TensorFloat-32, and "
             f"attention with memory that grows with the square of a sequence; 'bfloat16' is several times faster"
         )
-    return [
-        *sentences,
-        *sampling_advice(config),
-        *algorithm_advice(config),
-        *replay_advice(config),
-        *environment_advice(config),
-    ]
+    if cause := greedy(config.sampling, LOW):
+        sentences.append(
+            f"sampling.{cause}: trajectories of a group are nearly the same, and a run learns from their differences"
+        )
+    return [*sentences, *algorithm_advice(config), *replay_advice(config), *environment_advice(config)]
 
 
-def sampling_advice(config: Config) -> list[str]:
-    """Sentence of advice on sampling whose trajectories hardly differ."""
-    if not (cause := greedy(config.sampling, LOW)):
-        return []
-    return [f"sampling.{cause}: trajectories of a group are nearly the same, and a run learns from their differences"]
-
-
-def _devices(config: Config) -> dict[str, str]:
-    return {"trainer.device": config.trainer.device, "rollout.device": config.rollout.wanted_device}
-
-
-def _refuse_infinite(config: Config) -> None:
-    for key, value in leaves(msgspec.to_builtins(config)):
+def refuse_infinite(values: Section) -> None:
+    """Raise `ConfigError` for a number that is not finite, anywhere below a section."""
+    for key, value in leaves(msgspec.to_builtins(values)):
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{key} is {value}: expected a finite number")
 

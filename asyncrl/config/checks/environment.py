@@ -18,7 +18,11 @@ def check_environment(config: Config) -> None:
     config.environment.check()
     if config.environment.is_set:
         _check_lengths(config)
-        _check_history(config)
+        if config.environment.history == "as_template" and config.data.truncation != "error":
+            raise ConfigError(
+                f"environment.history='as_template' renders whole conversations again, which data.truncation="
+                f"{config.data.truncation!r} cannot cut; use 'error', or history='as_sampled'"
+            )
     elif config.rollout.episodes:
         raise ConfigError("rollout.episodes is only read with an [environment]; remove it, or set one")
     _check_reward(config)
@@ -55,14 +59,6 @@ def _check_lengths(config: Config) -> None:
                 f"{key} is {length} for one turn, more than environment.max_tokens = {most} for a whole episode; "
                 f"lower it, or raise environment.max_tokens"
             )
-
-
-def _check_history(config: Config) -> None:
-    if config.environment.history == "as_template" and config.data.truncation != "error":
-        raise ConfigError(
-            f"environment.history='as_template' renders whole conversations again, which data.truncation="
-            f"{config.data.truncation!r} cannot cut; use 'error', or history='as_sampled'"
-        )
 
 
 def _check_reward(config: Config) -> None:

@@ -34,7 +34,8 @@ def require_directory(path: str, setting: str) -> Path:
             f"{setting} {path!r} is not a model directory (no {CONFIG} in it): download the model into it, "
             f"hf download OWNER/{model.name} --local-dir {path}, or give the directory of another{meant}"
         )
-    if _is_hub_name(path):
+    owner, *name = path.split("/")
+    if len(name) == 1 and owner.strip(".~") and not Path(owner).is_dir():  # a name of the Hub, and no local folder
         raise ConfigError(
             f"{setting} {path!r} is not a local directory; to use a model of the Hugging Face Hub, download it "
             f"first, hf download {path} --local-dir models/{model.name}, and give that directory"
@@ -45,12 +46,6 @@ def require_directory(path: str, setting: str) -> Path:
 
 def _is_model(path: Path) -> bool:
     return (path / CONFIG).exists()
-
-
-def _is_hub_name(path: str) -> bool:
-    """True for ``owner/name`` if there is no local directory ``owner``."""
-    owner, *name = path.split("/")
-    return len(name) == 1 and bool(owner.strip(".~")) and not Path(owner).is_dir()
 
 
 # ── overrides ─────────────────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ tokenizer is loaded.
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -202,13 +202,11 @@ def difference(model: Path, expected: Sequence[FileDigest]) -> str:
 def _digest(path: Path) -> FileDigest:
     try:
         with path.open("rb") as file:
-            content = _header(file) if path.suffix == ".safetensors" else file.read()
+            if path.suffix == ".safetensors":  # its header: names, types and shapes of the tensors
+                length = file.read(8)
+                content = length + file.read(min(int.from_bytes(length, "little"), MAX_HEADER))
+            else:
+                content = file.read()
         return FileDigest(path.name, path.stat().st_size, hashlib.sha256(content).digest())
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _header(file: BinaryIO) -> bytes:
-    """Header of a safetensors file: its length, and names, types and shapes of the tensors."""
-    length = file.read(8)
-    return length + file.read(min(int.from_bytes(length, "little"), MAX_HEADER))

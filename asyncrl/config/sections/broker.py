@@ -1,7 +1,7 @@
 """Settings of the broker, the supervisor and trackers."""
 
 from asyncrl.config.addresses import check_binds, check_host, is_reachable
-from asyncrl.config.sections.section import Count, Natural, Positive, Section
+from asyncrl.config.sections.section import Count, Natural, Positive, Section, listed
 from asyncrl.errors import ConfigError
 from asyncrl.wire.addresses import host_of, is_loopback, port_of, tcp
 
@@ -66,12 +66,12 @@ class Broker(Section, frozen=True, kw_only=True):
     @property
     def binds(self) -> list[str]:
         """Addresses of the control socket."""
-        return _listed(self.bind)
+        return listed(self.bind)
 
     @property
     def spool_binds(self) -> list[str]:
         """Addresses of the bulk socket; none for a unix socket."""
-        if named := _listed(self.spool_bind):
+        if named := listed(self.spool_bind):
             return named
         return [tcp(host, 0) for host in map(host_of, self.binds) if host] if self.serves_other_machines else []
 
@@ -132,7 +132,3 @@ class Supervisor(Section, frozen=True, kw_only=True):
     """Restarts of one process within ``window_s``; one more ends the run."""
     window_s: Positive = 300.0
     """Seconds over which restarts are counted."""
-
-
-def _listed(values: str | list[str]) -> list[str]:
-    return [value for value in ([values] if isinstance(values, str) else values) if value]

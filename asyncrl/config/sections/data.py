@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from asyncrl.config.sections.broker import _listed
-from asyncrl.config.sections.section import Count, Limit, Ratio, Section
+from asyncrl.config.sections.section import Count, Limit, Ratio, Section, listed
 from asyncrl.errors import ConfigError
 from asyncrl.messages.words import Truncation
 
@@ -86,11 +85,11 @@ class Data(Section, frozen=True, kw_only=True):
 
     @property
     def train_files(self) -> list[str]:
-        return _listed(self.train)
+        return listed(self.train)
 
     @property
     def held_out_files(self) -> list[str]:
-        return _listed(self.held_out)
+        return listed(self.held_out)
 
     def check(self) -> None:
         """Raise `ConfigError` for the first contradiction between settings of the section."""

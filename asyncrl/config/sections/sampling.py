@@ -9,11 +9,14 @@ able to differ.
     evaluation       T = 0 alone is greedy
 """
 
-from typing import Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from asyncrl.config.sections.section import LIVE, Count, Fraction, Limit, NonNegative, Section
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Sampling
+
+if TYPE_CHECKING:  # it imports this module
+    from asyncrl.config.sections.evaluation import Evaluation
 
 ToolParser = Literal["auto", "response_template", "hermes", "qwen_xml", "glm", "llama_json", "deepseek", "none"]
 
@@ -77,18 +80,7 @@ class SamplingConfig(Section, frozen=True, kw_only=True):
             )
 
 
-class Drawn(Protocol):
-    """Settings of a distribution to sample from."""
-
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def top_p(self) -> float: ...
-    @property
-    def top_k(self) -> int: ...
-
-
-def greedy(sampling: Drawn, bound: float = LEAST) -> str:
+def greedy(sampling: "SamplingConfig | Evaluation", bound: float = LEAST) -> str:
     """Setting with which only the likeliest token is sampled, with its value; empty if others are too."""
     if sampling.temperature < bound:
         return f"temperature is {sampling.temperature:g}"

@@ -35,3 +35,8 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name in _limits(type(self)):
             force_setattr(self, name, max(getattr(self, name), 0))
+
+
+def listed(values: str | list[str]) -> list[str]:
+    """Values of a field that takes one text or several, without empty ones."""
+    return [value for value in ([values] if isinstance(values, str) else values) if value]

@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,7 @@ from asyncrl.config.toml import convert, read
 from asyncrl.errors import ConfigError
 from asyncrl.runtime.machine import CORE, INSTALL, INSTALL_NODE, NODE, CheckLine, DoctorReport, format_bytes
 from asyncrl.tools.cluster.probe import UNLIMITED, Facts, KeyState, NoAnswer, Sent, Unable
-from asyncrl.wire.addresses import TCP, check_address, host_of, port_of
+from asyncrl.wire.addresses import TCP, check_address
 
 # ── cluster file ──────────────────────────────────────────────────────────────────────────────
 # The cluster file: addresses and machines that `asyncrl doctor --cluster` checks. TOML, as strict as a run file.
@@ -64,15 +65,6 @@ class ClusterMachines(Section, frozen=True, kw_only=True):
     """Time limit of a command on a machine."""
     transfer_s: Positive = 2.0
     """Duration of the transfer that measures a bandwidth."""
-
-    @property
-    def broker_host(self) -> str:
-        """Host name or IP address, without brackets."""
-        return host_of(self.broker)
-
-    @property
-    def broker_port(self) -> int:
-        return port_of(self.broker)
 
     def model_of(self, machine: Machine) -> str:
         """Model directory that the roles of ``machine`` read or send to others; empty: none."""
@@ -120,9 +112,13 @@ def connecting_pairs(machines: Sequence[Machine]) -> list[Pair]:
     Members of a collective connect in both directions: trainers with each other, and with rollouts. Users of spools
     connect to them. Connections to the broker are checked apart.
     """
-    return [
-        (a.name, b.name) for a in machines for b in machines if a is not b and _connects(set(a.roles), set(b.roles))
-    ]
+    pairs = []
+    for a, b in permutations(machines, 2):
+        roles, others = set(a.roles), set(b.roles)
+        in_collective = roles & IN_COLLECTIVES and others & IN_COLLECTIVES and "trainer" in roles | others
+        if in_collective or (roles & USES_SPOOLS and "spool" in others):
+            pairs.append((a.name, b.name))
+    return pairs
 
 
 def rounds(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
@@ -137,11 +133,6 @@ def rounds(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
                 busy.update(pair)
         yield now
         left = [pair for pair in left if pair not in now]
-
-
-def _connects(a: set[str], b: set[str]) -> bool:
-    in_collective = bool(a & IN_COLLECTIVES and b & IN_COLLECTIVES and "trainer" in a | b)
-    return in_collective or bool(a & USES_SPOOLS and "spool" in b)
 
 
 # ── findings ──────────────────────────────────────────────────────────────────────────────────
@@ -345,14 +336,11 @@ def _clock_line(machine: Machine, offset_s: float) -> CheckLine:
 def _transfer_line(pair: Pair, address: str, result: Sent | str) -> CheckLine:
     name = f"{pair[0]} to {pair[1]}"
     if isinstance(result, Sent):
-        what = f"{_format_bits(result.bits_per_s)}, {result.round_trip_s * 1000:.2f} ms"
-        return CheckLine("transfers", name, "good", what)
+        rate = result.bits_per_s
+        speed = f"{rate / 1e9:,.1f} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:,.1f} Mbit/s"
+        return CheckLine("transfers", name, "good", f"{speed}, {result.round_trip_s * 1000:.2f} ms")
     problem = (
         f"{pair[0]} cannot send to {pair[1]} at {address} ({result}): open the ports of net.ipv4.ip_local_port_range "
         f"between the two, or set address of {pair[1]}"
     )
     return CheckLine("transfers", name, "bad", "no connection", problem)
-
-
-def _format_bits(bits_per_s: float) -> str:
-    return f"{bits_per_s / 1e9:,.1f} Gbit/s" if bits_per_s >= 1e9 else f"{bits_per_s / 1e6:,.1f} Mbit/s"

@@ -186,6 +186,7 @@ def look(request: Look, environment: Mapping[str, str] = os.environ, dev: Path =
     problem = connection_problem(request.broker_host, request.broker_port)
     address = request.address or source_address(request.broker_host)
     found = {name: installed_version(name) for name in COMPARED}
+    folder = Path(request.dir).absolute()
     ours = {"python": platform.python_version(), "asyncrl": VERSION}
     return Facts(
         protocol=PROTOCOL,
@@ -198,7 +199,7 @@ def look(request: Look, environment: Mapping[str, str] = os.environ, dev: Path =
         devices=str(find("auto", environment, dev)),
         open_files=_hard_limit(resource.RLIMIT_NOFILE),
         locked_bytes=_hard_limit(resource.RLIMIT_MEMLOCK),
-        free_bytes=_free_bytes(Path(request.dir)),
+        free_bytes=shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free,
         key=read_key_state(Path(request.key)) if request.key else None,
         model_config=read_state(Path(request.model) / "config.json") if request.model else None,
         lacks_model=bool(request.model) and not Path(request.model).is_dir(),
@@ -245,12 +246,6 @@ def _interface(address: str) -> str:
 def _hard_limit(which: int) -> int:
     limit = resource.getrlimit(which)[1]
     return UNLIMITED if limit == resource.RLIM_INFINITY else limit
-
-
-def _free_bytes(folder: Path) -> int:
-    """Free space where ``folder`` is, or will be made."""
-    path = folder.absolute()
-    return shutil.disk_usage(next(each for each in (path, *path.parents) if each.exists())).free
 
 
 # ── transfer ──────────────────────────────────────────────────────────────────────────────────

@@ -37,6 +37,7 @@ from asyncrl.tools.cluster.probe import (
     Sent,
     Unable,
 )
+from asyncrl.wire.addresses import host_of, port_of
 
 # ── remote ────────────────────────────────────────────────────────────────────────────────────
 # Asks machines: runs `asyncrl doctor --probe` through the command of each, with a deadline, and reads its answer.
@@ -137,7 +138,10 @@ async def survey(cluster: ClusterMachines) -> ClusterFindings:
         cluster=cluster,
         looks=looks,
         clock_offsets_s={machine.name: offset_s for machine, (_, offset_s) in zip(asked_now, looked, strict=True)},
-        bind_problem="".join(map(_bind_problem, listening.values())),
+        # A broker that listens there already is no problem.
+        bind_problem="".join(
+            answer.reason for answer in listening.values() if isinstance(answer, Unable) and not answer.address_in_use
+        ),
         transfers=await _transfers(cluster, looks),
     )
 
@@ -154,8 +158,8 @@ async def _broker_listens(cluster: ClusterMachines) -> AsyncIterator[dict[str, L
         yield {}
         return
     question = Listen(
-        host=cluster.broker_host,
-        port=cluster.broker_port,
+        host=host_of(cluster.broker),
+        port=port_of(cluster.broker),
         token=secrets.token_hex(),
         listen_s=2 * cluster.deadline_s,
     )
@@ -163,16 +167,11 @@ async def _broker_listens(cluster: ClusterMachines) -> AsyncIterator[dict[str, L
         yield {machine.name: _expected(answer, Listening)}
 
 
-def _bind_problem(answer: Listening | Unable | NoAnswer) -> str:
-    """Reason why the broker's address cannot be listened on; a broker that does it already is none."""
-    return answer.reason if isinstance(answer, Unable) and not answer.address_in_use else ""
-
-
 async def _look(cluster: ClusterMachines, machine: Machine) -> tuple[Facts | Unable | NoAnswer, float]:
     """Facts of a machine, and its clock minus this one's, in seconds."""
     question = Look(
-        broker_host=cluster.broker_host,
-        broker_port=cluster.broker_port,
+        broker_host=host_of(cluster.broker),
+        broker_port=port_of(cluster.broker),
         address=machine.address,
         key=machine.key,
         model=cluster.model_of(machine),

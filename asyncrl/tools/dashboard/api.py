@@ -28,7 +28,6 @@ from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.run_record import NO_SUMMARY, RunRecord, is_run, is_served, labels, read_settings
 from asyncrl.similar_path import did_you_mean
 from asyncrl.tools.dashboard import cluster_view, overview, sample_index, sample_view, timeline
-from asyncrl.tools.dashboard import cluster_view as cluster_view_module
 from asyncrl.tools.dashboard.cluster_view import EventQuery
 from asyncrl.tools.dashboard.query import Query, RefusedAnswer
 from asyncrl.tools.dashboard.sample_index import SampleIndex, SampleQuery
@@ -146,10 +145,7 @@ class FollowedRun:
             self._notes.setdefault(self.directory.summary.name, NO_SUMMARY)
 
     def _read_metrics(self) -> None:
-        def forget() -> None:
-            self._steps.clear()
-
-        for line in self._new_lines(self.directory.metrics, forget):
+        for line in self._new_lines(self.directory.metrics, self._steps.clear):
             step = line.get("step")
             if not isinstance(step, int):
                 continue
@@ -166,15 +162,14 @@ class FollowedRun:
         before.extend(self._new_lines(self.directory.events, before.clear))
 
     def _new_lines(self, path: Path, forget: Callable[[], None]) -> list[dict[str, Any]]:
-        def read() -> list[tuple[dict[str, Any], int]]:
-            return JsonLines(path).since(self._offsets[path])
-
         seen = self._seen[path]
         if self._offsets[path] > (seen[1] if seen else 0):  # replaced, or cut short
             self._offsets[path] = 0
             self.rewrites += 1
             forget()
-        found: list[tuple[dict[str, Any], int]] = self._noted(path, read, [])
+        found: list[tuple[dict[str, Any], int]] = self._noted(
+            path, lambda: JsonLines(path).since(self._offsets[path]), []
+        )
         if found:
             self._offsets[path] = found[-1][1]
         elif not self._offsets[path]:
@@ -225,7 +220,7 @@ class Api:
             "cluster": self._cluster,
             "timeline": self._timeline,
             "events": self._events,
-            "settings": lambda run, _: {"settings": cluster_view_module.settings(run.record)},
+            "settings": lambda run, _: {"settings": cluster_view.settings(run.record)},
             "samples": self._samples,
             "excerpts": self._excerpts,
             "group": self._group,
@@ -243,9 +238,7 @@ class Api:
                 case ["runs"]:
                     return JSON, msgspec.json.encode({"runs": self.revisions()})
                 case ["runs", number, "picture"]:
-                    run = self._run(number)
-                    kind, content = self._picture(run, query)
-                    return kind, content
+                    return self._picture(self._run(number), query)
                 case ["runs", number, name] if name in self._views:
                     return JSON, msgspec.json.encode(self._views[name](self._run(number), query))
         except LedgerError as error:
@@ -278,11 +271,11 @@ class Api:
         start = query.count("start", 0, most=10**9)
         if query.count("rewrites", 0, most=10**9) != run.rewrites or start > len(run.record.metrics):
             start = 0
-        return {"start": start, "rewrites": run.rewrites, "columns": cluster_view_module.columns(run.record, start)}
+        return {"start": start, "rewrites": run.rewrites, "columns": cluster_view.columns(run.record, start)}
 
     def _histograms(self, run: FollowedRun, _: Query) -> Any:
         run.samples.advance(SHORT_S)
-        return cluster_view_module.histograms(run.samples)
+        return cluster_view.histograms(run.samples)
 
     def _cluster(self, run: FollowedRun, _: Query) -> Any:
         run.times.advance(SHORT_S)
@@ -310,9 +303,9 @@ class Api:
     def _events(self, run: FollowedRun, query: Query) -> Any:
         wanted = EventQuery(kind=query.text("kind"), node=query.text("node"), text=query.text("text"))
         if group := query.text("group"):
-            return {"events": cluster_view_module.members(run.events, wanted, group)}
+            return {"events": cluster_view.members(run.events, wanted, group)}
         return {
-            "groups": cluster_view_module.groups(run.events, wanted),
+            "groups": cluster_view.groups(run.events, wanted),
             "kinds": sorted({str(event.get("event")) for event in run.events}),
             "num_events": len(run.events),
         }

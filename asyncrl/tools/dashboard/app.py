@@ -59,24 +59,20 @@ class Access:
     """
 
     def __init__(self, token: str = "", *, any_host: bool = False) -> None:
-        self._token = token
+        self.token = token
         self._any_host = any_host
         self._cookie = hashlib.sha256(f"{COOKIE}:{token}".encode()).hexdigest()
 
-    @property
-    def needs_token(self) -> bool:
-        return bool(self._token)
-
     def accepts_host(self, host: str) -> bool:
         """True if a request may name ``host`` (with or without a port); a token makes up for any name."""
-        return self.needs_token or self._any_host or _is_loopback(host)
+        return bool(self.token) or self._any_host or _is_loopback(host)
 
     def accepts_token(self, token: str) -> bool:
-        return secrets.compare_digest(token.encode(errors="replace"), self._token.encode())
+        return secrets.compare_digest(token.encode(errors="replace"), self.token.encode())
 
     def accepts(self, authorization: str, cookies: str) -> bool:
         """True if the headers ``authorization`` and ``cookie`` of a request carry the token, or none is needed."""
-        if not self.needs_token:
+        if not self.token:
             return True
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() == "bearer" and self.accepts_token(key.strip()):
@@ -144,10 +140,6 @@ class Changes:
         self._subscribers: set[asyncio.Event] = set()
         self._runs: Revisions = []
         self._polling: asyncio.Task[None] | None = None
-
-    @property
-    def num_subscribers(self) -> int:
-        return len(self._subscribers)
 
     def check_room(self) -> None:
         """Raise `Refused` if there are too many subscribers."""
@@ -305,7 +297,7 @@ class DashboardApp:
         if not self._access.accepts_host(_header(scope, b"host")):
             raise RefusedAnswer(403, REFUSED_HOST)
         sent = parse_qs(scope["query_string"].decode("ascii", "replace")).get("token", [""])[0]
-        if sent and self._access.needs_token and self._access.accepts_token(sent):
+        if sent and self._access.token and self._access.accepts_token(sent):
             return [(b"location", f"{root}/".encode()), (b"set-cookie", self._access.cookie(root).encode())]
         if not self._access.accepts(_header(scope, b"authorization"), _header(scope, b"cookie")):
             raise RefusedAnswer(401, REFUSED_TOKEN)

@@ -238,12 +238,13 @@ def is_trouble(event: dict[str, Any]) -> bool:
 
 def _group(key: str, found: Sequence[dict[str, Any]]) -> EventGroup:
     last, times = found[-1], [time for event in found if (time := _number(event.get("time_s"))) is not None]
+    told = {key: value for key, value in last.items() if key not in NOT_DETAILS and value not in (None, "")}
     counts = [int(count) for event in found if (count := _number(event.get("count"))) is not None]
     return EventGroup(
         id=key,
         kind=str(last.get("event")),
         cause=_cause(last)[:MAX_CHARS],
-        last=_details(last)[:MAX_CHARS],
+        last=", ".join(f"{key} {_text(value)}" for key, value in told.items())[:MAX_CHARS],
         num=len(found),
         counted=max(counts, default=None),
         nodes=sorted({str(event["node"]) for event in found if event.get("node")}),
@@ -256,13 +257,6 @@ def _group(key: str, found: Sequence[dict[str, Any]]) -> EventGroup:
 
 def _cause(event: dict[str, Any]) -> str:
     return next((str(event[name]) for name in CAUSES if event.get(name)), "")
-
-
-def _details(event: dict[str, Any]) -> str:
-    facts = [
-        f"{key} {_text(value)}" for key, value in event.items() if key not in NOT_DETAILS and value not in (None, "")
-    ]
-    return ", ".join(facts)
 
 
 def _text(value: Any) -> str:

@@ -90,10 +90,6 @@ class SampleIndex:
         """Files that are not indexed yet."""
         return len(self._waiting)
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(column.nbytes for block in self._blocks.values() for column in block.columns.values())
-
     def advance(self, budget_s: float = BUDGET_S) -> None:
         """Notice new and changed files, and index files for about ``budget_s`` seconds; at least one if any waits."""
         deadline = self._clock() + budget_s
@@ -172,7 +168,7 @@ class SampleIndex:
         columns: dict[str, Numbers] = {}
         for name, kind in NUMBERS.items():
             default = np.full(size, name == "num_turns", kind)
-            columns[name] = _numbers(table[name]).astype(kind) if name in has else default
+            columns[name] = np.asarray(table[name].to_numpy()).astype(kind) if name in has else default
         for name in WORDS:
             columns[name] = self._codes(name, table[name] if name in has else None, size)
         return columns
@@ -212,10 +208,6 @@ def _files(folder: Path, split: int) -> list[SampleFile]:
             continue
         found.append(SampleFile(path, split, state.st_size, state.st_mtime_ns))
     return found
-
-
-def _numbers(column: "pa.ChunkedArray") -> Numbers:
-    return np.asarray(column.to_numpy())
 
 
 # ── sample query ──────────────────────────────────────────────────────────────────────────────

@@ -34,14 +34,11 @@ MAX_BYTES = 64 << 20
 """Largest file that is read."""
 
 
-def _byte_of_character() -> dict[str, int]:
-    """Characters by which byte-level tokenizers write bytes: printable ones stand for themselves."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(rest)}
-
-
-BYTES = _byte_of_character()
+PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+BYTES = {chr(byte): byte for byte in PRINTABLE} | {
+    chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)
+}
+"""Bytes by the characters with which byte-level tokenizers write them: printable ones stand for themselves."""
 
 
 class TokenTexts:
@@ -82,7 +79,9 @@ class TokenTexts:
             else:  # Unigram: a list of (piece, score)
                 pieces = {token: str(entry[0]) for token, entry in enumerate(vocabulary)}
             pieces |= {int(entry["id"]): str(entry["content"]) for entry in added}
-            form = "bytes" if _has(raw, "ByteLevel") else "metaspace" if "▁" in "".join(pieces.values()) else ""
+            around = msgspec.json.encode([raw.get("decoder"), raw.get("pre_tokenizer")])
+            is_byte_level = b'"type":"ByteLevel"' in around
+            form = "bytes" if is_byte_level else "metaspace" if "▁" in "".join(pieces.values()) else ""
             return cls(pieces, frozenset(int(entry["id"]) for entry in added), form)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError, IndexError):
             return cls()
@@ -118,12 +117,6 @@ class TokenTexts:
         if match := BYTE.fullmatch(piece):
             return bytes([int(match[1], 16)])
         return piece.replace("▁", " ").encode()
-
-
-def _has(raw: Any, kind: str) -> bool:
-    """True if a part of the tokenizer before or after its model is of a kind."""
-    parts = [raw.get("decoder"), raw.get("pre_tokenizer")]
-    return f'"type":"{kind}"' in msgspec.json.encode(parts).decode()
 
 
 # ── sample view ───────────────────────────────────────────────────────────────────────────────

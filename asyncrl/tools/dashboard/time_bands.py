@@ -111,17 +111,12 @@ class TimeBands:
     def by_role(self) -> dict[str, dict[str, float]]:
         """Mean share of each activity over the nodes of a role, the largest first."""
         if self._shares_of_roles is None:
-            self._shares_of_roles = self._mean_by_role()
+            shares, self._shares_of_roles = self.shares(), {}
+            for role in dict.fromkeys(self.roles):
+                mean = shares[[place for place, name in enumerate(self.roles) if name == role]].mean(axis=0)
+                order = np.argsort(-mean, kind="stable")
+                self._shares_of_roles[role] = {self.activities[i]: float(mean[i]) for i in order if mean[i] > 0}
         return self._shares_of_roles
-
-    def _mean_by_role(self) -> dict[str, dict[str, float]]:
-        shares = self.shares()
-        found = {}
-        for role in dict.fromkeys(self.roles):
-            mean = shares[[place for place, name in enumerate(self.roles) if name == role]].mean(axis=0)
-            order = np.argsort(-mean, kind="stable")
-            found[role] = {self.activities[i]: float(mean[i]) for i in order if mean[i] > 0}
-        return found
 
 
 class TimesFile:

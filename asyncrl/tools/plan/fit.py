@@ -41,7 +41,7 @@ from asyncrl.tools.plan.sections import (
     TrainerSpeed,
 )
 from asyncrl.tools.plan.simulate import AUTO_STALENESS, simulate
-from asyncrl.tools.why import Attribution, attribute
+from asyncrl.tools.why import attribute
 
 CLOSE = 0.15
 """Largest error of the fitted plan's step time, of the measured one, with which it may predict."""
@@ -132,13 +132,15 @@ def observed(record: RunRecord, config: Config, lines: Sequence[TimesLine]) -> O
     ]
     if not samplings:
         return None
+    trainer = steady.nodes[steady.names("trainer")[0]]
+    working_s = sum(trainer.seconds.get(name, 0.0) for name in ("training", "fetching", "checkpointing"))
     grading_s = sum(steady.nodes[name].seconds.get("grading", 0.0) for name in steady.names("reward"))
     return ObservedSpeeds(
         step_s=steady.span_s / num_steps,
         rollouts=len(steady.names("rollout")),
         slots=config.rollout.slots,
         samplings=samplings,
-        trained_per_s=max(trained, 1e-6) / _trainer_s(steady),
+        trained_per_s=max(trained, 1e-6) / max(working_s, 1e-6),
         publish_s=record.mean("receive_s") or 0.0,
         pause_s=record.mean("pause_s") or 0.0,
         graders=len(steady.names("reward")),
@@ -208,12 +210,6 @@ def _plan(seen: ObservedSpeeds, schedule: Schedule, fixed_s: float, each_s: floa
     )
     versions = min(max(FEWEST_VERSIONS, plan.versions_with(COMPLETIONS)), MOST_VERSIONS)
     return replace(plan, horizon=Horizon(publishes=versions, warm_up=2))
-
-
-def _trainer_s(steady: Attribution) -> float:
-    """Seconds in which the trainer worked at steps."""
-    node = steady.nodes[steady.names("trainer")[0]]
-    return max(sum(node.seconds.get(name, 0.0) for name in ("training", "fetching", "checkpointing")), 1e-6)
 
 
 # ── auto ──────────────────────────────────────────────────────────────────────────────────────

@@ -1,5 +1,5 @@
 """
-The report of `asyncrl plan`: rows for a terminal, and an HTML page with charts, without a script or anything from a
+The report of `asyncrl plan`: tables for a terminal, and an HTML page with charts, without a script or anything from a
 network.
 """
 
@@ -11,6 +11,7 @@ from msgspec import Struct
 from asyncrl.errors import ConfigError
 from asyncrl.files.atomic import output
 from asyncrl.records.formatting import share
+from asyncrl.terminal import aligned
 from asyncrl.tools.plan.plan_file import Inputs, changed, inputs
 from asyncrl.tools.plan.sections import MeasuredRun, Plan
 from asyncrl.tools.plan.simulate import SearchResult, search, simulate, with_result
@@ -120,7 +121,7 @@ def _predict(plan: Plan, measured: MeasuredRun, ready: Inputs) -> SimulationResu
 
 
 # ── table ─────────────────────────────────────────────────────────────────────────────────────
-# Formatted rows of a plan report, for a table on a terminal or an HTML page.
+# Formatted rows of a plan report, for an HTML page, and the tables of a terminal.
 
 HEAD = [
     "devices",
@@ -135,6 +136,8 @@ HEAD = [
 ]
 MEASURED_HEAD = ["groups", "measured s", "predicted s", "measured ratio", "predicted ratio", "off"]
 """Columns of `measured_rows`. A ratio is the speed-up over the baseline."""
+BAR = 40
+"""Characters of a histogram bar for 100 %."""
 
 
 def rows(report: PlanReport) -> Iterator[tuple[str, list[str]]]:
@@ -175,6 +178,38 @@ def _cells(report: PlanReport, result: SimulationResult) -> list[str]:
 
 def _ratio(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}x"
+
+
+def report_table(report: PlanReport, name: str) -> str:
+    """Predicted step times, staleness, the splits tried, measurements and assumptions; ``name`` is the title."""
+    shares = report.planned.token_staleness
+    lines = [
+        f"{name}: {report.planned.devices} devices, completions of {report.length_mean:,.0f} tokens on average, "
+        f"a window of {report.window:,} groups",
+        "",
+        *aligned([["", *HEAD], *([label, *cells] for label, cells in rows(report))], right=range(1, len(HEAD) + 1)),
+        "",
+        "staleness of trained tokens, as planned",
+        *aligned([[f"  {age}", f"{part:.1%}", "█" * round(BAR * part)] for age, part in shares.items()], right=[0, 1]),
+    ]
+    if report.found:
+        lines += ["", "splits tried", *aligned(_tried(report, report.found), right=[1, 2, 3])]
+    if report.comparisons:
+        measured = ([f"  {row}", *cells] for row, cells in measured_rows(report.comparisons))
+        lines += ["", "measured and predicted", *aligned([["", *MEASURED_HEAD], *measured], right=range(1, 7))]
+    if report.assumptions:
+        lines += ["", "assumptions", *(f"  - {assumption}" for assumption in report.assumptions)]
+    return "\n".join(lines)
+
+
+def _tried(report: PlanReport, found: SearchResult) -> list[list[str]]:
+    table = [["  staleness", "devices", "s/step", "speed-up", ""]]
+    for staleness, results in found.by_staleness().items():
+        for result in results:
+            mark = "best" if result is found.best else ""
+            step_s, speed_up = f"{result.step_s:.4g}", f"{report.speed_up(result):.2f}x"
+            table.append([f"  {staleness:g}", split(result), step_s, speed_up, mark])
+    return table
 
 
 # ── html page ─────────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.config.checks.check import check as check_run
-from asyncrl.config.config import leaves
+from asyncrl.config.checks.check import refuse_infinite
 from asyncrl.config.toml import convert, put, read, split_override
 from asyncrl.errors import ConfigError
 from asyncrl.tools.plan.lengths import Z99, Lengths, Lognormal, PiecewiseLine, TrainingSpeed, decode_line, read_samples
@@ -50,9 +49,7 @@ def changed(plan: Plan, changes: Mapping[str, Any]) -> Plan:
 
 
 def check(plan: Plan) -> None:
-    for key, value in leaves(msgspec.to_builtins(plan)):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{key} is {value}: expected a finite number")
+    refuse_infinite(plan)
     _check_split(plan)
     _check_lengths(plan.lengths)
     if not plan.rollout.decode or not plan.trainer.speeds:
@@ -170,12 +167,11 @@ def _lognormal(plan: Plan, median: float, sigma: float) -> Lognormal:
 def _fitted(plan: Plan, step_s: PiecewiseLine) -> Lognormal:
     """Bisect for the median with which the baseline generates for the measured seconds, which grow with the median."""
     wanted_s, sigma = plan.lengths.synchronous_generate_s, plan.lengths.sigma
-    generate = partial(generate_s, plan, step_s=step_s)
     low, high = 0.0, math.log(plan.lengths.max_tokens)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         lengths = _lognormal(plan, math.exp(middle), sigma)
-        seconds = generate(lengths=lengths)
+        seconds = generate_s(plan, lengths, step_s)
         if abs(seconds - wanted_s) <= CLOSE * wanted_s:
             return lengths
         low, high = (middle, high) if seconds < wanted_s else (low, middle)

@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from asyncrl.algo.advantages import resolve_advantage
 from asyncrl.algo.outcomes import Floats, Outcome
-from asyncrl.config.config import Config
 from asyncrl.config.run_file import overridden
 from asyncrl.trainer.algorithm.recipe import Recipe
 
@@ -35,12 +34,6 @@ class AdvantageResult(Struct, frozen=True):
     length: int
     advantage: float
     grpo: float
-
-
-def trial_config(advantage: str, overrides: Sequence[str] = ()) -> Config:
-    """Configuration with this estimator; ``overrides`` are those of ``--set``. Raises `ConfigError`."""
-    raw = {"model": {"path": "-"}, "data": {"train": "-"}, "algorithm": {"advantage": advantage}}
-    return overridden(raw, overrides)
 
 
 def step() -> list[Outcome]:
@@ -67,15 +60,17 @@ def step() -> list[Outcome]:
     ]
 
 
-def examine(config: Config) -> list[AdvantageResult]:
+def examine(advantage: str, overrides: Sequence[str] = ()) -> list[AdvantageResult]:
     """
-    Compute the advantages of the step.
+    Compute the advantages of the step by the estimator of a name; ``overrides`` are those of ``--set``.
 
     Raises:
-        ConfigError: The function cannot be loaded, raises, or returns no finite number for each token.
+        ConfigError: An override does not fit, or the function cannot be loaded, raises, or
+            returns no finite number for each token.
         AsyncrlError: A built-in estimator does not apply to this step.
     """
-    outcomes = step()
+    raw = {"model": {"path": "-"}, "data": {"train": "-"}, "algorithm": {"advantage": advantage}}
+    outcomes, config = step(), overridden(raw, overrides)
     ours, usual = Recipe(config).advantages(outcomes), resolve_advantage("grpo").function(outcomes)
     names = list(GROUPS)
     return [

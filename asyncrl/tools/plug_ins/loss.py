@@ -16,7 +16,6 @@ from torch import Tensor
 from asyncrl.algo.aggregate import Ragged
 from asyncrl.algo.loss_tokens import Loss, PolicyLoss, Tokens
 from asyncrl.algo.losses import clipped
-from asyncrl.config.config import Config
 from asyncrl.config.run_file import overridden
 from asyncrl.trainer.algorithm.recipe import Recipe
 
@@ -43,12 +42,6 @@ class LossResult:
     """Reason not to train with it; empty if there is none."""
 
 
-def trial_config(loss: str, overrides: Sequence[str] = ()) -> Config:
-    """Configuration with this loss; ``overrides`` are those of ``--set``. Raises `ConfigError`."""
-    raw = {"model": {"path": "-"}, "data": {"train": "-"}, "algorithm": {"loss": loss}}
-    return overridden(raw, overrides)
-
-
 def batch(case: str, loss: Loss | None = None) -> Tokens:
     """Tokens of a case, the same each time. A loss with a selection gets every other token selected."""
     random = torch.Generator().manual_seed(0)
@@ -66,14 +59,16 @@ def batch(case: str, loss: Loss | None = None) -> Tokens:
     )
 
 
-def examine(config: Config) -> list[LossResult]:
+def examine(loss: str, overrides: Sequence[str] = ()) -> list[LossResult]:
     """
-    Compute the loss and its gradient in each case.
+    Compute the loss of a name, and its gradient, in each case; ``overrides`` are those of ``--set``.
 
     Raises:
-        ConfigError: The function cannot be loaded, raises, or returns no tensor of one differentiable number a token.
+        ConfigError: An override does not fit, or the function cannot be loaded, raises, or
+            returns no tensor of one differentiable number a token.
     """
-    recipe = Recipe(config)
+    raw = {"model": {"path": "-"}, "data": {"train": "-"}, "algorithm": {"loss": loss}}
+    recipe = Recipe(overridden(raw, overrides))
     return [_examined(case, recipe.losses, recipe.loss) for case in CASES]
 
 

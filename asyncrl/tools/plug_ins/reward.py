@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 import uvloop
 from msgspec import Struct
@@ -40,10 +39,6 @@ WIDTH = max(map(len, REFERENCE))
 """Characters of the column of kinds."""
 
 Say = Callable[[str], None]
-
-
-class ShowTrial(Protocol):
-    def __call__(self, trial: "Trial", *, is_first: bool) -> None: ...
 
 
 class Trial(Struct, frozen=True):
@@ -113,7 +108,10 @@ async def trials(config: Config, prompts: Sequence[Prompt], given: Sequence[str]
 
 
 def attempt(
-    config: Config, prompts: Sequence[Prompt], given: Sequence[str] = (), show: ShowTrial | None = None
+    config: Config,
+    prompts: Sequence[Prompt],
+    given: Sequence[str] = (),
+    show: Callable[[Trial, bool], None] | None = None,
 ) -> list[Trial]:
     """All trials; ``show`` is called with each, and whether it is the first of its row."""
 
@@ -121,7 +119,7 @@ def attempt(
         done: list[Trial] = []
         async for trial in trials(config, prompts, given):
             if show:
-                show(trial, is_first=not done or done[-1].row != trial.row)
+                show(trial, not done or done[-1].row != trial.row)
             done.append(trial)
         return done
 
@@ -178,7 +176,7 @@ def try_reward(config: Config, number: int, given: Sequence[str], say: Say) -> b
     if not prompts:
         raise ConfigError(f"{config.data.train} has no usable row")
 
-    def show(trial: Trial, *, is_first: bool) -> None:
+    def show(trial: Trial, is_first: bool) -> None:
         if is_first:
             say(f"row {trial.row}  answer {shown(prompts[trial.row].answer)}")
         say(trial_line(trial))

@@ -40,7 +40,12 @@ from asyncrl.tools.report.charts import Point, Series, draw, line_chart, plain, 
 
 def evaluation_charts(records: Sequence[RunRecord]) -> list[str]:
     """The charts that have data; none where accuracy is the only metric."""
-    return [chart for draw in (_pass_curves, _over_versions, _by_source) if (chart := draw(records))]
+    found = (
+        _pass_curves(records),
+        _chart("Held-out, by how completions are counted", records, multi_sample_metrics),
+        _chart("Held-out accuracy by data source", records, accuracy_by_source),
+    )
+    return [chart for chart in found if chart]
 
 
 def _pass_curves(records: Sequence[RunRecord]) -> str | None:
@@ -54,14 +59,6 @@ def _pass_curves(records: Sequence[RunRecord]) -> str | None:
             series.append(Series(points=points, label=label, colour=run, dashed=place == 0, dots=True))
     title = "Held-out pass@m, right at least once in m completions"
     return line_chart(title, series, x_label="completions (m)", zero=True, percent=True) if series else None
-
-
-def _over_versions(records: Sequence[RunRecord]) -> str | None:
-    return _chart("Held-out, by how completions are counted", records, multi_sample_metrics)
-
-
-def _by_source(records: Sequence[RunRecord]) -> str | None:
-    return _chart("Held-out accuracy by data source", records, accuracy_by_source)
 
 
 def _chart(
@@ -262,14 +259,9 @@ def episodes(records: Sequence[RunRecord]) -> Iterator[Markup]:
 def _folded(episode: SampledEpisode) -> Markup:
     reason = ", cut by a limit" if episode.finish_reason == "length" else ""
     facts = f"reward {episode.reward:.4g}{reason}; {summary(episode.turns)}"
-    content = row([*_prompt(episode), _turns(episode)], "div", "turns")
+    answer = [text(f"answer {_short(episode.answer)}", style="quiet")] if episode.answer else []
+    content = row([text(_short(episode.prompt), style="quiet"), *answer, _turns(episode)], "div", "turns")
     return folded(f"{episode.group_id}/{episode.index}: {facts}", content)
-
-
-def _prompt(episode: SampledEpisode) -> Iterator[Markup]:
-    yield text(_short(episode.prompt), style="quiet")
-    if episode.answer:
-        yield text(f"answer {_short(episode.answer)}", style="quiet")
 
 
 def _turns(episode: SampledEpisode) -> Markup:
@@ -282,8 +274,8 @@ def _turns(episode: SampledEpisode) -> Markup:
     return table(["", "environment", "policy", ""], rows)
 
 
-def _short(content: str) -> str:
-    return content if len(content) <= MAX_CHARS else f"{content[:MAX_CHARS]} …"
+def _short(content: str, most: int = MAX_CHARS) -> str:
+    return content if len(content) <= most else f"{content[:most]} …"
 
 
 # ── pictures ──────────────────────────────────────────────────────────────────────────────────
@@ -305,13 +297,10 @@ def pictures(records: Sequence[RunRecord]) -> Iterator[Markup]:
 
 
 def _card(sample: PicturedSample) -> Markup:
-    facts = f"reward {sample.reward:g}" + (f", answer {_short_text(sample.answer)}" if sample.answer else "")
-    words = [text(_short_text(sample.prompt), style="quiet"), text(_short_text(sample.completion)), text(facts)]
+    most = MAX_PICTURE_CHARS
+    facts = f"reward {sample.reward:g}" + (f", answer {_short(sample.answer, most)}" if sample.answer else "")
+    words = [text(_short(sample.prompt, most), style="quiet"), text(_short(sample.completion, most)), text(facts)]
     return row([*map(picture, sample.files), *words], "div")
-
-
-def _short_text(content: str) -> str:
-    return content if len(content) <= MAX_PICTURE_CHARS else f"{content[:MAX_PICTURE_CHARS]} …"
 
 
 # ── report ────────────────────────────────────────────────────────────────────────────────────
@@ -411,7 +400,12 @@ def _settings(records: Sequence[RunRecord]) -> Markup:
 
 
 def _events(record: RunRecord, *, alone: bool) -> Iterator[Markup]:
-    notable = [event for event in record.events if _is_notable(event)]
+    end = ("run.finished", "finished")
+    notable = [
+        event
+        for event in record.events
+        if event.get("event") not in ROUTINE and (event.get("event"), event.get("status")) != end
+    ]
     many = f"{len(notable)} notable events" if notable else "no notable events"
     last = f"; the last {SHOWN}:" if len(notable) > SHOWN else ""
     yield text(f"{'' if alone else f'{record.name}: '}{many}{last}", style="quiet")
@@ -424,11 +418,6 @@ def _events(record: RunRecord, *, alone: bool) -> Iterator[Markup]:
                 for event in notable[-SHOWN:]
             ],
         )
-
-
-def _is_notable(event: dict[str, Any]) -> bool:
-    kind = event.get("event")
-    return kind not in ROUTINE and not (kind == "run.finished" and event.get("status") == "finished")
 
 
 def _after(at: Any, started: Any) -> str:

@@ -43,7 +43,7 @@ def to_write(manager: Manager, folder: Path, texts: Mapping[str, str], *, force:
     Raises:
         ConfigError: A file was changed by hand, or written by hand, and ``force`` is false; or it cannot be read.
     """
-    paths = {folder / name: _marked(text) for name, text in texts.items()}
+    paths = {folder / name: f"{MARK}{_checksum(text)}\n{text}" for name, text in texts.items()}
     changed = {path: text for path, text in paths.items() if _read(path) != text}
     edited = [path for path in changed if _is_edited(_read(path))]
     if edited and not force:
@@ -98,10 +98,6 @@ def _supervisord_problems(path: Path) -> list[str] | None:
     except ValueError as error:
         return [f"{path}: {error}"]
     return []
-
-
-def _marked(text: str) -> str:
-    return f"{MARK}{_checksum(text)}\n{text}"
 
 
 def _is_edited(text: str | None) -> bool:

@@ -84,11 +84,6 @@ class Services(Struct, frozen=True, kw_only=True):
     metrics: Mapping[str, Mapping[str, str]] = {}
     """Environment variables of each role for its metrics."""
 
-    @property
-    def has_secret(self) -> bool:
-        """True if a service of this machine reads the run's secret."""
-        return "broker" in self.roles or not self.key
-
 
 SYSTEMD = Services(
     program="/opt/asyncrl/.venv/bin/asyncrl-node",
@@ -124,11 +119,6 @@ def render(manager: Manager, services: Services) -> dict[str, str]:
     return _systemd(services) if manager == "systemd" else _supervisord(services)
 
 
-def device_files() -> dict[str, str]:
-    """The drop-ins for devices, which `render` writes for one kind of device only."""
-    return {f"devices-{kind}.conf": _template(f"systemd/devices-{kind}.conf") for kind in ("gpu", "ascend")}
-
-
 def _systemd(services: Services) -> dict[str, str]:
     nodes = [role for role in ALL_ROLES if role in services.roles and role != "broker"]
     units = ["asyncrl-broker.service"] if "broker" in services.roles else []
@@ -159,13 +149,10 @@ def _supervisord(services: Services) -> dict[str, str]:
         values[f"METRICS_{role.upper()}"] = "".join(f',{name}="{it}"' for name, it in variables.items())
     text = _filled("supervisord/asyncrl.conf", values)
     head, *programs = re.split(r"(?<=\n\n)(?=(?:;[^\n]*\n)*\[program:)", text)
-    kept = [program for program in programs if _program(program) in services.roles]
+    names = [program.partition("[program:")[2].partition("]")[0] for program in programs]
+    kept = [program for name, program in zip(names, programs, strict=True) if name in services.roles]
     programs_text = "".join([head, *kept]).rstrip() + "\n"
     return {"asyncrl.conf": programs_text, "asyncrl.d/00-about.conf": _template("supervisord/about.conf")}
-
-
-def _program(text: str) -> str:
-    return text.partition("[program:")[2].partition("]")[0]
 
 
 def _values(services: Services) -> dict[str, str]:
@@ -198,6 +185,11 @@ def _values(services: Services) -> dict[str, str]:
 def _access(services: Services) -> dict[str, str]:
     """Values that say how the services reach the broker, under which names, and with which keys."""
     is_broker = "broker" in services.roles
+    if services.key:
+        credential = f"LoadCredential=asyncrl.key:{services.key}"
+    else:
+        credential = LOCAL_KEY if services.keys else f"LoadCredential=asyncrl.secret:{services.secret}"
+    reads_secret = is_broker or not services.key
     return {
         "JOIN": f"--run-dir {services.run_dir}" if is_broker else f"--broker {services.address}",
         "NODE": f"{services.key_name}-%i" if services.key else "%i-%H",
@@ -206,19 +198,12 @@ def _access(services: Services) -> dict[str, str]:
         "AFTER_ROLLOUT": "" if services.key or is_broker else f"-{HOST}",
         "SECRET": services.secret,
         "SPOOL_FOLDER": f"d {services.spool_dir} 0700 {services.user} {services.group}\n" if services.spool_dir else "",
-        "SECRET_FILE": f"z {services.secret} 0600 {services.user} {services.group}\n" if services.has_secret else "",
-        "CREDENTIAL": _credential(services),
+        "SECRET_FILE": f"z {services.secret} 0600 {services.user} {services.group}\n" if reads_secret else "",
+        "CREDENTIAL": credential,
         "KEY": f',ASYNCRL_KEY_FILE="{services.key}"' if services.key else "",
         "KEYS": f" --keys {services.keys}" if services.keys else "",
         "IP_ACCESS": OPEN if services.keys or OPEN_VARIABLE in services.metrics.get("broker", {}) else LOCAL,
     }
-
-
-def _credential(services: Services) -> str:
-    """Setting that gives the nodes of this machine their credentials."""
-    if services.key:
-        return f"LoadCredential=asyncrl.key:{services.key}"
-    return LOCAL_KEY if services.keys else f"LoadCredential=asyncrl.secret:{services.secret}"
 
 
 def _filled(name: str, values: Mapping[str, str]) -> str:

@@ -108,12 +108,10 @@ def exact_match_share(
     for batch in batches_by_length(demonstrations, batch_size):
         logits, labels = _predictions(model, batch)
         hits = iter((logits.argmax(-1) == labels).tolist())
-        matches += sum(all(list(islice(hits, _num_learned(row)))) for row in batch)
+        for row in batch:
+            num_learned = sum(label != IGNORED for label in row.labels)
+            matches += all(list(islice(hits, num_learned)))
     return matches / len(demonstrations)
-
-
-def _num_learned(row: EncodedDemonstration) -> int:
-    return sum(label != IGNORED for label in row.labels)
 
 
 def _predictions(model: PreTrainedModel, batch: Sequence[EncodedDemonstration]) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import torch
 from msgspec import Struct
 from msgspec.structs import replace
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from asyncrl.messages.trajectory import IMAGE_MARK
@@ -72,7 +71,7 @@ def step_sums_lesson(tokenizer: PreTrainedTokenizerBase, seed: int) -> Lesson:
         problems=step_sums.problems(seed, "train", more=STEP_SUMS_MORE),
         held_out=step_sums.problems(seed + 1, "held_out", min_steps=step_sums.HELD_OUT_STEPS),
         mixture={clean_chain: 0.3, step_sums.wrong_guess: 0.6, step_sums.noisy_chain: 0.1},
-        encode=partial(_encode_text, tokenizer),
+        encode=lambda problems, completions: encode(tokenizer, _prompts(problems), completions),
     )
 
 
@@ -83,7 +82,7 @@ def hidden_sums_lesson(tokenizer: PreTrainedTokenizerBase, seed: int) -> Lesson:
         held_out=hidden_sums.problems(seed + 1, "held_out"),
         clean=hidden_sums.procedure,
         mixture={hidden_sums.sloppy_procedure: 0.3, hidden_sums.wrong_guess: 0.6, hidden_sums.skip: 0.1},
-        encode=partial(_encode_episodes, tokenizer),
+        encode=lambda problems, completions: encode_passages(tokenizer, _prompts(problems), completions),
     )
 
 
@@ -97,28 +96,16 @@ def drawn_squares_lesson(tokenizer: PreTrainedTokenizerBase, seed: int) -> Lesso
     )
 
 
-def _encode_text(
-    tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], completions: Sequence[str]
-) -> list[EncodedDemonstration]:
-    return encode(tokenizer, [problem.prompt for problem in problems], completions)
-
-
-def _encode_episodes(
-    tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], completions: Sequence[Sequence[Passage]]
-) -> list[EncodedDemonstration]:
-    return encode_passages(tokenizer, [problem.prompt for problem in problems], completions)
+def _prompts(problems: Sequence[Problem]) -> list[str]:
+    return [problem.prompt for problem in problems]
 
 
 def _encode_pictures(
     tokenizer: PreTrainedTokenizerBase, problems: Sequence[drawn_squares.SquaresProblem], completions: Sequence[str]
 ) -> list[EncodedDemonstration]:
     image = VISION_START + IMAGE_PAD * drawn_squares.NUM_SQUARES + VISION_END
-    prompts = [problem.prompt.replace(IMAGE_MARK, image) for problem in problems]
-    encoded = zip(encode(tokenizer, prompts, completions), _patches(problems), strict=True)
-    return [replace(one, patches=patches) for one, patches in encoded]
-
-
-def _patches(problems: Sequence[drawn_squares.SquaresProblem]) -> tuple[Tensor, ...]:
-    """Patches of each picture, [N, D] pixels."""
+    prompts = [prompt.replace(IMAGE_MARK, image) for prompt in _prompts(problems)]
     read = image_processor()(images=[problem.picture() for problem in problems], return_tensors="pt")
-    return torch.split(read["pixel_values"], read["image_grid_thw"].prod(1).tolist())
+    patches = torch.split(read["pixel_values"], read["image_grid_thw"].prod(1).tolist())
+    encoded = zip(encode(tokenizer, prompts, completions), patches, strict=True)
+    return [replace(one, patches=of_picture) for one, of_picture in encoded]

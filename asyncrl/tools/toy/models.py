@@ -14,7 +14,6 @@ seed and thread count give the same model on the same machine.
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -313,22 +312,15 @@ def save_model(
     images: Qwen2VLImageProcessorPil | None = None,
 ) -> None:
     """Write a model directory, whole or not at all; ``images`` is the image processor of a vision model."""
-    with _written_whole(directory) as unfinished:
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
-        if images:
-            images.save_pretrained(unfinished)
-    report(f"made {directory}: {model.num_parameters():,} parameters, {len(tokenizer):,} tokens")
-
-
-@contextmanager
-def _written_whole(directory: Path) -> Iterator[Path]:
-    """A folder beside ``directory`` that is renamed to it if the block succeeds, and removed if it does not."""
     unfinished = directory.with_name(f".{directory.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # from an attempt that was killed
     unfinished.mkdir(parents=True)
     try:
-        yield unfinished
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        if images:
+            images.save_pretrained(unfinished)
         unfinished.rename(directory)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+    report(f"made {directory}: {model.num_parameters():,} parameters, {len(tokenizer):,} tokens")

@@ -79,13 +79,12 @@ def random_model(sizes: TextModelSizes, tokenizer: PreTrainedTokenizerBase, seed
         torch.manual_seed(seed)
         if not sizes.experts:
             return Qwen3ForCausalLM(Qwen3Config(**config))
-        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**config, **_expert_sizes(sizes)))
-
-
-def _expert_sizes(sizes: TextModelSizes) -> dict[str, int | bool]:
-    return {
-        "num_experts": sizes.experts,
-        "num_experts_per_tok": sizes.experts_per_token,
-        "moe_intermediate_size": sizes.intermediate_size // sizes.experts_per_token,
-        "norm_topk_prob": True,  # as in the published Qwen3 mixtures
-    }
+        return Qwen3MoeForCausalLM(
+            Qwen3MoeConfig(
+                **config,
+                num_experts=sizes.experts,
+                num_experts_per_tok=sizes.experts_per_token,
+                moe_intermediate_size=sizes.intermediate_size // sizes.experts_per_token,
+                norm_topk_prob=True,  # as in the published Qwen3 mixtures
+            )
+        )

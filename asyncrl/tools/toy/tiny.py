@@ -7,19 +7,17 @@ Reduction of a recipe for many devices to one for a CPU: the same options, with 
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from transformers import (
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen2VLImageProcessorPil,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -67,6 +65,10 @@ NAMES = (
 """Patterns of published names, in lower case, with the ``model_type`` in config.json."""
 
 
+READ_PICTURES = ("qwen3_vl",)
+ARCHITECTURES = ("qwen2", "qwen3", "qwen3_moe", *READ_PICTURES)
+
+
 def architecture_of(path: Path) -> str:
     """
     ``model_type`` of a model directory, or of the published model that its path names.
@@ -87,54 +89,24 @@ def architecture_of(path: Path) -> str:
     return found
 
 
-def special_words(architecture: str) -> Sequence[str]:
-    """Special tokens that an architecture needs in its vocabulary."""
-    return VISION_WORDS if architecture in READ_PICTURES else ()
-
-
-def picture_processor(architecture: str) -> Qwen2VLImageProcessorPil | None:
-    """Image processor of an architecture; None if it reads no pictures."""
-    return image_processor() if architecture in READ_PICTURES else None
-
-
 def random_model(architecture: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
     """A model with random weights, a function of its arguments; the process's random state stays as it was."""
-    tokens = {
+    if architecture == "qwen3_vl":
+        return random_vision_model(tokenizer, seed)
+    text: dict[str, Any] = {
+        **TEXT,
         "vocab_size": len(tokenizer),
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    if architecture == "qwen3_vl":
-        return random_vision_model(tokenizer, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _MODELS[architecture](TEXT | tokens)
-
-
-def _qwen2(text: Mapping[str, Any]) -> PreTrainedModel:
-    return _made_model(Qwen2ForCausalLM, Qwen2Config(**text))
-
-
-def _qwen3(text: Mapping[str, Any]) -> PreTrainedModel:
-    return _made_model(Qwen3ForCausalLM, Qwen3Config(**text, head_dim=16))
-
-
-def _qwen3_moe(text: Mapping[str, Any]) -> PreTrainedModel:
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
-    return _made_model(Qwen3MoeForCausalLM, Qwen3MoeConfig(**text, head_dim=16, **experts))
-
-
-def _made_model(model: Callable[[Any], PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
-    return model(config)
-
-
-_MODELS: Mapping[str, Callable[[Mapping[str, Any]], PreTrainedModel]] = {
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "qwen3_moe": _qwen3_moe,
-}
-READ_PICTURES = ("qwen3_vl",)
-ARCHITECTURES = (*_MODELS, *READ_PICTURES)
+        if architecture == "qwen2":
+            return Qwen2ForCausalLM(Qwen2Config(**text))
+        if architecture == "qwen3":
+            return Qwen3ForCausalLM(Qwen3Config(**text, head_dim=16))
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**text, head_dim=16, **experts))
 
 
 # ── samples ───────────────────────────────────────────────────────────────────────────────────
@@ -273,22 +245,21 @@ def _made(values: dict[str, Any], folder: Path, report: Report) -> dict[str, Any
     files = {key: _sample(values["data"], key, folder, seed) for key in ("train", "held_out")}
     model = folder / architecture
     if not (model / "config.json").is_file():
-        tokenizer = tokenizer_from_texts(_texts(files["train"]), VOCAB_SIZE, special_words(architecture))
+        reads_pictures = architecture in READ_PICTURES
+        tokenizer = tokenizer_from_texts(_texts(files["train"]), VOCAB_SIZE, VISION_WORDS if reads_pictures else ())
         tokenizer.chat_template = CHAT_TEMPLATE
         made = random_model(architecture, tokenizer, seed)
-        save_model(model, made, tokenizer, report, picture_processor(architecture))
+        save_model(model, made, tokenizer, report, image_processor() if reads_pictures else None)
     return {"model.path": str(model), **{f"data.{key}": paths for key, paths in files.items() if paths}}
 
 
 def _limits(values: dict[str, Any]) -> dict[str, Any]:
     most = MOST | ({} if values["run"]["epochs"] else {"trainer.warmup_steps": values["run"]["steps"]})
-    sizes = {key: min(_at(values, key), value) for key, value in most.items()}
+    sizes = {}
+    for key, limit in most.items():
+        section, _, name = key.partition(".")
+        sizes[key] = min(values[section][name], limit)
     return INSTEAD | sizes
-
-
-def _at(values: dict[str, Any], key: str) -> Any:
-    section, _, name = key.partition(".")
-    return values[section][name]
 
 
 def _sample(data: dict[str, Any], split: str, folder: Path, seed: int) -> list[str]:

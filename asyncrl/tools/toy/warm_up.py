@@ -96,7 +96,8 @@ class WarmUp:
         """Train on the lesson's mixture, so that the model mostly guesses and can still write chains."""
         steps, lr = self._schedule.mixture_steps, self._schedule.lr * self._schedule.mixture_lr_ratio
         self._train("mixture", self._lesson.mixture, [lr * (1 - 0.9 * step / steps) for step in range(steps)])
-        self._report(f"base: greedy accuracy {self._chain_accuracy() + self._guess_accuracy():.3f}")
+        guesses = self._match_share([problem.guess() for problem in self._held_out])
+        self._report(f"base: greedy accuracy {self._chain_accuracy() + guesses:.3f}")
 
     def clean_learning_rates(self) -> list[float]:
         """Learning rate of each step of one round of chains: a short rise, a plateau, a linear decay."""
@@ -136,9 +137,6 @@ class WarmUp:
 
     def _chain_accuracy(self) -> float:
         return self._match_share([problem.chain() for problem in self._held_out])
-
-    def _guess_accuracy(self) -> float:
-        return self._match_share([problem.guess() for problem in self._held_out])
 
     def _match_share(self, completions: Sequence[Completion]) -> float:
         return exact_match_share(self.model, self._lesson.encode(self._held_out, completions))

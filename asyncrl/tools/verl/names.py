@@ -38,12 +38,6 @@ def verl_names_answered() -> Iterator[None]:
         raise
 
 
-def from_verl(name: str) -> str | None:
-    """Setting of asyncrl for verl's ``name``, whole or shortened; None if there is none."""
-    option = like(name)
-    return option.settings[0] if option and option.settings else None
-
-
 def answer(name: str, known: Collection[str]) -> str | None:
     """
     Sentence for an unknown full key that is a name of verl's, or None.

@@ -6,7 +6,7 @@ The fate of every option of verl's here, and its lookup by a key or by the end o
     like("ppo_mini_batch_size")                           the first row whose key ends with these words
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -569,17 +569,11 @@ PLAIN_WORDS = frozenset({"logger", "nnodes"})
 def _ends() -> dict[str, Option]:
     ends: dict[str, Option] = {}
     for key, row in [*TABLE.items(), *((former, TABLE[current]) for former, current in RENAMED.items())]:
-        for end in _ends_of(key.removesuffix(".*")):
-            ends.setdefault(end, row)
+        parts = key.removesuffix(".*").split(".")
+        for end in (".".join(parts[start:]) for start in range(len(parts))):
+            if "." in end or "_" in end or end in PLAIN_WORDS:
+                ends.setdefault(end, row)
     return ends
-
-
-def _ends_of(key: str) -> Iterator[str]:
-    parts = key.split(".")
-    for start in range(len(parts)):
-        end = ".".join(parts[start:])
-        if "." in end or "_" in end or end in PLAIN_WORDS:
-            yield end
 
 
 ENDS: Mapping[str, Option] = _ends()

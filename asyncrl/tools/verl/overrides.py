@@ -151,11 +151,7 @@ class Option(Struct, frozen=True, kw_only=True):
         return "not needed" if self.fate in ("substituted", "not supported") and value in self.harmless else self.fate
 
 
-def as_is(value: Any) -> Any:
-    return value
-
-
-def setting(key: str, convert: Callable[[Any], Any] = as_is, note: str = "") -> Option:
+def setting(key: str, convert: Callable[[Any], Any] = lambda value: value, note: str = "") -> Option:
     return Option(fate="mapped", settings=(key,), convert=convert, note=note)
 
 

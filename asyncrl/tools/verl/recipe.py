@@ -40,9 +40,6 @@ class LaunchRecipe:
             raise ConfigError(f"{override.text}: expected a number such as {default!r}; correct it")
         return override.value
 
-    def has(self, key: str) -> bool:
-        return key in self.given
-
     def below(self, prefix: str) -> dict[str, Any]:
         """Options below ``prefix``, by the rest of their keys."""
         start = f"{prefix}."

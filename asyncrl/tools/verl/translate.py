@@ -47,7 +47,10 @@ def to_toml(settings: Mapping[str, Any], comments: Mapping[str, str], head: Sequ
             lines += ["", f"[{_quoted(table)}]"]
         for key in keys:
             lines += _comment(comments.get(key, ""))
-            lines += _array(key, settings[key]) if _is_tables(settings[key]) else [_line(key, settings[key])]
+            if _is_tables(settings[key]):
+                lines += _array(key, settings[key])
+            else:
+                lines.append(f"{toml_key(key.rpartition('.')[2])} = {toml_value(settings[key])}")
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -61,10 +64,6 @@ def _tables(settings: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def _comment(text: str) -> Iterator[str]:
     yield from (f"# {line}" for line in textwrap.wrap(text, WIDTH))
-
-
-def _line(key: str, value: Any) -> str:
-    return f"{toml_key(key.rpartition('.')[2])} = {toml_value(value)}"
 
 
 def _array(key: str, tables: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -150,18 +149,14 @@ def translate(launch: Launch, num_rows: int | None = None) -> Translation:
     for rule in RULES:
         rule(recipe)
     accounts = [_account(recipe, key, override) for key, override in recipe.given.items()]
-    head = [f"From a launch of verl's {TRAINERS[launch.mode]}, by asyncrl import-verl.", *_differences(accounts)]
-    toml = to_toml(recipe.settings, recipe.comments, head)
-    return Translation(toml, accounts, required(recipe), list(launch.notes))
-
-
-def _differences(accounts: Sequence[Account]) -> list[str]:
-    """Sentences for the head of the run file, about each option that is not honoured."""
-    return [
+    differences = [
         f"{account.fate}: {account.option}: {account.detail}"
         for account in accounts
         if account.fate in ("substituted", "not supported", "unknown")
     ]
+    head = [f"From a launch of verl's {TRAINERS[launch.mode]}, by asyncrl import-verl.", *differences]
+    toml = to_toml(recipe.settings, recipe.comments, head)
+    return Translation(toml, accounts, required(recipe), list(launch.notes))
 
 
 def _account(recipe: LaunchRecipe, key: str, override: Override) -> Account:
@@ -171,9 +166,9 @@ def _account(recipe: LaunchRecipe, key: str, override: Override) -> Account:
         return Account(override.text, *recipe.fates[key])
     option = option_for(key)
     if option is None:
-        return Account(
-            override.text, "unknown", f"it is in no table of verl's options here, and has no effect{_meant(key)}"
-        )
+        close = difflib.get_close_matches(key, TABLE, n=1, cutoff=0.9)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        return Account(override.text, "unknown", f"it is in no table of verl's options here, and has no effect{meant}")
     fate = option.fate_of(override.value)
     if fate != "mapped":
         same = "it is off" if override.value in OFF else "it changes nothing here"
@@ -183,12 +178,6 @@ def _account(recipe: LaunchRecipe, key: str, override: Override) -> Account:
     if not values:
         return Account(override.text, "not needed", f"{option.settings[0]} keeps its default")
     return Account(override.text, "mapped", "; ".join([*values, *([option.note] if option.note else [])]))
-
-
-def _meant(key: str) -> str:
-    """Nearest option that has a row, as a question; empty if none is near."""
-    close = difflib.get_close_matches(key, TABLE, n=1, cutoff=0.9)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _is_of(name: str, settings: Sequence[str], option: str) -> bool:

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.config.model.tokenizer import prompt_files
-from asyncrl.config.sections.checkpoint import Checkpoint
+from asyncrl.config.sections.evaluation import Checkpoint
 from asyncrl.errors import ConfigError
 from asyncrl.failpoints import failpoint
 from asyncrl.files.atomic import needed, replace_folder, replacing

@@ -1,8 +1,10 @@
+"""A model directory, the overrides of its config.json, and the names that a cache of the Hub tells."""
+
 from pathlib import Path
 
 import pytest
 
-from asyncrl.config.model.directory import check_model
+from asyncrl.config.model.directory import HubSnapshot, check_model, check_overrides, merged, snapshot_of
 from asyncrl.errors import ConfigError
 from tests.config.model.directories import write_model, write_tokenizer
 
@@ -37,3 +39,60 @@ def test_a_mistyped_directory_is_answered_with_the_model_beside_it(tmp_path: Pat
 def test_a_path_below_models_is_no_name_on_the_hub() -> None:
     with pytest.raises(ConfigError, match="hf download OWNER/Qwen3-8B --local-dir models/Qwen3-8B"):
         check_model("models/Qwen3-8B")
+
+
+YARN = {"rope_type": "yarn", "factor": 8.0}
+
+
+def test_values_are_replaced_and_tables_merged() -> None:
+    config = {"vocab_size": 8, "text_config": {"hidden_size": 4, "max_position_embeddings": 64}}
+    found = merged(config, {"text_config": {"max_position_embeddings": 128}, "use_cache": False})
+    assert found == {
+        "vocab_size": 8,
+        "text_config": {"hidden_size": 4, "max_position_embeddings": 128},
+        "use_cache": False,
+    }
+    assert config["text_config"] == {"hidden_size": 4, "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rope_theta": 5.0, "rope_scaling": None},
+        {"rope_theta": 5.0},
+        {"rope_parameters": {"rope_theta": 5.0, "rope_type": "default"}},
+        {"rope_theta": 5.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "overrides",
+    [{"rope_scaling": {"type": "yarn", "factor": 8.0}}, {"rope_scaling": YARN}, {"rope_parameters": YARN}],
+    ids=str,
+)
+def test_scaling_overrides_keep_the_base_in_every_form(config: dict[str, object], overrides: dict[str, object]) -> None:
+    assert merged(config, overrides) == {"rope_parameters": {"rope_theta": 5.0, **YARN}}
+
+
+def test_overrides_twice_are_overrides_once() -> None:
+    overrides = {"rope_scaling": YARN, "max_position_embeddings": 128}
+    once = merged({"rope_theta": 5.0, "max_position_embeddings": 64}, overrides)
+    assert merged(once, overrides) == once
+
+
+def test_a_key_that_another_setting_decides_is_refused() -> None:
+    check_overrides({"max_position_embeddings": 128})
+    with pytest.raises(ConfigError, match=r"^model\.overrides\.torch_dtype: set model\.dtype instead$"):
+        check_overrides({"torch_dtype": "bfloat16"})
+
+
+def test_a_path_in_the_cache_tells_name_commit_and_file() -> None:
+    assert snapshot_of("/cache/models--org--a--b/snapshots/0123abc/") == HubSnapshot("org/a--b", "0123abc", "")
+    assert snapshot_of("/cache/datasets--org--sums/snapshots/0123abc/data/train.parquet") == HubSnapshot(
+        "org/sums", "0123abc", "data/train.parquet"
+    )
+
+
+def test_any_other_path_is_none() -> None:
+    assert snapshot_of("/models/org--name") is None
+    assert snapshot_of("/cache/models--org--name/refs/main") is None

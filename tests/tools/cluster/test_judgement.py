@@ -43,7 +43,7 @@ def test_a_file_says_how_asyncrl_is_started_on_each_machine(tmp_path: Path) -> N
     here, there = cluster.machine
     assert here.command == [sys.executable, "-m", "asyncrl"]
     assert there.command == ["ssh", "-o", "User=a b", "node-2", "/opt/venv/bin/asyncrl"]
-    assert (cluster.broker_host, cluster.broker_port) == ("fd00::1", 5570)
+    assert cluster.broker == "tcp://[fd00::1]:5570"
     assert [cluster.model_of(machine) for machine in cluster.machine] == ["/models/m", ""]
 
 

@@ -1,4 +1,7 @@
+"""The dashboard's answers: a run that grows is followed, and a query has bounds."""
+
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -6,10 +9,113 @@ import pytest
 
 from asyncrl.errors import ConfigError
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.tools.dashboard.api import Api
+from asyncrl.records.run_record import NO_SUMMARY, read_run
+from asyncrl.tools.dashboard.api import Api, FollowedRun
 from asyncrl.tools.dashboard.query import Query, RefusedAnswer
 from tests.recorded_runs import MakeRun
 from tests.tools.dashboard.browser_free import a_picture, a_sample, an_episode, write
+
+
+def test_a_run_is_read_as_a_report_reads_it(make_run: MakeRun) -> None:
+    directory = make_run()
+    run = FollowedRun(directory.path)
+    assert run.refresh()
+    assert run.record == read_run(directory.path)
+
+
+def test_only_what_is_new_is_read(make_run: MakeRun) -> None:
+    directory = make_run()
+    run = FollowedRun(directory.path)
+    run.refresh()
+    assert not run.refresh()
+    before = run.record
+    directory.append_metrics({"step": 10, "reward": 0.5})
+    directory.append_event("node.lost", node="rollout-0")
+    assert run.refresh()
+    assert (run.record.metrics[:-1], run.record.metrics[-1]["reward"]) == (before.metrics, 0.5)
+    assert (len(run.record.events), len(before.events)) == (len(before.events) + 1, 3)
+    assert (run.revision, run.rewrites) == (2, 0)
+
+
+def test_a_line_counts_once_it_is_whole(make_run: MakeRun) -> None:
+    directory = make_run()
+    run = FollowedRun(directory.path)
+    run.refresh()
+    with directory.metrics.open("a") as file:
+        file.write('{"step": 10, "rew')
+        file.flush()
+        run.refresh()
+        assert len(run.record.metrics) == 10
+        file.write('ard": 1}\n')
+    run.refresh()
+    assert run.record.metrics[-1] == {"step": 10, "reward": 1}
+
+
+def test_a_step_that_is_recorded_again_counts_as_a_rewrite(make_run: MakeRun) -> None:
+    directory = make_run()
+    run = FollowedRun(directory.path)
+    run.refresh()
+    directory.append_metrics({"step": 7, "reward": 9.0})
+    run.refresh()
+    assert run.rewrites == 1
+    assert [line["step"] for line in run.record.metrics] == list(range(10))
+    assert run.record.metrics[7]["reward"] == 9.0
+
+
+def test_a_file_that_was_replaced_is_read_anew(make_run: MakeRun) -> None:
+    directory = make_run()
+    run = FollowedRun(directory.path)
+    run.refresh()
+    directory.metrics.write_text('{"step": 0, "reward": 3.0}\n')
+    run.refresh()
+    assert (run.record.metrics, run.rewrites) == ([{"step": 0, "reward": 3.0}], 1)
+
+
+def test_the_end_of_a_run_and_its_resumption_are_noticed(make_run: MakeRun, summary) -> None:
+    directory = make_run()
+    run = FollowedRun(directory.path)
+    run.refresh()
+    assert (run.record.status, run.record.notes) == ("stopped", [NO_SUMMARY])
+    directory.write_summary(summary())
+    run.refresh()
+    assert (run.record.status, run.record.notes) == ("finished", [])
+    directory.summary.unlink()
+    run.refresh()
+    assert run.record.summary is None
+
+
+def test_damaged_files_become_notes_and_the_others_are_read(make_run: MakeRun) -> None:
+    directory = make_run()
+    directory.config.write_text("[run")
+    directory.summary.write_text("{}")
+    with directory.events.open("a") as file:
+        file.write("nonsense\n")
+    run = FollowedRun(directory.path)
+    run.refresh()
+    assert len(run.record.metrics) == 10
+    assert len(run.record.notes) == 3
+    assert any("events.jsonl" in note for note in run.record.notes)
+
+
+def test_the_last_change_is_that_of_metrics_or_events(make_run: MakeRun) -> None:
+    directory = make_run()
+    os.utime(directory.metrics, (1000, 1000))
+    os.utime(directory.events, (2000, 2000))
+    run = FollowedRun(directory.path)
+    run.refresh()
+    assert run.changed_s == 2000
+
+
+def test_a_folder_that_is_not_there_is_refused_and_an_empty_one_is_an_open_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such run"):
+        FollowedRun(tmp_path / "none")
+    run = FollowedRun(tmp_path)
+    run.refresh()
+    assert (run.record.status, run.record.metrics, run.changed_s) == ("stopped", [], None)
+    RunDirectory(tmp_path).append_event("run.started")
+    run.refresh()
+    assert len(run.events) == 1
+
 
 PNG = b"\x89PNG\r\n\x1a\n rest"
 
@@ -118,3 +224,42 @@ def test_a_dashboard_needs_runs(tmp_path: Path) -> None:
         Api([])
     with pytest.raises(ConfigError, match="no such run"):
         Api([tmp_path / "none"])
+
+
+def test_values_are_typed() -> None:
+    query = Query(b"a=%C3%A9&n=-1.5&k=7&c=two&empty=")
+    assert (query.text("a"), query.number("n"), query.count("k", 0, most=9)) == ("é", -1.5, 7)
+    assert (query.choice("c", ("one", "two")), query.choice("d", ("one", "two"))) == ("two", "one")
+    assert (query.number("empty"), query.count("absent", 5, most=9), query.text("absent")) == (None, 5, "")
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"a=1&a=2", "names a value twice"),
+        (b"a=%ff", "not percent-encoded UTF-8"),
+        (b"\xff", "not percent-encoded UTF-8"),
+        (b"n=nan", "n is 'nan', expected a number"),
+        (b"n=1e999", "expected a number"),
+        (b"n=x", "n is 'x', expected a number"),
+        (b"k=10", "k is '10', expected a whole number from 0 to 9"),
+        (b"k=-1", "expected a whole number"),
+        ("k=٣".encode(), "not percent-encoded UTF-8"),
+        (b"k=%D9%A3", "expected a whole number"),
+        (b"c=three", "c is 'three', expected one of one, two"),
+        (b"a=" + b"x" * 201, "a has 201 characters, expected at most 200"),
+        (b"a=" + b"x" * 5000, "the query has 5002 bytes"),
+    ],
+)
+def test_what_is_not_of_its_kind_is_refused_with_a_sentence(raw: bytes, message: str) -> None:
+    with pytest.raises(RefusedAnswer, match=message) as refused:
+        read(raw)
+    assert 400 <= refused.value.status < 500
+
+
+def read(raw: bytes) -> None:
+    query = Query(raw)
+    query.text("a")
+    query.number("n")
+    query.count("k", 0, most=9)
+    query.choice("c", ("one", "two"))

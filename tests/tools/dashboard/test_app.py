@@ -142,11 +142,11 @@ def test_with_a_token_every_request_needs_it_and_the_first_visit_leaves_a_cookie
     assert get(app, "/api/runs", headers=[(b"host", b"gpu-1.example"), (b"cookie", cookie)]).status == 200
 
 
-def test_it_can_be_mounted_below_a_path(app: DashboardApp) -> None:
+def test_it_can_be_mounted_below_a_path(app: DashboardApp, directory: RunDirectory) -> None:
     bare = get(app, "", root="/dash")
     assert (bare.status, bare.headers["location"]) == (308, "/dash/")
     assert get(app, "/api/runs", root="/dash").status == 200
-    with_token = DashboardApp([app._api.runs[0].directory.path], token=TOKEN)
+    with_token = DashboardApp([directory.path], token=TOKEN)
     assert "Path=/dash" in get(with_token, f"/?token={TOKEN}", root="/dash").headers["set-cookie"]
 
 
@@ -299,11 +299,10 @@ def test_nothing_is_polled_once_nobody_listens() -> None:
             await anext(stream)
         await clock.asleep.wait()
         tasks = {task for task in asyncio.all_tasks() if task.get_name() == "dashboard changes"}
-        assert (len(tasks), changes.num_subscribers) == (1, 2)
+        assert len(tasks) == 1
         for stream in streams:
             await stream.aclose()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert changes.num_subscribers == 0
         assert all(task.cancelled() for task in tasks)
 
     play(scene)

@@ -13,18 +13,17 @@ from asyncrl.tools.plug_ins.advantage import (
     problems,
     step,
     table,
-    trial_config,
 )
 
 
 def examined(tmp_path: Path, body: str, *overrides: str) -> list[AdvantageResult]:
     file = tmp_path / "my.py"
     file.write_text(f"import numpy as np\ndef advantage(outcomes, *, scale=1.0):\n    return {body}\n")
-    return examine(trial_config(f"{file}:advantage", overrides))
+    return examine(f"{file}:advantage", overrides)
 
 
 def test_the_built_in_one_is_equal_to_itself_and_equal_rewards_teach_nothing() -> None:
-    results = examine(trial_config("grpo"))
+    results = examine("grpo")
     assert len(results) == len(GROUPS) * len(LENGTHS)
     assert all(one.advantage == one.grpo for one in results)
     assert [one.advantage for one in results if one.group == "all equal"] == [0.0] * 4
@@ -33,7 +32,7 @@ def test_the_built_in_one_is_equal_to_itself_and_equal_rewards_teach_nothing() -
 
 @pytest.mark.parametrize("name", ["dr_grpo", "rloo", "reinforce_plus_plus", "remax", "opo", "optimal_token_baseline"])
 def test_built_in_ones_can_be_tried(name: str) -> None:
-    assert problems(examine(trial_config(name))) == []
+    assert problems(examine(name)) == []
 
 
 def test_options_reach_the_function(tmp_path: Path) -> None:
@@ -59,6 +58,6 @@ def test_a_wrong_shape_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 def test_the_table_has_a_row_for_each_trajectory() -> None:
-    rows = table(examine(trial_config("grpo")))
+    rows = table(examine("grpo"))
     assert len(rows) == 1 + len(step())
     assert rows[4] == ["one right", "1", "31", "+1.500", "+1.500"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.tools.plug_ins.loss import CASES, LENGTHS, batch, examine, table, trial_config
+from asyncrl.tools.plug_ins.loss import CASES, LENGTHS, batch, examine, table
 
 HEAD = "import torch\ndef loss(tokens, *, clip_high=0.2):\n    ratio = (tokens.logprobs - tokens.old_logprobs).exp()\n"
 
@@ -14,11 +14,11 @@ HEAD = "import torch\ndef loss(tokens, *, clip_high=0.2):\n    ratio = (tokens.l
 def examined(tmp_path: Path, body: str, *overrides: str):
     file = tmp_path / "my.py"
     file.write_text(f"{HEAD}    return {body}\n")
-    return examine(trial_config(f"{file}:loss", overrides))
+    return examine(f"{file}:loss", overrides)
 
 
 def test_the_built_in_loss_is_equal_to_itself_in_every_case() -> None:
-    results = examine(trial_config("clipped"))
+    results = examine("clipped")
     assert [one.case for one in results] == list(CASES)
     assert all(one.loss == one.clipped and math.isclose(one.direction, 1, abs_tol=1e-5) for one in results)
     assert [one.problem for one in results] == [""] * 3
@@ -29,7 +29,7 @@ def test_the_built_in_loss_is_equal_to_itself_in_every_case() -> None:
 @pytest.mark.parametrize("loss", ["gspo", "cispo", "kl_cov", "clip_cov", "sapo"])
 def test_every_built_in_loss_can_be_tried(loss: str) -> None:
     settings = {"kl_cov": ["algorithm.cov_ratio=0.5"], "clip_cov": ["algorithm.cov_ratio=0.5"]}.get(loss, [])
-    assert all(math.isfinite(one.loss) for one in examine(trial_config(loss, settings)))
+    assert all(math.isfinite(one.loss) for one in examine(loss, settings))
 
 
 def test_settings_reach_the_function(tmp_path: Path) -> None:
@@ -73,6 +73,6 @@ def test_the_batch_is_the_same_each_time() -> None:
 
 
 def test_the_table_has_a_row_for_each_case() -> None:
-    heads, *rows = table(examine(trial_config("clipped")))
+    heads, *rows = table(examine("clipped"))
     assert heads[0] == "case"
     assert [row[0] for row in rows] == list(CASES)

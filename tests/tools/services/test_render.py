@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.tools.services.render import SUPERVISORD, SYSTEMD, device_files, render
+from asyncrl.tools.services.render import SUPERVISORD, SYSTEMD, render
 
 
 def changed(**fields: object) -> dict[str, str]:
@@ -16,7 +16,8 @@ def supervised(**fields: object) -> str:
 
 
 def test_nothing_is_left_to_fill_in():
-    for texts in (render("systemd", SYSTEMD), render("supervisord", SUPERVISORD), device_files()):
+    of_devices = [changed(devices=kind) for kind in ("none", "gpu", "ascend")]
+    for texts in (*of_devices, render("supervisord", SUPERVISORD)):
         for name, text in texts.items():
             assert not [word for word in text.split() if word.startswith("@") and word.endswith("@")], name
 

@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.trackers import RunDescription, Tracker
-from asyncrl.tools.track import CallLimit, Follower
+from asyncrl.tools.track import Follower
 
 CONFIG = """
 [run]
@@ -60,7 +60,7 @@ def follow(run: RunDirectory) -> Follow:
     """Starts a new follower, as a new process would."""
 
     def start(tracker: Tracker) -> Follower:
-        follower = Follower(run, tracker, "tracker", CallLimit(60.0))
+        follower = Follower(run, tracker, "tracker", 60.0)
         follower.start()
         return follower
 

@@ -1,3 +1,6 @@
+"""Trackers by their names, and the methods that each has."""
+
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -5,8 +8,9 @@ import pytest
 
 from asyncrl.config.sections.broker import Trackers
 from asyncrl.errors import ConfigError
+from asyncrl.records import trackers
 from asyncrl.records import trackers as trackers_module
-from asyncrl.records.trackers import TensorBoard, check_trackers, label, make_tracker
+from asyncrl.records.trackers import TensorBoard, Tracker, check_trackers, label, make_tracker
 
 OWN = """
 class Slack:
@@ -69,3 +73,16 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(trackers_module, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"'wandb', which is not installed: pip install 'asyncrl\[tracking\]'"):
         check_trackers(Trackers(use=["wandb"]))
+
+
+METHODS = ("start", "log", "event", "finish")
+
+
+def test_each_has_the_methods_of_a_tracker() -> None:
+    classes = [kind for _, kind in inspect.getmembers(trackers, inspect.isclass) if hasattr(kind, "finish")]
+    own = [kind for kind in classes if kind is not Tracker]
+    assert len(own) == 3
+    for kind in own:
+        for name in METHODS:
+            expected = len(inspect.signature(getattr(Tracker, name)).parameters)
+            assert len(inspect.signature(getattr(kind, name)).parameters) == expected, (kind, name)

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from asyncrl.config.model.directory import check_model
-from asyncrl.config.sections.checkpoint import Checkpoint
+from asyncrl.config.sections.evaluation import Checkpoint
 from asyncrl.errors import ConfigError, RunFailed
 from asyncrl.files.checkpoints import BEST, MANIFEST, FileEntry
 from asyncrl.messages.supervisor import Evaluated

@@ -13,7 +13,6 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from itertools import count
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -68,11 +67,6 @@ ENDLESS = 2**62
 """Credits of the reward, which grades any number of trajectories at once."""
 
 
-class SimulatedNode(Protocol):
-    def handle(self, message: Message) -> None:
-        """Handle a message of the broker."""
-
-
 class Prompts(PromptStream):
     """An endless stream of placeholder prompts."""
 
@@ -95,7 +89,7 @@ class SimulatedReward:
         self._seconds = seconds
         self._free_s = [0.0] * at_once
         """Heap of the times at which each of the calls is free for what comes next."""
-        self._peer = cluster.join(self, "reward", "reward")
+        self._peer = cluster.join(self.handle, "reward", "reward")
         cluster.send(self._peer, Offer(ENDLESS))
 
     def handle(self, message: Message) -> None:
@@ -123,7 +117,7 @@ class SimulatedCluster:
         self.events = EventQueue()
         self.scheduler = Scheduler(plan.run_config(steps), Prompts(), [], broker_term=1)
         self._lengths = lengths
-        self._nodes: dict[str, SimulatedNode] = {}
+        self._handlers: dict[str, Callable[[Message], None]] = {}
         self._inbox: deque[tuple[str, Message]] = deque()
         self._is_handling = False
         self.spans: dict[Unit, list[Span]] = {}
@@ -132,10 +126,10 @@ class SimulatedCluster:
         """Groups sampled again because they were too old."""
         self.scheduler.joined(SPOOL, Hello(PROTOCOL, "spool", "spool", "0"), 0.0)
 
-    def join(self, node: SimulatedNode, role: Role, name: str) -> str:
-        """Let a node join. Returns its peer name."""
+    def join(self, handle: Callable[[Message], None], role: Role, name: str) -> str:
+        """Let a node join, whose messages go to ``handle``. Returns its peer name."""
         peer = f"{name}.0"
-        self._nodes[peer] = node
+        self._handlers[peer] = handle
         self.scheduler.joined(peer, Hello(PROTOCOL, role, name, "0"), self.events.now_s)
         return peer
 
@@ -150,8 +144,8 @@ class SimulatedCluster:
             outbox, records, _ = self.scheduler.out.drain()
             self.num_restarted += sum(isinstance(record, Restarted) for record in records)
             for outgoing in outbox:
-                if node := self._nodes.get(outgoing.peer):
-                    node.handle(outgoing.message)
+                if handle := self._handlers.get(outgoing.peer):
+                    handle(outgoing.message)
         self._is_handling = False
 
     def store(self, node: str, item: StoredItem, spans: list[Span]) -> None:
@@ -201,7 +195,7 @@ class SimulatedTrainer:
         self._to_publish: int | None = None
         """``next_step`` of weights that are not offered yet."""
         self.done: list[TrainedStep] = []
-        self._peer = cluster.join(self, "trainer", "trainer")
+        self._peer = cluster.join(self.handle, "trainer", "trainer")
         cluster.send(self._peer, Ready("planned"), Publishing(0, 0), Take(0))
 
     def handle(self, message: Message) -> None:

@@ -21,14 +21,14 @@ from asyncrl.tools.plan.simulated.cluster import NOWHERE, EventQueue, SimulatedC
 # ── engine ────────────────────────────────────────────────────────────────────────────────────
 # An engine that decodes many completions at once, simulated without stepping through single tokens.
 #
-#     tokens(t)   decode steps done so far: grows at 1 / step_s(running), and not at all during a stall
-#     finish      a completion of 300 tokens that starts at tokens = 700 ends at tokens = 1000, whatever else runs
+#     steps(t)    decode steps done so far: grows at 1 / step_s(running), and not at all during a stall
+#     finish      a completion of 300 tokens that starts at steps = 700 ends at steps = 1000, whatever else runs
 #
 # The only events are therefore completions that end, and the next one is the smallest number in a heap. Prefill
 # stalls the engine; the work is the same if an engine interleaves it with decoding.
 
 ROUNDING = 1e-6
-"""Tolerance in tokens, because ``tokens`` is a sum of many floats."""
+"""Tolerance in tokens, because ``decode_steps`` is a sum of many floats."""
 
 
 class Job(Struct, frozen=True):
@@ -37,11 +37,6 @@ class Job(Struct, frozen=True):
     num_tokens: int
     prefill_tokens: int
     """Prompt tokens to prefill: the prompt's for the first completion of a group, 0 for the others."""
-
-
-class FinishedGeneration(Struct, frozen=True):
-    job: Job
-    spans: list[Span]
 
 
 class SimulatedEngine:
@@ -53,7 +48,7 @@ class SimulatedEngine:
         slots: int,
         step_s: PiecewiseLine,
         prefill_s: float,
-        finished: Callable[[FinishedGeneration], None],
+        finished: Callable[[Job, list[Span]], None],
     ) -> None:
         self._events = events
         self._slots = slots
@@ -61,28 +56,24 @@ class SimulatedEngine:
         self._prefill_s = prefill_s
         self._finished = finished
         self._running: list[tuple[float, int, float, Job]] = []
-        """Heap of (end, order, start, job); start and end are values of ``tokens``."""
+        """Heap of (end, order, start, job); start and end are values of ``decode_steps``."""
         self._waiting: deque[Job] = deque()
         self._order = count()
-        self._tokens = 0.0
+        self.decode_steps = 0.0
+        """Decode steps so far: the clock of completions."""
         self._as_of_s = 0.0
         self._stalled_until_s = 0.0
         self._sum_of_starts = 0.0
         self._wake_up = 0
         """Number of the newest wake-up event; earlier ones are ignored."""
         self._swaps: list[tuple[float, int]] = [(0.0, -1)]
-        """(value of ``tokens``, policy version from there on)."""
+        """(value of ``decode_steps``, policy version from there on)."""
         self.busy_s = 0.0
         """Seconds with something to decode."""
         self.running_s = 0.0
         """Integral over time of the number of running completions."""
         self.num_tokens = 0.0
         """Tokens decoded so far."""
-
-    @property
-    def decode_steps(self) -> float:
-        """Decode steps so far."""
-        return self._tokens
 
     @property
     def num_running(self) -> int:
@@ -112,8 +103,8 @@ class SimulatedEngine:
     def swap(self, policy_version: int, pause_s: float, *, recompute: bool) -> float:
         """Switch version at the next token; ``recompute`` prefills running completions again. Returns stall seconds."""
         self.catch_up()
-        self._swaps.append((self._tokens, policy_version))
-        again = len(self._running) * self._tokens - self._sum_of_starts if recompute else 0.0
+        self._swaps.append((self.decode_steps, policy_version))
+        again = len(self._running) * self.decode_steps - self._sum_of_starts if recompute else 0.0
         stall_s = pause_s + again * self._prefill_s
         self._stall(stall_s)
         self._fill()
@@ -126,7 +117,7 @@ class SimulatedEngine:
             decoding_s = now_s - max(self._as_of_s, self._stalled_until_s)
             if decoding_s > 0:
                 steps = decoding_s / self._step_s[running]
-                self._tokens += steps
+                self.decode_steps += steps
                 self.num_tokens += running * steps
             self.busy_s += now_s - self._as_of_s
             self.running_s += running * (now_s - self._as_of_s)
@@ -141,11 +132,13 @@ class SimulatedEngine:
             job = self._waiting.popleft()
             if job.prefill_tokens:
                 self._stall(job.prefill_tokens * self._prefill_s)
-            heapq.heappush(self._running, (self._tokens + job.num_tokens, next(self._order), self._tokens, job))
-            self._sum_of_starts += self._tokens
+            heapq.heappush(
+                self._running, (self.decode_steps + job.num_tokens, next(self._order), self.decode_steps, job)
+            )
+            self._sum_of_starts += self.decode_steps
         self._wake_up += 1
         if self._running:
-            left = max(self._running[0][0] - self._tokens, 0.0) * self._step_s[len(self._running)]
+            left = max(self._running[0][0] - self.decode_steps, 0.0) * self._step_s[len(self._running)]
             stalled_s = max(self._stalled_until_s - self._events.now_s, 0.0)
             wake_up = self._wake_up
             self._events.after(stalled_s + left, lambda: self._woken(wake_up))
@@ -155,16 +148,16 @@ class SimulatedEngine:
             return
         self.catch_up()
         done = []
-        while self._running and self._running[0][0] <= self._tokens + ROUNDING:
+        while self._running and self._running[0][0] <= self.decode_steps + ROUNDING:
             _, _, start, job = heapq.heappop(self._running)
             self._sum_of_starts -= start
-            done.append(FinishedGeneration(job, self._spans(start, job.num_tokens)))
+            done.append((job, self._spans(start, job.num_tokens)))
         self._fill()
-        for finished in done:
-            self._finished(finished)
+        for job, spans in done:
+            self._finished(job, spans)
 
     def _spans(self, start: float, num_tokens: int) -> list[Span]:
-        """Spans by policy version of a completion that started at this value of ``tokens``."""
+        """Spans by policy version of a completion that started at this value of ``decode_steps``."""
         spans: list[Span] = []
         end = num_tokens
         for since, version in reversed(self._swaps):
@@ -195,7 +188,7 @@ class SimulatedRollout:
         """Leased while a swap waits for running completions."""
         prefill_s = 1 / rollout.prefill_tokens_per_s
         self.engine = SimulatedEngine(cluster.events, rollout.slots, step_s, prefill_s, self._finished)
-        self._peer = cluster.join(self, "rollout", name)
+        self._peer = cluster.join(self.handle, "rollout", name)
         cluster.send(self._peer, Ready("planned"), Offer(self._capacity))
 
     def handle(self, message: Message) -> None:
@@ -234,8 +227,7 @@ class SimulatedRollout:
         self._returned += count
         self._cluster.send(self._peer, Offer(self._returned + self._capacity))
 
-    def _finished(self, finished: FinishedGeneration) -> None:
-        job, spans = finished.job, finished.spans
+    def _finished(self, job: Job, spans: list[Span]) -> None:
         plan = self._cluster.plan
         summary = TrajectorySummary(
             num_tokens=job.num_tokens,
@@ -308,7 +300,7 @@ class SimulatedGeneration:
             pass
         self.seconds = self.events.now_s
 
-    def _finished(self, finished: FinishedGeneration) -> None:
+    def _finished(self, _job: Job, _spans: list[Span]) -> None:
         self._num_open -= 1
 
 

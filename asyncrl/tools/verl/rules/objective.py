@@ -82,7 +82,7 @@ def _advantage(recipe: LaunchRecipe) -> None:
         return
     divides = recipe.get("algorithm.norm_adv_by_std_in_grpo", True)
     here = "dr_grpo" if ADVANTAGES[name] == "grpo" and not divides else ADVANTAGES[name]
-    recipe.put("algorithm.advantage", here, "" if recipe.has("algorithm.adv_estimator") else "verl's default")
+    recipe.put("algorithm.advantage", here, "" if "algorithm.adv_estimator" in recipe.given else "verl's default")
     for setting, readers in (("gamma", ("gae", "reinforce_plus_plus")), ("lam", ("gae",))):
         if here in readers:
             recipe.put(f"algorithm.{setting}", float(recipe.get(f"algorithm.{setting}", 1.0)))
@@ -108,7 +108,7 @@ def _loss(recipe: LaunchRecipe) -> None:
         value = recipe.get(option, default)
         if setting in CLIPS and option in recipe.given and recipe.given[option].value is None:
             value = recipe.get(f"{A}.clip_ratio", 0.2)
-        recipe.put(f"algorithm.{setting}", value, "" if recipe.has(option) else "verl's default")
+        recipe.put(f"algorithm.{setting}", value, "" if option in recipe.given else "verl's default")
     for setting, (option, _) in values.items():
         if setting not in reads and not any(values[read][0] == option for read in reads):
             recipe.say(option, "not needed", f"the loss {loss!r} does not read it")

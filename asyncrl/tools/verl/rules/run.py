@@ -142,7 +142,7 @@ def checkpoints(recipe: LaunchRecipe) -> None:
 
 def trackers(recipe: LaunchRecipe) -> None:
     """Set the trackers, and the run's name and directory."""
-    wanted = recipe.get("trainer.logger", ["console", "wandb"] if recipe.has("trainer.project_name") else [])
+    wanted = recipe.get("trainer.logger", ["console", "wandb"] if "trainer.project_name" in recipe.given else [])
     named = wanted if isinstance(wanted, list) else [wanted]
     if here := [name for name in named if name in TRACKERS]:
         recipe.put("trackers.use", here)

@@ -24,6 +24,7 @@ from asyncrl.tools.plan.simulated.cluster import (
     token_staleness,
     trajectory_staleness,
 )
+from asyncrl.tools.plan.simulated.rollout import SimulatedRollout
 from tests.tools.plan.plans import a_plan, finished, spread_out
 
 
@@ -33,19 +34,18 @@ def a_cluster() -> SimulatedCluster:
 
 
 def test_a_node_handles_one_message_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle, handled, inside = SimulatedRollout.handle, list[Message](), list[SimulatedRollout]()
+
+    def watched(rollout: SimulatedRollout, message: Message) -> None:
+        assert rollout not in inside, "a message of the broker arrived while another one was handled"
+        inside.append(rollout)
+        handled.append(message)
+        handle(rollout, message)
+        inside.remove(rollout)
+
+    monkeypatch.setattr(SimulatedRollout, "handle", watched)
     plan = spread_out()
     simulation = Simulation(plan, inputs(plan))
-    rollout = simulation.rollouts[0]
-    handle, handled, is_inside = rollout.handle, list[Message](), [False]
-
-    def watched(message: Message) -> None:
-        assert not is_inside[0], "a message of the broker arrived while another one was handled"
-        is_inside[0] = True
-        handled.append(message)
-        handle(message)
-        is_inside[0] = False
-
-    monkeypatch.setattr(rollout, "handle", watched)
     simulation.advance_to(4)
     assert {Lease, Settled, Transfer} <= {type(message) for message in handled}
 

@@ -10,7 +10,7 @@ from asyncrl.tools.plan.lengths import decode_line
 from asyncrl.tools.plan.plan_file import inputs
 from asyncrl.tools.plan.simulate import Simulation
 from asyncrl.tools.plan.simulated.cluster import EventQueue, SimulationResult
-from asyncrl.tools.plan.simulated.rollout import FinishedGeneration, Job, SimulatedEngine, colocated
+from asyncrl.tools.plan.simulated.rollout import Job, SimulatedEngine, colocated
 from tests.tools.plan.plans import a_plan
 
 
@@ -47,11 +47,11 @@ STEP = decode_line([(1, 1.0), (2, 1.0)])
 
 def decoded(
     *lengths: int, slots: int = 2, prefill_tokens: int = 0, swap_at_s: float = 0.0
-) -> list[tuple[float, FinishedGeneration]]:
+) -> list[tuple[float, Job, list[Span]]]:
     """Finished completions with their times."""
     events = EventQueue()
-    done: list[tuple[float, FinishedGeneration]] = []
-    engine = SimulatedEngine(events, slots, STEP, 0.5, lambda finished: done.append((events.now_s, finished)))
+    done: list[tuple[float, Job, list[Span]]] = []
+    engine = SimulatedEngine(events, slots, STEP, 0.5, lambda job, spans: done.append((events.now_s, job, spans)))
 
     def swap() -> None:
         engine.swap(1, 3.0, recompute=True)
@@ -67,7 +67,7 @@ def decoded(
 
 def times(*lengths: int, **options: int) -> dict[int, float]:
     """Finishing times by index."""
-    return {finished.job.unit.index: at_s for at_s, finished in decoded(*lengths, **options)}
+    return {job.unit.index: at_s for at_s, job, _ in decoded(*lengths, **options)}
 
 
 def test_another_running_completion_slows_a_completion_down():
@@ -87,16 +87,14 @@ def test_prefill_stops_everybody():
 def test_a_swap_pauses_prefills_again_and_divides_the_tokens():
     # 5 steps of two by second 10; a pause of 3 s, and 2 x 5 tokens again at 0.5 s; then 5 steps of two.
     done = decoded(10, 10, swap_at_s=10.0)
-    assert [at_s for at_s, _ in done] == pytest.approx([28.0, 28.0])
-    assert done[0][1].spans == [Span(0, 0, 5), Span(1, 5, 10)]
+    assert [at_s for at_s, *_ in done] == pytest.approx([28.0, 28.0])
+    assert done[0][2] == [Span(0, 0, 5), Span(1, 5, 10)]
 
 
 def test_a_cancelled_completion_frees_its_slot_at_once():
     events = EventQueue()
     done: list[tuple[float, int]] = []
-    engine = SimulatedEngine(
-        events, 2, STEP, 0.5, lambda finished: done.append((events.now_s, finished.job.unit.index))
-    )
+    engine = SimulatedEngine(events, 2, STEP, 0.5, lambda job, _: done.append((events.now_s, job.unit.index)))
     engine.swap(0, 0.0, recompute=False)
     engine.add(Job(Unit(0, index), index, 10, 0) for index in range(4))
     # By second 10 each of two has 5; then the second goes on beside the fourth, because the third is not wanted either.

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from asyncrl.cli.main import main
 from asyncrl.cli.parts import ADDRESSED, newest_run
+from tests.cli.invoke import asyncrl
 
 
 def commands_with(metavar: str) -> list[str]:
@@ -26,7 +26,7 @@ def unbracketed(metavar: str | None) -> str:
 
 @pytest.mark.parametrize("command", ["why", "logs", "audit", "events", "samples", "dead-letters", "resume", "report"])
 def test_an_address_is_refused_as_it_was_given(command: str) -> None:
-    result = CliRunner().invoke(main, [command, "tcp://10.9.0.1:5570"])
+    result = asyncrl(command, "tcp://10.9.0.1:5570")
     said = " ".join(result.output.split())
     assert result.exit_code == 2
     assert "tcp://10.9.0.1:5570 is an address, but this command reads files: give the run directory" in said
@@ -53,13 +53,13 @@ def test_the_run_that_began_last_is_the_newest(tmp_path: Path, monkeypatch: pyte
         config.touch()
         os.utime(config, (began_s, began_s))
     assert newest_run() == Path("runs/b")
-    assert CliRunner().invoke(main, ["status"]).stdout.startswith("b: stopped")
-    assert CliRunner().invoke(main, ["report"]).stdout == "runs/b/report.html\n"
+    assert asyncrl("status").stdout.startswith("b: stopped")
+    assert asyncrl("report").stdout == "runs/b/report.html\n"
 
 
 @pytest.mark.parametrize("command", ["status", "top", "why", "report", "samples"])
 def test_without_any_run_one_has_to_be_named(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(main, [command])
+    result = asyncrl(command)
     assert result.exit_code == 2
     assert "there are no runs below runs/: give the directory of a run" in result.output

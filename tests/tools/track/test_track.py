@@ -1,7 +1,14 @@
+"""A follower passes each record on once, and a call that hangs ends its process."""
+
+import subprocess
+import sys
+import threading
+
 import pytest
 
 from asyncrl.errors import LedgerError, TrackerError
 from asyncrl.records.run_directory import RunDirectory, RunSummary
+from asyncrl.tools.track import call_limit
 from tests.tools.track.conftest import Follow, RecordingTracker
 
 
@@ -118,3 +125,45 @@ def test_a_damaged_cursor_is_named(run: RunDirectory, follow: Follow) -> None:
     (run.trackers / "tracker" / "cursor.json").write_text("{")
     with pytest.raises(LedgerError, match=r"cursor\.json is damaged"):
         follow(RecordingTracker())
+
+
+def timers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+
+
+def test_a_call_that_returns_in_time_does_not_expire() -> None:
+    expired: list[str] = []
+    with call_limit("wandb.log", 60.0, expired.append):
+        pass
+    assert expired == []
+    assert not timers()
+
+
+def test_a_call_that_hangs_is_named() -> None:
+    expired: list[str] = []
+    told = threading.Event()
+
+    def tell(why: str) -> None:
+        expired.append(why)
+        told.set()
+
+    with call_limit("wandb.log", 0.01, tell):
+        assert told.wait(10)
+    assert expired == ["wandb.log took more than 0.01 s"]
+
+
+def test_its_timer_ends_with_a_call_that_raised() -> None:
+    with pytest.raises(ValueError, match="bad"), call_limit("wandb.log", 60.0):
+        raise ValueError("bad")
+    assert not timers()
+
+
+def test_a_process_that_hangs_ends_with_one_sentence() -> None:
+    code = (
+        "import threading\n"
+        "from asyncrl.tools.track import call_limit\n"
+        "with call_limit('wandb.log', 0.05):\n"
+        "    threading.Event().wait()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (TrackerError.exit_code, "asyncrl: wandb.log took more than 0.05 s\n")
