@@ -227,11 +227,6 @@ def search(directory: Path) -> CheckpointSearch:
     return CheckpointSearch(None, damaged)
 
 
-def newest_intact(directory: Path) -> tuple[Path, Manifest] | None:
-    """Newest checkpoint that passes `verify`; None if there is none."""
-    return search(directory).found
-
-
 def verify(folder: Path) -> Manifest:
     """Compare every byte of a checkpoint with the manifest; raises `LedgerError`, which names the file that differs."""
     manifest = read_manifest(folder)

@@ -47,7 +47,7 @@ def find_checkpoint(directory: Path, step: int | Literal["best"] | None) -> tupl
         LedgerError: It is damaged.
     """
     if step is None:
-        if (found := checkpoint.newest_intact(directory)) is None:
+        if (found := checkpoint.search(directory).found) is None:
             raise ConfigError(
                 f"there is no intact checkpoint in {directory}; if the trainer ran on another machine, the event "
                 f"checkpoint.written has the folder there"

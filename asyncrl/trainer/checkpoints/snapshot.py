@@ -234,10 +234,6 @@ def emptied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in tensors.items()}
 
 
-def num_bytes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    return {name: tensor.nbytes for name, tensor in tensors.items()}
-
-
 def host_copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.errors import ConfigError
-from asyncrl.trainer.packing.assignment import (
+from asyncrl.trainer.packing.step import (
     TrajectorySize,
     assign_ranks,
     first_sharing,

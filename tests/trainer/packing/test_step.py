@@ -6,8 +6,7 @@ import pytest
 from asyncrl.algo.outcomes import Outcome
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages.trajectory import Turn
-from asyncrl.trainer.packing.assignment import TrajectorySize
-from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, TrajectoryInfo, local_step
+from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, TrajectoryInfo, TrajectorySize, local_step
 from asyncrl.trainer.ranks.ranks import SequenceGroup, SingleRank
 from tests.trainer.episode_trajectories import episode
 

@@ -14,7 +14,6 @@ from asyncrl.weights.stored.stream import (
     apply_delta,
     decode_whole,
     encode_delta,
-    encode_whole,
     pack,
     unpack,
 )
@@ -50,7 +49,7 @@ def test_a_delta_makes_the_new_block_of_the_base(pair: tuple[Words, Words]) -> N
 def test_a_whole_block_needs_no_base(pair: tuple[Words, Words]) -> None:
     other, new = pair
 
-    decode_whole(memoryview(encode_whole(new)), other)
+    decode_whole(memoryview(pack(new)), other)
 
     assert other.tobytes() == new.tobytes()
 
@@ -109,13 +108,13 @@ def test_a_position_beyond_the_block_is_refused() -> None:
 
 def test_a_whole_block_of_another_size_is_refused() -> None:
     with pytest.raises(TransferError, match="damaged"):
-        decode_whole(memoryview(encode_whole(np.ones(6, "<u2"))), np.zeros(5, "<u2"))
+        decode_whole(memoryview(pack(np.ones(6, "<u2"))), np.zeros(5, "<u2"))
 
 
 def test_bytes_after_a_block_are_refused() -> None:
     words = np.ones(6, "<u2")
     with pytest.raises(TransferError, match="2 bytes follow"):
-        decode_whole(memoryview(encode_whole(words) + b"xx"), words)
+        decode_whole(memoryview(pack(words) + b"xx"), words)
     with pytest.raises(TransferError, match="does not fit"):
         apply_delta(memoryview(encode_delta(words, words) + b"xx"), words)
 

@@ -9,7 +9,7 @@ from asyncrl.errors import TransferError
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.staging import Staging
 from asyncrl.weights.stored import stream
-from asyncrl.weights.stored.stream import Reader, host_staging, write
+from asyncrl.weights.stored.stream import Reader, write
 
 SPECS = [
     TensorSpec(name="embed", shape=(50, 3), dtype="float32"),
@@ -29,7 +29,7 @@ def _small_blocks_and_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def staging(seed: int, share: float = 1.0) -> Staging:
     """Random bytes; a ``share`` of them differs from those of seed 0."""
-    made, generator = host_staging(LAYOUT), torch.Generator().manual_seed(seed)
+    made, generator = Staging(LAYOUT), torch.Generator().manual_seed(seed)
     base = torch.Generator().manual_seed(0)
     for bucket in made.buckets:
         bucket.copy_(torch.randint(256, bucket.shape, generator=base, dtype=torch.uint8))
@@ -55,7 +55,7 @@ def test_a_delta_in_parts_makes_the_new_version_of_the_base(seed: int, share: fl
 
 
 def test_an_anchor_in_parts_needs_no_base() -> None:
-    new, held = staging(3), host_staging(LAYOUT)
+    new, held = staging(3), Staging(LAYOUT)
     reader = Reader(held, is_delta=False)
     parts = list(write(new, None))
 
@@ -69,7 +69,7 @@ def test_an_anchor_in_parts_needs_no_base() -> None:
 
 
 def test_an_empty_layout_is_one_empty_part() -> None:
-    nothing = host_staging(Layout([], 64))
+    nothing = Staging(Layout([], 64))
     reader = Reader(nothing, is_delta=False)
 
     assert list(write(nothing, None)) == [b""]
@@ -77,7 +77,7 @@ def test_an_empty_layout_is_one_empty_part() -> None:
 
 
 def test_a_stream_that_ends_early_is_not_complete() -> None:
-    reader = Reader(host_staging(LAYOUT), is_delta=False)
+    reader = Reader(Staging(LAYOUT), is_delta=False)
     *parts, _ = write(staging(1), None)
     for part in parts:
         reader.read(memoryview(part))
@@ -85,7 +85,7 @@ def test_a_stream_that_ends_early_is_not_complete() -> None:
 
 
 def test_blocks_beyond_the_layout_are_refused() -> None:
-    reader = Reader(host_staging(LAYOUT), is_delta=False)
+    reader = Reader(Staging(LAYOUT), is_delta=False)
     for part in write(staging(1), None):
         reader.read(memoryview(part))
     with pytest.raises(TransferError, match="more blocks"):
@@ -95,4 +95,4 @@ def test_blocks_beyond_the_layout_are_refused() -> None:
 def test_an_anchor_read_as_a_delta_is_refused() -> None:
     whole = b"".join(write(staging(1), None))
     with pytest.raises(TransferError, match="damaged"):
-        Reader(host_staging(LAYOUT), is_delta=True).read(memoryview(whole))
+        Reader(Staging(LAYOUT), is_delta=True).read(memoryview(whole))

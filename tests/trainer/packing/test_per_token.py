@@ -1,6 +1,6 @@
 import numpy as np
 
-from asyncrl.trainer.ranks.per_token import all_gather_per_token
+from asyncrl.trainer.packing.step import all_gather_per_token
 from asyncrl.trainer.ranks.ranks import SingleRank
 
 LENGTHS, OWNERS = [2, 0, 3, 1], [1, 0, 0, 1]
