@@ -138,7 +138,8 @@ def _joined(parts: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.dev
 
 
 # ── trained part ──────────────────────────────────────────────────────────────────────────────
-# Tokens of a step that are trained; the others become context.
+# Tokens of a step that are trained. The policy's other tokens become context: they are read, and are in no loss and in
+# no mean. Not trained are
 #
 #     turns with ``is_trained`` false            with an [environment]
 #     tokens more than L versions old            with ``schedule.on_straggler = "mask"``, L = ``max_staleness``
@@ -146,8 +147,6 @@ def _joined(parts: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.dev
 # Tokens are in the payloads, and every rank needs the lengths of all trajectories for its means, so ranks tell each
 # other how many are left. Old tokens come first in a trajectory: without them its end is learned more than its
 # beginning, so they are counted by quarters.
-#
-# Policy tokens that are not trained become context: they are read, and are in no loss and in no mean.
 #
 #     one turn    context p   written a b c d e        becomes   context p a b   written c
 #     untrained                       x x · x ·                  context d       written e

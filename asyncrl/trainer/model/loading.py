@@ -14,7 +14,7 @@ from copy import copy
 from math import prod
 from pathlib import Path
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,22 +91,24 @@ def _is_root_mean_square(norm: nn.Module) -> bool:
 # rank has of it is a range along one dimension of the view, or all of it, or nothing.
 
 
-class Slice(NamedTuple):
-    """Elements ``where`` of the checkpoint tensor ``name``, in ``tensor``: a view of this rank's memory."""
+def local_slices(
+    parameters: Mapping[str, Tensor], views: Iterable[View]
+) -> Iterator[tuple[str, tuple[slice, ...], Tensor]]:
+    """
+    Non-empty slices that this rank holds of the checkpoint tensors of parameters, which may be sharded by rows.
 
-    name: str
-    where: tuple[slice, ...]
-    tensor: Tensor
-
-
-def local_slices(parameters: Mapping[str, Tensor], views: Iterable[View]) -> Iterator[Slice]:
-    """Non-empty slices that this rank holds of the checkpoint tensors of parameters, which may be sharded by rows."""
+    Each is the name of a checkpoint tensor, the index of the elements in it, and a view of this rank's memory for them.
+    """
     for view in views:
         tensor = parameters[view.parameter].detach()
         local, rows = local_rows(tensor)
         index = held(view, tuple(tensor.shape), rows)
         if index is not None:
-            yield Slice(view.name, index, _view(local, view, index, rows.start * prod(tensor.shape[1:])))
+            starts = sum(part.start * stride for part, stride in zip(index, view.stride, strict=True))
+            of_others = rows.start * prod(tensor.shape[1:])  # elements before this rank's rows
+            offset = local.storage_offset() + view.offset + starts - of_others
+            sizes = [part.stop - part.start for part in index]
+            yield view.name, index, local.as_strided(sizes, view.stride, offset)
 
 
 def held(view: View, shape: tuple[int, ...], rows: range) -> tuple[slice, ...] | None:
@@ -126,13 +128,6 @@ def held(view: View, shape: tuple[int, ...], rows: range) -> tuple[slice, ...] |
     start, stop = (min(max(-(-(row - first) // step), 0), view.shape[dim]) for row in (rows.start, rows.stop))
     index[dim] = slice(start, stop)
     return tuple(index) if start < stop else None
-
-
-def _view(local: Tensor, view: View, index: tuple[slice, ...], skipped_items: int) -> Tensor:
-    """The elements ``index`` of a view, in a rank's rows, which come after ``skipped_items`` elements of others."""
-    starts = sum(part.start * stride for part, stride in zip(index, view.stride, strict=True))
-    offset = local.storage_offset() + view.offset + starts - skipped_items
-    return local.as_strided([part.stop - part.start for part in index], view.stride, offset)
 
 
 # ── weight files ──────────────────────────────────────────────────────────────────────────────

@@ -126,7 +126,11 @@ class Optimizer:
             norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._grad_clip)
             grad_norm = float(full_tensor(norm))
         if is_finite := isfinite(grad_norm) and isfinite(loss):
-            self._update(lr)
+            for bucket in self._buckets:
+                for settings in bucket.param_groups:
+                    settings["lr"] = lr
+                with moments_on_device(bucket.state) if self._has_host_moments else nullcontext():
+                    bucket.step()
         for bucket in self._buckets:
             bucket.zero_grad(set_to_none=False)
         return {"grad_norm": grad_norm, "skipped": float(not is_finite)}
@@ -151,13 +155,6 @@ class Optimizer:
             bucket.state.clear()
             own = [weight for group in bucket.param_groups for weight in group["params"]]
             bucket.state.update({weight: found[weight] for weight in own if weight in found})
-
-    def _update(self, lr: float) -> None:
-        for bucket in self._buckets:
-            for settings in bucket.param_groups:
-                settings["lr"] = lr
-            with moments_on_device(bucket.state) if self._has_host_moments else nullcontext():
-                bucket.step()
 
 
 # ── learning rate ─────────────────────────────────────────────────────────────────────────────

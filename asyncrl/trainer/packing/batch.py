@@ -2,8 +2,8 @@
 Packed form of trajectories, which a model reads.
 
 Shapes: S trajectories, W tokens of the packed row, N completion tokens. There is no padding. Trajectories, and branches
-of an episode, share what they begin with (`RowLayout`), and attention computes each as if it were
-alone (`asyncrl.trainer.packing.row`). A token after which nothing is predicted is not in the row.
+of an episode, share what they begin with (`RowLayout`), and attention computes each as if it were alone
+(`asyncrl.trainer.packing.row`). A token after which nothing is predicted is not in the row.
 
     input_ids      p p p c c d q c         p, q prompts; c, d completions
     position_ids   0 1 2 3 4 3 0 1

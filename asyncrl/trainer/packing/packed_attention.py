@@ -290,7 +290,9 @@ def _batched_attention(
     queries, keys, values = (torch.split(part, cuts) for part in heads)
     pieces = []
     for (length, count), query, key, value in zip(runs, queries, keys, values, strict=True):
-        mask = _band(length, window, query.device) if window and window < length else None
+        mask = None
+        if window and window < length:  # True where a query attends to a key: itself and the ``window - 1`` before it
+            mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
         with ready_kernels(query.device):
             out = F.scaled_dot_product_attention(
                 _to_batch(query, count),
@@ -308,8 +310,3 @@ def _batched_attention(
 def _to_batch(part: Tensor, count: int) -> Tensor:
     """Reshape [count · length, heads, D] to [count, heads, length, D]."""
     return part.view(count, -1, *part.shape[1:]).transpose(1, 2)
-
-
-def _band(length: int, window: int, device: torch.device) -> Tensor:
-    """[length, length] bool, True where a query attends to a key: itself and the ``window - 1`` before it."""
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
