@@ -25,7 +25,6 @@ from torch import Tensor
 from asyncrl.algo.kl import KlController
 from asyncrl.algo.value import value_loss
 from asyncrl.config.config import Config
-from asyncrl.messages.trajectory import RouteShape
 from asyncrl.trainer.algorithm.estimates import BEHAVIOR, Estimates, estimate, select_tokens, token_rewards
 from asyncrl.trainer.algorithm.mini_batch import MiniBatch, TrainedPart, objective, trains_without_advantage
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, TOKEN_REWARDS, VALUES, Recipe
@@ -218,7 +217,7 @@ class Learner:
         self.policy = self._models.policy
         self.vocab_size = self.policy.vocab_size
         """See `Policy.vocab_size`: every token id is below it."""
-        self.route_shape: RouteShape | None = self.policy.route_shape
+        self.route_shape = self.policy.route_shape
         """Shape of the routes that trajectories must have; None without ``rollout.replay_routes``."""
         self._anchor: Anchor | None = None
         if self._recipe.keeps_anchor:

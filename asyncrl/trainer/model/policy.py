@@ -97,6 +97,8 @@ class Policy:
         if freeze_vision:
             freeze_tower(self.model, f"model.path={path}")
         self._replay = RouteReplay(self.model, f"model.path={path}") if replay_routes else None
+        self.route_shape: RouteShape | None = self._replay.shape if self._replay else None
+        """Shape of the routes to replay; None without replay."""
         self.adapters = Adapters(self.model, lora) if lora and lora.rank else None
         """Adapters that are trained in place of the model, if there are any."""
         self.expert_load = ExpertLoad(self.model)
@@ -169,11 +171,6 @@ class Policy:
     def specs(self) -> list[TensorSpec]:
         """Names, shapes and dtypes of `named_weights`."""
         return list(self._specs)
-
-    @property
-    def route_shape(self) -> RouteShape | None:
-        """Shape of the routes to replay; None without replay."""
-        return None if self._replay is None else self._replay.shape
 
     def _score(self, batch: MicroBatch, *, temperature: float, entropy: bool, sum_pi_squared: bool) -> Scores:
         pictures = picture_features(self.model, batch.pictures, self.device)
