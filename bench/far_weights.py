@@ -49,7 +49,7 @@ from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors
 from asyncrl.weights.staging import Staging
 from asyncrl.weights.stored.download import Downloader
 from asyncrl.weights.stored.staged import StagedVersion, digest
-from asyncrl.weights.stored.stream import FORMAT, host_staging, write
+from asyncrl.weights.stored.stream import FORMAT, write
 from asyncrl.wire.curve import hub_keys_of, link_keys_of
 from asyncrl.wire.zmq_hub import ZmqHub
 from asyncrl.wire.zmq_link import ZmqLink
@@ -106,7 +106,7 @@ def versions(model: Any, step: Callable[[], object]) -> Iterator[Staging]:
     layout = Layout(checkpoint_specs(model, "bfloat16"), BUCKET_BYTES)
     for _ in range(VERSIONS + 1):
         step()
-        staging = host_staging(layout)
+        staging = Staging(layout)
         for name, tensor in checkpoint_tensors(model):
             staging.tensors[name].copy_(tensor)
         yield staging
@@ -140,7 +140,7 @@ def measure_bytes(source: str) -> None:
 
 
 def _measure(base: Staging, new: Staging) -> dict[str, float]:
-    held, found = host_staging(new.layout), {}
+    held, found = Staging(new.layout), {}
     found["copy"], _ = _timed(partial(_copy, base, held))
     for what, start in (("anchor", None), ("delta", base)):
         found[f"encode {what}"], parts = _timed(partial(list, write(new, start)))

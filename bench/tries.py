@@ -35,10 +35,8 @@ from transformers.utils import logging
 
 from asyncrl.messages.trajectory import FROM_PROMPT, Turn
 from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.packing.assignment import micro_batches
-from asyncrl.trainer.packing.batch import collate
-from asyncrl.trainer.packing.layout import branches, cut
-from asyncrl.trainer.packing.step import TrainingTrajectory, trajectory_info
+from asyncrl.trainer.packing.batch import branches, collate, cut
+from asyncrl.trainer.packing.step import TrainingTrajectory, micro_batches, trajectory_info
 
 Ids = NDArray[np.int32]
 Said = tuple[Ids, Ids, Ids]

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import and_
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -247,15 +246,6 @@ def _floats(found: dict[str, Tensor]) -> dict[str, float]:
 # ── correct ───────────────────────────────────────────────────────────────────────────────────
 
 
-class TokenWeights(NamedTuple):
-    """Weights and mask of N tokens. No gradient."""
-
-    weights: Tensor | None
-    """[N] factors of the losses; None without importance weighting."""
-    keep: Tensor | None
-    """[N] bool, False for tokens removed from the loss; None without rejection."""
-
-
 class Correct:
     """
     Compares trainer and sampler on the same tokens; raises `ConfigError` for an invalid correction.
@@ -268,9 +258,11 @@ class Correct:
         self._importance, self._rejections = thresholds(resolved(correction))
 
     @torch.no_grad()
-    def __call__(self, logprobs: Tensor, behavior_logprobs: Tensor, sequences: Ragged) -> TokenWeights:
+    def __call__(
+        self, logprobs: Tensor, behavior_logprobs: Tensor, sequences: Ragged
+    ) -> tuple[Tensor | None, Tensor | None]:
         """
-        Weights and mask of the tokens.
+        [N] factors of the losses, and [N] bool, False for tokens removed from the loss; None for what changes none.
 
         Args:
             logprobs: [N] under the trainer's policy, at the start of the step (decoupled) or now (bypass), nats.
@@ -280,7 +272,7 @@ class Correct:
         log_ratio = logprobs - behavior_logprobs
         weights = importance_weights(log_ratio, sequences, self._importance) if self._importance else None
         keeps = [kept(log_ratio, sequences, rejection) for rejection in self._rejections]
-        return TokenWeights(weights, reduce(and_, keeps) if keeps else None)
+        return weights, reduce(and_, keeps) if keeps else None
 
     @torch.no_grad()
     def metrics(self, logprobs: Tensor, behavior_logprobs: Tensor, sequences: Ragged) -> dict[str, float]:

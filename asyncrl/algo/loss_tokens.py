@@ -79,8 +79,10 @@ def clip_cov_selection(
         Cui et al. 2025, arXiv:2505.22617 (Clip-Cov); defaults: its experiments.
     """
     covariance = _covariance(step)
-    is_eligible = (covariance > cov_low) & (covariance < cov_high) & ~_is_clipped(step, clip_low, clip_high)
-    eligible = np.flatnonzero(is_eligible)
+    log_ratio = step.logprobs - step.old_logprobs
+    is_high, is_low = log_ratio > np.log1p(clip_high), np.exp(np.minimum(log_ratio, 0)) < 1 - clip_low
+    is_clipped = np.where(step.advantages > 0, is_high, is_low & (step.advantages < 0))
+    eligible = np.flatnonzero((covariance > cov_low) & (covariance < cov_high) & ~is_clipped)
     draws = _mixed(step.keys[eligible].view(np.uint64) ^ _mixed(np.array([step.seed], np.int64).view(np.uint64)))
     return _picked(eligible[np.argsort(draws, kind="stable")], len(covariance), cov_ratio)
 
@@ -120,13 +122,6 @@ def _covariance(step: StepTokens) -> Floats:
     number = max(len(step.keys), 1)
     mean_advantage, mean_logprob = (fsum(column.tolist()) / number for column in (step.advantages, step.logprobs))
     return (step.advantages - mean_advantage) * (step.logprobs - mean_logprob)
-
-
-def _is_clipped(step: StepTokens, clip_low: float, clip_high: float) -> Bools:
-    """[N] the ratio has left the bounds in the direction of the advantage."""
-    log_ratio = step.logprobs - step.old_logprobs
-    is_high, is_low = log_ratio > np.log1p(clip_high), np.exp(np.minimum(log_ratio, 0)) < 1 - clip_low
-    return np.where(step.advantages > 0, is_high, is_low & (step.advantages < 0))
 
 
 def _picked(ranked: NDArray[np.intp], number: int, share: float) -> Bools:

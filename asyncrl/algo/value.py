@@ -1,7 +1,5 @@
 """Loss of the critic, a clipped squared error, and the explained variance of its predictions."""
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,16 +9,9 @@ ROUNDING = 1e-6
 """Relative rounding error of the returns."""
 
 
-class ValueLoss(NamedTuple):
-    """Losses of N tokens."""
-
-    losses: Tensor
-    """[N], to be weighted and summed. Carries the gradient."""
-    is_clipped: Tensor
-    """[N] bool: the error of the clipped prediction is the larger one. No gradient."""
-
-
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, value_clip: float = 0.5) -> ValueLoss:
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, *, value_clip: float = 0.5
+) -> tuple[Tensor, Tensor]:
     """
     Half the larger of two squared errors: of the prediction, and of the prediction clipped near the old one.
 
@@ -33,12 +24,16 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, value_cli
         returns: [N] targets.
         value_clip: Largest distance of the clipped prediction from the old one.
 
+    Returns:
+        [N] losses, to be weighted and summed, which carry the gradient, and [N] bool: the error of the clipped
+        prediction is the larger one.
+
     Source:
         Schulman et al. 2016, arXiv:1506.02438, and the clip of OpenAI's PPO2; default: verl's.
     """
     bounded = values.clamp(old_values - value_clip, old_values + value_clip)  # keeps a value within it bit for bit
     unclipped_error, clipped_error = (values - returns).square(), (bounded - returns).square()
-    return ValueLoss(0.5 * torch.maximum(unclipped_error, clipped_error), clipped_error > unclipped_error)
+    return 0.5 * torch.maximum(unclipped_error, clipped_error), clipped_error > unclipped_error
 
 
 def explained_variance(values: NDArray[np.float64], returns: NDArray[np.float64]) -> float:

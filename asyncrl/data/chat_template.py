@@ -26,7 +26,11 @@ def read_template(model: Path) -> str:
             return (model / FILE).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the chat template of {model} cannot be read: {error}") from error
-    return _default(_settings(model).get("chat_template"))
+    template = _settings(model).get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
+        template = next(named, {}).get("template")
+    return template if isinstance(template, str) else ""
 
 
 def read_special_tokens(model: Path) -> dict[str, str]:
@@ -79,11 +83,3 @@ def text_advice(template: str, *, has_texts: bool) -> list[str]:
         "prompts are plain text, so the model's chat template is not applied to them; set data.as_chat = true to make "
         "each one a message of the user, unless the model should continue the bare text"
     ]
-
-
-def _default(template: Any) -> str:
-    """Return the template, or the one named ``default`` if there are several."""
-    if isinstance(template, list):
-        named = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
-        template = next(named, {}).get("template")
-    return template if isinstance(template, str) else ""

@@ -15,7 +15,7 @@ Inspection of a dataset, as ``asyncrl data check FILE`` prints it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -122,16 +122,19 @@ def inspect(
             overlong.append(BadRow(rows.place(number), f"it has more than {max_tokens} tokens"))
         else:
             prompts.append(prompt)
+    spelled = Counter(text for prompt in prompts for text in set(find_spelled(prompt))) if find_spelled else Counter()
     return Inspection(
         path=path,
         num_rows=len(rows),
         columns=rows.columns,
         data_sources=dict(Counter(prompt.data_source for prompt in prompts).most_common()),
         num_chats=sum(bool(prompt.chat) for prompt in prompts),
-        prompt_chars=_quantiles([_chars(prompt) for prompt in prompts]),
+        prompt_chars=_quantiles(
+            [len(prompt.text) + sum(len(turn["content"]) for turn in prompt.chat) for prompt in prompts]
+        ),
         prompt_tokens=_quantiles(lengths) if count_tokens else {},
         images=[image for prompt in prompts for image in prompt.images],
-        spelled=_numbers_of_rows(map(find_spelled, prompts)) if find_spelled else {},
+        spelled=dict(spelled.most_common()),
         dropped_keys=_dropped_keys(rows),
         bad=unusable + overlong,
         refused=[
@@ -165,11 +168,6 @@ def _measured(found: Prompt | BadRow, place: str, count_tokens: CountTokens | No
         return BadRow(place, shown(str(error)))
 
 
-def _numbers_of_rows(found: Iterable[Sequence[str]]) -> dict[str, int]:
-    """Number of rows by what was found in them, most frequent first."""
-    return dict(Counter(one for row in found for one in set(row)).most_common())
-
-
 def _dropped_keys(rows: Rows) -> dict[str, int]:
     if "extra_info" not in rows.columns:
         return {}
@@ -180,10 +178,6 @@ def _dropped_keys(rows: Rows) -> dict[str, int]:
         except DataError:  # counted among the bad rows
             continue
     return dict(counts.most_common())
-
-
-def _chars(prompt: Prompt) -> int:
-    return len(prompt.text) + sum(len(turn["content"]) for turn in prompt.chat)
 
 
 def _pictures(images: Sequence[Image]) -> str:

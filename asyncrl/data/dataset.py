@@ -38,8 +38,9 @@ class Dataset:
 
     def __init__(self, files: Sequence[Rows], data: Data, keep: Keep = keep_nothing) -> None:
         for file in files:
-            require_columns(file, data, is_held_out=_is_held_out_only(file, data))
-        self._files = files
+            is_held_out = file.path in map(Path, data.held_out_files) and file.path not in map(Path, data.train_files)
+            require_columns(file, data, is_held_out=is_held_out)
+        self.files = files
         self._data = data
         self._keep = keep
         self._images: dict[int, list[Image]] = {}
@@ -57,17 +58,14 @@ class Dataset:
 
     def prompt(self, row: int) -> Prompt:
         """Read one row with the pictures that `scan` has found. Raises `DataError` if the row is unusable."""
-        file, number = self._find(row)
-        return read_prompt(file, number, self._data, self._images.get(row, ()))
-
-    @property
-    def num_files(self) -> int:
-        return len(self._files)
+        place = bisect_right(self._ends, row)
+        number = row - (self._ends[place - 1] if place else 0)
+        return read_prompt(self.files[place], number, self._data, self._images.get(row, ()))
 
     def scan(self) -> Iterator[tuple[int, Prompt | BadRow]]:
         """Every row in order, with the number of its file, from 0."""
         row = 0
-        for place, file in enumerate(self._files):
+        for place, file in enumerate(self.files):
             has_images = self._data.image_column in file.columns
             cells = file.column(self._data.image_column) if has_images else repeat(None, len(file))
             files = ImageFiles(file.path, self._data.image_folders)
@@ -89,18 +87,10 @@ class Dataset:
         return prompt
 
     def by_file(self, rows: Sequence[int]) -> list[list[int]]:
-        split: list[list[int]] = [[] for _ in self._files]
+        split: list[list[int]] = [[] for _ in self.files]
         for row in rows:
             split[bisect_right(self._ends, row)].append(row)
         return split
-
-    def _find(self, row: int) -> tuple[Rows, int]:
-        file = bisect_right(self._ends, row)
-        return self._files[file], row - (self._ends[file - 1] if file else 0)
-
-
-def _is_held_out_only(file: Rows, data: Data) -> bool:
-    return file.path in map(Path, data.held_out_files) and file.path not in map(Path, data.train_files)
 
 
 def count_reasons(bad: Sequence[BadRow]) -> dict[str, int]:

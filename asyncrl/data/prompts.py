@@ -63,28 +63,23 @@ class Epochs:
     """
 
     def __init__(self, rows: Sequence[int], seed: int | None, stream: int = 0) -> None:
-        self._rows = rows
+        self.rows = rows
         self._seed = seed
         self._stream = stream
         self._epoch = -1
         self._order: Sequence[int] = []
 
     def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def rows(self) -> Sequence[int]:
-        return self._rows
+        return len(self.rows)
 
     def at(self, position: int) -> tuple[int, int]:
         """Epoch and row at a position, counted from 0."""
-        epoch, place = divmod(position, len(self._rows))
-        return epoch, self._rows[place if self._seed is None else self._permutation(epoch, self._seed)[place]]
-
-    def _permutation(self, epoch: int, seed: int) -> Sequence[int]:
+        epoch, place = divmod(position, len(self.rows))
+        if self._seed is None:
+            return epoch, self.rows[place]
         if epoch != self._epoch:  # the last order is kept, because positions are requested in order
-            self._epoch, self._order = epoch, permutation(len(self._rows), seed, epoch, self._stream)
-        return self._order
+            self._epoch, self._order = epoch, permutation(len(self.rows), self._seed, epoch, self._stream)
+        return epoch, self.rows[self._order[place]]
 
 
 # ── interleave ────────────────────────────────────────────────────────────────────────────────
@@ -257,7 +252,7 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
     usable, bad, data_sources = list[int](), list[BadRow](), set[str]()
     has_chats = has_texts = False
     num_images = num_marked = 0
-    digests = [DatasetDigest() for _ in range(dataset.num_files)]
+    digests = [DatasetDigest() for _ in dataset.files]
     for row, (file, found) in enumerate(dataset.scan()):
         digests[file].add(found)
         if isinstance(found, BadRow):

@@ -51,8 +51,12 @@ def read_prompt(rows: Rows, row: int, data: Data, images: Sequence[Image] = ()) 
     values = rows[row]
     try:
         prompt = to_prompt(values, data, images)
-        if images or data.image_column in rows.columns:
-            _check_marks(prompt)
+        has_column = images or data.image_column in rows.columns  # else the mark may be text
+        if has_column and (marks := num_marks(prompt)) != len(prompt.images):
+            raise DataError(
+                f"it has {len(prompt.images)} pictures, but {marks} marks {IMAGE_MARK} in its prompt; write the "
+                f"mark once for each picture"
+            )
         _refuse_large(prompt)
         return prompt
     except DataError as error:
@@ -94,12 +98,14 @@ def to_prompt(values: Row, data: Data, images: Sequence[Image] = ()) -> Prompt:
         raise DataError(f"{data.prompt_column!r} is {'null or missing' if prompt is None else 'empty'}")
     if isinstance(prompt, str):
         prompt = _chat_in_json(prompt) or ([{"role": "user", "content": prompt}] if data.as_chat else prompt)
+    extra = values.get("extra_info")
     return Prompt(
         text=prompt if isinstance(prompt, str) else "",
         chat=[] if isinstance(prompt, str) else _chat(prompt, data.prompt_column),
         answer=_answer(values, data.answer_column),
         data_source=_text(values.get(data.data_source_column), data.data_source_column),
-        extra=_scalars(values.get("extra_info")),
+        # Those that are nested are dropped; see `dropped_keys`.
+        extra={key: value for key, value in extra.items() if _is_scalar(value)} if isinstance(extra, dict) else {},
         images=list(images),
     )
 
@@ -107,15 +113,6 @@ def to_prompt(values: Row, data: Data, images: Sequence[Image] = ()) -> Prompt:
 def num_marks(prompt: Prompt) -> int:
     """Number of marks of pictures in the text or the chat of a prompt."""
     return sum(text.count(IMAGE_MARK) for text in (prompt.text, *(turn["content"] for turn in prompt.chat)))
-
-
-def _check_marks(prompt: Prompt) -> None:
-    """Raise `DataError` unless there is one mark for each picture. A dataset without pictures may write it as text."""
-    if (marks := num_marks(prompt)) != len(prompt.images):
-        raise DataError(
-            f"it has {len(prompt.images)} pictures, but {marks} marks {IMAGE_MARK} in its prompt; write the mark once "
-            f"for each picture"
-        )
 
 
 def _chat_in_json(text: str) -> list[dict[str, Any]]:
@@ -155,15 +152,11 @@ def _answer(values: Row, column: str) -> str:
         column, answer = "reward_model.ground_truth", values["reward_model"].get("ground_truth")
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         raise DataError(f"{column!r} must be text or a number, got {_kind(answer)}")
-    if isinstance(answer, float):
-        return _number(answer, column)
-    return str(answer)
-
-
-def _number(answer: float, column: str) -> str:
-    """Format whole numbers without decimals: a column of integers with a null in it is read as floats."""
+    if not isinstance(answer, float):
+        return str(answer)
     if not math.isfinite(answer):
         raise DataError(f"{column!r} is {answer}, not a number")
+    # Whole numbers without decimals: a column of integers with a null in it is read as floats.
     return str(int(answer)) if answer.is_integer() else repr(answer)
 
 
@@ -173,11 +166,6 @@ def _text(value: Any, column: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{column!r} must be text, got {_kind(value)}")
     return value
-
-
-def _scalars(extra: Any) -> dict[str, Scalar]:
-    """Keep the values that are not nested; see `dropped_keys`."""
-    return {key: value for key, value in extra.items() if _is_scalar(value)} if isinstance(extra, dict) else {}
 
 
 def _is_scalar(value: Any) -> bool:

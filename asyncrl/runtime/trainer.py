@@ -155,7 +155,7 @@ async def _train(
     async with trainer_actor(
         session,
         learner,
-        learner.specs(),
+        learner.policy.specs(),
         tokenizer,
         start,
         interface=interface,

@@ -35,10 +35,9 @@ from asyncrl.config.config import Config
 from asyncrl.trainer.model.host_memory import Checkpointing, enable_checkpointing
 from asyncrl.trainer.model.loading import packed_states
 from asyncrl.trainer.model.vision import vision_tower
-from asyncrl.trainer.packing.assignment import TrajectorySize, assign_ranks, micro_batches, num_tokens
 from asyncrl.trainer.packing.batch import MicroBatch, collate
 from asyncrl.trainer.packing.packed_attention import packed_attention, picture_attention, set_attention
-from asyncrl.trainer.packing.step import TrainingTrajectory
+from asyncrl.trainer.packing.step import TrainingTrajectory, TrajectorySize, assign_ranks, micro_batches, num_tokens
 from asyncrl.trainer.ranks.experts import Routes, compute
 from asyncrl.trainer.ranks.ranks import SequenceGroup
 
@@ -61,13 +60,14 @@ class AllOnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         given = args, kwargs or {}
         if len({leaf.device for leaf in tree_leaves(given) if isinstance(leaf, Tensor)}) > 1:
-            given = tree_map(_without_memory, given)
+            given = tree_map(lambda leaf: leaf.to(META) if isinstance(leaf, Tensor) else leaf, given)
         return func(*given[0], **given[1])
 
 
 def pictured_states(model: Any, batch: MicroBatch) -> Tensor:
     """Last hidden states [W, H] of a row whose prompts are pictures. The model must have a vision tower."""
-    features = _features(model, min(_prompt_tokens(batch), batch.input_ids.numel()))
+    num_prompt_tokens = batch.num_packed - sum(max(length - 1, 0) for length in batch.lengths)  # of the whole row
+    features = _features(model, min(num_prompt_tokens, batch.input_ids.numel()))
     states = model.get_input_embeddings()(batch.input_ids)
     for each in features:
         states = states.index_add(1, torch.empty(len(each), dtype=torch.long, device=META), each[None])
@@ -87,15 +87,6 @@ def _features(model: Any, num_tokens: int) -> list[Tensor]:
     seen = model.base_model.get_image_features(pixels, torch.tensor([[1, side, side]]), return_dict=True)
     layers = [seen.pooler_output, *getattr(seen, "deepstack_features", ())]
     return [torch.cat(layer)[:num_tokens] for layer in layers]
-
-
-def _prompt_tokens(batch: MicroBatch) -> int:
-    """Number of prompt tokens in the whole row."""
-    return batch.num_packed - sum(max(length - 1, 0) for length in batch.lengths)
-
-
-def _without_memory(leaf: Any) -> Any:
-    return leaf.to(META) if isinstance(leaf, Tensor) else leaf
 
 
 # ── activations ───────────────────────────────────────────────────────────────────────────────

@@ -20,7 +20,7 @@ Safe to run inside another process: no signal handler, no logging configuration;
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from asyncrl.messages.codec import Message
 from asyncrl.messages.session import Beat, Drain, Draining, Ready, Reject, Stop, StoreValue, Wake
 from asyncrl.messages.spool import Spools
 from asyncrl.messages.supervisor import Evaluated, Stacks, StacksWanted
-from asyncrl.messages.trainer import Batch, Commit, DamagedCheckpoint, Evaluating, Refusal, Resumed, Stepped, Work
+from asyncrl.messages.trainer import Batch, Commit, DamagedCheckpoint, Evaluating, Resumed, Stepped, Work
 from asyncrl.messages.weights import Abort, Published, Transfer, Upload
 from asyncrl.messages.words import TRAINER_ACTIVITIES, Activity, vocab_size_of
 from asyncrl.records.metrics import Sample
@@ -47,7 +47,6 @@ from asyncrl.trainer.loop.fetching import BATCHES_AHEAD, Batches, FetchedStep
 from asyncrl.trainer.loop.publications import (
     DeviceTurns,
     Publications,
-    SharedDevices,
     TrainerProgress,
     compute_thread,
     told,
@@ -116,7 +115,7 @@ class TrainerActor:
         device: torch.device = CPU,
         shared: Sleepable | None = None,
         images: ImageCache | None = None,
-        on_drain: Callable[[], None] | None = None,
+        on_drain: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -136,8 +135,9 @@ class TrainerActor:
             clock=clock,
         )
         self._occupancy = Occupancy[Activity](TRAINER_ACTIVITIES, clock)
-        devices = None if shared is None else SharedDevices(shared, others, self._in_thread)
-        self._turns = DeviceTurns(self._link, devices, self._occupancy, clock)
+        self._turns = DeviceTurns(
+            self._link, shared, others, in_thread=self._in_thread, occupancy=self._occupancy, clock=clock
+        )
         self._start = start
         self._ledger = 0, ""
         """Number of the ledger's records at the last batch, and their digest."""
@@ -222,12 +222,6 @@ class TrainerActor:
             return False
         return True
 
-    def _asked_to_drain(self, message: Drain) -> None:
-        if message.node != self._node:
-            self._tasks.create_task(self._drain_for_another())
-        elif self._on_drain:
-            self._on_drain()
-
     async def _drain_for_another(self) -> None:
         """Train to the end of a version, and save a checkpoint, because another machine of the trainer is to leave."""
         self._drain_began.set()
@@ -276,8 +270,10 @@ class TrainerActor:
                 self._batches.arrived(message)
             case Transfer() | Upload():
                 self._publications.request(message)
-            case StoreValue() | Abort():
-                self._hand_over(message)
+            case StoreValue():
+                self._publisher.deliver(message)
+            case Abort():
+                self._publisher.abort(message)
             case Published(policy_version=version):
                 self._publications.went_live(version)
             case Evaluating() | Evaluated():
@@ -287,19 +283,14 @@ class TrainerActor:
             case Spools(spools=spools):
                 self._spools.update(spools)
                 self._others.broadcast(message)
+            case Drain(node=node) if node != self._node:
+                self._tasks.create_task(self._drain_for_another())
             case Drain():
-                self._asked_to_drain(message)
+                self._on_drain()
             case Reject(reason=reason):
                 raise LinkRefused(reason)
             case _:
                 log.warning("message.unexpected", type=type(message).__name__)
-
-    def _hand_over(self, message: StoreValue | Abort) -> None:
-        """Pass on what concerns a transfer."""
-        if isinstance(message, Abort):
-            self._publisher.abort(message)
-        else:
-            self._publisher.deliver(message)
 
     # ── steps ───────────────────────────────────────────────────────────────────────────────
 
@@ -366,17 +357,13 @@ class TrainerActor:
 
     def _trained(self, step: int, fetched: FetchedStep) -> Awaitable[dict[str, float]]:
         """Metrics of a step, which the learner of every rank trains."""
-        left_out = _groups_of(fetched.refused)
-        version_before = self._version_before(step)
+        left_out = sorted({refusal.unit.group_id for refusal in fetched.refused})
+        is_published = step == self._start.step or step % self._config.schedule.steps_per_publish == 0
+        version_before = self._publications.newest if is_published else None  # between two publishes
         self._learner.lr = lr = fetched.lr or self._config.trainer.lr
         self._others.broadcast(Work("train", step, version_before, left_out, lr))
         train, whole = self._learner.train, fetched.step.without(left_out)
         return asyncio.get_running_loop().run_in_executor(self._compute, train, whole, version_before)
-
-    def _version_before(self, step: int) -> int | None:
-        """Published version of the weights before ``step``; None between two publishes."""
-        is_published = step == self._start.step or step % self._config.schedule.steps_per_publish == 0
-        return self._publications.newest if is_published else None
 
     def _timing(self, num_tokens: float, wait_s: float, train_s: float, stage_s: float) -> dict[str, float]:
         # stage_s: wait for an earlier version to go live, and copy of the new one; about 0 without a publish.
@@ -415,10 +402,6 @@ class TrainerActor:
     async def _in_thread(self, activity: Activity, function: Callable[..., Result], *arguments: Any) -> Result:
         with self._occupancy.doing(activity):
             return await asyncio.get_running_loop().run_in_executor(self._compute, function, *arguments)
-
-
-def _groups_of(refused: Sequence[Refusal]) -> list[int]:
-    return sorted({refusal.unit.group_id for refusal in refused})
 
 
 def _every(interval: int, step: int) -> bool:

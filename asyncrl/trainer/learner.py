@@ -19,17 +19,16 @@ from statistics import fmean, pstdev
 
 import numpy as np
 import torch
-from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.algo.kl import KlController
+from asyncrl.algo.value import value_loss
 from asyncrl.config.config import Config
-from asyncrl.messages.trajectory import RouteShape
 from asyncrl.trainer.algorithm.estimates import BEHAVIOR, Estimates, estimate, select_tokens, token_rewards
-from asyncrl.trainer.algorithm.mini_batch import MiniBatch, TrainedPart
+from asyncrl.trainer.algorithm.mini_batch import MiniBatch, TrainedPart, objective, trains_without_advantage
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, TOKEN_REWARDS, VALUES, Recipe
-from asyncrl.trainer.algorithm.step_metrics import merged
+from asyncrl.trainer.algorithm.step_metrics import Comparable, StepMetrics, merged
 from asyncrl.trainer.checkpoints.snapshot import (
     MODEL,
     TENSORS,
@@ -40,17 +39,21 @@ from asyncrl.trainer.checkpoints.snapshot import (
     divide,
     emptied,
     gathered,
-    num_bytes,
 )
 from asyncrl.trainer.model.optimizer import learning_rate
-from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.models import Models, Updates
-from asyncrl.trainer.packing.assignment import assign_ranks
-from asyncrl.trainer.packing.step import UNASSIGNED, TrainingStep, TrainingTrajectory, TrajectoryInfo, local_step
-from asyncrl.trainer.ranks.per_token import PerToken, all_gather_per_token
+from asyncrl.trainer.models import Models
+from asyncrl.trainer.packing.step import (
+    UNASSIGNED,
+    PerToken,
+    TrainingStep,
+    TrainingTrajectory,
+    TrajectoryInfo,
+    all_gather_per_token,
+    assign_ranks,
+    local_step,
+)
 from asyncrl.trainer.ranks.ranks import Ranks, SingleRank, collective
 from asyncrl.trainer.ranks.sharding import local_rows
-from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.offload import Offloader
 
 # ── anchor ────────────────────────────────────────────────────────────────────────────────────
@@ -103,6 +106,85 @@ class Anchor:
             kept.copy_(trained)
 
 
+# ── updates ───────────────────────────────────────────────────────────────────────────────────
+# One optimizer update of the policy, and of the critic if there is one, from a mini-batch.
+#
+#     mini-batch ─▶ micro-batches ─▶ forward, loss, backward for each ─▶ clip, AdamW, once
+#
+# Gradients add up over micro-batches and over ranks. With further ranks every update is collective. Ranks that share
+# a row compute the same loss, and each a part of its gradient.
+
+EMPTY = {"grad_norm": 0.0, "skipped": 1.0, "skipped_empty": 1.0}
+"""Metrics of an update that keeps no token."""
+
+
+class Updates:
+    """Updates of the models by the configured algorithm."""
+
+    def __init__(self, config: Config, recipe: Recipe, models: Models, ranks: Ranks) -> None:
+        self._config = config
+        self._recipe = recipe
+        self._models = models
+        self._ranks = ranks
+        self._max_tokens = config.trainer.max_tokens_per_micro_batch
+        self._comparable = Comparable(config)
+        self.needs_all = trains_without_advantage(recipe, config.algorithm)
+        """True if trajectories with an advantage of zero have a gradient too."""
+
+    def policy(self, mini_batch: MiniBatch, lr: float, policy_version: int | None) -> dict[str, float]:
+        """
+        Update the policy, and return the metrics of the update. One that keeps no token is skipped: moments and weight
+        decay would move the weights without it.
+
+        ``policy_version`` is the version of the weights before it; None if they were not published.
+        """
+        algorithm, device = self._config.algorithm, self._ranks.device
+        trained = mini_batch.places if self.needs_all else mini_batch.with_advantage
+        step_metrics, expert_load = StepMetrics(), self._models.policy.expert_load
+        for places in mini_batch.step.micro_batches(trained, self._ranks, self._max_tokens):
+            trajectories = mini_batch.step.select(places)
+            batch = self._models.collate(trajectories)
+            with collective(), expert_load.counting(batch.positions):
+                scores = self._models.policy.score(
+                    batch, temperature=self._config.sampling.temperature, entropy=algorithm.entropy_coef > 0
+                )
+            is_compared = self._comparable.tokens(trajectories, policy_version) if trajectories else None
+            inputs = mini_batch.loss_inputs(places, is_compared, device=device)
+            result = objective(self._recipe, algorithm, scores, inputs)
+            self._backward(result.loss)
+            if self._ranks.sequence.is_first:
+                step_metrics.add(batch, scores.logprobs, inputs, result)
+        metrics = step_metrics.metrics(self._ranks) | expert_load.metrics(self._ranks)
+        if not mini_batch.num_kept or (trained and not metrics["kept_tokens"]):
+            return metrics | EMPTY
+        return metrics | self._models.optimizer.step(metrics["loss"], lr=lr)
+
+    def critic(self, mini_batch: MiniBatch, lr_scale: float) -> dict[str, float]:
+        """Update the critic, if there is one, and return the metrics; ``lr_scale`` is a factor of ``critic.lr``."""
+        if (critic := self._models.critic) is None or not mini_batch.num_kept:
+            return {}
+        total = clipped = 0.0
+        for places in mini_batch.step.micro_batches(mini_batch.places, self._ranks, self._max_tokens):
+            batch = self._models.collate(mini_batch.step.select(places))
+            with collective():
+                values = critic.values(batch)
+            old_values, targets, keep = mini_batch.value_inputs(places, device=self._ranks.device)
+            losses, is_clipped = value_loss(values, old_values, targets, value_clip=self._config.critic.value_clip)
+            loss = losses[keep].sum() / mini_batch.num_kept
+            self._backward(loss)
+            if self._ranks.sequence.is_first:
+                total += float(loss.detach())
+                clipped += float(is_clipped[keep].sum()) / mini_batch.num_kept
+        sums = b"".join(self._ranks.all_gather(np.array([total, clipped]).tobytes()))
+        total, clipped = np.frombuffer(sums, np.float64).reshape(-1, 2).sum(0).tolist()
+        return {"critic_loss": total, "critic_clip_fraction": clipped, **critic.step(total, lr_scale=lr_scale)}
+
+    def _backward(self, loss: Tensor) -> None:
+        with collective():
+            # FSDP averages gradients over ranks, but the token weights make their sum the gradient of the step.
+            torch.autograd.backward(loss * self._ranks.size)
+
+
 # ── learner ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -127,10 +209,16 @@ class Learner:
         self._config = config
         self._ranks = ranks or SingleRank()
         self._recipe = Recipe(config)
-        self._num_steps = 0
+        self.num_steps = 0
+        """Steps taken, skipped ones included; the learning rate depends on it."""
         self.lr = config.trainer.lr
         """Learning rate after the warm-up. It may be set between two steps, on all ranks."""
         self._models = Models(config, self._recipe, model_path, reference_path or model_path, self._ranks)
+        self.policy = self._models.policy
+        self.vocab_size = self.policy.vocab_size
+        """See `Policy.vocab_size`: every token id is below it."""
+        self.route_shape = self.policy.route_shape
+        """Shape of the routes that trajectories must have; None without ``rollout.replay_routes``."""
         self._anchor: Anchor | None = None
         if self._recipe.keeps_anchor:
             self._anchor = Anchor(self.policy.parameters(), config.schedule.steps_per_publish)
@@ -142,28 +230,9 @@ class Learner:
         )
 
     @property
-    def num_steps(self) -> int:
-        """Steps taken, skipped ones included; the learning rate depends on it."""
-        return self._num_steps
-
-    @property
     def num_computed(self) -> int:
         """Micro-batches begun so far: it grows while a step trains."""
         return self._models.num_collated
-
-    @property
-    def policy(self) -> Policy:
-        return self._models.policy
-
-    @property
-    def vocab_size(self) -> int:
-        """See `Policy.vocab_size`: every token id is below it."""
-        return self.policy.vocab_size
-
-    @property
-    def route_shape(self) -> RouteShape | None:
-        """Shape of the routes that trajectories must have; None without ``rollout.replay_routes``."""
-        return self.policy.route_shape
 
     def assign_ranks(self, infos: Sequence[TrajectoryInfo]) -> list[int]:
         """[S] rank that trains each trajectory (see `assign_ranks`); `UNASSIGNED` if its gradient must be zero."""
@@ -204,14 +273,15 @@ class Learner:
         if not isinstance(step, TrainingStep):
             step = local_step(step)
         if self._anchor:
-            self._anchor.begin(self._num_steps)
-        if not step.infos:
-            return self._skip()
+            self._anchor.begin(self.num_steps)
+        lr = learning_rate(self.num_steps, self._config.trainer, self._config.run.steps, self.lr)
+        if not step.infos:  # no trajectory is left to train, and the step counts
+            self.num_steps += 1
+            return {"loss": 0.0, "skipped": 1.0, "num_tokens": 0.0, "num_trajectories": 0.0, "lr": lr}
         num_tokens = sum(outcome.length for outcome in step.outcomes)
-        step, left_out = self._trained_part.of_step(step, self._num_steps, self._ranks)
+        step, left_out = self._trained_part.of_step(step, self.num_steps, self._ranks)
         per_token = self._per_token(step)
         estimates = estimate(self._recipe, step.outcomes, per_token, kl_coef=self._kl_controller.coef)
-        lr = self._scheduled_lr()
         updates: list[dict[str, float]] = []
         for _ in range(self._config.trainer.epochs):
             for places in step.mini_batches(self._config.trainer.mini_batches):
@@ -219,21 +289,11 @@ class Learner:
                 # Only the first update starts from the published weights.
                 update = self._updates.policy(mini_batch, lr, None if updates else policy_version)
                 updates.append(update | self._updates.critic(mini_batch, lr_scale=lr / self.lr))
-        self._num_steps += 1
+        self.num_steps += 1
         if (kl := estimates.metrics.get("kl_in_reward")) is not None:
             self._kl_controller.update(kl, len(step.infos))
         statistics = _step_statistics(step, estimates) | {"num_tokens": float(num_tokens)} | left_out
         return merged(updates) | dict(estimates.metrics) | statistics | {"lr": lr}
-
-    def _skip(self) -> dict[str, float]:
-        """Count a step of which no trajectory is left to train, and return its metrics."""
-        lr = self._scheduled_lr()
-        self._num_steps += 1
-        return {"loss": 0.0, "skipped": 1.0, "num_tokens": 0.0, "num_trajectories": 0.0, "lr": lr}
-
-    def _scheduled_lr(self) -> float:
-        trainer = replace(self._config.trainer, lr=self.lr)
-        return learning_rate(self._num_steps, trainer, self._config.run.steps)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Weights to publish by Hugging Face name, tied ones once. Borrowed until the next `train`. Collective."""
@@ -243,10 +303,6 @@ class Learner:
         """Take part in the collectives while the first rank reads its `named_weights`."""
         for _ in self.named_weights():
             pass
-
-    def specs(self) -> list[TensorSpec]:
-        """Names, shapes and dtypes of `named_weights`, in the same order."""
-        return self.policy.specs()
 
     def snapshot(self, folder: Path | None = None) -> Snapshot:
         """
@@ -259,12 +315,12 @@ class Learner:
         """
         part = CheckpointPart(self._ranks.rank, min(self._ranks.size, self._config.trainer.ranks))
         own, shapes = OwnPart(part, folder), self.policy.saved_shapes()
-        weight_parts = divide(num_bytes(shapes), part.count)
+        weight_parts = divide({name: one.nbytes for name, one in shapes.items()}, part.count)
         weights = own.take(MODEL, weight_parts, shapes, self.policy.saved_weights())
         tensors = {}
         for name, state in self._models.tensors().items():
             shapes = emptied(state)
-            parts = divide(num_bytes(shapes), part.count)
+            parts = divide({name: one.nbytes for name, one in shapes.items()}, part.count)
             tensors[name] = own.take(f"{TENSORS}/{name}", parts, shapes, gathered(state))
         return Snapshot(
             configs=self.policy.configs,
@@ -301,7 +357,7 @@ class Learner:
         """
         self._models.restore(tensors)
         self._kl_controller.coef = (state or {}).get("kl_coef", self._kl_controller.coef)
-        self._num_steps = num_steps
+        self.num_steps = num_steps
 
     def _per_token(self, step: TrainingStep) -> dict[str, PerToken]:
         """Per-token numbers that the algorithm needs for the whole step, under the models before it. Collective."""
@@ -344,7 +400,7 @@ class Learner:
             old_logprobs=per_token[LOGPROBS] if recipe.is_decoupled else None,
             ref_logprobs=per_token[REFERENCE] if recipe.penalises_loss else None,
             old_values=per_token.get(VALUES),
-            selected=select_tokens(recipe, step, places, per_token, estimates, seed=self._num_steps),
+            selected=select_tokens(recipe, step, places, per_token, estimates, seed=self.num_steps),
         )
 
 

@@ -219,7 +219,9 @@ class TrainerMemory:
         self.layout = Layout(checkpoint_specs(model, config.model.dtype), config.weights.bucket_bytes)
         """Layout of a transfer."""
         self._is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-        self._file_item = _item_bytes(model.config)
+        in_files = str(getattr(model.config, "dtype", None) or "float32").removeprefix("torch.")
+        self._file_item = ITEM_BYTES.get(in_files, FLOAT32)
+        """Bytes of an element in the files, as config.json says."""
         self._is_read_whole = not _is_read_by_slices(path, self._views)
         self._adapters = Adapters(model, trainer.lora) if trainer.lora.rank else None
         computation = Computation(model, *filter(None, [self._adapters]))
@@ -363,9 +365,12 @@ class TrainerMemory:
         if (update := self._bucket()) > gathered + activations:
             return [MemoryPart(name="bucket of moments", device=update)]
         setting = "" if item < FLOAT32 else 'model.dtype = "bfloat16"'
+        from_host = 0  # a rank's rows of a layer, before they are gathered
+        if "parameters" in self._offload and self._config.trainer.device != "cpu":
+            from_host = (FLOAT32 + (item if item < FLOAT32 else 0)) * self.sizes.layer // self._shards
         return [
             MemoryPart(name="gathered", device=gathered, setting=setting),
-            MemoryPart(name="rows from the host", device=self._from_host()),
+            MemoryPart(name="rows from the host", device=from_host),
             MemoryPart(name="activations", device=activations, setting=self._less_activations(activations)),
         ]
 
@@ -391,13 +396,6 @@ class TrainerMemory:
         trained = [self.sizes, *filter(None, [self.critic])]
         largest = max(-(-sizes.parameter // self._shards) for sizes in trained)
         return min(max(BUCKET, MOMENTS * largest), max(MOMENTS * sizes.own_trained for sizes in trained))
-
-    def _from_host(self) -> int:
-        """A rank's rows of a layer, before they are gathered."""
-        if "parameters" not in self._offload or self._config.trainer.device == "cpu":
-            return 0
-        cast = self._item if self._item < FLOAT32 else 0
-        return (FLOAT32 + cast) * self.sizes.layer // self._shards
 
     def _less_activations(self, num_bytes: int) -> str:
         """The setting to change for less of this many bytes of activations."""
@@ -451,12 +449,6 @@ def _critic_sizes(config: Config, base_path: Path, **gathering: Any) -> ModelSiz
     overrides = {} if config.critic.path else config.model.overrides
     critic = meta_model(path, AutoModelForTokenClassification, "critic.path", overrides, num_labels=1)
     return measure(critic, critic, [], **gathering)
-
-
-def _item_bytes(config: Any) -> int:
-    """Bytes of an element in the files of a model, as its config.json says; float32 if it does not."""
-    name = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
-    return ITEM_BYTES.get(name, FLOAT32)
 
 
 def _is_read_by_slices(path: Path, views: list[View] | None) -> bool:

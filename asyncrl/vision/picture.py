@@ -11,7 +11,6 @@ from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from asyncrl.errors import DataError
@@ -37,11 +36,6 @@ def decode(content: bytes) -> Image.Image:
             return picture.convert("RGB")
         except Exception as error:  # a damaged file may raise anything
             raise DataError(f"a picture is damaged: {_in_words(error)}; replace the file") from error
-
-
-def rgb(picture: Image.Image) -> NDArray[np.uint8]:
-    """Colours of a picture, [H, W, 3] uint8."""
-    return np.asarray(picture, dtype=np.uint8)
 
 
 def _opened(content: bytes) -> Image.Image:

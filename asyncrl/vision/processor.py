@@ -23,7 +23,7 @@ from torch import Tensor
 
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.vision import positions
-from asyncrl.vision.picture import decode, rgb
+from asyncrl.vision.picture import decode
 from asyncrl.vision.positions import Grid
 from asyncrl.vision.settings import ModelConfig, Processing, read_settings
 
@@ -95,7 +95,11 @@ class ImageProcessor:
 
     def __init__(self, config: ModelConfig, processing: Processing) -> None:
         self._processing = processing
-        self._colours = _colours(processing)
+        # Rounded twice, as transformers does.
+        scaled = (np.arange(256, dtype=np.float64) * processing.rescale_factor).astype(np.float32)
+        mean, std = (np.array(of, dtype=np.float32)[:, None] for of in (processing.image_mean, processing.image_std))
+        self._colours: NDArray[np.float32] = (scaled - mean) / std
+        """[3, 256] normalised value of each byte in each channel."""
         self.merge_size: int = processing.merge_size
         """Patches along each side of an image token."""
         self.image_token_id: int = config.image_token_id
@@ -165,18 +169,9 @@ class ImageProcessor:
         return picture.resize(size, resample=Image.Resampling(self._processing.resample))
 
     def _patches(self, picture: Image.Image) -> NDArray[np.float32]:
-        values = self._colours[np.arange(3)[:, None, None], rgb(picture).transpose(2, 0, 1)]
+        values = self._colours[np.arange(3)[:, None, None], np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1)]
         sizes = self._processing
         return cut(values, patch=sizes.patch_size, merge=self.merge_size, temporal=sizes.temporal_patch_size)
-
-
-def _colours(processing: Processing) -> NDArray[np.float32]:
-    """[3, 256] normalised value of each byte in each channel; rounded twice, as transformers does."""
-    scaled = (np.arange(256, dtype=np.float64) * processing.rescale_factor).astype(np.float32)
-    mean, std = (
-        np.array(values, dtype=np.float32)[:, None] for values in (processing.image_mean, processing.image_std)
-    )
-    return (scaled - mean) / std
 
 
 # ── encoded ───────────────────────────────────────────────────────────────────────────────────

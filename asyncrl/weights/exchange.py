@@ -137,13 +137,9 @@ def _compare(layout: Layout, sums: Sequence[int], expected: Sequence[int]) -> No
         if ours != theirs:
             first = layout.buckets[i].slots[0].spec.name
             raise TransferError(
-                f"bucket {i} of {len(sums)}, which begins with {first}, is damaged: its checksum is {_hex(ours)}, the "
-                f"sender's is {_hex(theirs)}"
+                f"bucket {i} of {len(sums)}, which begins with {first}, is damaged: its checksum is "
+                f"{ours % (1 << 64):016x}, the sender's is {theirs % (1 << 64):016x}"
             )
-
-
-def _hex(checksum: int) -> str:
-    return f"{checksum % (1 << 64):016x}"
 
 
 # ── copies ────────────────────────────────────────────────────────────────────────────────────

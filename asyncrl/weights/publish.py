@@ -97,7 +97,12 @@ class Publisher:
         with self.copies.write(policy_version) as staging, torch.no_grad():
             missing = set(staging.tensors)
             for name, tensor in named_tensors:
-                _copy(name, tensor, staging)
+                if (target := staging.tensors.get(name)) is None:
+                    raise TransferError(f"{name} is not in the weight layout")
+                if target.shape != tensor.shape:
+                    shapes = f"has shape {tuple(tensor.shape)}; the weight layout has {tuple(target.shape)}"
+                    raise TransferError(f"{name} {shapes}")
+                target.copy_(tensor)
                 missing.discard(name)
             if missing:
                 raise TransferError(f"version {policy_version} lacks {min(missing)} of the weight layout")
@@ -155,15 +160,6 @@ class Publisher:
         if not self._double_buffers:
             return [version.buckets for version in versions]
         return [buffer.buckets(version) for buffer, version in zip(self._double_buffers, versions, strict=False)]
-
-
-def _copy(name: str, tensor: Tensor, staging: Staging) -> None:
-    target = staging.tensors.get(name)
-    if target is None:
-        raise TransferError(f"{name} is not in the weight layout")
-    if target.shape != tensor.shape:
-        raise TransferError(f"{name} has shape {tuple(tensor.shape)}; the weight layout has {tuple(target.shape)}")
-    target.copy_(tensor)
 
 
 # ── receive ───────────────────────────────────────────────────────────────────────────────────
@@ -349,7 +345,10 @@ class DoubleBuffer:
                 self._loaded(number, bucket)
                 self._wait(number)
             yield buffer
-            self._store(number, buffer, bucket)
+            if self._module:  # what was computed on the buffer, such as a delta, comes first
+                self._streams[number % 2].wait_stream(self._module.current_stream(self._device))
+            with self._copying(number):
+                bucket.copy_(buffer, non_blocking=True)
         self._wait(0)
         self._wait(1)
 
@@ -359,12 +358,6 @@ class DoubleBuffer:
     def _loaded(self, number: int, bucket: Tensor) -> Tensor:
         with self._copying(number):
             return self._buffer(number, len(bucket)).copy_(bucket, non_blocking=True)
-
-    def _store(self, number: int, buffer: Tensor, bucket: Tensor) -> None:
-        if self._module:  # what was computed on the buffer, such as a delta, comes first
-            self._streams[number % 2].wait_stream(self._module.current_stream(self._device))
-        with self._copying(number):
-            bucket.copy_(buffer, non_blocking=True)
 
     def _copying(self, number: int) -> Any:
         return self._module.stream(self._streams[number % 2]) if self._module else nullcontext()

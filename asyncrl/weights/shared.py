@@ -41,7 +41,11 @@ class SharedTensors(Struct, frozen=True):
                     f"the staging buffers of asyncrl.weights.shared",
                     retryable=False,
                 )
-        slots = [_slot(name, tensor) for name, tensor in tensors.items()]
+        slots = []
+        for name, tensor in tensors.items():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            spec = TensorSpec(name=name, shape=tuple(tensor.shape), dtype=dtype)
+            slots.append(TensorSlot(spec, int(tensor.storage_offset()) * tensor.itemsize))
         return cls(path, Bucket(tuple(slots), max(slot.offset + slot.spec.num_bytes for slot in slots)))
 
     def map(self) -> dict[str, Tensor]:
@@ -93,8 +97,3 @@ def _mapped(path: str, num_bytes: int, *, can_write: bool) -> Tensor:
         return torch.from_file(path, shared=can_write, size=num_bytes, dtype=torch.uint8, device="cpu")
     except RuntimeError as error:
         raise TransferError(f"shared weights cannot be mapped: {str(error).splitlines()[0]}") from error
-
-
-def _slot(name: str, tensor: Tensor) -> TensorSlot:
-    spec = TensorSpec(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
-    return TensorSlot(spec, int(tensor.storage_offset()) * tensor.itemsize)

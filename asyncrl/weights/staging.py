@@ -25,7 +25,7 @@ class Staging:
     def __init__(
         self,
         layout: Layout,
-        device: torch.device,
+        device: torch.device = CPU,
         *,
         beside: torch.device = CPU,
         holds: Literal["whole", "bucket"] = "whole",

@@ -126,7 +126,7 @@ def optimizers(config: Config, model: PreTrainedModel) -> tuple[torch.optim.Opti
         weight_decay=trainer.weight_decay,
         fused=True,
     )
-    share = lambda step: learning_rate(step, trainer, config.run.steps) / trainer.lr  # noqa: E731
+    share = lambda step: learning_rate(step, trainer, config.run.steps, trainer.lr) / trainer.lr  # noqa: E731
     return adam, torch.optim.lr_scheduler.LambdaLR(adam, share)
 
 

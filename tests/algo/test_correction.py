@@ -64,8 +64,8 @@ def test_a_step_and_its_parts_are_corrected_alike() -> None:
         correct(ours, theirs, Ragged([length]))
         for ours, theirs, length in zip(logprobs.split(lengths), behavior.split(lengths), lengths, strict=True)
     ]
-    assert torch.equal(torch.cat([part.weights for part in parts]), weights)  # type: ignore[misc]
-    assert torch.equal(torch.cat([part.keep for part in parts]), keep)  # type: ignore[misc]
+    assert torch.equal(torch.cat([of_part for of_part, _ in parts]), weights)  # type: ignore[misc]
+    assert torch.equal(torch.cat([of_part for _, of_part in parts]), keep)  # type: ignore[misc]
 
 
 def test_float32_is_near_enough_to_float64() -> None:

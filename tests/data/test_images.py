@@ -138,8 +138,8 @@ def test_files_are_read_by_the_scan_alone_and_kept_by_digest(tmp_path: Path, mon
 def test_pictures_are_not_in_memory_with_the_rows(tmp_path: Path) -> None:
     path = parquet(tmp_path, {"images": [RED]})
     dataset = Dataset.open([path], DATA)
-    assert "images" in dataset._files[0].columns
-    assert "images" not in dataset._files[0][0]
+    assert "images" in dataset.files[0].columns
+    assert "images" not in dataset.files[0][0]
 
 
 def test_the_digest_of_a_dataset_covers_its_pictures(tmp_path: Path) -> None:

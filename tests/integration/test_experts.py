@@ -98,7 +98,7 @@ def trajectories_of(completions: list[Completion]) -> list[TrainingTrajectory]:
 def test_trainer_and_engine_have_the_same_layout(path: Path) -> None:
     learner, engine = Learner(a_config(path), path), make_engine(path)
 
-    assert Layout(learner.specs(), 1 << 20).difference(engine.specs()) is None
+    assert Layout(learner.policy.specs(), 1 << 20).difference(engine.specs()) is None
     assert "model.layers.1.mlp.experts.3.gate_proj.weight" in {spec.name for spec in engine.specs()}
 
 

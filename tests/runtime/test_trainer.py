@@ -23,7 +23,7 @@ def test_a_new_run_starts_from_the_base_model(toy: Path, tmp_path: Path, monkeyp
     loaded, tokenizer, start = load_learner(config, tmp_path / "checkpoints", lambda: SingleRank("cpu"))
 
     assert (start.step, start.policy_version, start.checkpoint) == (0, 0, "")
-    assert "model.embed_tokens.weight" in {spec.name for spec in loaded.specs()}
+    assert "model.embed_tokens.weight" in {spec.name for spec in loaded.policy.specs()}
     (tmp_path / "saved").mkdir()
     tokenizer.save_pretrained(tmp_path / "saved")
     for name in ("tokenizer.json", "tokenizer_config.json"):

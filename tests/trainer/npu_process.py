@@ -49,7 +49,7 @@ def steps(model: str, kind: str) -> tuple[list[dict[str, float]], dict[str, Any]
         awake, moved, asleep = held_bytes(learner), learner.sleep(), held_bytes(learner)
         learner.wake()
     device = staging_device("gloo", ranks.device)
-    staging = Staging(Layout(learner.specs(), 1 << 20), device, beside=ranks.device)
+    staging = Staging(Layout(learner.policy.specs(), 1 << 20), device, beside=ranks.device)
     for name, weight in learner.named_weights():
         staging.tensors[name].copy_(weight)
     learner.snapshot()

@@ -21,8 +21,7 @@ from asyncrl.config.run_file import decode
 from asyncrl.trainer.checkpoints.checkpoint import take, write_part
 from asyncrl.trainer.checkpoints.snapshot import TENSORS, Stored, open_tensors
 from asyncrl.trainer.learner import Learner
-from asyncrl.trainer.packing.assignment import first_sharing
-from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, trajectory_info
+from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, first_sharing, trajectory_info
 from asyncrl.trainer.ranks.ranks import RankGroup
 from tests.trainer.episode_trajectories import episodes
 from tests.trainer.pictured_trajectories import pictured_trajectories

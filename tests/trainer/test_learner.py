@@ -19,11 +19,11 @@ from asyncrl.config.correction import PRESETS
 from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.errors import AsyncrlError
 from asyncrl.messages.trajectory import Span
+from asyncrl.trainer.algorithm.mini_batch import as_context, in_untrained_turns
 from asyncrl.trainer.checkpoints.writer import PromptFiles
 from asyncrl.trainer.learner import Anchor, Learner
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.packing.batch import collate
-from asyncrl.trainer.packing.layout import as_context, in_untrained_turns
 from asyncrl.trainer.packing.step import UNASSIGNED, TrainingStep, TrainingTrajectory, local_step
 from tests.conftest import make_vision_model
 from tests.trainer.checkpoints.writing import write_model

@@ -22,10 +22,11 @@ from asyncrl.messages.trajectory import Span
 from asyncrl.trainer.algorithm.estimates import Estimates
 from asyncrl.trainer.algorithm.mini_batch import MiniBatch
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, VALUES, Recipe
+from asyncrl.trainer.learner import Updates
 from asyncrl.trainer.model.optimizer import Optimizer
 from asyncrl.trainer.model.policy import Policy
 from asyncrl.trainer.model.route_replay import ExpertLoad
-from asyncrl.trainer.models import Models, Updates
+from asyncrl.trainer.models import Models
 from asyncrl.trainer.packing.batch import MicroBatch, collate
 from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, trajectory_info
 from asyncrl.trainer.ranks.ranks import RankGroup, Ranks, SequenceGroup, SingleRank
@@ -82,7 +83,8 @@ def test_policy_and_reference_both_start_as_an_adapter_of_the_base(
     plain, lora = {"algorithm": {"kl_coef": 0.1}, "model": {"dtype": dtype}}, {"rank": 2}
     learned = moved(build(config(trainer={"lora": lora}), model_path, model_path)).policy
     resumed = build(config(**plain, trainer={"lora": lora}), model_path, model_path)
-    resumed.policy.restore_adapters(dict(learned.parameters()))
+    assert resumed.policy.adapters is not None
+    resumed.policy.adapters.restore(dict(learned.parameters()))
     path = save_adapter(tmp_path / "adapter", learned, Lora(rank=2)).path
     models = build(config(**plain, trainer={"lora": lora | {"path": path}}), model_path, model_path)
 

@@ -3,12 +3,13 @@
 import zlib
 from io import BytesIO
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from asyncrl.errors import DataError
 from asyncrl.vision import picture
-from asyncrl.vision.picture import decode, picture_size, rgb
+from asyncrl.vision.picture import decode, picture_size
 from tests.conftest import draw_picture
 
 
@@ -16,14 +17,14 @@ from tests.conftest import draw_picture
 def test_formats_of_pictures_are_read_in_rgb(file_format: str) -> None:
     content = draw_picture(20, 12, file_format=file_format)
     assert picture_size(content) == (20, 12)
-    assert rgb(decode(content)).shape == (12, 20, 3)
+    assert np.asarray(decode(content)).shape == (12, 20, 3)
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "I;16"])
 def test_pictures_of_other_colour_modes_become_rgb(mode: str) -> None:
     file = BytesIO()
     Image.new(mode, (9, 8)).save(file, "JPEG" if mode == "CMYK" else "PNG")
-    assert rgb(decode(file.getvalue())).shape == (8, 9, 3)
+    assert np.asarray(decode(file.getvalue())).shape == (8, 9, 3)
 
 
 def test_a_rotation_noted_in_a_photograph_is_not_applied() -> None:

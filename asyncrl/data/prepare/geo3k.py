@@ -33,7 +33,8 @@ class ProblemFolders:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.columns = ["annotat_text", "choices", "answer", "image"]
-        self._folders = sorted((found.parent for found in path.glob(f"*/{INFO}")), key=_number)
+        folders = (found.parent for found in path.glob(f"*/{INFO}"))
+        self._folders = sorted(folders, key=lambda one: (int(one.name) if one.name.isdecimal() else 0, one.name))
 
     def __len__(self) -> int:
         return len(self._folders)
@@ -65,7 +66,10 @@ def _open(source: Path) -> Rows:
 
 
 def _problem(row: Row) -> PublishedProblem:
-    question, answer = text_of(row, "problem", "answer") if "problem" in row else (_question(row), _choice(row))
+    if "problem" in row:
+        question, answer = text_of(row, "problem", "answer")
+    else:
+        (question,), answer = text_of(row, "annotat_text"), _choice(row)
     if IMAGE_MARK not in question:
         question = IMAGE_MARK + question
     images = row.get("images") or []
@@ -80,10 +84,6 @@ def _problem(row: Row) -> PublishedProblem:
     )
 
 
-def _question(row: Row) -> str:
-    return text_of(row, "annotat_text")[0]
-
-
 def _choice(row: Row) -> str:
     (letter,) = text_of(row, "answer")
     choices = row.get("choices")
@@ -91,10 +91,6 @@ def _choice(row: Row) -> str:
     if not isinstance(choices, list) or len(letter) != 1 or not 0 <= place < len(choices):
         raise DataError(f"its answer {letter!r:.20} is not one of its choices")
     return str(choices[place]).strip()
-
-
-def _number(folder: Path) -> tuple[int, str]:
-    return (int(folder.name) if folder.name.isdecimal() else 0, folder.name)
 
 
 GEO3K = PublishedDataset(

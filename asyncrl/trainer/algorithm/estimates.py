@@ -21,12 +21,11 @@ from torch import Tensor
 
 from asyncrl.algo.aggregate import Ragged
 from asyncrl.algo.loss_tokens import StepTokens, token_keys
-from asyncrl.algo.outcomes import Floats, Outcome
+from asyncrl.algo.outcomes import Outcome
 from asyncrl.algo.value import explained_variance
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, TOKEN_REWARDS, VALUES, Recipe
-from asyncrl.trainer.packing.layout import turns_of
-from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory
-from asyncrl.trainer.ranks.per_token import PerToken
+from asyncrl.trainer.packing.batch import turns_of
+from asyncrl.trainer.packing.step import PerToken, TrainingStep, TrainingTrajectory
 
 BEHAVIOR = "behavior_logprobs"
 TOKEN_FIELDS = ("penalties", "logprobs", "sum_pi_squared", "values", "importance")
@@ -48,12 +47,9 @@ class Estimates:
     """False where the correction rejects a token; None if it rejects nothing."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
-    def num_tokens(self, place: int) -> int:
-        return len(self.advantages[place])
-
     def kept(self, place: int) -> NDArray[np.bool_]:
         """[T] True for the tokens of a trajectory that are not rejected."""
-        return np.ones(self.num_tokens(place), np.bool_) if self.keep is None else self.keep[place]
+        return np.ones(len(self.advantages[place]), np.bool_) if self.keep is None else self.keep[place]
 
     def num_kept(self, place: int) -> int:
         return int(self.kept(place).sum())
@@ -104,16 +100,12 @@ def _without_rejected(outcome: Outcome, keep: NDArray[np.bool_]) -> Outcome:
     fields = {name: getattr(outcome, name) for name in TOKEN_FIELDS}
     cut: dict[str, Any] = {name: None if values is None else values[keep] for name, values in fields.items()}
     if outcome.token_rewards is not None:
-        cut[TOKEN_REWARDS] = _moved(outcome.rewards, keep) + (0.0 if cut["penalties"] is None else cut["penalties"])
+        # The rewards of rejected tokens move to the kept one before them, which has no share in those before it.
+        moved, places = np.zeros(int(keep.sum())), keep.cumsum() - 1
+        has_earned = places >= 0
+        np.add.at(moved, places[has_earned], outcome.rewards[has_earned])
+        cut[TOKEN_REWARDS] = moved + (0.0 if cut["penalties"] is None else cut["penalties"])
     return replace(outcome, length=int(keep.sum()), reward=outcome.reward - rejected_penalty, **cut)
-
-
-def _moved(rewards: Floats, keep: NDArray[np.bool_]) -> Floats:
-    """Rewards of the kept tokens, each with those of the rejected tokens up to the next kept one."""
-    moved, places = np.zeros(int(keep.sum())), keep.cumsum() - 1
-    has_earned = places >= 0  # A kept token has no share in what was rewarded before it.
-    np.add.at(moved, places[has_earned], rewards[has_earned])
-    return moved
 
 
 def _zero_filled(kept: PerToken, keep: Masks) -> PerToken:
@@ -143,10 +135,10 @@ def _correct(
 ) -> tuple[PerToken | None, Masks | None, dict[str, float]]:
     sequences = Ragged([len(one) for one in per_token[LOGPROBS]])
     logprobs, behavior = (torch.from_numpy(np.concatenate(per_token[name])) for name in (LOGPROBS, BEHAVIOR))
-    corrected = recipe.correct(logprobs, behavior, sequences)
+    weights, keep = recipe.correct(logprobs, behavior, sequences)
     found = recipe.correct.metrics(logprobs, behavior, sequences)
     metrics = {f"rollout_corr/{name}": value for name, value in found.items()}  # verl's metric names
-    return _split(corrected.weights, sequences), _split(corrected.keep, sequences), metrics
+    return _split(weights, sequences), _split(keep, sequences), metrics
 
 
 def _split(values: Tensor | None, sequences: Ragged) -> list[NDArray[Any]] | None:

@@ -5,10 +5,11 @@ loss of the step.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,12 +21,12 @@ from asyncrl.algo.loss_tokens import Tokens
 from asyncrl.config.config import Config
 from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.errors import BrokenInvariant
+from asyncrl.messages.trajectory import Span, Turn
 from asyncrl.plug_in import is_path
 from asyncrl.trainer.algorithm.estimates import Estimates
 from asyncrl.trainer.algorithm.recipe import Recipe
-from asyncrl.trainer.packing.layout import as_context, in_untrained_turns, older_than
-from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory
-from asyncrl.trainer.ranks.per_token import PerToken, all_gather_per_token
+from asyncrl.trainer.packing.batch import cut, turns_of
+from asyncrl.trainer.packing.step import PerToken, TrainingStep, TrainingTrajectory, all_gather_per_token
 from asyncrl.trainer.ranks.ranks import Ranks
 
 F32 = torch.float32
@@ -56,14 +57,6 @@ class LossInputs:
     """Set if the loss has a selection."""
     is_compared: Tensor | None = None
     """True for tokens that the weights in training wrote; None if there are none."""
-
-
-class ValueInputs(NamedTuple):
-    """Constants of the value loss, [N] each: values before the step, their targets, and a mask of kept tokens."""
-
-    old_values: Tensor
-    targets: Tensor
-    keep: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,7 +98,7 @@ class MiniBatch:
             return None if values is None else _joined([values[place] for place in places], dtype, device)
 
         behavior = _joined([one.behavior_logprobs for one in trajectories], F32, device)
-        weights = [np.full(estimates.num_tokens(place), self.token_weights[place]) for place in places]
+        weights = [np.full(len(estimates.advantages[place]), self.token_weights[place]) for place in places]
         keep = None if estimates.keep is None else self._keep(places, device)
         token_weights, old = _joined(weights, F32, device), tensor(self.old_logprobs)
         return LossInputs(
@@ -121,15 +114,19 @@ class MiniBatch:
             is_compared=None if is_compared is None else torch.from_numpy(is_compared).to(device),
         )
 
-    def value_inputs(self, places: Sequence[int], *, device: torch.device) -> ValueInputs:
-        """Inputs of the value loss for one micro-batch; the step must have been scored by a critic."""
+    def value_inputs(self, places: Sequence[int], *, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """
+        Values before the step, their targets, and a mask of kept tokens, [N] each, for one micro-batch.
+
+        The step must have been scored by a critic.
+        """
         if self.old_values is None or self.estimates.value_targets is None:
             raise BrokenInvariant("value loss requested, but no values were computed before the step")
         old, targets = (
             _joined([values[place] for place in places], F32, device)
             for values in (self.old_values, self.estimates.value_targets)
         )
-        return ValueInputs(old, targets, self._keep(places, device))
+        return old, targets, self._keep(places, device)
 
     def _keep(self, places: Sequence[int], device: torch.device) -> Tensor:
         return _joined([self.estimates.kept(place) for place in places], torch.bool, device)
@@ -141,7 +138,8 @@ def _joined(parts: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.dev
 
 
 # ── trained part ──────────────────────────────────────────────────────────────────────────────
-# Tokens of a step that are trained; the others become context (`asyncrl.trainer.packing.layout`).
+# Tokens of a step that are trained. The policy's other tokens become context: they are read, and are in no loss and in
+# no mean. Not trained are
 #
 #     turns with ``is_trained`` false            with an [environment]
 #     tokens more than L versions old            with ``schedule.on_straggler = "mask"``, L = ``max_staleness``
@@ -149,6 +147,73 @@ def _joined(parts: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.dev
 # Tokens are in the payloads, and every rank needs the lengths of all trajectories for its means, so ranks tell each
 # other how many are left. Old tokens come first in a trajectory: without them its end is learned more than its
 # beginning, so they are counted by quarters.
+#
+#     one turn    context p   written a b c d e        becomes   context p a b   written c
+#     untrained                       x x · x ·                  context d       written e
+#
+# A trajectory without turns gets some. The reward of a turn stays at its end.
+
+Mask = NDArray[np.bool_]
+"""[T] one for each token that the policy wrote."""
+
+
+def in_untrained_turns(trajectory: TrainingTrajectory) -> Mask:
+    """True for the tokens of turns with ``is_trained`` false."""
+    turns = turns_of(trajectory)
+    return np.repeat([not turn.is_trained for turn in turns], [turn.num_written for turn in turns])
+
+
+def older_than(trajectory: TrainingTrajectory, policy_version: int) -> Mask:
+    """True for the tokens that an older version wrote; none if the versions are unknown."""
+    mask = np.zeros(len(trajectory.completion_ids), np.bool_)
+    for span in trajectory.spans:
+        mask[span.start : span.end] = span.policy_version < policy_version
+    return mask
+
+
+def as_context(trajectory: TrainingTrajectory, untrained: Mask) -> TrainingTrajectory:
+    """The trajectory with the ``untrained`` tokens as context, where they were written."""
+    if not untrained.any():
+        return trajectory
+    keep = ~untrained
+    turns = turns_of(trajectory)
+    written = cut(trajectory.completion_ids, [turn.num_written for turn in turns])
+    context = cut(trajectory.context_ids, [turn.num_context for turn in turns])
+    marks = cut(keep, [turn.num_written for turn in turns])
+    pieces: list[Turn] = []
+    context_ids: list[NDArray[np.int32]] = []
+    lasts: dict[int, int] = {}
+    """Last piece of each turn."""
+    for place, turn in enumerate(turns):
+        parent = lasts.get(turn.parent, turn.parent)
+        is_written = np.concatenate((np.zeros(turn.num_context, np.bool_), marks[place]))
+        context_ids.append(np.concatenate((context[place], written[place]))[~is_written])
+        starts = np.flatnonzero(is_written[:-1] & ~is_written[1:]) + 1
+        for run in np.split(is_written, starts):
+            pieces.append(Turn(parent, int((~run).sum()), int(run.sum())))
+            parent = len(pieces) - 1
+        pieces[-1] = structs.replace(pieces[-1], reward=turn.reward)
+        lasts[place] = parent
+    return _with_kept(trajectory, keep, pieces, np.concatenate(context_ids))
+
+
+def _with_kept(
+    trajectory: TrainingTrajectory, keep: Mask, turns: list[Turn], context_ids: NDArray[np.int32]
+) -> TrainingTrajectory:
+    before = np.concatenate((np.zeros(1, np.int64), keep.cumsum()))
+    counts = trajectory.mask_counts
+    return replace(
+        trajectory,
+        completion_ids=trajectory.completion_ids[keep],
+        behavior_logprobs=trajectory.behavior_logprobs[keep],
+        # A span of which nothing is left stays, because the first one tells with which weights a trajectory began.
+        spans=[Span(span.policy_version, int(before[span.start]), int(before[span.end])) for span in trajectory.spans],
+        mask_counts=counts[keep] if len(counts) else counts,
+        mask_ids=trajectory.mask_ids[np.repeat(keep, counts)] if len(counts) else trajectory.mask_ids,
+        turns=turns,
+        context_ids=context_ids,
+    )
+
 
 QUARTERS = 4
 Counts = NDArray[np.float32]

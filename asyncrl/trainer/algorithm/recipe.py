@@ -44,7 +44,6 @@ class Recipe:
 
     def __init__(self, config: Config) -> None:
         algorithm = with_clip_high(config)
-        self._algorithm = algorithm
         self.estimator = resolve_advantage(algorithm.advantage, algorithm.advantage_options)
         self.loss = resolve_loss(algorithm.loss, algorithm.loss_options)
         self.kl = resolve_kl(algorithm.kl)
@@ -71,43 +70,25 @@ class Recipe:
             else None
         )
         """Token selection of the loss; None if it has none."""
-        self._aggregation = algorithm.aggregation or self.loss.entry.aggregation or "token-mean"
+        self.has_reference = algorithm.kl_coef > 0
+        self.penalises_reward = self.has_reference and algorithm.kl_in != "loss"
+        """True if the KL to the reference is subtracted from the reward."""
+        self.penalises_loss = self.has_reference and algorithm.kl_in != "reward"
+        """True if the KL to the reference is added to the loss."""
+        self.reward_kl_coef = algorithm.kl_reward_coef if algorithm.kl_in == "both" else algorithm.kl_coef
+        """Initial weight of the KL in the reward."""
+        self.wanted: set[str] = {name for name in (LOGPROBS, VALUES, SUM_PI_SQUARED) if name in self.estimator.needs}
+        """Names of the per-token numbers that models compute before a step."""
+        if self.is_decoupled or self.select or self.penalises_reward:
+            self.wanted.add(LOGPROBS)
+        if self.has_reference:
+            self.wanted.add(REFERENCE)
+        aggregation = algorithm.aggregation or self.loss.entry.aggregation or "token-mean"
+        self.averages_trajectories = aggregation == "seq-mean-token-mean"
+        """True if a token's weight depends on the number of kept tokens of its trajectory."""
+        self._weigh = resolve_aggregation(aggregation)
         self._norm = algorithm.aggregation_norm or float(config.longest_written("train"))
         self._refuse_unread(config)
-
-    @property
-    def has_reference(self) -> bool:
-        return self._algorithm.kl_coef > 0
-
-    @property
-    def penalises_reward(self) -> bool:
-        """True if the KL to the reference is subtracted from the reward."""
-        return self.has_reference and self._algorithm.kl_in != "loss"
-
-    @property
-    def penalises_loss(self) -> bool:
-        """True if the KL to the reference is added to the loss."""
-        return self.has_reference and self._algorithm.kl_in != "reward"
-
-    @property
-    def reward_kl_coef(self) -> float:
-        """Initial weight of the KL in the reward."""
-        return self._algorithm.kl_reward_coef if self._algorithm.kl_in == "both" else self._algorithm.kl_coef
-
-    @property
-    def wanted(self) -> set[str]:
-        """Names of the per-token numbers that models compute before a step."""
-        names: set[str] = {name for name in (LOGPROBS, VALUES, SUM_PI_SQUARED) if name in self.estimator.needs}
-        if self.is_decoupled or self.select or self.penalises_reward:
-            names.add(LOGPROBS)
-        if self.has_reference:
-            names.add(REFERENCE)
-        return names
-
-    @property
-    def averages_trajectories(self) -> bool:
-        """True if a token's weight depends on the number of kept tokens of its trajectory."""
-        return self._aggregation == "seq-mean-token-mean"
 
     def token_weights(self, lengths: Sequence[int], group_ids: Sequence[int]) -> list[float]:
         """Weight of a token of each trajectory of a mini-batch, given their ``lengths`` in kept tokens and groups."""
@@ -115,9 +96,8 @@ class Recipe:
         for length, group_id in zip(lengths, group_ids, strict=True):
             group_tokens[group_id] += length
         whole = Totals(sum(lengths), len(lengths), self._norm, len(group_tokens))
-        weigh = resolve_aggregation(self._aggregation)
         return [
-            weigh(length, replace(whole, group_tokens=group_tokens[group_id]))
+            self._weigh(length, replace(whole, group_tokens=group_tokens[group_id]))
             for length, group_id in zip(lengths, group_ids, strict=True)
         ]
 

@@ -6,7 +6,6 @@ Sums stay tensors until the end, because reading one waits for the device.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -71,38 +70,12 @@ class Comparable:
         return mask
 
 
-class GapTotal(NamedTuple):
-    """Sum and maximum over the compared tokens, in nats."""
-
-    sum: float
-    highest: float
-    num_tokens: float
-
-
-class LogprobGap:
-    """Accumulates the gap over the micro-batches of a step, on the device until `total` is called."""
-
-    def __init__(self) -> None:
-        self._parts: list[Tensor] = []
-        """[3] for each micro-batch: sum, maximum, number of tokens."""
-
-    def add(self, gap: Tensor, is_compared: Tensor) -> None:
-        """Add one micro-batch: absolute differences [N] in nats, and the mask [N] of the compared tokens."""
-        compared = torch.where(is_compared, gap, 0.0)
-        self._parts.append(torch.stack((compared.sum(), compared.max(), is_compared.sum(dtype=torch.float32))))
-
-    def total(self) -> GapTotal | None:
-        """Totals of all micro-batches; None, not a gap of zero, if no token was compared."""
-        if not self._parts:
-            return None
-        total, highest, tokens = torch.stack(self._parts).double().unbind(1)
-        return GapTotal(float(total.sum()), float(highest.max()), float(tokens.sum()))
-
-
 # ── step metrics ──────────────────────────────────────────────────────────────────────────────
 
 COUNTS = ("trained_tokens", "kept_tokens", "micro_batches", "packed_tokens")
 """``trained_tokens`` went through the model, and ``kept_tokens`` of them are in the loss: not rejected, not masked."""
+SUMMED = (*COUNTS, "logprob_gap_tokens", "skipped", "skipped_empty", "critic_skipped")
+"""Metrics of a step that are the sums of those of its updates."""
 ESS = ("ess", "ess_sequence")
 """Effective sample sizes of the ratios, trainer to sampler, of tokens and of trajectories, before any correction."""
 
@@ -126,7 +99,8 @@ class StepMetrics:
         self._shift_max: list[Tensor] = []
         self._ratios: list[Tensor] = []
         """[2, 3] of each micro-batch."""
-        self._gap = LogprobGap()
+        self._gaps: list[Tensor] = []
+        """[3] of each micro-batch with compared tokens: sum, maximum, and their number."""
         self._counts: Counter[str] = Counter()
         self._num_tokens: Counter[str] = Counter()
 
@@ -143,7 +117,9 @@ class StepMetrics:
         self._ratios.append(torch.stack((log_sums(log_ratio), log_sums(of_sequences, num_sequences))))
         self._shift_max.append(shift.max())
         if inputs.is_compared is not None:
-            self._gap.add(shift, inputs.is_compared)
+            compared = torch.where(inputs.is_compared, shift, 0.0)
+            num_compared = inputs.is_compared.sum(dtype=torch.float32)
+            self._gaps.append(torch.stack((compared.sum(), compared.max(), num_compared)))
         self._sum("loss", result.loss)
         self._sum("kept_tokens", torch.ones_like(shift) if result.keep is None else result.keep)
         self._mean("kl", inputs.old_logprobs - logprobs)
@@ -168,16 +144,21 @@ class StepMetrics:
         counts = dict.fromkeys(COUNTS, 0.0) | {name: sums.pop(name) for name in COUNTS if name in sums}
         means = {name: total / num_tokens[name] if name in num_tokens else total for name, total in sums.items()}
         gap = {"logprob_gap_tokens": num_tokens["logprob_gap_mean"]} if "logprob_gap_mean" in num_tokens else {}
-        return {"loss": 0.0, **means, **highest, **gap, **counts, **_ess([part.ratios for part in parts])}
+        ratios, ess = [part.ratios for part in parts if part.ratios], dict[str, float]()
+        if ratios:
+            sizes = effective_sample_size(combined(torch.tensor(ratios, dtype=torch.float64)))
+            ess = dict(zip(ESS, sizes.tolist(), strict=True))
+        return {"loss": 0.0, **means, **highest, **gap, **counts, **ess}
 
     def _rank_sums(self) -> _RankSums:
         sums = {name: float(total) for name, total in self._sums.items()}
         sums |= {name: float(count) for name, count in self._counts.items()}
         num_tokens = {name: float(number) for name, number in self._num_tokens.items()}
         highest = {"log_ratio_abs_max": float(torch.stack(self._shift_max).max()) if self._shift_max else 0.0}
-        if total := self._gap.total():
-            sums["logprob_gap_mean"], num_tokens["logprob_gap_mean"] = total.sum, total.num_tokens
-            highest["logprob_gap_max"] = total.highest
+        if self._gaps:  # else there are no metrics of a gap, and not one of zero
+            total, largest, tokens = torch.stack(self._gaps).double().unbind(1)
+            sums["logprob_gap_mean"], num_tokens["logprob_gap_mean"] = float(total.sum()), float(tokens.sum())
+            highest["logprob_gap_max"] = float(largest.max())
         ratios = combined(torch.stack(self._ratios).double()).tolist() if self._ratios else []
         return _RankSums(sums, num_tokens, highest, ratios)
 
@@ -188,14 +169,6 @@ class StepMetrics:
     def _sum(self, name: str, values: Tensor) -> None:
         total = values.detach().sum(dtype=torch.float32)
         self._sums[name] = self._sums[name] + total if name in self._sums else total
-
-
-def _ess(parts: Sequence[list[list[float]]]) -> dict[str, float]:
-    """Effective sample sizes over all ranks that trained tokens; empty if none did."""
-    if not (trained := [part for part in parts if part]):
-        return {}
-    sizes = effective_sample_size(combined(torch.tensor(trained, dtype=torch.float64)))
-    return dict(zip(ESS, sizes.tolist(), strict=True))
 
 
 def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -209,13 +182,11 @@ def merged(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
     Counts and skipped updates are summed, maxima are the highest, everything else is the mean over updates.
     """
-    names = {name: None for update in updates for name in update}
-    return {name: _merge(name, [update[name] for update in updates if name in update]) for name in names}
-
-
-def _merge(name: str, values: list[float]) -> float:
-    if name in (*COUNTS, "logprob_gap_tokens", "skipped", "skipped_empty", "critic_skipped"):
-        return sum(values)
-    if name.endswith("_max"):
-        return max(values)
-    return sum(values) / len(values)
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for update in updates for name in update):
+        values = [update[name] for update in updates if name in update]
+        if name in SUMMED:
+            found[name] = sum(values)
+        else:
+            found[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
+    return found

@@ -158,6 +158,7 @@ def finish(
         if snapshot.part.count > 1:
             _write_index(partial, snapshot, parts)
         failpoint("trainer.checkpoint_partial")
+        names = sorted(str(path.relative_to(partial)) for path in partial.rglob("*") if path.is_file())
         manifest = Manifest(
             step=step,
             policy_version=policy_version,
@@ -168,7 +169,7 @@ def finish(
             ledger_head=ledger[1],
             state=snapshot.state,
             random_state=snapshot.random_state,
-            files={name: parts.get(name) or file_entry(partial / name) for name in _files(partial)},
+            files={name: parts.get(name) or file_entry(partial / name) for name in names},
         )
         (partial / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
         replace_folder(partial, final)
@@ -225,11 +226,6 @@ def search(directory: Path) -> CheckpointSearch:
             log.warning("checkpoint.damaged", path=str(folder), cause=str(error))
             damaged.append(DamagedCheckpoint(str(folder), str(error)))
     return CheckpointSearch(None, damaged)
-
-
-def newest_intact(directory: Path) -> tuple[Path, Manifest] | None:
-    """Newest checkpoint that passes `verify`; None if there is none."""
-    return search(directory).found
 
 
 def verify(folder: Path) -> Manifest:
@@ -295,7 +291,3 @@ def complete(directory: Path) -> list[tuple[Path, Manifest]]:
 
 def _partial(directory: Path, step: int) -> Path:
     return directory / f".{step_name(step)}.partial"
-
-
-def _files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

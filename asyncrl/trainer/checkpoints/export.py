@@ -30,7 +30,7 @@ from asyncrl.files.atomic import flush, flush_folder
 from asyncrl.files.checkpoints import BEST, step_folder
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
-from asyncrl.trainer.checkpoints.snapshot import ADAPTERS, TENSORS, Stored, open_tensors, stem_of, write_tensors
+from asyncrl.trainer.checkpoints.snapshot import ADAPTERS, TENSORS, open_tensors, stem_of, write_tensors
 from asyncrl.trainer.checkpoints.writer import Best
 
 CARD = "README.md"
@@ -47,7 +47,7 @@ def find_checkpoint(directory: Path, step: int | Literal["best"] | None) -> tupl
         LedgerError: It is damaged.
     """
     if step is None:
-        if (found := checkpoint.newest_intact(directory)) is None:
+        if (found := checkpoint.search(directory).found) is None:
             raise ConfigError(
                 f"there is no intact checkpoint in {directory}; if the trainer ran on another machine, the event "
                 f"checkpoint.written has the folder there"
@@ -198,14 +198,11 @@ def export_adapter(
         raise ConfigError(f"{folder} has no adapters, as its run trained the model itself; export it without --adapter")
     with open_tensors(folder / TENSORS, manifest.files) as stored, new_directory(out) as partial:
         tensors = stored[ADAPTERS]
-        _write(partial / WEIGHTS, tensors, getattr(torch, dtype or "float32"))
+        target = getattr(torch, dtype or "float32")
+        empty = {name: torch.empty(tensor.shape, dtype=target, device="meta") for name, tensor in tensors.items()}
+        write_tensors(partial / WEIGHTS, empty, ((name, tensor[:].to(target)) for name, tensor in tensors.items()))
         targets = target_modules(layers_of(tensors), weights.check_weights(folder, "checkpoint"))
         config = adapter_config(lora, targets, base, revision)
         (partial / CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(config)) + b"\n")
         copy_files(folder, partial, [n for n in files if n not in OF_THE_MODEL and Path(n).suffix != ".safetensors"])
         (partial / CARD).write_text(card, encoding="utf-8")
-
-
-def _write(path: Path, tensors: Stored, dtype: torch.dtype) -> None:
-    empty = {name: torch.empty(tensor.shape, dtype=dtype, device="meta") for name, tensor in tensors.items()}
-    write_tensors(path, empty, ((name, tensor[:].to(dtype)) for name, tensor in tensors.items()))

@@ -120,7 +120,8 @@ def write_tensors(path: Path, empty: Mapping[str, Tensor], tensors: Iterable[tup
                     f"{path}: {name} is {tensor.dtype} {tuple(tensor.shape)}, unlike it was announced"
                 )
             file.seek(len(header) + places[name])
-            file.write(_bytes(tensor))
+            values = tensor.detach().cpu().contiguous().reshape(-1)  # no copy of what is on the host already
+            file.write(values.view(torch.uint8).numpy().data)
             missing.discard(name)
     if missing:
         raise BrokenInvariant(f"{path}: {', '.join(sorted(missing))} did not come")
@@ -149,11 +150,6 @@ def _header(empty: Mapping[str, Tensor], places: Mapping[str, int]) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    """A tensor's values in memory of the host, where a tensor of a CPU is already."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
 # ── snapshot ──────────────────────────────────────────────────────────────────────────────────
 
 OPTIMIZER = "optimizer"
@@ -162,18 +158,11 @@ ADAPTERS = "adapters"
 """Name of LoRA's adapters in `Snapshot.tensors`; the weights of a checkpoint have them merged."""
 
 
-class SavesConfig(Protocol):
-    """Config of a transformers model."""
-
-    def save_pretrained(self, save_directory: Path, /) -> object:
-        """Write config.json, or a file like it, into a folder."""
-
-
 class Snapshot(Struct, frozen=True, kw_only=True, eq=False):
     """One rank's part of the state of a learner between two steps; later steps do not change it."""
 
-    configs: list[SavesConfig]
-    """Configs of the model, which the first rank writes."""
+    configs: list[Any]
+    """Configs of the model, of transformers, which the first rank writes."""
     part: CheckpointPart = CheckpointPart()
     files: list[str] = []
     """Files that the own part was written to, by path in the checkpoint; empty if it is in the next fields."""
@@ -232,10 +221,6 @@ def gathered(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 def emptied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of the same shapes and dtypes on ``meta``; whole for sharded ones."""
     return {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in tensors.items()}
-
-
-def num_bytes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    return {name: tensor.nbytes for name, tensor in tensors.items()}
 
 
 def host_copy(tensor: Tensor) -> Tensor:

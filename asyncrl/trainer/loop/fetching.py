@@ -16,9 +16,8 @@ from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory, Take
 from asyncrl.messages.trajectory import RouteShape, Trajectory, TrajectoryLimits
 from asyncrl.messages.words import Activity
 from asyncrl.trainer.loop.publications import told
-from asyncrl.trainer.packing.assignment import first_sharing
 from asyncrl.trainer.packing.pictures import TrainingImage
-from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, TrajectoryInfo
+from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, TrajectoryInfo, first_sharing
 from asyncrl.trainer.ranks.rank_hub import OtherRanks
 from asyncrl.trainer.trainable import Trainable
 from asyncrl.wire.link import Link
@@ -92,7 +91,10 @@ async def fetch_step(
     """
     group_size, patience_s = config.schedule.group_size, FETCH_S + config.broker.spool_ttl_s
     greedy = {scored.unit.group_id: scored.reward for scored in batch.trajectories if scored.unit.index >= group_size}
-    impossible = _impossible(batch, limits)  # Arrays are as long as the summaries say: check these first.
+    # Refused before, or with a summary that no sound trajectory has: every rank finds the same, and the first reports
+    # them. Arrays are as long as the summaries say, so these are checked first.
+    problems = ((s.unit, s.refused or summary_problem_of(s.summary, limits)) for s in batch.trajectories)
+    impossible = [Refusal(unit, problem) for unit, problem in problems if problem]
     left_out = {refusal.unit.group_id for refusal in impossible}
     sampled = [s for s in batch.trajectories if s.unit.index < group_size and s.unit.group_id not in left_out]
     infos = [_info(scored, greedy.get(scored.unit.group_id), config) for scored in sampled]
@@ -112,15 +114,6 @@ async def fetch_step(
     }
     refused += [Refusal(own[place].unit, reason) for place, reason in missing.items()]
     return FetchedStep(TrainingStep(infos, trajectories, owners), (impossible if rank == 0 else []) + refused)
-
-
-def _impossible(batch: Batch, limits: TrajectoryLimits) -> list[Refusal]:
-    """
-    Trajectories that were refused before, or whose summaries no sound one can have. Every rank finds the same, and the
-    first one reports them.
-    """
-    problems = ((s.unit, s.refused or summary_problem_of(s.summary, limits)) for s in batch.trajectories)
-    return [Refusal(unit, problem) for unit, problem in problems if problem]
 
 
 def _checked(
@@ -285,23 +278,20 @@ class Batches:
         del self._asked[step]
         self._others.broadcast(batch)
         async with told(self._link, step):
-            own, found = await self._fetch(batch)
+            with self._occupancy.doing("fetching"):
+                own = await fetch_step(
+                    batch,
+                    self._learner,
+                    self._payloads,
+                    images=self._images,
+                    rank=0,
+                    config=self._config,
+                    limits=limits_of(self._config, self._vocab_size, step, self._routes),
+                )
+                found = own.refused + await self._others.refused(step)
         refused = list({refusal.unit: refusal for refusal in found}.values())  # ranks that share a row say the same
         for refusal in refused:
             unit = refusal.unit
             at = {"step": step, "group_id": unit.group_id, "index": unit.index}
             log.warning("trajectory.refused", **at, reason=refusal.reason)
         return FetchedStep(own.step, refused, batch.lr)
-
-    async def _fetch(self, batch: Batch) -> tuple[FetchedStep, list[Refusal]]:
-        with self._occupancy.doing("fetching"):
-            own = await fetch_step(
-                batch,
-                self._learner,
-                self._payloads,
-                images=self._images,
-                rank=0,
-                config=self._config,
-                limits=limits_of(self._config, self._vocab_size, batch.step, self._routes),
-            )
-            return own, own.refused + await self._others.refused(batch.step)

@@ -212,46 +212,31 @@ async def told(link: Link, step: int) -> AsyncIterator[None]:
 MOVING: Activity = "waiting for the devices"
 
 
-class SharedDevices:
-    """
-    The devices of all ranks, which a learner takes and leaves.
-
-    Args:
-        in_thread: Runs a function on the thread that computes, given the activity that it counts as.
-    """
-
-    def __init__(self, learner: Sleepable, others: OtherRanks, in_thread: Callable[..., Awaitable[Any]]) -> None:
-        self._learner = learner
-        self._others = others
-        self._in_thread = in_thread
-
-    async def take(self) -> None:
-        self._others.broadcast(Work("wake", 0))
-        await self._in_thread(MOVING, self._learner.wake)
-        failpoint("trainer.woken")
-
-    async def leave(self) -> int:
-        """Leave the devices of all ranks to rollouts. Returns the number of bytes moved to host memory."""
-        self._others.broadcast(Work("sleep", 0))
-        num_bytes: int = await self._in_thread(MOVING, self._learner.sleep)
-        failpoint("trainer.asleep")
-        return num_bytes
-
-
 class DeviceTurns:
     """
     Turns of a trainer at devices that rollouts share: asks for them, waits, and measures.
 
     Args:
-        devices: None if they are the trainer's own: turns then cost nothing.
+        learner: Takes and leaves the devices, with the ``others``; None if they are the trainer's own: turns then cost
+            nothing.
+        in_thread: Runs a function on the thread that computes, given the activity that it counts as.
         occupancy: Counts the time between the request and the grant.
     """
 
     def __init__(
-        self, link: Link, devices: SharedDevices | None, occupancy: Occupancy[Activity], clock: Callable[[], float]
+        self,
+        link: Link,
+        learner: Sleepable | None,
+        others: OtherRanks,
+        *,
+        in_thread: Callable[..., Awaitable[Any]],
+        occupancy: Occupancy[Activity],
+        clock: Callable[[], float],
     ) -> None:
         self._link = link
-        self._devices = devices
+        self._learner = learner
+        self._others = others
+        self._in_thread = in_thread
         self._occupancy = occupancy
         self._clock = clock
         self._granted = asyncio.Event()
@@ -277,7 +262,7 @@ class DeviceTurns:
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Use the devices for the time of the block."""
-        if self._devices is None:
+        if self._learner is None:
             yield
             return
         asked_s = self._clock()
@@ -286,7 +271,9 @@ class DeviceTurns:
             await self._granted.wait()
         self._granted.clear()
         granted_s, rollout_s = self._clock(), self._clock() - self._left_s
-        await self._devices.take()
+        self._others.broadcast(Work("wake", 0))
+        await self._in_thread(MOVING, self._learner.wake)
+        failpoint("trainer.woken")
         taken_s = self._clock()
         yield
         leaving_s = self._clock()
@@ -301,10 +288,12 @@ class DeviceTurns:
 
     async def end(self) -> int:
         """End the turn, or the first one, in which the model was loaded. Returns the number of bytes moved."""
-        if self._devices is None:
+        if self._learner is None:
             return 0
         began_s = self._clock()
-        num_bytes = await self._devices.leave()
+        self._others.broadcast(Work("sleep", 0))
+        num_bytes: int = await self._in_thread(MOVING, self._learner.sleep)
+        failpoint("trainer.asleep")
         self._left_s = self._clock()
         await self._link.send(Asleep(self._left_s - began_s, num_bytes))
         return num_bytes

@@ -66,7 +66,7 @@ class ValueModel:
         pack(self._computation, f"critic.path={path}", dtype, device)
         self._parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters())
         self._lr = config.critic.lr
-        self._optimizer = Optimizer(
+        self.optimizer = Optimizer(
             self._parameters,
             config.trainer,
             weight_decay=config.critic.weight_decay,
@@ -85,21 +85,17 @@ class ValueModel:
 
     def step(self, loss: float, *, lr_scale: float = 1.0) -> dict[str, float]:
         """Update with the accumulated gradients; see `Optimizer.step`. ``lr_scale`` is a factor of ``critic.lr``."""
-        metrics = self._optimizer.step(loss, lr=self._lr * lr_scale)
+        metrics = self.optimizer.step(loss, lr=self._lr * lr_scale)
         return {f"critic_{name}": value for name, value in metrics.items()}
 
     def memory(self) -> list[Tensor]:
         """Parameters, buffers and moments. Borrowed."""
-        return [*self.model.parameters(), *self.model.buffers(), *self._optimizer.memory()]
-
-    def gradients(self) -> list[Tensor]:
-        """Gradients, zero between two steps. Borrowed."""
-        return self._optimizer.gradients()
+        return [*self.model.parameters(), *self.model.buffers(), *self.optimizer.memory()]
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Weights and moments for a checkpoint, by file name. Borrowed until the next `step`."""
         weights = {name: weight.detach() for name, weight in self._parameters.items()}
-        return {WEIGHTS: weights, OPTIMIZER: self._optimizer.state()}
+        return {WEIGHTS: weights, OPTIMIZER: self.optimizer.state()}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Stored]) -> None:
@@ -110,7 +106,7 @@ class ValueModel:
                 raise LedgerError(f"the checkpoint has no critic weight {name} of shape {tuple(weight.shape)}")
         for name, weight in self._parameters.items():
             read_rows(weight, saved[name])
-        self._optimizer.restore(tensors.get(OPTIMIZER, {}))
+        self.optimizer.restore(tensors.get(OPTIMIZER, {}))
 
 
 def _head(model: Any, path: Path) -> nn.Linear:

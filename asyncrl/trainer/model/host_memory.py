@@ -10,7 +10,7 @@ On a CPU host and device are one memory, and nothing is copied.
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +30,8 @@ def host_empty(like: Tensor) -> Tensor:
     return torch.empty(like.shape, dtype=like.dtype, pin_memory=is_locked)
 
 
-class _Waiting(NamedTuple):
-    host: Tensor
-    device: torch.device
+Waiting = tuple[Tensor, torch.device]
+"""Copy of a tensor on the host, and the device that it comes back to."""
 
 
 class HostActivations(saved_tensors_hooks):
@@ -47,7 +46,7 @@ class HostActivations(saved_tensors_hooks):
         self._module: Any = None if device.type == "cpu" else torch.get_device_module(device)
         self._stream: Any = self._module.Stream(device) if self._module else None
 
-    def _save(self, tensor: Tensor) -> Tensor | _Waiting:
+    def _save(self, tensor: Tensor) -> Tensor | Waiting:
         if self._module is None or not tensor.is_floating_point() or tensor.device.type == "cpu":
             return tensor
         host = host_empty(tensor)
@@ -55,13 +54,14 @@ class HostActivations(saved_tensors_hooks):
         with self._module.stream(self._stream):
             host.copy_(tensor, non_blocking=True)
         tensor.record_stream(self._stream)
-        return _Waiting(host, tensor.device)
+        return host, tensor.device
 
-    def _bring(self, saved: Tensor | _Waiting) -> Tensor:
+    def _bring(self, saved: Tensor | Waiting) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
+        host, device = saved
         with self._module.stream(self._stream):
-            tensor = saved.host.to(saved.device, non_blocking=True)
+            tensor = host.to(device, non_blocking=True)
         current = self._module.current_stream()
         current.wait_stream(self._stream)
         tensor.record_stream(current)

@@ -14,7 +14,7 @@ from copy import copy
 from math import prod
 from pathlib import Path
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from transformers import GenerationConfig
 
 from asyncrl.algo.logprobs import ready_kernels
 from asyncrl.config.model.directory import require_directory
-from asyncrl.config.model.weights import Shapes, check_weights, weight_files
+from asyncrl.config.model.weights import check_weights, weight_files
 from asyncrl.errors import BrokenInvariant, ConfigError
 from asyncrl.log import get_logger
 from asyncrl.plug_in import describe
@@ -91,22 +91,24 @@ def _is_root_mean_square(norm: nn.Module) -> bool:
 # rank has of it is a range along one dimension of the view, or all of it, or nothing.
 
 
-class Slice(NamedTuple):
-    """Elements ``where`` of the checkpoint tensor ``name``, in ``tensor``: a view of this rank's memory."""
+def local_slices(
+    parameters: Mapping[str, Tensor], views: Iterable[View]
+) -> Iterator[tuple[str, tuple[slice, ...], Tensor]]:
+    """
+    Non-empty slices that this rank holds of the checkpoint tensors of parameters, which may be sharded by rows.
 
-    name: str
-    where: tuple[slice, ...]
-    tensor: Tensor
-
-
-def local_slices(parameters: Mapping[str, Tensor], views: Iterable[View]) -> Iterator[Slice]:
-    """Non-empty slices that this rank holds of the checkpoint tensors of parameters, which may be sharded by rows."""
+    Each is the name of a checkpoint tensor, the index of the elements in it, and a view of this rank's memory for them.
+    """
     for view in views:
         tensor = parameters[view.parameter].detach()
         local, rows = local_rows(tensor)
         index = held(view, tuple(tensor.shape), rows)
         if index is not None:
-            yield Slice(view.name, index, _view(local, view, index, rows.start * prod(tensor.shape[1:])))
+            starts = sum(part.start * stride for part, stride in zip(index, view.stride, strict=True))
+            of_others = rows.start * prod(tensor.shape[1:])  # elements before this rank's rows
+            offset = local.storage_offset() + view.offset + starts - of_others
+            sizes = [part.stop - part.start for part in index]
+            yield view.name, index, local.as_strided(sizes, view.stride, offset)
 
 
 def held(view: View, shape: tuple[int, ...], rows: range) -> tuple[slice, ...] | None:
@@ -128,40 +130,19 @@ def held(view: View, shape: tuple[int, ...], rows: range) -> tuple[slice, ...] |
     return tuple(index) if start < stop else None
 
 
-def _view(local: Tensor, view: View, index: tuple[slice, ...], skipped_items: int) -> Tensor:
-    """The elements ``index`` of a view, in a rank's rows, which come after ``skipped_items`` elements of others."""
-    starts = sum(part.start * stride for part, stride in zip(index, view.stride, strict=True))
-    offset = local.storage_offset() + view.offset + starts - skipped_items
-    return local.as_strided([part.stop - part.start for part in index], view.stride, offset)
-
-
 # ── weight files ──────────────────────────────────────────────────────────────────────────────
 # Safetensors files of a model directory, read slice by slice: only the bytes that are asked for.
 
 
-class WeightFiles:
-    """Open files of a model directory. Tensors have the dtype that they have on disk."""
-
-    def __init__(self, slices: dict[str, Any]) -> None:
-        self._slices = slices
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._slices
-
-    def read(self, name: str, index: tuple[slice, ...]) -> Tensor:
-        part: Tensor = self._slices[name][index]
-        return part
-
-
 @contextmanager
-def open_weights(model: Path) -> Iterator[WeightFiles]:
-    """Open the files of a directory whose headers were checked."""
+def open_weights(model: Path) -> Iterator[dict[str, Any]]:
+    """Open the files of a directory whose headers were checked: tensors to be sliced, in the dtype of their file."""
     with ExitStack() as stack:
         slices: dict[str, Any] = {}
         for path in weight_files(model):
             file = stack.enter_context(safe_open(path, framework="pt"))
             slices |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  not a mapping
-        yield WeightFiles(slices)
+        yield slices
 
 
 # ── loading ───────────────────────────────────────────────────────────────────────────────────
@@ -236,15 +217,18 @@ def load(
     if mesh is None and (dtype != torch.float32 or on_host):
         mesh = lone_mesh(device)
     views = checkpoint_views(model, saved_tensors(model))
-    _move_buffers(computation, device)
+    for module in computation.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
     if mesh is not None:
         if expert_parallel:
             require_experts(model, mesh.size(mesh.ndim - 1), f"{setting}={path}")
         shard_model(model, computation, mesh, dtype, on_host=on_host, expert_parallel=expert_parallel)
-    _allocate(computation, torch.device("cpu") if on_host else device)
+    home = torch.device("cpu") if on_host else device  # of parameters, which have no memory yet
+    computation._apply(lambda tensor: torch.empty_like(tensor, device=home) if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]
     model.tie_weights()
-    shapes = check_weights(path, setting)
-    if views and _are_same(views, shapes, may_lack):
+    shapes = dict.fromkeys(may_lack, ()) | dict(check_weights(path, setting))
+    if views and all(shapes.get(view.name) in (view.shape, ()) for view in views):  # as a checkpoint has them
         _read_slices(model, views, path, setting)
     else:
         log.info("model.converted", path=str(path), reason="its files have another form than checkpoints")
@@ -301,29 +285,13 @@ def _parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _move_buffers(model: nn.Module, device: torch.device) -> None:
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            module._buffers[name] = buffer.to(device)
-
-
-def _allocate(module: nn.Module, device: torch.device) -> None:
-    """Give parameters on the meta device memory."""
-    module._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]
-
-
-def _are_same(views: Collection[View], shapes: Shapes, may_lack: Collection[str]) -> bool:
-    """True if every tensor is in the files as a checkpoint names and shapes it."""
-    return all(shapes.get(view.name, () if view.name in may_lack else None) in (view.shape, ()) for view in views)
-
-
 @torch.no_grad()
 def _read_slices(model: nn.Module, views: Collection[View], path: Path, setting: str) -> None:
     tensors = saved_tensors(model)
     with open_weights(path) as files:
         for name, index, tensor in local_slices(tensors, views):
             if name in files:
-                tensor.copy_(files.read(name, index))
+                tensor.copy_(files[name][index])
                 _require_finite(name, tensor, f"{setting}={path}")
             else:
                 tensor.zero_()

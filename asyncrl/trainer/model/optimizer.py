@@ -126,7 +126,11 @@ class Optimizer:
             norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._grad_clip)
             grad_norm = float(full_tensor(norm))
         if is_finite := isfinite(grad_norm) and isfinite(loss):
-            self._update(lr)
+            for bucket in self._buckets:
+                for settings in bucket.param_groups:
+                    settings["lr"] = lr
+                with moments_on_device(bucket.state) if self._has_host_moments else nullcontext():
+                    bucket.step()
         for bucket in self._buckets:
             bucket.zero_grad(set_to_none=False)
         return {"grad_norm": grad_norm, "skipped": float(not is_finite)}
@@ -152,28 +156,22 @@ class Optimizer:
             own = [weight for group in bucket.param_groups for weight in group["params"]]
             bucket.state.update({weight: found[weight] for weight in own if weight in found})
 
-    def _update(self, lr: float) -> None:
-        for bucket in self._buckets:
-            for settings in bucket.param_groups:
-                settings["lr"] = lr
-            with moments_on_device(bucket.state) if self._has_host_moments else nullcontext():
-                bucket.step()
-
 
 # ── learning rate ─────────────────────────────────────────────────────────────────────────────
 # Learning rate as a pure function of the step, so checkpoints need no scheduler state.
 
 
-def learning_rate(step: int, trainer: Trainer, num_steps: int) -> float:
+def learning_rate(step: int, trainer: Trainer, num_steps: int, lr: float) -> float:
     """
     Learning rate of a step: linear up to ``lr``, then constant or half a cosine down to ``lr * min_lr_ratio``.
 
-    ``step`` counts the steps already done; the cosine ends at ``num_steps``, the length of the run.
+    ``lr`` takes the place of the trainer's. ``step`` counts the steps already done; the cosine ends at ``num_steps``,
+    the length of the run.
     """
     if step < trainer.warmup_steps:
-        return trainer.lr * (step + 1) / trainer.warmup_steps
+        return lr * (step + 1) / trainer.warmup_steps
     if trainer.lr_schedule == "constant":
-        return trainer.lr
+        return lr
     progress = min(1.0, (step - trainer.warmup_steps) / max(num_steps - trainer.warmup_steps, 1))
     floor = trainer.min_lr_ratio
-    return trainer.lr * (floor + (1 - floor) * 0.5 * (1 + cos(pi * progress)))
+    return lr * (floor + (1 - floor) * 0.5 * (1 + cos(pi * progress)))

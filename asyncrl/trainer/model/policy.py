@@ -21,7 +21,7 @@ from asyncrl.config.model.tokenizer import num_token_ids
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import RouteShape
-from asyncrl.trainer.checkpoints.snapshot import Stored, emptied
+from asyncrl.trainer.checkpoints.snapshot import emptied
 from asyncrl.trainer.model.architecture import policy_class
 from asyncrl.trainer.model.host_memory import Checkpointing, HostActivations, enable_checkpointing
 from asyncrl.trainer.model.loading import freeze, load, make_model, pack, packed_states
@@ -97,10 +97,13 @@ class Policy:
         if freeze_vision:
             freeze_tower(self.model, f"model.path={path}")
         self._replay = RouteReplay(self.model, f"model.path={path}") if replay_routes else None
-        self._adapters = Adapters(self.model, lora) if lora and lora.rank else None
+        self.route_shape: RouteShape | None = self._replay.shape if self._replay else None
+        """Shape of the routes to replay; None without replay."""
+        self.adapters = Adapters(self.model, lora) if lora and lora.rank else None
+        """Adapters that are trained in place of the model, if there are any."""
         self.expert_load = ExpertLoad(self.model)
         """Tokens of each expert, for metrics."""
-        self._computation = Computation(self.model, *filter(None, [self._adapters]))
+        self._computation = Computation(self.model, *filter(None, [self.adapters]))
         if is_frozen:
             freeze(self._computation, self.dtype)
         load(
@@ -114,8 +117,8 @@ class Policy:
             on_host="parameters" in offload,
             expert_parallel=expert_parallel,
         )
-        if self._adapters is not None:
-            self._adapters.initialize()
+        if self.adapters is not None:
+            self.adapters.initialize()
         pack(self._computation, f"model.path={path}", self.dtype, device)
         self._head: nn.Linear = self.model.get_output_embeddings()
         with torch.no_grad():
@@ -132,18 +135,13 @@ class Policy:
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trainable tensors by Hugging Face name, tied ones once under their first name. With LoRA, by PEFT's name."""
-        if self._adapters is not None:
-            return self._adapters.named()
+        if self.adapters is not None:
+            return self.adapters.named()
         return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
 
     def memory(self) -> list[Tensor]:
         """Parameters and buffers, adapters included. Borrowed."""
         return [*self._computation.parameters(), *self._computation.buffers()]
-
-    def restore_adapters(self, tensors: Stored) -> None:
-        """With LoRA, load adapters from `parameters`; see `Adapters.restore`. The model must be the base model."""
-        if self._adapters is not None:
-            self._adapters.restore(tensors)
 
     @property
     def configs(self) -> list[Any]:
@@ -174,11 +172,6 @@ class Policy:
         """Names, shapes and dtypes of `named_weights`."""
         return list(self._specs)
 
-    @property
-    def route_shape(self) -> RouteShape | None:
-        """Shape of the routes to replay; None without replay."""
-        return None if self._replay is None else self._replay.shape
-
     def _score(self, batch: MicroBatch, *, temperature: float, entropy: bool, sum_pi_squared: bool) -> Scores:
         pictures = picture_features(self.model, batch.pictures, self.device)
         if self._replay is not None:
@@ -197,7 +190,9 @@ class Policy:
         )
 
     def _gathered(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
-        merged = ((name, self._merged(name, tensor.detach())) for name, tensor in tensors.items())
+        merged = ((name, tensor.detach()) for name, tensor in tensors.items())
+        if (adapters := self.adapters) is not None:
+            merged = ((name, adapters.merged(name, weight)) for name, weight in merged)
         return self._as_saved((name, full_tensor(tensor, dtype)) for name, tensor in merged)
 
     def _as_saved(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -210,9 +205,6 @@ class Policy:
             views.setdefault(view.parameter, []).append(view)
         for name, tensor in tensors:
             yield from ((view.name, view.select(tensor)) for view in views[name])
-
-    def _merged(self, name: str, weight: Tensor) -> Tensor:
-        return weight if self._adapters is None else self._adapters.merged(name, weight)
 
     def _refuse_other_heads(self, path: Path) -> None:
         """Scoring applies the linear head only; models that also cap or scale their logits would be silently wrong."""

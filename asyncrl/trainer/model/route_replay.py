@@ -53,19 +53,15 @@ class RouteReplay:
     def _replay(self, layer: int, router: nn.Module, _: Any, output: Any) -> tuple[Tensor, ...] | None:
         """Replace the output of a router: logits [W, E], gates [W, K] and experts [W, K]."""
         if layer not in self._renormalised:
-            self._renormalised[layer] = self._check(router, output)
+            if (renormalised := _renormalises(output)) is None:
+                raise ConfigError(
+                    f"{self._source}: {type(router).__name__} weights its experts by more than a softmax of its "
+                    f"logits, which rollout.replay_routes does not compute; set it to false"
+                )
+            self._renormalised[layer] = renormalised
         if self.routes is None:
             return None
         return _taking(output, self.routes[:, layer].long(), renormalised=self._renormalised[layer])
-
-    def _check(self, router: nn.Module, output: Any) -> bool:
-        """True if a router renormalises; raises `ConfigError` if its gates are others than `gates`."""
-        if (renormalised := _renormalises(output)) is None:
-            raise ConfigError(
-                f"{self._source}: {type(router).__name__} weights its experts by more than a softmax of its logits, "
-                f"which rollout.replay_routes does not compute; set it to false"
-            )
-        return renormalised
 
 
 class HeldExperts:

@@ -246,11 +246,14 @@ def _kernel(
     value: Tensor, row: Row, scaling: float | None, window: int | None, *, is_causal: bool = True
 ) -> tuple[torch.dtype, dict[str, Any]] | None:
     """Dtype and arguments of the kernel on a CUDA device; None if it cannot take these, which is logged once."""
-    capability, dtype = _capability(value.device), _half_dtype(value)
+    # Autocast counts, because norms return float32 even under autocast.
+    is_cast = torch.is_autocast_enabled(value.device.type)
+    dtype = torch.get_autocast_dtype(value.device.type) if is_cast else value.dtype
+    capability = _capability(value.device)
     options = kernel_options(TAKES, value.shape[-1], max(row.lengths), scaling, window, is_causal=is_causal)
     if capability < CAPABILITY:
         _log_slow("a GPU of compute capability {}.{}; 8.0 is the least".format(*capability))
-    elif dtype is None:
+    elif dtype not in (torch.bfloat16, torch.float16):
         _log_slow(f"{value.dtype}; it takes 16-bit numbers")
     elif isinstance(options, str):
         _log_slow(options)
@@ -287,7 +290,9 @@ def _batched_attention(
     queries, keys, values = (torch.split(part, cuts) for part in heads)
     pieces = []
     for (length, count), query, key, value in zip(runs, queries, keys, values, strict=True):
-        mask = _band(length, window, query.device) if window and window < length else None
+        mask = None
+        if window and window < length:  # True where a query attends to a key: itself and the ``window - 1`` before it
+            mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
         with ready_kernels(query.device):
             out = F.scaled_dot_product_attention(
                 _to_batch(query, count),
@@ -305,15 +310,3 @@ def _batched_attention(
 def _to_batch(part: Tensor, count: int) -> Tensor:
     """Reshape [count · length, heads, D] to [count, heads, length, D]."""
     return part.view(count, -1, *part.shape[1:]).transpose(1, 2)
-
-
-def _band(length: int, window: int, device: torch.device) -> Tensor:
-    """[length, length] bool, True where a query attends to a key: itself and the ``window - 1`` before it."""
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - window)
-
-
-def _half_dtype(value: Tensor) -> torch.dtype | None:
-    """16-bit dtype of matrix products, or None. Autocast counts, because norms return float32 even under autocast."""
-    is_cast = torch.is_autocast_enabled(value.device.type)
-    dtype = torch.get_autocast_dtype(value.device.type) if is_cast else value.dtype
-    return dtype if dtype in (torch.bfloat16, torch.float16) else None

@@ -1,5 +1,5 @@
 """
-Trajectories of one training step: metadata of all, and tokens of those that this rank trains.
+Trajectories of one training step: metadata of all, and tokens of those that this rank trains, cut into micro-batches.
 
     Batch ─▶ TrajectoryInfo of all ─▶ assignment to ranks ─▶ fetch own tokens ─▶ Step
                    the same on every rank                      different on every rank
@@ -10,17 +10,158 @@ without the tokens of the others. The *place* of a trajectory is its index in `S
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.algo.outcomes import Outcome
-from asyncrl.errors import AsyncrlError
+from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.messages.trajectory import Span, Turn
-from asyncrl.trainer.packing.assignment import TrajectorySize, by_group, first_sharing, rank_micro_batches
 from asyncrl.trainer.packing.pictures import TrainingImage
 from asyncrl.trainer.ranks.ranks import Ranks
+
+# ── micro batches ─────────────────────────────────────────────────────────────────────────────
+# Pack trajectories into micro-batches of at most a number of tokens.
+#
+#     groups           aaaa bbbb cccc dddd
+#     micro-batches    └──────┘└──────┘└─┘      tokens of each <= budget; each reads a prompt once
+#
+# Trajectories are laid end to end without padding, so only the sum of their tokens counts. Trajectories of a group
+# are neighbours, which lets them share their prompt. Pure functions from sizes to indices.
+
+
+class TrajectorySize(NamedTuple):
+    """Tokens of one trajectory. Trajectories of a group have the same prompt."""
+
+    group_id: int
+    prompt: int
+    completion: int
+    """Tokens after the prompt: of the completion, or of an episode with those of its environment."""
+
+    @property
+    def total(self) -> int:
+        """All tokens: the cost of a trajectory that shares its prompt with no other."""
+        return self.prompt + self.completion
+
+
+def num_tokens(sizes: Iterable[TrajectorySize]) -> int:
+    """Tokens the model reads for trajectories packed together: each group's prompt once, and every completion."""
+    sizes = list(sizes)
+    prompts = {size.group_id: size.prompt for size in sizes}
+    return sum(prompts.values()) + sum(size.completion for size in sizes)
+
+
+def by_group(sizes: Sequence[TrajectorySize]) -> list[list[int]]:
+    """Indices of each group's trajectories; groups and trajectories keep the order of ``sizes``."""
+    groups: dict[int, list[int]] = {}
+    for index, size in enumerate(sizes):
+        groups.setdefault(size.group_id, []).append(index)
+    return list(groups.values())
+
+
+def micro_batches(sizes: Sequence[TrajectorySize], max_tokens: int) -> list[list[int]]:
+    """
+    Put every index into one micro-batch of at most ``max_tokens``, counted by `num_tokens`, in the order of `by_group`.
+
+    Raises:
+        ConfigError: A single trajectory exceeds the budget.
+    """
+    batches: list[list[int]] = []
+    groups: set[int] = set()
+    room = 0
+    for index in chain.from_iterable(by_group(sizes)):
+        size = sizes[index]
+        if size.total > max_tokens:
+            raise ConfigError(
+                f"trajectory {index} has {size.total} tokens, more than trainer.max_tokens_per_micro_batch x "
+                f"trainer.sequence_parallel = {max_tokens}; raise the product to at least {size.total}"
+            )
+        cost = size.completion if size.group_id in groups else size.total
+        if not batches or cost > room:
+            batches.append([])
+            groups, room, cost = set(), max_tokens, size.total
+        batches[-1].append(index)
+        groups.add(size.group_id)
+        room -= cost
+    return batches
+
+
+# ── assignment ────────────────────────────────────────────────────────────────────────────────
+# Assign trajectories to ranks.
+#
+#     tokens       ▇ ▆ ▅ ▃ ▂ ▂ ▁        longest first, each to the rank with the fewest tokens
+#     rank 0       ▇     ▃   ▂ ▁
+#     rank 1         ▆ ▅   ▂            any number of trajectories over any number of ranks
+#
+# Either whole groups are assigned, which read their prompt once, or single trajectories, which balance better:
+# whichever gives the most loaded rank fewer tokens. Ranks that share their rows (`SequenceGroup`) count as one, named
+# by the first. All ranks compute the same assignment, from data that all of them have.
+
+
+def assign_ranks(sizes: Sequence[TrajectorySize], num_ranks: int, sequence_parallel: int = 1) -> list[int]:
+    """
+    [S] rank of each trajectory, chosen so that ranks get about the same number of tokens.
+
+    Of each ``sequence_parallel`` adjacent ranks, which train the same trajectories, it is the first.
+
+    Greedy, longest first. If no prompts are shared, no rank gets more than 4/3 of the tokens that the most loaded rank
+    has in the best assignment (Graham 1969, "Bounds on multiprocessing timing anomalies", sec. 4).
+    """
+    num_ranks //= sequence_parallel
+    by_groups = _assign_greedily(by_group(sizes), sizes, num_ranks)
+    by_trajectories = _assign_greedily([[place] for place in range(len(sizes))], sizes, num_ranks)
+
+    def max_load(owners: Sequence[int]) -> int:
+        loads: list[list[TrajectorySize]] = [[] for _ in range(num_ranks)]
+        for rank, size in zip(owners, sizes, strict=True):
+            loads[rank].append(size)
+        return max(map(num_tokens, loads))
+
+    owners = min(by_groups, by_trajectories, key=max_load)
+    return [owner * sequence_parallel for owner in owners]
+
+
+def first_sharing(rank: int, sequence_parallel: int) -> int:
+    """First of the adjacent ranks that share their rows with ``rank``."""
+    return rank - rank % sequence_parallel
+
+
+def _assign_greedily(parts: Sequence[Sequence[int]], sizes: Sequence[TrajectorySize], num_ranks: int) -> list[int]:
+    costs = [num_tokens(sizes[place] for place in part) for part in parts]
+    loads, owners = [0] * num_ranks, [0] * len(sizes)
+    for number in sorted(range(len(parts)), key=lambda number: -costs[number]):
+        rank = min(range(num_ranks), key=loads.__getitem__)
+        loads[rank] += costs[number]
+        for place in parts[number]:
+            owners[place] = rank
+    return owners
+
+
+def rank_micro_batches(
+    places: Sequence[int],
+    sizes: Sequence[TrajectorySize],
+    owners: Sequence[int],
+    *,
+    rank: int,
+    num_ranks: int,
+    max_tokens: int,
+) -> list[list[int]]:
+    """
+    Micro-batches of one rank: those of ``places``, over all S trajectories of a step, that the rank owns.
+
+    Every forward and backward pass of a sharded model is collective, so all ranks get the same number of micro-batches:
+    a rank with fewer is filled up with empty ones.
+    """
+    batches = []
+    for other in range(num_ranks):
+        own = [place for place in places if owners[place] == other]
+        cut = micro_batches([sizes[place] for place in own], max_tokens)
+        batches.append([[own[i] for i in batch] for batch in cut])
+    longest = max(map(len, batches))
+    return batches[rank] + [[] for _ in range(longest - len(batches[rank]))]
+
 
 # ── trajectory ────────────────────────────────────────────────────────────────────────────────
 # Tokens of one trajectory as the trainer reads them, and its verdict.
@@ -221,3 +362,44 @@ def trajectory_info(trajectory: TrainingTrajectory) -> TrajectoryInfo:
         shares_prompt=trajectory.experts is None,
         context_length=len(trajectory.context_ids),
     )
+
+
+# ── per token ─────────────────────────────────────────────────────────────────────────────────
+# Numbers for every token of a step, shared between ranks: each rank computes those of its own trajectories.
+#
+#     rank 0   log-probs of 0, 3, 4 ─┐
+#                                    ├─ all-gather ─▶ [S] arrays of [T] on every rank, in the order of the step
+#     rank 1   log-probs of 1, 2    ─┘
+#
+# With 4 bytes per token and name, every rank can compute the same step-wide quantities (whitening, baselines by
+# position, means of weights), independent of how the step is cut.
+
+PerToken = list[NDArray[np.float64]]
+"""[T] of each trajectory of a step."""
+
+
+def all_gather_per_token(
+    own: Mapping[str, Mapping[int, NDArray[np.float32]]],
+    *,
+    lengths: Sequence[int],
+    owners: Sequence[int],
+    ranks: Ranks,
+) -> dict[str, PerToken]:
+    """
+    Combine the numbers of all ranks. Collective.
+
+    Args:
+        own: [T] by name and place, for every trajectory of this rank. All ranks have the same names.
+        lengths: [S] T of each trajectory.
+    """
+    places = [[place for place, owner in enumerate(owners) if owner == rank] for rank in range(ranks.size)]
+    names = sorted(own)
+    sent = b"".join(own[name][place].astype("<f4").tobytes() for name in names for place in places[ranks.rank])
+    per_token: dict[str, PerToken] = {name: [np.empty(0)] * len(owners) for name in names}
+    for received, theirs in zip(ranks.all_gather(sent), places, strict=True):
+        numbers, start = np.frombuffer(received, "<f4"), 0
+        for name in names:
+            for place in theirs:
+                per_token[name][place] = numbers[start : start + lengths[place]].astype(np.float64)
+                start += lengths[place]
+    return per_token

@@ -102,16 +102,12 @@ class SequenceGroup:
         whole: Tensor = _Gather.apply(own, places, number, self.group)  # type: ignore[no-untyped-call]
         return whole
 
-    def exchange(self, pieces: Tensor) -> Tensor:
-        """All-to-all of [size, ...], a piece for each rank. Returns the same, a piece from each."""
-        received: Tensor = _SequenceExchange.apply(pieces, self.group)  # type: ignore[no-untyped-call]
-        return received
-
     def _turn(self, part: Tensor) -> Tensor:
         """[1, A, B, D] to [1, A / size, size · B, D]."""
         if self.size == 1:
             return part
-        received = self.exchange(part.reshape(self.size, -1, *part.shape[2:]))
+        pieces = part.reshape(self.size, -1, *part.shape[2:])  # one for each rank
+        received: Tensor = _SequenceExchange.apply(pieces, self.group)  # type: ignore[no-untyped-call]
         return received.transpose(0, 1).flatten(1, 2)[None]
 
 
@@ -251,7 +247,10 @@ class RankGroup:
                     timeout=timeout,
                 )
                 self.mesh: DeviceMesh = _mesh(kind, size, shard_size or size, timeout)
-                self.sequence = _sequence_group(rank, sequence_parallel, timeout)
+                self.sequence = ALONE
+                if sequence_parallel > 1:
+                    sharing, _ = dist.new_subgroups(sequence_parallel, timeout=timeout)  # type: ignore[no-untyped-call]
+                    self.sequence = SequenceGroup(sequence_parallel, rank % sequence_parallel, sharing)
                 if kind != "cpu":  # Connect now: at its first use, the library would lack variables and store.
                     for group in (None, self.sequence.group):
                         dist.all_reduce(torch.zeros(1, device=self.device), group=group)
@@ -315,13 +314,6 @@ def _mesh(kind: str, size: int, shard_size: int, timeout: timedelta) -> DeviceMe
         for part in (ranks.T, ranks)
     ]
     return DeviceMesh.from_group(groups, kind, mesh=ranks, mesh_dim_names=("replicate", "shard"))
-
-
-def _sequence_group(rank: int, size: int, timeout: timedelta) -> SequenceGroup:
-    if size == 1:
-        return ALONE
-    group, _ = dist.new_subgroups(size, timeout=timeout)  # type: ignore[no-untyped-call]
-    return SequenceGroup(size, rank % size, group)
 
 
 def _wait_for_all(store: c10d.Store, rank: int, size: int) -> None:

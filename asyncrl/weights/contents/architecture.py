@@ -37,7 +37,9 @@ def read_config(path: Path, overrides: Mapping[str, Any] = NONE) -> PreTrainedCo
     if not overrides:
         return plain
     raw = weights.read_config(path)
-    _refuse_unknown(overrides, _known(plain, raw), path)
+    # Keys that a config.json of this architecture may have, with their values, in the same nesting.
+    known: dict[str, Any] = dict.fromkeys((*getattr(plain, "attribute_map", {}), *ROPE))
+    _refuse_unknown(overrides, {**known, **raw, **plain.to_dict()}, path)
     changed = merged(raw, overrides)
     try:
         config: PreTrainedConfig = type(plain).from_dict(changed)
@@ -72,12 +74,6 @@ def check_positions(config: Any, positions: int) -> None:
 def config_changes(path: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Values of the config that overrides change, by transformers' own keys. Raises as `read_config`."""
     return _differing(read_config(path).to_dict(), read_config(path, overrides).to_dict())
-
-
-def _known(plain: PreTrainedConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys that a config.json of this architecture may have, with their values, in the same nesting."""
-    known: dict[str, Any] = dict.fromkeys((*getattr(plain, "attribute_map", {}), *ROPE))
-    return {**known, **raw, **plain.to_dict()}
 
 
 def _refuse_unknown(overrides: Mapping[str, Any], known: Mapping[str, Any], path: Path, where: str = "") -> None:

@@ -55,7 +55,8 @@ def encode(new: Tensor, base: Tensor, item_bytes: int) -> Delta:
     bitmap_bytes, most_bytes = -(-len(elements) // 8) + num_changed * item_bytes, MAX_DELTA_SHARE * len(new)
     least_bytes = min(bitmap_bytes, most_bytes)
     if num_changed * (1 + item_bytes) <= least_bytes:  # lower bound: gaps wider than a byte add elements
-        payload = _gaps(elements, changed)
+        where = _fill_wide_gaps(changed.nonzero().squeeze(1))
+        payload = _join(elements[where], (where - _predecessors(where) - 1).to(torch.uint8))
         if len(payload) <= least_bytes:
             return Delta(Form.GAPS, payload, num_changed)
     if bitmap_bytes <= most_bytes:
@@ -89,12 +90,6 @@ def apply(form: Form, payload: Tensor, bucket: Tensor, item_bytes: int) -> None:
     if not fits:
         raise TransferError(f"a {form.name.lower()} delta of {len(payload)} bytes does not fit its bucket")
     elements.index_copy_(0, where, payload[: num * item_bytes].view(WORDS[item_bytes]))
-
-
-def _gaps(elements: Tensor, changed: Tensor) -> Tensor:
-    """[num_bytes] uint8: the payload of `GAPS`."""
-    where = _fill_wide_gaps(changed.nonzero().squeeze(1))
-    return _join(elements[where], (where - _predecessors(where) - 1).to(torch.uint8))
 
 
 def _fill_wide_gaps(where: Tensor) -> Tensor:

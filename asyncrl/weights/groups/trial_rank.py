@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed
-from torch import Tensor
 
 from asyncrl.errors import AsyncrlError
 from asyncrl.weights.groups.device import torch_device
@@ -51,11 +50,8 @@ def _exchange(group: ProcessGroup, part: TrialPart, device: torch.device, deadli
         start_s = time.perf_counter()
         group.broadcast(buffer, 0, deadline)
     seconds = time.perf_counter() - start_s
-    return TrialResult(checksum=_checksum(buffer), seconds=seconds)
-
-
-def _checksum(buffer: Tensor) -> str:
-    return hashlib.sha256(buffer.cpu().numpy().tobytes()).hexdigest()
+    checksum = hashlib.sha256(buffer.cpu().numpy().tobytes()).hexdigest()
+    return TrialResult(checksum=checksum, seconds=seconds)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from asyncrl.weights.contents.header import Checksum
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.shared import shared_staging
 from asyncrl.weights.staging import Staging
-from asyncrl.weights.stored.stream import FORMAT, Reader, host_staging
+from asyncrl.weights.stored.stream import FORMAT, Reader
 
 # ── digest ────────────────────────────────────────────────────────────────────────────────────
 # Digest of a complete version, to tell that two copies are the same bit for bit.
@@ -43,7 +43,7 @@ class StagedVersion:
 
     def __init__(self, layout: Layout, *, is_shared: bool = False) -> None:
         self.layout = layout
-        self._staging = shared_staging(layout) if is_shared else host_staging(layout)
+        self._staging = shared_staging(layout) if is_shared else Staging(layout)
         self._checksum = Checksum(torch.device("cpu"))
         self._reader: Reader | None = None
         self.digest = ""
@@ -112,7 +112,7 @@ class StagedVersion:
     def close(self) -> None:
         """Free the memory at once, whoever still refers to this object. Idempotent."""
         self.discard()
-        self._staging = host_staging(Layout([], 1))
+        self._staging = Staging(Layout([], 1))
 
     def _reading(self) -> tuple[Reader, StoredWeights]:
         if self._reader is None or self.unfinished is None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 import zstandard
 from numpy.typing import NDArray
 
@@ -101,17 +100,14 @@ BLOCK_ITEMS = 1 << 22
 """Elements of a block: bounds the memory that encoding takes, and fits a gap into 32 bits."""
 
 
-def encode_whole(words: Words) -> bytes:
-    """All elements of a block ([num] unsigned)."""
-    return pack(words)
-
-
 def encode_delta(new: Words, base: Words) -> bytes:
     """The elements of ``new`` that differ from ``base`` (both [num] unsigned, of one dtype)."""
     changed = np.flatnonzero(new != base)
     gaps = np.diff(changed, prepend=-1) - 1
     steps = new[changed] - base[changed]
-    return COUNT.pack(len(changed)) + pack(gaps.astype(GAP)) + pack(_zigzag(steps))
+    # 0, -1, 1, -2, 2, ... as 0, 1, 2, 3, 4, ...: small steps of both signs are small numbers.
+    zigzag = (steps << 1) ^ np.negative(steps >> (steps.itemsize * 8 - 1))
+    return COUNT.pack(len(changed)) + pack(gaps.astype(GAP)) + pack(zigzag)
 
 
 def decode_whole(body: memoryview, words: Words) -> None:
@@ -132,18 +128,7 @@ def apply_delta(body: memoryview, words: Words) -> None:
     where = np.cumsum(gaps.astype(np.int64) + 1) - 1
     if rest or (num and where[-1] >= len(words)):
         raise TransferError("stored weights are damaged: a delta does not fit its block")
-    words[where] += _unzigzag(steps)
-
-
-def _zigzag(steps: Words) -> Words:
-    """0, -1, 1, -2, 2, ... as 0, 1, 2, 3, 4, ...: small steps of both signs are small numbers."""
-    numbers: Words = (steps << 1) ^ np.negative(steps >> (steps.itemsize * 8 - 1))
-    return numbers
-
-
-def _unzigzag(numbers: Words) -> Words:
-    steps: Words = (numbers >> 1) ^ np.negative(numbers & 1)
-    return steps
+    words[where] += (steps >> 1) ^ np.negative(steps & 1)  # from zigzag
 
 
 # ── stream ────────────────────────────────────────────────────────────────────────────────────
@@ -180,7 +165,7 @@ def write(new: Staging, base: Staging | None) -> Iterator[bytes]:
     unsent = bytearray()
     for block in blocks(new.layout):
         words = _words(new, block)
-        body = encode_whole(words) if base is None else encode_delta(words, _words(base, block))
+        body = pack(words) if base is None else encode_delta(words, _words(base, block))
         unsent += LENGTH.pack(len(body)) + body
         while len(unsent) > PART_BYTES:
             yield bytes(unsent[:PART_BYTES])
@@ -225,11 +210,6 @@ class Reader:
         else:
             decode_whole(body, words)
         self._next = next(self._blocks, None)
-
-
-def host_staging(layout: Layout) -> Staging:
-    """Staging buffers in host memory, where versions are encoded and decoded."""
-    return Staging(layout, torch.device("cpu"))
 
 
 def _words(staging: Staging, block: Block) -> Words:

@@ -11,7 +11,7 @@ copies of the weights, in host memory, from the first upload on.
 import asyncio
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.exchange import Copies
 from asyncrl.weights.staging import Staging
 from asyncrl.weights.stored.staged import digest
-from asyncrl.weights.stored.stream import FORMAT, host_staging, write
+from asyncrl.weights.stored.stream import FORMAT, write
 from asyncrl.wire.link import Link, receive_answer
 
 log = get_logger()
@@ -107,7 +107,7 @@ class Uploader:
 
     def _copy(self, policy_version: int) -> tuple[Staging, StoredWeights]:
         """Copy a staged version to buffers of this object; on its thread."""
-        new = self._spare = self._spare or host_staging(self._layout)
+        new = self._spare = self._spare or Staging(self._layout)
         with self._copies.read(policy_version) as staged:
             if staged is None:
                 raise TransferError(f"version {policy_version} is not staged any more")
@@ -126,11 +126,11 @@ class Uploader:
     async def _put(self, weights: StoredWeights, new: Staging, base: Staging | None) -> int:
         """Encode and send a file part by part. Returns its size in bytes once it is on disk."""
         parts = write(new, base)
-        part, number, num_bytes = await self._in_thread(_next, parts), 0, 0
+        part, number, num_bytes = await self._in_thread(next, parts, None), 0, 0
         try:
             link = self._link = self._link or self._connect()
             while part is not None:
-                following = await self._in_thread(_next, parts)
+                following = await self._in_thread(next, parts, None)
                 payload, crc32 = memoryview(part), zlib.crc32(part)
                 await link.send(PutWeights(weights, number, crc32, payload, is_last=following is None))
                 number, num_bytes = number + 1, num_bytes + len(part)
@@ -151,10 +151,6 @@ class Uploader:
         link, self._link = self._link, None
         if link is not None:
             await link.aclose()
-
-
-def _next(parts: Iterator[bytes]) -> bytes | None:
-    return next(parts, None)
 
 
 async def _answered(link: Link) -> None:

@@ -10,8 +10,8 @@ from asyncrl.algo.outcomes import Outcome
 from asyncrl.config.catalogue import ADVANTAGES
 from asyncrl.config.correction import PRESETS
 from asyncrl.trainer.algorithm.estimates import BEHAVIOR, Estimates, estimate, select_tokens, token_rewards
+from asyncrl.trainer.algorithm.mini_batch import as_context
 from asyncrl.trainer.algorithm.recipe import LOGPROBS, REFERENCE, SUM_PI_SQUARED, TOKEN_REWARDS, VALUES, Recipe
-from asyncrl.trainer.packing.layout import as_context
 from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, TrajectoryInfo
 from tests.trainer.episode_trajectories import episode
 
@@ -51,7 +51,7 @@ def test_a_rejected_trajectory_is_left_out_of_the_loss_and_not_of_its_group(conf
     assert found.keep is not None
     assert [keep.tolist() for keep in found.keep] == [[True, True], [False, False]]
     assert found.advantages[0] == pytest.approx([0.5, 0.5])
-    assert (found.num_tokens(1), found.num_kept(1)) == (2, 0)
+    assert (len(found.advantages[1]), found.num_kept(1)) == (2, 0)
     assert found.metrics["rollout_corr/rollout_rs_seq_masked_fraction"] == 0.5
 
 

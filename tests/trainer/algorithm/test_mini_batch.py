@@ -25,8 +25,7 @@ from asyncrl.trainer.algorithm.mini_batch import (
     trains_without_advantage,
 )
 from asyncrl.trainer.algorithm.recipe import Recipe
-from asyncrl.trainer.packing.assignment import TrajectorySize
-from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, local_step
+from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, TrajectorySize, local_step
 from asyncrl.trainer.ranks.ranks import SingleRank
 from tests.trainer.episode_trajectories import episode
 

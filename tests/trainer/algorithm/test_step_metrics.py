@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 from asyncrl.algo.aggregate import Ragged
 from asyncrl.messages.trajectory import Span
 from asyncrl.trainer.algorithm.mini_batch import LossInputs, MicroBatchLoss
-from asyncrl.trainer.algorithm.step_metrics import Comparable, LogprobGap, StepMetrics, merged
+from asyncrl.trainer.algorithm.step_metrics import Comparable, StepMetrics, merged
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.packing.batch import collate
 from asyncrl.trainer.packing.step import TrainingTrajectory
@@ -65,15 +65,6 @@ def test_with_the_masks_of_the_sampler_tokens_of_a_cut_distribution_are_compared
     assert not logs
 
 
-def test_the_total_is_of_the_compared_tokens_of_all_micro_batches() -> None:
-    gap = LogprobGap()
-    assert gap.total() is None, "no token compared is not a gap of zero"
-    gap.add(torch.tensor([0.25, 9.0, 0.5]), torch.tensor([True, False, True]))
-    gap.add(torch.tensor([0.75, float("nan")]), torch.tensor([True, False]))
-
-    assert gap.total() == (1.5, 0.75, 3.0)
-
-
 def test_steps_without_such_tokens_have_no_gap_metrics(model_path, config, make_trajectories):
     metrics = Learner(config(), model_path).train(make_trajectories(), 0)
 
@@ -102,6 +93,15 @@ def add(
     parts = MicroBatchLoss(torch.tensor(-sum(shifts)), {name: torch.tensor(values) for name, values in metrics.items()})
     batch = collate([TrainingTrajectory(0, ids[:1], ids, behavior.numpy(), 1.0)], device=CPU)
     step_metrics.add(batch, behavior + torch.tensor(shifts), loss_inputs, parts)
+
+
+def test_the_total_is_of_the_compared_tokens_of_all_micro_batches() -> None:
+    step_metrics = StepMetrics()
+    add(step_metrics, [0.25, 9.0, 0.5], [True, False, True])
+    add(step_metrics, [0.75, float("nan")], [True, False])
+    metrics = step_metrics.metrics(SingleRank())
+
+    assert [metrics[f"logprob_gap_{name}"] for name in ("mean", "max", "tokens")] == [0.5, 0.75, 3.0]
 
 
 def test_means_are_over_the_tokens_of_all_micro_batches() -> None:

@@ -14,7 +14,6 @@ from asyncrl.messages.trainer import DamagedCheckpoint
 from asyncrl.trainer.checkpoints.checkpoint import (
     begin,
     complete,
-    newest_intact,
     prune,
     read_manifest,
     restore_random_state,
@@ -183,14 +182,14 @@ def test_a_damaged_optimizer_is_a_ledger_error(save):
 
 
 def test_the_newest_intact_checkpoint_is_found_behind_damaged_ones(save, tmp_path):
-    assert newest_intact(tmp_path) is None
+    assert search(tmp_path).found is None
     save(9), save(10), save(11), save(1_000_000)
-    assert newest_intact(tmp_path) == (tmp_path / "step_1000000", read_manifest(tmp_path / "step_1000000"))
+    assert search(tmp_path).found == (tmp_path / "step_1000000", read_manifest(tmp_path / "step_1000000"))
     (tmp_path / "step_1000000" / MANIFEST).unlink()
     flip_last_byte(tmp_path / "step_000011" / MODEL)
     with capture_logs() as said:
         found, damaged = search(tmp_path)
-    assert found == newest_intact(tmp_path) == (tmp_path / "step_000010", read_manifest(tmp_path / "step_000010"))
+    assert found == search(tmp_path).found == (tmp_path / "step_000010", read_manifest(tmp_path / "step_000010"))
     assert [line["path"] for line in said] == [str(tmp_path / "step_1000000"), str(tmp_path / "step_000011")]
     assert "expected sha256" in said[1]["cause"]
     assert damaged == [DamagedCheckpoint(line["path"], line["cause"]) for line in said]
@@ -221,7 +220,7 @@ def test_a_writer_that_died_leaves_no_checkpoint(save, tmp_path, learner):
     with pytest.raises(KeyboardInterrupt):
         write_with(tmp_path, learner, Fails(KeyboardInterrupt()))
     assert [path.name for path in tmp_path.iterdir()] == [".step_000002.partial"]
-    assert newest_intact(tmp_path) is None
+    assert search(tmp_path).found is None
     verify(save(2))
     assert [path.name for path in tmp_path.iterdir()] == ["step_000002"]
 

@@ -111,7 +111,7 @@ def test_a_snapshot_contains_weights_moments_and_random_state(config, model_path
     learner = Learner(config(), model_path)
     learner.train(make_trajectories())
     snapshot = learner.snapshot()
-    assert snapshot.weights.keys() == snapshot.weight_parts.keys() == {spec.name for spec in learner.specs()}
+    assert snapshot.weights.keys() == snapshot.weight_parts.keys() == {spec.name for spec in learner.policy.specs()}
     assert {name.rpartition("/")[2] for name in snapshot.tensors[OPTIMIZER]} == {"step", "exp_avg", "exp_avg_sq"}
     assert snapshot.random_state == torch.get_rng_state().numpy().tobytes()
 

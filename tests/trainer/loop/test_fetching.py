@@ -20,8 +20,7 @@ from asyncrl.messages.trajectory import Image, Span, Trajectory, TrajectoryLimit
 from asyncrl.messages.words import Activity
 from asyncrl.trainer.loop import fetching as module
 from asyncrl.trainer.loop.fetching import FETCH_S, Batches, FetchedStep, fetch_step, limits_of
-from asyncrl.trainer.packing.assignment import TrajectorySize
-from asyncrl.trainer.packing.step import UNASSIGNED, TrainingStep, TrajectoryInfo
+from asyncrl.trainer.packing.step import UNASSIGNED, TrainingStep, TrajectoryInfo, TrajectorySize
 from asyncrl.wire.occupancy import Occupancy
 
 NAN, LOST = Refusal(Unit(0, 0), "NaN"), Refusal(Unit(1, 0), "the spool is lost")

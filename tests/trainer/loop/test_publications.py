@@ -15,7 +15,7 @@ from asyncrl.messages.trainer import Work
 from asyncrl.messages.weights import Member, Publishing, Transfer, TransferFailed, Transferred, Upload, Uploaded
 from asyncrl.messages.words import Activity
 from asyncrl.records.metrics import METRICS
-from asyncrl.trainer.loop.publications import DeviceTurns, Publications, SharedDevices, TrainerProgress, compute_thread
+from asyncrl.trainer.loop.publications import DeviceTurns, Publications, TrainerProgress, compute_thread
 from asyncrl.wire.occupancy import Occupancy
 
 CPU = torch.device("cpu")
@@ -312,9 +312,14 @@ class EverythingTurn:
 
     def turns(self, *, are_shared: bool = True) -> DeviceTurns:
         both: Any = self
-        devices = SharedDevices(both, both, self.in_thread) if are_shared else None
-        occupancy = Occupancy[Activity](("waiting for the devices",))
-        return DeviceTurns(both, devices, occupancy, lambda: self.now_s)
+        return DeviceTurns(
+            both,
+            both if are_shared else None,
+            both,
+            in_thread=self.in_thread,
+            occupancy=Occupancy[Activity](("waiting for the devices",)),
+            clock=lambda: self.now_s,
+        )
 
 
 def test_a_turn_is_asked_for_and_given_back() -> None:

@@ -92,21 +92,24 @@ def test_a_model_without_linear_layers_is_refused(save_model):
 
 def test_adapters_come_back_bit_for_bit(model_path, make_trajectories):
     policy, other, trajectories = adapted(model_path, seed=1), adapted(model_path, seed=2), make_trajectories()
-    other.restore_adapters(dict(policy.parameters()))
+    assert other.adapters is not None
+    other.adapters.restore(dict(policy.parameters()))
     assert torch.equal(logprobs(other, trajectories), logprobs(policy, trajectories))
 
 
 def test_adapters_of_another_rank_are_refused(model_path):
     policy, narrow = adapted(model_path), adapted(model_path, lora=Lora(rank=1))
+    assert policy.adapters is not None
     with pytest.raises(LedgerError, match=r"expected \(2, .*got \(1, .*trainer\.lora"):
-        policy.restore_adapters(dict(narrow.parameters()))
+        policy.adapters.restore(dict(narrow.parameters()))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a_policy_starts_as_the_adapter_of_a_directory(model_path, make_trajectories, tmp_path, dtype, is_frozen):
     learned, policy = adapted(model_path), Policy(model_path, lora=LORA, dtype=dtype)
-    policy.restore_adapters(dict(learned.parameters()))
+    assert policy.adapters is not None
+    policy.adapters.restore(dict(learned.parameters()))
     start = save_adapter(tmp_path / "adapter", learned, LORA)
     found = Policy(model_path, lora=start, dtype=dtype, is_frozen=is_frozen)
     assert torch.equal(logprobs(found, make_trajectories()), logprobs(policy, make_trajectories()))

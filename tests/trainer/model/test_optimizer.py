@@ -8,7 +8,7 @@ from asyncrl.trainer.model.optimizer import Optimizer, learning_rate, read_state
 
 
 def rates(trainer: Trainer, num_steps: int) -> list[float]:
-    return [learning_rate(step, trainer, num_steps) for step in range(num_steps)]
+    return [learning_rate(step, trainer, num_steps, trainer.lr) for step in range(num_steps)]
 
 
 def test_warm_up_is_linear_and_never_zero() -> None:
@@ -23,8 +23,10 @@ def test_cosine_falls_from_the_end_of_the_warm_up() -> None:
 
 def test_cosine_ends_at_its_floor_and_stays_there() -> None:
     trainer = Trainer(lr=2.0, lr_schedule="cosine", min_lr_ratio=0.1)
-    assert learning_rate(5, trainer, 10) == pytest.approx(2.0 * 0.55)
-    assert learning_rate(10, trainer, 10) == learning_rate(99, trainer, 10) == pytest.approx(0.2)
+    assert learning_rate(5, trainer, 10, 2.0) == pytest.approx(2.0 * 0.55)
+    assert (
+        learning_rate(10, trainer, 10, trainer.lr) == learning_rate(99, trainer, 10, trainer.lr) == pytest.approx(0.2)
+    )
 
 
 # ── test optimizer ────────────────────────────────────────────────────────────────────────────

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from asyncrl.trainer.model.policy import Policy
-from asyncrl.trainer.packing.batch import collate
-from asyncrl.trainer.packing.layout import RowLayout, Trie, branches, turns_of
+from asyncrl.trainer.packing.batch import RowLayout, Trie, branches, collate, turns_of
 from asyncrl.trainer.packing.step import TrainingTrajectory
 from asyncrl.trainer.ranks.ranks import SequenceGroup
 from tests.trainer.episode_trajectories import episode, episodes, num_unique, rows

@@ -255,7 +255,9 @@ def test_parallel_experts_are_saved_and_published_as_a_checkpoint_names_them(fol
     saved = [load_file(file) for file in (folder / case_name("parallel", 2) / PARTIAL).glob("model*.safetensors")]
     weights = {name: weight for part in saved for name, weight in part.items()}
 
-    assert {spec.name for spec in Learner(decode(settings("parallel", 1)), paths["parallel"]).specs()} == weights.keys()
+    assert {
+        spec.name for spec in Learner(decode(settings("parallel", 1)), paths["parallel"]).policy.specs()
+    } == weights.keys()
     assert weights.keys() == published.keys()
     assert all(torch.equal(weight, published[name]) for name, weight in weights.items())
 
@@ -267,7 +269,7 @@ def test_what_sharded_ranks_publish_is_the_whole_model(folder, model_path, size)
     alone.train(ragged_trajectories(seed=3))
     published = load_file(folder / f"{case_name('plain', size)}.published")
 
-    assert {spec.name: spec.shape for spec in alone.specs()} == {
+    assert {spec.name: spec.shape for spec in alone.policy.specs()} == {
         name: tuple(weight.shape) for name, weight in published.items()
     }
     for name, weight in alone.named_weights():

@@ -6,11 +6,12 @@ from msgspec.structs import replace
 
 from asyncrl.errors import TransferError
 from asyncrl.messages.weights import StoredWeights
+from asyncrl.weights.contents.header import Checksum
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.shared import SharedTensors
 from asyncrl.weights.staging import Staging
 from asyncrl.weights.stored import stream
-from asyncrl.weights.stored.staged import StagedVersion
+from asyncrl.weights.stored.staged import StagedVersion, digest
 from tests.weights.shared_memory import shared_memory
 from tests.weights.stored.versions import LAYOUT, anchor, contents, delta, parts, tensors
 
@@ -135,3 +136,29 @@ def test_the_layout_is_compared_by_its_hash() -> None:
     other = StagedVersion(Layout([TensorSpec(name="embed", shape=(3,), dtype="float32")], 64))
     with pytest.raises(TransferError, match="different models, or different weights"):
         other.begin(anchor(3))
+
+
+# ── digest ──────────────────────────────────────────────────────────────────────────────────────
+# Equal versions of one layout have equal digests, and no others.
+
+
+SPEC = TensorSpec(name="embed", shape=(5, 3), dtype="float32")
+CHECKSUM = Checksum(torch.device("cpu"))
+
+
+def test_one_bit_changes_the_digest() -> None:
+    one, other = Staging(Layout([SPEC], 64)), Staging(Layout([SPEC], 64))
+    assert digest(one, CHECKSUM) == digest(other, CHECKSUM)
+    other.buckets[0][17] ^= 1
+    assert digest(one, CHECKSUM) != digest(other, CHECKSUM)
+
+
+def test_minus_zero_is_not_zero() -> None:
+    one, other = Staging(Layout([SPEC], 64)), Staging(Layout([SPEC], 64))
+    other.tensors["embed"][0, 0] = -0.0
+    assert digest(one, CHECKSUM) != digest(other, CHECKSUM)
+
+
+def test_the_same_bytes_of_another_layout_have_another_digest() -> None:
+    renamed = TensorSpec(name="head", shape=(5, 3), dtype="float32")
+    assert digest(Staging(Layout([SPEC], 64)), CHECKSUM) != digest(Staging(Layout([renamed], 64)), CHECKSUM)

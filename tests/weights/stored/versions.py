@@ -7,7 +7,7 @@ from asyncrl.weights.contents.header import Checksum
 from asyncrl.weights.contents.layout import Layout, TensorSpec
 from asyncrl.weights.staging import Staging
 from asyncrl.weights.stored.staged import digest
-from asyncrl.weights.stored.stream import FORMAT, host_staging, write
+from asyncrl.weights.stored.stream import FORMAT, write
 
 SPECS = [
     TensorSpec(name="embed", shape=(40, 3), dtype="float32"),
@@ -30,7 +30,7 @@ def tensors(version: int) -> dict[str, torch.Tensor]:
 
 
 def contents(version: int) -> Staging:
-    staging = host_staging(LAYOUT)
+    staging = Staging(LAYOUT)
     for name, tensor in tensors(version).items():
         staging.tensors[name].copy_(tensor)
     return staging

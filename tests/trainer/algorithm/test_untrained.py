@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from asyncrl.messages.trajectory import FROM_PROMPT, Span
-from asyncrl.trainer.packing.layout import as_context, in_untrained_turns, older_than
+from asyncrl.trainer.algorithm.mini_batch import as_context, in_untrained_turns, older_than
 from asyncrl.trainer.packing.step import TrainingTrajectory
 from tests.trainer.episode_trajectories import episode, episodes, rows
 
