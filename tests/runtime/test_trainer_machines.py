@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from asyncrl.broker.ledger.ledger import Ledger
+from asyncrl.config.config import to_json
 from asyncrl.config.run_file import decode
 from asyncrl.errors import ConfigError, LinkRefused, LinkReset, MachineLost, RankDied
 from asyncrl.messages.codec import Message
@@ -18,7 +19,7 @@ from asyncrl.messages.session import Beat, Bye, Draining, Reject, Stop, StoreGet
 from asyncrl.messages.spool import SpoolSet
 from asyncrl.messages.trainer import Assembled, Disbanded, Take, TrainerMachine
 from asyncrl.runtime import trainer_machines
-from asyncrl.runtime.ranks import HubAddress, MachinePlace, TrainerSession
+from asyncrl.runtime.ranks import HubAddress, MachinePlace
 from asyncrl.runtime.sessions import NodeSession, RunNode, ToldToStop
 from asyncrl.runtime.trainer_machines import MemberLink, checkpoint_folder, machine_hello, train_together
 from asyncrl.wire.handshake import identity
@@ -72,15 +73,12 @@ class Stage:
         self.who = identity("trainer", node)
         self.hub = MemoryHub()
         self.link = self.hub.connect(self.who.peer)
-        self.session = TrainerSession(
-            CONFIG, RunAddress("ipc://x"), self.who, Welcome(1, "", b"", SpoolSet(), 60.0), "127.0.0.1"
-        )
         self.stopping = asyncio.Event()
 
     def train(self, work: Callable[..., Awaitable[None]]) -> "asyncio.Task[None]":
-        node = RunNode(self.who, self.session.run, wait_s=None, stopping=self.stopping)
-        session = NodeSession(node, self.who, self.link, self.session.welcome)
-        return asyncio.create_task(train_together(self.session, session, work))
+        node = RunNode(self.who, RunAddress("ipc://x"), wait_s=None, stopping=self.stopping)
+        session = NodeSession(node, self.who, self.link, Welcome(1, "", to_json(CONFIG), SpoolSet(), 60.0))
+        return asyncio.create_task(train_together(session, "127.0.0.1", work))
 
     def say(self, message: Message) -> None:
         self.hub.send(self.who.peer, message)
@@ -101,7 +99,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     programs: list[str] = []
 
     async def start(
-        stack: AsyncExitStack, _: TrainerSession, place: MachinePlace, hub: HubAddress, *, leave_s: float
+        stack: AsyncExitStack, _: NodeSession, place: MachinePlace, hub: HubAddress, *, leave_s: float
     ) -> list[Child]:
         assert hub == HUB
         names = [place.names[rank] for rank in place.own]
