@@ -205,7 +205,8 @@ def test_each_role_has_its_own_work(role: Role, monkeypatch: pytest.MonkeyPatch)
         async with node.part_of_run(stopping):
             began.append((node.run, role))
 
-    monkeypatch.setattr(f"asyncrl.runtime.{role}.run_{role}", work)
+    module = "node_jobs" if role == "reward" else role
+    monkeypatch.setattr(f"asyncrl.runtime.{module}.run_{role}", work)
     asyncio.run(_began(node_job(a_node(role), OPTIONS)))
     assert began == [(FOUND, role)]
 
