@@ -256,7 +256,7 @@ class Host:
             since_s=since_s,
             policy_version=generations.policy_version if generations else -1,
             in_hand=generations.num_in_hand if generations else 0,
-            num_tokens=self._earlier_tokens + (generations.num_tokens if generations else 0),
+            num_tokens=self._earlier_tokens + (generations.calls.num_tokens if generations else 0),
             last_error=self._last_error,
         )
 
@@ -272,7 +272,7 @@ class Host:
     def rolls_out(self, generations: Generations | None) -> None:
         """Show what is in hand of ``generations``; None after their end."""
         if self._generations:
-            self._earlier_tokens += self._generations.num_tokens
+            self._earlier_tokens += self._generations.calls.num_tokens
         self._generations = generations
 
 

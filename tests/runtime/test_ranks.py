@@ -20,6 +20,7 @@ from asyncrl.messages.spool import SpoolSet
 from asyncrl.messages.trainer import TrainerMachine
 from asyncrl.runtime import ranks
 from asyncrl.runtime import ranks as ranks_module
+from asyncrl.runtime.rank import run_rank
 from asyncrl.runtime.ranks import (
     FirstRank,
     HubAddress,
@@ -34,10 +35,11 @@ from asyncrl.runtime.sessions import NodeSession, RunNode
 from asyncrl.trainer.ranks.rank_hub import OtherRanks, RankHub, rank_store
 from asyncrl.trainer.ranks.ranks import Ranks, SingleRank
 from asyncrl.weights.groups.store import LinkStore
-from asyncrl.wire.handshake import identity
+from asyncrl.wire.handshake import Identity, identity
 from asyncrl.wire.memory import MemoryHub
 from asyncrl.wire.run_address import RunAddress
 from asyncrl.workers.child import Child
+from tests.runtime.refusing import refused
 
 
 def scene(size: int, act: Callable[[FirstRank], None]) -> list[Ranks]:
@@ -211,3 +213,18 @@ def test_a_lost_machine_is_waited_for_until_the_broker_notices() -> None:
     one = only_machine("a", 2, "127.0.0.1")
     two = replace(one, machines=[*one.machines, TrainerMachine("b", "host-b")])
     assert patience_s(CONFIG, two) - patience_s(CONFIG, one) == CONFIG.broker.node_ttl_s
+
+
+# ── further rank ──────────────────────────────────────────────────────────────────────────────────
+# A further rank of the trainer that cannot start reports the cause to the first rank.
+
+
+async def start_further(run: RunAddress, who: Identity) -> None:
+    await run_rank(run, run, who, RankPlace(1, 1, 2, "127.0.0.1", "ipc://x"), asyncio.Event())
+
+
+def test_a_rank_on_a_missing_device_leaves_with_the_cause() -> None:
+    config = decode({"model": {"path": "m"}, "data": {"train": "t"}, "trainer": {"device": "npu", "ranks": 2}})
+    error, reason = refused(config, "shard", start_further)
+    assert error == reason
+    assert "npu devices need torch_npu" in error

@@ -17,7 +17,6 @@ from asyncrl.episodes.tool_calls import (
     TOO_MANY,
     Call,
     ParsedText,
-    Schemas,
     as_object,
     form_of,
     named_call,
@@ -516,8 +515,10 @@ def _find(
             "the chat template shows no form in which the policy would write calls of tools; name it in "
             f"environment.tool_parser: {', '.join(PARSERS)}"
         )
+    functions = [_function(tool) for tool in tools]
+    schemas = {function.get("name", ""): function.get("parameters", {}).get("properties", {}) for function in functions}
     parse = PARSERS.get(form or "none", no_calls)
-    return by_parser(tokenizer, parse, _schemas(tools), in_thought=bool(opened_thought(prompt)))
+    return by_parser(tokenizer, parse, schemas, in_thought=bool(opened_thought(prompt)))
 
 
 def _check_tools(template: ChatTemplate, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -528,11 +529,6 @@ def _check_tools(template: ChatTemplate, tools: Sequence[Mapping[str, Any]]) -> 
             f"the chat template does not show the tool {hidden[0]} to the policy; take a template with tools, or "
             f"describe them in the prompts and let an environment.function answer"
         )
-
-
-def _schemas(tools: Sequence[Mapping[str, Any]]) -> Schemas:
-    functions = [_function(tool) for tool in tools]
-    return {function.get("name", ""): function.get("parameters", {}).get("properties", {}) for function in functions}
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -491,7 +491,7 @@ def test_the_first_turn_that_differs_is_sampled_and_later_ones_leave_the_record(
         again = Episode(lambda _: "something else", earlier=before.record)
         first = await chat(app_of(again), again, HI)
         await chat(app_of(again), again, [*HI, first.message, user("another")])
-        assert (len(again.engine.requests), again.open.num_not_repeated) == (1, 2)
+        assert (len(again.engine.requests), again.open.earlier.num_left) == (1, 2)
         assert again.record.turns[0] == before.record.turns[0]
         assert again.record.turns[1].text == "something else"
 

@@ -52,7 +52,7 @@ def lost_over(function: str, *completions: str) -> tuple[list[int], VerifierErro
         with pytest.raises(VerifierError) as caught:
             await worker.judge([raw(text) for text in completions], lambda place, judged: settled.append(place))
         await worker.kill()
-        assert not worker.is_alive
+        assert not worker.process.is_alive
         await worker.kill()
         return settled, caught.value
 

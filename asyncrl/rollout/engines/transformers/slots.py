@@ -33,7 +33,7 @@ from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.limits import Masks, Spans
 from asyncrl.rollout.engines.transformers import sampler
 from asyncrl.rollout.engines.transformers.forward import Forward
-from asyncrl.rollout.engines.transformers.kv_cache import KeptTurns, KVCache
+from asyncrl.rollout.engines.transformers.kv_cache import KeptTurns
 from asyncrl.rollout.engines.transformers.pictures import PlacedPictures
 from asyncrl.rollout.engines.transformers.step_graphs import StepGraphs
 
@@ -143,6 +143,7 @@ class SlotTable:
             never: Ids that are never sampled; log-probs are normalised over all other ids.
         """
         positions = forward.cache.positions
+        self.cache = forward.cache
         self._forward, self._slots, self._positions = forward, slots, positions
         self._graphs = StepGraphs(forward) if device.type == "cuda" and forward.is_static else None
         self._stops_here = stops_here
@@ -176,10 +177,6 @@ class SlotTable:
         self._never = self._tensor(sorted(never)) if never else None
         self._update_summary()
 
-    @property
-    def cache(self) -> KVCache:
-        return self._forward.cache
-
     def __len__(self) -> int:
         return sum(job is not None for job in self._jobs)
 
@@ -200,7 +197,7 @@ class SlotTable:
         self._prefill(whole, [len(job.prefix) - 1 for job in whole])
         self._extend([job for job in fresh if 0 < job.num_kept < len(job.prefix) - 1])
         for job, leader in followers:
-            self._forward.cache.copy(leader.slot, job.slot, len(job.prefix) - 1)
+            self.cache.copy(leader.slot, job.slot, len(job.prefix) - 1)
 
     def _take(self, waiting: deque[SlotJob]) -> tuple[list[SlotJob], list[tuple[SlotJob, SlotJob]]]:
         """Place jobs in free slots. Returns those to prefill, and pairs of a job and the one whose cache it copies."""
@@ -231,7 +228,7 @@ class SlotTable:
         slot = kept if kept in free and kept < len(self._jobs) else free[0]
         free.remove(slot)
         if num_kept and kept != slot:
-            self._forward.cache.copy(kept, slot, num_kept)
+            self.cache.copy(kept, slot, num_kept)
         self._kept.forget(slot)
         job.num_kept = num_kept
         return slot
@@ -485,7 +482,7 @@ class SlotTable:
     def _move(self, job: SlotJob, slot: int) -> None:
         source, self._jobs[slot] = job.slot, job
         self._kept.forget(slot)
-        self._forward.cache.copy(source, slot, self._num_tokens(job) - 1)
+        self.cache.copy(source, slot, self._num_tokens(job) - 1)
         for cells in (self._ids, self._logprobs, self._uniforms):
             grid = self._grid(cells)
             grid[slot] = grid[source]
