@@ -33,7 +33,7 @@ from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.limits import Masks, Spans
 from asyncrl.rollout.engines.transformers import sampler
 from asyncrl.rollout.engines.transformers.forward import Forward
-from asyncrl.rollout.engines.transformers.kv_cache import KeptTurns
+from asyncrl.rollout.engines.transformers.kv_cache import longest_kept
 from asyncrl.rollout.engines.transformers.pictures import PlacedPictures
 from asyncrl.rollout.engines.transformers.step_graphs import StepGraphs
 
@@ -158,7 +158,8 @@ class SlotTable:
         self._seeds = random.Random()
         """Seeds of requests without one; the operating system's entropy gives each engine others."""
         self._steps = 0
-        self._kept = KeptTurns()
+        self._kept: dict[int, tuple[int, ...]] = {}
+        """Tokens whose keys and values free slots have, by slot: those of finished completions."""
 
         def cells(dtype: torch.dtype) -> Tensor:
             return torch.zeros(slots * positions, dtype=dtype, device=device)
@@ -224,12 +225,12 @@ class SlotTable:
 
     def _slot_for(self, job: SlotJob, free: deque[int], *, is_led: bool) -> int:
         """Take a free slot for a job; one that has the beginning of its prefix in the cache, or gets a copy of it."""
-        kept, num_kept = (-1, 0) if is_led or job.placed else self._kept.longest(job.prefix)
+        kept, num_kept = (-1, 0) if is_led or job.placed else longest_kept(self._kept, job.prefix)
         slot = kept if kept in free and kept < len(self._jobs) else free[0]
         free.remove(slot)
         if num_kept and kept != slot:
             self.cache.copy(kept, slot, num_kept)
-        self._kept.forget(slot)
+        self._kept.pop(slot, None)
         job.num_kept = num_kept
         return slot
 
@@ -328,7 +329,7 @@ class SlotTable:
         completion = self._completion(job, self._finish_reason(job, newest))
         self.release(job)
         if job.prefix_version == self.policy_version and not job.placed:
-            self._kept.keep(job.slot, (*job.request.prompt_ids, *completion.completion_ids[:-1]))
+            self._kept[job.slot] = (*job.request.prompt_ids, *completion.completion_ids[:-1])
         if not all(map(math.isfinite, completion.behavior_logprobs)):
             return job, EngineError(
                 f"policy version {self.policy_version} gave log-probabilities that are not finite; check its weights",
@@ -481,7 +482,7 @@ class SlotTable:
 
     def _move(self, job: SlotJob, slot: int) -> None:
         source, self._jobs[slot] = job.slot, job
-        self._kept.forget(slot)
+        self._kept.pop(slot, None)
         self.cache.copy(source, slot, self._num_tokens(job) - 1)
         for cells in (self._ids, self._logprobs, self._uniforms):
             grid = self._grid(cells)
