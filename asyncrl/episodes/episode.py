@@ -38,11 +38,8 @@ class Attempt:
 
     def __init__(self, conversation: Conversation, player: "EpisodeSteps | AgentProgram") -> None:
         self.conversation = conversation
+        self.record = conversation.record
         self.player = player
-
-    @property
-    def record(self) -> EpisodeRecord:
-        return self.conversation.record
 
     def begun(self, written: Callable[[Request], Completion | None]) -> list[RecordedTurn]:
         """Beginnings of the turns that the engine samples now."""

@@ -157,14 +157,9 @@ class EngineCalls:
         self._interrupt(only_with_tokens=True)
         asyncio.get_running_loop().call_soon(self._interrupt)
 
-    async def until_idle(self) -> None:
-        """Wait while users' requests are in hand."""
-        if not self._users.is_idle:
-            await self._users.until_idle()
-
     async def _complete(self, call: EngineCall) -> Completion:
         while True:
-            await self.until_idle()
+            await self._users.until_idle()
             call.is_in_engine, call.is_interrupted = True, False
             self._occupancy.begin("sampling")
             began, num_tokens = self.decode_steps.begin(), 0

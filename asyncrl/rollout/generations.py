@@ -352,7 +352,7 @@ class Generations:
         images = await self._fetch_images(lease)
         generation = self._running[unit]
         generation.work = self._work(generation, prompt_ids, images, prefix)
-        await self.calls.until_idle()
+        await self.users.until_idle()
         # A new turn need not pass the gate if whole trajectories do: the swap waits for those.
         async with self._gate.passing() if self._hold == "trajectory" else nullcontext():
             with self.occupancy.doing("environment") if self._episodes else nullcontext():

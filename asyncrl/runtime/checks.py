@@ -135,13 +135,17 @@ def check_lengths(config: Config, name: str, stream: PromptStream, say: Callable
     if not (count := token_count(path, data.chat_template_kwargs)):
         return
     every = -(-stream.num_rows // READ)
-    longest = heapq.nlargest(COUNTED, stream.prompts(every), key=num_chars)
+    longest = heapq.nlargest(
+        COUNTED,
+        stream.prompts(every),
+        key=lambda prompt: len(prompt.text) + sum(len(message["content"]) for message in prompt.chat),
+    )
     suspects = [prompt for prompt in longest if count(prompt) > data.max_prompt_tokens]
     more = f"of {stream.num_rows:,} prompts have more tokens than data.max_prompt_tokens = {data.max_prompt_tokens:,}"
     if suspects and data.filter_overlong_prompts:
         say(f"data.{name}: about {len(suspects):,} {more}; they are left out (data.filter_overlong_prompts)")
         return
-    exact = token_counter(path, data) if suspects else count
+    exact = readers(path, data)[0] if suspects else count
     lengths = [length for length in map(exact, suspects) if length > data.max_prompt_tokens]
     if lengths:
         least = "at least " if every > 1 or len(lengths) == len(longest) < stream.num_rows else ""
@@ -151,13 +155,8 @@ def check_lengths(config: Config, name: str, stream: PromptStream, say: Callable
         )
 
 
-def token_counter(model: Path, data: Data) -> CountTokens:
-    """Counts tokens as engines do."""
-    return readers(model, data)[0]
-
-
 def readers(model: Path, data: Data) -> tuple[CountTokens, FindSpelled]:
-    """Functions of a prompt, with a model's tokenizer: its number of tokens, and the special tokens that it spells."""
+    """Functions of a prompt: its number of tokens as engines count them, and the special tokens that it spells."""
     require_train()
     from asyncrl.config.model.weights import CONFIG
     from asyncrl.data.chat_template import check_template, read_template
@@ -174,10 +173,6 @@ def readers(model: Path, data: Data) -> tuple[CountTokens, FindSpelled]:
         return len(encode(tokenizer, prompt, data.chat_template_kwargs, processor, spelled))
 
     return count, lambda prompt: spelled.found(prompt.chat)
-
-
-def num_chars(prompt: Prompt) -> int:
-    return len(prompt.text) + sum(len(message["content"]) for message in prompt.chat)
 
 
 def token_count(model: Path, template_kwargs: dict[str, Any]) -> Count | None:

@@ -263,7 +263,7 @@ async def _train(
         return
 
     async def announce(hub: HubAddress) -> None:
-        await link.send(StoreSet(_rendezvous(assembled.group), HUB, msgspec.msgpack.encode(hub)))
+        await link.send(StoreSet(f"{TRAINER_GROUP}{assembled.group}", HUB, msgspec.msgpack.encode(hub)))
 
     fetching = fetch_checkpoint(session.welcome, session.run, session.who)
     await unless_told(session.stopping, _unless_lost(link, fetching))
@@ -311,7 +311,7 @@ async def _drain(link: Link, stopping: asyncio.Event) -> None:
 
 async def _run_ranks(link: Link, session: NodeSession, place: MachinePlace, group: int) -> None:
     """Run this machine's ranks to their end. They are killed if one of them fails, or the broker is lost."""
-    await link.send(StoreGet(_rendezvous(group), HUB))
+    await link.send(StoreGet(f"{TRAINER_GROUP}{group}", HUB))
     if (hub := await _hub(link)) is None:
         return
     async with AsyncExitStack() as stack:
@@ -353,7 +353,3 @@ async def _end(child: Child, patience_s: float) -> None:
     """Wait for the end of a rank; raises its error if it failed."""
     if await child.wait():
         raise await exit_error(child, patience_s)
-
-
-def _rendezvous(group: int) -> str:
-    return f"{TRAINER_GROUP}{group}"

@@ -235,6 +235,8 @@ class OpenEpisode:
         self.key = key
         self.reward_url = reward_url
         self.stop = stop
+        self.text = conversation.boundary.text
+        """Text of tokens."""
         self.counts = Counts()
         self.score: Score | None = None
         """The program's word, if it gave one."""
@@ -286,9 +288,6 @@ class OpenEpisode:
     def prompt_ids(self, reply: Reply) -> list[int]:
         """All tokens that the choices of a reply read."""
         return [*self._record.ids_through(reply.parent), *reply.context_ids]
-
-    def text(self, token_ids: Sequence[int]) -> str:
-        return self._conversation.boundary.text(token_ids)
 
     def was_delivered(self, reply: Reply) -> None:
         """A client has the reply, so its turns are trained."""
