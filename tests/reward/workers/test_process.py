@@ -32,13 +32,6 @@ async def block(sample):
 """
 
 
-@pytest.fixture
-def functions(tmp_path: Path) -> Path:
-    path = tmp_path / "functions.py"
-    path.write_text(FUNCTIONS)
-    return path
-
-
 def raw(completion: str) -> msgspec.Raw:
     return msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion=completion)))
 
