@@ -76,7 +76,7 @@ def escaped(text: str) -> str:
     r"""The text with ``\x1b`` for an escape, ``\u202e`` for an override of direction, and so on; of any length."""
     if not acting(text):
         return text
-    return "".join(_escape(letter) if _is_acting(letter) else letter for letter in text)
+    return "".join(_ENCODER(letter)[0].decode("ascii") if _is_acting(letter) else letter for letter in text)
 
 
 def _shown_line(line: str, max_chars: int) -> str:
@@ -86,7 +86,3 @@ def _shown_line(line: str, max_chars: int) -> str:
 
 def _is_acting(letter: str) -> bool:
     return letter in _BLANK or (not letter.isprintable() and category(letter) in _ACTING)
-
-
-def _escape(letter: str) -> str:
-    return _ENCODER(letter)[0].decode("ascii")

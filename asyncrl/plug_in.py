@@ -219,17 +219,13 @@ def hint(name: str, known: Collection[str]) -> str:
 def _load(where: str, path: str, setting: str) -> ModuleType:
     is_file = where.endswith(".py") or "/" in where
     if is_file and not Path(where).is_file():
-        meant = did_you_mean(Path(where), _is_python)
+        meant = did_you_mean(Path(where), lambda path: path.suffix == ".py")
         raise ConfigError(f"{setting} is {path!r}, but there is no file {Path(where).absolute()}{meant}")
     try:
         return _run_file(Path(where).resolve()) if is_file else importlib.import_module(where)
     except (Exception, SystemExit) as error:  # custom code may raise anything when it is imported
         why = describe(error, __file__, importlib.__file__)
         raise ConfigError(f"{setting} is {path!r}, but {where} cannot be imported: {why}") from error
-
-
-def _is_python(path: Path) -> bool:
-    return path.suffix == ".py"
 
 
 def _run_file(path: Path) -> ModuleType:

@@ -75,15 +75,10 @@ class Conversation:
         self._limits = limits
         self._seed = seed
         self._priority = priority
-        self._images = images
+        self.images = images
         self._on_turn = on_turn
         self._drawn: set[int] = set()
         """Draws of turns that may not be in the record: begun here, or on a node that was lost."""
-
-    @property
-    def has_images(self) -> bool:
-        """True if the prompt has pictures."""
-        return bool(self._images)
 
     async def say(
         self,
@@ -115,7 +110,7 @@ class Conversation:
             seed=None if self._seed is None else (self._seed + draw * SEED_STEP) % MAX_SEED,
             resume_from=begun.completion if begun else None,
             priority=self._priority,
-            images=() if self.record.root(parent) == FROM_NOTHING else self._images,
+            images=() if self.record.root(parent) == FROM_NOTHING else self.images,
         )
         turn = RunningTurn(parent, list(context_ids), request, draw)
         self.running.append(turn)

@@ -9,7 +9,6 @@ One episode of a rollout: played to its end, judged by its environment, and cont
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from msgspec import structs
 
@@ -25,7 +24,7 @@ from asyncrl.episodes.record import (
     SampledTrajectory,
     as_sampled,
 )
-from asyncrl.episodes.steps import EnvironmentDiverged
+from asyncrl.episodes.steps import EnvironmentDiverged, EpisodeSteps
 from asyncrl.episodes.tool_calls import opened_by
 from asyncrl.errors import EngineError, EnvironmentFailed
 from asyncrl.messages.words import FinishReason
@@ -34,34 +33,13 @@ ATTEMPTS = 4
 """Workers that an episode may lose without being to blame, before it is reported as failed."""
 
 
-class Player(Protocol):
-    """Loop of one attempt: `EpisodeSteps`, or an agent program at the gateway."""
-
-    @property
-    def state(self) -> EpisodeState:
-        """State to be stored with the turns of the conversation."""
-
-    @property
-    def is_replaying(self) -> bool:
-        """True while turns of an earlier attempt are not in the conversation's record yet."""
-
-    async def play(self) -> FinishReason:
-        """Play to the end. Raises `EnvironmentFailed`, `EngineError` or `EnvironmentDiverged`."""
-
-    async def score(self) -> Score:
-        """Judge the episode by the environment's word."""
-
-
 class Attempt:
     """A conversation, and the loop that plays it with one instance of the environment."""
 
-    def __init__(self, conversation: Conversation, player: Player) -> None:
+    def __init__(self, conversation: Conversation, player: "EpisodeSteps | AgentProgram") -> None:
         self.conversation = conversation
+        self.record = conversation.record
         self.player = player
-
-    @property
-    def record(self) -> EpisodeRecord:
-        return self.conversation.record
 
     def begun(self, written: Callable[[Request], Completion | None]) -> list[RecordedTurn]:
         """Beginnings of the turns that the engine samples now."""
@@ -74,23 +52,18 @@ class Attempt:
     async def finish(self, finish_reason: FinishReason) -> SampledTrajectory:
         """Contents of the finished trajectory, with the environment's word."""
         score, record = await self.player.score(), self.record
+        last = record.turns[-1]
         if score.reward is not None:
-            record.turns[-1].reward += score.reward - record.reward
+            last.reward += score.reward - record.reward
         return SampledTrajectory(
             prompt_ids=record.prompt_ids,
             completion=record.completion(finish_reason),
-            text=record.turns[-1].text,
-            opened=self._opened(),
+            text=last.text,
+            opened=opened_by([*record.ids_through(last.parent), *last.context_ids], self.conversation.boundary.text),
             turns=record.wire_turns(),
             context_ids=record.context_ids(),
             scores=score.metrics,
         )
-
-    def _opened(self) -> str:
-        """Thought that what the last turn read had opened."""
-        last = self.record.turns[-1]
-        read = [*self.record.ids_through(last.parent), *last.context_ids]
-        return opened_by(read, self.conversation.boundary.text)
 
 
 Begin = Callable[[EnvironmentEpisode, ResumedEpisode | None], Attempt]
@@ -182,9 +155,6 @@ class Episode:
         except TimeoutError:
             if not deadline.expired():
                 raise
-        return self._cut(attempt)
-
-    def _cut(self, attempt: Attempt) -> FinishReason:
         if not attempt.record.turns:
             raise EnvironmentFailed(
                 f"the episode took longer than environment.episode_s = {self._episode_s:g} s before the end of a turn"
@@ -246,7 +216,7 @@ class AgentProgram:
     @property
     def is_replaying(self) -> bool:
         """True until the program has had all recorded turns, or asked for something else."""
-        return bool(self._open.num_not_repeated) and not self._open.counts["sampled"]
+        return bool(self._open.earlier.num_left) and not self._open.counts["sampled"]
 
     async def play(self) -> FinishReason:
         """

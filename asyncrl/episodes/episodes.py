@@ -14,7 +14,7 @@ from asyncrl.config.sections.environment import Environment
 from asyncrl.engine import Completion, ConversingEngine, MeasuredEngine, Request, TurnBoundary
 from asyncrl.episodes.conversation import Conversation, Sample
 from asyncrl.episodes.environment import EnvironmentEpisode, Environments, TaskInput
-from asyncrl.episodes.episode import AgentProgram, Attempt, Episode, Player
+from asyncrl.episodes.episode import AgentProgram, Attempt, Episode
 from asyncrl.episodes.gate import Concurrency, EpisodeGate
 from asyncrl.episodes.gateway.gateway import Gateway
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, ResumedEpisode, SampledTrajectory, read
@@ -140,7 +140,7 @@ class Episodes:
         environment: EnvironmentEpisode,
         task: TaskInput,
         resumed: ResumedEpisode | None,
-    ) -> Player:
+    ) -> EpisodeSteps | AgentProgram:
         if self._gateway:
             return AgentProgram(conversation, self._gateway, environment, task, tools=self._tools, resumed=resumed)
         return EpisodeSteps(
@@ -161,23 +161,16 @@ class Episodes:
 
     def _task(self, unit: Unit, prompt: Prompt, seed: int | None) -> TaskInput:
         name = f"{self._run}/{unit.split}/{unit.group_id}/{unit.index}"
+        # At most 32 bits, as ``numpy.random.seed`` takes them. Seeds of one run stay different, and so do other runs'.
+        folded = zlib.crc32(name.encode()) if seed is None else (seed + (seed >> 32) * FOLD) % 2**32
         return TaskInput(
             messages=list(prompt.chat) or [{"role": "user", "content": prompt.text}],
             answer=prompt.answer,
             data_source=prompt.data_source,
             extra=prompt.extra,
-            seed=zlib.crc32(name.encode()) if seed is None else in_32_bits(seed),
+            seed=folded,
             name=name,
         )
-
-
-def in_32_bits(seed: int) -> int:
-    """
-    Seed of an environment from one of sampling: what ``numpy.random.seed`` takes at most.
-
-    Those of one run differ from each other, and runs with other seeds have other ones.
-    """
-    return (seed + (seed >> 32) * FOLD) % 2**32
 
 
 # ── pacing ────────────────────────────────────────────────────────────────────────────────────

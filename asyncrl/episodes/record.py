@@ -226,10 +226,6 @@ class ResumedEpisode(Struct, frozen=True, kw_only=True):
         return sum(len(turn.completion.completion_ids) for turn in (*self.finished, *self.begun))
 
 
-def encode(state: EpisodeState) -> bytes:
-    return msgspec.msgpack.encode(state)
-
-
 def read(sampled: SampledTrajectory) -> ResumedEpisode:
     """An unfinished episode of another node. Raises a retryable `EngineError` if it is damaged."""
     try:
@@ -280,10 +276,11 @@ def as_sampled(record: EpisodeRecord, begun: Sequence[RecordedTurn], state: Epis
     if not whole.turns:
         return None
     cut_turns = [place for place, turn in enumerate(record.turns) if turn.completion.finish_reason == "length"]
+    state = replace(state, cut=cut_turns, draws=[turn.draw for turn in whole.turns])
     return SampledTrajectory(
         prompt_ids=record.prompt_ids,
         completion=whole.completion("unfinished"),
         turns=whole.wire_turns(),
         context_ids=whole.context_ids(),
-        snapshot=encode(replace(state, cut=cut_turns, draws=[turn.draw for turn in whole.turns])),
+        snapshot=msgspec.msgpack.encode(state),
     )

@@ -11,8 +11,8 @@ raised.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -23,8 +23,6 @@ from asyncrl.episodes.record import EpisodeState, ResumedEpisode
 from asyncrl.errors import EnvironmentFailed
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from asyncrl.messages.words import FinishReason
-
-T = TypeVar("T")
 
 
 class EnvironmentDiverged(Exception):
@@ -126,7 +124,7 @@ class EpisodeSteps:
 
     def _opening(self, messages: list[ChatMessage]) -> tuple[int, list[int]]:
         """A context that follows nothing. Raises `EnvironmentFailed` if it would lack pictures of the prompt."""
-        if self._conversation.has_images:
+        if self._conversation.images:
             raise EnvironmentFailed(
                 "messages of reset, or after a restart, begin a context without the pictures of the prompt; answer "
                 "with messages that follow a turn",
@@ -153,7 +151,9 @@ class EpisodeSteps:
         turn = record.turns[place]
         completion = turn.completion
         said = self._conversation.boundary.said(completion.completion_ids, completion.finish_reason)
-        answer, turn.call_s = await self._timed(self._environment.step(said))
+        began_s = self._clock()
+        answer = await self._environment.step(said)
+        turn.call_s = self._clock() - began_s
         turn.reward = answer.reward
         if self._resume == "snapshot" and not answer.done:
             snapshot = await self._environment.snapshot()
@@ -182,10 +182,6 @@ class EpisodeSteps:
             if retold is not None:
                 return FROM_NOTHING, retold
         return place, context
-
-    async def _timed(self, call: Awaitable[T]) -> tuple[T, float]:
-        began_s = self._clock()
-        return await call, self._clock() - began_s
 
 
 def _check_same(recorded: tuple[int, Sequence[int]], now: tuple[int, Sequence[int]]) -> None:

@@ -88,17 +88,13 @@ def between(
             after = text.find(opening, inside)
             start = len(text) if after < 0 else after
         else:
-            calls.append(_call_in(text[inside:end], read))
+            calls.append(to_call(partial(read, text[inside:end])))
             start = end + len(closing)
         if calls[-1].problem:
             around.append(text[found:start])
     if found >= 0 and calls:
         calls.append(problematic(TOO_MANY))
     return ParsedText("".join([*around, text[start:]]).strip(), calls) if calls else ParsedText(text)
-
-
-def _call_in(block: str, read: Callable[[str], Call]) -> CalledTool:
-    return to_call(lambda: read(block))
 
 
 def _closings(text: str, opening: str, closing: str) -> dict[int, int]:
@@ -282,11 +278,10 @@ def _read_glm(block: str, schemas: Schemas) -> Call:
 
 
 def parse_hermes(text: str, schemas: Schemas) -> ParsedText:
-    return between(text, "<tool_call>", "</tool_call>", _read_hermes, end_of_value=end_of_json)
+    def read(block: str) -> Call:
+        return named_call(read_object(block), "arguments")
 
-
-def _read_hermes(block: str) -> Call:
-    return named_call(read_object(block), "arguments")
+    return between(text, OPENING, "</tool_call>", read, end_of_value=end_of_json)
 
 
 # ── llama json ────────────────────────────────────────────────────────────────────────────────

@@ -14,8 +14,6 @@ from fnmatch import fnmatchcase
 from inspect import isawaitable
 from typing import Any
 
-from msgspec import Struct
-
 from asyncrl.config.sections.reward import Reward, RewardPart
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.catalogue import resolve
@@ -128,21 +126,19 @@ def make_verifier(reward: Reward) -> Verifier:
         only = resolve(reward.function, reward.options)
         _check_deadlines([only], reward.timeout_s)
         return only
-    parts = [_part(place, part) for place, part in enumerate(reward.parts)]
-    _check_deadlines([part.verifier for part in parts], reward.timeout_s)
-    return _blend(parts)
+    verifiers = [
+        resolve(part.function, part.options, setting=f"reward.parts[{place}].function")
+        for place, part in enumerate(reward.parts)
+    ]
+    _check_deadlines(verifiers, reward.timeout_s)
+    return _blend(list(zip(reward.parts, verifiers, strict=True)))
 
 
 Result = dict[str, Any]
 """``score``, ``correct``, ``answer`` and metrics."""
 
 
-class BlendPart(Struct, frozen=True):
-    config: RewardPart
-    verifier: Verifier
-
-
-def _blend(parts: Sequence[BlendPart]) -> Verifier:
+def _blend(parts: Sequence[tuple[RewardPart, Verifier]]) -> Verifier:
     """Blend parts; the result is async, so that inputs are judged concurrently, if a part is."""
 
     async def judge(inputs: VerifierInput, /) -> Result:
@@ -151,23 +147,24 @@ def _blend(parts: Sequence[BlendPart]) -> Verifier:
     def judge_in_order(inputs: VerifierInput, /) -> Awaitable[Result]:
         return _judge(parts, inputs)  # awaitable, because a sync function may return an awaitable
 
-    return judge if any(is_async(part.verifier) for part in parts) else judge_in_order
+    return judge if any(is_async(verifier) for _, verifier in parts) else judge_in_order
 
 
-async def _judge(parts: Sequence[BlendPart], inputs: VerifierInput) -> Result:
+async def _judge(parts: Sequence[tuple[RewardPart, Verifier]], inputs: VerifierInput) -> Result:
     source = inputs.data_source
-    verdicts = [(part.config, await _verdict(part, inputs)) for part in parts if applies(part.config, source)]
+    applying = [(part, verifier) for part, verifier in parts if applies(part, source)]
+    verdicts = [(part, await _verdict(part, verifier, inputs)) for part, verifier in applying]
     if not verdicts:
         raise VerifierError(f"no part of the reward is for data_source {source!r}")
     return _blended(verdicts)
 
 
-async def _verdict(part: BlendPart, inputs: VerifierInput) -> Verdict:
+async def _verdict(part: RewardPart, verifier: Verifier, inputs: VerifierInput) -> Verdict:
     try:
-        value = part.verifier(inputs)
+        value = verifier(inputs)
         return verdict_of(await value if isawaitable(value) else value)
     except VerifierError as error:
-        raise VerifierError(f"reward part {part.config.name!r}: {error}", retryable=error.retryable) from error
+        raise VerifierError(f"reward part {part.name!r}: {error}", retryable=error.retryable) from error
 
 
 def _blended(verdicts: Sequence[tuple[RewardPart, Verdict]]) -> Result:
@@ -178,10 +175,6 @@ def _blended(verdicts: Sequence[tuple[RewardPart, Verdict]]) -> Result:
     _, decisive = next((pair for pair in verdicts if pair[0].correct), verdicts[0])
     score = sum(part.weight * verdict.reward for part, verdict in verdicts)
     return metrics | {"score": score, "correct": decisive.metrics["correct"], "answer": decisive.answer}
-
-
-def _part(place: int, part: RewardPart) -> BlendPart:
-    return BlendPart(part, resolve(part.function, part.options, setting=f"reward.parts[{place}].function"))
 
 
 def _check_deadlines(verifiers: Sequence[Verifier], timeout_s: float) -> None:

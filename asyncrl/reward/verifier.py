@@ -137,7 +137,8 @@ def verdict_of(value: object) -> Verdict:
     score = _number(value["score"], "the function, as 'score',", MAX_REWARD)
     answer = value.get("answer", value.get("pred"))
     metrics = {"correct": float(score >= 1.0)} | _metrics(value)
-    verdict = Verdict(score, metrics, _normalized(answer) if isinstance(answer, str) else None)
+    short = _encodable(answer.strip()[:MAX_ANSWER_CHARS]) if isinstance(answer, str) else None
+    verdict = Verdict(score, metrics, short)
     if problem := problem_of(verdict.reward, verdict.metrics, verdict.answer):
         raise VerifierError(f"the function returned a dict that is no verdict: {problem}")
     return verdict
@@ -159,11 +160,6 @@ def _metrics(value: Mapping[Any, Any]) -> dict[str, float]:
         if len(metrics) > MAX_METRICS:
             break
     return metrics
-
-
-def _normalized(answer: str) -> str:
-    """Strip, shorten and make encodable: an extracted answer may be any text."""
-    return _encodable(answer.strip()[:MAX_ANSWER_CHARS])
 
 
 def _encodable(text: str) -> str:

@@ -89,11 +89,6 @@ class Swaps(Struct):
     """Seconds that the engine was paused for them."""
     receive_s: float = 0.0
 
-    def add(self, pause_s: float, receive_s: float) -> None:
-        self.number += 1
-        self.pause_s += pause_s
-        self.receive_s += receive_s
-
 
 class RolloutActor:
     """
@@ -199,10 +194,10 @@ class RolloutActor:
         return Beat(
             lag_s,
             made.occupancy.seconds,
-            made.num_tokens,
-            decode_steps=made.decode_steps,
+            made.calls.num_tokens,
+            decode_steps=made.calls.decode_steps.number,
             doing=made.occupancy.current,
-            progress=made.num_computed,
+            progress=made.calls.num_computed,
         )
 
     def status(self) -> str:
@@ -219,7 +214,7 @@ class RolloutActor:
         yield Sample("asyncrl_rollout_requests", generations.occupancy.num_active("sampling"))
         yield Sample("asyncrl_rollout_trajectories_in_hand", generations.num_in_hand)
         yield Sample("asyncrl_rollout_trajectories_returned_total", self._returned_credits)
-        yield Sample("asyncrl_rollout_tokens_total", generations.num_tokens)
+        yield Sample("asyncrl_rollout_tokens_total", generations.calls.num_tokens)
         for activity, seconds in generations.occupancy.seconds.items():
             yield Sample("asyncrl_rollout_seconds_total", seconds, {"activity": activity})
         yield Sample("asyncrl_rollout_swaps_total", swaps.number)
@@ -410,7 +405,9 @@ class RolloutActor:
             if self._on_live:
                 self._on_live()
             live = Live(generations.policy_version, self._clock() - started_s, self._receive_s)
-            self._swaps.add(live.pause_s, live.receive_s)
+            self._swaps.number += 1
+            self._swaps.pause_s += live.pause_s
+            self._swaps.receive_s += live.receive_s
             await self._broker.send(live)
 
     async def _pause(self) -> float:

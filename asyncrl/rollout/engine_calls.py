@@ -9,7 +9,6 @@ Requests that one engine samples for rollouts, while requests of the host's user
 import asyncio
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from msgspec import Struct, structs
 
@@ -30,12 +29,6 @@ from asyncrl.wire.occupancy import Occupancy
 # time of a step grows with the completions in it, which no engine has to report.
 
 
-class Began(NamedTuple):
-    at_s: float
-    integral_s: float
-    """Integral over time of 1 / running."""
-
-
 class DecodeSteps:
     """Counts the steps of one engine; ``clock`` gives monotonic seconds."""
 
@@ -43,23 +36,24 @@ class DecodeSteps:
         self._clock = clock
         self._running = 0
         self._integral_s = 0.0
+        """Integral over time of 1 / running, up to `_until_s`."""
         self._until_s = clock()
         self.number = 0.0
         """Steps so far, counted when a completion ends."""
 
-    def begin(self) -> Began:
+    def begin(self) -> tuple[float, float]:
         """Note that a completion begins; the return value is for `end`."""
         self._advance()
         self._running += 1
-        return Began(self._until_s, self._integral_s)
+        return self._until_s, self._integral_s
 
-    def end(self, began: Began, num_tokens: int) -> None:
+    def end(self, began: tuple[float, float], num_tokens: int) -> None:
         """Note that a completion ends, with ``num_tokens`` sampled since `begin`; 0 if nobody knows."""
         self._advance()
         self._running -= 1
-        seconds = self._until_s - began.at_s
-        if seconds > 0:
-            self.number += num_tokens * (self._integral_s - began.integral_s) / seconds
+        began_s, integral_s = began
+        if (seconds := self._until_s - began_s) > 0:
+            self.number += num_tokens * (self._integral_s - integral_s) / seconds
 
     def _advance(self) -> None:
         now_s = self._clock()
@@ -163,14 +157,9 @@ class EngineCalls:
         self._interrupt(only_with_tokens=True)
         asyncio.get_running_loop().call_soon(self._interrupt)
 
-    async def until_idle(self) -> None:
-        """Wait while users' requests are in hand."""
-        if not self._users.is_idle:
-            await self._users.until_idle()
-
     async def _complete(self, call: EngineCall) -> Completion:
         while True:
-            await self.until_idle()
+            await self._users.until_idle()
             call.is_in_engine, call.is_interrupted = True, False
             self._occupancy.begin("sampling")
             began, num_tokens = self.decode_steps.begin(), 0

@@ -17,11 +17,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import Struct, structs
 
 from asyncrl.engine import Completion, Engine, Request
+from asyncrl.episodes.episode import Episode
 from asyncrl.episodes.episodes import Episodes
 from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.episodes.tool_calls import opened_by
@@ -46,18 +47,18 @@ from asyncrl.wire.spools import ImageCache
 class SingleCompletion:
     def __init__(self, engine: Engine, calls: EngineCalls, request: Request) -> None:
         self._engine = engine
-        self._calls = calls
+        self.calls = calls
         self._request = request
 
     async def run(self) -> SampledTrajectory:
         """Sample the completion. Raises `EngineError`."""
-        completion = await self._calls.complete(self._request)
+        completion = await self.calls.complete(self._request)
         opened = opened_by(self._request.prompt_ids, self._engine.decode)
         return self._sampled(completion, self._engine.decode(completion.completion_ids), opened)
 
     def written(self) -> SampledTrajectory | None:
         """Tokens so far; None if there are none."""
-        written = self._calls.written(self._request) or self._request.resume_from
+        written = self.calls.written(self._request) or self._request.resume_from
         return self._sampled(written, "") if written else None
 
     def _sampled(self, completion: Completion, text: str, opened: str = "") -> SampledTrajectory:
@@ -149,22 +150,12 @@ FetchPrefix = Callable[[], Awaitable[SampledTrajectory]]
 """Fetches the unfinished trajectory to resume from. Raises `EngineError`."""
 
 
-class OngoingSampling(Protocol):
-    """Sampling of one trajectory: a `SingleCompletion` or an `Episode`."""
-
-    async def run(self) -> SampledTrajectory:
-        """Sample the trajectory to its end. Raises `EngineError`."""
-
-    def written(self) -> SampledTrajectory | None:
-        """Unfinished contents so far; None if there are none."""
-
-
 class Generation(Struct, eq=False):
     unit: Unit
     lease: Lease
     task: asyncio.Task[None]
     is_resumed: bool
-    work: OngoingSampling | None = None
+    work: SingleCompletion | Episode | None = None
     """None until the prompt is encoded, and its prefix and pictures have arrived."""
     num_put: int = 0
     """Tokens put into the spool so far."""
@@ -214,24 +205,9 @@ class Generations:
         self._gate = StartGate()
         self._changed = asyncio.Event()
         """Set when a generation ends or is settled: `_until` checks its condition again."""
-        self._calls = EngineCalls(
+        self.calls = EngineCalls(
             engine, self.users, self.occupancy, end_with=self.end_with, changed=self._has_changed, clock=clock
         )
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens sampled so far, without resumed ones."""
-        return self._calls.num_tokens
-
-    @property
-    def num_computed(self) -> int:
-        """Work of the engine so far, in tokens; it grows while the engine works."""
-        return self._calls.num_computed
-
-    @property
-    def decode_steps(self) -> float:
-        """Decode steps of the engine so far."""
-        return self._calls.decode_steps.number
 
     @property
     def num_in_hand(self) -> int:
@@ -285,7 +261,7 @@ class Generations:
 
     def watch_users(self) -> None:
         """Make way for requests of users from here on, until `aclose`."""
-        self.users.watch(self._calls.make_way)
+        self.users.watch(self.calls.make_way)
 
     # ── change of session, node or weights ──────────────────────────────────────────────────────
 
@@ -335,7 +311,7 @@ class Generations:
 
     async def wait_until_outside(self) -> None:
         """Wait until no request is in the engine, after users' requests have begun."""
-        await self._until(lambda: self._calls.is_outside)
+        await self._until(lambda: self.calls.is_outside)
 
     def allow_starts(self) -> None:
         self._gate.open()
@@ -376,7 +352,7 @@ class Generations:
         images = await self._fetch_images(lease)
         generation = self._running[unit]
         generation.work = self._work(generation, prompt_ids, images, prefix)
-        await self._calls.until_idle()
+        await self.users.until_idle()
         # A new turn need not pass the gate if whole trajectories do: the swap waits for those.
         async with self._gate.passing() if self._hold == "trajectory" else nullcontext():
             with self.occupancy.doing("environment") if self._episodes else nullcontext():
@@ -384,7 +360,7 @@ class Generations:
 
     def _work(
         self, generation: Generation, prompt_ids: list[int], images: tuple[bytes, ...], prefix: SampledTrajectory | None
-    ) -> OngoingSampling:
+    ) -> SingleCompletion | Episode:
         lease, unit = generation.lease, generation.unit
         sampling = _sampling(lease, unit.index)
         seed = None if lease.seed is None else lease.seed + unit.index
@@ -397,13 +373,13 @@ class Generations:
                 priority=PRIORITY,
                 images=images,
             )
-            return SingleCompletion(self._engine, self._calls, request)
+            return SingleCompletion(self._engine, self.calls, request)
         return self._episodes.begin(
             unit,
             lease.prompt,
             prompt_ids,
             sample=self._sample_turn,
-            written=self._calls.written,
+            written=self.calls.written,
             sampling=sampling,
             seed=seed,
             priority=PRIORITY,
@@ -415,7 +391,7 @@ class Generations:
 
     async def _sample_turn(self, request: Request) -> Completion:
         async with self._gate.passing() if self._hold == "turn" else nullcontext():
-            return await self._calls.complete(request)
+            return await self.calls.complete(request)
 
     def _has_turn(self, generation: Generation) -> None:
         generation.has_turn = True

@@ -124,7 +124,8 @@ def to_put_item(
             snapshot=memoryview(sampled.snapshot),
             opened=sampled.opened,
         )
-        _check(trajectory, unit, limits_of(lease, unit.index, vocab_size, episode))
+        if problem := problem_of(trajectory, unit, None, limits_of(lease, unit.index, vocab_size, episode)):
+            raise EngineError(f"the engine returned a damaged completion: {problem}")  # None leaves this node.
         payload = memoryview(_encoder.encode(trajectory))
     except (TypeError, ValueError, OverflowError) as error:  # A host's engine may return anything.
         raise EngineError(f"the engine's completion cannot be encoded: {error}") from error
@@ -189,12 +190,6 @@ def check_extends(completion: Completion, prefix: Completion) -> None:
         or len(completion.behavior_logprobs) < num_tokens
     ):
         raise EngineError(f"the engine's completion does not begin with the {num_tokens} tokens it had to resume from")
-
-
-def _check(trajectory: Trajectory, unit: Unit, limits: TrajectoryLimits) -> None:
-    """Check what an engine returned, so that no damaged trajectory leaves this node."""
-    if problem := problem_of(trajectory, unit, None, limits):
-        raise EngineError(f"the engine returned a damaged completion: {problem}")
 
 
 def _refuse_large(payload: memoryview, lease: Lease) -> None:

@@ -14,9 +14,7 @@ from asyncrl.config.model.weights import check_weights
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.plug_in import is_path
 from asyncrl.runtime.check_process import answer, check_apart
-from asyncrl.runtime.machine import (
-    CheckLine,
-)
+from asyncrl.runtime.machine import CheckLine
 
 CHECK_S = 300.0
 """Seconds for the whole check, most of which is the import of torch on a busy machine."""
@@ -45,10 +43,6 @@ def examine(config: Config, device_memory: str = "", host_memory: str = "") -> l
     too_slow = f"reading the architecture of model.path={config.model.path} took longer than {CHECK_S:g} s"
     found = check_apart(__name__, config, device_memory, host_memory, limit_s=CHECK_S, too_slow=too_slow)
     return msgspec.json.decode(found, type=list[CheckLine])
-
-
-def _examine(config: Config) -> bytes:
-    return msgspec.json.encode(list(_lines(config, *sys.argv[1:])))
 
 
 def _lines(config: Config, device_memory: str = "", host_memory: str = "") -> Iterator[CheckLine]:
@@ -116,4 +110,4 @@ def _memory(config: Config, device_memory: str, host_memory: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(answer(_examine))
+    sys.exit(answer(lambda config: msgspec.json.encode(list(_lines(config, *sys.argv[1:])))))

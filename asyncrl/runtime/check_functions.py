@@ -7,10 +7,7 @@ from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.plug_in import is_path, load_callable, load_function, settings_of
 from asyncrl.reward.routing import make_verifier
 from asyncrl.runtime.check_process import answer, check_apart
-from asyncrl.runtime.machine import (
-    TRAIN,
-    missing_packages,
-)
+from asyncrl.runtime.machine import TRAIN, missing_packages
 
 IMPORT_S = 120.0
 """Seconds for their imports; torch alone takes ten seconds on a busy machine."""

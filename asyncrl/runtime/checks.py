@@ -40,15 +40,7 @@ from asyncrl.records.trackers import check_trackers
 from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.routing import auto_routed, check_routes
 from asyncrl.runtime.check_functions import check_functions
-from asyncrl.runtime.machine import (
-    TRAIN,
-    Devices,
-    apart,
-    find,
-    missing_packages,
-    require_train,
-    share,
-)
+from asyncrl.runtime.machine import TRAIN, Devices, apart, find, missing_packages, require_train, share
 from asyncrl.weights.groups.device import installed_version
 
 # ── engine ────────────────────────────────────────────────────────────────────────────────────
@@ -100,18 +92,15 @@ def check_environment(config: Config) -> str:
         description = thread.submit(asyncio.run, _described(config)).result()
     if description.kind != "steps" and find_spec("uvicorn") is None:
         raise ConfigError(f"{named(config.environment)} is an agent program and needs uvicorn: {INSTALL}")
-    return ", ".join([f"{named(config.environment)}: {KINDS[description.kind]}", *_abilities(description)])
+    found = [f"{named(config.environment)}: {KINDS[description.kind]}"]
+    if tools := [tool["function"]["name"] for tool in description.tools]:
+        found.append(f"tools {', '.join(tools[:SHOWN])}" + (f" and {len(tools) - SHOWN} more" * (len(tools) > SHOWN)))
+    return ", ".join([*found, RESUMES[description.resume]])
 
 
 async def _described(config: Config) -> Description:
     async with make_environments(replace(config.environment, workers=1), "check", "check") as environments:
         return environments.description
-
-
-def _abilities(description: Description) -> list[str]:
-    tools = [tool["function"]["name"] for tool in description.tools]
-    shown = ", ".join(tools[:SHOWN]) + (f" and {len(tools) - SHOWN} more" if len(tools) > SHOWN else "")
-    return [*([f"tools {shown}"] if tools else []), RESUMES[description.resume]]
 
 
 # ── prompt lengths ────────────────────────────────────────────────────────────────────────────
@@ -146,13 +135,17 @@ def check_lengths(config: Config, name: str, stream: PromptStream, say: Callable
     if not (count := token_count(path, data.chat_template_kwargs)):
         return
     every = -(-stream.num_rows // READ)
-    longest = heapq.nlargest(COUNTED, stream.prompts(every), key=num_chars)
+    longest = heapq.nlargest(
+        COUNTED,
+        stream.prompts(every),
+        key=lambda prompt: len(prompt.text) + sum(len(message["content"]) for message in prompt.chat),
+    )
     suspects = [prompt for prompt in longest if count(prompt) > data.max_prompt_tokens]
     more = f"of {stream.num_rows:,} prompts have more tokens than data.max_prompt_tokens = {data.max_prompt_tokens:,}"
     if suspects and data.filter_overlong_prompts:
         say(f"data.{name}: about {len(suspects):,} {more}; they are left out (data.filter_overlong_prompts)")
         return
-    exact = token_counter(path, data) if suspects else count
+    exact = readers(path, data)[0] if suspects else count
     lengths = [length for length in map(exact, suspects) if length > data.max_prompt_tokens]
     if lengths:
         least = "at least " if every > 1 or len(lengths) == len(longest) < stream.num_rows else ""
@@ -162,13 +155,8 @@ def check_lengths(config: Config, name: str, stream: PromptStream, say: Callable
         )
 
 
-def token_counter(model: Path, data: Data) -> CountTokens:
-    """Counts tokens as engines do."""
-    return readers(model, data)[0]
-
-
 def readers(model: Path, data: Data) -> tuple[CountTokens, FindSpelled]:
-    """Functions of a prompt, with a model's tokenizer: its number of tokens, and the special tokens that it spells."""
+    """Functions of a prompt: its number of tokens as engines count them, and the special tokens that it spells."""
     require_train()
     from asyncrl.config.model.weights import CONFIG
     from asyncrl.data.chat_template import check_template, read_template
@@ -185,10 +173,6 @@ def readers(model: Path, data: Data) -> tuple[CountTokens, FindSpelled]:
         return len(encode(tokenizer, prompt, data.chat_template_kwargs, processor, spelled))
 
     return count, lambda prompt: spelled.found(prompt.chat)
-
-
-def num_chars(prompt: Prompt) -> int:
-    return len(prompt.text) + sum(len(message["content"]) for message in prompt.chat)
 
 
 def token_count(model: Path, template_kwargs: dict[str, Any]) -> Count | None:
@@ -209,19 +193,16 @@ def token_count(model: Path, template_kwargs: dict[str, Any]) -> Count | None:
 def _count(tokenizer: Any, template: str, arguments: dict[str, Any], prompt: Prompt) -> int:
     if not prompt.chat:
         return len(tokenizer.encode(prompt.text))
-    return len(tokenizer.encode(_rendered(template, prompt.chat, arguments), add_special_tokens=False))
-
-
-def _rendered(template: str, chat: list[dict[str, str]], arguments: dict[str, Any]) -> str:
     from transformers.utils.chat_template_utils import render_jinja_template  # takes a second
 
     try:
         rendered, _ = render_jinja_template(
-            conversations=[chat], chat_template=template, add_generation_prompt=True, **arguments
+            conversations=[prompt.chat], chat_template=template, add_generation_prompt=True, **arguments
         )
+        text = str(rendered[0])
     except Exception:  # noqa: BLE001  a template may raise anything, and the rollouts report it
-        return "".join(message["content"] for message in chat)
-    return str(rendered[0])
+        text = "".join(message["content"] for message in prompt.chat)
+    return len(tokenizer.encode(text, add_special_tokens=False))
 
 
 # ── checks ────────────────────────────────────────────────────────────────────────────────────
@@ -261,10 +242,6 @@ def _devices(config: Config, _: Say) -> str:
     return f"the trainer on {trainer or 'the CPU'}, rollouts on {where(shares)}, weights over {backend}"
 
 
-def _engine(config: Config, _: Say) -> str:
-    return check_engine(config, devices_of(config)[1][0].kind)
-
-
 def _trackers(config: Config, _: Say) -> str:
     check_trackers(config.trackers)
     return ", ".join(config.trackers.use) or "none"
@@ -274,10 +251,6 @@ def _functions(config: Config, _: Say) -> str:
     check_functions(config)
     rewards = [part.function for part in config.reward.parts] or [config.reward.function]
     return f"advantage {config.algorithm.advantage}, loss {config.algorithm.loss}, reward {', '.join(rewards)}"
-
-
-def _environment(config: Config, _: Say) -> str:
-    return check_environment(config)
 
 
 def _model(config: Config, say: Say) -> str:
@@ -326,10 +299,10 @@ def _rows(streams: Mapping[str, PromptStream]) -> str:
 
 CHECKS: Mapping[str, Check] = {
     "devices": _devices,
-    "engine": _engine,
+    "engine": lambda config, _: check_engine(config, devices_of(config)[1][0].kind),
     "trackers": _trackers,
     "functions": _functions,
-    "environment": _environment,
+    "environment": lambda config, _: check_environment(config),
     "model": _model,
     "data": _data,
 }

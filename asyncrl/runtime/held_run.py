@@ -69,9 +69,18 @@ def held_run(path: Path, config: Config, secret_file: Path | None = None) -> Ite
             if changed(load_config(directory.config), config):
                 directory.write_config(to_toml(config))
         else:
-            _require_no_files(path)
+            others = {item.name for item in path.iterdir()} - {"broker.lock", "secret", "key", "logs", "metrics"}
+            if others:
+                raise ConfigError(
+                    f"{path} has files ({', '.join(sorted(others)[:3])}), but no config.toml of a run: give another "
+                    f"--run-dir"
+                )
             directory.write_config(to_toml(config))
-        secret_file = secret_file or _own_secret(directory)
+        if secret_file is None:
+            secret_file = directory.secret
+            if not secret_file.exists():
+                with needed(secret_file):
+                    write_secret(secret_file, new_secret())
         yield HeldRun(RunDirectory.reopen(path), config, read_secret(secret_file), secret_file)
 
 
@@ -79,21 +88,6 @@ def is_complete(path: Path, config: Config) -> bool:
     """True if the run in ``path`` has made all steps of ``config``."""
     summary = RunDirectory(path).finished_summary()
     return summary is not None and summary.steps >= config.run.steps
-
-
-def _require_no_files(path: Path) -> None:
-    if others := sorted({item.name for item in path.iterdir()} - {"broker.lock", "secret", "key", "logs", "metrics"}):
-        raise ConfigError(
-            f"{path} has files ({', '.join(others[:3])}), but no config.toml of a run: give another --run-dir"
-        )
-
-
-def _own_secret(directory: RunDirectory) -> Path:
-    """File of the run's own secret, made if it is missing."""
-    if not directory.secret.exists():
-        with needed(directory.secret):
-            write_secret(directory.secret, new_secret())
-    return directory.secret
 
 
 # ── consistency ───────────────────────────────────────────────────────────────────────────────
@@ -124,7 +118,9 @@ def require_consistent_files(
         LedgerError: The files are inconsistent; names the files and what is missing.
     """
     known = scheduler.training.batches.next_step
-    for steps, path in _steps_done(directory):
+    done = [(line["step"] + 1, str(directory.metrics)) for line in directory.read_metrics()]
+    done += [(step, str(folder)) for step, folder in step_folders(directory.checkpoints).items()]
+    for steps, path in sorted(done, reverse=True):
         if steps > known:
             raise LedgerError(
                 f"{path} contains {steps} steps, but the ledger {directory.ledger} contains {known}: "
@@ -150,10 +146,3 @@ def _require_payloads(
             f"the ledger {directory.ledger} is new, but the spool {directory.spool} holds {len(segments)} payloads: "
             f"they belong to another ledger; {REMEDY}"
         )
-
-
-def _steps_done(directory: RunDirectory) -> list[tuple[int, str]]:
-    """Numbers of completed steps, largest first, each with the file that proves it."""
-    steps = [(line["step"] + 1, str(directory.metrics)) for line in directory.read_metrics()]
-    steps += [(step, str(folder)) for step, folder in step_folders(directory.checkpoints).items()]
-    return sorted(steps, reverse=True)

@@ -190,7 +190,7 @@ class Exposition:
     """
 
     def __init__(self, labels: Mapping[str, str], samples: Callable[[], Iterable[Sample]]) -> None:
-        self._client = _client()
+        self._client = require_client()
         self._labels = dict(labels)
         self._samples = samples
         self._process = self._client.ProcessCollector(registry=None)
@@ -203,18 +203,15 @@ class Exposition:
 
     def collect(self) -> Iterator[Any]:
         """Families of samples, as a registry of `prometheus_client` gives them."""
-        yield from self._standard()
+        for family in self._process.collect():
+            for i, sample in enumerate(family.samples):
+                family.samples[i] = sample._replace(labels=self._labels | sample.labels)
+            yield family
         found: dict[str, list[Sample]] = {}
         for sample in (self._build_info, *self._samples()):
             found.setdefault(_checked(sample).name, []).append(sample)
         for name, samples in found.items():
             yield self._family(METRICS[name], samples)
-
-    def _standard(self) -> Iterator[Any]:
-        for family in self._process.collect():
-            for i, sample in enumerate(family.samples):
-                family.samples[i] = sample._replace(labels=self._labels | sample.labels)
-            yield family
 
     def _family(self, metric: Metric, samples: Iterable[Sample]) -> Any:
         kinds = self._client.metrics_core
@@ -227,12 +224,8 @@ class Exposition:
         return family
 
 
-def require_client() -> None:
-    """Raise `ConfigError` unless `prometheus_client` is installed."""
-    _client()
-
-
-def _client() -> Any:
+def require_client() -> Any:
+    """The module `prometheus_client`; raises `ConfigError` unless it is installed."""
     try:
         import prometheus_client  # noqa: PLC0415  an extra
     except ImportError as error:

@@ -53,10 +53,13 @@ def require_keys(broker: Broker, folder: Path | None) -> None:
         ConfigError: The folder lacks the broker's key, or other users can enter it. Without a folder: the broker is to
             listen where other machines reach it.
     """
-    if folder is None:
-        _require_loopback(broker)
-    else:
+    if folder is not None:
         KeyFolder(folder).broker()
+    elif exposed := broker.exposed_addresses:
+        raise ConfigError(
+            f"{exposed[0]} is not a loopback address: its connections need keys; give --keys DIR, which "
+            f"`asyncrl keys init --keys DIR` makes"
+        )
 
 
 def broker_keys(run: HeldRun, folder: Path | None) -> BrokerKeys:
@@ -113,25 +116,14 @@ async def tell_spools(
     """Tell every spool which keys may connect, when it joins and whenever they change, until cancelled."""
     told: dict[str, Accepted | None] = {}
     while keys.allowed:
-        accepted = Accepted([*keys.always, *_entries(keys.allowed)])
+        listed = keys.allowed.accepted().items()
+        entries = [AcceptedKey(public, key.name, sorted(key.roles)) for public, key in listed]
+        accepted = Accepted([*keys.always, *entries])
         told = {node.peer: told.get(node.peer) for node in nodes.with_role("spool")}
         for peer in [peer for peer, known in told.items() if known != accepted]:
             hub.send(peer, accepted)
             told[peer] = accepted
         await sleep(REFRESH_S)
-
-
-def _entries(allowed: AllowedKeys) -> list[AcceptedKey]:
-    return [AcceptedKey(public, key.name, sorted(key.roles)) for public, key in allowed.accepted().items()]
-
-
-def _require_loopback(broker: Broker) -> None:
-    """Raise `ConfigError` if other machines reach one of the broker's sockets."""
-    if exposed := broker.exposed_addresses:
-        raise ConfigError(
-            f"{exposed[0]} is not a loopback address: its connections need keys; give --keys DIR, which "
-            f"`asyncrl keys init --keys DIR` makes"
-        )
 
 
 # ── spool keys ────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import uvloop
 from msgspec.structs import replace
@@ -83,7 +82,9 @@ def dashboard_beside(directory: RunDirectory, say: Callable[[str], None]) -> Ite
         )
     try:
         assert process.stdout is not None
-        if not (url := _first_line(process.stdout)):
+        ready, _, _ = select.select([process.stdout], [], [], START_S)
+        url = process.stdout.readline().decode().strip() if ready else ""
+        if not url:  # It has ended, or takes too long.
             _end(process)
             raise ConfigError(why(log.read_bytes()) or f"no dashboard within {START_S:g} s")
         say(f"dashboard {url}")
@@ -116,12 +117,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _first_line(output: IO[bytes]) -> str:
-    """The first line that a process prints; empty if it ends, or takes too long."""
-    ready, _, _ = select.select([output], [], [], START_S)
-    return output.readline().decode().strip() if ready else ""
 
 
 # ── continuation ──────────────────────────────────────────────────────────────────────────────
@@ -389,7 +384,11 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     failure: AsyncrlError | None = RunFailed("asyncrl run itself crashed")
     try:
         with Screen(console, config.run.steps) as screen:
-            _supervise(RunSupervisor(config, directory, screen, trainer, shares, metrics=metrics, is_traced=is_traced))
+            supervisor = RunSupervisor(config, directory, screen, trainer, shares, metrics=metrics, is_traced=is_traced)
+            if _has_loop() or threading.current_thread() is not threading.main_thread():
+                _supervise_in_thread(supervisor)
+            else:
+                uvloop.run(_until_signal(supervisor))
         failure = None
     except AsyncrlError as error:
         failure = error
@@ -408,13 +407,6 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     return directory.located(summary)
 
 
-def _supervise(supervisor: RunSupervisor) -> None:
-    if _has_loop() or threading.current_thread() is not threading.main_thread():
-        _supervise_in_thread(supervisor)
-    else:
-        uvloop.run(_until_signal(supervisor))
-
-
 def _has_loop() -> bool:
     try:
         asyncio.get_running_loop()
@@ -425,8 +417,7 @@ def _has_loop() -> bool:
 
 async def _until_signal(supervisor: RunSupervisor) -> None:
     stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    handle(loop, stopping.set)
+    handle(asyncio.get_running_loop(), stopping.set)
     await supervisor.run(stopping)
 
 

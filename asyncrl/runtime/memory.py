@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from msgspec import Struct
@@ -80,10 +80,13 @@ def plan_memory(config: Config, room: Room) -> MemoryPlan:
     own = MemoryPart(
         name="libraries", device=0 if kind == "cpu" else LIBRARIES_DEVICE, host=config.trainer.ranks * LIBRARIES_HOST
     )
-    sleeper = [_sleeping(config, kind)]
-    phases = [phase(each.name, *each.parts, own, *sleeper) for each in trainer.phases()]
+    # What stays on a shared device of the role whose turn it is not.
+    stays = LIBRARIES_DEVICE if config.rollout.colocated and kind != "cpu" else 0
+    sleeper = MemoryPart(name="libraries of who sleeps", device=stays)
+    phases = [phase(each.name, *each.parts, own, sleeper) for each in trainer.phases()]
     rollout = _rollout(config, trainer, rollout_kind, room)
-    rollout = phase(rollout.name, *rollout.parts, *sleeper, _parked(config, trainer, rollout))
+    rollout = phase(rollout.name, *rollout.parts, sleeper, _parked(config, trainer, rollout))
+    fullest = max(phases, key=lambda each: each.device if kind == "cpu" else each.host)
     host = _host_bytes(config, rollout_kind, phases, rollout)
     return MemoryPlan(
         device=kind,
@@ -95,15 +98,9 @@ def plan_memory(config: Config, room: Room) -> MemoryPlan:
         host=host,
         problem=_device_problem(kind, phases, "the trainer", room)
         or _device_problem(rollout_kind, [rollout], "a rollout", room)
-        or _host_problem(host, [(kind, _fullest(phases, kind)), (rollout_kind, rollout)], room),
+        or _host_problem(host, [(kind, fullest), (rollout_kind, rollout)], room),
         assumptions=list(_assumptions(config, trainer)),
     )
-
-
-def _sleeping(config: Config, kind: Kind) -> MemoryPart:
-    """Memory that stays on a shared device of the role whose turn it is not."""
-    is_there = config.rollout.colocated and kind != "cpu"
-    return MemoryPart(name="libraries of who sleeps", device=LIBRARIES_DEVICE if is_there else 0)
 
 
 def _parked(config: Config, trainer: TrainerMemory, rollout: Phase) -> MemoryPart:
@@ -153,16 +150,12 @@ def _device_problem(kind: Kind, phases: Sequence[Phase], who: str, room: Room) -
     return f"{need}, but a device has {format_bytes(room.device)}; {remedy}"
 
 
-def _fullest(phases: Sequence[Phase], kind: Kind) -> Phase:
-    """Phase that needs most host memory; devices of kind ``cpu`` use it too."""
-    return max(phases, key=lambda each: each.device if kind == "cpu" else each.host)
-
-
 def _host_problem(host: int, phases: Iterable[tuple[Kind, Phase]], room: Room) -> str:
     """
     Sentence for a run that does not fit this machine's memory; empty if it fits.
 
-    ``phases`` are the fullest of the trainer and of a rollout, each with the kind of its devices.
+    ``phases`` are the fullest of the trainer and of a rollout, each with the kind of its devices: a ``cpu`` has host
+    memory.
     """
     if room.host is None or host <= room.host:
         return ""
@@ -253,7 +246,8 @@ def _rollout(config: Config, trainer: TrainerMemory, kind: Kind, room: Room) -> 
     if entry.memory:
         parameter = item * trainer.sizes.parameter // num_workers
         its_room = EngineRoom(device=room.device, weights=weights.device, parameter=parameter)
-        own = imported(entry.memory)(config, _text_config(config), its_room)
+        architecture = read_architecture(Path(config.model.path), "model.path", config.model.overrides)
+        own = imported(entry.memory)(config, architecture.get_text_config(), its_room)
     return phase("rollout", weights, *own, *_staging(config, trainer.layout, kind, num_workers), libraries)
 
 
@@ -272,10 +266,6 @@ def _staging(config: Config, layout: Layout, kind: Kind, num_workers: int) -> li
         name="buckets to receive", device=2 * largest if is_on_device else 0, setting="weights.bucket_bytes"
     )
     return [MemoryPart(name="staging", host=layout.num_bytes, setting=setting), buckets]
-
-
-def _text_config(config: Config) -> Any:
-    return read_architecture(Path(config.model.path), "model.path", config.model.overrides).get_text_config()
 
 
 # ── words ───────────────────────────────────────────────────────────────────────────────────

@@ -197,9 +197,13 @@ if TYPE_CHECKING:
     from asyncrl.runtime.exporter import SpanExport
 
 
-def require_opentelemetry() -> None:
-    """Raise `ConfigError` unless `opentelemetry` is installed."""
-    _export()
+def require_opentelemetry() -> "type[SpanExport]":
+    """The sender of spans; raises `ConfigError` unless `opentelemetry` is installed."""
+    try:
+        from asyncrl.runtime.exporter import SpanExport  # noqa: PLC0415  an extra
+    except ImportError as error:
+        raise ConfigError("--traces needs opentelemetry: pip install 'asyncrl[traces]'") from error
+    return SpanExport
 
 
 @asynccontextmanager
@@ -210,16 +214,8 @@ async def spans_sent(run: str) -> AsyncIterator[SendSpans]:
     Raises:
         ConfigError: `opentelemetry` is not installed, or a variable of its environment is wrong.
     """
-    export = _export()(run)
+    export = require_opentelemetry()(run)
     try:
         yield export.send
     finally:
         await asyncio.to_thread(export.close)
-
-
-def _export() -> "type[SpanExport]":
-    try:
-        from asyncrl.runtime.exporter import SpanExport  # noqa: PLC0415  an extra
-    except ImportError as error:
-        raise ConfigError("--traces needs opentelemetry: pip install 'asyncrl[traces]'") from error
-    return SpanExport

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncrl.config.config import Config, from_json, to_json
+from asyncrl.config.config import Config
 from asyncrl.config.model import adapter
 from asyncrl.config.model.directory import snapshot_of
 from asyncrl.config.model.tokenizer import PROMPT_FILES, describe, difference
@@ -81,17 +81,15 @@ async def local_copies(welcome: Welcome, run: RunAddress, who: Identity, *, may_
         await link.aclose()
 
 
-def with_copies(welcome: Welcome, copies: Mapping[str, str]) -> Welcome:
-    """The welcome, whose configuration names the `local_copies` of model directories."""
-    return replace(welcome, config=to_json(_with_paths(from_json(welcome.config), copies))) if copies else welcome
-
-
 def _missing(welcome: Welcome) -> list[str]:
     """Model directories of the broker's machine that are not on this one."""
     return [model.path for model in welcome.models if not Path(model.path).is_dir()]
 
 
-def _with_paths(config: Config, copies: Mapping[str, str]) -> Config:
+def with_copies(config: Config, copies: Mapping[str, str]) -> Config:
+    """The configuration, with the `local_copies` in place of the model directories that it names."""
+    if not copies:
+        return config
     model = replace(config.model, path=copies.get(config.model.path, config.model.path))
     critic = replace(config.critic, path=copies.get(config.critic.path, config.critic.path))
     lora = replace(config.trainer.lora, path=copies.get(config.trainer.lora.path, config.trainer.lora.path))
@@ -181,7 +179,10 @@ def with_local_copies(
     if critic.path and (name := model_name(critic.path)):
         critic = replace(critic, path=model_folder(name, "critic.path", say, download, has_weights=has_weights))
     if has_weights and trainer.lora.path and (name := model_name(trainer.lora.path)):
-        trainer = replace(trainer, lora=replace(trainer.lora, path=_adapter_folder(name, say, download)))
+        trainer = replace(
+            trainer,
+            lora=replace(trainer.lora, path=model_folder(name, "trainer.lora.path", say, download, ADAPTER_FILES)),
+        )
     train = _files(config.data.train_files, "data.train", say, download)
     held_out = _files(config.data.held_out_files, "data.held_out", say, download)
     if train != data.train_files or held_out != data.held_out_files:
@@ -190,28 +191,23 @@ def with_local_copies(
 
 
 def model_folder(
-    name: HubName, setting: str, say: Say, download: Download | None = None, *, has_weights: bool = True
+    name: HubName,
+    setting: str,
+    say: Say,
+    download: Download | None = None,
+    files: Sequence[str] = MODEL_FILES,
+    *,
+    has_weights: bool = True,
 ) -> str:
-    """Folder of a model's snapshot; see `with_local_copies`."""
-    patterns, has_all = (MODEL_FILES, _has_weights) if has_weights else (SMALL_FILES, _has_config)
+    """Folder of a model's snapshot, or of an adapter's, which has other ``files``; see `with_local_copies`."""
+
+    def has_all(folder: Path) -> bool:
+        return any(folder.rglob("*.safetensors")) if has_weights else (folder / "config.json").exists()
+
+    patterns = files if has_weights else SMALL_FILES
     folder = _snapshot(name, patterns, setting, download, repo_type="model", has_all=has_all)
     say(f"{setting} {name.repo} is commit {folder.name}")
     return str(folder)
-
-
-def _adapter_folder(name: HubName, say: Say, download: Download | None) -> str:
-    setting = "trainer.lora.path"
-    folder = _snapshot(name, ADAPTER_FILES, setting, download, repo_type="model", has_all=_has_weights)
-    say(f"{setting} {name.repo} is commit {folder.name}")
-    return str(folder)
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(folder.rglob("*.safetensors"))
-
-
-def _has_config(folder: Path) -> bool:
-    return (folder / "config.json").exists()
 
 
 def _files(paths: Sequence[str], setting: str, say: Say, download: Download | None) -> list[str]:

@@ -75,8 +75,6 @@ def replicas_job(node: RunNode, replicas: str | None, devices: str | None, optio
         return None
     if replicas != "auto" and not (replicas.isdecimal() and int(replicas)):
         raise ConfigError(f"--replicas is {replicas!r}: expected auto or a number of at least 1")
-    from asyncrl.runtime.node_jobs import run_replicas
-
     count = None if replicas == "auto" else int(replicas)
     only = None if devices is None else [name.strip() for name in devices.split(",")]
 
@@ -123,8 +121,6 @@ def node_job(node: RunNode, options: NodeOptions) -> Job:
                 from asyncrl.runtime.trainer import run_trainer
 
                 return run_trainer(node, stopping, may_fetch=options.may_fetch)
-        from asyncrl.runtime.node_jobs import run_reward
-
         return run_reward(node, stopping)
 
     return job
@@ -435,12 +431,10 @@ class Replicas:
 
 def _plan(found: Devices, shares: list[Devices], config: Config) -> dict[str, object]:
     """Log fields: number of replicas, their devices, and the reason for that number."""
-    fields: dict[str, object] = {"replicas": len(shares), "devices": [str(share) for share in shares]}
+    why = f"{len(found.ids)} devices, {needed(found, config.rollout)} per replica ({found.source})"
     if found.kind == "cpu":
-        fields["why"] = f"on the CPU: {found.source}"
-    else:
-        fields["why"] = f"{len(found.ids)} devices, {needed(found, config.rollout)} per replica ({found.source})"
-    return fields
+        why = f"on the CPU: {found.source}"
+    return {"replicas": len(shares), "devices": [str(share) for share in shares], "why": why}
 
 
 # ── the reward node ────────────────────────────────────────────────────────────────────────────

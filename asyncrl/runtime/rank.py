@@ -46,8 +46,7 @@ async def run_rank(
         LinkError, ConfigError: The rank could not start.
     """
     link, welcome = await join(first_rank, who, START_S, machine_hello)
-    welcome = with_copies(welcome, place.copies)
-    config = from_json(welcome.config)
+    config = with_copies(from_json(welcome.config), place.copies)
     restrict_umask(group_reads=config.run.share_with_group)
     groups: list[RankGroup] = []
     names = [f"rank {rank}" for rank in range(place.size)]

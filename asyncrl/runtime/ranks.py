@@ -13,7 +13,7 @@ import asyncio
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -28,35 +28,21 @@ from asyncrl.config.config import Config
 from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import ConfigError, LinkError, MachineLost, RankDied
 from asyncrl.files.access import new_secret, write_secret
-from asyncrl.messages.session import Stop, Welcome
+from asyncrl.messages.session import Stop
 from asyncrl.messages.trainer import TrainerMachine
 from asyncrl.messages.wire import CODEC
 from asyncrl.runtime.process import exit_unless_cancelled
+from asyncrl.runtime.sessions import NodeSession
 from asyncrl.trainer.ranks.rank_hub import OtherRanks, RankHub, rank_store
 from asyncrl.trainer.ranks.ranks import RankGroup, Ranks, SingleRank
 from asyncrl.weights.groups.store import LinkStore, shut_down
 from asyncrl.wire.addresses import tcp
 from asyncrl.wire.curve import hub_keys_of, needs_keys
-from asyncrl.wire.handshake import Identity
-from asyncrl.wire.run_address import RunAddress
 from asyncrl.wire.zmq_hub import ZmqHub
 from asyncrl.workers.child import Child, describe_exit
 
 # ── place ─────────────────────────────────────────────────────────────────────────────────────
 # A machine of a trainer, and a rank: where they are among the others.
-
-
-class TrainerSession(Struct, frozen=True, eq=False):
-    """A trainer's node that was welcomed to a run."""
-
-    config: Config
-    run: RunAddress
-    who: Identity
-    welcome: Welcome
-    interface: str
-    """Address of this machine on which its process groups, and rank 0's hub, listen."""
-    copies: Mapping[str, str] = {}
-    """See `asyncrl.runtime.model_files.local_copies`."""
 
 
 class RankPlace(Struct, frozen=True):
@@ -99,6 +85,8 @@ class MachinePlace(Struct, frozen=True):
     """Index of this machine."""
     ranks: int
     """Ranks of each machine."""
+    interface: str
+    """Address of this machine on which its process groups, and rank 0's hub, listen."""
 
     @property
     def size(self) -> int:
@@ -122,9 +110,9 @@ class MachinePlace(Struct, frozen=True):
         return [f"{name} on {host}" for name, host in zip(self.names, hosts, strict=True)]
 
 
-def only_machine(node: str, ranks: int) -> MachinePlace:
+def only_machine(node: str, ranks: int, interface: str) -> MachinePlace:
     """The place of a trainer of one machine."""
-    return MachinePlace([TrainerMachine(node, socket.gethostname())], 0, ranks)
+    return MachinePlace([TrainerMachine(node, socket.gethostname())], 0, ranks, interface)
 
 
 # ── first rank ────────────────────────────────────────────────────────────────────────────────
@@ -227,7 +215,7 @@ Failure = RankDied | ConfigError
 
 
 async def with_ranks(
-    session: TrainerSession,
+    session: NodeSession,
     work: FirstRankWork,
     place: MachinePlace,
     *,
@@ -251,7 +239,10 @@ async def with_ranks(
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="asyncrl-ranks-"))
         secret = new_secret()
-        hub = ZmqHub(_bind(session, place, folder), CODEC, keys=hub_keys_of(secret))
+        # Other machines need a TCP port, which a broker at a unix socket cannot have.
+        is_local = len(place.machines) == 1 or not needs_keys(session.run.broker)
+        bind = f"ipc://{folder}/hub" if is_local else tcp(place.interface, 0)
+        hub = ZmqHub(bind, CODEC, keys=hub_keys_of(secret))
         stack.push_async_callback(hub.aclose)
         silence_s = config.broker.node_ttl_s + (MARGIN_S if lost else 0.0)
         rank_hub = RankHub(hub, names=place.names[1:], welcome=session.welcome, silence_s=silence_s)
@@ -266,7 +257,7 @@ async def with_ranks(
         patience = patience_s(config, place)
         watching = [exit_error(child, patience) for child in children]
         watching += [_silence_error(rank_hub, kind), *([_result(lost)] if lost else [])]
-        rank_place = RankPlace(0, 0, place.size, session.interface, session.run.broker)
+        rank_place = RankPlace(0, 0, place.size, place.interface, session.run.broker)
         first_rank = FirstRank(rank_hub, store, config.trainer, rank_place, work)
         hearing = asyncio.create_task(rank_hub.listen())
         try:
@@ -280,7 +271,7 @@ async def with_ranks(
 
 
 async def start_ranks(
-    stack: AsyncExitStack, session: TrainerSession, place: MachinePlace, hub: HubAddress, *, leave_s: float
+    stack: AsyncExitStack, session: NodeSession, place: MachinePlace, hub: HubAddress, *, leave_s: float
 ) -> list[Child]:
     """Start all ranks of this machine except rank 0, to join ``hub``; ``stack`` ends them."""
     secret_file = ""
@@ -292,7 +283,7 @@ async def start_ranks(
         if rank:
             name = place.names[rank]
             own = RankPlace(
-                rank, local_rank, place.size, session.interface, session.run.broker, secret_file, dict(session.copies)
+                rank, local_rank, place.size, place.interface, session.run.broker, secret_file, dict(session.copies)
             )
             where = msgspec.json.encode(own).decode()
             command = [sys.executable, "-m", "asyncrl.runtime.rank", hub.address, name, where]
@@ -317,13 +308,6 @@ async def exit_error(
         await sleep(patience_s)
     kind = ConfigError if code == ConfigError.exit_code else RankDied
     return kind(f"{child.name} {describe_exit(code)}" + (f": {child.last_line()}" if code > 0 else ""))
-
-
-def _bind(session: TrainerSession, place: MachinePlace, folder: str) -> str:
-    """Address for the hub: a TCP port if there are other machines, which a broker at a unix socket cannot have."""
-    if len(place.machines) == 1 or not needs_keys(session.run.broker):
-        return f"ipc://{folder}/hub"
-    return tcp(session.interface, 0)
 
 
 async def _while_ranks_live(

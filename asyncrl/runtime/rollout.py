@@ -34,7 +34,7 @@ from asyncrl.rollout.sleeping import Sleeper
 from asyncrl.rollout.user_requests import UserRequests, require_boundary
 from asyncrl.runtime.local_address import local_address
 from asyncrl.runtime.machine import find, require_devices
-from asyncrl.runtime.model_files import local_copies, require_same_models, with_copies
+from asyncrl.runtime.model_files import local_copies, require_same_models
 from asyncrl.runtime.process import StopEvent
 from asyncrl.runtime.sessions import NodeSession, RunNode, await_with_beats
 from asyncrl.weights.contents.layout import Layout
@@ -256,7 +256,7 @@ class Host:
             since_s=since_s,
             policy_version=generations.policy_version if generations else -1,
             in_hand=generations.num_in_hand if generations else 0,
-            num_tokens=self._earlier_tokens + (generations.num_tokens if generations else 0),
+            num_tokens=self._earlier_tokens + (generations.calls.num_tokens if generations else 0),
             last_error=self._last_error,
         )
 
@@ -272,7 +272,7 @@ class Host:
     def rolls_out(self, generations: Generations | None) -> None:
         """Show what is in hand of ``generations``; None after their end."""
         if self._generations:
-            self._earlier_tokens += self._generations.num_tokens
+            self._earlier_tokens += self._generations.calls.num_tokens
         self._generations = generations
 
 
@@ -430,10 +430,10 @@ async def roll_out(
 async def _load(session: NodeSession, *, may_fetch: bool) -> Engine:
     """Load the engine of the run, in this node's turn if devices are shared."""
     fetching = local_copies(session.welcome, session.run, session.who, may_fetch=may_fetch)
-    session.welcome = welcome = with_copies(session.welcome, await session.wait_for(fetching))
+    session.copies = await session.wait_for(fetching)
 
     def load() -> Engine:
-        require_same_models(welcome)
+        require_same_models(session.welcome)
         return load_engine(session.config)
 
     if session.config.rollout.colocated:

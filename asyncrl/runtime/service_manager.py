@@ -19,7 +19,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
-from typing import Literal, Protocol
+from typing import Literal
 
 from asyncrl.errors import ConfigError
 
@@ -40,13 +40,8 @@ Phase = Literal["starting", "running", "stopping"]
 State = Literal["starting", "waiting", "ready", "stopping"]
 
 
-class SetAlarm(Protocol):
-    """Sets an alarm in ``seconds``, in place of an earlier one; 0 sets none."""
-
-    def __call__(self, seconds: float, /) -> None: ...
-
-
-def _set_alarm(seconds: float) -> None:
+def set_alarm(seconds: float) -> None:
+    """Set an alarm in ``seconds``, in place of an earlier one; 0 sets none."""
     # The kernel kills the process, also while a thread holds the interpreter; the stacks are printed first.
     faulthandler.register(signal.SIGALRM, file=sys.__stderr__ or 2, all_threads=True, chain=True)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -63,12 +58,17 @@ class ServiceManager:
     """
 
     def __init__(
-        self, address: str = "", *, watchdog_s: float = 0.0, alarm_s: float = 0.0, set_alarm: SetAlarm | None = None
+        self,
+        address: str = "",
+        *,
+        watchdog_s: float = 0.0,
+        alarm_s: float = 0.0,
+        set_alarm: Callable[[float], None] = set_alarm,
     ) -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._watchdog_s = watchdog_s
         self._alarm_s = alarm_s
-        self._set_alarm = set_alarm or _set_alarm
+        self._set_alarm = set_alarm
         self._phase: Phase = "starting"
         self._is_waiting = True
         """False while the process does its work."""

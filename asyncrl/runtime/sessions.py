@@ -11,7 +11,7 @@ import asyncio
 import gc
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from copy import copy
 from itertools import chain, repeat
@@ -45,6 +45,7 @@ from asyncrl.records.metrics import Sample
 from asyncrl.records.metrics_targets import belongs_to, read_from
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.runtime.machine import Cores, OwnCores, memory_stall
+from asyncrl.runtime.model_files import with_copies
 from asyncrl.runtime.process import StopEvent, exit_unless_cancelled
 from asyncrl.runtime.service_manager import service_manager
 from asyncrl.wire.handshake import (
@@ -181,19 +182,21 @@ class NodeSession:
     Attributes:
         link: Link to the broker.
         welcome: What the broker told this node when it joined.
+        copies: Directories of this machine in place of those of the run, by `asyncrl.runtime.model_files.local_copies`.
         is_over: True once the block ended without an error: no session follows.
     """
 
     def __init__(self, node: "RunNode", who: Identity, link: Link, welcome: Welcome) -> None:
         self.run, self.who, self.link, self.welcome = node.run, who, link, welcome
+        self.copies: Mapping[str, str] = {}
         self.stopping = node.stopping
         self.is_over = False
         self._rejoin_on = node.rejoin_on
 
     @property
     def config(self) -> Config:
-        """The run's configuration, as the broker has it."""
-        return from_json(self.welcome.config)
+        """The run's configuration, as the broker has it, but for the ``copies`` of this machine."""
+        return with_copies(from_json(self.welcome.config), self.copies)
 
     async def __aenter__(self) -> "NodeSession":
         return self

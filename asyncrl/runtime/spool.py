@@ -94,7 +94,8 @@ async def _serve(  # noqa: PLR0917  private, and all of different types
 ) -> None:
     address = SpoolAddress(own.name, await asyncio.to_thread(_reachable, hub.address, node.run), keys.public)
     log.info("spool.serves", spool=own.name, address=address.address, payloads=len(segments))
-    _report_torn_tail(segments)
+    if torn := segments.torn:
+        log.warning("spool.cut", path=str(torn.path), offset=torn.offset, num_bytes=torn.num_bytes)
     node.who = identity("spool", own.name)
     node.make_hello = lambda who: replace(hello(who), spool=address, run_id=own.run_id)
     async for session in node.sessions():
@@ -128,9 +129,3 @@ async def _listening(run: RunAddress, own: SpoolIdentity, folder: Path, bind: st
 def _reachable(bound: str, run: RunAddress) -> str:
     """The ``bound`` address as other nodes can use it: a wildcard is told with the host of the route to the broker."""
     return tcp(route_to(host_of(run.broker)), port_of(bound)) if is_wildcard(bound) else bound
-
-
-def _report_torn_tail(segments: Segments) -> None:
-    if segments.torn is not None:
-        torn = segments.torn
-        log.warning("spool.cut", path=str(torn.path), offset=torn.offset, num_bytes=torn.num_bytes)

@@ -1,7 +1,7 @@
 """The trainer's process: learner, publisher and actor, with further ranks as child processes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from asyncrl.config.config import Config, from_json
+from asyncrl.config.config import Config
 from asyncrl.config.model.directory import check_model
 from asyncrl.files.access import restrict_umask
 from asyncrl.log import get_logger
 from asyncrl.messages.weights import Member
 from asyncrl.runtime.local_address import local_address
-from asyncrl.runtime.model_files import local_copies, require_same_models, with_copies
+from asyncrl.runtime.model_files import local_copies, require_same_models
 from asyncrl.runtime.process import StopEvent
-from asyncrl.runtime.ranks import TrainerSession, only_machine, with_ranks
+from asyncrl.runtime.ranks import only_machine, with_ranks
 from asyncrl.runtime.service_manager import service_manager
 from asyncrl.runtime.sessions import NodeSession, RunNode, collect_earlier_models
 from asyncrl.runtime.trainer_machines import (
@@ -113,32 +113,25 @@ async def run_trainer(node: RunNode, stopping: StopEvent, *, may_fetch: bool = T
         async for session in node.sessions():
             async with session:
                 models = local_copies(session.welcome, node.run, session.who, may_fetch=may_fetch)
-                copies = await session.wait_for(models)
-                joined = await _machine(session, copies)
-                config = joined.config
-                session.welcome = with_copies(session.welcome, copies)
+                session.copies = await session.wait_for(models)
+                config = session.config
+                if service_manager().owns_process:  # What it writes has the access that the run's files have.
+                    restrict_umask(group_reads=config.run.share_with_group)
+                interface = await asyncio.to_thread(local_address, node.run.broker, config.weights.interface)
                 if config.trainer.nodes > 1:
-                    await train_together(joined, session, partial(_train, interface=joined.interface, images=images))
+                    await train_together(session, interface, partial(_train, interface=interface, images=images))
                     continue
                 await session.wait_for(fetch_checkpoint(session.welcome, node.run, session.who))
                 if config.rollout.colocated:
                     collect_earlier_models()
                     empty_cache(config.trainer.device)
                     await session.take_turn()
-                train = partial(_train, session, joined.interface, images)
+                train = partial(_train, session, interface, images)
                 if config.trainer.ranks == 1:
                     await train(form=partial(SingleRank, config.trainer.device), others=NoOtherRanks())
                 else:
-                    await with_ranks(joined, train, only_machine(session.who.node, config.trainer.ranks))
-
-
-async def _machine(session: NodeSession, copies: Mapping[str, str]) -> TrainerSession:
-    """This machine as a part of the trainer; what it writes from now on has the access that the run's files have."""
-    config = from_json(with_copies(session.welcome, copies).config)
-    if service_manager().owns_process:
-        restrict_umask(group_reads=config.run.share_with_group)
-    interface = await asyncio.to_thread(local_address, session.run.broker, config.weights.interface)
-    return TrainerSession(config, session.run, session.who, session.welcome, interface, copies)
+                    place = only_machine(session.who.node, config.trainer.ranks, interface)
+                    await with_ranks(session, train, place)
 
 
 async def _train(

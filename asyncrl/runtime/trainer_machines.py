@@ -58,7 +58,6 @@ from asyncrl.runtime.ranks import (
     LEAVE_S,
     HubAddress,
     MachinePlace,
-    TrainerSession,
     exit_error,
     patience_s,
     start_ranks,
@@ -225,26 +224,28 @@ def machine_hello(who: Identity) -> Hello:
 
 
 SessionWork = Callable[..., Awaitable[None]]
-"""Takes a `Session`, and by keyword what `Work` takes."""
+"""Takes a `NodeSession`, and by keyword what `FirstRankWork` takes."""
 
 
-async def train_together(session: TrainerSession, node: NodeSession, work: SessionWork) -> None:
+async def train_together(session: NodeSession, interface: str, work: SessionWork) -> None:
     """
     Take part in one group of machines: as its first with ``work``, otherwise with ranks that follow the first.
 
-    ``work`` takes the session over the link of the group, and is then the `Work` of `with_ranks`.
+    Args:
+        interface: See `MachinePlace`.
+        work: Takes the session over the link of the group, and is then the `FirstRankWork` of `with_ranks`.
 
     Raises:
         MachineLost: The group has ended because of another machine.
         RankDied, ConfigError: A rank of this machine ended.
         LinkError: The broker is lost.
-        ToldToStop: ``stopping`` was set while this machine waited for the others.
+        ToldToStop: The node was told to stop while this machine waited for the others.
         AsyncrlError: Raised by ``work``.
     """
-    member, reason, stopping = MemberLink(node.link, session.welcome.beat_s), "done", node.stopping
+    member, reason, stopping = MemberLink(session.link, session.welcome.beat_s), "done", session.stopping
     try:
         if assembled := await unless_told(stopping, _assembled(member, session.config)):
-            await _train(session, member, assembled, work, node)
+            await _train(session, member, assembled, interface, work)
     except AsyncrlError as error:
         reason = f"{type(error).__name__}: {error}"
         raise
@@ -253,19 +254,20 @@ async def train_together(session: TrainerSession, node: NodeSession, work: Sessi
 
 
 async def _train(
-    session: TrainerSession, link: MemberLink, assembled: Assembled, work: SessionWork, node: NodeSession
+    session: NodeSession, link: MemberLink, assembled: Assembled, interface: str, work: SessionWork
 ) -> None:
-    place = _place(assembled, session)
-    if place.index:
-        await _follow(link, session, place, assembled.group, node.stopping)
+    index = [machine.node for machine in assembled.machines].index(session.who.node)
+    place = MachinePlace(assembled.machines, index, session.config.trainer.ranks, interface)
+    if index:
+        await _follow(link, session, place, assembled.group)
         return
 
     async def announce(hub: HubAddress) -> None:
-        await link.send(StoreSet(_rendezvous(assembled.group), HUB, msgspec.msgpack.encode(hub)))
+        await link.send(StoreSet(f"{TRAINER_GROUP}{assembled.group}", HUB, msgspec.msgpack.encode(hub)))
 
     fetching = fetch_checkpoint(session.welcome, session.run, session.who)
-    await unless_told(node.stopping, _unless_lost(link, fetching))
-    await with_ranks(session, partial(work, node.over(link)), place, announce=announce, lost=link.lost)
+    await unless_told(session.stopping, _unless_lost(link, fetching))
+    await with_ranks(session, partial(work, session.over(link)), place, announce=announce, lost=link.lost)
 
 
 async def _unless_lost(link: MemberLink, waiting: Awaitable[None]) -> None:
@@ -287,24 +289,17 @@ async def _assembled(link: Link, config: Config) -> Assembled | None:
                 return None
 
 
-def _place(assembled: Assembled, session: TrainerSession) -> MachinePlace:
-    index = [machine.node for machine in assembled.machines].index(session.who.node)
-    return MachinePlace(assembled.machines, index, session.config.trainer.ranks)
-
-
-async def _follow(
-    link: MemberLink, session: TrainerSession, place: MachinePlace, group: int, stopping: asyncio.Event
-) -> None:
+async def _follow(link: MemberLink, session: NodeSession, place: MachinePlace, group: int) -> None:
     """
     Run the ranks of a machine that is not the first, until the run or the group is over.
 
-    If ``stopping`` is set, the group ends once its steps are saved, or this machine leaves after `DRAIN_S`.
+    If this machine is told to stop, the group ends once its steps are saved, or this machine leaves after `DRAIN_S`.
     """
     with suppress(OtherCameFirst):
         try:
-            await unless(_drain(link, stopping), _unless_lost(link, _run_ranks(link, session, place, group)))
+            await unless(_drain(link, session.stopping), _unless_lost(link, _run_ranks(link, session, place, group)))
         except MachineLost:
-            if not stopping.is_set():
+            if not session.stopping.is_set():
                 raise
 
 
@@ -314,9 +309,9 @@ async def _drain(link: Link, stopping: asyncio.Event) -> None:
     await asyncio.sleep(DRAIN_S)
 
 
-async def _run_ranks(link: Link, session: TrainerSession, place: MachinePlace, group: int) -> None:
+async def _run_ranks(link: Link, session: NodeSession, place: MachinePlace, group: int) -> None:
     """Run this machine's ranks to their end. They are killed if one of them fails, or the broker is lost."""
-    await link.send(StoreGet(_rendezvous(group), HUB))
+    await link.send(StoreGet(f"{TRAINER_GROUP}{group}", HUB))
     if (hub := await _hub(link)) is None:
         return
     async with AsyncExitStack() as stack:
@@ -358,7 +353,3 @@ async def _end(child: Child, patience_s: float) -> None:
     """Wait for the end of a rank; raises its error if it failed."""
     if await child.wait():
         raise await exit_error(child, patience_s)
-
-
-def _rendezvous(group: int) -> str:
-    return f"{TRAINER_GROUP}{group}"

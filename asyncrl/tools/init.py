@@ -373,9 +373,9 @@ def _find(model: str | None, data: str | None, columns: Mapping[str, str], say: 
         found_model = find_model(model_folder(name, "--model", say) if name else model)
     except ConfigError as error:
         raise ConfigError(f"{error}{_also_missing(data, columns)}") from error
-    from asyncrl.runtime.checks import token_counter
+    from asyncrl.runtime.checks import readers
 
-    count = None if missing_packages(TRAIN) else token_counter(Path(found_model.path), Data(train=""))
+    count = None if missing_packages(TRAIN) else readers(Path(found_model.path), Data(train=""))[0]
     found_data = find_data(data, columns, count, has_template=found_model.has_template)
     devices, cores = find_machine(os.environ)
     has_vllm = any(installed_version(name) for name in ENGINES["vllm"].packages)

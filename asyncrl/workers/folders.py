@@ -143,9 +143,6 @@ class WorkerFolder(Struct, frozen=True):
         """Give up this process's hold; the keeper has its own."""
         os.close(self.lock)
 
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-
 
 def make(name: str, base: Path | None = None) -> WorkerFolder:
     """Make and lock a folder; raises `ConfigError` if it cannot be made safely."""

@@ -48,12 +48,17 @@ def _exec_program() -> None:
     _limit(resource.RLIMIT_NOFILE, 64)
     _limit(resource.RLIMIT_CORE, 0)
     if user_id:
-        _set_user(user_id)
+        os.setgroups([])
+        os.setresgid(user_id, user_id, user_id)
+        os.setresuid(user_id, user_id, user_id)
     _prctl(PR_SET_NO_NEW_PRIVS, 1)  # set-user-id programs give no privileges from here on
     command = [sys.executable, "-I", "-B", str(Path(folder, "program.py"))]
+    # A new one, without this process's access tokens; one thread, as numeric libraries would start many.
+    environment = {"PATH": "/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
+    environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     os.write(ready_fd, READY)
     try:
-        os.execve(command[0], command, _environment(folder))
+        os.execve(command[0], command, environment)
     except OSError as error:
         os.write(ready_fd, f", but {error}".encode())
         raise
@@ -77,18 +82,6 @@ def _limit(kind: int, amount: int) -> None:
     _, hard = resource.getrlimit(kind)
     amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
     resource.setrlimit(kind, (amount, amount))
-
-
-def _set_user(user_id: int) -> None:
-    os.setgroups([])
-    os.setresgid(user_id, user_id, user_id)
-    os.setresuid(user_id, user_id, user_id)
-
-
-def _environment(folder: str) -> dict[str, str]:
-    """New environment, without this process's access tokens; one thread, as numeric libraries would start many."""
-    base = {"PATH": "/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
-    return base | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 if __name__ == "__main__":

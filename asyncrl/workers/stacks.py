@@ -29,8 +29,9 @@ def current_stacks() -> str:
     main = threading.main_thread().ident
     frames = sorted(sys._current_frames().items(), key=lambda found: found[0] != main)
     busy = [(names.get(number, str(number)), frame) for number, frame in frames if not _is_idle(frame)]
-    parts = [f"thread {name}\n{_frames(frame)}" for name, frame in busy]
-    parts += [f"task {task.get_name()}\n{_task(task)}" for task in sorted(asyncio.all_tasks(), key=_name)]
+    parts = [f"thread {name}\n{''.join(traceback.format_stack(frame))}" for name, frame in busy]
+    tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
+    parts += [f"task {task.get_name()}\n{_task(task)}" for task in tasks]
     if idle := sorted(names.get(number, str(number)) for number, frame in frames if _is_idle(frame)):
         parts.append(f"threads of pools that wait for work ({len(idle)}): {', '.join(idle)}\n")
     text = "\n".join(parts)
@@ -43,10 +44,6 @@ def _is_idle(frame: FrameType) -> bool:
     return frame.f_code is POOL_LOOP
 
 
-def _frames(frame: FrameType) -> str:
-    return "".join(traceback.format_stack(frame))
-
-
 def _task(task: "asyncio.Task[object]") -> str:
     """Frames of a task from its coroutine down to what that awaits; `Task.get_stack` has the first of them only."""
     frames: list[traceback.FrameSummary] = []
@@ -57,7 +54,3 @@ def _task(task: "asyncio.Task[object]") -> str:
             frames += traceback.extract_stack(frame, limit=1)
         awaited = next((found for name in AWAITED if (found := getattr(awaited, name, None)) is not None), None)
     return "".join(traceback.format_list(frames))
-
-
-def _name(task: "asyncio.Task[object]") -> str:
-    return task.get_name()

@@ -20,9 +20,10 @@ def steps(
     resumed: ResumedEpisode | None = None,
     max_tokens: int = 100,
     images: tuple[bytes, ...] = (),
+    record: EpisodeRecord | None = None,
 ) -> EpisodeSteps:
     conversation = Conversation(
-        EpisodeRecord(ids("how many <policy>")),
+        record or a_record(),
         WordEngine(lambda before: f"turn {before.split().count('<policy>')}").sample,
         WordBoundary(),
         sampling=Sampling(10),
@@ -33,26 +34,30 @@ def steps(
     return EpisodeSteps(conversation, environment, TASK, resume=environments.resume, resumed=resumed)
 
 
+def a_record() -> EpisodeRecord:
+    return EpisodeRecord(ids("how many <policy>"))
+
+
 def play(player: EpisodeSteps) -> str:
     return asyncio.run(player.play())
 
 
 def test_a_replay_passes_through_the_recorded_turns_and_then_samples() -> None:
-    whole = steps(StagedEnvironments())
-    assert play(whole) == "stop"
-    turns = whole._conversation.record.turns
+    first, second = a_record(), a_record()
+    assert play(steps(StagedEnvironments(), record=first)) == "stop"
+    turns = first.turns
     resumed = ResumedEpisode(state=EpisodeState(num_finished=2), finished=turns[:2])
-    again = steps(StagedEnvironments(), resumed)
+    again = steps(StagedEnvironments(), resumed, record=second)
     replaying = [again.is_replaying]
     assert play(again) == "stop"
     assert [*replaying, again.is_replaying] == [True, False]
-    assert [turn.text for turn in again._conversation.record.turns] == [turn.text for turn in turns]
+    assert [turn.text for turn in second.turns] == [turn.text for turn in turns]
 
 
 def test_an_observation_that_differs_by_one_token_is_noticed() -> None:
-    whole = steps(StagedEnvironments())
-    play(whole)
-    turns = whole._conversation.record.turns
+    first = a_record()
+    play(steps(StagedEnvironments(), record=first))
+    turns = first.turns
     turns[1].context_ids = [*turns[1].context_ids[:-1], turns[1].context_ids[0]]
     resumed = ResumedEpisode(state=EpisodeState(num_finished=2), finished=turns[:2])
     with pytest.raises(EnvironmentDiverged, match="4 tokens after turn 0, expected the 4 recorded ones"):

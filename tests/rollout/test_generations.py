@@ -189,7 +189,7 @@ def test_a_resumed_generation_counts_its_own_tokens_only() -> None:
         await stage.finish()
         (item,) = stage.generations.unsettled
         assert (item.summary.num_tokens, item.summary.oldest_version) == (5, 4)
-        assert stage.generations.num_tokens == 3
+        assert stage.generations.calls.num_tokens == 3
 
     play(scene)
 
@@ -294,7 +294,7 @@ def test_a_users_request_takes_all_requests_out_of_the_engine_and_they_continue_
         await stage.finish()
         (item,) = stage.generations.unsettled
         assert (item.summary.num_tokens, item.summary.oldest_version) == (5, 5)
-        assert stage.generations.num_tokens == 5, "each token is counted once"
+        assert stage.generations.calls.num_tokens == 5, "each token is counted once"
 
     play_with_users(scene)
 

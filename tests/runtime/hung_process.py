@@ -14,23 +14,25 @@ import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
+from asyncrl.config.config import to_json
 from asyncrl.config.run_file import decode
 from asyncrl.errors import RankDied
 from asyncrl.messages.session import Welcome
 from asyncrl.messages.spool import SpoolSet
 from asyncrl.runtime import process, ranks
 from asyncrl.runtime import ranks as ranks_module
-from asyncrl.runtime.ranks import HubAddress, TrainerSession, only_machine
+from asyncrl.runtime.ranks import HubAddress, only_machine
+from asyncrl.runtime.sessions import NodeSession, RunNode
 from asyncrl.trainer.loop.publications import compute_thread
 from asyncrl.trainer.ranks.ranks import Ranks
 from asyncrl.weights.groups.group import CPU
 from asyncrl.wire.handshake import identity
+from asyncrl.wire.memory import MemoryHub
 from asyncrl.wire.run_address import RunAddress
 from asyncrl.workers.child import Child
 
 CONFIG = decode({"model": {"path": "m"}, "data": {"train": "t"}, "trainer": {"ranks": 2}})
-WELCOME = Welcome(1, "run", b"{}", SpoolSet(), 0.5)
-SESSION = TrainerSession(CONFIG, RunAddress("ipc://x"), identity("trainer", "trainer-0"), WELCOME, "127.0.0.1")
+WHO, WELCOME = identity("trainer", "trainer-0"), Welcome(1, "run", to_json(CONFIG), SpoolSet(), 0.5)
 JOINS_AND_STAYS = """
 import asyncio, sys
 from asyncrl.wire.handshake import identity, join
@@ -85,7 +87,9 @@ async def main(library: str) -> None:
     ranks_module.form_group = lambda *_: group  # type: ignore[assignment]
     process.LET_GO_S = 1.0
     try:
-        await ranks.with_ranks(SESSION, work, only_machine("trainer-0", 2))
+        node = RunNode(WHO, RunAddress("ipc://x"), wait_s=None)
+        session = NodeSession(node, WHO, MemoryHub().connect(WHO.peer), WELCOME)
+        await ranks.with_ranks(session, work, only_machine("trainer-0", 2, "127.0.0.1"))
     except RankDied as error:
         sys.stdout.write(str(error))
 

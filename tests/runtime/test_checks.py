@@ -462,7 +462,7 @@ def test_prompts_that_are_left_out_are_a_remark_and_those_that_are_cut_are_fine(
 
 
 def test_prompts_that_fit_as_engines_count_them_are_not_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "token_counter", lambda *_: lambda prompt: 4)
+    monkeypatch.setattr(checks, "readers", lambda *_: (lambda prompt: 4, None))
     assert remarks(model, ["one two three four five"]) == []
 
 

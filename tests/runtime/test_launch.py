@@ -1,6 +1,9 @@
 """A resumed run tells from which step it goes on, and with which settings."""
 
 import shutil
+import sys
+import urllib.error
+import urllib.request
 from contextlib import closing
 from pathlib import Path
 
@@ -8,8 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.broker.ledger.ledger import Ledger
+from asyncrl.errors import ConfigError
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.runtime.launch import continuation_lines, outcome_lines, time_so_far
+from asyncrl.runtime.launch import continuation_lines, dashboard_beside, outcome_lines, time_so_far
 from asyncrl.runtime.origin import settle
 from tests.files.test_checkpoints import write_checkpoint
 from tests.runtime.test_run import METRICS, SUMMARY
@@ -121,3 +125,28 @@ def test_samples_are_offered_once_a_step_has_some(directory: RunDirectory) -> No
     assert offer not in outcome_lines(directory, SUMMARY, 0.0, can_resume=True)
     (directory.samples / "step_000000.parquet").touch()
     assert offer in outcome_lines(directory, SUMMARY, 0.0, can_resume=True)
+
+
+# ── beside ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_dashboard_is_there_while_the_run_is(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn")
+    directory = RunDirectory.create(tmp_path, "a")
+    said: list[str] = []
+    with dashboard_beside(directory, said.append):
+        url = said[0].removeprefix("dashboard ")
+        with urllib.request.urlopen(f"{url}api/runs", timeout=10) as answer:
+            assert b'"name":"a"' in answer.read()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(url, timeout=2)
+
+
+def test_a_dashboard_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = RunDirectory.create(tmp_path, "a")
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "asyncrl: the port is taken" >&2\nexit 78\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(ConfigError, match="the port is taken"), dashboard_beside(directory, print):
+        pass

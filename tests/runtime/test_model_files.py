@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.config.config import from_json, to_json
+from asyncrl.config.config import Config, to_json
 from asyncrl.config.model.directory import check_model
 from asyncrl.config.model.tokenizer import describe, difference
 from asyncrl.config.run_file import decode
@@ -49,8 +49,7 @@ def test_an_adapter_to_start_from_is_told_and_copied_as_a_model_is(tmp_path: Pat
     config = decode({"model": {"path": "/nowhere"}, "data": {"train": "t"}, "trainer": {"lora": lora}})
     assert [found.path for found in model_files(config)] == [lora["path"]]
 
-    welcome = with_copies(Welcome(1, "/run", to_json(config), SpoolSet(), 0.5), {str(lora["path"]): "/copy"})
-    assert from_json(welcome.config).trainer.lora.path == "/copy"
+    assert with_copies(config, {str(lora["path"]): "/copy"}).trainer.lora.path == "/copy"
 
 
 def test_a_model_that_is_not_on_this_machine_is_not_compared(tmp_path: Path) -> None:
@@ -74,8 +73,8 @@ def test_a_rollout_with_another_model_leaves_with_the_cause(tmp_path: Path) -> N
     assert error.startswith(f"on {socket.gethostname()}: {model} is not the model of this run: config.json has 2 bytes")
 
 
-def served(tmp_path: Path, *, may_fetch: bool = True, has_spool: bool = True) -> tuple[Path, Welcome]:
-    """Ask for the models of a broker's machine that this one lacks. Returns the original, and the changed welcome."""
+def served(tmp_path: Path, *, may_fetch: bool = True, has_spool: bool = True) -> tuple[Path, Config]:
+    """Ask for the models of a broker's machine that this one lacks. Returns the original, and the changed config."""
     theirs = write_model(tmp_path / "theirs")
     config = decode({"model": {"path": "/nowhere/model"}, "data": {"train": "t"}})
     models = [ModelFiles("/nowhere/model", describe(theirs))]
@@ -86,7 +85,7 @@ def served(tmp_path: Path, *, may_fetch: bool = True, has_spool: bool = True) ->
         def list(self, folder: str) -> Iterable[FileDigest]:
             return super().list(str(theirs)) if folder == "/nowhere/model" else []
 
-    async def main() -> Welcome:
+    async def main() -> Config:
         hub, broker = ZmqHub("ipc://*", CODEC), MemoryHub()
         names = [file.name for file in models[0].files]
         files = Files({str(theirs): names}, tmp_path / "digests.json", tmp_path / "checkpoints")
@@ -99,7 +98,7 @@ def served(tmp_path: Path, *, may_fetch: bool = True, has_spool: bool = True) ->
             async with asyncio.timeout(30):
                 who = identity("rollout", "r")
                 copies = await local_copies(welcome, RunAddress("ipc:///b"), who, may_fetch=may_fetch)
-                return with_copies(welcome, copies)
+                return with_copies(config, copies)
         finally:
             spool.cancel()
             await asyncio.wait([spool])
@@ -115,8 +114,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_that_this_machine_lacks_is_fetched_from_the_brokers_spool(tmp_path: Path) -> None:
-    theirs, welcome = served(tmp_path)
-    copy = Path(from_json(welcome.config).model.path)
+    theirs, config = served(tmp_path)
+    copy = Path(config.model.path)
     assert copy.is_relative_to(tmp_path / "cache")
     assert difference(copy, describe(theirs)) == ""
     check_model(str(copy))

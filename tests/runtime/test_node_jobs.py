@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asyncrl.broker.staleness_control import StalenessChoice
-from asyncrl.config.run_file import load_config
+from asyncrl.config.run_file import decode, load_config
 from asyncrl.errors import AsyncrlError, ConfigError, LinkError
 from asyncrl.messages.words import Role
 from asyncrl.records.run_directory import RunDirectory
@@ -23,12 +23,14 @@ from asyncrl.runtime.node_jobs import (
     finder,
     node_job,
     replicas_job,
+    run_reward,
     spool_job,
 )
 from asyncrl.runtime.process import Job, StopEvent
 from asyncrl.runtime.sessions import RunNode
-from asyncrl.wire.handshake import identity
+from asyncrl.wire.handshake import Identity, identity
 from asyncrl.wire.run_address import RunAddress
+from tests.runtime.refusing import refused
 from tests.tools.plan.test_fit import a_run
 
 
@@ -205,7 +207,8 @@ def test_each_role_has_its_own_work(role: Role, monkeypatch: pytest.MonkeyPatch)
         async with node.part_of_run(stopping):
             began.append((node.run, role))
 
-    monkeypatch.setattr(f"asyncrl.runtime.{role}.run_{role}", work)
+    module = "node_jobs" if role == "reward" else role
+    monkeypatch.setattr(f"asyncrl.runtime.{module}.run_{role}", work)
     asyncio.run(_began(node_job(a_node(role), OPTIONS)))
     assert began == [(FOUND, role)]
 
@@ -248,3 +251,18 @@ def test_an_answer_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "executable", "true")
     with pytest.raises(AsyncrlError, match="gave no choice"):
         choose(tmp_path)
+
+
+# ── reward node ───────────────────────────────────────────────────────────────────────────────────
+# A reward node that cannot start reports the cause to the broker and to its caller.
+
+
+async def start_reward(run: RunAddress, who: Identity) -> None:
+    await run_reward(RunNode(who, run, wait_s=10.0), StopEvent())
+
+
+def test_a_reward_node_without_its_function_leaves_with_the_cause() -> None:
+    config = decode({"model": {"path": "m"}, "data": {"train": "t"}, "reward": {"function": "nowhere.py:score"}})
+    error, reason = refused(config, "reward", start_reward)
+    assert error == reason
+    assert "nowhere.py" in error

@@ -1,6 +1,7 @@
 """One role as a process: exit codes, signals, and one sentence on standard error."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -8,6 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import asyncrl
+from asyncrl.runtime.process import EPISODE_PLACES, PLACES, SHARD_PLACES, TURN_PLACES
 
 FROM_A_TERMINAL = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
 """Whatever started the tests."""
@@ -217,3 +221,14 @@ sys.exit(run_process(job, name="rollout-7", run_dir=Path(sys.argv[1])))
 """
     done = subprocess.run([sys.executable, "-c", source, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == f"{expected}\n"
+
+
+# ── failpoints ────────────────────────────────────────────────────────────────────────────────────
+# The table of failpoints is the one of the code.
+
+
+def test_the_places_are_those_that_the_code_passes() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in Path(asyncrl.__file__).parent.rglob("*.py")]
+    call = re.compile(r'^ +failpoint\("([a-z._]+)"\)', re.MULTILINE)
+    passed = {place for source in sources for place in call.findall(source)}
+    assert passed == set(PLACES + SHARD_PLACES + TURN_PLACES + EPISODE_PLACES)

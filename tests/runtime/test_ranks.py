@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
+from asyncrl.config.config import to_json
 from asyncrl.config.run_file import decode
 from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import ConfigError, MachineLost, RankDied
@@ -18,24 +20,26 @@ from asyncrl.messages.spool import SpoolSet
 from asyncrl.messages.trainer import TrainerMachine
 from asyncrl.runtime import ranks
 from asyncrl.runtime import ranks as ranks_module
+from asyncrl.runtime.rank import run_rank
 from asyncrl.runtime.ranks import (
     FirstRank,
     HubAddress,
     MachinePlace,
     RankPlace,
-    TrainerSession,
     exit_error,
     only_machine,
     patience_s,
     with_ranks,
 )
+from asyncrl.runtime.sessions import NodeSession, RunNode
 from asyncrl.trainer.ranks.rank_hub import OtherRanks, RankHub, rank_store
 from asyncrl.trainer.ranks.ranks import Ranks, SingleRank
 from asyncrl.weights.groups.store import LinkStore
-from asyncrl.wire.handshake import identity
+from asyncrl.wire.handshake import Identity, identity
 from asyncrl.wire.memory import MemoryHub
 from asyncrl.wire.run_address import RunAddress
 from asyncrl.workers.child import Child
+from tests.runtime.refusing import refused
 
 
 def scene(size: int, act: Callable[[FirstRank], None]) -> list[Ranks]:
@@ -86,7 +90,7 @@ MACHINES = [TrainerMachine("a", "host-a"), TrainerMachine("b", "host-b")]
 
 
 def test_ranks_are_numbered_over_the_machines_in_their_order() -> None:
-    place = MachinePlace(MACHINES, 1, 2)
+    place = MachinePlace(MACHINES, 1, 2, "127.0.0.1")
 
     assert (place.size, list(place.own)) == (4, [2, 3])
     assert place.names == ["a-rank-0", "a-rank-1", "b-rank-2", "b-rank-3"]
@@ -94,7 +98,7 @@ def test_ranks_are_numbered_over_the_machines_in_their_order() -> None:
 
 
 def test_one_machine_has_all_ranks() -> None:
-    place = only_machine("t", 3)
+    place = only_machine("t", 3, "127.0.0.1")
     assert (place.size, list(place.own), place.names[2]) == (3, [0, 1, 2], "t-rank-2")
 
 
@@ -102,9 +106,8 @@ def test_one_machine_has_all_ranks() -> None:
 # A trainer of several processes fails at once when a rank dies before the group is formed, and names it.
 
 ROOT = Path(__file__).parents[2]
-WELCOME = Welcome(1, "run", b"{}", SpoolSet(), 0.5)
 CONFIG = decode({"model": {"path": "m"}, "data": {"train": "t"}, "trainer": {"ranks": 2}})
-SESSION = TrainerSession(CONFIG, RunAddress("ipc://x"), identity("trainer", "trainer-0"), WELCOME, "127.0.0.1")
+WHO, WELCOME = identity("trainer", "trainer-0"), Welcome(1, "run", to_json(CONFIG), SpoolSet(), 0.5)
 JOINS_AND_DIES = """
 import asyncio, os, sys
 from asyncrl.wire.handshake import identity, join
@@ -116,6 +119,11 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+def session() -> NodeSession:
+    node = RunNode(WHO, RunAddress("ipc://x"), wait_s=None)
+    return NodeSession(node, WHO, MemoryHub().connect(WHO.peer), WELCOME)
 
 
 async def load(*, form: Callable[[], Ranks], others: object) -> None:
@@ -137,7 +145,7 @@ def test_a_rank_that_dies_before_the_group_is_formed_is_named_at_once(
     async def main() -> None:
         monkeypatch.setattr(ranks, "start_ranks", dying)
         with pytest.raises(RankDied, match="trainer-0-rank-1 exited with 3") as raised:
-            await with_ranks(SESSION, load, only_machine("trainer-0", 2))
+            await with_ranks(session(), load, only_machine("trainer-0", 2, "127.0.0.1"))
         assert raised.type is RankDied
 
     asyncio.run(main())  # ends the thread that waits for the group
@@ -168,9 +176,9 @@ def test_the_loss_of_another_machine_ends_the_wait_for_its_ranks(monkeypatch: py
             addresses.append(hub.address)
             lost.set_result(MachineLost("b on host-b (rank 1) was lost: silent for 10 s"))
 
-        place = MachinePlace([TrainerMachine("trainer-0", "host-a"), TrainerMachine("b", "host-b")], 0, 1)
+        place = MachinePlace([TrainerMachine("trainer-0", "host-a"), TrainerMachine("b", "host-b")], 0, 1, "127.0.0.1")
         with pytest.raises(MachineLost, match=r"b on host-b \(rank 1\) was lost"):
-            await with_ranks(SESSION, load, place, announce=announce, lost=lost)
+            await with_ranks(session(), load, place, announce=announce, lost=lost)
         assert len(addresses) == 1
 
     asyncio.run(main())
@@ -202,6 +210,21 @@ def test_a_rank_that_left_because_of_another_gives_that_one_time_to_be_named(
 
 
 def test_a_lost_machine_is_waited_for_until_the_broker_notices() -> None:
-    one = only_machine("a", 2)
-    two = MachinePlace([*one.machines, TrainerMachine("b", "host-b")], 0, 2)
+    one = only_machine("a", 2, "127.0.0.1")
+    two = replace(one, machines=[*one.machines, TrainerMachine("b", "host-b")])
     assert patience_s(CONFIG, two) - patience_s(CONFIG, one) == CONFIG.broker.node_ttl_s
+
+
+# ── further rank ──────────────────────────────────────────────────────────────────────────────────
+# A further rank of the trainer that cannot start reports the cause to the first rank.
+
+
+async def start_further(run: RunAddress, who: Identity) -> None:
+    await run_rank(run, run, who, RankPlace(1, 1, 2, "127.0.0.1", "ipc://x"), asyncio.Event())
+
+
+def test_a_rank_on_a_missing_device_leaves_with_the_cause() -> None:
+    config = decode({"model": {"path": "m"}, "data": {"train": "t"}, "trainer": {"device": "npu", "ranks": 2}})
+    error, reason = refused(config, "shard", start_further)
+    assert error == reason
+    assert "npu devices need torch_npu" in error

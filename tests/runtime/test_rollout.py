@@ -103,7 +103,7 @@ def test_tokens_of_all_sessions_are_counted_and_the_last_error_is_kept() -> None
         host = Host()
         for num_tokens in (3, 4):
             generations = Generations(FakeEngine(), "server-1")
-            generations._calls.num_tokens = generations.policy_version = num_tokens
+            generations.calls.num_tokens = generations.policy_version = num_tokens
             host.rolls_out(generations)
         assert (host.health.num_tokens, host.health.policy_version, host.health.in_hand) == (7, 4, 0)
         host.rolls_out(None)

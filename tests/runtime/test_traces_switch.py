@@ -35,7 +35,7 @@ def test_without_the_package_one_sentence_says_what_to_install(monkeypatch):
 
 
 def test_spans_of_a_run_that_fails_are_sent_too(monkeypatch):
-    monkeypatch.setattr(metrics_server, "_export", lambda: Export)
+    monkeypatch.setattr(metrics_server, "require_opentelemetry", lambda: Export)
 
     async def scene():
         async with spans_sent("run-a") as send:

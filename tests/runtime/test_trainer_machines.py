@@ -9,22 +9,38 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from asyncrl.broker.ledger.ledger import Ledger
+from asyncrl.config.config import to_json
 from asyncrl.config.run_file import decode
 from asyncrl.errors import ConfigError, LinkRefused, LinkReset, MachineLost, RankDied
+from asyncrl.files.checkpoints import step_folders
 from asyncrl.messages.codec import Message
 from asyncrl.messages.session import Beat, Bye, Draining, Reject, Stop, StoreGet, StoreSet, StoreValue, Welcome
-from asyncrl.messages.spool import SpoolSet
+from asyncrl.messages.spool import SpoolAddress, SpoolSet
 from asyncrl.messages.trainer import Assembled, Disbanded, Take, TrainerMachine
+from asyncrl.messages.wire import CODEC
 from asyncrl.runtime import trainer_machines
-from asyncrl.runtime.ranks import HubAddress, MachinePlace, TrainerSession
+from asyncrl.runtime.ranks import HubAddress, MachinePlace
 from asyncrl.runtime.sessions import NodeSession, RunNode, ToldToStop
-from asyncrl.runtime.trainer_machines import MemberLink, checkpoint_folder, machine_hello, train_together
+from asyncrl.runtime.trainer_machines import (
+    MemberLink,
+    checkpoint_folder,
+    checkpoint_sender,
+    fetch_checkpoint,
+    machine_hello,
+    train_together,
+)
+from asyncrl.spool.actor import SpoolActor
+from asyncrl.spool.checkpoints import CheckpointStore, FileServer
+from asyncrl.spool.segments import Segments
 from asyncrl.wire.handshake import identity
 from asyncrl.wire.memory import MemoryHub
 from asyncrl.wire.run_address import RunAddress
+from asyncrl.wire.zmq_hub import ZmqHub
 from asyncrl.workers.child import Child
+from tests.files.test_checkpoints import write_checkpoint
 
 
 def folder(run_dir: Path, run_id: str, state: Path) -> Path:
@@ -72,15 +88,12 @@ class Stage:
         self.who = identity("trainer", node)
         self.hub = MemoryHub()
         self.link = self.hub.connect(self.who.peer)
-        self.session = TrainerSession(
-            CONFIG, RunAddress("ipc://x"), self.who, Welcome(1, "", b"", SpoolSet(), 60.0), "127.0.0.1"
-        )
         self.stopping = asyncio.Event()
 
     def train(self, work: Callable[..., Awaitable[None]]) -> "asyncio.Task[None]":
-        node = RunNode(self.who, self.session.run, wait_s=None, stopping=self.stopping)
-        session = NodeSession(node, self.who, self.link, self.session.welcome)
-        return asyncio.create_task(train_together(self.session, session, work))
+        node = RunNode(self.who, RunAddress("ipc://x"), wait_s=None, stopping=self.stopping)
+        session = NodeSession(node, self.who, self.link, Welcome(1, "", to_json(CONFIG), SpoolSet(), 60.0))
+        return asyncio.create_task(train_together(session, "127.0.0.1", work))
 
     def say(self, message: Message) -> None:
         self.hub.send(self.who.peer, message)
@@ -101,7 +114,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     programs: list[str] = []
 
     async def start(
-        stack: AsyncExitStack, _: TrainerSession, place: MachinePlace, hub: HubAddress, *, leave_s: float
+        stack: AsyncExitStack, _: NodeSession, place: MachinePlace, hub: HubAddress, *, leave_s: float
     ) -> list[Child]:
         assert hub == HUB
         names = [place.names[rank] for rank in place.own]
@@ -336,3 +349,87 @@ def test_a_broker_that_restarts_resets_it() -> None:
         await link.leave("LinkReset")
 
     asyncio.run(scene())
+
+
+# ── checkpoint copies ─────────────────────────────────────────────────────────────────────────────
+# A trainer copies its checkpoints if, and only if, its machine does not see the run directory.
+
+
+RUN = RunAddress("ipc:///nowhere")
+WHO = identity("trainer", "trainer-0")
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This machine's own state."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def welcome(run_dir: Path, spool: str = "", run_id: str = "r", *, copies: bool = True) -> Welcome:
+    settings = {"model": {"path": "m"}, "data": {"train": "t"}, "checkpoint": {"copy_to_broker": copies}}
+    spools = SpoolSet([SpoolAddress("spool", spool)] if spool else [])
+    return Welcome(1, str(run_dir), to_json(decode(settings)), spools, 1.0, run_id)
+
+
+def beside_a_spool(tmp_path: Path, scene: Callable[[Welcome], Awaitable[None]]) -> Path:
+    """Run ``scene`` on another machine than that of the spool; returns the folder of checkpoints there."""
+    there = tmp_path / "there" / "checkpoints"
+
+    async def main() -> None:
+        hub, broker = ZmqHub("ipc://*", CODEC), MemoryHub()
+        segments = Segments(tmp_path / "spool")
+        # A machine sees another one's folder under no path; here, the same folder has two.
+        (tmp_path / "theirs").symlink_to(tmp_path / "there")
+        files = FileServer({}, tmp_path / "digests.json", tmp_path / "theirs" / "checkpoints")
+        store = CheckpointStore(there)
+        actor = SpoolActor("spool", segments, hub, broker.connect("spool"), files=files, checkpoints=store)
+        serving = asyncio.create_task(actor.run())
+        try:
+            async with asyncio.timeout(30):
+                await scene(welcome(tmp_path / "theirs", hub.address))
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            await hub.aclose()
+            segments.close()
+
+    asyncio.run(main())
+    return there
+
+
+def test_a_checkpoint_is_copied_there_and_fetched_by_an_empty_machine(tmp_path: Path, state: Path) -> None:
+    async def scene(welcome: Welcome) -> None:
+        here = checkpoint_folder(welcome)
+        assert here.is_relative_to(state)
+        write_checkpoint(here, 20)
+        sender = checkpoint_sender(here, welcome, RUN, WHO)
+        assert sender is not None
+        await sender.send()
+        (state / "asyncrl").rename(state / "of the machine before")
+        await fetch_checkpoint(welcome, RUN, WHO)
+        assert (here / "step_000020" / "model").read_bytes() == b"weights"
+
+    assert list(step_folders(beside_a_spool(tmp_path, scene))) == [20]
+
+
+def test_a_trainer_that_sees_the_run_directory_copies_nothing(tmp_path: Path) -> None:
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        here = welcome(tmp_path, "ipc:///nowhere", ledger.run_id)
+    assert checkpoint_sender(checkpoint_folder(here), here, RUN, WHO) is None
+    asyncio.run(fetch_checkpoint(here, RUN, WHO))
+
+
+def test_copies_can_be_turned_off(tmp_path: Path) -> None:
+    there = welcome(tmp_path, "ipc:///nowhere", copies=False)
+    assert checkpoint_sender(checkpoint_folder(there), there, RUN, WHO) is None
+
+
+def test_without_a_spool_at_the_broker_it_is_said_that_checkpoints_stay(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        there = welcome(tmp_path)
+        assert checkpoint_sender(checkpoint_folder(there), there, RUN, WHO) is None
+    assert [(line["event"], line["cause"]) for line in logs] == [
+        ("checkpoint.stays", "broker.spool is false: no spool takes a copy of it")
+    ]
+    asyncio.run(fetch_checkpoint(welcome(tmp_path), RUN, WHO))

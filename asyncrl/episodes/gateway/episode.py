@@ -21,7 +21,7 @@ from asyncrl.episodes.conversation import Conversation, EpisodeOver, Limit
 from asyncrl.episodes.environment import Score
 from asyncrl.episodes.gateway.chat_request import SORTED, ChatRequest, Identity, RefusedRequest, normal, tools_key
 from asyncrl.episodes.gateway.reply import Choice, Reply, delivered, finish_reason
-from asyncrl.episodes.record import EpisodeRecord, RecordedTurn
+from asyncrl.episodes.record import RecordedTurn
 from asyncrl.errors import EngineError, PromptTooLong
 from asyncrl.log import get_logger
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
@@ -228,13 +228,15 @@ class OpenEpisode:
         as_template: bool,
         earlier: Sequence[RecordedTurn],
         counts: Counts,
-        close: Callable[[], None],
+        close: Callable[[], object],
         clock: Callable[[], float],
     ) -> None:
         self.base_url = base_url
         self.key = key
         self.reward_url = reward_url
         self.stop = stop
+        self.text = conversation.boundary.text
+        """Text of tokens."""
         self.counts = Counts()
         self.score: Score | None = None
         """The program's word, if it gave one."""
@@ -243,9 +245,11 @@ class OpenEpisode:
         self.failure: BaseException | None = None
         """Error of the engine in the last turn; None if it was sampled. A program that ends for it is not to blame."""
         self._conversation = conversation
+        self._record = conversation.record
         self._lineage = lineage
         self._as_template = as_template
-        self._earlier = EarlierTurns(earlier)
+        self.earlier = EarlierTurns(earlier)
+        """Turns of the earlier run that this one has not asked for; they are not in its record."""
         self._all_counts = counts
         self._close = close
         self._clock = clock
@@ -259,18 +263,9 @@ class OpenEpisode:
         """Set when a turn ends, and with it its claim on the room of the episode; then replaced by another."""
 
     @property
-    def _record(self) -> EpisodeRecord:
-        return self._conversation.record
-
-    @property
     def scores(self) -> dict[str, float]:
         """Metrics of the program and of the lineage."""
         return {**self.counts.scores, **(self.score.metrics if self.score else {})}
-
-    @property
-    def num_not_repeated(self) -> int:
-        """Turns of the earlier run that this one has not asked for; they are not in its record."""
-        return self._earlier.num_left
 
     def reply(self, request: ChatRequest) -> "asyncio.Task[Reply]":
         """
@@ -294,9 +289,6 @@ class OpenEpisode:
         """All tokens that the choices of a reply read."""
         return [*self._record.ids_through(reply.parent), *reply.context_ids]
 
-    def text(self, token_ids: Sequence[int]) -> str:
-        return self._conversation.boundary.text(token_ids)
-
     def was_delivered(self, reply: Reply) -> None:
         """A client has the reply, so its turns are trained."""
         for choice in reply.choices:
@@ -309,8 +301,8 @@ class OpenEpisode:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._earlier.num_left:
-            log.info("gateway.turns_not_repeated", turns=self._earlier.num_left)
+        if self.earlier.num_left:
+            log.info("gateway.turns_not_repeated", turns=self.earlier.num_left)
 
     # ── one request ─────────────────────────────────────────────────────────────────────────────
 
@@ -373,7 +365,7 @@ class OpenEpisode:
                 task.cancel()
 
     async def _turn(self, place: TurnPlace, request: ChatRequest) -> int:
-        taken = self._earlier.take(place.parent, place.context_ids)
+        taken = self.earlier.take(place.parent, place.context_ids)
         if taken and taken[1].completion.finish_reason != "unfinished":
             turn = self._record.add(structs.replace(taken[1], parent=place.parent))
             self.count("replayed")
@@ -381,7 +373,7 @@ class OpenEpisode:
             turn = await self._sampled(place, request, taken[1] if taken else None)
             self.count("sampled")
         if taken:
-            self._earlier.moved(taken[0], turn)
+            self.earlier.moved(taken[0], turn)
         self._record.turns[turn].is_trained = False  # until it is delivered
         return turn
 

@@ -79,7 +79,7 @@ class Gateway:
             as_template=self._as_template,
             earlier=earlier,
             counts=self.counts,
-            close=lambda: self._forget(name),
+            close=lambda: self._open.pop(name, None),
             clock=self._clock,
         )
         return episode
@@ -87,9 +87,6 @@ class Gateway:
     def find(self, capability: str) -> OpenEpisode | None:
         """The open episode with this capability; None if there is none."""
         return self._open.get(_hash(capability))
-
-    def _forget(self, name: bytes) -> None:
-        self._open.pop(name, None)
 
 
 def _hash(capability: str) -> bytes:

@@ -286,7 +286,7 @@ class SteppedEnvironments:
     def __init__(self, make: Callable[..., Any], options: dict[str, Any], path: str) -> None:
         self._make = make
         self._options = options
-        self._takes_task = _takes_task(make)
+        self._takes_task = list(_parameters(make))[:1] == ["task"]
         self.setting = f"{FUNCTION} {path!r}"
         self.resume = getattr(make, "resume", "none")
         _check(make, options, self._takes_task, self.resume, self.setting)
@@ -309,22 +309,13 @@ def load(settings: dict[str, Any]) -> Code:
         return Toolbox.load(settings["tools"], settings["call_s"])
     path, options = settings["function"], settings["options"]
     found = load_callable(path, setting=FUNCTION)
-    if not isinstance(found, type) and _is_program(found):
+    if not isinstance(found, type) and list(_parameters(found))[1:2] == ["client"]:
         return Solve(found, options, f"{FUNCTION} {path!r}")
     return SteppedEnvironments(found, options, path)
 
 
-def _is_program(function: Callable[..., Any]) -> bool:
-    """True for ``solve(task, client)``: any function whose second argument is called ``client``."""
-    return list(_parameters(function))[1:2] == ["client"]
-
-
-def _takes_task(make: Callable[..., Any]) -> bool:
-    """True if a function or class wants the task as its first argument, which is called ``task`` then."""
-    return list(_parameters(make))[:1] == ["task"]
-
-
 def _parameters(function: Callable[..., Any]) -> Any:
+    """Arguments by name, which tell what it is: ``solve(task, client)``, ``make(task)``, or a class."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError) as error:

@@ -49,9 +49,11 @@ class TooLarge(Unreadable):
 def equal(given: Any, answer: Any) -> bool:
     """Return True if two parsed answers are the same. Raises `Unreadable`."""
     if isinstance(given, sympy.MatrixBase) or isinstance(answer, sympy.MatrixBase):
-        return _equal_matrices(given, answer)
+        if not (isinstance(given, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase)):
+            return False
+        return given.shape == answer.shape and all(equal(one, other) for one, other in zip(given, answer, strict=True))
     if isinstance(given, Relational | And) or isinstance(answer, Relational | And):
-        return _equal_relations(given, answer)
+        return same_members(_relations(given), _relations(answer), _equal_relation)
     if isinstance(given, sympy.Expr) and isinstance(answer, sympy.Expr):
         return _equal_values(given, answer)
     if type(given) is not type(answer):
@@ -75,17 +77,6 @@ def same_members(given: Sequence[Any], answer: Sequence[Any], same: Callable[[An
             return False
         del left[place]
     return not left
-
-
-def _equal_matrices(given: Any, answer: Any) -> bool:
-    if not (isinstance(given, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase)):
-        return False
-    return given.shape == answer.shape and all(equal(one, other) for one, other in zip(given, answer, strict=True))
-
-
-def _equal_relations(given: Any, answer: Any) -> bool:
-    given_parts, answer_parts = _relations(given), _relations(answer)
-    return same_members(given_parts, answer_parts, _equal_relation)
 
 
 def _relations(relation: Any) -> list[Any]:

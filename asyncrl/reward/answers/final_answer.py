@@ -25,8 +25,8 @@ def last_boxed(text: str) -> str | None:
     if start < 0:
         return None
     rest = text[start + len(box) :].lstrip(" ")
-    if not rest.startswith("{"):
-        return _word(rest)
+    if not rest.startswith("{"):  # the 5 of \boxed 5
+        return next(iter(rest[:64].replace("$", " ").split(maxsplit=1)), None)
     end = _closing(rest)
     return None if end is None else rest[1:end].strip()
 
@@ -38,12 +38,6 @@ def after_answer(text: str) -> str | None:
         return None
     line = text[marks[-1].end() :].lstrip().partition("\n")[0]
     return line.strip(" \t\r*_").removesuffix(".").strip() or None
-
-
-def _word(rest: str) -> str | None:
-    """First word: the 5 of ``\\boxed 5``."""
-    words = rest[:64].replace("$", " ").split(maxsplit=1)
-    return words[0] if words else None
 
 
 def _closing(text: str) -> int | None:

@@ -124,11 +124,6 @@ def compare(given: str, answer: str) -> Comparison:
         return Comparison(is_same=False, is_computed=False)
 
 
-def same_value(given: str, answer: str) -> bool:
-    """Return True if a hostile answer equals the reference; see `compare`."""
-    return compare(given, answer).is_same
-
-
 @contextmanager
 def _at_most(cpu_s: float) -> Iterator[None]:
     """Raise `TooSlow` after so much CPU time of this process. Only the main thread can; in others there is no limit."""
@@ -178,9 +173,9 @@ def _same(given: str, answer: str) -> bool:
     """Compare two answers that may have parts."""
     given, answer = MEMBER.sub("", given), MEMBER.sub("", answer)
     if any(MORE.search(text) or LESS.search(text) for text in (given, answer)):
-        spans = _interval(given), _interval(answer)
-        if spans[0] and spans[1]:
-            return _same_intervals(spans[0], spans[1])
+        one, other = _interval(given), _interval(answer)
+        if one and other:
+            return one.sides == other.sides and _same_end(one.low, other.low) and _same_end(one.high, other.high)
     mine, reference = _members(given), _members(answer)
     if len(mine.parts) > 1 or len(reference.parts) > 1:
         return _same_members(mine, reference)
@@ -279,10 +274,6 @@ def _interval(text: str) -> Interval | None:
             case [low, name] if re.fullmatch(r"[A-Za-z]", name):
                 return Interval(low, "\\infty", f"{'(' if strict[0] else '['})")
     return None
-
-
-def _same_intervals(given: Interval, answer: Interval) -> bool:
-    return given.sides == answer.sides and _same_end(given.low, answer.low) and _same_end(given.high, answer.high)
 
 
 def _same_end(given: str, answer: str) -> bool:

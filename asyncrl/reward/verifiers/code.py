@@ -161,8 +161,14 @@ class Code(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=T
                 raise VerifierError(
                     f"{number - 1} of {len(tests.cases)} tests took all of deadline_s = {self.deadline_s:g} s; raise it"
                 )
+            limits = SandboxLimits(
+                cpu_s=self.cpu_s,
+                wall_s=min(left_s, 2.0 * self.cpu_s),
+                memory_bytes=self.memory_mb * MIB,
+                processes=self.processes,
+            )
             try:
-                result = self._sandbox.run(program, case.stdin, self._limits(left_s))
+                result = self._sandbox.run(program, case.stdin, limits)
             except SandboxError as error:
                 raise VerifierError(str(error), retryable=True) from error
             if result.succeeded and tests.passes(case, result.output):
@@ -170,10 +176,6 @@ class Code(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=T
             elif not self.share:
                 break
         return passed
-
-    def _limits(self, left_s: float) -> SandboxLimits:
-        wall_s, memory_bytes = min(left_s, 2.0 * self.cpu_s), self.memory_mb * MIB
-        return SandboxLimits(cpu_s=self.cpu_s, wall_s=wall_s, memory_bytes=memory_bytes, processes=self.processes)
 
     @cached_property
     def _sandbox(self) -> Sandbox:

@@ -179,7 +179,9 @@ class RewardModel(EndpointOptions, frozen=True, kw_only=True):
     threshold: float = 0.5
 
     async def __call__(self, inputs: VerifierInput, /) -> dict[str, float]:
-        request = {"model": self.model, "messages": _chat(inputs), "use_activation": self.activation}
+        chat = inputs.prompt if isinstance(inputs.prompt, list) else [{"role": "user", "content": inputs.prompt}]
+        messages = [*chat, {"role": "assistant", "content": inputs.completion}]
+        request = {"model": self.model, "messages": messages, "use_activation": self.activation}
         score = self._score(await self.endpoint.post(request))
         return {"score": score, "correct": float(score > self.threshold)}
 
@@ -188,8 +190,3 @@ class RewardModel(EndpointOptions, frozen=True, kw_only=True):
             return msgspec.convert(answer, _Classified).data[0].probs[self.label]
         except (msgspec.ValidationError, IndexError) as error:
             raise VerifierError(f"{self.url} answered {answer!r:.80}, expected data[0].probs[{self.label}]") from error
-
-
-def _chat(inputs: VerifierInput) -> list[dict[str, str]]:
-    chat = inputs.prompt if isinstance(inputs.prompt, list) else [{"role": "user", "content": inputs.prompt}]
-    return [*chat, {"role": "assistant", "content": inputs.completion}]

@@ -52,7 +52,7 @@ class RewardProcess:
     """One running worker; made by `start`."""
 
     def __init__(self, process: WorkerProcess[FromWorker], timeout_s: float, *, concurrent: bool) -> None:
-        self._process = process
+        self.process = process
         self._timeout_s = timeout_s
         self._judged_before = 0
         self.concurrent = concurrent
@@ -81,10 +81,6 @@ class RewardProcess:
             raise ConfigError(answer.reason)
         return cls(process, reward.timeout_s, concurrent=isinstance(answer, Loaded) and answer.concurrent)
 
-    @property
-    def is_alive(self) -> bool:
-        return self._process.is_alive
-
     async def judge(self, inputs: Sequence[Raw], settle: Callable[[int, Judged], None]) -> None:
         """
         Judge inputs; call ``settle`` with the position of each once, as soon as it is judged.
@@ -101,7 +97,7 @@ class RewardProcess:
         missing = set(range(first, self._judged_before))
         try:
             async with asyncio.timeout(patience_s) as deadline:
-                self._process.send(encode(Judge(first, list(inputs))))
+                self.process.send(encode(Judge(first, list(inputs))))
                 for _ in inputs:
                     judged = await self._judged(missing)
                     settle(judged.number - first, judged)
@@ -111,19 +107,15 @@ class RewardProcess:
         except TimeoutError as error:
             raise VerifierError(f"{hung_message(self._timeout_s)} (its worker was killed)", retryable=True) from error
         except EOFError as error:
-            raise VerifierError(await self._process.cause(), retryable=True) from error
-
-    async def cause(self) -> str:
-        """Reason why a worker that is not alive has ended."""
-        return await self._process.cause()
+            raise VerifierError(await self.process.cause(), retryable=True) from error
 
     async def kill(self) -> None:
         """Kill the worker and everything below its keeper. Idempotent."""
-        await self._process.kill()
+        await self.process.kill()
 
     async def _judged(self, missing: set[int]) -> Judged:
         """Receive the next verdict, and remove its number from ``missing``; raises `EOFError` without one."""
-        answer = await self._process.receive()
+        answer = await self.process.receive()
         if not isinstance(answer, Judged) or answer.number not in missing:
             raise VerifierError(f"the reward worker sent an unexpected {type(answer).__name__}", retryable=True)
         missing.remove(answer.number)
@@ -202,8 +194,8 @@ class RewardSlot(WorkerSlot[RewardProcess, int]):
 
     async def fill(self) -> RewardProcess:
         """Return the worker, a new one if it is dead; raises `ConfigError` if that cannot load the verifiers."""
-        if (idle := self.started) and not idle.is_alive:
-            log.warning("worker.lost", cause=await idle.cause())
+        if (idle := self.started) and not idle.process.is_alive:
+            log.warning("worker.lost", cause=await idle.process.cause())
             await asyncio.shield(self.discard(idle))
         return await self.worker()
 

@@ -112,16 +112,12 @@ async def _awaited(value: Any) -> Any:
 def _failed(number: int, error: BaseException) -> bytes:
     """Convert an exception. It is retryable unless the verifier says otherwise: a service may be back later."""
     if isinstance(error, VerifierError):
-        return encode(Judged(number, None, _clean(_text(error)), bool(error.retryable)))
+        text = str(error) if type(error) is VerifierError else describe(error, *OURS)  # a subclass that a verifier made
+        return encode(Judged(number, None, _clean(text), bool(error.retryable)))
     reason = f"the function raised {describe(error, *OURS)}"
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
         reason += "; reward.file_bytes limits the size of a file"
     return encode(Judged(number, None, _clean(reason), retryable=True))
-
-
-def _text(error: VerifierError) -> str:
-    """Text of our own error, or of a subclass that a verifier made."""
-    return str(error) if type(error) is VerifierError else describe(error, *OURS)
 
 
 def _clean(reason: str) -> str:

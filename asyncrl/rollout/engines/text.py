@@ -96,16 +96,6 @@ def decode(tokenizer: PreTrainedTokenizerBase, token_ids: list[int]) -> str:
     return text
 
 
-def has_stop(
-    tokenizer: PreTrainedTokenizerBase, token_ids: list[int], stop: list[str], special: Collection[int]
-) -> bool:
-    """True if the text of these tokens has a stop string: as it is shown, or with its ``special`` tokens spelled."""
-    texts = [decode(tokenizer, token_ids)]
-    if any(token_id in special for token_id in token_ids):
-        texts.append(tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-    return any(string in text for string in stop for text in texts)
-
-
 def stop_window(stop: list[str]) -> int:
     """Number of last tokens to search for a stop string that ends at the newest token."""
     # A character has at most 4 bytes and a token at least one; 8 more tokens may decode to nothing.

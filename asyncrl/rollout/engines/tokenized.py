@@ -59,5 +59,8 @@ class TokenizedEngine:
         )
 
     def _stops_here(self, token_ids: list[int], stop: list[str]) -> bool:
-        """True if the text of these tokens has a stop string."""
-        return text.has_stop(self._tokenizer, token_ids, stop, self._special)
+        """True if the text of these tokens has a stop string: as it is shown, or with its special tokens spelled."""
+        texts = [self.decode(token_ids)]
+        if any(token_id in self._special for token_id in token_ids):
+            texts.append(self._spelled.spelled(token_ids))
+        return any(string in found for string in stop for found in texts)

@@ -1,7 +1,7 @@
 """Boundaries of turns: the token ids between two turns of an episode, by the tokenizer's chat template."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,12 +12,15 @@ from transformers import PreTrainedTokenizerBase
 from asyncrl.config.sections.sampling import ToolParser
 from asyncrl.engine import ChatMessage, PolicyTurn, TurnBoundary
 from asyncrl.episodes.tool_calls import (
+    MARKS,
     MAX_CALLS,
     PARSERS,
     TOO_MANY,
     Call,
     ParsedText,
+    Parser,
     Schemas,
+    after_thought,
     as_object,
     form_of,
     named_call,
@@ -32,7 +35,6 @@ from asyncrl.plug_in import describe
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.special_tokens import TOOL, SpelledTokens, special_tokens, without_last
 from asyncrl.rollout.engines.text import NO_KWARGS, TemplateKwargs
-from asyncrl.rollout.engines.turn_reader import Find, TurnReader, by_parser
 
 # ── chat template ──────────────────────────────────────────────────────────────────────────────
 # A tokenizer's chat template, and messages in the form that it takes.
@@ -159,8 +161,40 @@ def content_of(message: ChatMessage) -> str:
     )
 
 
-# ── response template ─────────────────────────────────────────────────────────────────────────
-# Calls of tools as a tokenizer's own response template finds them (`PreTrainedTokenizerBase.parse_response`).
+# ── turn ──────────────────────────────────────────────────────────────────────────────────────
+# Text of a turn and the calls of tools in it, found by a parser, or by a tokenizer's own response template
+# (`PreTrainedTokenizerBase.parse_response`).
+
+Find = Callable[[Sequence[int]], ParsedText]
+"""Finds the calls and the content of a turn of these tokens."""
+
+
+def read_turn(
+    tokenizer: PreTrainedTokenizerBase, find: Find, token_ids: Sequence[int], finish_reason: FinishReason
+) -> PolicyTurn:
+    """Read a turn. A thought (``<think>...</think>``) is in the text, but not in the content, and calls no tool."""
+    found = find(token_ids)
+    whole = text.decode(tokenizer, list(token_ids))
+    return PolicyTurn(text=whole, content=found.content, tool_calls=found.calls, finish_reason=finish_reason)
+
+
+def by_parser(tokenizer: PreTrainedTokenizerBase, parse: Parser, schemas: Schemas, *, in_thought: bool) -> Find:
+    """
+    Find calls by a parser of `asyncrl.episodes.tool_calls`.
+
+    Args:
+        schemas: Of the parameters of the tools.
+        in_thought: The generation prompt opens a thought.
+    """
+    special = special_tokens(tokenizer)
+    hidden = {token_id for token_id, token in special.items() if token not in MARKS}
+
+    def find(token_ids: Sequence[int]) -> ParsedText:
+        shown = [token_id for token_id in token_ids if token_id not in hidden]
+        spoken: str = tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return parse(after_thought(spoken, is_open=in_thought), schemas)
+
+    return find
 
 
 def has_response_template(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -234,13 +268,13 @@ class ChatBoundary:
         self,
         tokenizer: PreTrainedTokenizerBase,
         template: ChatTemplate,
-        reader: TurnReader,
+        find: Find,
         never: Collection[int] = (),
         spelled: SpelledTokens | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._reader = reader
+        self._find = find
         self._never = frozenset(never)
         self._special = special_tokens(tokenizer)
         self._spelling = spelled or SpelledTokens(tokenizer)
@@ -263,7 +297,7 @@ class ChatBoundary:
         return None if self._spelling.spelled(retold) == self._spelling.spelled(read_ids) else retold
 
     def said(self, token_ids: Sequence[int], finish_reason: FinishReason) -> PolicyTurn:
-        return self._reader.read(token_ids, finish_reason)
+        return read_turn(self._tokenizer, self._find, token_ids, finish_reason)
 
     def message(self, token_ids: Sequence[int]) -> ChatMessage:
         written = self._spelling.retold(without_last(token_ids, self._special))
@@ -426,9 +460,9 @@ def _ids(tokenizer: PreTrainedTokenizerBase, words: str) -> list[int]:
 class TextBoundary:
     """`TurnBoundary` of prompts without a chat. Each answer is tokenized alone: what the policy wrote stays."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, reader: TurnReader) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, find: Find) -> None:
         self._tokenizer = tokenizer
-        self._reader = reader
+        self._find = find
 
     def after(self, messages: Sequence[ChatMessage], last_ids: Sequence[int]) -> list[int]:
         return list(self._tokenizer(_joined(messages), add_special_tokens=False).input_ids)
@@ -443,7 +477,7 @@ class TextBoundary:
         return list(messages)  # Bare text is encoded as it stands.
 
     def said(self, token_ids: Sequence[int], finish_reason: FinishReason) -> PolicyTurn:
-        return self._reader.read(token_ids, finish_reason)
+        return read_turn(self._tokenizer, self._find, token_ids, finish_reason)
 
     def message(self, token_ids: Sequence[int]) -> ChatMessage:
         return {"role": "assistant", "content": self.text(token_ids)}
@@ -485,8 +519,8 @@ def make_boundary(
         if is_chat:
             template = ChatTemplate(tokenizer, template_kwargs, listed)
             _check_tools(template, listed)
-            reader = TurnReader(tokenizer, _find(tokenizer, template, listed, tool_parser))
-            boundary = ChatBoundary(tokenizer, template, reader, never, spelled)
+            find = _find(tokenizer, template, listed, tool_parser)
+            boundary = ChatBoundary(tokenizer, template, find, never, spelled)
             check_boundary(boundary, tokenizer, ["user", TOOL] if listed else ["user"])
             return boundary
     except EngineError as error:
@@ -496,7 +530,7 @@ def make_boundary(
             "the environment has tools, but prompts of plain text have no place for them; write the prompts as chats"
         )
     parse = PARSERS.get(tool_parser, no_calls)
-    return TextBoundary(tokenizer, TurnReader(tokenizer, by_parser(tokenizer, parse, {}, in_thought=False)))
+    return TextBoundary(tokenizer, by_parser(tokenizer, parse, {}, in_thought=False))
 
 
 def _find(
@@ -516,8 +550,10 @@ def _find(
             "the chat template shows no form in which the policy would write calls of tools; name it in "
             f"environment.tool_parser: {', '.join(PARSERS)}"
         )
+    functions = [_function(tool) for tool in tools]
+    schemas = {function.get("name", ""): function.get("parameters", {}).get("properties", {}) for function in functions}
     parse = PARSERS.get(form or "none", no_calls)
-    return by_parser(tokenizer, parse, _schemas(tools), in_thought=bool(opened_thought(prompt)))
+    return by_parser(tokenizer, parse, schemas, in_thought=bool(opened_thought(prompt)))
 
 
 def _check_tools(template: ChatTemplate, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -528,11 +564,6 @@ def _check_tools(template: ChatTemplate, tools: Sequence[Mapping[str, Any]]) -> 
             f"the chat template does not show the tool {hidden[0]} to the policy; take a template with tools, or "
             f"describe them in the prompts and let an environment.function answer"
         )
-
-
-def _schemas(tools: Sequence[Mapping[str, Any]]) -> Schemas:
-    functions = [_function(tool) for tool in tools]
-    return {function.get("name", ""): function.get("parameters", {}).get("properties", {}) for function in functions}
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:

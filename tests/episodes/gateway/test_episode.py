@@ -491,7 +491,7 @@ def test_the_first_turn_that_differs_is_sampled_and_later_ones_leave_the_record(
         again = Episode(lambda _: "something else", earlier=before.record)
         first = await chat(app_of(again), again, HI)
         await chat(app_of(again), again, [*HI, first.message, user("another")])
-        assert (len(again.engine.requests), again.open.num_not_repeated) == (1, 2)
+        assert (len(again.engine.requests), again.open.earlier.num_left) == (1, 2)
         assert again.record.turns[0] == before.record.turns[0]
         assert again.record.turns[1].text == "something else"
 
@@ -538,3 +538,30 @@ def test_as_template_begins_a_branch_where_the_template_differs() -> None:
         assert episode.engine.requests[1].prompt_ids == episode.boundary.opening([*HI, first.message, user("more")])
 
     play(scene)
+
+
+# ── gateway ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def policy(_: str) -> str:
+    return "x"
+
+
+def test_a_capability_opens_one_episode_until_it_is_closed() -> None:
+    gateway = Gateway("http://127.0.0.1:9")
+    one, two = Episode(policy, gateway=gateway), Episode(policy, gateway=gateway)
+    assert gateway.find(one.open.key) is one.open
+    assert gateway.find(two.open.key) is two.open
+    assert gateway.find(one.open.key[:-1]) is gateway.find("") is gateway.find("\ud800") is None
+
+
+def test_addresses_contain_the_capability() -> None:
+    episode = Episode(policy, gateway=Gateway("http://127.0.0.1:9")).open
+    assert episode.base_url == f"http://127.0.0.1:9/e/{episode.key}/v1"
+    assert episode.reward_url == f"http://127.0.0.1:9/e/{episode.key}/reward"
+
+
+def test_capabilities_have_256_bits() -> None:
+    keys = {Episode(policy).open.key for _ in range(100)}
+    assert len(keys) == 100
+    assert all(len(key) == 43 for key in keys)  # base64

@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.errors import VerifierError
 
-same_value = pytest.importorskip("asyncrl.reward.answers.same_value", exc_type=ImportError).same_value
+compare = pytest.importorskip("asyncrl.reward.answers.same_value", exc_type=ImportError).compare
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ same_value = pytest.importorskip("asyncrl.reward.answers.same_value", exc_type=I
     ],
 )
 def test_different_ways_to_write_one_value(given: str, answer: str) -> None:
-    assert same_value(given, answer)
+    assert compare(given, answer).is_same
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,16 @@ def test_different_ways_to_write_one_value(given: str, answer: str) -> None:
     ],
 )
 def test_wrong_answers_are_not_equal(given: str, answer: str) -> None:
-    assert not same_value(given, answer)
+    assert not compare(given, answer).is_same
 
 
 def test_a_row_without_an_answer_is_an_error_and_not_a_zero() -> None:
     with pytest.raises(VerifierError, match="no answer"):
-        same_value("5", " $$ ")
+        compare("5", " $$ ")
 
 
 @pytest.mark.parametrize("form", ["{}", "\\text{{{}}}", "1 + {}", "x = {}"])
 def test_text_that_looks_like_python_is_not_run(form: str, tmp_path: Path) -> None:
-    same_value(form.format(f"__import__('pathlib').Path('{tmp_path}/owned').touch()"), "5")
+    compare(form.format(f"__import__('pathlib').Path('{tmp_path}/owned').touch()"), "5")
 
     assert not (tmp_path / "owned").exists()

@@ -4,7 +4,8 @@ import pytest
 
 from asyncrl.reward.verifier import VerifierInput, verdict_of
 
-Math = pytest.importorskip("asyncrl.reward.verifiers.math", exc_type=ImportError).Math
+math = pytest.importorskip("asyncrl.reward.verifiers.math", exc_type=ImportError)
+Math, Geo3k = math.Math, math.Geo3k
 
 
 @pytest.mark.parametrize(
@@ -47,3 +48,25 @@ def test_an_answer_that_takes_too_long_is_wrong_and_said_to_be_not_computed() ->
 def test_the_extracted_answer_is_reported() -> None:
     assert verdict_of(Math()(VerifierInput(completion="\\boxed{7}", answer="8"))).answer == "7"
     assert verdict_of(Math()(VerifierInput(completion="7", answer="8"))).answer == ""
+
+
+# ── geo3k ─────────────────────────────────────────────────────────────────────────────────────────
+# Geometry3K: nine tenths for the answer, one tenth for the format.
+
+
+@pytest.mark.parametrize(
+    ("completion", "score", "accuracy", "shape"),
+    [
+        ("<think>hm\n</think> so \\boxed{2\\sqrt{2}}", 1.0, 1.0, 1.0),
+        ("so \\boxed{2\\sqrt{2}}", 0.9, 1.0, 0.0),
+        ("<think>hm</think> \\boxed{3}", 0.1, 0.0, 1.0),
+        (" <think>hm</think> \\boxed{3}", 0.0, 0.0, 0.0),
+        ("<think>\\boxed{\\sqrt 8}</think>", 0.9, 1.0, 0.0),
+        ("", 0.0, 0.0, 0.0),
+    ],
+)
+def test_scores_of_geometry_worked_by_hand(completion: str, score: float, accuracy: float, shape: float) -> None:
+    verdict = verdict_of(Geo3k()(VerifierInput(completion=completion, answer="\\sqrt{8}")))
+
+    assert verdict.reward == pytest.approx(score)
+    assert verdict.metrics == {"accuracy": accuracy, "format": shape, "correct": accuracy, "not_computed": 0.0}

@@ -36,13 +36,6 @@ async def score_async(sample):
 """
 
 
-@pytest.fixture
-def functions(tmp_path: Path) -> Path:
-    path = tmp_path / "functions.py"
-    path.write_text(FUNCTIONS)
-    return path
-
-
 def judged(
     function: str, *completions: str, workers: int = 1, timeout_s: float = 10.0
 ) -> list[Verdict | BaseException]:

@@ -32,13 +32,6 @@ async def block(sample):
 """
 
 
-@pytest.fixture
-def functions(tmp_path: Path) -> Path:
-    path = tmp_path / "functions.py"
-    path.write_text(FUNCTIONS)
-    return path
-
-
 def raw(completion: str) -> msgspec.Raw:
     return msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion=completion)))
 
@@ -52,7 +45,7 @@ def lost_over(function: str, *completions: str) -> tuple[list[int], VerifierErro
         with pytest.raises(VerifierError) as caught:
             await worker.judge([raw(text) for text in completions], lambda place, judged: settled.append(place))
         await worker.kill()
-        assert not worker.is_alive
+        assert not worker.process.is_alive
         await worker.kill()
         return settled, caught.value
 

@@ -90,13 +90,6 @@ def process() -> "Iterator[subprocess.Popen[bytes]]":
 
 
 @pytest.fixture
-def functions(tmp_path: Path) -> Path:
-    path = tmp_path / "functions.py"
-    path.write_text(FUNCTIONS)
-    return path
-
-
-@pytest.fixture
 def child(process: "subprocess.Popen[bytes]") -> Child:
     return Child(process)
 

@@ -36,13 +36,6 @@ async def decide_async(sample):
 """
 
 
-@pytest.fixture
-def functions(tmp_path: Path) -> Path:
-    path = tmp_path / "functions.py"
-    path.write_text(FUNCTIONS)
-    return path
-
-
 def outcomes(function: str, *completions: str, cancelled: int | None = None) -> tuple[list[object], int]:
     """Outcome of each completion, and the number of workers replaced."""
 

@@ -9,8 +9,7 @@ from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.special_tokens import SpelledTokens, special_tokens, without_last
-from asyncrl.rollout.engines.turn_boundaries import ChatBoundary, ChatTemplate
-from asyncrl.rollout.engines.turn_reader import TurnReader, by_parser
+from asyncrl.rollout.engines.turn_boundaries import ChatBoundary, ChatTemplate, by_parser
 from tests.rollout.engines.chat_families import FAMILIES, tokenizer
 
 
@@ -49,7 +48,7 @@ def num_control(name: str, token_ids: list[int]) -> int:
 
 def boundary(name: str) -> ChatBoundary:
     own = tokenizer(name)
-    return ChatBoundary(own, ChatTemplate(own), TurnReader(own, by_parser(own, no_calls, {}, in_thought=False)))
+    return ChatBoundary(own, ChatTemplate(own), by_parser(own, no_calls, {}, in_thought=False))
 
 
 @each_family

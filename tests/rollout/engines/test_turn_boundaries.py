@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from asyncrl.config.sections.sampling import ToolParser
-from asyncrl.engine import TurnBoundary
+from asyncrl.engine import PolicyTurn, TurnBoundary
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.rollout.engines.special_tokens import SpelledTokens
 from asyncrl.rollout.engines.turn_boundaries import ChatBoundary, TextBoundary, make_boundary
@@ -332,3 +332,39 @@ def test_a_turn_is_its_text(boundary: TurnBoundary) -> None:
 def test_tools_have_no_place(boundary: TurnBoundary) -> None:
     with pytest.raises(EngineError, match="plain text has no place for them"):
         boundary.opening([{"role": "user", "content": " a"}], '[{"name": "add"}]')
+
+
+# ── turn reader ───────────────────────────────────────────────────────────────────────────────────
+# Turns as the environment gets them.
+
+
+CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+
+
+def heard(family: str, written: str) -> PolicyTurn:
+    return make_boundary(tokenizer(family)).said(tokenizer(family)(written, add_special_tokens=False).input_ids, "stop")
+
+
+def test_text_is_all_and_content_is_what_is_neither_thought_nor_call() -> None:
+    turn = heard("qwen3", f"<think>\nhm\n</think>\n\nLook.\n{CALL}<|im_end|>")
+    assert turn.text == f"<think>\nhm\n</think>\n\nLook.\n{CALL}"
+    assert turn.content == "Look."
+    assert [call.name for call in turn.tool_calls] == ["add"]
+
+
+@pytest.mark.parametrize("written", [f"<think>{CALL}</think>no", f"<think>{CALL}"], ids=["closed", "cut"])
+def test_a_call_in_a_thought_is_none(written: str) -> None:
+    assert heard("qwen3", written).tool_calls == []
+
+
+def test_a_thought_that_the_prompt_opened_is_no_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    thinking = tokenizer("qwen3").chat_template.replace("assistant\\n' if add", "assistant\\n<think>\\n' if add")
+    monkeypatch.setattr(tokenizer("qwen3"), "chat_template", thinking)
+    assert heard("qwen3", CALL).tool_calls == []
+    assert heard("qwen3", f"hm</think>ok{CALL}").content == "ok"
+
+
+def test_marks_of_calls_may_be_special_tokens() -> None:
+    turn = heard("llama3", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}<|eot_id|>')
+    assert [(call.name, call.arguments) for call in turn.tool_calls] == [("add", {"a": 1})]
+    assert turn.content == ""

@@ -43,7 +43,6 @@ from asyncrl.rollout.engines import limits, text
 from asyncrl.rollout.engines.limits import check
 from asyncrl.rollout.engines.tokenized import TokenizedEngine
 from asyncrl.rollout.engines.transformers import qwen3
-from asyncrl.rollout.engines.transformers import qwen3 as qwen3_module
 from asyncrl.rollout.engines.transformers.forward import Forward, ModelForward, check_attention
 from asyncrl.rollout.engines.transformers.kv_cache import KVCache, RouteCache
 from asyncrl.rollout.engines.transformers.pictures import PlacedPictures, VisionTower, mrope
@@ -176,7 +175,7 @@ class TransformersEngine(TokenizedEngine):
         self._max_tokens = max_tokens_per_slot
         num_rows: int = model.get_input_embeddings().weight.shape[0]
         eos_ids = text.eos_ids(model, tokenizer)
-        self._vocab_size = text.num_token_ids(tokenizer, eos_ids, num_rows)
+        self.vocab_size = text.num_token_ids(tokenizer, eos_ids, num_rows)
         self.device: torch.device = model.device
         """Device of the weights."""
         with current(self.device):
@@ -189,7 +188,7 @@ class TransformersEngine(TokenizedEngine):
                 policy_version=policy_version,
                 prefill_tokens=prefill_tokens,
                 device=self.device,
-                never=self._picture_ids.union(range(self._vocab_size, num_rows)),
+                never=self._picture_ids.union(range(self.vocab_size, num_rows)),
             )
         self._thread = device_thread(self.device, "asyncrl-engine")
         self._waiting: deque[SlotJob] = deque()
@@ -253,10 +252,6 @@ class TransformersEngine(TokenizedEngine):
     def policy_version(self) -> int:
         return self._table.policy_version
 
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
     def specs(self) -> list[TensorSpec]:
         return limits.specs(self._model)
 
@@ -268,7 +263,7 @@ class TransformersEngine(TokenizedEngine):
         """
         if self._is_closed:
             raise EngineError("the engine was closed")
-        check(request, positions=self._max_tokens, vocab_size=self._vocab_size)
+        check(request, positions=self._max_tokens, vocab_size=self.vocab_size)
         if request.sampling.replay_routes and self._table.cache.routes is None:
             raise EngineError("this engine records no experts: make it with replay_routes", retryable=False)
         job = SlotJob(request, await self._placed(request))
@@ -277,7 +272,8 @@ class TransformersEngine(TokenizedEngine):
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._futures[job] = future
         with self._table.lock:
-            self._waiting.insert(self._place_of(request), job)
+            behind = (place for place, job in enumerate(self._waiting) if job.request.priority > request.priority)
+            self._waiting.insert(next(behind, len(self._waiting)), job)
         self._wake()
         try:
             return await future
@@ -292,11 +288,6 @@ class TransformersEngine(TokenizedEngine):
         if request.images:
             raise EngineError(text.READS_NONE, retryable=False)
         return None
-
-    def _place_of(self, request: Request) -> int:
-        """Place in the queue, before all requests of lower priority."""
-        behind = (place for place, job in enumerate(self._waiting) if job.request.priority > request.priority)
-        return next(behind, len(self._waiting))
 
     def written(self, request: Request) -> Completion | None:
         """See `Engine.written`. A request that waits for a slot has the tokens of its ``resume_from``."""
@@ -463,6 +454,6 @@ def _forward(model: PreTrainedModel, slots: int, positions: int, tower: VisionTo
     check_attention(config, positions)
     cache = KVCache(config, slots=slots, positions=positions, dtype=model.dtype, device=model.device)
     if tower is not None:
-        kind = qwen3_module.Qwen3VLForward if qwen3_module.fits_vl(model) else PictureForward
+        kind = qwen3.Qwen3VLForward if qwen3.fits_vl(model) else PictureForward
         return kind(model, cache, tower)
     return qwen3.Qwen3Forward(model, cache) if qwen3.fits(model) else ModelForward(model, cache)

@@ -7,7 +7,7 @@ Key and value of one position are adjacent, so one `index_copy_` per layer write
 copies a slot in all layers. Slots 0 .. n - 1 are the running ones, so a step reads a view instead of a gather.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -130,35 +130,19 @@ class KVCache:
 # kept until another request takes it, and all are forgotten with new weights.
 
 
-class KeptTurns:
-    """Tokens that are cached in free slots."""
+def longest_kept(kept: Mapping[int, tuple[int, ...]], prefix: Sequence[int]) -> tuple[int, int]:
+    """
+    Slot with the most tokens that a prefix begins with, and their number; (-1, 0) if there is none.
 
-    def __init__(self) -> None:
-        self._tokens: dict[int, tuple[int, ...]] = {}
-
-    def __contains__(self, slot: int) -> bool:
-        return slot in self._tokens
-
-    def keep(self, slot: int, tokens: tuple[int, ...]) -> None:
-        """Remember that the slot has keys and values of these tokens."""
-        self._tokens[slot] = tokens
-
-    def forget(self, slot: int) -> None:
-        """Forget a slot whose cells are about to be written."""
-        self._tokens.pop(slot, None)
-
-    def clear(self) -> None:
-        self._tokens.clear()
-
-    def longest(self, prefix: Sequence[int]) -> tuple[int, int]:
-        """Slot with the most tokens that a prefix begins with, and their number; (-1, 0) if there is none."""
-        found, most = -1, 0
-        for slot, tokens in self._tokens.items():
-            length = len(tokens)
-            # The last token is compared first: most slots have those of other episodes.
-            if most < length < len(prefix) and prefix[length - 1] == tokens[-1] and prefix[:length] == tokens:
-                found, most = slot, length
-        return found, most
+    ``kept`` are the tokens that are cached in free slots.
+    """
+    found, most = -1, 0
+    for slot, tokens in kept.items():
+        length = len(tokens)
+        # The last token is compared first: most slots have those of other episodes.
+        if most < length < len(prefix) and prefix[length - 1] == tokens[-1] and prefix[:length] == tokens:
+            found, most = slot, length
+    return found, most
 
 
 # ── plan ──────────────────────────────────────────────────────────────────────────────────────

@@ -261,7 +261,8 @@ class Qwen3Forward:
         self._eps: float = config.rms_norm_eps
         heads = [0] * self._query_heads + [1] * cache.kv_heads
         self._head_kind = torch.tensor(heads, device=model.device)
-        self._head_norms = _fuse([n for layer in decoder.layers for n in _head_norms(layer)])
+        attentions = [layer.self_attn for layer in decoder.layers]
+        self._head_norms = _fuse([norm.weight for one in attentions for norm in (one.q_norm, one.k_norm)])
         self._columns = torch.arange(cache.positions, device=model.device)
         self._cos, self._sin = self._rotations(self._columns[None])
         sizes = (self._query_heads, cache.kv_heads, cache.head_dim)
@@ -342,24 +343,22 @@ class Qwen3Forward:
 
     def _run(self, hidden: Tensor, rotation: Rotation, attend: Attend, add: Add | None = None) -> Tensor:
         """[N, H] output of the last layer before the final norm; meaningless if ``attend`` returned None."""
-        with ready_kernels(hidden.device):
-            return self._layered(hidden, rotation, attend, add)
-
-    def _layered(self, hidden: Tensor, rotation: Rotation, attend: Attend, add: Add | None) -> Tensor:
         cells, attention = attend
-        norms = self._head_norms.view(len(self._layers), 2, -1)[:, self._head_kind]
-        for index, layer in enumerate(self._layers):
-            heads = F.linear(self._rms(hidden, layer.input_norm), layer.qkv).view(len(hidden), -1, self.cache.head_dim)
-            self._kernels.place(heads, norms[index], rotation, self.cache.cells(index), cells)
-            attended = attention(index, heads)
-            if attended is None:
-                break
-            hidden = torch.addmm(hidden, attended, layer.out.weight.t())
-            gated = self._kernels.gate(F.linear(self._rms(hidden, layer.mlp_norm), layer.gate_up))
-            hidden = torch.addmm(hidden, gated, layer.down.weight.t())
-            if add is not None:
-                add(index, hidden)
-        return hidden
+        with ready_kernels(hidden.device):
+            norms = self._head_norms.view(len(self._layers), 2, -1)[:, self._head_kind]
+            for index, layer in enumerate(self._layers):
+                heads = F.linear(self._rms(hidden, layer.input_norm), layer.qkv)
+                heads = heads.view(len(hidden), -1, self.cache.head_dim)
+                self._kernels.place(heads, norms[index], rotation, self.cache.cells(index), cells)
+                attended = attention(index, heads)
+                if attended is None:
+                    break
+                hidden = torch.addmm(hidden, attended, layer.out.weight.t())
+                gated = self._kernels.gate(F.linear(self._rms(hidden, layer.mlp_norm), layer.gate_up))
+                hidden = torch.addmm(hidden, gated, layer.down.weight.t())
+                if add is not None:
+                    add(index, hidden)
+            return hidden
 
     def _rms(self, hidden: Tensor, norm: Qwen3RMSNorm) -> Tensor:
         return F.rms_norm(hidden, hidden.shape[-1:], norm.weight, self._eps)
@@ -380,10 +379,6 @@ class _Layer:
         self.gate_up = _fuse([mlp.gate_proj.weight, mlp.up_proj.weight])
         self.out, self.down = attention.o_proj, mlp.down_proj
         self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
-
-
-def _head_norms(layer: Qwen3DecoderLayer) -> list[nn.Parameter]:
-    return [layer.self_attn.q_norm.weight, layer.self_attn.k_norm.weight]
 
 
 def _fuse(parameters: Sequence[nn.Parameter]) -> Tensor:

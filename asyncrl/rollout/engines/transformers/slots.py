@@ -33,7 +33,7 @@ from asyncrl.rollout.engines import text
 from asyncrl.rollout.engines.limits import Masks, Spans
 from asyncrl.rollout.engines.transformers import sampler
 from asyncrl.rollout.engines.transformers.forward import Forward
-from asyncrl.rollout.engines.transformers.kv_cache import KeptTurns, KVCache
+from asyncrl.rollout.engines.transformers.kv_cache import longest_kept
 from asyncrl.rollout.engines.transformers.pictures import PlacedPictures
 from asyncrl.rollout.engines.transformers.step_graphs import StepGraphs
 
@@ -143,6 +143,7 @@ class SlotTable:
             never: Ids that are never sampled; log-probs are normalised over all other ids.
         """
         positions = forward.cache.positions
+        self.cache = forward.cache
         self._forward, self._slots, self._positions = forward, slots, positions
         self._graphs = StepGraphs(forward) if device.type == "cuda" and forward.is_static else None
         self._stops_here = stops_here
@@ -157,7 +158,8 @@ class SlotTable:
         self._seeds = random.Random()
         """Seeds of requests without one; the operating system's entropy gives each engine others."""
         self._steps = 0
-        self._kept = KeptTurns()
+        self._kept: dict[int, tuple[int, ...]] = {}
+        """Tokens whose keys and values free slots have, by slot: those of finished completions."""
 
         def cells(dtype: torch.dtype) -> Tensor:
             return torch.zeros(slots * positions, dtype=dtype, device=device)
@@ -175,10 +177,6 @@ class SlotTable:
         self._eos_ids = frozenset(eos_ids)
         self._never = self._tensor(sorted(never)) if never else None
         self._update_summary()
-
-    @property
-    def cache(self) -> KVCache:
-        return self._forward.cache
 
     def __len__(self) -> int:
         return sum(job is not None for job in self._jobs)
@@ -200,7 +198,7 @@ class SlotTable:
         self._prefill(whole, [len(job.prefix) - 1 for job in whole])
         self._extend([job for job in fresh if 0 < job.num_kept < len(job.prefix) - 1])
         for job, leader in followers:
-            self._forward.cache.copy(leader.slot, job.slot, len(job.prefix) - 1)
+            self.cache.copy(leader.slot, job.slot, len(job.prefix) - 1)
 
     def _take(self, waiting: deque[SlotJob]) -> tuple[list[SlotJob], list[tuple[SlotJob, SlotJob]]]:
         """Place jobs in free slots. Returns those to prefill, and pairs of a job and the one whose cache it copies."""
@@ -227,12 +225,12 @@ class SlotTable:
 
     def _slot_for(self, job: SlotJob, free: deque[int], *, is_led: bool) -> int:
         """Take a free slot for a job; one that has the beginning of its prefix in the cache, or gets a copy of it."""
-        kept, num_kept = (-1, 0) if is_led or job.placed else self._kept.longest(job.prefix)
+        kept, num_kept = (-1, 0) if is_led or job.placed else longest_kept(self._kept, job.prefix)
         slot = kept if kept in free and kept < len(self._jobs) else free[0]
         free.remove(slot)
         if num_kept and kept != slot:
-            self._forward.cache.copy(kept, slot, num_kept)
-        self._kept.forget(slot)
+            self.cache.copy(kept, slot, num_kept)
+        self._kept.pop(slot, None)
         job.num_kept = num_kept
         return slot
 
@@ -331,7 +329,7 @@ class SlotTable:
         completion = self._completion(job, self._finish_reason(job, newest))
         self.release(job)
         if job.prefix_version == self.policy_version and not job.placed:
-            self._kept.keep(job.slot, (*job.request.prompt_ids, *completion.completion_ids[:-1]))
+            self._kept[job.slot] = (*job.request.prompt_ids, *completion.completion_ids[:-1])
         if not all(map(math.isfinite, completion.behavior_logprobs)):
             return job, EngineError(
                 f"policy version {self.policy_version} gave log-probabilities that are not finite; check its weights",
@@ -484,8 +482,8 @@ class SlotTable:
 
     def _move(self, job: SlotJob, slot: int) -> None:
         source, self._jobs[slot] = job.slot, job
-        self._kept.forget(slot)
-        self._forward.cache.copy(source, slot, self._num_tokens(job) - 1)
+        self._kept.pop(slot, None)
+        self.cache.copy(source, slot, self._num_tokens(job) - 1)
         for cells in (self._ids, self._logprobs, self._uniforms):
             grid = self._grid(cells)
             grid[slot] = grid[source]

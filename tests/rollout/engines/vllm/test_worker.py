@@ -1,107 +1,121 @@
-"""Settings of a worker that would make its log-probs or weights wrong, with stand-ins for vLLM's and vllm-ascend's."""
+"""The worker extension without a worker; `test_workers` has real ones."""
 
-import sys
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+import torch
+from torch import Tensor
 
-from asyncrl.rollout.engines.vllm.inspection import refusal, use_processed_logprobs
+pytest.importorskip("vllm")
+
+from asyncrl.config.sections.weights import Weights
+from asyncrl.errors import TransferError
+from asyncrl.messages.weights import Member
+from asyncrl.rollout.engines.vllm import reload
+from asyncrl.rollout.engines.vllm.relay import ReceiverSetup
+from asyncrl.rollout.engines.vllm.worker import WorkerExtension
+from asyncrl.weights.shared import SharedTensors, shared_staging
+from asyncrl.wire.addresses import LOOPBACK
+from tests.weights.party import LAYOUT, tensors
 
 
-def runner(module: str, mode: str = "raw_logprobs", **attributes: Any) -> Any:
-    """A model runner whose sampler comes from ``module``."""
-    made = type("AscendSampler", (), {"__module__": f"{module}.sample.sampler", "logprobs_mode": mode})
-    sampler = made()
-    sampler.topk_topp_sampler = made()
-    return SimpleNamespace(sampler=sampler, **attributes)
+class Worker(WorkerExtension):
+    device = torch.device("cpu")
+    vllm_config: Any = None
+    model_runner = SimpleNamespace(get_model=lambda: None)
+
+
+class Loaded:
+    """In place of `Reload`: keeps what it is given."""
+
+    def __init__(self, *_: Any) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.is_finished = False
+
+    def add(self, tensors: Mapping[str, Tensor], *, are_borrowed: bool) -> None:
+        assert not are_borrowed, "nothing overwrites them before `finish`"
+        self.tensors |= tensors
+
+    def finish(self) -> None:
+        self.is_finished = True
+
+
+def test_a_check_sets_the_mode_of_a_sampler_that_does_not_follow_the_engine() -> None:
+    sampler = type("AscendSampler", (), {"__module__": "vllm_ascend.sample.sampler", "logprobs_mode": "raw_logprobs"})()
+    worker = Worker()
+    worker.model_runner = SimpleNamespace(sampler=sampler)
+
+    assert worker.asyncrl_check() == ""
+    assert sampler.logprobs_mode == "processed_logprobs"
 
 
 @pytest.fixture
-def ascend(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Settings of an installed vllm-ascend, all of them usable."""
-    settings = SimpleNamespace(
-        weight_nz_mode=0,
-        enable_fused_mc2=0,
-        enable_reduce_sample=False,
-        eplb_config=SimpleNamespace(dynamic_eplb=False),
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Loaded]:
+    """Versions that workers have loaded or begun to load."""
+    made: list[Loaded] = []
+
+    def make(*_: Any) -> Loaded:
+        made.append(Loaded())
+        return made[-1]
+
+    monkeypatch.setattr(reload, "Reload", make)
+    return made
+
+
+def receiver_with(policy_version: int | None) -> Any:
+    return SimpleNamespace(receiver=SimpleNamespace(policy_version=policy_version))
+
+
+@pytest.mark.parametrize("received", [None, 2])
+def test_a_version_that_was_not_received_is_not_swapped_in(received: int | None) -> None:
+    worker = Worker()
+    worker._asyncrl_receiver = receiver_with(received)
+
+    with pytest.raises(TransferError, match=f"cannot swap in version 3: the newest received is {received}"):
+        worker.asyncrl_swap(3)
+
+
+def test_a_worker_that_never_connected_has_received_nothing() -> None:
+    with pytest.raises(TransferError, match="the newest received is None"):
+        Worker().asyncrl_swap(3)
+
+
+def test_a_worker_beyond_the_ranks_of_its_node_receives_nothing() -> None:
+    setup = ReceiverSetup(
+        socket_path="", member=Member("rollout-0", "r", ranks=1), specs=[], weights=Weights(), interface=LOOPBACK
     )
-    module = SimpleNamespace(get_ascend_config=lambda: settings)
-    monkeypatch.setitem(sys.modules, "vllm_ascend", SimpleNamespace(ascend_config=module))
-    monkeypatch.setitem(sys.modules, "vllm_ascend.ascend_config", module)
-    return settings
+    worker = Worker()
+    worker.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(rank=1))
+    worker._asyncrl_receiver = receiver_with(2)
+    worker.asyncrl_connect(msgspec.json.encode(setup).decode())
+
+    assert worker._asyncrl_receiver is None
 
 
-def test_a_sampler_that_follows_the_engines_arguments_is_not_refused() -> None:
-    assert refusal(runner("vllm", "processed_logprobs"), kind="cuda") == ""
+def as_json(weights: Mapping[str, Tensor]) -> str:
+    return msgspec.json.encode(SharedTensors.locate(weights)).decode()
 
 
-def test_a_sampler_in_one_piece_is_judged_by_its_own_mode() -> None:
-    whole = SimpleNamespace(sampler=SimpleNamespace(logprobs_mode="processed_logprobs"), rejection_sampler=None)
+def test_each_version_in_shared_memory_is_loaded_whole_and_bit_for_bit(loads: list[Loaded]) -> None:
+    staging, worker = shared_staging(LAYOUT), Worker()
+    for version in (1, 2):
+        for name, tensor in tensors(version).items():
+            staging.tensors[name].copy_(tensor)
+        worker.asyncrl_swap_shared(as_json(staging.tensors))
 
-    assert refusal(whole, kind="cuda") == ""
-
-
-def test_the_sampler_of_vllm_ascend_is_given_the_mode_in_both_of_its_parts(ascend: SimpleNamespace) -> None:
-    npu = runner("vllm_ascend")
-    assert "AscendSampler reports 'raw_logprobs' instead of 'processed_logprobs'" in refusal(npu, kind="npu")
-
-    use_processed_logprobs(npu)
-
-    assert npu.sampler.logprobs_mode == npu.sampler.topk_topp_sampler.logprobs_mode == "processed_logprobs"
-    assert refusal(npu, kind="npu") == ""
+        assert loads[-1].is_finished
+        assert loads[-1].tensors.keys() == staging.tensors.keys()
+        assert all(torch.equal(loads[-1].tensors[name], tensor) for name, tensor in tensors(version).items())
+    assert len(loads) == 2
 
 
-def test_another_sampler_with_raw_log_probs_is_refused_and_not_changed() -> None:
-    """vLLM's chooses its kernels by the mode when it is made."""
-    cuda = runner("vllm")
+def test_memory_that_cannot_be_mapped_leaves_the_model_as_it_was(loads: list[Loaded]) -> None:
+    gone = as_json(shared_staging(LAYOUT).tensors)
 
-    use_processed_logprobs(cuda)
+    with pytest.raises(TransferError, match=r"shared weights cannot be mapped: .*No such file"):
+        Worker().asyncrl_swap_shared(gone)
 
-    assert refusal(cuda, kind="cuda").endswith(
-        "not be those of the distribution sampled from; install a tested version of vLLM"
-    )
-
-
-def test_filters_with_raw_log_probs_are_refused_though_the_sampler_has_others() -> None:
-    half = runner("vllm", "processed_logprobs")
-    half.sampler.topk_topp_sampler.logprobs_mode = "raw_logprobs"
-
-    assert "reports 'raw_logprobs'" in refusal(half, kind="cuda")
-
-
-def test_a_sampler_that_cannot_be_asked_is_refused() -> None:
-    assert "NoneType reports None instead of" in refusal(SimpleNamespace(sampler=None), kind="cuda")
-
-
-def test_draft_tokens_verified_with_raw_log_probs_are_refused() -> None:
-    drafts = SimpleNamespace(is_processed_logprobs_mode=False)
-
-    assert "remove rollout.vllm.engine_args.speculative_config" in refusal(
-        runner("vllm", "processed_logprobs", rejection_sampler=drafts), kind="cuda"
-    )
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "expected"),
-    [
-        ("weight_nz_mode", 2, "layout FRACTAL_NZ, into which new weights cannot be loaded (weight_nz_mode is 2)"),
-        ("weight_nz_mode", 1, "(weight_nz_mode is 1); set weight_nz_mode = 0 in rollout.vllm.engine_args.additional_"),
-        (
-            "enable_fused_mc2",
-            1,
-            "keeps experts in the layout FRACTAL_NZ, into which new weights cannot be loaded (enable_",
-        ),
-        ("enable_reduce_sample", True, "log-probs belong to other tokens (enable_reduce_sample is True); set enable_"),
-        ("eplb_config", SimpleNamespace(dynamic_eplb=True), "wrong ones (eplb_config.dynamic_eplb is True); remove"),
-    ],
-)
-def test_a_setting_of_vllm_ascend_that_spoils_weights_or_log_probs_is_refused_by_name(
-    ascend: SimpleNamespace, setting: str, value: object, expected: str
-) -> None:
-    setattr(ascend, setting, value)
-
-    reason = refusal(runner("vllm_ascend", "processed_logprobs"), kind="npu")
-
-    assert expected in reason
-    assert "\n" not in reason
+    assert loads == []
