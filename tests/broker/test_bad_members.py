@@ -177,6 +177,19 @@ def test_a_bad_reward_node_is_named_and_costs_the_run_nothing(bug: str, is_hasty
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_reward_nodes_that_agree_on_a_lie_blame_no_rollout_and_cost_no_trajectory(seed: int) -> None:
+    dice = Random(seed)
+    cluster, bad = a_run(lambda cluster: BadReward("bad", cluster._count(), REWARDS["finds everything damaged"]))
+    others = [BadReward(f"bad-{n}", cluster._count(), REWARDS["finds everything damaged"]) for n in range(2)]
+    cluster.nodes |= {node.peer: node for node in others}
+    play(cluster, dice, haste=dice.choice([bad, *others]))
+    trainer = next(node for node in cluster.nodes.values() if node.role == "trainer")
+    assert len(trainer.consumed) == STEPS * 2 * 4  # type: ignore[attr-defined]
+    barred = {event.fields["node"] for event in cluster.events if event.kind == "node.barred"}
+    assert barred == {node.name for node in (bad, *others)}
+
+
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("is_late", [False, True], ids=["found by reward nodes", "found by the trainer"])
 def test_a_spool_that_loses_what_it_took_is_named_and_rollouts_store_with_others(is_late: bool, seed: int) -> None:
     cluster = Cluster(CONFIG)
@@ -223,6 +236,10 @@ def test_a_batch_that_is_skipped_on_purpose_is_nobodys_fault() -> None:
     assert not cluster.scheduler.faults.total
 
 
+BLAMED = (4674, 9176)
+"""Schedules in which two reward nodes agreed, lying, that a healthy rollout stores damage."""
+
+
 def a_bad_member(cluster: Cluster, number: int, dice: Random) -> Node:
     if dice.random() < 0.5:
         return BadRollout(f"bad-{number}", cluster._count(), cluster.spool, dice.choice(list(ROLLOUTS.values())))
@@ -230,7 +247,9 @@ def a_bad_member(cluster: Cluster, number: int, dice: Random) -> Node:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(30), pytest.param(range(30, 10_000), marks=pytest.mark.long("9,970 schedules"))], ids=str
+    "seeds",
+    [[*range(30), *BLAMED], pytest.param(range(30, 10_000), marks=pytest.mark.long("9,970 schedules"))],
+    ids=["30", "10,000"],
 )
 def test_up_to_three_bad_members_break_no_promise_and_no_healthy_node_is_barred(seeds: range) -> None:
     for seed in seeds:

@@ -57,7 +57,7 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
     doubted_by: tuple[str, ...] = ()
     """Nodes that call the payload damaged or the prompt too long, while another node is asked for its opinion."""
     doubted_at: AtFault = ""
-    """Role that the last node in `doubted_by` holds the damage against."""
+    """Role that all nodes in `doubted_by` hold the damage against; empty if they disagree."""
     ref: SpoolRef | None = None
     summary: TrajectorySummary | None = None
     reward: float = 0.0

@@ -86,6 +86,11 @@ class Durations:
 
 # ── trajectories ──────────────────────────────────────────────────────────────────────────────
 
+MOST_DOUBTS = 4
+"""
+Reward nodes that must call a payload damaged, if so many can be asked, before that is held against who stored it: a run
+seldom has as many that are wrong at once, and one that can grade it shows that they are.
+"""
 TIMEOUTS = 4.0
 """Time limits of a reward function that a verdict may take, waiting for others included."""
 
@@ -262,14 +267,14 @@ class Trajectories:
 
     def _doubts(self, slot: Slot, name: str, message: Failed) -> bool:
         """True if another reward node is asked first whether a payload is damaged, as ``name`` says."""
-        doubters = {*slot.doubted_by, name}
-        if len(doubters) == 1 and self._nodes.has_other("reward", doubters):
-            slot.doubted_by, slot.doubted_at = (name,), message.at_fault
+        agrees = not slot.doubted_by or slot.doubted_at == message.at_fault
+        slot.doubted_by = tuple({*slot.doubted_by, name})
+        slot.doubted_at = message.at_fault if agrees else ""  # Those that disagree name nobody.
+        if len(slot.doubted_by) < MOST_DOUBTS and self._nodes.has_other("reward", slot.doubted_by):
             self._grading.add(slot)
             return True
-        agree = len(doubters) == 1 or slot.doubted_at == message.at_fault  # Two that disagree name nobody.
-        if agree and message.at_fault:
-            self._blame([slot.culprit(message.at_fault)], message.at_fault, message.reason)
+        if slot.doubted_at:
+            self._blame([slot.culprit(slot.doubted_at)], slot.doubted_at, message.reason)
         slot.doubted_by = ()
         return False
 
