@@ -23,11 +23,12 @@ from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.leases.trajectories import Trajectories, VerdictLimits
 from asyncrl.broker.ledger.records import SamplingPaused, SettingsSet
-from asyncrl.broker.nodes.availability import WORKERS, AbsenceBook, Availability, SpoolLoss, waits
+from asyncrl.broker.nodes.availability import WORKERS, AbsenceBook, Availability, waits
 from asyncrl.broker.nodes.device_turns import DeviceTurnBook
 from asyncrl.broker.nodes.faults import FaultBook
 from asyncrl.broker.nodes.machines import Disbandment, MachineBook
 from asyncrl.broker.nodes.node import Node, NodeBook
+from asyncrl.broker.nodes.spool_loss import SpoolLoss
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.settings import LiveSettings, Supervisors

@@ -14,7 +14,7 @@ from asyncrl.broker.groups.group import Group, SlotState
 from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.messages.spool import HOSTED_SPOOL
-from asyncrl.messages.supervisor import Exited, Incident, NodeState, NodeStatus, Status
+from asyncrl.messages.supervisor import Exited, Incident, NodeStatus, Status, ToldState
 from asyncrl.records.states import GROUP_STATES, ConnectedState, GroupState
 
 # ── node states ───────────────────────────────────────────────────────────────────────────────
@@ -69,7 +69,7 @@ def connected_state(scheduler: Scheduler, node: Node) -> ConnectedState:
     return "loading" if node.is_loading and not scheduler.turns.is_asleep(node.peer) else "ready"
 
 
-def _state(scheduler: Scheduler, node: Node, groups: Mapping[GroupState, int], in_hand: int) -> tuple[NodeState, str]:
+def _state(scheduler: Scheduler, node: Node, groups: Mapping[GroupState, int], in_hand: int) -> tuple[ToldState, str]:
     """State of a node, and what it waits for or why it is barred."""
     state = connected_state(scheduler, node)
     if state != "ready":

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from asyncrl.foreign_text import shown_lines
 from asyncrl.messages import bounds
 from asyncrl.messages.codec import Message, Value, sent
-from asyncrl.messages.words import Listed, Role
+from asyncrl.messages.words import Listed, Role, UnreadyState
 from asyncrl.workers.stacks import MAX_CHARS as MAX_STACKS_CHARS
 
 
@@ -120,11 +120,8 @@ class AdmitReply(Message, frozen=True):
     """Reason for which nothing was changed; empty if it gets work again."""
 
 
-NodeState = Literal["loading", "working", "waiting", "silent", "stalled", "barred", "leaving"]
-"""
-``silent``: it was not heard for so long that it gets no new work. ``stalled``: it is heard, and has made no progress
-for so long. ``barred``: it fails what others do not.
-"""
+ToldState = Literal[UnreadyState, "working", "waiting"]
+"""State of a connected node as the broker tells it; `asyncrl.records.states` has the meaning of each."""
 
 
 class NodeStatus(Value, frozen=True):
@@ -132,7 +129,7 @@ class NodeStatus(Value, frozen=True):
 
     node: str
     role: Role
-    state: NodeState
+    state: ToldState
     waits_for: str = ""
     """Reason of ``waiting`` in words, such as ``the trainer: the window is full``, or of ``barred``; else empty."""
     policy_version: int = -1

@@ -49,6 +49,8 @@ found before it is judged.
 """
 AtFault = Literal["rollout", "spool", ""]
 """Role whose node a damaged payload is held against: it stored it so, or did not keep it; empty: nobody's."""
+UnreadyState = Literal["loading", "silent", "stalled", "barred", "leaving"]
+"""State of a connected node that gets no new work; `asyncrl.records.states` has the meaning of each."""
 EMPTY = memoryview(b"")
 T = TypeVar("T")
 MAX_ITEMS = 1 << 17

@@ -12,6 +12,9 @@ Messages have those words of them that a broker says (`asyncrl.messages.supervis
 from collections.abc import Mapping
 from typing import Literal, get_args
 
+from asyncrl.messages.supervisor import ToldState
+from asyncrl.messages.words import UnreadyState
+
 # ── run ───────────────────────────────────────────────────────────────────────────────────────
 
 RunOutcome = Literal["finished", "failed", "interrupted"]
@@ -42,9 +45,9 @@ GROUP_STATES: Mapping[GroupState, str] = {
 
 # ── node ──────────────────────────────────────────────────────────────────────────────────────
 
-ConnectedState = Literal["loading", "ready", "silent", "stalled", "barred", "leaving"]
+ConnectedState = Literal[UnreadyState, "ready"]
 """State of a node that is connected to the broker."""
-NodeState = Literal[ConnectedState, "working", "waiting", "left", "lost", "exited"]
+NodeState = Literal[ConnectedState, ToldState, "left", "lost", "exited"]
 NODE_STATES: Mapping[NodeState, str] = {
     "loading": "it has joined, and loads its model",
     "ready": "it can be given work: `asyncrl status` tells ``working`` from ``waiting``",

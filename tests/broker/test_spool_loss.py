@@ -8,9 +8,9 @@ from asyncrl.broker.groups.group import Group, GroupBook, SlotState
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.ledger.records import Refused, Restarted, Taken
-from asyncrl.broker.nodes.availability import SpoolLoss
 from asyncrl.broker.nodes.faults import FaultBook
 from asyncrl.broker.nodes.node import Node, NodeBook
+from asyncrl.broker.nodes.spool_loss import SpoolLoss
 from asyncrl.broker.nodes.spools import SpoolBook
 from asyncrl.broker.outbox import Outbox
 from asyncrl.broker.training import TrainingGroups

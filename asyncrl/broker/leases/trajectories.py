@@ -270,7 +270,7 @@ class Trajectories:
         agrees = not slot.doubted_by or slot.doubted_at == message.at_fault
         slot.doubted_by = tuple({*slot.doubted_by, name})
         slot.doubted_at = message.at_fault if agrees else ""  # Those that disagree name nobody.
-        if len(slot.doubted_by) < MOST_DOUBTS and self._nodes.has_other("reward", slot.doubted_by):
+        if len(slot.doubted_by) < MOST_DOUBTS and self._nodes.has_other("reward", slot.failed_on):
             self._grading.add(slot)
             return True
         if slot.doubted_at:
@@ -329,6 +329,8 @@ class Trajectories:
         name = name_of(peer)
         if not self._nodes.has_other(role, (name,)):
             return False
+        if node := self._nodes.get(peer):
+            node.overdue_limit = node.credit_limit
         self._blame([name], role, f"it kept work for more than {limit_s:.0f} s, which others do not need")
         return True
 

@@ -58,6 +58,8 @@ class Node(Struct, eq=False, gc=False):
     is_stalled: bool = False
     """True while it beats without progress for so long that it gets no new work."""
 
+    overdue_limit: int = -1
+    """Value of `credit_limit` when work was last taken from it as overdue; -1 before that."""
     is_barred: bool = False
     """True while its faults stand out so far that it gets no work; see `asyncrl.broker.nodes.faults`."""
 
@@ -77,6 +79,11 @@ class Node(Struct, eq=False, gc=False):
     def is_away(self) -> bool:
         """True while others should do its work: it is silent, makes no progress, or fails where they do not."""
         return self.is_quiet or self.is_stalled or self.is_barred
+
+    @property
+    def is_behind(self) -> bool:
+        """True if work was taken from it as overdue and it has no room for more since: nobody waits for it."""
+        return self.credits <= 0 and self.credit_limit == self.overdue_limit
 
     @property
     def is_able(self) -> bool:
@@ -205,7 +212,7 @@ class NodeBook:
 
     def _able(self, role: Role) -> Iterator[Node]:
         nodes = self._by_role.get(role, {}).values()
-        return (node for node in nodes if not (node.is_loading or node.is_away or node.is_draining))
+        return (node for node in nodes if not (node.is_loading or node.is_away or node.is_draining or node.is_behind))
 
     def rollouts(self) -> list[Node]:
         """Rollouts that can be given weights."""

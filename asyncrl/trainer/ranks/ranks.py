@@ -102,12 +102,16 @@ class SequenceGroup:
         whole: Tensor = _Gather.apply(own, places, number, self.group)  # type: ignore[no-untyped-call]
         return whole
 
+    def exchange(self, pieces: Tensor) -> Tensor:
+        """All-to-all of [size, ...], a piece for each rank. Returns the same, a piece from each."""
+        received: Tensor = _SequenceExchange.apply(pieces, self.group)  # type: ignore[no-untyped-call]
+        return received
+
     def _turn(self, part: Tensor) -> Tensor:
         """[1, A, B, D] to [1, A / size, size · B, D]."""
         if self.size == 1:
             return part
-        pieces = part.reshape(self.size, -1, *part.shape[2:])  # one for each rank
-        received: Tensor = _SequenceExchange.apply(pieces, self.group)  # type: ignore[no-untyped-call]
+        received = self.exchange(part.reshape(self.size, -1, *part.shape[2:]))
         return received.transpose(0, 1).flatten(1, 2)[None]
 
 

@@ -142,3 +142,18 @@ def test_the_rate_of_tokens_follows_the_beats_and_a_new_start_of_the_count_is_le
     before = node.tokens_per_s
     node.beats(Beat(tokens=3), 111.0)
     assert (node.tokens_per_s, node.beat.tokens) == (before, 3)
+
+
+def test_nobody_waits_for_a_node_that_kept_overdue_work_until_it_offers_room() -> None:
+    book = NodeBook()
+    join(book, "reward", "a")
+    keeper = join(book, "reward", "b")
+    keeper.credit_limit = keeper.granted = 2
+    assert book.has_other("reward", ["a"]), "it may soon be done with what it has"
+
+    keeper.overdue_limit = keeper.credit_limit
+    assert not book.has_other("reward", ["a"])
+    assert book.to_avoid("reward", ["a"]) == ()
+
+    keeper.credit_limit += 1
+    assert book.has_other("reward", ["a"])
