@@ -48,7 +48,7 @@ CLAIMS = {
     "trainer.device": "asyncrl.runtime.trainer",
     "trainer.ranks": "asyncrl.runtime.trainer",
     "trainer.sequence_parallel": "asyncrl.trainer.loop.fetching",
-    "trainer.lr": "asyncrl.trainer.model.optimizer",
+    "trainer.lr": "asyncrl.trainer.learner",
     "trainer.warmup_steps": "asyncrl.trainer.model.optimizer",
     "trainer.weight_decay": "asyncrl.trainer.models",
     "trainer.grad_clip": "asyncrl.trainer.models",
