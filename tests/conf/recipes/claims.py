@@ -56,7 +56,7 @@ CLAIMS = {
     "trainer.gradient_checkpointing": "asyncrl.trainer.models",
     "trainer.offload": "asyncrl.trainer.models",
     "trainer.collective_timeout_s": "asyncrl.runtime.ranks",
-    "trainer.max_tokens_per_micro_batch": "asyncrl.trainer.models",
+    "trainer.max_tokens_per_micro_batch": "asyncrl.trainer.learner",
     "weights.backend": "asyncrl.weights.groups.group_keeper",
     "evaluation.max_prompts": "asyncrl.runtime.broker",
     "evaluation.every_versions": "asyncrl.broker.versions.evaluation",
