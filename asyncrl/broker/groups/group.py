@@ -97,6 +97,11 @@ class Slot(Struct, eq=False, gc=False):  # gc=False: in no reference cycle, and 
         """Name of the node that sampled the stored trajectory; empty if it is not known."""
         return name_of(self.sampled_by)
 
+    def ask_others_first(self, name: str) -> None:
+        """Note that the node of this name, if that is known, has failed to sample or to grade it."""
+        if name and name not in self.failed_on:
+            self.failed_on = (*self.failed_on, name)
+
     def culprit(self, at_fault: AtFault) -> str:
         """Name of the node of this role to hold damage of the payload against; empty if there is none."""
         return self.sampler if at_fault == "rollout" else self.ref.spool if at_fault and self.ref else ""

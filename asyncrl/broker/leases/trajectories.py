@@ -240,8 +240,7 @@ class Trajectories:
             self._grading.add(slot)
             return ""
         is_first = not slot.failed_on
-        if name and name not in slot.failed_on:
-            slot.failed_on = (*slot.failed_on, name)
+        slot.ask_others_first(name)
         has_other = is_first and self._nodes.has_other("reward" if is_of_reward else "rollout", slot.failed_on)
         if message.stage == "payload" and self._doubts(slot, name, message):
             return ""
@@ -268,7 +267,8 @@ class Trajectories:
     def _doubts(self, slot: Slot, name: str, message: Failed) -> bool:
         """True if another reward node is asked first whether a payload is damaged, as ``name`` says."""
         agrees = not slot.doubted_by or slot.doubted_at == message.at_fault
-        slot.doubted_by = tuple({*slot.doubted_by, name})
+        if name not in slot.doubted_by:
+            slot.doubted_by = (*slot.doubted_by, name)
         slot.doubted_at = message.at_fault if agrees else ""  # Those that disagree name nobody.
         if len(slot.doubted_by) < MOST_DOUBTS and self._nodes.has_other("reward", slot.failed_on):
             self._grading.add(slot)
@@ -314,7 +314,7 @@ class Trajectories:
         for slot, peer in self._grading.older(verdict_s, now_s):
             if self._is_overdue(peer, "reward", verdict_s):
                 self._grading.settle(slot.unit, peer)
-                slot.failed_on = tuple({*slot.failed_on, name_of(peer)})
+                slot.ask_others_first(name_of(peer))
                 self._grading.add(slot)
         most_tokens = self._config.longest_written("train")
         busy_s, idle_s = (self._durations.limit_s("rollout", most_tokens, is_idle=is_idle) for is_idle in (False, True))
