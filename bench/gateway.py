@@ -209,7 +209,9 @@ async def throughput(server: Server, connections: int, seconds: float) -> dict[s
 
     begun, cpu = time.perf_counter(), cpu_s(server.pid)
     talking = [asyncio.create_task(talk(client)) for client in clients]
-    await asyncio.wait(talking, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    done: set[asyncio.Task[None]] = set()
+    while not (num_turns or done):
+        done, _ = await asyncio.wait(talking, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     took, spent = time.perf_counter() - begun, cpu_s(server.pid) - cpu
     turns, is_over = num_turns, True
     await asyncio.gather(*talking)

@@ -128,10 +128,11 @@ def attack(kind: str, ports: str, seconds: str, rounds: str, *where: str) -> Non
 
 
 def _measured(victim: str, attacker: Generator[int, None, None], seconds: float, pid: int, path: Path) -> Window:
+    """Attack for ``seconds``; the sink for longer if need be: rates are divided by what goes on beside that attack."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets VmHWM
     cpu, start_s, (num_before, at_s) = cpu_s(pid), time.perf_counter(), read_count(path / "count")
-    num = 0
-    while time.perf_counter() - start_s < seconds:
+    num, is_peer = 0, victim == "sink"
+    while time.perf_counter() - start_s < seconds or (is_peer and read_count(path / "count")[0] == num_before):
         num += next(attacker)
     took_s, (num_after, until_s) = time.perf_counter() - start_s, read_count(path / "count")
     rate = (num_after - num_before) / max(until_s - at_s, took_s / 2)

@@ -333,27 +333,28 @@ class TrainerActor:
 
     async def _step(self, step: int, free_s: float) -> None:
         """Train a step, which the trainer was free for from ``free_s`` on."""
-        fetched = await self._batches.take()
         is_last = step + 1 == self._config.run.steps
-        if not is_last:
-            self._batches.request(step + 1, self._tasks)
-        async with told(self._link, step), self._turns.turn():
-            failpoint("trainer.batch_came")
-            taken_s = self._clock()
-            with self._occupancy.doing("training"):
-                metrics = await self._trained(step, fetched)
-            failpoint("trainer.trained")
-            trained_s = self._clock()
-            version = self._publications.newest
-            if is_last or _every(self._config.schedule.steps_per_publish, step):
-                await self._publications.publish(next_step=step + 1)
-            wait_s, train_s, stage_s = taken_s - free_s, trained_s - taken_s, self._clock() - trained_s
-            metrics = metrics | self._timing(metrics["num_tokens"], wait_s, train_s, stage_s)
-            self._progress.stepped(metrics)
-            self._stepped.append(Stepped(step, version, metrics, fetched.refused))
-            await self._link.send(self._stepped[-1])
-            if is_last or _every(self._config.checkpoint.every_steps, step):
-                await self._checkpoint(step)
+        async with told(self._link, step, self._checkpoints.wait_idle):
+            fetched = await self._batches.take()
+            if not is_last:
+                self._batches.request(step + 1, self._tasks)
+            async with self._turns.turn():
+                failpoint("trainer.batch_came")
+                taken_s = self._clock()
+                with self._occupancy.doing("training"):
+                    metrics = await self._trained(step, fetched)
+                failpoint("trainer.trained")
+                trained_s = self._clock()
+                version = self._publications.newest
+                if is_last or _every(self._config.schedule.steps_per_publish, step):
+                    await self._publications.publish(next_step=step + 1)
+                wait_s, train_s, stage_s = taken_s - free_s, trained_s - taken_s, self._clock() - trained_s
+                metrics = metrics | self._timing(metrics["num_tokens"], wait_s, train_s, stage_s)
+                self._progress.stepped(metrics)
+                self._stepped.append(Stepped(step, version, metrics, fetched.refused))
+                await self._link.send(self._stepped[-1])
+                if is_last or _every(self._config.checkpoint.every_steps, step):
+                    await self._checkpoint(step)
 
     def _trained(self, step: int, fetched: FetchedStep) -> Awaitable[dict[str, float]]:
         """Metrics of a step, which the learner of every rank trains."""

@@ -22,7 +22,7 @@ from typing import TypeVar
 import torch
 
 from asyncrl.config.config import Config
-from asyncrl.errors import LinkClosed
+from asyncrl.errors import BrokenInvariant, LinkClosed
 from asyncrl.failpoints import failpoint
 from asyncrl.files.checkpoints import FileEntry
 from asyncrl.messages.session import Beat, Stop
@@ -35,7 +35,7 @@ from asyncrl.trainer.checkpoints.checkpoint import take, write_part
 from asyncrl.trainer.checkpoints.snapshot import Snapshot
 from asyncrl.trainer.learner import Learner
 from asyncrl.trainer.loop.fetching import fetch_step, limits_of
-from asyncrl.trainer.loop.publications import compute_thread
+from asyncrl.trainer.loop.publications import OF_OTHERS, compute_thread, reason_of
 from asyncrl.trainer.packing.step import TrainingStep
 from asyncrl.weights.groups.group import CPU
 from asyncrl.wire.link import Link
@@ -81,7 +81,7 @@ class RankActor:
         self._payloads = PayloadClient(spools)
         self._images = ImageCache(spools)
         self._occupancy = Occupancy[Activity](("training",))
-        self._steps: dict[int, asyncio.Task[TrainingStep]] = {}
+        self._steps: dict[int, asyncio.Task[TrainingStep | None]] = {}
         self._work: asyncio.Queue[Work] = asyncio.Queue()
         self._checkpoints = checkpoints
         self._compute: ThreadPoolExecutor
@@ -133,16 +133,23 @@ class RankActor:
                 case Stop():
                     return
 
-    async def _fetch(self, batch: Batch) -> TrainingStep:
-        fetched = await fetch_step(
-            batch,
-            self._learner,
-            self._payloads,
-            images=self._images,
-            rank=self._rank,
-            config=self._config,
-            limits=limits_of(self._config, self._vocab_size, batch.step, self._routes),
-        )
+    async def _fetch(self, batch: Batch) -> TrainingStep | None:
+        """Its part of a step; None if that is impossible, which ends the trainer once the step before is done."""
+        try:
+            fetched = await fetch_step(
+                batch,
+                self._learner,
+                self._payloads,
+                images=self._images,
+                rank=self._rank,
+                config=self._config,
+                limits=limits_of(self._config, self._vocab_size, batch.step, self._routes),
+            )
+        except OF_OTHERS:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever it is, the first rank raises it
+            await self._link.send(Checked(batch.step, [], f"rank {self._rank}: {reason_of(error)}"))
+            return None
         await self._link.send(Checked(batch.step, fetched.refused))
         return fetched.step
 
@@ -152,7 +159,9 @@ class RankActor:
             match work.kind:
                 case "train":
                     failpoint("shard.training")
-                    step = (await self._steps.pop(work.step)).without(work.left_out)
+                    if (fetched := await self._steps.pop(work.step)) is None:
+                        raise BrokenInvariant(f"step {work.step} began although this rank called it impossible")
+                    step = fetched.without(work.left_out)
                     if work.lr is not None:
                         self._learner.lr = work.lr
                     await self._in_thread(lambda: self._learner.train(step, work.policy_version))  # noqa: B023  awaited

@@ -788,6 +788,56 @@ def test_a_step_that_fails_says_why_before_the_trainer_ends(monkeypatch, error, 
     asyncio.run(play())
 
 
+def test_a_checkpoint_that_is_being_written_is_complete_before_a_later_step_is_said_to_have_failed(monkeypatch):
+    async def play() -> None:
+        stage = Stage(monkeypatch, Start(), {"checkpoint": {"every_steps": 1}}, NoOtherRanks())
+        stage.checkpoints.may_write.clear()
+        running = asyncio.create_task(stage.actor.run())
+        await stage.begin()
+        stage.say(Published(1))
+        await stage.give(0)
+        await asyncio.to_thread(stage.checkpoints.has_begun.wait, 10)
+        stage.learner.error = ValueError("no tokens")
+        await stage.give(1)
+        await stage.until(lambda: len(stage.learner.versions) == 2)
+        stage.checkpoints.may_write.set()
+        with pytest.raises(ValueError, match="no tokens"):
+            await running
+        assert [message for message in await stage.rest() if isinstance(message, Commit | StepFailed)] == [
+            Commit(0, "checkpoints/step_000001"),
+            StepFailed(1, "ValueError: no tokens"),
+        ]
+
+    asyncio.run(play())
+
+
+def test_a_batch_that_cannot_be_assigned_costs_nothing_of_the_step_before_it(monkeypatch):
+    def assign_ranks(infos: list[TrajectoryInfo]) -> list[int]:
+        if infos[0].outcome.group_id == 1:
+            raise ValueError("advantages are not finite")
+        return [0] * len(infos)
+
+    async def play() -> None:
+        stage = Stage(monkeypatch, Start(), {}, NoOtherRanks())
+        stage.learner.may_train.clear()
+        monkeypatch.setattr(stage.learner, "assign_ranks", assign_ranks)
+        running = asyncio.create_task(stage.actor.run())
+        await stage.begin()
+        stage.say(Published(1))
+        await stage.give(0)
+        assert await stage.hear(Take) == Take(1)
+        stage.say(Batch(1, [scored(1)]))
+        await asyncio.wait([stage.actor._batches.upcoming], timeout=10)
+        stage.learner.may_train.set()
+        with pytest.raises(ValueError, match="advantages are not finite"):
+            await running
+        told = [message for message in await stage.rest() if isinstance(message, Stepped | StepFailed)]
+        assert [type(message) for message in told] == [Stepped, StepFailed]
+        assert told[1] == StepFailed(1, "ValueError: advantages are not finite")
+
+    asyncio.run(play())
+
+
 def test_a_batch_that_cannot_be_assigned_is_a_failure_of_its_step_told_once(monkeypatch):
     def assign_ranks(_: list[TrajectoryInfo]) -> list[int]:
         raise ValueError("advantages are not finite")

@@ -164,6 +164,16 @@ def test_a_rank_of_another_machine_has_nothing_to_write() -> None:
     assert learner.written == [PartWritten(0, {})]
 
 
+def test_a_batch_that_is_impossible_is_told_to_the_first_rank_which_ends_all_after_the_step_before_it() -> None:
+    def assign_ranks(_infos):
+        raise ValueError("advantages are not finite")
+
+    learner = FakeLearner()
+    learner.assign_ranks = assign_ranks
+    asyncio.run(scene(learner, batch(4)))
+    assert learner.checked == [Checked(4, [], "rank 1: ValueError: advantages are not finite")]
+
+
 def test_it_ends_when_another_rank_is_gone() -> None:
     learner = FakeLearner()
     learner.error = RankDied("a rank of the trainer is gone")

@@ -15,7 +15,7 @@ from asyncrl.messages.sound import problem_of, summary_problem_of
 from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory, Take
 from asyncrl.messages.trajectory import RouteShape, Trajectory, TrajectoryLimits
 from asyncrl.messages.words import Activity
-from asyncrl.trainer.loop.publications import told
+from asyncrl.trainer.loop.publications import OF_OTHERS
 from asyncrl.trainer.packing.pictures import TrainingImage
 from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, TrajectoryInfo, first_sharing
 from asyncrl.trainer.ranks.rank_hub import OtherRanks
@@ -241,11 +241,11 @@ class Batches:
         self._others = others
         self._occupancy = occupancy
         self._asked: dict[int, asyncio.Future[Batch]] = {}
-        self._upcoming: asyncio.Task[FetchedStep] | None = None
+        self._upcoming: asyncio.Task[FetchedStep | Exception] | None = None
 
     @property
-    def upcoming(self) -> asyncio.Task[FetchedStep]:
-        """Request and fetch of the next step; raises `BrokenInvariant` if none was begun."""
+    def upcoming(self) -> asyncio.Task[FetchedStep | Exception]:
+        """Request and fetch of the next step, or why it is impossible; `BrokenInvariant` if none was begun."""
         if self._upcoming is None:
             raise BrokenInvariant("a step began before its batch was requested")
         return self._upcoming
@@ -255,9 +255,15 @@ class Batches:
         self._upcoming = tasks.create_task(self._batch(step))
 
     async def take(self) -> FetchedStep:
-        """Wait for the step that was requested. It is not kept here: its arrays are freed once it is trained."""
+        """
+        Wait for the step that was requested, and raise what makes it impossible: only now, when the one before is done.
+
+        It is not kept here: its arrays are freed once it is trained.
+        """
         step = await self.upcoming
         self._upcoming = None
+        if isinstance(step, Exception):
+            raise step
         return step
 
     def arrived(self, batch: Batch) -> None:
@@ -269,15 +275,15 @@ class Batches:
         if self._upcoming:
             self._upcoming.cancel()
 
-    async def _batch(self, step: int) -> FetchedStep:
-        """Request and fetch a batch, with the refusals of all ranks."""
+    async def _batch(self, step: int) -> FetchedStep | Exception:
+        """Request and fetch a batch, with the refusals of all ranks; an error that is its own is returned."""
         future: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
         self._asked[step] = future
         await self._link.send(Take(step))
         batch = await future
         del self._asked[step]
         self._others.broadcast(batch)
-        async with told(self._link, step):
+        try:
             with self._occupancy.doing("fetching"):
                 own = await fetch_step(
                     batch,
@@ -289,6 +295,10 @@ class Batches:
                     limits=limits_of(self._config, self._vocab_size, step, self._routes),
                 )
                 found = own.refused + await self._others.refused(step)
+        except OF_OTHERS:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever it is, `take` raises it
+            return error
         refused = list({refusal.unit: refusal for refusal in found}.values())  # ranks that share a row say the same
         for refusal in refused:
             unit = refusal.unit

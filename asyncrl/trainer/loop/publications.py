@@ -192,16 +192,26 @@ REASON_CHARS = 2048
 
 
 @asynccontextmanager
-async def told(link: Link, step: int) -> AsyncIterator[None]:
-    """Tell the broker of an error of the block, which is work on ``step``, and raise it."""
+async def told(link: Link, step: int, checkpoint: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """
+    Tell the broker of an error of the block, which is work on ``step``, and raise it.
+
+    Before, wait for the ``checkpoint`` that is being written: the steps in it are to be trained once.
+    """
     try:
         yield
     except OF_OTHERS:
         raise
     except Exception as error:
+        await checkpoint()
         with suppress(LinkError):
-            await link.send(StepFailed(step, f"{type(error).__name__}: {error}"[:REASON_CHARS]))
+            await link.send(StepFailed(step, reason_of(error)))
         raise
+
+
+def reason_of(error: Exception) -> str:
+    """What an error is and says, for a message."""
+    return f"{type(error).__name__}: {error}"[:REASON_CHARS]
 
 
 # ── turn ──────────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
-from asyncrl.errors import LinkClosed, LinkError, RankDied
+from asyncrl.errors import AsyncrlError, LinkClosed, LinkError, RankDied
 from asyncrl.files.checkpoints import FileEntry
 from asyncrl.messages.codec import Message
 from asyncrl.messages.session import Hello, Reject, StoreGet, StoreSet, StoreValue, Welcome
@@ -33,7 +33,11 @@ class OtherRanks(Protocol):
         """Send a message to every further rank."""
 
     async def refused(self, step: int, /) -> list[Refusal]:
-        """Wait until every further rank has checked its trajectories of ``step``. Returns what they refuse."""
+        """
+        Wait until every further rank has checked its trajectories of ``step``. Returns what they refuse.
+
+        Raises `AsyncrlError`, which names the rank, if the step is impossible on one.
+        """
 
     async def written(self, step: int, /) -> dict[str, FileEntry]:
         """Wait until every further rank has written its part of the checkpoint after ``step``. Returns the files."""
@@ -82,7 +86,7 @@ class RankHub:
         """Name and host of each rank that has joined, by peer."""
         self._heard_s: dict[str, float] = {}
         """Time of the last message, by peer."""
-        self._refused = _Answers[list[Refusal]](len(names))
+        self._checked = _Answers[Checked](len(names))
         self._written = _Answers[dict[str, FileEntry]](len(names))
 
     async def listen(self) -> None:
@@ -97,8 +101,8 @@ class RankHub:
             match message:
                 case Hello():
                     self._join(peer, message)
-                case Checked(step=step, refused=refused) if peer in self._ranks:
-                    self._refused.put(step, peer, refused)
+                case Checked() if peer in self._ranks:
+                    self._checked.put(message.step, peer, message)
                 case PartWritten(step=step, files=files) if peer in self._ranks:
                     self._written.put(step, peer, files)
                 case StoreSet(group=group, key=key, value=value):
@@ -127,7 +131,10 @@ class RankHub:
 
     async def refused(self, step: int) -> list[Refusal]:
         """See `OtherRanks`. Called for one step at a time."""
-        return [refusal for refused in await self._refused.of_all(step) for refusal in refused]
+        answers = await self._checked.of_all(step)
+        if problem := next((checked.problem for checked in answers if checked.problem), ""):
+            raise AsyncrlError(problem)
+        return [refusal for checked in answers for refusal in checked.refused]
 
     async def written(self, step: int) -> dict[str, FileEntry]:
         """See `OtherRanks`. Called for one step at a time."""

@@ -80,7 +80,7 @@ def test_a_batch_is_asked_for_and_passed_on_to_the_other_ranks(trainer: Everythi
         await asyncio.sleep(0)
         assert trainer.happened == [Take(4)]
         trainer.batches.arrived(Batch(4, [], 0.5))
-        assert (await trainer.batches.upcoming).lr == 0.5
+        assert (await trainer.batches.take()).lr == 0.5
         assert trainer.happened == [Take(4), Batch(4, [], 0.5)]
 
     play(act)
@@ -93,9 +93,9 @@ def test_a_batch_that_comes_twice_or_unasked_changes_nothing(trainer: Everything
         await asyncio.sleep(0)
         for lr in (0.5, 0.7):
             trainer.batches.arrived(Batch(4, [], lr))
-        assert (await trainer.batches.upcoming).lr == 0.5
+        await asyncio.wait([trainer.batches.upcoming])
         trainer.batches.arrived(Batch(4, [], 0.9))
-        assert (await trainer.batches.upcoming).lr == 0.5
+        assert (await trainer.batches.take()).lr == 0.5
 
     play(act)
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from asyncrl.errors import RankDied, TransferError
+from asyncrl.errors import AsyncrlError, RankDied, TransferError
 from asyncrl.files.checkpoints import FileEntry
 from asyncrl.messages.session import Beat, Hello, Reject, Stop, StoreGet, StoreSet, StoreValue, Welcome
 from asyncrl.messages.spool import SpoolSet
@@ -76,6 +76,10 @@ def test_a_step_is_checked_when_every_rank_has_said_what_it_refuses() -> None:
         assert sorted(await checking, key=lambda refusal: refusal.unit) == refusals
         await links[1].send(Checked(5, []))
         assert await stage.ranks.refused(5) == []
+        await links[0].send(Checked(6, []))
+        await links[1].send(Checked(6, [], "rank 2: ValueError: not finite"))
+        with pytest.raises(AsyncrlError, match="rank 2: ValueError: not finite"):
+            await stage.ranks.refused(6)
         await stage.hub.aclose()
         await listening
 
