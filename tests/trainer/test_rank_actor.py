@@ -165,11 +165,11 @@ def test_a_rank_of_another_machine_has_nothing_to_write() -> None:
 
 
 def test_a_batch_that_is_impossible_is_told_to_the_first_rank_which_ends_all_after_the_step_before_it() -> None:
-    def assign_ranks(_infos):
-        raise ValueError("advantages are not finite")
+    class Unable(FakeLearner):
+        def assign_ranks(self, infos):
+            raise ValueError("advantages are not finite")
 
-    learner = FakeLearner()
-    learner.assign_ranks = assign_ranks
+    learner = Unable()
     asyncio.run(scene(learner, batch(4)))
     assert learner.checked == [Checked(4, [], "rank 1: ValueError: advantages are not finite")]
 

@@ -108,7 +108,7 @@ def test_what_any_rank_refuses_is_refused_once(trainer: Everything) -> None:
         trainer.batches.request(0, tasks)
         await asyncio.sleep(0)
         trainer.batches.arrived(Batch(0, []))
-        assert (await trainer.batches.upcoming).refused == [NAN, LOST]
+        assert (await trainer.batches.take()).refused == [NAN, LOST]
 
     play(act)
 
