@@ -34,9 +34,9 @@ def shown(text: str, max_chars: int = MAX_CHARS) -> str:
     """
     if len(text) <= max_chars and not acting(text):
         return text
-    whole = escaped(text[: max_chars + 1])
-    if len(text) <= max_chars and len(whole) <= max_chars:
-        return whole
+    fitting = escaped(text[: max_chars + 1])
+    if len(text) <= max_chars and len(fitting) <= max_chars:
+        return fitting
     parts, room, number = list[str](), max_chars - NOTE_CHARS, 0
     for number, letter in enumerate(text):  # noqa: B007  the number of the first one left out
         part = escaped(letter)
@@ -63,6 +63,15 @@ def shown_values(value: Any, max_chars: int = MAX_CHARS) -> Any:
     if isinstance(value, (list, tuple)):
         return [shown_values(item, max_chars) for item in value]
     return value
+
+
+def whole(text: str) -> str:
+    r"""The text with U+FFFD for each half of a character, as Python has for file names that are no UTF-8 (``\udcff``)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
 
 
 def acting(text: str) -> str:

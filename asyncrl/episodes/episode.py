@@ -10,8 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from msgspec import structs
-
 from asyncrl.engine import Completion, Request
 from asyncrl.episodes.conversation import Conversation
 from asyncrl.episodes.environment import EnvironmentEpisode, Environments, Score, TaskInput
@@ -27,7 +25,11 @@ from asyncrl.episodes.record import (
 from asyncrl.episodes.steps import EnvironmentDiverged, EpisodeSteps
 from asyncrl.episodes.tool_calls import opened_by
 from asyncrl.errors import EngineError, EnvironmentFailed
+from asyncrl.log import get_logger
+from asyncrl.messages.verdict_limits import problem_of
 from asyncrl.messages.words import FinishReason
+
+log = get_logger()
 
 ATTEMPTS = 4
 """Workers that an episode may lose without being to blame, before it is reported as failed."""
@@ -55,6 +57,8 @@ class Attempt:
         last = record.turns[-1]
         if score.reward is not None:
             last.reward += score.reward - record.reward
+        if problem := problem_of(record.reward, score.metrics, None):
+            raise EnvironmentFailed(f"the episode cannot be trained: {problem}", retryable=False)
         return SampledTrajectory(
             prompt_ids=record.prompt_ids,
             completion=record.completion(finish_reason),
@@ -220,26 +224,34 @@ class AgentProgram:
 
     async def play(self) -> FinishReason:
         """
-        Run the program to its end.
+        Run the program to its end, which a refusal at a limit of the episode may be: ``length``, not a failure.
 
         Raises:
-            EnvironmentFailed: It failed, or ended without a turn.
+            EnvironmentFailed: It failed by itself, or ended without a turn.
             EngineError: It failed because the engine did.
         """
+        turns = self._conversation.record.turns
         try:
             self._word = await self._environment.solve(self._task, self._open.base_url, self._open.key)
         except EnvironmentFailed as error:
             if isinstance(failure := self._open.failure, EngineError):
                 raise failure from error
-            raise
+            if error.is_lost or not (self._open.limit and turns):
+                raise
+            log.info("episode.ended_at_limit", episode=self._task.name, limit=self._open.limit, reason=str(error))
         finally:
             await self._open.close()
-        if not self._conversation.record.turns:
+        if not turns:
             raise EnvironmentFailed(f"the agent program of {self._task.name} ended without asking for a turn")
         return "length" if self._open.limit else "stop"
 
     async def score(self) -> Score:
         """Score that the program sent to the gateway, or returned."""
-        sent = self._open.score
-        reward = sent.reward if sent and sent.reward is not None else self._word.reward
-        return structs.replace(self._word, reward=reward, metrics=self._word.metrics | self._open.scores)
+        sent, own = self._open.score or Score(), self._open.counts.scores
+        reward = self._word.reward if sent.reward is None else sent.reward
+        metrics = self._word.metrics | sent.metrics
+        if taken := sorted(own.keys() & metrics.keys()):
+            raise EnvironmentFailed(
+                f"the program gives a metric {taken[0]!r}, which the gateway counts itself; rename it", retryable=False
+            )
+        return Score(reward=reward, metrics=metrics | own)

@@ -18,7 +18,7 @@ from asyncrl.episodes.episode import AgentProgram, Attempt, Episode
 from asyncrl.episodes.gate import Concurrency, EpisodeGate
 from asyncrl.episodes.gateway.gateway import Gateway
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, ResumedEpisode, SampledTrajectory, read
-from asyncrl.episodes.steps import EpisodeSteps
+from asyncrl.episodes.steps import EpisodeSteps, ObservationBudget
 from asyncrl.log import get_logger
 from asyncrl.messages.trajectory import Prompt, Sampling, Unit
 
@@ -150,6 +150,7 @@ class Episodes:
             resume=self._description.resume,
             tools=self._tools,
             history=self._config.history,
+            observed=ObservationBudget(self._config.most_observed, self._config.observation_cut),
             resumed=resumed,
         )
 

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncrl.engine import ChatMessage
+from asyncrl.engine import ChatMessage, TurnBoundary
 from asyncrl.episodes.conversation import Conversation, EpisodeOver
 from asyncrl.episodes.environment import Answer, EnvironmentEpisode, Resume, Score, TaskInput
 from asyncrl.episodes.record import EpisodeState, ResumedEpisode
@@ -48,6 +49,7 @@ class EpisodeSteps:
         resume: Resume,
         tools: str = "",
         history: Literal["as_sampled", "as_template"] = "as_sampled",
+        observed: "ObservationBudget | None" = None,
         resumed: ResumedEpisode | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -56,6 +58,7 @@ class EpisodeSteps:
         self._task = task
         self._resume = resume
         self._tools = tools
+        self._observed = observed
         self._chat: list[ChatMessage] | None = None
         if history == "as_template":
             self._chat = conversation.boundary.quoted(task.messages)
@@ -175,9 +178,10 @@ class EpisodeSteps:
             return self._opening(answer.messages)
         boundary, record = self._conversation.boundary, self._conversation.record
         written = record.turns[place].completion.completion_ids
-        context = boundary.after(answer.messages, written)
+        messages = self._observed.fitted(answer.messages, boundary) if self._observed else answer.messages
+        context = boundary.after(messages, written)
         if self._chat is not None:
-            self._chat += boundary.message(written), *boundary.quoted(answer.messages)
+            self._chat += boundary.message(written), *boundary.quoted(messages)
             retold = boundary.retold(self._chat, [*record.ids_through(place), *context], self._tools)
             if retold is not None:
                 return FROM_NOTHING, retold
@@ -190,3 +194,52 @@ def _check_same(recorded: tuple[int, Sequence[int]], now: tuple[int, Sequence[in
             f"its answer has {len(now[1])} tokens after turn {now[0]}, expected the {len(recorded[1])} recorded ones "
             f"after turn {recorded[0]}"
         )
+
+
+# ── observation budget ────────────────────────────────────────────────────────────────────────
+# What the policy reads of a long answer: both ends of it, or one, and how much is left out.
+#
+#     200,000 characters, at most 2,048 tokens    middle    head [... 191,850 characters left out ...] tail
+
+MOST_CHARS = 32
+"""Characters for each token of the budget that are looked at; only runs of one letter have longer tokens."""
+
+
+class ObservationBudget(Struct, frozen=True):
+    """Most tokens of one message, and the part that a longer one loses."""
+
+    max_tokens: int
+    cut: Literal["left", "middle", "right"] = "middle"
+
+    def fitted(self, messages: Sequence[ChatMessage], boundary: TurnBoundary) -> list[ChatMessage]:
+        """The messages, with the contents of those that are too long cut."""
+        return [self._fitted(message, boundary) for message in messages]
+
+    def _fitted(self, message: ChatMessage, boundary: TurnBoundary) -> ChatMessage:
+        content = message.get("content") or ""
+        if len(content) <= self.max_tokens and len(content.encode()) <= self.max_tokens:
+            return message  # No tokenizer needs more tokens than bytes.
+
+        def num_tokens(text: str) -> int:
+            return len(boundary.after([{**message, "content": text}], []))
+
+        room = num_tokens("") + self.max_tokens
+        keep = min(len(content), self.max_tokens * MOST_CHARS)
+        shown = self._without(content, keep)
+        while (num := num_tokens(shown)) > room and keep:
+            keep = min(keep * self.max_tokens // num, keep * 9 // 10)
+            shown = self._without(content, keep)
+        return {**message, "content": shown}
+
+    def _without(self, content: str, keep: int) -> str:
+        """The content with ``keep`` characters of its own."""
+        if keep >= len(content):
+            return content
+        note = f"[... {len(content) - keep:,} characters left out ...]"
+        match self.cut:
+            case "left":
+                return f"{note}\n{content[len(content) - keep :]}"
+            case "right":
+                return f"{content[:keep]}\n{note}"
+        head = (keep + 1) // 2
+        return f"{content[:head]}\n{note}\n{content[len(content) - (keep - head) :]}"

@@ -6,6 +6,8 @@ A reward is squared, summed over a step and multiplied by log-probs in float32, 
 ``algorithm.reward_weights`` names them: 1e12 holds byte counts and times in nanoseconds of a few minutes.
 """
 
+from __future__ import annotations  # workers of environments may have an older Python
+
 from collections.abc import Mapping
 from functools import lru_cache
 

@@ -14,7 +14,7 @@ from asyncrl.engine import Completion, Request
 from asyncrl.episodes.environment import Answer, Score, TaskInput
 from asyncrl.episodes.episode import ATTEMPTS, Episode
 from asyncrl.episodes.episodes import Episodes
-from asyncrl.episodes.gateway.chat_request import read_request
+from asyncrl.episodes.gateway.chat_request import RefusedRequest, read_request
 from asyncrl.episodes.gateway.gateway import Gateway
 from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import EngineError, EnvironmentFailed
@@ -323,6 +323,7 @@ def program(gateway: Gateway, solve: Callable[[Ask, TaskInput], Awaitable[Score]
 
     class Solving(StagedEpisode):
         async def solve(self, task: TaskInput, base_url: str, key: str) -> Score:
+            self.key = key
             episode = gateway.find(key)
             assert episode is not None
 
@@ -346,14 +347,15 @@ class Programs(StagedEnvironments):
 
 
 class StageProgram:
-    def __init__(self, solve: Callable[[Ask, TaskInput], Awaitable[Score]], policy: Callable[[str], str]) -> None:
+    def __init__(
+        self, solve: Callable[[Ask, TaskInput], Awaitable[Score]], policy: Callable[[str], str], **limits: int
+    ) -> None:
         self.gateway = Gateway("http://127.0.0.1:1")
         self.environments = Programs(resume="rerun")
         self.environments.episode = program(self.gateway, solve)
         self.engine = WordEngine(policy)
-        self.episodes = Episodes(
-            ENVIRONMENT_PROGRAM, self.environments, WordBoundary(), run="run", gateway=self.gateway
-        )
+        environment = structs.replace(ENVIRONMENT_PROGRAM, **limits)
+        self.episodes = Episodes(environment, self.environments, WordBoundary(), run="run", gateway=self.gateway)
 
     def begin(self, prefix: Any = None) -> Episode:
         return self.episodes.begin(
@@ -430,6 +432,65 @@ def test_a_program_that_asks_for_nothing_has_failed() -> None:
     async def scene() -> None:
         with pytest.raises(EnvironmentFailed, match="without asking for a turn"):
             await StageProgram(nothing, numbered).begin().run()
+
+    run(scene)
+
+
+async def until_it_is_refused(ask: Ask, task: TaskInput) -> Score:
+    messages: list[dict[str, Any]] = []
+    try:
+        while True:
+            messages += [await ask(*messages), {"role": "user", "content": "more"}]
+    except RefusedRequest as error:
+        raise EnvironmentFailed(f"openai.BadRequestError: {error}") from error
+
+
+@pytest.mark.parametrize("limits", [{"max_turns": 3}, {"max_tokens": 14}], ids=["turns", "tokens"])
+def test_a_program_that_a_limit_ends_is_an_episode_of_that_length_with_the_reward_that_it_had_put(limits) -> None:
+    async def putting(ask: Ask, task: TaskInput) -> Score:
+        stage.gateway.find(stage.environments.opened[-1].key).score = Score(reward=0.5, metrics={"steps": 3.0})
+        return await until_it_is_refused(ask, task)
+
+    async def scene() -> None:
+        sampled = await stage.begin().run()
+        assert [turn.text for turn in sampled.turns] == ["turn 1", "turn 2", "turn 3"]
+        assert sampled.completion.finish_reason == "length"
+        assert [turn.reward for turn in sampled.turns] == [0.0, 0.0, 0.5]
+        assert sampled.scores["steps"] == 3.0
+
+    stage = StageProgram(putting, numbered, **limits)
+    run(scene)
+
+
+def test_a_program_that_fails_before_any_limit_has_failed() -> None:
+    async def failing(ask: Ask, task: TaskInput) -> Score:
+        await ask()
+        raise EnvironmentFailed("exit code 1: ZeroDivisionError")
+
+    async def scene() -> None:
+        with pytest.raises(EnvironmentFailed, match="ZeroDivisionError"):
+            await StageProgram(failing, numbered).begin().run()
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    ("score", "cause"),
+    [
+        (Score(metrics={"forks": 1.0}), "a metric 'forks', which the gateway counts itself"),
+        (Score(metrics={f"m{number}": 1.0 for number in range(62)}), "there are 65 metrics"),
+        (Score(reward=1e30), r"the reward is 1e\+30"),
+    ],
+)
+def test_a_score_that_cannot_be_trained_names_its_cause_and_is_not_tried_again(score: Score, cause: str) -> None:
+    async def scoring(ask: Ask, task: TaskInput) -> Score:
+        await ask()
+        return score
+
+    async def scene() -> None:
+        with pytest.raises(EnvironmentFailed, match=cause) as raised:
+            await StageProgram(scoring, numbered).begin().run()
+        assert not raised.value.retryable
 
     run(scene)
 

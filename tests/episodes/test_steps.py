@@ -1,13 +1,16 @@
 """The loop of an episode whose environment answers turn by turn."""
 
 import asyncio
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from asyncrl.engine import PolicyTurn
 from asyncrl.episodes.conversation import Conversation
 from asyncrl.episodes.environment import Answer, TaskInput
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, EpisodeState, ResumedEpisode
-from asyncrl.episodes.steps import EnvironmentDiverged, EpisodeSteps
+from asyncrl.episodes.steps import EnvironmentDiverged, EpisodeSteps, ObservationBudget
 from asyncrl.errors import EnvironmentFailed
 from asyncrl.messages.trajectory import Sampling
 from tests.episodes.stage import Counter, StagedEnvironments, WordBoundary, WordEngine, ids
@@ -21,6 +24,7 @@ def steps(
     max_tokens: int = 100,
     images: tuple[bytes, ...] = (),
     record: EpisodeRecord | None = None,
+    observed: ObservationBudget | None = None,
 ) -> EpisodeSteps:
     conversation = Conversation(
         record or a_record(),
@@ -31,7 +35,7 @@ def steps(
         images=images,
     )
     environment = environments.open("run/train/0/0")
-    return EpisodeSteps(conversation, environment, TASK, resume=environments.resume, resumed=resumed)
+    return EpisodeSteps(conversation, environment, TASK, resume=environments.resume, resumed=resumed, observed=observed)
 
 
 def a_record() -> EpisodeRecord:
@@ -71,6 +75,35 @@ def test_the_state_has_a_snapshot_of_the_last_answered_turn() -> None:
     answer = player.state.answer
     assert answer is not None
     assert answer.messages == [{"role": "tool", "content": "left 1"}]
+
+
+@pytest.mark.parametrize(
+    ("cut", "shown"),
+    [
+        ("left", "[... 344 characters left out ...] w86 w87 w88 w89 w90 w91 w92 w93 w94 w95 w96 w97 w98 w99"),
+        ("right", "w00 w01 w02 w03 w04 w05 w06 w07 w08 w09 w10 w11 w12 w13 [... 344 characters left out ...]"),
+        ("middle", "w00 w01 w02 w03 w04 w05 w06 [... 344 characters left out ...] w93 w94 w95 w96 w97 w98 w99"),
+    ],
+)
+def test_a_long_answer_is_cut_to_its_tokens_and_says_so(cut: Any, shown: str) -> None:
+    message = {"role": "tool", "content": " ".join(f"w{number:02}" for number in range(100))}
+    short = {"role": "tool", "content": "a few words"}
+    fitted, same = ObservationBudget(20, cut).fitted([message, short], WordBoundary())
+    assert len(WordBoundary().after([fitted], [])) <= 20 + len(WordBoundary().after([{**message, "content": ""}], []))
+    assert " ".join(fitted["content"].split()) == shown
+    assert same == short
+
+
+def test_the_policy_reads_of_an_answer_what_its_budget_leaves() -> None:
+    class Verbose(Counter):
+        def step(self, said: PolicyTurn) -> Answer:
+            return replace(super().step(said), messages=[{"role": "tool", "content": "word " * 1000}])
+
+    record = a_record()
+    player = steps(StagedEnvironments(make=Verbose), record=record, observed=ObservationBudget(12))
+    assert play(player) == "stop"
+    assert all(len(turn.context_ids) <= 14 for turn in record.turns)
+    assert "characters left out" in record.turns[1].observation
 
 
 def test_a_first_observation_that_leaves_no_room_is_a_final_failure() -> None:

@@ -8,7 +8,7 @@ Settings of episodes.
 from typing import Literal
 
 from asyncrl.config.sections.sampling import ToolParser
-from asyncrl.config.sections.section import Count, Positive, Section
+from asyncrl.config.sections.section import Count, Limit, Positive, Section
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import hint, is_path
 
@@ -58,6 +58,13 @@ class Environment(Section, frozen=True, kw_only=True):
     Most tokens of one episode after its prompt, those of the environment included. One turn has at most
     ``sampling.max_tokens``.
     """
+    observation_tokens: Limit = 0
+    """
+    Most tokens of one message that answers a turn, such as a tool's; 0: a quarter of ``max_tokens``. A longer one is cut,
+    and says how much is left out. What begins a context (``reset``, ``restart``), and what agent programs say, is whole.
+    """
+    observation_cut: Literal["left", "middle", "right"] = "middle"
+    """Part that a longer message loses: its beginning, its middle, or its end."""
     tool_parser: ToolParser = "auto"
     """
     Form in which the policy writes calls of tools. ``auto`` takes the tokenizer's ``response_template`` if it has one,
@@ -79,6 +86,11 @@ class Environment(Section, frozen=True, kw_only=True):
     def is_set(self) -> bool:
         """True if trajectories are episodes."""
         return bool(self.function or self.tools or self.command)
+
+    @property
+    def most_observed(self) -> int:
+        """Most tokens of one message that answers a turn."""
+        return self.observation_tokens or max(self.max_tokens // 4, 1)
 
     def check(self) -> None:
         """Raise `ConfigError` unless one thing answers the policy, or nothing of the section is set."""

@@ -142,6 +142,8 @@ KEEP_ALIVE_S = 10.0
 
 class SentReward(Struct, forbid_unknown_fields=True):
     reward: float | None = None
+    score: float | None = None
+    """Another name of the reward."""
     metrics: dict[str, float] = {}
 
 
@@ -287,12 +289,19 @@ def _read_score(raw: bytes) -> Score:
         raise RefusedRequest(
             400, "invalid_reward", f'the body must be {{"reward": 1.0, "metrics": {{}}}}: {error}'
         ) from None
+    if sent.score is not None and sent.reward is not None:
+        message = "the body has both reward and score, which are one number; name it once"
+        raise RefusedRequest(400, "invalid_reward", message, param="score")
+    reward = sent.score if sent.reward is None else sent.reward
     if len(sent.metrics) > MAX_SENT_METRICS:
         message = f"there are {len(sent.metrics)} metrics, expected at most {MAX_SENT_METRICS}"
         raise RefusedRequest(400, "invalid_reward", message, param="metrics")
-    if problem := problem_of(0.0 if sent.reward is None else sent.reward, sent.metrics, None):
+    if taken := sorted(Counts().scores.keys() & sent.metrics.keys()):
+        message = f"a metric is called {taken[0]!r}, which the gateway counts itself; rename it"
+        raise RefusedRequest(400, "invalid_reward", message, param="metrics")
+    if problem := problem_of(reward or 0.0, sent.metrics, None):
         raise RefusedRequest(400, "invalid_reward", problem)
-    return Score(reward=sent.reward, metrics=sent.metrics)
+    return Score(reward=reward, metrics=sent.metrics)
 
 
 # ── server ────────────────────────────────────────────────────────────────────────────────────

@@ -6,6 +6,7 @@ distribution. What only asks for another one is ignored and named in a header; w
 the policy would not keep, such as JSON of a schema, is refused.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from asyncrl.engine import ChatMessage
+from asyncrl.foreign_text import whole
 
 # ── refusal ───────────────────────────────────────────────────────────────────────────────────
 # An answer other than 200, in the form of OpenAI's errors.
@@ -284,7 +286,7 @@ def read_request(raw: bytes, stop: Sequence[str]) -> ChatRequest:
         Refused: The body is no request, or asks for what an episode cannot give.
     """
     try:
-        body = BODY.decode(raw.decode())  # msgspec leaves unknown keys unchecked
+        body = BODY.decode(_readable(raw))
         tools = f"[{','.join(bytes(tool).decode() for tool in body.tools)}]" if body.tools else ""
         if tools:
             TOOLS.decode(tools)
@@ -310,6 +312,18 @@ def read_request(raw: bytes, stop: Sequence[str]) -> ChatRequest:
         token_ids=bool(body.return_token_ids),
         ignored=tuple(name for name in IGNORED if getattr(body, name) is not None),
     )
+
+
+def _readable(raw: bytes) -> str:
+    r"""
+    The body as text, which msgspec alone would leave unchecked in unknown keys.
+
+    Clients write a file name that is no UTF-8 as ``"\udcff"``, half a character, which becomes U+FFFD.
+    """
+    text = raw.decode()
+    if r"\ud" not in text.lower():
+        return text
+    return whole(json.dumps(json.loads(text), ensure_ascii=False))
 
 
 def _refuse_unsupported(body: Body, stop: Sequence[str]) -> None:

@@ -262,11 +262,6 @@ class OpenEpisode:
         self._turn_ended = asyncio.Event()
         """Set when a turn ends, and with it its claim on the room of the episode; then replaced by another."""
 
-    @property
-    def scores(self) -> dict[str, float]:
-        """Metrics of the program and of the lineage."""
-        return {**self.counts.scores, **(self.score.metrics if self.score else {})}
-
     def reply(self, request: ChatRequest) -> "asyncio.Task[Reply]":
         """
         Begin the reply to a request, or find it. Await it shielded: others may wait for it too.

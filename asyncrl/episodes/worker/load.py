@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 from collections.abc import Callable
 from typing import Any, Union
 
@@ -82,14 +83,16 @@ class TextArena:
     def __init__(self, environment: Any) -> None:
         self._environment = environment
         self._rewards: Any = None
+        self._seen = ""
 
     def reset(self, task: Task) -> list[dict[str, Any]]:
         self._environment.reset(num_players=1, seed=task.seed)
+        self._seen = ""
         return self._observation()
 
     def step(self, said: Said) -> Step:
         done, _ = self._environment.step(said.text)
-        return Step(done=True) if done else Step(messages=self._observation())
+        return Step(done=True) if done else Step(messages=self._observation(said.text))
 
     def score(self) -> Any:
         """Return the player's reward, 0 in a game that was not ended."""
@@ -105,10 +108,15 @@ class TextArena:
             self._rewards = ended[0] if isinstance(ended, tuple) else ended
         return self._rewards
 
-    def _observation(self) -> list[dict[str, Any]]:
+    def _observation(self, said: str = "") -> list[dict[str, Any]]:
+        """Return what is new, without what the policy has just said: some games tell all of it in each observation."""
         _, seen = self._environment.get_observation()
-        text = seen if isinstance(seen, str) else "\n".join(str(part[1]) for part in seen)
-        return [{"role": "user", "content": text}]
+        new = text = seen if isinstance(seen, str) else "\n".join(str(part[1]) for part in seen)
+        if self._seen and text.startswith(f"{self._seen}\n["):  # the next line is another speaker's
+            new = text[len(self._seen) + 1 :]
+        self._seen = text
+        echo = re.match(rf"(\[[^\]\n]*\] )?{re.escape(said)}\n", new) if said else None
+        return [{"role": "user", "content": new[echo.end() :] if echo else new}]
 
 
 # ── agent programs ─────────────────────────────────────────────────────────────────────────────
@@ -160,8 +168,11 @@ class Solve:
 # keep nothing between calls, so an episode can be continued anywhere from its messages alone.
 
 SETTING = "environment.tools"
-MAX_CHARS = 1 << 16
-"""Longest answer of a tool; the rest is cut, and the answer says so."""
+MAX_CHARS = 1 << 20
+"""
+Longest answer of a tool that leaves its worker; the rest is cut, and the answer says so. What the policy reads of it is
+``environment.observation_tokens``.
+"""
 MAX_ERROR_CHARS = 500
 MCP = "mcp:"
 
@@ -238,7 +249,7 @@ class Toolbox:
             answer: str = await self._tools[call.name].call(call.arguments)
         except ToolFailure:
             raise
-        except Exception as error:  # noqa: BLE001  tools are user code
+        except (Exception, SystemExit) as error:  # noqa: BLE001  tools are user code
             return f"error: {type(error).__name__}: {str(error)[:MAX_ERROR_CHARS]}"
         return answer
 

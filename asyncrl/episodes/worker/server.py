@@ -31,6 +31,7 @@ from asyncrl.environment import Client, Said, Task, ToolCall
 from asyncrl.episodes.worker.load import Code, load
 from asyncrl.episodes.worker.values import BadValue, reset_of, score_of, shown, step_of
 from asyncrl.errors import ConfigError
+from asyncrl.foreign_text import whole
 from asyncrl.plug_in import describe
 from asyncrl.workers.frames import Frames, framed, read_frame, take_pipes
 
@@ -212,7 +213,8 @@ def _failed(method: str, error: BaseException) -> dict[str, Any]:
 
 def encode(message: dict[str, Any]) -> bytes:
     """Encode a message as a frame; raises `ValueError` or `TypeError` if a value has no form in JSON, as NaN."""
-    return framed(json.dumps(message, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace"))
+    text = json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return framed(whole(text).encode())
 
 
 class FrameInbox(asyncio.Protocol):

@@ -2,7 +2,7 @@
 Return values of environments, checked and brought into the form of the pipe.
 
     step, reset      Step | the same as a dict | None                 ─▶ {"messages", "reward", "done", "restart"}
-    score, solve     number | {"score": number, metrics} | None       ─▶ {"reward", "metrics"}
+    score, solve     number | {"score" or "reward": number, metrics} | None   ─▶ {"reward", "metrics"}
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from typing import Any
 
 from asyncrl.environment import Step
 from asyncrl.messages.number import number, scalar
+from asyncrl.messages.verdict_limits import problem_of
 
 ROLES = ("system", "user", "assistant", "tool")
 STEP = frozenset(field.name for field in dataclasses.fields(Step))
+REWARD = ("score", "reward")
+"""Names of the reward among the values of an episode."""
 
 
 class BadValue(Exception):
@@ -31,7 +34,7 @@ def step_of(value: Any, method: str) -> dict[str, Any]:
         raise BadValue(f"{method} returned {shown(value)}, expected a Step, or a dict with some of {sorted(STEP)}")
     return {
         "messages": messages_of(value.get("messages"), method),
-        "reward": number_of(value.get("reward", 0.0), f"{method} returned the reward"),
+        "reward": _within(number_of(value.get("reward", 0.0), f"{method} returned the reward"), {}, method),
         "done": _flag(value.get("done", False), f"{method} returned done"),
         "restart": _flag(value.get("restart", False), f"{method} returned restart"),
     }
@@ -47,13 +50,15 @@ def reset_of(value: Any) -> dict[str, Any]:
 def score_of(value: Any, method: str) -> dict[str, Any]:
     """Convert the value of ``score`` or of an agent program; raises `BadValue`."""
     if not isinstance(value, Mapping):
-        return {"reward": None if value is None else number_of(value, f"{method} returned"), "metrics": {}}
-    metrics = {str(name): number for name, number in value.items() if name != "score"}
-    score = value.get("score")
-    return {
-        "reward": None if score is None else number_of(score, f"{method} returned score"),
-        "metrics": {name: number_of(number, f"{method} returned {name}") for name, number in metrics.items()},
+        reward = None if value is None else number_of(value, f"{method} returned")
+        return {"reward": _within(reward, {}, method), "metrics": {}}
+    if len(given := [name for name in REWARD if value.get(name) is not None]) > 1:
+        raise BadValue(f"{method} returned both score and reward, which are one number; name it once")
+    reward = number_of(value[given[0]], f"{method} returned {given[0]}") if given else None
+    metrics = {
+        str(name): number_of(one, f"{method} returned {name}") for name, one in value.items() if name not in REWARD
     }
+    return {"reward": _within(reward, metrics, method), "metrics": metrics}
 
 
 def messages_of(value: Any, method: str) -> list[dict[str, Any]]:
@@ -76,6 +81,13 @@ def number_of(value: Any, what: str) -> float:
     if found is None or not math.isfinite(found):
         raise BadValue(f"{what} {shown(value)}, expected a finite number")
     return found
+
+
+def _within(reward: float | None, metrics: dict[str, float], method: str) -> float | None:
+    """The reward, if it and the metrics are within their limits; raises `BadValue`."""
+    if problem := problem_of(reward or 0.0, metrics, None):
+        raise BadValue(f"{method} returned what cannot be trained: {problem}")
+    return reward
 
 
 def shown(value: Any) -> str:

@@ -151,8 +151,12 @@ ROLLOUT: Mapping[str, Option] = {
     f"{R}.multi_turn.tool_config_path": missing(TOOLS, near="environment.tools"),
     f"{R}.multi_turn.function_tool_path": missing(TOOLS, near="environment.tools"),
     f"{R}.multi_turn.interaction_config_path": missing(LOOP, near="environment.function"),
-    f"{R}.multi_turn.max_tool_response_length": replaced("a tool's answer is cut at 65,536 characters: cut it there"),
-    f"{R}.multi_turn.tool_response_truncate_side": not_needed("it is read only with max_tool_response_length"),
+    f"{R}.multi_turn.max_tool_response_length": replaced(
+        "environment.observation_tokens cuts answers by tokens; verl counts characters"
+    ),
+    f"{R}.multi_turn.tool_response_truncate_side": replaced(
+        "environment.observation_cut names the part that is lost; verl's side is the one that is kept"
+    ),
     f"{R}.multi_turn.max_parallel_calls": replaced("all calls of a turn are run, at the same time"),
     f"{R}.multi_turn.tokenization_sanity_check_mode": not_needed("sampled tokens are never encoded again"),
     f"{R}.multi_turn.use_inference_chat_template": replaced("environment.history = 'as_template' does this"),

@@ -85,7 +85,7 @@ def _garbled(draw: random.Random, capability: str, chat: str) -> Hostile:
             b"", body[:place], body + body, body[:place] + b"\xff" + body[place:], draw.randbytes(place), NESTED,
             b'{"messages":' * 5000, b"null", b"1", b'"x"', b"[]", b"\xef\xbb\xbf" + body,
             body.decode().encode("utf-16"),
-            b'{"messages":[{"role":"user","content":"\\ud800"}]}', b'{"messages":[{"role":"user","content":"\x00"}]}',
+            b'{"messages":[{"role":"user","content":"\x00"}]}',
             b'{"max_tokens":1e999,' + body[1:], b'{"n":NaN,' + body[1:], b'{"seed":Infinity,' + body[1:],
         ]
     )  # fmt: skip

@@ -169,7 +169,8 @@ def test_the_last_reward_counts() -> None:
             sent = {"reward": reward, "metrics": {"steps": 3}}
             assert (await call(app, "PUT", f"{episode.path}/reward", sent)).status == 200
         assert episode.open.score == Score(reward=1.0, metrics={"steps": 3.0})
-        assert episode.open.scores["steps"] == 3.0
+        assert (await call(app, "PUT", f"{episode.path}/reward", {"score": 0.5})).status == 200
+        assert episode.open.score == Score(reward=0.5), "the reward by its other name"
 
     play(scene)
 
@@ -177,7 +178,8 @@ def test_the_last_reward_counts() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"1", b"{", b'{"reward": "1"}', b'{"reward": NaN}', b'{"reward": 1e7}', b'{"score": 1}',
+        b"", b"1", b"{", b'{"reward": "1"}', b'{"reward": NaN}', b'{"reward": 1e7}', b'{"score": 1, "reward": 1}',
+        b'{"metrics": {"forks": 1}}',
         b'{"reward": 1e999}',
         b'{"metrics": {"a": "b"}}', b'{"metrics": [1]}', b'{"metrics": {"a": 1e13}}', b"\xff", b"[" * 60_000,
         json.dumps({"metrics": {str(n): 0 for n in range(MAX_SENT_METRICS + 1)}}).encode(),

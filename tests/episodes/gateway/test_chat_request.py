@@ -52,6 +52,11 @@ def test_sampling_is_ignored_and_named() -> None:
     )
 
 
+def test_half_a_character_of_a_file_name_becomes_a_replacement_character() -> None:
+    sent = {"role": "tool", "content": "caf\udce9 \ud83d\ude00", "tool_call_id": "1"}
+    assert read(messages=[*MESSAGES, sent]).messages[1]["content"] == "caf\ufffd \U0001f600"
+
+
 def test_calls_are_read_if_there_are_tools_and_the_program_wants_them() -> None:
     assert not read().reads_calls
     assert read(tools=[LOOK]).reads_calls

@@ -277,7 +277,7 @@ def test_forks_are_counted_by_cause() -> None:
         assert {name: num for name, num in episode.open.counts.items() if "fork" in name} == {
             "forks": 2, "fork_branch": 1, "fork_retry": 1,
         }  # fmt: skip
-        assert episode.open.scores == {"forks": 2.0, "roots": 0.0, "broken_lineage": 0.0}
+        assert episode.open.counts.scores == {"forks": 2.0, "roots": 0.0, "broken_lineage": 0.0}
 
     play(scene)
 
@@ -311,7 +311,7 @@ def turn_problem_of_record(episode: Episode) -> str:
         text="",
         turns=record.wire_turns(),
         context_ids=memoryview(bytes(4 * len(context))),
-        scores=episode.open.scores,
+        scores=episode.open.counts.scores,
     )
     return turn_problem_of(trajectory, TrajectoryLimits(max_prompt_tokens=100, max_tokens=100))
 

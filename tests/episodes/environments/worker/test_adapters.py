@@ -80,6 +80,21 @@ def test_a_game_of_textarena_is_told_by_its_methods_and_closed_once() -> None:
     assert inner.closed == 1
 
 
+def test_an_observation_that_tells_the_whole_game_is_read_once() -> None:
+    class Telling(Game):
+        def get_observation(self) -> tuple[int, str]:
+            return 0, self.seen
+
+        def step(self, action: str) -> tuple[bool, dict[str, Any]]:
+            self.seen += f"\n[Player] {action}\n[GAME] No."
+            return False, {}
+
+    game = adapted(Telling())
+    assert game.reset(TASK) == [{"role": "user", "content": "1 3"}]
+    for action in ("Is it [4]?", "Is it [5]?"):
+        assert game.step(Said(action)).messages == [{"role": "user", "content": "[GAME] No."}]
+
+
 def test_anything_without_reset_and_step_is_refused() -> None:
     with pytest.raises(BadValue, match="5 is no environment: expected the methods reset and step"):
         adapted(5)

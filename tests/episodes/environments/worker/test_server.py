@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from asyncrl.episodes.worker import server, start
@@ -132,6 +133,11 @@ def test_code_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
 def test_a_number_that_json_does_not_know_is_refused() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         server.encode({"reward": float("nan")})
+
+
+def test_half_a_character_in_a_text_of_an_environment_becomes_a_replacement_character() -> None:
+    frame = server.encode({"content": "caf\udce9 \ud83d\ude00 \x00"})
+    assert msgspec.json.decode(frame[frame.index(b"{") :]) == {"content": "caf\ufffd \U0001f600 \x00"}
 
 
 def test_what_has_begun_is_written_before_anything_else_happens() -> None:

@@ -1,6 +1,7 @@
 """The environment of tools: calls in, messages out."""
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ def double(number: int) -> int:
 async def fail(kind: str) -> str:
     if kind == "broken":
         raise ToolFailure("out of order")
+    if kind == "exit":
+        sys.exit(3)
     raise KeyError(kind)
 
 
@@ -63,6 +66,7 @@ def test_a_turn_without_calls_ends_the_episode() -> None:
         (ToolCall("double", {}), "error: argument 'number' is missing"),
         (ToolCall("double", {"number": "4"}), "error: argument 'number' is '4', expected an integer"),
         (ToolCall("fail", {"kind": "x"}), "error: KeyError: 'x'"),
+        (ToolCall("fail", {"kind": "exit"}), "error: SystemExit: 3"),
     ],
 )
 def test_a_bad_call_is_answered_to_the_policy(call: ToolCall, content: str) -> None:

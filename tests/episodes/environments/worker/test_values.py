@@ -30,6 +30,7 @@ def test_a_step_and_a_dict_with_the_same_keys_mean_the_same() -> None:
         ({"messages": [{"role": "user", "content": 5}]}, "the content 5, expected text"),
         ({"reward": float("nan")}, "step returned the reward nan, expected a finite number"),
         ({"reward": "1"}, "expected a finite number"),
+        ({"reward": 1e30}, "the reward is 1e+30, expected a finite number of at most 1e+06"),
         ({"done": 1}, "done 1, expected True or False"),
     ],
 )
@@ -52,3 +53,24 @@ def test_a_score_is_a_number_or_a_dict_or_nothing() -> None:
     assert score_of({"turns": 3}, "score") == {"reward": None, "metrics": {"turns": 3.0}}
     with pytest.raises(BadValue, match="score returned 'good', expected a finite number"):
         score_of("good", "score")
+
+
+def test_the_reward_of_an_episode_may_be_called_score_or_reward() -> None:
+    assert score_of({"reward": 2, "turns": 3}, "score") == {"reward": 2.0, "metrics": {"turns": 3.0}}
+    with pytest.raises(BadValue, match="the program returned both score and reward"):
+        score_of({"reward": 2, "score": 1}, "the program")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (1e30, "the reward is 1e+30"),
+        ({"score": 1.0, "bytes": 1e30}, "metric 'bytes' is 1e+30"),
+        ({f"m{number}": 1.0 for number in range(65)}, "there are 65 metrics, expected at most 64"),
+        ({"": 1.0}, "a metric has the name ''"),
+    ],
+)
+def test_a_score_that_no_trajectory_may_have_is_refused_where_it_is_returned(value: Any, message: str) -> None:
+    with pytest.raises(BadValue) as caught:
+        score_of(value, "score")
+    assert message in str(caught.value)
