@@ -66,7 +66,7 @@ def shown_values(value: Any, max_chars: int = MAX_CHARS) -> Any:
 
 
 def whole(text: str) -> str:
-    r"""The text with U+FFFD for each half of a character, as Python has for file names that are no UTF-8 (``\udcff``)."""
+    r"""The text with U+FFFD for each half of a character, as Python has in names of files that are no UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -60,8 +60,9 @@ class Environment(Section, frozen=True, kw_only=True):
     """
     observation_tokens: Limit = 0
     """
-    Most tokens of one message that answers a turn, such as a tool's; 0: a quarter of ``max_tokens``. A longer one is cut,
-    and says how much is left out. What begins a context (``reset``, ``restart``), and what agent programs say, is whole.
+    Most tokens of one message that answers a turn, such as a tool's; 0: a quarter of ``max_tokens``. A longer one is
+    cut, and says how much is left out. What begins a context (``reset``, ``restart``) is whole, and so is what agent
+    programs say.
     """
     observation_cut: Literal["left", "middle", "right"] = "middle"
     """Part that a longer message loses: its beginning, its middle, or its end."""
