@@ -29,6 +29,8 @@ class ParsedText(Struct, frozen=True):
 
     content: str
     calls: list[CalledTool] = []
+    thought: str = ""
+    """Thought that the form itself sets apart; that of ``<think>`` tags is told by `split_thought`."""
 
 
 Parser = Callable[[str, Schemas], ParsedText]
@@ -448,6 +450,17 @@ def opened_thought(text: str) -> str:
 def opened_by(token_ids: Sequence[int], decode: Callable[[list[int]], str]) -> str:
     """Beginning of a thought with which these tokens end, by their text; see `opened_thought`."""
     return opened_thought(decode(list(token_ids[-OPENING_TOKENS:])))
+
+
+def split_thought(text: str, *, is_open: bool = False) -> tuple[str, str]:
+    """
+    The thought without its tags, and the text after it; see `after_thought`.
+
+    A text that has no thought is all after it; one whose thought is not finished is all thought.
+    """
+    answer = after_thought(text, is_open=is_open)
+    before = text[: text.rindex(END)] if END in text else "" if answer else text
+    return before.lstrip().removeprefix(BEGIN).strip("\n"), answer
 
 
 def after_thought(text: str, *, is_open: bool = False) -> str:
