@@ -40,6 +40,7 @@ class PolicyTurn(Struct, frozen=True, kw_only=True):
 
     text: str
     content: str = ""
+    thought: str = ""
     tool_calls: list[CalledTool] = []
     finish_reason: str = "stop"
 
@@ -70,7 +71,8 @@ class TurnBoundary(Protocol):
         """
         Token ids of a whole chat up to the beginning of the policy's turn, for a context that follows nothing.
 
-        ``tools`` are those of this chat, as `Prompt.tools`; empty takes those of the run.
+        ``tools`` are those of this chat, as `Prompt.tools`; empty takes those of the run. Raises `EngineError` if the
+        template cannot render the messages, does not show the tools, or has no form for calls of them.
         """
 
     def quoted(self, messages: Sequence[ChatMessage], /) -> list[ChatMessage]:
@@ -91,8 +93,8 @@ class TurnBoundary(Protocol):
     def message(self, token_ids: Sequence[int], /) -> ChatMessage:
         """A turn of the policy as a message of the chat: all of its text, without the tokens that ended it."""
 
-    def said(self, token_ids: Sequence[int], finish_reason: FinishReason, /) -> PolicyTurn:
-        """Text of a turn, and the calls of tools in it."""
+    def said(self, token_ids: Sequence[int], finish_reason: FinishReason, tools: str = "", /) -> PolicyTurn:
+        """Text of a turn, its thought, and the calls in it of ``tools``; empty takes those of the run."""
 
     def text(self, token_ids: Sequence[int], /) -> str:
         """Text of any tokens without special tokens."""

@@ -61,7 +61,9 @@ class Said:
     text: str
     """Text of the turn, without special tokens."""
     content: str = ""
-    """The text without calls of tools."""
+    """The text without its thought and calls of tools."""
+    thought: str = ""
+    """What a reasoning model wrote before it, without tags; it is in ``text`` too."""
     tool_calls: list[ToolCall] = field(default_factory=list)
     finish_reason: str = "stop"
     """``length`` if the turn was cut at its limit."""

@@ -55,7 +55,7 @@ class ByteBoundary:
     def opening(self, messages: Sequence[ChatMessage], tools: str = "") -> list[int]:
         return self.after(messages, ())
 
-    def said(self, token_ids: Sequence[int], finish_reason: FinishReason) -> PolicyTurn:
+    def said(self, token_ids: Sequence[int], finish_reason: FinishReason, tools: str = "") -> PolicyTurn:
         text = self.text(token_ids)
         return PolicyTurn(text=text, content=text)
 

@@ -72,7 +72,7 @@ class Conversation:
         self.running: list[RunningTurn] = []
         self._sample = sample
         self._sampling = sampling
-        self._limits = limits
+        self.limits = limits
         self._seed = seed
         self._priority = priority
         self.images = images
@@ -86,6 +86,7 @@ class Conversation:
         context_ids: Sequence[int],
         *,
         max_tokens: int | None = None,
+        stop: Sequence[str] = (),
         begun: RecordedTurn | None = None,
         observation: str | None = None,
     ) -> int:
@@ -94,6 +95,7 @@ class Conversation:
 
         Args:
             max_tokens: Fewer tokens than the run allows, such as those that an agent program asked for.
+            stop: Texts that end the turn, besides those of the run.
             begun: Beginning of this turn that was sampled before, which is continued with its own draws.
             observation: Text of the context; None decodes it.
 
@@ -106,7 +108,7 @@ class Conversation:
         draw = begun.draw if begun else self._next_draw()
         request = Request(
             prompt_ids=[*self.record.ids_through(parent), *context_ids],
-            sampling=structs.replace(self._sampling, max_tokens=written),
+            sampling=structs.replace(self._sampling, max_tokens=written, stop=[*self._sampling.stop, *stop]),
             seed=None if self._seed is None else (self._seed + draw * SEED_STEP) % MAX_SEED,
             resume_from=begun.completion if begun else None,
             priority=self._priority,
@@ -148,10 +150,10 @@ class Conversation:
 
     def _room(self, context_ids: Sequence[int]) -> int:
         """Tokens that the policy may write after this context, besides those that other running turns may write."""
-        if len(self.record.turns) + len(self.running) >= self._limits.max_turns:
+        if len(self.record.turns) + len(self.running) >= self.limits.max_turns:
             raise EpisodeOver("max_turns")
         reserved = sum(len(turn.context_ids) + turn.request.sampling.max_tokens for turn in self.running)
-        room = self._limits.max_tokens - self.record.num_tokens - reserved - len(context_ids)
+        room = self.limits.max_tokens - self.record.num_tokens - reserved - len(context_ids)
         if room < 1:
             raise EpisodeOver("max_tokens")
         return room

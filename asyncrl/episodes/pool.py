@@ -385,6 +385,8 @@ def _variables(base_url: str, key: str, run_id: str) -> Mapping[str, str]:
     return {
         "OPENAI_BASE_URL": base_url,
         "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": key,
         "ASYNCRL_REWARD_URL": f"{base_url.removesuffix('/v1')}/reward",
         "ASYNCRL_RUN": run_id,
         **proxies,

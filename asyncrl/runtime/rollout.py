@@ -110,7 +110,7 @@ async def open_episodes(
         environments = await stack.enter_async_context(make_environments(environment, run_id, node))
         gateway: Gateway | None = None
         if environments.description.kind != "steps":
-            gateway = Gateway(stop=config.sampling.stop, as_template=environment.history == "as_template")
+            gateway = Gateway(allowed=environment.gateway_ignores, as_template=environment.history == "as_template")
             await stack.enter_async_context(serve_gateway(gateway, environment.gateway))
         most = most_episodes(config, slots)
         episodes = Episodes(environment, environments, conversing, run=run_id, most=most, gateway=gateway)

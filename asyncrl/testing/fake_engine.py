@@ -80,7 +80,7 @@ class FakeBoundary:
     def message(self, token_ids: Sequence[int]) -> ChatMessage:
         return {"role": "assistant", "content": self.text(token_ids)}
 
-    def said(self, token_ids: Sequence[int], finish_reason: FinishReason) -> PolicyTurn:
+    def said(self, token_ids: Sequence[int], finish_reason: FinishReason, tools: str = "") -> PolicyTurn:
         spoken = self.text(token_ids)
         return PolicyTurn(text=spoken, content=spoken, finish_reason=finish_reason)
 

@@ -54,7 +54,7 @@ class WordBoundary:
     def message(self, token_ids: Sequence[int]) -> ChatMessage:
         return {"role": "assistant", "content": words(token_ids)}
 
-    def said(self, token_ids: Sequence[int], finish_reason: FinishReason) -> PolicyTurn:
+    def said(self, token_ids: Sequence[int], finish_reason: FinishReason, tools: str = "") -> PolicyTurn:
         text = words(token_ids)
         calls = [CalledTool(name=word[1:], arguments={}) for word in text.split() if word.startswith("!")]
         return PolicyTurn(text=text, content=text, tool_calls=calls, finish_reason=finish_reason)

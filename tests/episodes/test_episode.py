@@ -14,8 +14,9 @@ from asyncrl.engine import Completion, Request
 from asyncrl.episodes.environment import Answer, Score, TaskInput
 from asyncrl.episodes.episode import ATTEMPTS, Episode
 from asyncrl.episodes.episodes import Episodes
-from asyncrl.episodes.gateway.chat_request import RefusedRequest, read_request
+from asyncrl.episodes.gateway import chat
 from asyncrl.episodes.gateway.gateway import Gateway
+from asyncrl.episodes.gateway.request import RefusedRequest, Wishes
 from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import EngineError, EnvironmentFailed
 from asyncrl.messages.trajectory import FROM_NOTHING, Prompt, Sampling, Unit
@@ -329,7 +330,7 @@ def program(gateway: Gateway, solve: Callable[[Ask, TaskInput], Awaitable[Score]
 
             async def ask(*messages: dict[str, Any]) -> dict[str, Any]:
                 body = json.dumps({"model": "policy", "messages": [*PROMPT, *messages]}).encode()
-                reply = await asyncio.shield(episode.reply(read_request(body, stop=[])))
+                reply = await asyncio.shield(episode.reply(chat.read(body, Wishes())))
                 episode.was_delivered(reply)
                 return dict(reply.choices[0].message)
 

@@ -41,6 +41,12 @@ class Environment(Section, frozen=True, kw_only=True):
     Address on which a rollout listens for its agent programs; port 0 takes a free one. Other machines, and containers,
     reach it only if another host is given, which must be an address of this machine; the traffic is not encrypted.
     """
+    gateway_ignores: list[str] = []
+    """
+    Fields of requests that are ignored, by name in a header, where they would otherwise be refused because they ask for
+    another distribution than the policy's: ``tool_choice`` (a forced tool), ``response_format``, ``tools`` (those that
+    only a provider's servers run), ``logit_bias`` and others that a refusal names.
+    """
     options: dict[str, str | int | float | bool] = {}
     """Keyword arguments of ``function``."""
     python: str = ""

@@ -1,26 +1,31 @@
 """
 The gateway as an ASGI application, for any server, or mounted in a host's.
 
-    POST /e/<capability>/v1/chat/completions     GET /e/<capability>/v1/models
-    PUT  /e/<capability>/reward                  GET /healthz
+    POST /e/<capability>/v1/chat/completions     GET /e/<capability>/v1/models, /v1/models/<id>
+    POST /e/<capability>/v1/responses            PUT /e/<capability>/reward
+    POST /e/<capability>/v1/messages             GET /healthz
+    POST /e/<capability>/v1/messages/count_tokens
 
-Nothing of a request is read before its capability is known, and a key in its header must agree.
+Three dialects ask for the same turns. Nothing of a request is read before its capability is known, and a key in its
+header must agree.
 """
 
 import asyncio
 import secrets
 from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
 from asyncrl.episodes.environment import Score
-from asyncrl.episodes.gateway.chat_request import ChatRequest, RefusedRequest, read_request
+from asyncrl.episodes.gateway import anthropic, chat, responses
 from asyncrl.episodes.gateway.episode import Counts, OpenEpisode
 from asyncrl.episodes.gateway.gateway import Gateway
-from asyncrl.episodes.gateway.reply import KEEP_ALIVE, Reply, event
+from asyncrl.episodes.gateway.reply import KEEP_ALIVE, Reply, Shown
+from asyncrl.episodes.gateway.request import ChatRequest, RefusedRequest, Wishes
 from asyncrl.log import get_logger
 from asyncrl.messages.verdict_limits import MAX_METRICS, problem_of
 from asyncrl.wire import http
@@ -32,6 +37,29 @@ from asyncrl.wire.http import Header, Receive, Scope, Send, lifespan
 JSON = (b"content-type", b"application/json")
 CLOSE = (b"connection", b"close")
 EVENTS = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"))
+
+
+class Dialect(Protocol):
+    """Words of one API for requests and replies; each is a module."""
+
+    def read(self, raw: bytes, wishes: Wishes, /) -> ChatRequest:
+        """Decode and check a request. Raises `RefusedRequest`."""
+
+    def whole(self, reply: Reply, request: ChatRequest, shown: Shown, /) -> bytes:
+        """The whole answer as JSON."""
+
+    def stream(self, reply: Reply, request: ChatRequest, shown: Shown, /) -> bytes:
+        """The whole answer as server-sent events, the last one included."""
+
+    def refusal(self, refused: RefusedRequest, /) -> Mapping[str, object]:
+        """The form of an error."""
+
+    def broken(self, refused: RefusedRequest, /) -> bytes:
+        """The event with which a stream ends that cannot be completed."""
+
+
+DIALECTS: Mapping[str, Dialect] = {"chat/completions": chat, "responses": responses, "messages": anthropic}
+"""Dialects by their paths below ``/v1``."""
 
 
 class Disconnected(Exception):
@@ -58,6 +86,8 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
+        self.dialect: Dialect = chat
+        """Dialect of the answer."""
         self.is_started = False
         """True once the status was sent."""
         self.is_read = False
@@ -182,20 +212,29 @@ class GatewayApp:
                 _allow(exchange, "GET", "HEAD")
                 await exchange.answer(200, b'{"status":"ok"}')
             case ["e", capability, *rest] if episode := self._gateway.find(capability):
-                _check_key(exchange.header(b"authorization"), capability)
+                below = "/".join(rest[1:]).removesuffix("/count_tokens")
+                exchange.dialect = DIALECTS.get(below, chat)
+                _check_key(exchange, capability)
                 await self._episode_route(episode, rest, exchange)
             case _:
                 raise RefusedRequest(404, "not_found", "there is nothing here")
 
     async def _episode_route(self, episode: OpenEpisode, rest: list[str], exchange: Exchange) -> None:
         match rest:
-            case ["v1", "chat", "completions"]:
+            case ["v1", *api] if "/".join(api) in DIALECTS:
                 _allow(exchange, "POST")
                 await self._complete(episode, exchange)
+            case ["v1", "messages", "count_tokens"]:
+                _allow(exchange, "POST")
+                num = episode.num_tokens(await self._request(episode, exchange))
+                await exchange.answer(200, msgspec.json.encode({"input_tokens": num}))
             case ["v1", "models"]:
                 _allow(exchange, "GET", "HEAD")
-                model = {"id": self._gateway.model, "object": "model", "created": 0, "owned_by": "asyncrl"}
-                await exchange.answer(200, msgspec.json.encode({"object": "list", "data": [model]}))
+                listed = {"object": "list", "data": [_model(self._gateway.model)], "has_more": False}
+                await exchange.answer(200, msgspec.json.encode(listed))
+            case ["v1", "models", *name] if any(name):
+                _allow(exchange, "GET", "HEAD")
+                await exchange.answer(200, msgspec.json.encode(_model("/".join(name))))
             case ["reward"]:
                 _allow(exchange, "PUT", "POST")
                 episode.score = _read_score(await exchange.body(MAX_REWARD_BYTES, self._budget, self._body_s))
@@ -203,8 +242,12 @@ class GatewayApp:
             case _:
                 raise RefusedRequest(404, "not_found", "there is nothing here")
 
+    async def _request(self, episode: OpenEpisode, exchange: Exchange) -> ChatRequest:
+        raw = await exchange.body(MAX_BODY_BYTES, self._budget, self._body_s)
+        return exchange.dialect.read(raw, episode.wishes())
+
     async def _complete(self, episode: OpenEpisode, exchange: Exchange) -> None:
-        request = read_request(await exchange.body(MAX_BODY_BYTES, self._budget, self._body_s), episode.stop)
+        request = await self._request(episode, exchange)
         sampling = episode.reply(request)
         gone = asyncio.create_task(exchange.until_gone())
         try:
@@ -213,12 +256,13 @@ class GatewayApp:
             reply = await _reply(sampling, gone)
         except Disconnected:
             episode.count("undelivered")
+            episode.was_lost(request, sampling)
             raise
         except RefusedRequest as refused:
             episode.count(f"refused_{refused.code}")
             if not exchange.is_started:
                 raise
-            return await exchange.write(event(msgspec.json.decode(refused.body)), is_last=True)
+            return await exchange.write(exchange.dialect.broken(refused), is_last=True)
         finally:
             gone.cancel()
         await _deliver(reply, request, episode, exchange)
@@ -237,7 +281,8 @@ class GatewayApp:
         self._gateway.counts[f"refused_{refused.status}"] += 1
         if not exchange.is_started:
             rest = [] if exchange.is_read else [CLOSE]  # nobody reads a body that may still come
-            await exchange.answer(refused.status, refused.body, [JSON, *refused.headers, *rest])
+            body = msgspec.json.encode(exchange.dialect.refusal(refused))
+            await exchange.answer(refused.status, body, [JSON, *refused.headers, *rest])
 
 
 async def _reply(sampling: "asyncio.Task[Reply]", gone: "asyncio.Task[None]") -> Reply:
@@ -251,15 +296,23 @@ async def _reply(sampling: "asyncio.Task[Reply]", gone: "asyncio.Task[None]") ->
 
 
 async def _deliver(reply: Reply, request: ChatRequest, episode: OpenEpisode, exchange: Exchange) -> None:
-    prompt_ids = episode.prompt_ids(reply) if request.token_ids else None
-    text = episode.text if request.logprobs else None
+    shown = Shown(
+        usage=request.include_usage,
+        prompt_ids=episode.prompt_ids(reply) if request.token_ids else None,
+        text=episode.text if request.logprobs else None,
+    )
     if not request.stream:
-        body = reply.body(prompt_ids=prompt_ids, text=text)
+        body = exchange.dialect.whole(reply, request, shown)
         return await exchange.answer(200, body, [JSON, *_ignored(request)])
     if not exchange.is_started:
         await exchange.start(200, [*EVENTS, *_ignored(request)])
-    events = reply.events(usage=request.include_usage, prompt_ids=prompt_ids, text=text)
-    return await exchange.write(events, is_last=True)
+    return await exchange.write(exchange.dialect.stream(reply, request, shown), is_last=True)
+
+
+def _model(name: str) -> dict[str, object]:
+    """The policy, in the forms of OpenAI and Anthropic at once; it answers to any name."""
+    shown = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    return {"id": name, "object": "model", "created": 0, "owned_by": "asyncrl", **shown}
 
 
 def _allow(exchange: Exchange, *methods: str) -> None:
@@ -267,13 +320,16 @@ def _allow(exchange: Exchange, *methods: str) -> None:
         raise RefusedRequest(405, "method_not_allowed", f"the method must be {methods[0]}")
 
 
-def _check_key(header: bytes | None, capability: str) -> None:
-    if header is None:
-        return
-    scheme, _, key = header.partition(b" ")
-    if scheme.lower() != b"bearer" or not secrets.compare_digest(key.strip(), capability.encode()):
+def _check_key(exchange: Exchange, capability: str) -> None:
+    """Refuse a key that is sent, in either header, and is another one."""
+    bearer, sent = exchange.header(b"authorization"), exchange.header(b"x-api-key")
+    scheme, _, key = bearer.partition(b" ") if bearer is not None else (b"bearer", b"", capability.encode())
+    keys = [key.strip() if scheme.lower() == b"bearer" else b"", capability.encode() if sent is None else sent.strip()]
+    if not all(secrets.compare_digest(one, capability.encode()) for one in keys):
         raise RefusedRequest(
-            401, "invalid_api_key", "the key is not that of this episode: send OPENAI_API_KEY as it was given"
+            401,
+            "invalid_api_key",
+            "the key is not that of this episode: send OPENAI_API_KEY (ANTHROPIC_API_KEY) as it was given",
         )
 
 

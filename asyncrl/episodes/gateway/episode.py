@@ -1,16 +1,16 @@
 """
 One episode whose turns an agent program asks for.
 
-    request ─▶ the same as before ─▶ the same reply, or the one that is being sampled
-               another one        ─▶ place in the lineage ─▶ ids of its context ─▶ turn, recorded or sampled ─▶ reply
+    request ─▶ the same as one whose client went away ─▶ the reply that was lost, or is being sampled
+               any other one ─▶ place in the lineage ─▶ ids of its context ─▶ turn, recorded or sampled ─▶ reply
 
-Sampling belongs to the episode and not to the connection: a client that loses it asks again and gets the same turn. A
-turn whose reply reached nobody is not trained, unless a later request repeats it or builds on it.
+Sampling belongs to the episode and not to the connection: a client that loses it asks again and gets the same turn,
+once. A turn whose reply reached nobody is not trained, unless a later request repeats it or builds on it.
 """
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import sha256
 from typing import Literal
 
@@ -19,8 +19,16 @@ from msgspec import Struct, structs
 from asyncrl.engine import ChatMessage
 from asyncrl.episodes.conversation import Conversation, EpisodeOver, Limit
 from asyncrl.episodes.environment import Score
-from asyncrl.episodes.gateway.chat_request import SORTED, ChatRequest, Identity, RefusedRequest, normal, tools_key
-from asyncrl.episodes.gateway.reply import Choice, Reply, delivered, finish_reason
+from asyncrl.episodes.gateway.reply import Choice, Reply, choice_of
+from asyncrl.episodes.gateway.request import (
+    SORTED,
+    ChatRequest,
+    Identity,
+    RefusedRequest,
+    Wishes,
+    normal,
+    tools_key,
+)
 from asyncrl.episodes.record import RecordedTurn
 from asyncrl.errors import EngineError, PromptTooLong
 from asyncrl.log import get_logger
@@ -75,8 +83,9 @@ class EarlierTurns:
 #
 # Each turn is filed under a hash of all messages that its request had, and of its own reply as it was delivered. A
 # request follows the turn of its last message of the assistant; if no turn has this hash, the request begins a new
-# root, whose cause is counted: a cause other than `new_root` may be a program, or a fault, that alters replies. Pure
-# rules.
+# root, whose cause is counted: a cause other than `new_root` may be a program, or a fault, that alters replies. Of a
+# reply only its words and its calls are hashed, because clients drop thoughts, strip white space and give calls other
+# ids: the tokens that the policy reads are those that it sampled, whatever a client makes of them. Pure rules.
 
 RootCause = Literal["new_root", "edited_reply", "edited_history", "tools_changed", "template_differs"]
 """
@@ -113,8 +122,8 @@ class Lineage:
     def __init__(self, prompt: Sequence[ChatMessage], tools: str = "") -> None:
         self._prompt = chain(normal(list(prompt)))[-1]
         self._prompt_tools = tools_key(tools)
-        self._turns: dict[bytes, list[tuple[bytes, int]]] = {}
-        """Tools and indices of the turns after which all messages have this hash."""
+        self._turns: dict[bytes, list[tuple[bytes, ChatMessage, int]]] = {}
+        """Tools, replies and indices of the turns after which all messages have this hash."""
         self._seen: set[bytes] = set()
         """Hashes of all messages of each request that was answered."""
         self._said: set[bytes] = set()
@@ -129,14 +138,15 @@ class Lineage:
         if last < 0:
             return FoundPlace(FROM_NOTHING, messages, seen, "new_root")
         known = self._turns.get(hashes[last + 1], [])
-        for turn_tools, turn in known:
-            if turn_tools == tools:
-                return FoundPlace(turn, messages[last + 1 :], seen)
+        if fitting := [(said, turn) for turn_tools, said, turn in known if turn_tools == tools]:
+            newest = fitting[-1][1]
+            turn = next((turn for said, turn in fitting if said == messages[last]), newest)
+            return FoundPlace(turn, messages[last + 1 :], seen)
         return FoundPlace(FROM_NOTHING, messages, seen, self._cause(messages, hashes, last, is_known=bool(known)))
 
     def add(self, seen: bytes, said: ChatMessage, tools: bytes, turn: int) -> None:
         """File a turn, whose reply ``said`` was delivered to a request with the hash ``seen``."""
-        self._turns.setdefault(extended(seen, said), []).append((tools, turn))
+        self._turns.setdefault(extended(seen, said), []).append((tools, said, turn))
         self._seen.add(seen)
         self._said.add(extended(b"", said))
 
@@ -160,7 +170,10 @@ def chain(messages: Sequence[ChatMessage]) -> list[bytes]:
 
 
 def extended(before: bytes, message: ChatMessage) -> bytes:
-    """Hash of messages with the hash ``before``, and one more."""
+    """Hash of messages with the hash ``before``, and one more; of a reply, see `Lineage`."""
+    if message["role"] == "assistant":
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        message = {"role": "assistant", "content": " ".join(message["content"].split()), "calls": calls}
     return sha256(before + SORTED.encode(message)).digest()
 
 
@@ -174,11 +187,11 @@ ALARMING: tuple[RootCause, ...] = ("edited_reply", "edited_history", "tools_chan
 class Counts(Counter[str]):
     """
     ``sampled``, ``replayed``, ``repeats``, ``roots``, ``root_CAUSE``, ``forks``, ``fork_retry``, ``fork_branch``,
-    ``undelivered``, ``refused_CODE``.
+    ``undelivered``, ``refused_CODE``, ``ignored_FIELD``.
 
-    A fork is a turn whose parent has another child: ``retry`` if the program sent the same messages again, with another
-    limit for example, ``branch`` if it sent others, another seed, or asked for several choices. A repeat is a request
-    that has its reply already, and gets the same.
+    A fork is a turn whose parent has another child: ``retry`` if the program sent the same messages again, ``branch``
+    if it sent others, another seed, or asked for several choices. A repeat is a request whose reply was lost on its
+    way, and gets that.
     """
 
     @property
@@ -210,7 +223,7 @@ class OpenEpisode:
         base_url: For ``OPENAI_BASE_URL``.
         key: For ``OPENAI_API_KEY``; also part of the URL.
         reward_url: For ``PUT``.
-        stop: Stop strings of the run.
+        allowed: Fields of requests that may be ignored; ``environment.gateway_ignores``.
         as_template: ``environment.history`` is ``as_template``.
         earlier: Turns of an earlier run of the program; the conversation's record begins without them.
         clock: Seconds since 1970.
@@ -224,7 +237,7 @@ class OpenEpisode:
         base_url: str,
         key: str,
         reward_url: str,
-        stop: Sequence[str],
+        allowed: Collection[str],
         as_template: bool,
         earlier: Sequence[RecordedTurn],
         counts: Counts,
@@ -234,7 +247,6 @@ class OpenEpisode:
         self.base_url = base_url
         self.key = key
         self.reward_url = reward_url
-        self.stop = stop
         self.text = conversation.boundary.text
         """Text of tokens."""
         self.counts = Counts()
@@ -253,8 +265,15 @@ class OpenEpisode:
         self._all_counts = counts
         self._close = close
         self._clock = clock
-        self._replies: dict[Identity, asyncio.Task[Reply]] = {}
-        """Replies that are made or being made, by identity of the request."""
+        self._allowed = allowed
+        self._replies: set[asyncio.Task[Reply]] = set()
+        """Replies that are being made."""
+        self._lost: dict[Identity, deque[asyncio.Task[Reply]]] = {}
+        """Replies, made or being made, whose client went away, by identity of the request."""
+        self._said: dict[int, list[ChatMessage]] = {}
+        """Messages up to each reply, and it, by its number."""
+        self._num_broken = 0
+        """Tokens of contexts that a program did not mean to send again."""
         self._num_children: Counter[int] = Counter()
         """Turns by parent."""
         self._children: Counter[tuple[int, bytes]] = Counter()
@@ -262,23 +281,45 @@ class OpenEpisode:
         self._turn_ended = asyncio.Event()
         """Set when a turn ends, and with it its claim on the room of the episode; then replaced by another."""
 
+    def wishes(self) -> Wishes:
+        """What a request may ask for in vain."""
+        return Wishes(self._allowed)
+
     def reply(self, request: ChatRequest) -> "asyncio.Task[Reply]":
         """
-        Begin the reply to a request, or find it. Await it shielded: others may wait for it too.
+        Begin the reply to a request, or find the one that its client has lost. Await it shielded.
+
+        A reply that was delivered is not given again, and neither is one for which another client waits: the same
+        request is then another sample.
 
         Raises (the task):
-            Refused: The request cannot be answered, or not now.
+            RefusedRequest: The request cannot be answered, or not now.
         """
+        request = self._whole(request)
         hashes = chain(request.messages)
-        identity = request.identity(hashes[-1])
-        task = self._replies.get(identity)
-        if task is not None and not _is_lost(task):
-            self.count("repeats")
-            return task
+        lost = self._lost.get(request.identity(hashes[-1]))
+        while lost:
+            if not _has_failed(task := lost.popleft()):
+                self.count("repeats")
+                return task
         task = asyncio.create_task(self._make(request, hashes))
-        task.add_done_callback(_is_lost)  # an error that nobody waits for any more is no warning
-        self._replies[identity] = task
+        task.add_done_callback(self._replies.discard)
+        task.add_done_callback(_has_failed)  # an error that nobody waits for any more is no warning
+        self._replies.add(task)
+        self.count(*(f"ignored_{name}" for name in request.ignored))
         return task
+
+    def was_lost(self, request: ChatRequest, task: "asyncio.Task[Reply]") -> None:
+        """The client of this request went away before it had the reply: the same request gets it."""
+        identity = request.identity(chain(self._whole(request).messages)[-1])
+        self._lost.setdefault(identity, deque()).append(task)
+
+    def num_tokens(self, request: ChatRequest) -> int:
+        """Tokens that the policy would read for a request. Raises `RefusedRequest`."""
+        request = self._whole(request)
+        found = self._lineage.find(request.messages, chain(request.messages), request.tools_key)
+        place = self._placed(found, request)
+        return self._num_through(place.parent) + len(place.context_ids)
 
     def prompt_ids(self, reply: Reply) -> list[int]:
         """All tokens that the choices of a reply read."""
@@ -292,7 +333,7 @@ class OpenEpisode:
     async def close(self) -> None:
         """Stop sampling, and answer no further request. Idempotent."""
         self._close()
-        tasks = list(self._replies.values())
+        tasks = list(self._replies)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -305,17 +346,14 @@ class OpenEpisode:
         found = self._lineage.find(request.messages, hashes, request.tools_key)
         if found.parent >= 0:
             self._record.turns[found.parent].is_trained = True
-        try:
-            place = self._place(found, request)
-        except EngineError as error:
-            raise RefusedRequest(400, "invalid_messages", str(error), param="messages") from error
+        place = self._placed(found, request)
         turns = await self._turns(place, request)
         self._count_branches(place, found, request)
         choices = [self._choice(turn, request) for turn in turns]
         for choice in choices:
             self._lineage.add(found.seen, choice.message, request.tools_key, choice.turn)
+            self._said[choice.turn] = [*request.messages[request.num_instructions :], choice.message]
         return Reply(
-            id=f"chatcmpl-{turns[0]}",
             created=int(self._clock()),
             model=request.model,
             choices=choices,
@@ -324,20 +362,54 @@ class OpenEpisode:
             num_prompt=self._num_through(place.parent) + len(place.context_ids),
         )
 
+    def _whole(self, request: ChatRequest) -> ChatRequest:
+        """The request with all messages, if it sent only those after an earlier reply."""
+        if not request.previous:
+            return request
+        number = request.previous.rpartition("_")[2]
+        if (said := self._said.get(int(number) if number.isdecimal() else -1)) is None:
+            problem = f"previous_response_id is {request.previous!r:.80}, which this episode has not given"
+            raise RefusedRequest(400, "invalid_request", problem, param="previous_response_id")
+        instructions, new = (
+            request.messages[: request.num_instructions],
+            request.messages[request.num_instructions :],
+        )
+        return structs.replace(request, messages=[*instructions, *said, *new], previous="")
+
+    def _placed(self, found: FoundPlace, request: ChatRequest) -> TurnPlace:
+        """Tokens that the policy reads. Raises `RefusedRequest` if the chat template cannot render the messages."""
+        try:
+            return self._place(found, request)
+        except EngineError as error:
+            raise RefusedRequest(400, "invalid_messages", str(error), param="messages") from error
+
     def _place(self, found: FoundPlace, request: ChatRequest) -> TurnPlace:
-        """Tokens that the policy reads. Raises `EngineError` if the chat template cannot render the messages."""
         boundary = self._conversation.boundary
         if found.parent == FROM_PROMPT:
             return TurnPlace(FROM_PROMPT, ())
         if found.parent == FROM_NOTHING:
             return TurnPlace(FROM_NOTHING, boundary.opening(found.new, request.tools), found.cause)
-        if self._as_template:
-            return self._shared(found.parent, boundary.opening(request.messages, request.tools))
+        last_ids = self._record.turns[found.parent].completion.completion_ids
         try:
-            last_ids = self._record.turns[found.parent].completion.completion_ids
-            return TurnPlace(found.parent, boundary.after(found.new, last_ids))
+            context_ids = boundary.after(found.new, last_ids)
         except EngineError:
             return TurnPlace(FROM_NOTHING, boundary.opening(request.messages, request.tools), "template_differs")
+        if self._as_template:
+            read_ids = [*self._record.ids_through(found.parent), *context_ids]
+            retold = boundary.retold(self._as_sampled(request.messages, found), read_ids, request.tools)
+            if retold is not None:
+                return self._shared(found.parent, retold)
+        return TurnPlace(found.parent, context_ids)
+
+    def _as_sampled(self, messages: Sequence[ChatMessage], found: FoundPlace) -> list[ChatMessage]:
+        """Messages for the chat template, with the turns of the path as the policy wrote them, thoughts included."""
+        boundary = self._conversation.boundary
+        told = boundary.quoted(messages)
+        path = iter(self._record.path(found.parent))
+        for place in reversed(range(len(messages) - len(found.new))):
+            if messages[place]["role"] == "assistant" and (turn := next(path, None)) is not None:
+                told[place] = boundary.message(self._record.turns[turn].completion.completion_ids)
+        return told
 
     def _shared(self, parent: int, ids: list[int]) -> TurnPlace:
         """``ids`` after the last turn, from ``parent`` to the root, whose tokens they begin with."""
@@ -377,7 +449,7 @@ class OpenEpisode:
         while True:
             try:
                 turn = await self._conversation.say(
-                    place.parent, place.context_ids, max_tokens=request.max_tokens, begun=begun
+                    place.parent, place.context_ids, max_tokens=request.max_tokens, stop=request.stop, begun=begun
                 )
             except EpisodeOver as over:
                 if over.limit == "max_turns" or not self._conversation.running:
@@ -399,14 +471,15 @@ class OpenEpisode:
 
     def _choice(self, turn: int, request: ChatRequest) -> Choice:
         completion, boundary = self._record.turns[turn].completion, self._conversation.boundary
-        said = boundary.said(completion.completion_ids, completion.finish_reason)
-        message = delivered(said, turn, reads_calls=request.reads_calls)
-        return Choice(
-            turn=turn,
-            message=message,
-            finish_reason=finish_reason(message, completion.finish_reason),
+        said = boundary.said(completion.completion_ids, completion.finish_reason, request.tools)
+        return choice_of(
+            said,
+            turn,
+            reads_calls=request.reads_calls,
+            stop=request.stop,
             token_ids=completion.completion_ids,
             logprobs=completion.behavior_logprobs,
+            finish_reason=completion.finish_reason,
         )
 
     def _num_through(self, place: int) -> int:
@@ -428,6 +501,7 @@ class OpenEpisode:
             self.count("roots", f"root_{place.cause}")
             if place.cause != "new_root":
                 log.warning("gateway.lineage_broken", cause=place.cause, messages=len(request.messages))
+                self._alarm(place)
         same = place.parent, found.seen
         num_same = self._children[same]
         num_siblings = num_same if place.parent == FROM_NOTHING else self._num_children[place.parent]
@@ -436,10 +510,27 @@ class OpenEpisode:
         for _ in range(request.n - 1 + (num_siblings > 0)):
             self.count("forks", "fork_retry" if num_same and request.n == 1 and request.seed is None else "fork_branch")
 
+    def _alarm(self, place: TurnPlace) -> None:
+        """Say once that contexts which repeat what the policy has read use up the episode."""
+        before, most = self._num_broken, MOST_BROKEN * self._conversation.limits.max_tokens
+        self._num_broken += len(place.context_ids)
+        if before <= most < self._num_broken:
+            log.warning(
+                "gateway.budget_eaten",
+                cause=place.cause,
+                tokens=self._num_broken,
+                max_tokens=self._conversation.limits.max_tokens,
+                remedy="send replies back as they were delivered, or raise environment.max_tokens",
+            )
 
-def _is_lost(task: "asyncio.Task[Reply]") -> bool:
+
+def _has_failed(task: "asyncio.Task[Reply]") -> bool:
     """True if the task ended without a reply, so that a repetition of the request begins anew."""
     return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+MOST_BROKEN = 0.25
+"""Share of ``environment.max_tokens`` that contexts sent again by mistake may take before that is told."""
 
 
 def _over(limit: Limit) -> RefusedRequest:

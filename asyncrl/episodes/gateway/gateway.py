@@ -8,7 +8,7 @@ A capability is 256 random bits. It is looked up by its hash, so that the time o
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import sha256
 
 from asyncrl.engine import ChatMessage
@@ -27,7 +27,7 @@ class Gateway:
         url: By which programs reach the app, such as ``http://127.0.0.1:9000``, with the path below which a host
             mounts it; `server.serve` sets it.
         model: Name of the policy in the list of models.
-        stop: Stop strings of the run (``sampling.stop``).
+        allowed: Fields of requests that may be ignored; ``environment.gateway_ignores``.
         as_template: ``environment.history`` is ``as_template``.
         clock: Seconds since 1970.
     """
@@ -37,7 +37,7 @@ class Gateway:
         url: str = "",
         *,
         model: str = "policy",
-        stop: Sequence[str] = (),
+        allowed: Collection[str] = (),
         as_template: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -45,7 +45,7 @@ class Gateway:
         self.model = model
         self.counts = Counts()
         """Counts of all episodes together."""
-        self._stop = stop
+        self._allowed = allowed
         self._as_template = as_template
         self._clock = clock
         self._open: dict[bytes, OpenEpisode] = {}
@@ -75,7 +75,7 @@ class Gateway:
             base_url=f"{self.url}/e/{capability}/v1",
             key=capability,
             reward_url=f"{self.url}/e/{capability}/reward",
-            stop=self._stop,
+            allowed=self._allowed,
             as_template=self._as_template,
             earlier=earlier,
             counts=self.counts,

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
@@ -20,13 +20,13 @@ from asyncrl.episodes.tool_calls import (
     ParsedText,
     Parser,
     Schemas,
-    after_thought,
     as_object,
     form_of,
     named_call,
     no_calls,
     opened_thought,
     problematic,
+    split_thought,
     to_call,
 )
 from asyncrl.errors import ConfigError, EngineError
@@ -166,7 +166,13 @@ def content_of(message: ChatMessage) -> str:
 # (`PreTrainedTokenizerBase.parse_response`).
 
 Find = Callable[[Sequence[int]], ParsedText]
-"""Finds the calls and the content of a turn of these tokens."""
+"""Finds the calls, the thought and the content of a turn of these tokens."""
+Finder = Callable[[str], Find]
+"""
+Gives what finds calls of these tools, as `Prompt.tools`; of those of the run if empty.
+
+Raises `ConfigError` if the chat template does not show them, or has no form of calls.
+"""
 
 
 def read_turn(
@@ -175,7 +181,9 @@ def read_turn(
     """Read a turn. A thought (``<think>...</think>``) is in the text, but not in the content, and calls no tool."""
     found = find(token_ids)
     whole = text.decode(tokenizer, list(token_ids))
-    return PolicyTurn(text=whole, content=found.content, tool_calls=found.calls, finish_reason=finish_reason)
+    return PolicyTurn(
+        text=whole, content=found.content, thought=found.thought, tool_calls=found.calls, finish_reason=finish_reason
+    )
 
 
 def by_parser(tokenizer: PreTrainedTokenizerBase, parse: Parser, schemas: Schemas, *, in_thought: bool) -> Find:
@@ -192,9 +200,15 @@ def by_parser(tokenizer: PreTrainedTokenizerBase, parse: Parser, schemas: Schema
     def find(token_ids: Sequence[int]) -> ParsedText:
         shown = [token_id for token_id in token_ids if token_id not in hidden]
         spoken: str = tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return parse(after_thought(spoken, is_open=in_thought), schemas)
+        thought, answer = split_thought(spoken, is_open=in_thought)
+        found = parse(answer, schemas)
+        return found if found.thought else ParsedText(found.content, found.calls, thought)
 
     return find
+
+
+THOUGHTS = ("thinking", "reasoning_content", "reasoning")
+"""Names that response templates give to a thought."""
 
 
 def has_response_template(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -220,7 +234,8 @@ def by_response_template(
         content, calls = message.get("content"), message.get("tool_calls") or []
         found = [to_call(partial(_read, call)) for call in calls[:MAX_CALLS]]
         too_many = [problematic(TOO_MANY)] if len(calls) > MAX_CALLS else []
-        return ParsedText(content if isinstance(content, str) else "", found + too_many)
+        thought = next((message[name] for name in THOUGHTS if isinstance(message.get(name), str)), "")
+        return ParsedText(content if isinstance(content, str) else "", found + too_many, thought)
 
     return find
 
@@ -268,13 +283,13 @@ class ChatBoundary:
         self,
         tokenizer: PreTrainedTokenizerBase,
         template: ChatTemplate,
-        find: Find,
+        finder: Finder,
         never: Collection[int] = (),
         spelled: SpelledTokens | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._find = find
+        self._finder = finder
         self._never = frozenset(never)
         self._special = special_tokens(tokenizer)
         self._spelling = spelled or SpelledTokens(tokenizer)
@@ -287,6 +302,7 @@ class ChatBoundary:
         return tail_ids[self._num_repeated(tail_ids, last_ids, self.shape(roles_of(messages)).head) :]
 
     def opening(self, messages: Sequence[ChatMessage], tools: str = "") -> list[int]:
+        self._find(tools)
         return self._opened_by(self.quoted(messages), tools)
 
     def quoted(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -296,8 +312,8 @@ class ChatBoundary:
         retold = self._opened_by(messages, tools)
         return None if self._spelling.spelled(retold) == self._spelling.spelled(read_ids) else retold
 
-    def said(self, token_ids: Sequence[int], finish_reason: FinishReason) -> PolicyTurn:
-        return read_turn(self._tokenizer, self._find, token_ids, finish_reason)
+    def said(self, token_ids: Sequence[int], finish_reason: FinishReason, tools: str = "") -> PolicyTurn:
+        return read_turn(self._tokenizer, self._find(tools), token_ids, finish_reason)
 
     def message(self, token_ids: Sequence[int]) -> ChatMessage:
         written = self._spelling.retold(without_last(token_ids, self._special))
@@ -305,6 +321,12 @@ class ChatBoundary:
 
     def text(self, token_ids: Sequence[int]) -> str:
         return text.decode(self._tokenizer, list(token_ids))
+
+    def _find(self, tools: str) -> Find:
+        try:
+            return self._finder(tools)
+        except ConfigError as error:
+            raise EngineError(str(error), retryable=False) from error
 
     # ── tails ───────────────────────────────────────────────────────────────────────────────
 
@@ -476,7 +498,7 @@ class TextBoundary:
     def quoted(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         return list(messages)  # Bare text is encoded as it stands.
 
-    def said(self, token_ids: Sequence[int], finish_reason: FinishReason) -> PolicyTurn:
+    def said(self, token_ids: Sequence[int], finish_reason: FinishReason, tools: str = "") -> PolicyTurn:
         return read_turn(self._tokenizer, self._find, token_ids, finish_reason)
 
     def message(self, token_ids: Sequence[int]) -> ChatMessage:
@@ -491,6 +513,9 @@ def _joined(messages: Sequence[ChatMessage]) -> str:
 
 
 # ── boundaries ─────────────────────────────────────────────────────────────────────────────────────
+
+MOST_TOOLSETS = 64
+"""Lists of tools whose finders are kept; agents of one program show a few."""
 
 
 def make_boundary(
@@ -518,9 +543,15 @@ def make_boundary(
         listed = text.read_tools(tools)
         if is_chat:
             template = ChatTemplate(tokenizer, template_kwargs, listed)
-            _check_tools(template, listed)
-            find = _find(tokenizer, template, listed, tool_parser)
-            boundary = ChatBoundary(tokenizer, template, find, never, spelled)
+
+            @lru_cache(MOST_TOOLSETS)
+            def finder(tools: str) -> Find:
+                shown = text.read_tools(tools) or listed
+                _check_tools(template, shown)
+                return _find(tokenizer, template, shown, tool_parser)
+
+            finder("")
+            boundary = ChatBoundary(tokenizer, template, finder, never, spelled)
             check_boundary(boundary, tokenizer, ["user", TOOL] if listed else ["user"])
             return boundary
     except EngineError as error:
@@ -558,7 +589,7 @@ def _find(
 
 def _check_tools(template: ChatTemplate, tools: Sequence[Mapping[str, Any]]) -> None:
     """Raise `ConfigError` unless the template shows all tools."""
-    shown = template.render([{"role": "user", "content": PROBE}]) if tools else ""
+    shown = template.render([{"role": "user", "content": PROBE}], tools=tools) if tools else ""
     if hidden := [name for tool in tools if (name := _function(tool).get("name", "")) not in shown]:
         raise ConfigError(
             f"the chat template does not show the tool {hidden[0]} to the policy; take a template with tools, or "

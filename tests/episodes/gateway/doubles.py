@@ -45,7 +45,7 @@ class CharBoundary:
         about_tools: list[ChatMessage] = [{"role": "tools", "content": tools}] if tools else []
         return _rendered([*about_tools, *messages])
 
-    def said(self, token_ids: Sequence[int], finish_reason: FinishReason) -> PolicyTurn:
+    def said(self, token_ids: Sequence[int], finish_reason: FinishReason, tools: str = "") -> PolicyTurn:
         text = self.text(token_ids)
         calls = [_call(match) for match in CALL.findall(text)]
         content = CALL.sub("", text)

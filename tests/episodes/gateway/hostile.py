@@ -121,7 +121,7 @@ def _unsupported(draw: random.Random, capability: str, chat: str) -> Hostile:
     field: dict[str, Any] = draw.choice(
         [
             {"response_format": {"type": "json_object"}}, {"tool_choice": "required"}, {"logit_bias": {"1": 100}},
-            {"stop": ["x"]}, {"functions": [{"name": "x"}]}, {"modalities": ["audio"]}, {"top_logprobs": 3},
+            {"stop": [""]}, {"functions": [{"name": "x"}]}, {"modalities": ["audio"]}, {"top_logprobs": 3},
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]},
             {"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"a": 1}}, {"guided_regex": "(a+)+$"},
         ]

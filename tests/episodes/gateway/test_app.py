@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.episodes.environment import Score
 from asyncrl.episodes.gateway.app import MAX_SENT_METRICS, BodyBudget, Disconnected, Exchange, GatewayApp
-from asyncrl.episodes.gateway.chat_request import RefusedRequest
+from asyncrl.episodes.gateway.request import RefusedRequest
 from asyncrl.errors import EngineError
 from tests.episodes.gateway.doubles import Connection, Episode, call, chat, user
 
@@ -99,9 +99,8 @@ def test_fields_without_effect_are_named() -> None:
     play(scene)
 
 
-def test_a_repetition_may_ask_for_more_about_the_same_turn() -> None:
+def test_log_probs_and_tokens_are_told_to_who_asks_for_them() -> None:
     async def scene(episode: Episode, app: GatewayApp) -> None:
-        await chat(app, episode, HI)
         again = (await chat(app, episode, HI, logprobs=True, return_token_ids=True)).json
         assert again["prompt_token_ids"] == episode.record.prompt_ids
         assert again["choices"][0]["token_ids"] == episode.record.turns[0].completion.completion_ids

@@ -4,16 +4,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncrl.episodes.gateway.chat_request import (
-    UNSUPPORTED,
+from asyncrl.episodes.gateway import chat
+from asyncrl.episodes.gateway.chat import UNSUPPORTED
+from asyncrl.episodes.gateway.request import (
     ChatRequest,
     Function,
     RefusedRequest,
     SentMessage,
+    Wishes,
     called,
     compact,
     normal,
-    read_request,
     tools_key,
 )
 
@@ -21,8 +22,8 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 LOOK = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
 
 
-def read(*run_stop: str, **fields: Any) -> ChatRequest:
-    return read_request(json.dumps({"messages": MESSAGES} | fields).encode(), run_stop)
+def read(*allowed: str, **fields: Any) -> ChatRequest:
+    return chat.read(json.dumps({"messages": MESSAGES} | fields).encode(), Wishes(allowed))
 
 
 def refusal(**fields: Any) -> RefusedRequest:
@@ -85,15 +86,22 @@ def test_a_field_that_would_not_be_honoured_is_refused(name: str) -> None:
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"logprobs": True, "top_logprobs": 5}, "top_logprobs"),
-        ({"stop": ["\n"]}, "stop"),
     ],
 )
 def test_a_promise_that_the_policy_would_not_keep_is_refused(fields: dict[str, Any], param: str) -> None:
     assert refusal(**fields).param == param
 
 
+def test_what_the_operator_lets_be_ignored_is_named_and_not_refused() -> None:
+    asked = {"tool_choice": "required", "response_format": {"type": "json_object"}, "logit_bias": {"1": 1}}
+    request = read("tool_choice", "response_format", "logit_bias", tools=[LOOK], **asked)
+    assert request.reads_calls
+    assert set(request.ignored) == set(asked)
+    assert "environment.gateway_ignores = ['tool_choice']" in refusal(tools=[LOOK], tool_choice="required").message
+
+
 def test_what_the_run_does_anyway_is_accepted() -> None:
-    assert read("a", "b", stop=["b", "a"]) == read("a", stop="a") == read(stop=[]) == read()
+    assert read(stop=[]) == read(stop=None) == read()
     assert read(response_format={"type": "text"}, modalities=["text"], top_logprobs=0) == read()
 
 
@@ -104,7 +112,8 @@ def test_what_the_run_does_anyway_is_accepted() -> None:
         {"messages": [{"role": "user", "content": 1}]}, {"n": 0}, {"n": 129}, {"n": "1"}, {"max_tokens": 0},
         {"max_tokens": 1.5}, {"max_tokens": True}, {"temperature": "hot"}, {"stream": "yes"}, {"tools": [{}]},
         {"tools": [{"type": "retrieval", "function": {"name": "x"}}]}, {"tools": [{"function": {"name": ""}}]},
-        {"tools": {"function": {"name": "x"}}}, {"seed": "x"}, {"stop": [1]}, {"model": None}, {"model": 1},
+        {"tools": {"function": {"name": "x"}}}, {"seed": "x"}, {"stop": [1]}, {"stop": ""}, {"stop": ["a"] * 17},
+        {"model": None}, {"model": 1},
     ],
 )  # fmt: skip
 def test_wrong_types_are_refused(fields: dict[str, Any]) -> None:
@@ -118,13 +127,13 @@ def test_wrong_types_are_refused(fields: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_a_body_that_is_no_request_is_refused(raw: bytes) -> None:
     with pytest.raises(RefusedRequest, match="the body is"):
-        read_request(raw, ())
+        chat.read(raw, Wishes())
 
 
 def test_deeply_nested_fields_are_refused() -> None:
     tools = '[{"function":{"name":"x","parameters":{"a":' + "[" * 100_000 + "]" * 100_000 + "}}}]"
     with pytest.raises(RefusedRequest):
-        read_request(f'{{"messages":[{{"role":"user"}}],"tools":{tools}}}'.encode(), ())
+        chat.read(f'{{"messages":[{{"role":"user"}}],"tools":{tools}}}'.encode(), Wishes())
 
 
 def test_requests_that_differ_in_what_they_ask_for_are_told_apart() -> None:
@@ -133,6 +142,7 @@ def test_requests_that_differ_in_what_they_ask_for_are_told_apart() -> None:
         {"n": 2},
         {"seed": 1},
         {"max_tokens": 5},
+        {"stop": "x"},
         {"tools": [LOOK]},
         {"tools": [LOOK], "tool_choice": "none"},
     ]
@@ -158,6 +168,11 @@ def test_null_and_unknown_fields_are_left_out() -> None:
 def test_parts_of_text_are_joined() -> None:
     parts = [{"type": "text", "text": " a"}, {"type": "text", "text": " ?"}]
     assert normalised(role="user", content=parts) == {"role": "user", "content": " a ?"}
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_a_thought_has_one_name(name: str) -> None:
+    assert normalised(role="assistant", content="x", **{name: "hm"})["reasoning_content"] == "hm"
 
 
 def test_missing_content_is_empty_text() -> None:
@@ -222,11 +237,11 @@ def test_tools_are_compared_without_the_order_of_their_keys() -> None:
 
 def test_the_body_has_the_form_of_openais_errors() -> None:
     error = {"message": "n is 0", "type": "invalid_request_error", "param": "n", "code": "invalid_request"}
-    assert msgspec.json.decode(RefusedRequest(400, "invalid_request", "n is 0", param="n").body) == {"error": error}
+    assert chat.refusal(RefusedRequest(400, "invalid_request", "n is 0", param="n")) == {"error": error}
 
 
 def test_a_fault_of_the_server_is_called_so() -> None:
-    assert msgspec.json.decode(RefusedRequest(503, "busy", "later").body)["error"]["type"] == "server_error"
+    assert chat.refusal(RefusedRequest(503, "busy", "later"))["error"]["type"] == "server_error"
 
 
 def test_clients_are_told_whether_to_retry() -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from structlog.testing import capture_logs
 
 from asyncrl.episodes.gateway.app import GatewayApp
 from asyncrl.episodes.gateway.episode import Counts, EarlierTurns
@@ -218,28 +219,77 @@ def test_a_call_that_cannot_be_read_is_delivered_as_text(text: str) -> None:
 # ── the same request, choices and forks ─────────────────────────────────────────────────────
 
 
-def test_the_same_request_has_the_same_answer() -> None:
+def test_a_request_whose_reply_was_delivered_is_sampled_anew() -> None:
     async def scene() -> None:
         episode = Episode(counting)
         app = app_of(episode)
         first, again = await chat(app, episode, HI), await chat(app, episode, HI, temperature=0.3)
-        assert first.body == again.body
-        assert (len(episode.engine.requests), episode.open.counts["repeats"]) == (1, 1)
+        assert first.json["id"] != again.json["id"]
+        assert (parents(episode), trained(episode)) == ([FROM_PROMPT] * 2, [True] * 2)
+        assert episode.open.counts["fork_retry"] == 1
+        assert len({request.seed for request in episode.engine.requests}) == 2
 
     play(scene)
 
 
-def test_the_same_request_joins_the_one_that_is_sampled() -> None:
+def test_equal_requests_at_the_same_time_are_different_samples() -> None:
+    async def scene() -> None:
+        episode = Episode(counting)
+        first, second = await asyncio.gather(*(chat(app_of(episode), episode, HI) for _ in range(2)))
+        assert first.json["id"] != second.json["id"]
+        assert len({request.seed for request in episode.engine.requests}) == 2
+
+    play(scene)
+
+
+def test_a_reply_that_was_lost_on_its_way_is_given_once_to_who_asks_again() -> None:
     async def scene() -> None:
         episode = Episode(counting)
         episode.engine.may_write.clear()
-        both = [asyncio.create_task(chat(app_of(episode), episode, HI)) for _ in range(2)]
+        body = json.dumps({"messages": HI}).encode()
+        lost = Connection(app_of(episode), "POST", f"{episode.path}/v1/chat/completions", body)
+        losing = asyncio.create_task(lost.run())
+        while not episode.engine.requests:
+            await asyncio.sleep(0)
+        lost.go_away()
+        await losing
+        again = asyncio.create_task(chat(app_of(episode), episode, HI))
         while not episode.open.counts["repeats"]:
             await asyncio.sleep(0)
         episode.engine.may_write.set()
-        first, second = await asyncio.gather(*both)
-        assert first.body == second.body
-        assert len(episode.engine.requests) == 1
+        assert (await again).json["id"] == "chatcmpl-0"
+        assert (len(episode.engine.requests), trained(episode)) == (1, [True])
+        assert (await chat(app_of(episode), episode, HI)).json["id"] == "chatcmpl-1"
+
+    play(scene)
+
+
+def test_a_stop_of_the_request_ends_what_is_delivered_and_not_the_tokens() -> None:
+    async def scene() -> None:
+        episode = Episode(lambda _: "Thought: x\nObservation: y")
+        answer = await chat(app_of(episode), episode, HI, stop=["\nObservation:"])
+        assert answer.message["content"] == "Thought: x"
+        assert answer.json["choices"][0]["finish_reason"] == "stop"
+        assert episode.engine.requests[0].sampling.stop == ["\nObservation:"]
+        sent = {"role": "assistant", "content": "Thought: x"}
+        await chat(app_of(episode), episode, [*HI, sent, user("more")], stop=["\nObservation:"])
+        assert parents(episode) == [FROM_PROMPT, 0]
+        assert "Observation: y" in shown(episode.engine.requests[1].prompt_ids)
+
+    play(scene)
+
+
+def test_what_is_sent_again_by_mistake_is_told_once_it_uses_up_the_episode() -> None:
+    async def scene() -> None:
+        episode = Episode(counting, limits=EpisodeLimits(max_turns=100, max_tokens=1000))
+        await chat(app_of(episode), episode, HI)
+        with capture_logs() as logs:
+            for number in range(8):
+                edited = {"role": "assistant", "content": f"never said {number}"}
+                await chat(app_of(episode), episode, [*HI, edited, user("more")])
+        (alarm,) = [log for log in logs if log["event"] == "gateway.budget_eaten"]
+        assert alarm["cause"] == "edited_reply"
+        assert alarm["tokens"] > 250
 
     play(scene)
 
@@ -259,7 +309,7 @@ def test_choices_are_branches() -> None:
 def test_another_seed_is_another_branch() -> None:
     async def scene() -> None:
         episode = Episode(counting)
-        for seed in (1, 2, 1):
+        for seed in (1, 2):
             await chat(app_of(episode), episode, HI, seed=seed)
         assert (parents(episode), episode.open.counts["fork_branch"]) == ([FROM_PROMPT] * 2, 1)
 

@@ -1,6 +1,8 @@
+import pytest
+
 from asyncrl.engine import ChatMessage
-from asyncrl.episodes.gateway.chat_request import tools_key
 from asyncrl.episodes.gateway.episode import FoundPlace, Lineage, chain
+from asyncrl.episodes.gateway.request import Function, called, tools_key
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from tests.episodes.gateway.doubles import user
 
@@ -69,8 +71,36 @@ def test_a_foreign_reply_is_a_new_root() -> None:
 
 
 def test_an_edited_reply_is_told() -> None:
-    found = find(lineage_of_two_turns(), [*PROMPT, assistant("one "), user("more")])
+    found = find(lineage_of_two_turns(), [*PROMPT, assistant("one!"), user("more")])
     assert (found.parent, found.cause) == (FROM_NOTHING, "edited_reply")
+
+
+@pytest.mark.parametrize("sent", ["one two ", "\n\none  two", "one\ttwo"])
+def test_a_reply_whose_white_space_a_client_changed_is_followed_as_it_was_sampled(sent: str) -> None:
+    lineage = Lineage(PROMPT)
+    answered(lineage, PROMPT, " one two", 0)
+    found = find(lineage, [*PROMPT, assistant(sent), user("more")])
+    assert (found.parent, found.cause) == (0, None)
+
+
+def test_a_reply_without_its_thought_and_with_other_ids_of_calls_is_followed() -> None:
+    def calling(call_id: str) -> ChatMessage:
+        return {**assistant(""), "tool_calls": [called(call_id, Function("look", {"a": 1, "b": 2}))]}
+
+    lineage = Lineage(PROMPT)
+    lineage.add(chain(PROMPT)[-1], {**calling("call_0_0"), "reasoning_content": "hm"}, b"", 0)
+    answer = {"role": "tool", "content": "a box", "tool_call_id": "mine"}
+    assert find(lineage, [*PROMPT, calling("mine"), answer]).parent == 0
+    other = {**calling("mine"), "tool_calls": [called("mine", Function("look", {"a": 2}))]}
+    assert find(lineage, [*PROMPT, other, answer]).cause == "edited_reply"
+
+
+def test_of_two_replies_with_the_same_words_the_one_that_is_sent_back_is_followed() -> None:
+    lineage = Lineage(PROMPT)
+    answered(lineage, PROMPT, "one two", 0)
+    answered(lineage, PROMPT, "one  two", 1)
+    assert find(lineage, [*PROMPT, assistant("one two"), user("more")]).parent == 0
+    assert find(lineage, [*PROMPT, assistant("one  two"), user("more")]).parent == 1
 
 
 def test_an_edited_history_is_told() -> None:

@@ -48,7 +48,7 @@ def num_control(name: str, token_ids: list[int]) -> int:
 
 def boundary(name: str) -> ChatBoundary:
     own = tokenizer(name)
-    return ChatBoundary(own, ChatTemplate(own), by_parser(own, no_calls, {}, in_thought=False))
+    return ChatBoundary(own, ChatTemplate(own), lambda _: by_parser(own, no_calls, {}, in_thought=False))
 
 
 @each_family

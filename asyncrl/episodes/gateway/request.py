@@ -1,14 +1,15 @@
 """
-Body of ``POST /v1/chat/completions``: what is honoured, refused and ignored.
+A request of an agent program, in the one form that all dialects are read into; what is ignored, and what refused.
 
 Sampling is the run's: a program that chose its own temperature would make the recorded log-probs those of another
 distribution. What only asks for another one is ignored and named in a header; what promises the program something that
-the policy would not keep, such as JSON of a schema, is refused.
+the policy would not keep, such as JSON of a schema, is refused, unless the operator lets it be ignored by name
+(``environment.gateway_ignores``).
 """
 
 import json
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -17,7 +18,7 @@ from asyncrl.engine import ChatMessage
 from asyncrl.foreign_text import whole
 
 # ── refusal ───────────────────────────────────────────────────────────────────────────────────
-# An answer other than 200, in the form of OpenAI's errors.
+# An answer other than 200, which each dialect writes in its own form.
 
 
 class RefusedRequest(Exception):
@@ -40,13 +41,6 @@ class RefusedRequest(Exception):
         self.message = message
         self.param = param
         self.retry = retry
-
-    @property
-    def body(self) -> bytes:
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return msgspec.json.encode(
-            {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-        )
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -92,6 +86,8 @@ class SentMessage(Struct):
     tool_calls: list[ReplyCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """Another name of the thought."""
 
     def normal(self) -> ChatMessage:
         """
@@ -107,8 +103,9 @@ class SentMessage(Struct):
                     400, "invalid_messages", f"a message of {self.role} has tool_calls", param="messages"
                 )
             message["tool_calls"] = [called(call.id or "", call.function) for call in self.tool_calls]
-        for key in ("name", "tool_call_id", "reasoning_content"):
-            if value := getattr(self, key):
+        named = {"reasoning_content": self.reasoning_content or self.reasoning}
+        for key, value in (("name", self.name), ("tool_call_id", self.tool_call_id), *named.items()):
+            if value:
                 message[key] = value
         return message
 
@@ -151,20 +148,16 @@ def tools_key(tools: str) -> bytes:
     return SORTED.encode(msgspec.json.decode(tools)) if tools else b""
 
 
-# ── chat request ──────────────────────────────────────────────────────────────────────────────
+# ── request ───────────────────────────────────────────────────────────────────────────────────
 
 MAX_CHOICES = 128
-IGNORED = (
+MAX_STOPS = 16
+"""Most stop strings of a request; each is looked for after every token."""
+SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
     "parallel_tool_calls", "reasoning_effort",
 )  # fmt: skip
-"""Fields that would change what is sampled, and do not."""
-UNSUPPORTED = (
-    "logit_bias", "functions", "function_call", "audio", "prediction", "web_search_options", "structured_outputs",
-    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "chat_template", "chat_template_kwargs",
-    "continue_final_message", "echo", "prompt_logprobs", "best_of", "use_beam_search",
-)  # fmt: skip
-"""Fields that are refused unless they are null, false or empty."""
+"""Fields that would change what is sampled, and do not, in any dialect."""
 
 Number = float | None
 Count = Annotated[int, Meta(ge=1, lt=1 << 53)]
@@ -178,80 +171,23 @@ class RequestTool(Struct):
 
 
 class Tool(Struct):
+    """A tool in OpenAI's form, which chat templates show."""
+
     function: RequestTool
     type: Literal["function"] = "function"
 
 
-class StreamOptions(Struct):
-    include_usage: bool | None = None
-
-
-class ResponseFormat(Struct):
-    type: str
-
-
-class Body(Struct):
-    """Known fields of a request; others are not decoded."""
-
-    messages: Annotated[list[SentMessage], Meta(min_length=1)]
-    model: str = ""
-    tools: list[msgspec.Raw] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    seed: Integer | None = None
-    stop: str | list[str] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    logprobs: bool | None = None
-    top_logprobs: Integer | None = None
-    return_token_ids: bool | None = None
-    add_generation_prompt: bool | None = None
-    response_format: ResponseFormat | None = None
-    modalities: list[str] | None = None
-
-    temperature: Number = None
-    top_p: Number = None
-    top_k: Number = None
-    min_p: Number = None
-    frequency_penalty: Number = None
-    presence_penalty: Number = None
-    repetition_penalty: Number = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
-
-    logit_bias: Any = None
-    functions: Any = None
-    function_call: Any = None
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    chat_template: Any = None
-    chat_template_kwargs: Any = None
-    continue_final_message: Any = None
-    echo: Any = None
-    prompt_logprobs: Any = None
-    best_of: Any = None
-    use_beam_search: Any = None
-
-
-Identity = tuple[bytes, bytes, bool, int | None, int, int | None]
+Identity = tuple[bytes, bytes, bool, int | None, int, int | None, tuple[str, ...]]
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True):
-    """A valid request."""
+    """A valid request of any dialect."""
 
     messages: list[ChatMessage]
     tools: str = ""
     """JSON list of the tools as sent; empty without tools."""
     tools_key: bytes = b""
-    """See `messages.tools_key`."""
+    """See `tools_key`."""
     reads_calls: bool = False
     """True if calls of tools in the reply are to be told apart from its text."""
     model: str = ""
@@ -259,59 +195,97 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     n: int = 1
     seed: int | None = None
     """Never given to the engine: a request with another one is another request, so it is answered anew."""
+    stop: tuple[str, ...] = ()
+    """Texts before which the delivered reply ends, besides those of the run."""
     stream: bool = False
     include_usage: bool = False
     logprobs: bool = False
     token_ids: bool = False
+    shows_thoughts: bool = True
+    """True if the client reads thoughts; others would take them for the answer."""
+    num_instructions: int = 0
+    """Messages at the beginning that belong to this request alone, and are not kept for ``previous``."""
+    previous: str = ""
+    """Id of the reply whose conversation this request continues; empty if it has sent all of it."""
     ignored: tuple[str, ...] = ()
     """Fields that had no effect."""
 
     def identity(self, seen: bytes) -> Identity:
         """A key that only the same request again has; ``seen`` is the hash of its messages."""
-        return seen, self.tools_key, self.reads_calls, self.max_tokens, self.n, self.seed
+        return seen, self.tools_key, self.reads_calls, self.max_tokens, self.n, self.seed, self.stop
+
+
+class Wishes:
+    """
+    Fields of a request that ask for something else than the policy's own distribution.
+
+    Args:
+        allowed: Fields that the operator lets be ignored: ``environment.gateway_ignores``.
+    """
+
+    def __init__(self, allowed: Collection[str] = ()) -> None:
+        self._allowed = allowed
+        self.ignored: list[str] = []
+
+    def ignore(self, *names: str) -> None:
+        """Name fields that have no effect."""
+        self.ignored += names
+
+    def refuse(self, name: str, problem: str) -> None:
+        """Raise `RefusedRequest`, unless the operator lets the field be ignored."""
+        if name not in self._allowed:
+            raise RefusedRequest(
+                400,
+                "unsupported_parameter",
+                f"{problem}; environment.gateway_ignores = [{name!r}] answers as if it were not asked",
+                param=name,
+            )
+        self.ignore(name)
+
+    def refuse_all(self, fields: Mapping[str, Any]) -> None:
+        """Refuse each field that has a value other than null, false or empty."""
+        for name, value in fields.items():
+            if value:
+                self.refuse(name, f"{name} is not supported")
+
+    def reads_calls(self, choice: str | Mapping[str, Any] | None, *, has_tools: bool) -> bool:
+        """True if the reply may have calls. A choice other than ``auto`` and ``none`` is refused or ignored."""
+        kind = choice.get("type") if isinstance(choice, Mapping) else choice
+        if kind not in (None, "auto", "none"):
+            self.refuse("tool_choice", f"tool_choice is {kind!r:.40}, expected auto or none: the policy decides itself")
+        return has_tools and kind != "none"
+
+    def stops(self, sent: str | Sequence[str] | None) -> tuple[str, ...]:
+        """Stop strings of a request."""
+        stops = (sent,) if isinstance(sent, str) else tuple(sent or ())
+        if len(stops) > MAX_STOPS or "" in stops:
+            raise RefusedRequest(
+                400, "invalid_request", f"stop has {len(stops)} texts, expected at most {MAX_STOPS}, none empty"
+            )
+        return tuple(dict.fromkeys(stops))
 
 
 TOOLS = msgspec.json.Decoder(list[Tool])
-BODY = msgspec.json.Decoder(Body)
 
 
-def read_request(raw: bytes, stop: Sequence[str]) -> ChatRequest:
-    """
-    Decode and check a request.
+def checked_tools(tools: str) -> tuple[str, bytes]:
+    """A JSON list of tools, and its `tools_key`; raises `msgspec.MsgspecError` if one has not OpenAI's form."""
+    if tools:
+        TOOLS.decode(tools)
+    return tools, tools_key(tools)
 
-    Args:
-        stop: Stop strings of the run.
 
-    Raises:
-        Refused: The body is no request, or asks for what an episode cannot give.
-    """
+Decoded = TypeVar("Decoded")
+
+
+def decoded(raw: bytes, decode: Callable[[str], Decoded], what: str) -> Decoded:
+    """The body as ``decode`` gives it. Raises `RefusedRequest` if it is not ``what``."""
     try:
-        body = BODY.decode(_readable(raw))
-        tools = f"[{','.join(bytes(tool).decode() for tool in body.tools)}]" if body.tools else ""
-        if tools:
-            TOOLS.decode(tools)
-        key = tools_key(tools)
+        return decode(_readable(raw))
     except RecursionError:
         raise RefusedRequest(400, "invalid_json", "the body is nested too deeply") from None
     except (msgspec.MsgspecError, UnicodeError, ValueError) as error:
-        raise RefusedRequest(400, "invalid_request", f"the body is not a chat completion request: {error}") from None
-    _refuse_unsupported(body, stop)
-    limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit]
-    return ChatRequest(
-        messages=[message.normal() for message in body.messages],
-        tools=tools,
-        tools_key=key,
-        reads_calls=bool(tools) and body.tool_choice != "none",
-        model=body.model,
-        max_tokens=min(limits) if limits else None,
-        n=body.n or 1,
-        seed=body.seed,
-        stream=bool(body.stream),
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        logprobs=bool(body.logprobs),
-        token_ids=bool(body.return_token_ids),
-        ignored=tuple(name for name in IGNORED if getattr(body, name) is not None),
-    )
+        raise RefusedRequest(400, "invalid_request", f"the body is not {what}: {error}") from None
 
 
 def _readable(raw: bytes) -> str:
@@ -324,28 +298,3 @@ def _readable(raw: bytes) -> str:
     if r"\ud" not in text.lower():
         return text
     return whole(json.dumps(json.loads(text), ensure_ascii=False))
-
-
-def _refuse_unsupported(body: Body, stop: Sequence[str]) -> None:
-    for name in UNSUPPORTED:
-        if getattr(body, name):
-            raise _unsupported(name, f"{name} is not supported")
-    if body.response_format and body.response_format.type != "text":
-        raise _unsupported("response_format", "response_format must be text: replies are sampled without a grammar")
-    if body.tool_choice not in (None, "auto", "none"):
-        raise _unsupported(
-            "tool_choice", "tool_choice must be auto or none: the policy decides whether it calls a tool"
-        )
-    if body.modalities not in (None, [], ["text"]):
-        raise _unsupported("modalities", "modalities must be text")
-    if body.add_generation_prompt is False:
-        raise _unsupported("add_generation_prompt", "add_generation_prompt must be true: the policy writes a new turn")
-    if body.top_logprobs:
-        raise _unsupported("top_logprobs", "top_logprobs must be 0: log-probs are recorded of the sampled tokens alone")
-    sent = [body.stop] if isinstance(body.stop, str) else body.stop
-    if sent and set(sent) != set(stop):
-        raise _unsupported("stop", f"stop must be that of the run (sampling.stop), which is {list(stop)}")
-
-
-def _unsupported(param: str, message: str) -> RefusedRequest:
-    return RefusedRequest(400, "unsupported_parameter", message, param=param)

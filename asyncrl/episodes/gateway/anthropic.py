@@ -1,0 +1,260 @@
+"""
+``POST /v1/messages``: requests and replies as Anthropic's messages, whole or as a stream of events.
+
+    thinking, text, tool_use (blocks of the assistant)  ◀─▶  one message: its thought, its text, its calls
+    tool_result (block of the user)                     ─▶   a message of the tool
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from asyncrl.engine import ChatMessage
+from asyncrl.episodes.gateway.reply import Choice, Reply, Shown, event
+from asyncrl.episodes.gateway.request import (
+    ChatRequest,
+    Count,
+    Function,
+    Number,
+    RefusedRequest,
+    Wishes,
+    called,
+    checked_tools,
+    decoded,
+)
+
+# ── request ───────────────────────────────────────────────────────────────────────────────────
+
+IGNORED = ("temperature", "top_p", "top_k", "service_tier", "output_config", "context_management")
+"""Fields that would change what is sampled, and do not."""
+UNSUPPORTED = ("mcp_servers", "container", "output_format")
+"""Fields that are refused unless they are null or empty, or the operator lets them be ignored."""
+
+
+class Block(Struct):
+    """A block of content; which fields it has depends on its type."""
+
+    type: str
+    text: str = ""
+    thinking: str = ""
+    id: str = ""
+    name: str = ""
+    input: dict[str, Any] | None = None
+    tool_use_id: str = ""
+    content: "str | list[Block] | None" = None
+
+
+class AnthropicMessage(Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class Thinking(Struct):
+    type: str
+
+
+class AnthropicTool(Struct):
+    name: Annotated[str, Meta(min_length=1)]
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class MessagesBody(Struct):
+    """Known fields of a request; others are not decoded."""
+
+    messages: Annotated[list[AnthropicMessage], Meta(min_length=1)]
+    max_tokens: Count | None = None
+    model: str = ""
+    system: str | list[Block] | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: dict[str, Any] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    thinking: Thinking | None = None
+
+    temperature: Number = None
+    top_p: Number = None
+    top_k: Number = None
+    service_tier: str | None = None
+    output_config: Any = None
+    context_management: Any = None
+
+    mcp_servers: Any = None
+    container: Any = None
+    output_format: Any = None
+
+
+BODY = msgspec.json.Decoder(MessagesBody)
+CHOICES = {"any": "required", "tool": "function"}
+"""Choices of a tool under OpenAI's names."""
+
+
+def read(raw: bytes, wishes: Wishes) -> ChatRequest:
+    """Decode and check a request. Raises `RefusedRequest`."""
+    body = decoded(raw, BODY.decode, "a request for a message")
+    wishes.ignore(*(name for name in IGNORED if getattr(body, name) is not None))
+    wishes.refuse_all({name: getattr(body, name) for name in UNSUPPORTED})
+    tools = [_tool(tool) for tool in body.tools or () if _is_custom(tool, wishes)]
+    shown, key = checked_tools(msgspec.json.encode(tools).decode() if tools else "")
+    choice = (body.tool_choice or {}).get("type")
+    system: list[ChatMessage] = [{"role": "system", "content": _text(body.system)}] if body.system else []
+    return ChatRequest(
+        messages=[*system, *(message for sent in body.messages for message in _messages(sent))],
+        tools=shown,
+        tools_key=key,
+        reads_calls=wishes.reads_calls(CHOICES.get(str(choice), choice), has_tools=bool(tools)),
+        model=body.model,
+        max_tokens=body.max_tokens,
+        stop=wishes.stops(body.stop_sequences),
+        stream=bool(body.stream),
+        shows_thoughts=bool(body.thinking and body.thinking.type != "disabled"),
+        ignored=tuple(wishes.ignored),
+    )
+
+
+def _is_custom(tool: AnthropicTool, wishes: Wishes) -> bool:
+    if tool.type not in (None, "custom"):
+        wishes.refuse("tools", f"tools has one of type {tool.type[:40]!r}, which only Anthropic's servers know")
+        return False
+    return True
+
+
+def _tool(tool: AnthropicTool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+def _messages(sent: AnthropicMessage) -> Iterator[ChatMessage]:
+    if isinstance(sent.content, str):
+        yield {"role": sent.role, "content": sent.content}
+    elif sent.role == "assistant":
+        yield _of_assistant(sent.content)
+    else:
+        yield from _of_user(sent.role, sent.content)
+
+
+def _of_assistant(blocks: Sequence[Block]) -> ChatMessage:
+    message: ChatMessage = {"role": "assistant", "content": _text([one for one in blocks if one.type not in APART])}
+    if thought := "".join(block.thinking for block in blocks if block.type == "thinking"):
+        message["reasoning_content"] = thought
+    if calls := [called(block.id, Function(block.name, block.input)) for block in blocks if block.type == "tool_use"]:
+        message["tool_calls"] = calls
+    return message
+
+
+APART = ("thinking", "redacted_thinking", "tool_use")
+"""Blocks of the assistant that are no text of its answer."""
+
+
+def _of_user(role: str, blocks: Sequence[Block]) -> Iterator[ChatMessage]:
+    """Results of tools, each a message, and the text between them."""
+    texts: list[Block] = []
+    for block in blocks:
+        if block.type != "tool_result":
+            texts.append(block)
+            continue
+        if texts:
+            yield {"role": role, "content": _text(texts)}
+            texts = []
+        yield {"role": "tool", "content": _text(block.content), "tool_call_id": block.tool_use_id}
+    if texts:
+        yield {"role": role, "content": _text(texts)}
+
+
+def _text(content: str | Sequence[Block] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for block in content:
+        if block.type != "text":
+            problem = f"messages has a block of type {block.type[:40]!r}: only text, tool calls and thoughts are read"
+            raise RefusedRequest(400, "unsupported_content", problem, param="messages")
+    return "".join(block.text for block in content)
+
+
+# ── reply ─────────────────────────────────────────────────────────────────────────────────────
+
+ERRORS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
+"""Anthropic's names of errors by status; all others are ``api_error``."""
+REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def whole(reply: Reply, request: ChatRequest, shown: Shown) -> bytes:
+    """The whole message as JSON."""
+    choice = reply.choices[0]
+    ended = {"content": _blocks(choice, request), **_end(choice)}
+    return msgspec.json.encode({**_head(reply), **ended, "usage": _usage(reply, reply.num_written)})
+
+
+def stream(reply: Reply, request: ChatRequest, shown: Shown) -> bytes:
+    """The whole message as server-sent events."""
+    choice = reply.choices[0]
+    begun = {**_head(reply), "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(reply, 0)}
+    events: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
+    for place, block in enumerate(_blocks(choice, request)):
+        events += _block_events(place, block)
+    events.append({"type": "message_delta", "delta": _end(choice), "usage": {"output_tokens": reply.num_written}})
+    events.append({"type": "message_stop"})
+    return b"".join(event(one, one["type"]) for one in events)
+
+
+def refusal(refused: RefusedRequest) -> dict[str, Any]:
+    """Anthropic's form of an error."""
+    error = {"type": ERRORS.get(refused.status, "api_error"), "message": refused.message}
+    return {"type": "error", "error": error}
+
+
+def broken(refused: RefusedRequest) -> bytes:
+    """The event with which a stream ends that cannot be completed."""
+    return event(refusal(refused), "error")
+
+
+def _head(reply: Reply) -> dict[str, Any]:
+    return {"id": f"msg_{reply.number}", "type": "message", "role": "assistant", "model": reply.model}
+
+
+def _end(choice: Choice) -> dict[str, Any]:
+    reason = "stop_sequence" if choice.stopped_by else REASONS.get(choice.finish_reason, "end_turn")
+    return {"stop_reason": reason, "stop_sequence": choice.stopped_by or None}
+
+
+def _usage(reply: Reply, num_written: int) -> dict[str, int]:
+    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+    return {"input_tokens": reply.num_prompt, "output_tokens": num_written, **cached}
+
+
+def _blocks(choice: Choice, request: ChatRequest) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if choice.thought and request.shows_thoughts:
+        blocks.append({"type": "thinking", "thinking": choice.thought, "signature": f"turn_{choice.turn}"})
+    calls = choice.message.get("tool_calls") or ()
+    if choice.content or not calls:
+        blocks.append({"type": "text", "text": choice.content})
+    for call in calls:
+        function = call["function"]
+        arguments = msgspec.json.decode(function["arguments"])
+        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
+    return blocks
+
+
+def _block_events(place: int, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Events of one block: it begins empty, its content comes at once, it stops."""
+    deltas: list[dict[str, Any]]
+    match block["type"]:
+        case "text":
+            begun, deltas = {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+        case "thinking":
+            begun = {**block, "thinking": "", "signature": ""}
+            deltas = [
+                {"type": "thinking_delta", "thinking": block["thinking"]},
+                {"type": "signature_delta", "signature": block["signature"]},
+            ]
+        case _:
+            begun = {**block, "input": {}}
+            deltas = [{"type": "input_json_delta", "partial_json": msgspec.json.encode(block["input"]).decode()}]
+    yield {"type": "content_block_start", "index": place, "content_block": begun}
+    for delta in deltas:
+        yield {"type": "content_block_delta", "index": place, "delta": delta}
+    yield {"type": "content_block_stop", "index": place}
