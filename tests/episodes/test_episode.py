@@ -319,12 +319,12 @@ Ask = Callable[..., Awaitable[dict[str, Any]]]
 """Asks for the turn that follows these messages."""
 
 
-def program(gateway: Gateway, solve: Callable[[Ask, TaskInput], Awaitable[Score]]) -> Any:
-    """Class of environments whose episodes run ``solve``."""
+def program(gateway: Gateway, solve: Callable[[Ask, TaskInput], Awaitable[Score]], keys: list[str]) -> Any:
+    """Class of environments whose episodes run ``solve``; the key of each is added to ``keys``."""
 
     class Solving(StagedEpisode):
         async def solve(self, task: TaskInput, base_url: str, key: str) -> Score:
-            self.key = key
+            keys.append(key)
             episode = gateway.find(key)
             assert episode is not None
 
@@ -353,10 +353,17 @@ class StageProgram:
     ) -> None:
         self.gateway = Gateway("http://127.0.0.1:1")
         self.environments = Programs(resume="rerun")
-        self.environments.episode = program(self.gateway, solve)
+        self._keys: list[str] = []
+        self.environments.episode = program(self.gateway, solve, self._keys)
         self.engine = WordEngine(policy)
         environment = structs.replace(ENVIRONMENT_PROGRAM, **limits)
         self.episodes = Episodes(environment, self.environments, WordBoundary(), run="run", gateway=self.gateway)
+
+    def put(self, score: Score) -> None:
+        """Put the program's word, as it does by HTTP."""
+        episode = self.gateway.find(self._keys[-1])
+        assert episode is not None
+        episode.score = score
 
     def begin(self, prefix: Any = None) -> Episode:
         return self.episodes.begin(
@@ -449,7 +456,7 @@ async def until_it_is_refused(ask: Ask, task: TaskInput) -> Score:
 @pytest.mark.parametrize("limits", [{"max_turns": 3}, {"max_tokens": 14}], ids=["turns", "tokens"])
 def test_a_program_that_a_limit_ends_is_an_episode_of_that_length_with_the_reward_that_it_had_put(limits) -> None:
     async def putting(ask: Ask, task: TaskInput) -> Score:
-        stage.gateway.find(stage.environments.opened[-1].key).score = Score(reward=0.5, metrics={"steps": 3.0})
+        stage.put(Score(reward=0.5, metrics={"steps": 3.0}))
         return await until_it_is_refused(ask, task)
 
     async def scene() -> None:

@@ -40,7 +40,8 @@ from asyncrl.rollout.engines.text import NO_KWARGS, TemplateKwargs
 # A tokenizer's chat template, and messages in the form that it takes.
 #
 # Messages come from environments and agent programs in OpenAI's form. Content becomes one string. Arguments of calls
-# are objects for most templates and JSON texts for some; which of them is tried once.
+# are objects for most templates and JSON texts for some; which of them is tried once. So is whether a template takes a
+# system message after others, such as a reminder: where it does not, the user says it.
 
 PROBE = "Qx7f3a"
 """Text that templates leave as it is: no space, no tag, no word of a template."""
@@ -69,7 +70,9 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._kwargs = dict(kwargs)
         self._tools = list(tools) or None
+        self._takes_reminders = True  # until it is tried
         self._takes_objects = self._shows_arguments(as_objects=True) or not self._shows_arguments(as_objects=False)
+        self._takes_reminders = self._shows_reminders()
 
     @property
     def source(self) -> str:
@@ -93,7 +96,8 @@ class ChatTemplate:
 
         Raises a final `EngineError` if the template does not take these messages.
         """
-        chat = [self._plain(message) for message in messages]
+        told = messages if self._takes_reminders else without_reminders(messages)
+        chat = [self._plain(message) for message in told]
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -142,6 +146,32 @@ class ChatTemplate:
             return PROBE in self.render([{"role": "user", "content": "a"}, call], answers=False)
         except EngineError:
             return False
+
+    def _shows_reminders(self) -> bool:
+        """True if a system message after others is shown where it stands."""
+        told = [("user", "a"), ("assistant", SENTINEL), ("system", PROBE), ("user", "c")]
+        try:
+            shown = self.render([{"role": role, "content": text} for role, text in told], answers=False)
+        except EngineError:
+            return False
+        return 0 <= shown.find(SENTINEL) < shown.find(PROBE)
+
+
+def without_reminders(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Messages with one system message, the first; a later one is said by the user, in the message beside it if any."""
+    told: list[tuple[ChatMessage, bool]] = []
+    for message in messages:
+        before, has_reminder = told[-1] if told else ({}, False)
+        is_reminder = message.get("role") == "system" and bool(told)
+        joins = is_reminder or (has_reminder and message.get("role") == "user")
+        if joins and before.get("role") in ("system", "user"):
+            whole = f"{content_of(before)}\n\n{content_of(message)}"
+            told[-1] = {"role": before["role"], "content": whole}, before["role"] == "user"
+        elif is_reminder:
+            told.append(({"role": "user", "content": content_of(message)}, True))
+        else:
+            told.append((message, False))
+    return [message for message, _ in told]
 
 
 def content_of(message: ChatMessage) -> str:

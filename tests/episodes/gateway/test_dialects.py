@@ -199,7 +199,7 @@ def test_refusals_have_the_form_that_anthropics_client_reads() -> None:
         asked: dict[str, Any] = {"model": "policy", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
         with pytest.raises(anthropic.BadRequestError, match="gateway_ignores") as refused:
             await api.messages.create(**asked, tools=[TOOL], tool_choice={"type": "any"})
-        assert refused.value.body == {"type": "error", "error": refused.value.body["error"]}
+        assert refused.value.type == "invalid_request_error"
         with pytest.raises(anthropic.AuthenticationError):
             await api.with_options(api_key="another").messages.create(**asked)
 

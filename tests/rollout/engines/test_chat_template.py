@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerBase
 
 from asyncrl.engine import PolicyTurn
 from asyncrl.errors import EngineError
-from asyncrl.rollout.engines.turn_boundaries import ChatTemplate, content_of, make_boundary
-from tests.rollout.engines.chat_families import tokenizer
+from asyncrl.rollout.engines.turn_boundaries import ChatTemplate, content_of, make_boundary, without_reminders
+from tests.rollout.engines.chat_families import FAMILIES, tokenizer
 
 
 def called(arguments: Any) -> list[dict[str, Any]]:
@@ -41,6 +41,30 @@ def test_a_message_without_calls_has_no_list_of_them() -> None:
         {"role": "assistant", "content": "b", "tool_calls": []},
     ]
     assert "b<｜end▁of▁sentence｜>" in ChatTemplate(tokenizer("deepseek_v3")).render(messages)
+
+
+def told(*turns: tuple[str, str]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def test_a_reminder_is_said_by_the_user_where_a_template_takes_one_system_message_alone() -> None:
+    assert without_reminders(told(("system", "s"), ("system", "t"), ("user", "a"))) == told(
+        ("system", "s\n\nt"), ("user", "a")
+    )
+    late = told(("user", "a"), ("assistant", "b"), ("system", "s"), ("user", "c"), ("user", "d"), ("user", "e"))
+    assert without_reminders(late) == told(("user", "a"), ("assistant", "b"), ("user", "s\n\nc\n\nd\n\ne"))
+    assert without_reminders(told(("user", "a"), ("system", "s"))) == told(("user", "a\n\ns"))
+    assert without_reminders(told(("user", "a"), ("user", "b"))) == told(("user", "a"), ("user", "b"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_template_shows_a_reminder_where_it_stands(family: str) -> None:
+    messages = told(("user", "a"), ("assistant", "said"), ("system", "reminded"), ("user", "asked"))
+    shown = ChatTemplate(tokenizer(family)).render(messages)
+    assert 0 <= shown.find("said") < shown.find("reminded") < shown.find("asked")
+    boundary = make_boundary(tokenizer(family))
+    context = boundary.after(messages[2:], tokenizer(family)("said", add_special_tokens=False).input_ids)
+    assert "reminded" in tokenizer(family).decode(context)
 
 
 @pytest.mark.parametrize(

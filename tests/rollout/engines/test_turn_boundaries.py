@@ -254,6 +254,40 @@ def test_calls_are_read_in_the_form_that_the_template_shows(family: str) -> None
     assert said(family, FAMILIES[family].call("add", "5")) == [("add", {"a": value})]
 
 
+ZIP = {"type": "object", "properties": {"a": {"type": "string"}}}
+OF_REQUEST = json.dumps([{"type": "function", "function": {"name": "write", "parameters": ZIP}}])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("value", ["90210", "true", "null", '{"a": 1}'])
+def test_an_argument_that_the_tools_of_a_request_declare_as_text_stays_text(family: str, value: str) -> None:
+    boundary, written = make_boundary(tokenizer(family)), FAMILIES[family].call("write", value)
+    turn = boundary.said(tokenizer(family)(written, add_special_tokens=False).input_ids, "stop", OF_REQUEST)
+    assert [(call.name, call.arguments) for call in turn.tool_calls] == [("write", {"a": value})]
+
+
+def test_tools_of_a_request_that_the_policy_would_not_see_or_could_not_call_are_refused(monkeypatch) -> None:
+    words = tokenizer("qwen3")
+    shown = words.chat_template
+    question = [{"role": "user", "content": "a"}]
+    monkeypatch.setattr(words, "chat_template", shown.replace("tools", "gadgets"))
+    with pytest.raises(EngineError, match="does not show the tool write to the policy"):
+        make_boundary(words).opening(question, OF_REQUEST)
+    monkeypatch.setattr(words, "chat_template", shown.replace("tool_call>", "called>"))
+    with pytest.raises(EngineError, match=r"name it in environment\.tool_parser: hermes, "):
+        make_boundary(words).opening(question, OF_REQUEST)
+
+
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.thought])
+def test_a_thought_is_told_apart_from_the_answer_and_its_calls(family: str) -> None:
+    call = FAMILIES[family].call("add", "5")
+    written = FAMILIES[family].thought.format("I add.") + call
+    turn = make_boundary(tokenizer(family), tools=TOOLS).said(
+        tokenizer(family)(written, add_special_tokens=False).input_ids, "stop"
+    )
+    assert (turn.thought, turn.content, len(turn.tool_calls)) == ("I add.", "", 1)
+
+
 def test_another_form_can_be_named() -> None:
     assert said("qwen3", FAMILIES["llama3"].call("add", "5"), "llama_json") == [("add", {"a": "5"})]
     assert said("qwen3", FAMILIES["qwen3"].call("add", "5"), "none") == []
