@@ -63,7 +63,7 @@ class Said:
     content: str = ""
     """The text without its thought and calls of tools."""
     thought: str = ""
-    """What a reasoning model wrote before it, without tags; it is in ``text`` too."""
+    """Thought of a reasoning model before the answer, without tags; it is in ``text`` too."""
     tool_calls: list[ToolCall] = field(default_factory=list)
     finish_reason: str = "stop"
     """``length`` if the turn was cut at its limit."""

@@ -208,7 +208,7 @@ class Checked(Message, frozen=True):
     step: int
     refused: list[Refusal]
     problem: str = ""
-    """Why the step is impossible on this rank; empty if it is possible."""
+    """Cause for which the step is impossible on this rank; empty if it is possible."""
 
 
 @sent(by="shard", to="trainer")

@@ -134,7 +134,7 @@ class RankActor:
                     return
 
     async def _fetch(self, batch: Batch) -> TrainingStep | None:
-        """Its part of a step; None if that is impossible, which ends the trainer once the step before is done."""
+        """This rank's part of a step; None if that is impossible, which ends the trainer once the step before is done."""
         try:
             fetched = await fetch_step(
                 batch,

@@ -33,7 +33,7 @@ UNSUPPORTED = ("mcp_servers", "container", "output_format")
 """Fields that are refused unless they are null or empty, or the operator lets them be ignored."""
 
 
-class Block(Struct):
+class ContentBlock(Struct):
     """A block of content; which fields it has depends on its type."""
 
     type: str
@@ -43,12 +43,12 @@ class Block(Struct):
     name: str = ""
     input: dict[str, Any] | None = None
     tool_use_id: str = ""
-    content: "str | list[Block] | None" = None
+    content: "str | list[ContentBlock] | None" = None
 
 
 class AnthropicMessage(Struct):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[ContentBlock]
 
 
 class Thinking(Struct):
@@ -68,7 +68,7 @@ class MessagesBody(Struct):
     messages: Annotated[list[AnthropicMessage], Meta(min_length=1)]
     max_tokens: Count | None = None
     model: str = ""
-    system: str | list[Block] | None = None
+    system: str | list[ContentBlock] | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: dict[str, Any] | None = None
     stop_sequences: list[str] | None = None
@@ -136,7 +136,7 @@ def _messages(sent: AnthropicMessage) -> Iterator[ChatMessage]:
         yield from _of_user(sent.role, sent.content)
 
 
-def _of_assistant(blocks: Sequence[Block]) -> ChatMessage:
+def _of_assistant(blocks: Sequence[ContentBlock]) -> ChatMessage:
     message: ChatMessage = {"role": "assistant", "content": _text([one for one in blocks if one.type not in APART])}
     if thought := "".join(block.thinking for block in blocks if block.type == "thinking"):
         message["reasoning_content"] = thought
@@ -149,9 +149,9 @@ APART = ("thinking", "redacted_thinking", "tool_use")
 """Blocks of the assistant that are no text of its answer."""
 
 
-def _of_user(role: str, blocks: Sequence[Block]) -> Iterator[ChatMessage]:
+def _of_user(role: str, blocks: Sequence[ContentBlock]) -> Iterator[ChatMessage]:
     """Results of tools, each a message, and the text between them."""
-    texts: list[Block] = []
+    texts: list[ContentBlock] = []
     for block in blocks:
         if block.type != "tool_result":
             texts.append(block)
@@ -164,7 +164,7 @@ def _of_user(role: str, blocks: Sequence[Block]) -> Iterator[ChatMessage]:
         yield {"role": role, "content": _text(texts)}
 
 
-def _text(content: str | Sequence[Block] | None) -> str:
+def _text(content: str | Sequence[ContentBlock] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     for block in content:

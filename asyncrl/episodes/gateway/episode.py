@@ -282,7 +282,7 @@ class OpenEpisode:
         """Set when a turn ends, and with it its claim on the room of the episode; then replaced by another."""
 
     def wishes(self) -> Wishes:
-        """What a request may ask for in vain."""
+        """Wishes of one request, with the fields that the operator lets be ignored."""
         return Wishes(self._allowed)
 
     def reply(self, request: ChatRequest) -> "asyncio.Task[Reply]":

@@ -64,7 +64,7 @@ class Reply(Struct, frozen=True):
 
 
 class Shown(Struct, frozen=True, kw_only=True):
-    """What a client asked to be told beside the reply."""
+    """Facts that a client asked to be told beside the reply."""
 
     usage: bool = False
     prompt_ids: Sequence[int] | None = None

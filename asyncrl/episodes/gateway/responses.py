@@ -62,15 +62,15 @@ class Item(Struct):
         return self.type in OUTPUT or (self.type == "message" and self.role == "assistant")
 
 
-class Format(Struct):
+class TextFormat(Struct):
     type: str = "text"
 
 
 class TextOptions(Struct):
-    format: Format | None = None
+    format: TextFormat | None = None
 
 
-class FunctionTool(Struct):
+class OfferedFunction(Struct):
     type: str
     name: str = ""
     description: str | None = None
@@ -83,7 +83,7 @@ class ResponsesBody(Struct):
     input: str | Annotated[list[Item], Meta(min_length=1)]
     instructions: str | None = None
     model: str = ""
-    tools: list[FunctionTool] | None = None
+    tools: list[OfferedFunction] | None = None
     tool_choice: str | dict[str, Any] | None = None
     max_output_tokens: Count | None = None
     previous_response_id: str | None = None
@@ -137,14 +137,14 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
     )
 
 
-def _is_function(tool: FunctionTool, wishes: Wishes) -> bool:
+def _is_function(tool: OfferedFunction, wishes: Wishes) -> bool:
     if tool.type != "function":
         wishes.refuse("tools", f"tools has one of type {tool.type[:40]!r}, which only OpenAI's servers run")
         return False
     return True
 
 
-def _tool(tool: FunctionTool) -> dict[str, Any]:
+def _tool(tool: OfferedFunction) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 

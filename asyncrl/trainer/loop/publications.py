@@ -210,7 +210,7 @@ async def told(link: Link, step: int, checkpoint: Callable[[], Awaitable[None]])
 
 
 def reason_of(error: Exception) -> str:
-    """What an error is and says, for a message."""
+    """Kind and words of an error, for a message."""
     return f"{type(error).__name__}: {error}"[:REASON_CHARS]
 
 
