@@ -134,7 +134,7 @@ class RankActor:
                     return
 
     async def _fetch(self, batch: Batch) -> TrainingStep | None:
-        """This rank's part of a step; None if that is impossible, which ends the trainer once the step before is done."""
+        """Part of a step for this rank; None if it is impossible, which ends the trainer after the step before."""
         try:
             fetched = await fetch_step(
                 batch,
