@@ -89,7 +89,11 @@ class TurnBoundary(Protocol):
         """
 
     def message(self, token_ids: Sequence[int], /) -> ChatMessage:
-        """A turn of the policy as a message of the chat: all of its text, without the tokens that ended it."""
+        """
+        A turn of the policy as a message of the chat: all of its text, without the tokens that ended it.
+
+        For a template that shows an answer of a tool only after a call, its content, thought and calls.
+        """
 
     def said(self, token_ids: Sequence[int], finish_reason: FinishReason, /) -> PolicyTurn:
         """Text of a turn, and the calls of tools in it."""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -10,21 +11,18 @@ from msgspec import Struct
 from transformers import PreTrainedTokenizerBase
 
 from asyncrl.config.sections.sampling import ToolParser
-from asyncrl.engine import ChatMessage, PolicyTurn, TurnBoundary
+from asyncrl.engine import CalledTool, ChatMessage, PolicyTurn, TurnBoundary
+from asyncrl.episodes.call_forms import MARKS, PARSERS, form_of, no_calls
 from asyncrl.episodes.tool_calls import (
-    MARKS,
     MAX_CALLS,
-    PARSERS,
     TOO_MANY,
-    Call,
     ParsedText,
     Parser,
     Schemas,
     after_thought,
+    as_message,
     as_object,
-    form_of,
     named_call,
-    no_calls,
     opened_thought,
     problematic,
     to_call,
@@ -180,7 +178,7 @@ def read_turn(
 
 def by_parser(tokenizer: PreTrainedTokenizerBase, parse: Parser, schemas: Schemas, *, in_thought: bool) -> Find:
     """
-    Find calls by a parser of `asyncrl.episodes.tool_calls`.
+    Find calls by a parser of `asyncrl.episodes.call_forms`.
 
     Args:
         schemas: Of the parameters of the tools.
@@ -225,7 +223,7 @@ def by_response_template(
     return find
 
 
-def _read(call: Any) -> Call:
+def _read(call: Any) -> CalledTool:
     value = as_object(call)
     return named_call(as_object(value.get("function", value)), "arguments")
 
@@ -238,7 +236,7 @@ def _read(call: Any) -> Call:
 #
 # Only what stands behind the sentinel is used, so it does not matter what a template makes of earlier turns. Sampled
 # tokens are never decoded to be encoded again. Where a template takes a tool only after a call, the sentinel is an
-# argument of a call, and the tail begins at the special token that ends the call.
+# argument of each call, and the tail begins at the special token that ends the last one that the template shows.
 
 SENTINEL = "7390146258"
 """Turn of the policy in a rendered chat. In a call it is a number, behind which templates write no quotation mark."""
@@ -277,6 +275,8 @@ class ChatBoundary:
         self._find = find
         self._never = frozenset(never)
         self._special = special_tokens(tokenizer)
+        self._ends = {token_id: token for token_id, token in self._special.items() if token not in MARKS}
+        """Special tokens that no call consists of: one of them may end a turn."""
         self._spelling = spelled or SpelledTokens(tokenizer)
         self._shapes: dict[tuple[str, ...], TailShape] = {}
         self._opened = opened_thought(template.generation_prompt())
@@ -293,6 +293,8 @@ class ChatBoundary:
         return list(self._spelling.quoted(messages))
 
     def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
+        if self._answers_calls() and _answers_without_call(messages):
+            return None  # The template would leave them out.
         retold = self._opened_by(messages, tools)
         return None if self._spelling.spelled(retold) == self._spelling.spelled(read_ids) else retold
 
@@ -300,7 +302,9 @@ class ChatBoundary:
         return read_turn(self._tokenizer, self._find, token_ids, finish_reason)
 
     def message(self, token_ids: Sequence[int]) -> ChatMessage:
-        written = self._spelling.retold(without_last(token_ids, self._special))
+        if self._answers_calls():
+            return self.quoted([as_message(self._find(token_ids))])[0]
+        written = self._spelling.retold(without_last(token_ids, self._ends))
         return {"role": "assistant", "content": self._opened + written}
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -318,6 +322,13 @@ class ChatBoundary:
         if key not in self._shapes:
             self._shapes[key] = self._probed(roles)
         return self._shapes[key]
+
+    def _answers_calls(self) -> bool:
+        """True if the template shows an answer of a tool only after a message with a call."""
+        try:
+            return self.shape([TOOL]).after_call
+        except EngineError:
+            return False
 
     def begins_with_special_token(self, shape: TailShape) -> bool:
         """True if a special token stands at the boundary."""
@@ -351,10 +362,12 @@ class ChatBoundary:
     def _rendered(self, messages: Sequence[ChatMessage], *, after_call: bool) -> str:
         """Rendered text behind the policy's turn."""
         turn, answers = _called(messages) if after_call else ({"role": "assistant", "content": SENTINEL}, messages)
-        chat = self._template.render([{"role": "user", "content": PROBE}, turn, *answers])
-        _, found, tail = chat.partition(SENTINEL)
+        begin = [{"role": "user", "content": PROBE}, turn]
+        chat = self._template.render([*begin, *answers])
+        num_shown = self._template.render(begin, answers=False).count(SENTINEL) if after_call else 1
+        *turns, tail = chat.split(SENTINEL, num_shown)
         end = self._spelling.control.search(tail) if after_call else None
-        if not found or (after_call and not end):
+        if not turns or (after_call and not end):
             raise EngineError(
                 "the chat template does not show where a turn of the policy ends; use another template", retryable=False
             )
@@ -383,6 +396,14 @@ class ChatBoundary:
         return token_ids
 
 
+def _answers_without_call(messages: Sequence[ChatMessage]) -> bool:
+    """True if an answer of a tool follows a turn of the policy that has no call which can be read."""
+    return any(
+        answer.get("role") == TOOL and turn.get("role") == "assistant" and not turn.get("tool_calls")
+        for turn, answer in pairwise(messages)
+    )
+
+
 def roles_of(messages: Sequence[ChatMessage]) -> list[str]:
     return [str(message.get("role")) for message in messages]
 
@@ -394,8 +415,7 @@ def _called(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, list[ChatMess
     answers = list(messages)
     for number, message in enumerate(messages[:num_answers]):
         call_id = message.get("tool_call_id") or f"call{number:05}"
-        argument = int(SENTINEL) if number == num_answers - 1 else 0
-        function = {"name": message.get("name") or "tool", "arguments": {"a": argument}}
+        function = {"name": message.get("name") or "tool", "arguments": {"a": int(SENTINEL)}}
         calls.append({"id": call_id, "type": "function", "function": function})
         answers[number] = {**message, "tool_call_id": call_id}
     return {"role": "assistant", "content": "", "tool_calls": calls}, answers
