@@ -91,7 +91,11 @@ class TurnBoundary(Protocol):
         """
 
     def message(self, token_ids: Sequence[int], /) -> ChatMessage:
-        """A turn of the policy as a message of the chat: all of its text, without the tokens that ended it."""
+        """
+        A turn of the policy as a message of the chat: all of its text, without the tokens that ended it.
+
+        For a template that shows an answer of a tool only after a call, its content, thought and calls.
+        """
 
     def said(self, token_ids: Sequence[int], finish_reason: FinishReason, tools: str = "", /) -> PolicyTurn:
         """Text of a turn, its thought, and the calls in it of ``tools``; empty takes those of the run."""

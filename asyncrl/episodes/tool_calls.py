@@ -1,8 +1,8 @@
-"""Calls of tools in a text of the policy: a parser for each form that models write, the choice of one, and thoughts."""
+"""Calls of tools and thoughts in a text of the policy: what all forms of calls share; `call_forms` has the forms."""
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,6 @@ from asyncrl.engine import CalledTool
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """JSON schema of each parameter of each tool: ``schemas[tool][parameter]``."""
-Call = tuple[str, dict[str, Any]]
-"""Call of a tool: its name, and its arguments by name."""
 MAX_CALLS = 64
 """Most calls of one turn; the next one is a problem, and the rest is left out."""
 TOO_MANY = f"the turn has more than {MAX_CALLS} calls"
@@ -40,13 +38,12 @@ class UnreadableCall(Exception):
     """A call cannot be read. The message completes the sentence "the call ..."."""
 
 
-def to_call(read: Callable[[], Call]) -> CalledTool:
+def to_call(read: Callable[[], CalledTool]) -> CalledTool:
     """The call that ``read`` returns, or one with the problem that it raises."""
     try:
-        name, arguments = read()
+        return read()
     except UnreadableCall as problem:
         return problematic(f"the call {problem}")
-    return CalledTool(name=name, arguments=arguments)
 
 
 def problematic(problem: str) -> CalledTool:
@@ -54,11 +51,26 @@ def problematic(problem: str) -> CalledTool:
     return CalledTool(name="", arguments={}, problem=problem)
 
 
+def as_message(found: ParsedText) -> dict[str, Any]:
+    """A turn as a message with its thought, under the names that templates have for it, and its calls."""
+    thought = {"reasoning_content": found.thought, "thinking": found.thought} if found.thought else {}
+    calls = [
+        {
+            "id": call.id or f"call{number:05}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for number, call in enumerate(found.calls)
+        if not call.problem
+    ]
+    return {"role": "assistant", "content": found.content, **thought, **({"tool_calls": calls} if calls else {})}
+
+
 def between(
     text: str,
     opening: str,
     closing: str,
-    read: Callable[[str], Call],
+    read: Callable[[str], CalledTool],
     *,
     end_of_value: Callable[[str, int], int] | None = None,
 ) -> ParsedText:
@@ -124,6 +136,8 @@ def _closed_after(text: str, closing: str, end: int) -> int:
 DECODER = json.JSONDecoder()
 UNREADABLE = (msgspec.MsgspecError, RecursionError, OverflowError, UnicodeError)
 """Errors of JSON that is malformed, too deep, or has numbers or characters that no message can carry."""
+LONGEST_HEAD = 1000
+"""Characters between the beginning of a call and its arguments."""
 
 
 def read_value(text: str) -> Any:
@@ -141,6 +155,16 @@ def end_of_json(text: str, start: int) -> int:
         return DECODER.raw_decode(text, start)[1]
     except (ValueError, RecursionError):
         return -1
+
+
+def json_after(mark: str, opening: str) -> Callable[[str, int], int]:
+    """``end_of_value`` of blocks with a JSON value behind a mark, for `between`."""
+
+    def end(text: str, start: int) -> int:
+        found = text.find(mark, start, start + LONGEST_HEAD)
+        return end_of_json(text, found + len(mark)) if found >= 0 and opening not in text[start:found] else -1
+
+    return end
 
 
 def read_object(text: str) -> dict[str, Any]:
@@ -162,7 +186,7 @@ def as_object(value: Any) -> dict[str, Any]:
     return value
 
 
-def named_call(value: dict[str, Any], arguments_key: str) -> Call:
+def named_call(value: dict[str, Any], arguments_key: str) -> CalledTool:
     """The call of an object with ``name`` and arguments, which may be missing. Raises `UnreadableCall`."""
     name, arguments = value.get("name"), value.get(arguments_key, {})
     if not isinstance(name, str) or not name:
@@ -171,7 +195,7 @@ def named_call(value: dict[str, Any], arguments_key: str) -> Call:
         arguments = read_object(arguments)
     if not isinstance(arguments, dict):
         raise UnreadableCall(f'of {name} has {_kind(arguments)} as "{arguments_key}", expected a JSON object')
-    return name, arguments
+    return CalledTool(name=name, arguments=arguments)
 
 
 def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
@@ -201,239 +225,6 @@ def _kind(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-# ── deepseek ──────────────────────────────────────────────────────────────────────────────────
-# DeepSeek-V3 and R1: a section of calls, each with its arguments in a code fence.
-#
-#     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add
-#     ```json
-#     {"a": 1}
-#     ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
-
-SECTION, END_OF_SECTION = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-CALL, END_OF_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
-SEPARATOR = "<｜tool▁sep｜>"
-LONGEST_HEAD = 1000
-"""Characters between the beginning of a call and its code fence."""
-FENCE, END_OF_FENCE = "```json", "```"
-
-
-def parse_deepseek(text: str, schemas: Schemas) -> ParsedText:
-    found = between(text, CALL, END_OF_CALL, _read_deepseek, end_of_value=_end)
-    if not found.calls:
-        return found
-    return ParsedText(found.content.replace(SECTION, "").replace(END_OF_SECTION, "").strip(), found.calls)
-
-
-def _end(text: str, start: int) -> int:
-    """End of the code fence with the arguments."""
-    fence = text.find(FENCE, start, start + LONGEST_HEAD)
-    end = end_of_json(text, fence + len(FENCE)) if fence >= 0 and CALL not in text[start:fence] else -1
-    closed = text.find(END_OF_FENCE, end) if end >= 0 else -1
-    return closed + len(END_OF_FENCE) if closed >= 0 and not text[end:closed].strip() else end
-
-
-def _read_deepseek(block: str) -> Call:
-    _, separated, rest = block.partition(SEPARATOR)
-    name, fenced, rest = rest.partition(FENCE)
-    if not separated or not fenced or not name.strip():
-        raise UnreadableCall(f"has no {SEPARATOR}name with {FENCE}")
-    return name.strip(), read_object(rest.rstrip().removesuffix(END_OF_FENCE))
-
-
-# ── glm ───────────────────────────────────────────────────────────────────────────────────────
-# GLM-4.5 and later: the name, then a pair of tags for each argument, strings without quotes.
-#
-#     <tool_call>add
-#     <arg_key>a</arg_key>
-#     <arg_value>1</arg_value>
-#     </tool_call>
-
-OPENING = "<tool_call>"
-KEY, END_OF_KEY = "<arg_key>", "</arg_key>"
-VALUE, END_OF_VALUE = "<arg_value>", "</arg_value>"
-
-
-def parse_glm(text: str, schemas: Schemas) -> ParsedText:
-    return between(text, OPENING, "</tool_call>", lambda block: _read_glm(block, schemas))
-
-
-def _read_glm(block: str, schemas: Schemas) -> Call:
-    before, *pairs = block.split(KEY)
-    name = before.strip()
-    if not name or "<" in name:
-        raise UnreadableCall("has no name" if not name else f"has {name[:80]!r} as its name")
-    arguments: dict[str, Any] = {}
-    for pair in pairs:
-        key, _, rest = pair.partition(END_OF_KEY)
-        between_tags, opened, rest = rest.partition(VALUE)
-        value, closed, rest = rest.partition(END_OF_VALUE)
-        if not (opened and closed) or between_tags.strip() or rest.strip() or OPENING in value or VALUE in value:
-            raise UnreadableCall(f"of {name} has {KEY}{key.strip()} without {END_OF_KEY}{VALUE}...{END_OF_VALUE}")
-        if key.strip() in arguments:
-            raise UnreadableCall(f"of {name} has {KEY}{key.strip()} twice")
-        arguments[key.strip()] = typed(value, schemas.get(name, {}).get(key.strip()))
-    return name, arguments
-
-
-# ── hermes ────────────────────────────────────────────────────────────────────────────────────
-# Hermes, Qwen2.5 and Qwen3: ``<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>``.
-
-
-def parse_hermes(text: str, schemas: Schemas) -> ParsedText:
-    def read(block: str) -> Call:
-        return named_call(read_object(block), "arguments")
-
-    return between(text, OPENING, "</tool_call>", read, end_of_value=end_of_json)
-
-
-# ── llama json ────────────────────────────────────────────────────────────────────────────────
-# Llama 3.1 and 3.2: the whole turn is ``{"name": "add", "parameters": {"a": 1}}``, several are separated by ``;``.
-#
-# ``<|python_tag|>`` may precede them. Without it, a turn that does not begin with an object with a name is content.
-
-PYTHON_TAG = "<|python_tag|>"
-SEPARATORS = "; \t\r\n"
-ENDS = re.compile(r"\s*(?:[;\n]|$|\{)")
-NEXT_CALL = re.compile(r'[;\n]\s*\{\s*"name"\s*:')
-"""Pattern of the beginning of a call behind another one."""
-NAMED_OBJECT = re.compile(r'\s*\{\s*"name"\s*:')
-
-
-def parse_llama_json(text: str, schemas: Schemas) -> ParsedText:
-    before, tag, after = text.partition(PYTHON_TAG)
-    if not tag and not NAMED_OBJECT.match(text):
-        return ParsedText(text)
-    content, calls = [before.strip() if tag else ""], list[CalledTool]()
-    for value in _values(after if tag else text):
-        if len(calls) == MAX_CALLS:
-            calls.append(problematic(TOO_MANY))
-            break
-        calls.append(to_call(partial(_read_llama_json, value)))
-        if calls[-1].problem:
-            content.append(value.strip())
-    return ParsedText("\n".join(filter(None, content)), calls)
-
-
-def _read_llama_json(text: str) -> Call:
-    value = read_object(text)
-    return named_call(value, "parameters" if "parameters" in value else "arguments")
-
-
-def _values(text: str) -> Iterator[str]:
-    """
-    JSON values, one after another; what is none up to where the next call begins.
-
-    Inside a string of JSON its quotation marks would have backslashes, so that is no text of a broken call.
-    """
-    start = 0
-    while start < len(text):
-        if text[start] in SEPARATORS:
-            start += 1
-            continue
-        end = end_of_json(text, start)
-        if end < 0 or not ENDS.match(text, end):
-            following = NEXT_CALL.search(text, start)
-            end = following.start() if following else len(text)
-        yield text[start:end]
-        start = end
-
-
-# ── qwen xml ──────────────────────────────────────────────────────────────────────────────────
-# Qwen3-Coder, Qwen3.5 and Nemotron 3: tags for the function and each parameter, values without quotes.
-#
-#     <tool_call>
-#     <function=add>
-#     <parameter=a>
-#     1
-#     </parameter>
-#     </function>
-#     </tool_call>
-
-FUNCTION, PARAMETER = "<function=", "<parameter="
-END_OF_FUNCTION, END_OF_PARAMETER = "</function>", "</parameter>"
-
-
-def parse_qwen_xml(text: str, schemas: Schemas) -> ParsedText:
-    return between(text, OPENING, "</tool_call>", lambda block: _read_qwen_xml(block, schemas))
-
-
-def _read_qwen_xml(block: str, schemas: Schemas) -> Call:
-    start, end = block.find(FUNCTION), block.rfind(END_OF_FUNCTION)
-    if start < 0 or end < start:
-        raise UnreadableCall(f"has no {FUNCTION}name> with {END_OF_FUNCTION}")
-    if block.count(FUNCTION) > 1 or OPENING in block:
-        raise UnreadableCall(f"has another {FUNCTION if block.count(FUNCTION) > 1 else OPENING} inside")
-    name, rest = _named(block[start + len(FUNCTION) : end], FUNCTION)
-    arguments: dict[str, Any] = {}
-    known = schemas.get(name, {})
-    while rest.strip():
-        before, opened, rest = rest.partition(PARAMETER)
-        if before.strip() or not opened:
-            raise UnreadableCall(f"of {name} has {before.strip()[:80]!r} between its parameters")
-        key, rest = _named(rest, PARAMETER)
-        value, closed, rest = rest.partition(END_OF_PARAMETER)
-        if not closed or PARAMETER in value:
-            raise UnreadableCall(f"of {name} has a parameter {key} that is not closed by {END_OF_PARAMETER}")
-        if key in arguments:
-            raise UnreadableCall(f"of {name} has the parameter {key} twice")
-        arguments[key] = typed(value.removeprefix("\n").removesuffix("\n"), known.get(key))
-    return name, arguments
-
-
-def _named(text: str, tag: str) -> tuple[str, str]:
-    """Name in a tag that was opened before ``text``, and the text after the tag."""
-    name, closed, rest = text.partition(">")
-    if not closed or not name.strip() or "<" in name:
-        raise UnreadableCall(f"has a tag {tag} without a name and >")
-    return name.strip(), rest
-
-
-# ── forms ─────────────────────────────────────────────────────────────────────────────────────
-# Choice of a parser: by ``environment.tool_parser``, or by the text of the chat template.
-
-PARSERS: Mapping[str, Parser] = {
-    "hermes": parse_hermes,
-    "qwen_xml": parse_qwen_xml,
-    "glm": parse_glm,
-    "llama_json": parse_llama_json,
-    "deepseek": parse_deepseek,
-}
-TRACES: Mapping[str, tuple[str, ...]] = {
-    "qwen_xml": ("<function=",),
-    "glm": ("<arg_key>",),
-    "deepseek": (CALL,),
-    "hermes": ("<tool_call>",),
-    "llama_json": ('"parameters": ', '{"name": '),
-}
-"""Texts that a chat template contains, all of them, if its model writes calls in this form; the first that fits."""
-MARKS = frozenset(
-    {
-        "<tool_call>",
-        "</tool_call>",
-        PYTHON_TAG,
-        SECTION,
-        END_OF_SECTION,
-        CALL,
-        END_OF_CALL,
-        SEPARATOR,
-        "<think>",
-        "</think>",
-    }
-)
-"""Texts that parsers look for and that a tokenizer may have as special tokens."""
-
-
-def form_of(chat_template: str) -> str | None:
-    """Name of the form in which a model with this chat template writes calls; None if it has none of them."""
-    fitting = (form for form, traces in TRACES.items() if all(trace in chat_template for trace in traces))
-    return next(fitting, None)
-
-
-def no_calls(text: str, schemas: Schemas) -> ParsedText:
-    """The whole text as content: a parser for models without a known form of calls."""
-    return ParsedText(text)
-
-
 # ── thoughts ──────────────────────────────────────────────────────────────────────────────────
 # Thoughts of reasoning models: ``<think> ... </think> answer``.
 
@@ -452,25 +243,27 @@ def opened_by(token_ids: Sequence[int], decode: Callable[[list[int]], str]) -> s
     return opened_thought(decode(list(token_ids[-OPENING_TOKENS:])))
 
 
-def split_thought(text: str, *, is_open: bool = False) -> tuple[str, str]:
+def split_thought(text: str, *, is_open: bool = False, begin: str = BEGIN, end: str = END) -> tuple[str, str]:
     """
     The thought without its tags, and the text after it; see `after_thought`.
 
     A text that has no thought is all after it; one whose thought is not finished is all thought.
     """
-    answer = after_thought(text, is_open=is_open)
-    before = text[: text.rindex(END)] if END in text else "" if answer else text
-    return before.lstrip().removeprefix(BEGIN).strip("\n"), answer
+    answer = after_thought(text, is_open=is_open, begin=begin, end=end)
+    before = text[: text.rindex(end)] if end in text else "" if answer else text
+    return before.lstrip().removeprefix(begin).strip("\n"), answer
 
 
-def after_thought(text: str, *, is_open: bool = False) -> str:
+def after_thought(text: str, *, is_open: bool = False, begin: str = BEGIN, end: str = END) -> str:
     """
     Text after the thought, the whole text if there is none, or nothing if the thought is not finished.
 
     Args:
         is_open: The prompt has opened the thought already.
+        begin: Tag before a thought.
+        end: Tag after a thought.
     """
-    _, closed, answer = text.rpartition(END)
+    _, closed, answer = text.rpartition(end)
     if closed:
         return answer.lstrip("\n")
-    return "" if is_open or text.lstrip().startswith(BEGIN) else text
+    return "" if is_open or text.lstrip().startswith(begin) else text

@@ -5,28 +5,43 @@ import pytest
 from hypothesis import given
 
 from asyncrl.engine import CalledTool
+from asyncrl.episodes.call_forms import (
+    PARSERS,
+    form_of,
+    no_calls,
+    parse_deepseek,
+    parse_deepseek_v3_1,
+    parse_gemma,
+    parse_glm,
+    parse_harmony,
+    parse_hermes,
+    parse_kimi,
+    parse_llama_json,
+    parse_mistral,
+    parse_qwen_xml,
+)
 from asyncrl.episodes.tool_calls import (
     MAX_CALLS,
-    PARSERS,
-    Call,
     UnreadableCall,
     after_thought,
     between,
-    form_of,
     named_call,
-    no_calls,
     opened_thought,
-    parse_deepseek,
-    parse_glm,
-    parse_hermes,
-    parse_llama_json,
-    parse_qwen_xml,
     read_object,
     to_call,
     typed,
 )
 from tests.episodes.tool_calls.hostile import long_texts, texts
-from tests.rollout.engines.chat_families import FAMILIES, deepseek, template
+from tests.rollout.engines.chat_families import (
+    FAMILIES,
+    deepseek,
+    deepseek_v3_1,
+    gemma,
+    harmony,
+    kimi,
+    mistral,
+    template,
+)
 
 
 def test_calls_are_in_a_section_of_their_own() -> None:
@@ -42,6 +57,22 @@ def test_calls_are_in_a_section_of_their_own() -> None:
 def test_other_blocks_are_problems(block: str) -> None:
     (call,) = parse_deepseek(f"<｜tool▁call▁begin｜>{block}<｜tool▁call▁end｜>", {}).calls
     assert "has no <｜tool▁sep｜>name with ```json" in call.problem
+
+
+# ── test deepseek v3.1 ────────────────────────────────────────────────────────────────────────
+
+
+def test_a_call_of_deepseek_v3_1_has_neither_kind_nor_fence() -> None:
+    second = "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+    first = "Look." + deepseek_v3_1("f", "<｜tool▁call▁end｜>")
+    found = parse_deepseek_v3_1(first.replace("<｜tool▁calls▁end｜>", second + "<｜tool▁calls▁end｜>"), {})
+    assert [(call.name, call.arguments) for call in found.calls] == [("f", {"a": "<｜tool▁call▁end｜>"}), ("g", {})]
+    assert found.content == "Look."
+
+
+def test_a_call_of_deepseek_v3_1_has_a_name() -> None:
+    calls = parse_deepseek_v3_1("<｜tool▁call▁begin｜>{}<｜tool▁call▁end｜>" + deepseek_v3_1("f", "x"), {}).calls
+    assert [call.problem for call in calls] == ["the call has no name with <｜tool▁sep｜>", ""]
 
 
 # ── test forms ────────────────────────────────────────────────────────────────────────────────
@@ -82,10 +113,10 @@ def test_a_template_without_calls_has_no_form() -> None:
 # ── test found ────────────────────────────────────────────────────────────────────────────────
 
 
-def read(block: str) -> Call:
+def read(block: str) -> CalledTool:
     if block == "bad":
         raise UnreadableCall("is bad")
-    return block, {}
+    return CalledTool(name=block, arguments={})
 
 
 def test_content_is_the_text_around_calls() -> None:
@@ -130,7 +161,61 @@ def test_calls_beyond_the_most_are_one_problem() -> None:
 
 
 def test_a_call_has_name_and_arguments() -> None:
-    assert to_call(lambda: ("f", {"a": 1})).arguments == {"a": 1}
+    assert to_call(lambda: CalledTool(name="f", arguments={"a": 1})).arguments == {"a": 1}
+
+
+# ── test gemma ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [
+        ("{}", {}),
+        ("{a:1,b:-2.5e3,c:true,d:null,e:None}", {"a": 1, "b": -2500, "c": True, "d": None, "e": None}),
+        ('{a:<|"|>5<|"|>,b:[<|"|>x, y<|"|>,{c:[]}]}', {"a": "5", "b": ["x, y", {"c": []}]}),
+        ('{a:<|"|>"{}\\n<tool_call|><|"|>}', {"a": '"{}\\n<tool_call|>'}),
+        ('{<|"|>a b<|"|>:{c:1}}', {"a b": {"c": 1}}),
+        ("{a: <b> }", {"a": "<b>"}),
+    ],
+)
+def test_arguments_of_gemma_have_the_types_of_json(arguments: str, read: dict[str, Any]) -> None:
+    found = parse_gemma(f"Look.<|tool_call>call:f{arguments}<tool_call|>", {})
+    assert found.calls == [CalledTool(name="f", arguments=read)]
+    assert found.content == "Look."
+
+
+def test_function_gemma_has_marks_of_its_own() -> None:
+    text = "<start_function_call>call:f{a:1,b:<escape>}<end_function_call><escape>}<end_function_call>"
+    found = parse_gemma(text + "<start_function_call>call:g{}<end_function_call>", {})
+    assert [(call.name, call.arguments) for call in found.calls] == [
+        ("f", {"a": 1, "b": "}<end_function_call>"}),
+        ("g", {}),
+    ]
+
+
+def test_a_channel_of_gemma_is_the_thought() -> None:
+    found = parse_gemma(f"<|channel>thought\nhm{gemma('f', 'x')}\n<channel|>{gemma('g', 'x')}", {})
+    assert ([call.name for call in found.calls], found.content) == (["g"], "")
+    assert found.thought == "hm" + gemma("f", "x")
+    assert parse_gemma("<|channel>thought\nhm", {}).thought == "hm"
+
+
+@pytest.mark.parametrize(
+    ("block", "problem"),
+    [
+        ("f{a:1}", "has no call:name{...}"),
+        ("call:f", "has no call:name{...}"),
+        ("call:f{a:1", "of f has no arguments in {...}"),
+        ('call:f{a:<|"|>x}', "of f has no arguments in {...}"),
+        ("call:f{a:1}}", "of f has no arguments in {...}"),
+        ("call:f{a:}", "is not valid JSON"),
+        ("call:f{a:1,}", "is not valid JSON"),
+    ],
+)
+def test_other_blocks_are_problems_of_gemma(block: str, problem: str) -> None:
+    broken, sound = parse_gemma(f"<|tool_call>{block}<tool_call|>{gemma('g', 'x')}", {}).calls
+    assert broken.problem.startswith(f"the call {problem}")
+    assert sound.name == "g"
 
 
 # ── test glm ──────────────────────────────────────────────────────────────────────────────────
@@ -157,6 +242,71 @@ def test_a_call_may_have_no_arguments() -> None:
 def test_other_blocks_are_problems_of_glm(block: str, problem: str) -> None:
     (call,) = parse_glm(f"<tool_call>{block}</tool_call>", {}).calls
     assert call.problem.startswith(f"the call {problem}")
+
+
+# ── test harmony ──────────────────────────────────────────────────────────────────────────────
+
+ANALYSIS = "<|channel|>analysis<|message|>"
+FINAL = "<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "<|end|>"}<|call|>',
+        '<|channel|>commentary to=functions.f<|message|>{"a": "<|end|>"} <|call|>',
+        ' to=functions.f<|channel|>commentary json<|message|>{"a": "<|end|>"}<|call|>',
+        '<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{"a": "<|end|>"}',
+    ],
+    ids=["in channel", "without type", "in role", "without end"],
+)
+def test_a_message_to_a_function_is_a_call(call: str) -> None:
+    assert parse_harmony(call, {}).calls == [CalledTool(name="f", arguments={"a": "<|end|>"})]
+
+
+@pytest.mark.parametrize("end", ["<|end|>", ""], ids=["shown", "hidden"])
+def test_a_turn_has_thoughts_and_what_is_said(end: str) -> None:
+    found = parse_harmony(
+        f"{ANALYSIS}hm{end}<|start|>assistant<|channel|>commentary<|message|>Look.{end}"
+        f"<|start|>assistant{ANALYSIS}to=functions.f{end}<|start|>assistant{harmony('f', 'x')}<|call|>"
+        f"<|start|>assistant{FINAL} 5\n<|return|>",
+        {},
+    )
+    assert (found.content, found.thought) == ("Look.\n 5\n", "hm\nto=functions.f")
+    assert [(call.name, call.arguments) for call in found.calls] == [("f", {"a": "x"})]
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "thought"),
+    [
+        ("yes", "yes", ""),
+        ("yes<|end|><|start|>assistant" + FINAL + "no", "yes\nno", ""),
+        (ANALYSIS + "hm", "", "hm"),
+        (ANALYSIS + "hm<|end|><|start|>assistant<|channel|>fin", "", "hm"),
+        (ANALYSIS + "hm<|end|><|start|>assistant", "", "hm"),
+    ],
+    ids=["no channel", "no channel at first", "cut thought", "cut header", "cut role"],
+)
+def test_a_turn_without_a_header_is_content(text: str, content: str, thought: str) -> None:
+    found = parse_harmony(text, {})
+    assert (found.content, found.thought, found.calls) == (content, thought, [])
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ("<|channel|>commentary to=functions.f<|message|>{", "is not valid JSON"),
+        ("<|channel|>commentary to=functions.f<|message|>{} and more", "is not valid JSON"),
+        ("<|channel|>commentary to=python code<|message|>print(5)", "is not valid JSON"),
+        ("<|channel|>commentary to=functions.f json{}", "of f has no <|message|>"),
+        ("<|channel|>commentary to=functions.<|message|>{}", "has no name"),
+    ],
+)
+def test_other_messages_to_functions_are_problems(message: str, problem: str) -> None:
+    found = parse_harmony(f"{message}<|call|><|start|>assistant{harmony('g', 'x')}", {})
+    broken, sound = found.calls
+    assert broken.problem.startswith(f"the call {problem}")
+    assert (sound.name, found.content) == ("g", message)
 
 
 # ── test hermes ───────────────────────────────────────────────────────────────────────────────
@@ -212,7 +362,7 @@ def test_only_objects_that_can_be_sent_are_read(text: str, problem: str) -> None
     ],
 )
 def test_arguments_are_an_object_a_text_or_missing(value: dict[str, Any], call: tuple[str, dict[str, Any]]) -> None:
-    assert named_call(value, "arguments") == call
+    assert named_call(value, "arguments") == CalledTool(name=call[0], arguments=call[1])
 
 
 @pytest.mark.parametrize("value", [{}, {"name": 5}, {"name": ""}, {"name": "f", "arguments": [1]}])
@@ -241,6 +391,34 @@ def test_values_have_the_type_of_their_schema(text: str, kind: object, value: ob
     assert typed(text, {"type": kind} if kind else None) == value
 
 
+# ── test kimi ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_id_of_a_call_has_its_name() -> None:
+    calls = "".join(kimi("f", "<|tool_call_end|>").partition("<|tool_calls_section_end|>")[:1])
+    second = "<|tool_call_begin|> g.h:12 <|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
+    found = parse_kimi(f"Look.{calls}{second}", {})
+    assert found.content == "Look."
+    assert found.calls == [
+        CalledTool(name="f", arguments={"a": "<|tool_call_end|>"}, id="functions.f:0"),
+        CalledTool(name="g.h", arguments={}, id="g.h:12"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("block", "problem"),
+    [
+        ("functions.f:0{}", "has no name with <|tool_call_argument_begin|>"),
+        ("functions.:0<|tool_call_argument_begin|>{}", "has the id functions.:0 without a name"),
+        ("functions.f:0<|tool_call_argument_begin|>{", "is not valid JSON"),
+    ],
+)
+def test_other_blocks_are_problems_of_kimi(block: str, problem: str) -> None:
+    broken, sound = parse_kimi(f"<|tool_call_begin|>{block}<|tool_call_end|>{kimi('g', 'x')}", {}).calls
+    assert broken.problem.startswith(f"the call {problem}")
+    assert sound.name == "g"
+
+
 # ── test llama json ───────────────────────────────────────────────────────────────────────────
 
 
@@ -264,6 +442,69 @@ def test_a_turn_is_calls_or_content(text: str, calls: list[object], content: str
 @pytest.mark.parametrize("text", ['{"name": "f"', "<|python_tag|>print(5)", '{"name": "f"} and more'])
 def test_a_turn_that_begins_as_a_call_and_goes_on_otherwise_is_a_problem(text: str) -> None:
     assert "not valid JSON" in parse_llama_json(text, {}).calls[-1].problem
+
+
+# ── test mistral ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        (mistral("f", "[TOOL_CALLS]"), [("f", {"a": "[TOOL_CALLS]"}, "")], ""),
+        ("Look.[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{}" + mistral("g", "x"), ["f", "g"], "Look."),
+        ('[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}, "id": "abc123def"}]', [("f", {"a": 1}, "abc123def")], ""),
+        ('[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]', ["f", "g"], ""),
+        ('[TOOL_CALLS]{"name": "f", "arguments": {}}', ["f"], ""),
+        ("[TOOL_CALLS]f[ARGS]{} and more", ["f"], "and more"),
+    ],
+)
+def test_calls_follow_a_mark(text: str, calls: list[Any], content: str) -> None:
+    found = parse_mistral(text, {})
+    assert found.content == content
+    assert [call.name for call in found.calls] == [call if isinstance(call, str) else call[0] for call in calls]
+    for call, expected in zip(found.calls, calls, strict=True):
+        assert isinstance(expected, str) or (call.arguments, call.id) == expected[1:]
+    assert not any(call.problem for call in found.calls)
+
+
+def test_a_call_of_mistral_may_have_an_id() -> None:
+    assert parse_mistral("[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{}", {}).calls[0].id == "abc123def"
+
+
+def test_a_thought_of_magistral_is_no_content() -> None:
+    found = parse_mistral(f"[THINK]hm{mistral('f', 'x')}[/THINK]Look.{mistral('g', 'x')}", {})
+    assert ([call.name for call in found.calls], found.content) == (["g"], "Look.")
+    assert found.thought == "hm" + mistral("f", "x")
+    assert parse_mistral("[THINK]hm", {}).thought == "hm"
+
+
+@pytest.mark.parametrize(
+    ("block", "problem"),
+    [
+        ("f{}", "has no name with [ARGS]"),
+        ("[ARGS]{}", "has no name with [ARGS]"),
+        ("[CALL_ID]abc123def[ARGS]{}", "has no name"),
+        ('f[ARGS]{"a":', "is not valid JSON"),
+        ("[]", "has no name with [ARGS]"),
+    ],
+)
+def test_other_blocks_are_problems_of_mistral(block: str, problem: str) -> None:
+    found = parse_mistral(f"[TOOL_CALLS]{block}{mistral('g', 'x')}", {})
+    assert [call.problem.partition(":")[0] for call in found.calls] == [f"the call {problem}", ""]
+    assert found.content == f"[TOOL_CALLS]{block}"
+
+
+def test_a_broken_call_in_a_list_is_broken_alone() -> None:
+    sound = '{"name": "f", "arguments": {"a": [1, {"name": "x"}]}}'
+    broken = '{"name": "g", "arguments": {"a": [1, {"name": "x"}}}'
+    found = parse_mistral(f"[TOOL_CALLS][{sound}, {broken}, {sound}]", {})
+    assert [call.name for call in found.calls] == ["f", "", "f"]
+    assert "not valid JSON" in found.calls[1].problem
+
+
+def test_calls_of_a_list_beyond_the_most_are_one_problem() -> None:
+    calls = parse_mistral("[TOOL_CALLS][" + ", ".join(['{"name": "f"}'] * (MAX_CALLS + 9)) + "]", {}).calls
+    assert [call.name for call in calls] == ["f"] * MAX_CALLS + [""]
 
 
 # ── test qwen xml ─────────────────────────────────────────────────────────────────────────────

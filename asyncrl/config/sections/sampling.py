@@ -18,7 +18,21 @@ from asyncrl.messages.trajectory import Sampling
 if TYPE_CHECKING:  # it imports this module
     from asyncrl.config.sections.evaluation import Evaluation
 
-ToolParser = Literal["auto", "response_template", "hermes", "qwen_xml", "glm", "llama_json", "deepseek", "none"]
+ToolParser = Literal[
+    "auto",
+    "response_template",
+    "hermes",
+    "qwen_xml",
+    "glm",
+    "llama_json",
+    "deepseek",
+    "deepseek_v3_1",
+    "kimi",
+    "mistral",
+    "harmony",
+    "gemma",
+    "none",
+]
 
 LEAST = 0.01
 """

@@ -1,29 +1,25 @@
 """Boundaries of turns: the token ids between two turns of an episode, by the tokenizer's chat template."""
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from transformers import PreTrainedTokenizerBase
 
 from asyncrl.config.sections.sampling import ToolParser
-from asyncrl.engine import ChatMessage, PolicyTurn, TurnBoundary
+from asyncrl.engine import CalledTool, ChatMessage, PolicyTurn, TurnBoundary
+from asyncrl.episodes.call_forms import MARKS, PARSERS, form_of, no_calls
 from asyncrl.episodes.tool_calls import (
-    MARKS,
     MAX_CALLS,
-    PARSERS,
     TOO_MANY,
-    Call,
     ParsedText,
     Parser,
     Schemas,
+    as_message,
     as_object,
-    form_of,
     named_call,
-    no_calls,
     opened_thought,
     problematic,
     split_thought,
@@ -33,163 +29,8 @@ from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.words import FinishReason
 from asyncrl.plug_in import describe
 from asyncrl.rollout.engines import text
+from asyncrl.rollout.engines.chat_template import PROBE, SENTINEL, ChatTemplate, content_of
 from asyncrl.rollout.engines.special_tokens import TOOL, SpelledTokens, special_tokens, without_last
-from asyncrl.rollout.engines.text import NO_KWARGS, TemplateKwargs
-
-# ── chat template ──────────────────────────────────────────────────────────────────────────────
-# A tokenizer's chat template, and messages in the form that it takes.
-#
-# Messages come from environments and agent programs in OpenAI's form. Content becomes one string. Arguments of calls
-# are objects for most templates and JSON texts for some; which of them is tried once. So is whether a template takes a
-# system message after others, such as a reminder: where it does not, the user says it.
-
-PROBE = "Qx7f3a"
-"""Text that templates leave as it is: no space, no tag, no word of a template."""
-
-
-class ChatTemplate:
-    """
-    Renders chats of one run.
-
-    Args:
-        tools: Tools that the template shows, in OpenAI's form.
-
-    Raises `EngineError` if the tokenizer has no chat template.
-    """
-
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        kwargs: TemplateKwargs = NO_KWARGS,
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        if not tokenizer.chat_template:
-            raise EngineError(
-                "the prompt is a chat, but the tokenizer has no chat template; use plain text", retryable=False
-            )
-        self._tokenizer = tokenizer
-        self._kwargs = dict(kwargs)
-        self._tools = list(tools) or None
-        self._takes_reminders = True  # until it is tried
-        self._takes_objects = self._shows_arguments(as_objects=True) or not self._shows_arguments(as_objects=False)
-        self._takes_reminders = self._shows_reminders()
-
-    @property
-    def source(self) -> str:
-        """Text of the template, in Jinja."""
-        return str(self._tokenizer.get_chat_template(tools=self._tools))
-
-    def generation_prompt(self) -> str:
-        """Text that begins a turn of the policy."""
-        chat = [{"role": "user", "content": PROBE}]
-        return self.render(chat).removeprefix(self.render(chat, answers=False))
-
-    def render(
-        self, messages: Sequence[ChatMessage], *, answers: bool = True, tools: Sequence[Mapping[str, Any]] = ()
-    ) -> str:
-        """
-        Text of a chat.
-
-        Args:
-            answers: Up to the beginning of the policy's turn; otherwise up to the end of the last message.
-            tools: Tools of this chat, instead of those of the run.
-
-        Raises a final `EngineError` if the template does not take these messages.
-        """
-        told = messages if self._takes_reminders else without_reminders(messages)
-        chat = [self._plain(message) for message in told]
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    chat,
-                    tools=list(tools) or self._tools,
-                    tokenize=False,
-                    add_generation_prompt=answers,
-                    **self._kwargs,
-                )
-            )
-        except Exception as error:  # a template may raise anything
-            roles = ", ".join(str(message.get("role")) for message in messages)
-            raise EngineError(
-                f"the chat template does not take messages of the roles {roles}: {error}",
-                retryable=False,
-            ) from error
-
-    def _plain(self, message: ChatMessage) -> ChatMessage:
-        plain = {**message, "content": content_of(message)}
-        if calls := message.get("tool_calls"):
-            plain["tool_calls"] = [self._call(call) for call in calls]
-        else:
-            plain.pop("tool_calls", None)  # Templates ask for the key, not for calls in it.
-        return plain
-
-    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        function = dict(call.get("function", call))
-        arguments = function.get("arguments", {})
-        try:
-            if self._takes_objects and isinstance(arguments, str):
-                arguments = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-            elif not self._takes_objects and not isinstance(arguments, str):
-                arguments = json.dumps(arguments, ensure_ascii=False)
-        except (msgspec.MsgspecError, RecursionError, TypeError, ValueError) as error:
-            raise EngineError(
-                f"the arguments of a call of {function.get('name')} are no JSON object: {error}", retryable=False
-            ) from error
-        return {"type": "function", **call, "function": {**function, "arguments": arguments}}
-
-    def _shows_arguments(self, *, as_objects: bool) -> bool:
-        """True if calls are shown with their arguments in this form."""
-        self._takes_objects = as_objects
-        function = {"name": "f", "arguments": {"a": PROBE}}
-        call = {"role": "assistant", "tool_calls": [{"id": "call00000", "function": function}]}
-        try:
-            return PROBE in self.render([{"role": "user", "content": "a"}, call], answers=False)
-        except EngineError:
-            return False
-
-    def _shows_reminders(self) -> bool:
-        """True if a system message after others is shown where it stands."""
-        told = [("user", "a"), ("assistant", SENTINEL), ("system", PROBE), ("user", "c")]
-        try:
-            shown = self.render([{"role": role, "content": text} for role, text in told], answers=False)
-        except EngineError:
-            return False
-        return 0 <= shown.find(SENTINEL) < shown.find(PROBE)
-
-
-def without_reminders(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Messages with one system message, the first; a later one is said by the user, in the message beside it if any."""
-    told: list[tuple[ChatMessage, bool]] = []
-    for message in messages:
-        before, has_reminder = told[-1] if told else ({}, False)
-        is_reminder = message.get("role") == "system" and bool(told)
-        joins = is_reminder or (has_reminder and message.get("role") == "user")
-        if joins and before.get("role") in ("system", "user"):
-            whole = f"{content_of(before)}\n\n{content_of(message)}"
-            told[-1] = {"role": before["role"], "content": whole}, before["role"] == "user"
-        elif is_reminder:
-            told.append(({"role": "user", "content": content_of(message)}, True))
-        else:
-            told.append((message, False))
-    return [message for message, _ in told]
-
-
-def content_of(message: ChatMessage) -> str:
-    """Content as one text. Raises a final `EngineError` if it is anything but text or parts of text."""
-    content = message.get("content")
-    match content:
-        case None:
-            return ""
-        case str():
-            return content
-        case list() if all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
-            return "".join(part["text"] for part in content)
-    raise EngineError(
-        f"a message of the role {message.get('role')} has content of type {type(content).__name__}: expected a text or "
-        f"a list of parts with text; pictures after the prompt are not supported",
-        retryable=False,
-    )
-
 
 # ── turn ──────────────────────────────────────────────────────────────────────────────────────
 # Text of a turn and the calls of tools in it, found by a parser, or by a tokenizer's own response template
@@ -218,7 +59,7 @@ def read_turn(
 
 def by_parser(tokenizer: PreTrainedTokenizerBase, parse: Parser, schemas: Schemas, *, in_thought: bool) -> Find:
     """
-    Find calls by a parser of `asyncrl.episodes.tool_calls`.
+    Find calls by a parser of `asyncrl.episodes.call_forms`.
 
     Args:
         schemas: Of the parameters of the tools.
@@ -270,7 +111,7 @@ def by_response_template(
     return find
 
 
-def _read(call: Any) -> Call:
+def _read(call: Any) -> CalledTool:
     value = as_object(call)
     return named_call(as_object(value.get("function", value)), "arguments")
 
@@ -283,10 +124,8 @@ def _read(call: Any) -> Call:
 #
 # Only what stands behind the sentinel is used, so it does not matter what a template makes of earlier turns. Sampled
 # tokens are never decoded to be encoded again. Where a template takes a tool only after a call, the sentinel is an
-# argument of a call, and the tail begins at the special token that ends the call.
+# argument of each call, and the tail begins at the special token that ends the last one that the template shows.
 
-SENTINEL = "7390146258"
-"""Turn of the policy in a rendered chat. In a call it is a number, behind which templates write no quotation mark."""
 MOST_REPEATED = 16
 """Most tokens at the beginning of a tail that the policy may have written itself."""
 
@@ -322,6 +161,8 @@ class ChatBoundary:
         self._finder = finder
         self._never = frozenset(never)
         self._special = special_tokens(tokenizer)
+        self._ends = {token_id: token for token_id, token in self._special.items() if token not in MARKS}
+        """Special tokens that no call consists of: one of them may end a turn."""
         self._spelling = spelled or SpelledTokens(tokenizer)
         self._shapes: dict[tuple[str, ...], TailShape] = {}
         self._opened = opened_thought(template.generation_prompt())
@@ -339,6 +180,8 @@ class ChatBoundary:
         return list(self._spelling.quoted(messages))
 
     def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
+        if self._answers_calls() and _answers_without_call(messages):
+            return None  # The template would leave them out.
         retold = self._opened_by(messages, tools)
         return None if self._spelling.spelled(retold) == self._spelling.spelled(read_ids) else retold
 
@@ -346,7 +189,9 @@ class ChatBoundary:
         return read_turn(self._tokenizer, self._find(tools), token_ids, finish_reason)
 
     def message(self, token_ids: Sequence[int]) -> ChatMessage:
-        written = self._spelling.retold(without_last(token_ids, self._special))
+        if self._answers_calls():
+            return self.quoted([as_message(self._find("")(token_ids))])[0]
+        written = self._spelling.retold(without_last(token_ids, self._ends))
         return {"role": "assistant", "content": self._opened + written}
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -370,6 +215,13 @@ class ChatBoundary:
         if key not in self._shapes:
             self._shapes[key] = self._probed(roles)
         return self._shapes[key]
+
+    def _answers_calls(self) -> bool:
+        """True if the template shows an answer of a tool only after a message with a call."""
+        try:
+            return self.shape([TOOL]).after_call
+        except EngineError:
+            return False
 
     def begins_with_special_token(self, shape: TailShape) -> bool:
         """True if a special token stands at the boundary."""
@@ -403,10 +255,12 @@ class ChatBoundary:
     def _rendered(self, messages: Sequence[ChatMessage], *, after_call: bool) -> str:
         """Rendered text behind the policy's turn."""
         turn, answers = _called(messages) if after_call else ({"role": "assistant", "content": SENTINEL}, messages)
-        chat = self._template.render([{"role": "user", "content": PROBE}, turn, *answers])
-        _, found, tail = chat.partition(SENTINEL)
+        begin = [{"role": "user", "content": PROBE}, turn]
+        chat = self._template.render([*begin, *answers])
+        num_shown = self._template.render(begin, answers=False).count(SENTINEL) if after_call else 1
+        *turns, tail = chat.split(SENTINEL, num_shown)
         end = self._spelling.control.search(tail) if after_call else None
-        if not found or (after_call and not end):
+        if not turns or (after_call and not end):
             raise EngineError(
                 "the chat template does not show where a turn of the policy ends; use another template", retryable=False
             )
@@ -435,6 +289,14 @@ class ChatBoundary:
         return token_ids
 
 
+def _answers_without_call(messages: Sequence[ChatMessage]) -> bool:
+    """True if an answer of a tool follows a turn of the policy that has no call which can be read."""
+    return any(
+        answer.get("role") == TOOL and turn.get("role") == "assistant" and not turn.get("tool_calls")
+        for turn, answer in pairwise(messages)
+    )
+
+
 def roles_of(messages: Sequence[ChatMessage]) -> list[str]:
     return [str(message.get("role")) for message in messages]
 
@@ -446,8 +308,7 @@ def _called(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, list[ChatMess
     answers = list(messages)
     for number, message in enumerate(messages[:num_answers]):
         call_id = message.get("tool_call_id") or f"call{number:05}"
-        argument = int(SENTINEL) if number == num_answers - 1 else 0
-        function = {"name": message.get("name") or "tool", "arguments": {"a": argument}}
+        function = {"name": message.get("name") or "tool", "arguments": {"a": int(SENTINEL)}}
         calls.append({"id": call_id, "type": "function", "function": function})
         answers[number] = {**message, "tool_call_id": call_id}
     return {"role": "assistant", "content": "", "tool_calls": calls}, answers

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies
 
-from asyncrl.episodes.tool_calls import MARKS
+from asyncrl.episodes.call_forms import MARKS
 
 PIECES = sorted(
     {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.episodes.tool_calls import PARSERS
+from asyncrl.episodes.call_forms import PARSERS
 
 Arguments = dict[str, str]
 
@@ -37,12 +37,40 @@ def deepseek(name: str, arguments: Arguments) -> str:
     return f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{written}\n```<｜tool▁call▁end｜>"
 
 
+def deepseek_v3_1(name: str, arguments: Arguments) -> str:
+    return f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(arguments)}<｜tool▁call▁end｜>"
+
+
+def kimi(name: str, arguments: Arguments) -> str:
+    written = json.dumps(arguments)
+    return f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{written}<|tool_call_end|>"
+
+
+def mistral(name: str, arguments: Arguments) -> str:
+    return f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}"
+
+
+def harmony(name: str, arguments: Arguments) -> str:
+    written = json.dumps(arguments)
+    return f"<|start|>assistant to=functions.{name}<|channel|>commentary json<|message|>{written}<|call|>"
+
+
+def gemma(name: str, arguments: Arguments) -> str:
+    pairs = ",".join(f'{key}:<|"|>{value}<|"|>' for key, value in arguments.items())
+    return f"<|tool_call>call:{name}{{{pairs}}}<tool_call|>"
+
+
 WRITERS: dict[str, Callable[[str, Arguments], str]] = {
     "hermes": hermes,
     "qwen_xml": qwen_xml,
     "glm": glm,
     "llama_json": llama_json,
     "deepseek": deepseek,
+    "deepseek_v3_1": deepseek_v3_1,
+    "kimi": kimi,
+    "mistral": mistral,
+    "harmony": harmony,
+    "gemma": gemma,
 }
 BETWEEN = {"llama_json": "; "}
 STRINGS = {"type": "string"}
@@ -50,6 +78,10 @@ SCHEMAS: dict[str, Any] = {name: {"path": STRINGS, "text": STRINGS} for name in 
 QUOTED = {
     "hermes": hermes("delete", {"path": "all"}),
     "deepseek": deepseek("delete", {"path": "all"}),
+    "deepseek_v3_1": deepseek_v3_1("delete", {"path": "all"}),
+    "kimi": kimi("delete", {"path": "all"}),
+    "mistral": mistral("delete", {"path": "all"}),
+    "harmony": harmony("delete", {"path": "all"}),
     "llama_json": llama_json("delete", {"path": "all"}) + ";\n" + llama_json("delete", {"path": "all"}),
 }
 """A text that a call of JSON may have as an argument: an example of a call."""

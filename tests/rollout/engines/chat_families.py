@@ -1,5 +1,5 @@
 """
-Chat templates in the formats of six model families, with tokenizers to go with them.
+Chat templates in the formats of eleven model families, with tokenizers to go with them.
 
 The templates were written for these tests. What stands before the first question differs from the published ones: the
 descriptions of tools are shorter, and there is no default system message. From there on the formats are the same.
@@ -31,7 +31,7 @@ class Family(Struct, frozen=True):
     added: tuple[str, ...]
     """Tokens of their own that are not special."""
     end: str
-    """Token with which a turn ends; empty if it is the first of what follows."""
+    """Token with which a turn ends."""
     form: str
     """Form of calls."""
     call: Callable[[str, str], str]
@@ -40,6 +40,12 @@ class Family(Struct, frozen=True):
     """Format of an answer with a thought, as the template would render it."""
     begins: str = ""
     """Text before every answer without a thought."""
+    says: str = ""
+    """Text before an answer that is no call."""
+    end_of_call: str = ""
+    """Token with which a turn ends that an answer of a tool follows, if it is another one."""
+    answers_calls: bool = False
+    """The template shows an answer of a tool only after a call."""
 
 
 def hermes(name: str, value: str) -> str:
@@ -68,6 +74,40 @@ def deepseek(name: str, value: str) -> str:
     )
 
 
+def deepseek_v3_1(name: str, value: str) -> str:
+    arguments = json.dumps({"a": value}, ensure_ascii=False)
+    return (
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    )
+
+
+def kimi(name: str, value: str) -> str:
+    arguments = json.dumps({"a": value}, ensure_ascii=False)
+    return (
+        f"<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{arguments}"
+        "<|tool_call_end|><|tool_calls_section_end|>"
+    )
+
+
+def mistral(name: str, value: str) -> str:
+    return f"[TOOL_CALLS]{name}[ARGS]{json.dumps({'a': value}, ensure_ascii=False)}"
+
+
+def harmony(name: str, value: str) -> str:
+    arguments = json.dumps({"a": value}, ensure_ascii=False)
+    return f" to=functions.{name}<|channel|>commentary json<|message|>{arguments}"
+
+
+def gemma(name: str, value: str) -> str:
+    return f'<|tool_call>call:{name}{{a:<|"|>{value}<|"|>}}<tool_call|>'
+
+
+KIMI_CALLS = ("tool_calls_section_begin", "tool_call_begin", "tool_call_argument_begin", "tool_call_end")
+KIMI = ("im_end", "im_user", "im_assistant", "im_system", "im_middle", *KIMI_CALLS, "tool_calls_section_end")
+MISTRAL = ("INST", "SYSTEM_PROMPT", "AVAILABLE_TOOLS", "TOOL_RESULTS", "THINK")
+HARMONY = ("start", "end", "message", "channel", "constrain", "call", "return")
+GEMMA = ("turn", "tool", "tool_call", "tool_response", "channel")
 LLAMA = ("begin_of_text", "end_of_text", "start_header_id", "end_header_id", "eot_id", "python_tag")
 FAMILIES = {
     family.name: family
@@ -80,11 +120,12 @@ FAMILIES = {
             "glm4_5",
             ("[gMASK]", "<sop>", *(f"<|{role}|>" for role in ("system", "user", "assistant", "observation"))),
             (*TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-            "",
+            "<|user|>",
             "glm",
             glm,
             "\n<think>{}</think>\n",
             "\n<think></think>\n",
+            end_of_call="<|observation|>",
         ),
         Family(
             "deepseek_v3",
@@ -93,6 +134,53 @@ FAMILIES = {
             "<｜end▁of▁sentence｜>",
             "deepseek",
             deepseek,
+        ),
+        Family(
+            "deepseek_v3_1",
+            ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
+            (
+                *("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"),
+                *(f"<｜tool▁{name}｜>" for name in DEEPSEEK_CALLS + DEEPSEEK_OUTPUTS),
+            ),
+            "<｜end▁of▁sentence｜>",
+            "deepseek_v3_1",
+            deepseek_v3_1,
+        ),
+        Family("kimi_k2", tuple(f"<|{name}|>" for name in KIMI), (), "<|im_end|>", "kimi", kimi),
+        Family(
+            "mistral",
+            (
+                *("<s>", "</s>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+                *(f"[{slash}{name}]" for name in MISTRAL for slash in ("", "/")),
+            ),
+            (),
+            "</s>",
+            "mistral",
+            mistral,
+            "[THINK]{}[/THINK]",
+        ),
+        Family(
+            "gpt_oss",
+            ("<|startoftext|>", *(f"<|{name}|>" for name in HARMONY)),
+            (),
+            "<|return|>",
+            "harmony",
+            harmony,
+            "<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
+            says="<|channel|>final<|message|>",
+            end_of_call="<|call|>",
+            answers_calls=True,
+        ),
+        Family(
+            "gemma4",
+            ("<bos>", '<|"|>', *(f"<|{name}>" for name in GEMMA), *(f"<{name}|>" for name in GEMMA)),
+            (),
+            "<turn|>",
+            "gemma",
+            gemma,
+            "<|channel>thought\n{}\n<channel|>",
+            end_of_call="<|tool_response>",
+            answers_calls=True,
         ),
     )
 }

@@ -1,11 +1,13 @@
 """Episodes by a script: turns and answers of odd shapes, in the form of a family of chat templates."""
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 
 from msgspec import Struct
 
 from asyncrl.engine import ChatMessage, Completion, Request, TurnBoundary
+from asyncrl.episodes.call_forms import MARKS
 from asyncrl.episodes.conversation import Conversation
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord
 from asyncrl.messages.trajectory import FROM_PROMPT, Prompt, Sampling, Span
@@ -37,13 +39,14 @@ class Script(Struct):
 
 
 class ScriptedPolicy:
-    """Writes turns; the tokens of a text are split at random places, as no tokenizer would."""
+    """Writes turns; the tokens of a text, but for special ones, are split at random places, as no tokenizer would."""
 
     def __init__(self, family: Family, draw: random.Random, *, is_plain: bool) -> None:
         self.family = family
         self.tokenizer = tokenizer(family.name)
         self.sampled: list[list[int]] = []
         self.calls: list[tuple[str, str]] = []
+        self._special = re.compile(f"({'|'.join(map(re.escape, family.special))})")
         self._draw = draw
         self._is_plain = is_plain
         self.next_role = "user"
@@ -64,24 +67,26 @@ class ScriptedPolicy:
 
     def _spoken(self) -> str:
         draw, family = self._draw, self.family
-        answer = words(draw, plain=self._is_plain)
-        if self.next_role == "tool" and draw.random() < 0.7:
-            self.calls.append((f"tool{draw.randrange(2)}", words(draw, plain=True)))
+        answer = family.says + words(draw, plain=self._is_plain, without=family.special)
+        if self.next_role == "tool" and (draw.random() < 0.7 or family.answers_calls):
+            self.calls.append((f"tool{draw.randrange(2)}", words(draw, plain=True, without=family.special)))
             answer = family.call(*self.calls[-1])
         if family.thought and draw.random() < 0.5:
-            return family.thought.format(words(draw, plain=True)) + answer
+            return family.thought.format(words(draw, plain=True, without=family.special)) + answer
         return family.begins + answer
 
     def _parts(self, spoken: str) -> Iterator[str]:
-        while spoken:
-            length = self._draw.randint(1, 12)
-            yield spoken[:length]
-            spoken = spoken[length:]
+        for part in self._special.split(spoken):
+            rest = part
+            while rest:
+                length = len(rest) if self._special.fullmatch(part) else self._draw.randint(1, 12)
+                yield rest[:length]
+                rest = rest[length:]
 
     def _end(self) -> list[int]:
         """The token that ends a turn, or another one, or none because it was cut."""
-        usual = self.family.end or {"user": "<|user|>", "tool": "<|observation|>"}[self.next_role]
-        others = [] if self._is_plain else sorted(set(self.family.special) - {usual, "<|python_tag|>"})
+        usual = (self.family.end_of_call if self.next_role == "tool" else "") or self.family.end
+        others = [] if self._is_plain else sorted(set(self.family.special) - {usual, *MARKS})
         return self._ids(self._draw.choice([usual, usual, usual, "", *others]))
 
     def _ids(self, written: str) -> list[int]:
@@ -104,6 +109,10 @@ async def play(family: Family, seed: int, boundary: TurnBoundary, tools: str) ->
         policy.next_role = draw.choice(["user", "tool", "tool"])
         place = await talk.say(place, context)
         answers = list(answered(draw, policy.next_role, plain=is_plain))
+        if family.answers_calls:
+            answers = [
+                {**answer, "name": policy.calls[-1][0]} if answer["role"] == "tool" else answer for answer in answers
+            ]
         is_asked_again |= any(answer["role"] == "user" for answer in answers)
         last_ids = record.turns[place].completion.completion_ids
         context = boundary.after(answers, last_ids)
@@ -118,5 +127,6 @@ def answered(draw: random.Random, role: str, *, plain: bool) -> Iterator[ChatMes
         yield {"role": "user", "content": words(draw, plain=plain)}
 
 
-def words(draw: random.Random, *, plain: bool) -> str:
-    return "".join(draw.choices(NEUTRAL if plain else PIECES, k=draw.randint(1, 8)))
+def words(draw: random.Random, *, plain: bool, without: Collection[str] = ()) -> str:
+    pieces = [piece for piece in (NEUTRAL if plain else PIECES) if piece not in without]
+    return "".join(draw.choices(pieces, k=draw.randint(1, 8)))

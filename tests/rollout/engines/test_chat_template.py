@@ -7,7 +7,8 @@ from transformers import PreTrainedTokenizerBase
 
 from asyncrl.engine import PolicyTurn
 from asyncrl.errors import EngineError
-from asyncrl.rollout.engines.turn_boundaries import ChatTemplate, content_of, make_boundary, without_reminders
+from asyncrl.rollout.engines.chat_template import ChatTemplate, content_of, without_reminders
+from asyncrl.rollout.engines.turn_boundaries import make_boundary
 from tests.rollout.engines.chat_families import FAMILIES, tokenizer
 
 
@@ -24,6 +25,11 @@ def called(arguments: Any) -> list[dict[str, Any]]:
         ("qwen3_5", "<parameter=a>\n1\n</parameter>"),
         ("glm4_5", "<arg_key>a</arg_key>\n<arg_value>1</arg_value>"),
         ("deepseek_v3", '```json\n{"a": 1}\n```'),
+        ("deepseek_v3_1", 'add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'),
+        ("kimi_k2", '<|tool_call_begin|>1<|tool_call_argument_begin|>{"a": 1}'),
+        ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1}'),
+        ("gpt_oss", ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}'),
+        ("gemma4", "<|tool_call>call:add{a:1}"),
     ],
 )
 def test_arguments_have_the_form_that_the_template_takes(family: str, shown: str, arguments: Any) -> None:

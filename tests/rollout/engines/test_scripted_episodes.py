@@ -1,4 +1,4 @@
-"""Ten thousand scripted episodes over six families of chat templates: no id is tokenized again."""
+"""Ten thousand scripted episodes over eleven families of chat templates: no id is tokenized again."""
 
 import asyncio
 import json
@@ -11,8 +11,8 @@ from asyncrl.rollout.engines.turn_boundaries import make_boundary
 from tests.rollout.engines.chat_families import FAMILIES, Family, tokenizer
 from tests.rollout.engines.scripted_episodes import Script, play
 
-FEW, MANY = 100, 1667
-"""Episodes of a family: of every run of the tests, and of the long ones; the latter are 10,002 together."""
+FEW, MANY = 100, 910
+"""Episodes of a family: of every run of the tests, and of the long ones; the latter are 10,010 together."""
 STRING = {"type": "object", "properties": {"a": {"type": "string"}}}
 TOOLS = json.dumps([{"type": "function", "function": {"name": f"tool{n}", "parameters": STRING}} for n in range(2)])
 

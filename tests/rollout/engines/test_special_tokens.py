@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.episodes.tool_calls import no_calls
+from asyncrl.episodes.call_forms import no_calls
 from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.rollout.engines import text
+from asyncrl.rollout.engines.chat_template import ChatTemplate
 from asyncrl.rollout.engines.special_tokens import SpelledTokens, special_tokens, without_last
-from asyncrl.rollout.engines.turn_boundaries import ChatBoundary, ChatTemplate, by_parser
+from asyncrl.rollout.engines.turn_boundaries import ChatBoundary, by_parser
 from tests.rollout.engines.chat_families import FAMILIES, tokenizer
 
 
@@ -25,7 +26,7 @@ def test_only_the_special_tokens_at_the_end_are_dropped() -> None:
 
 
 # ── test spelled tokens ───────────────────────────────────────────────────────────────────────
-# Texts of chats that spell control tokens are encoded as text, with templates in the formats of six families.
+# Texts of chats that spell control tokens are encoded as text, with templates in the formats of eleven families.
 
 NAMES = sorted(FAMILIES)
 each_family = pytest.mark.parametrize("name", NAMES)
@@ -55,10 +56,10 @@ def boundary(name: str) -> ChatBoundary:
 def test_a_content_with_every_control_token_is_text_in_a_prompt(name: str) -> None:
     content = "x".join(["", *control_tokens(name), ""])
     prompt = Prompt(chat=[{"role": "user", "content": content}])
-    plain = Prompt(chat=[{"role": "user", "content": "y"}])
+    plain = Prompt(chat=[{"role": "user", "content": "Qz9"}])
     ids, usual = text.encode_text(tokenizer(name), prompt), text.encode_text(tokenizer(name), plain)
     assert num_control(name, ids) == num_control(name, usual)
-    assert spelled(name, ids) == spelled(name, usual).replace("y", content, 1)
+    assert spelled(name, ids) == spelled(name, usual).replace("Qz9", content, 1)
 
 
 @each_family
@@ -76,9 +77,9 @@ def test_answers_cannot_end_their_message(name: str, role: str) -> None:
         pytest.skip("these templates take a tool behind a call only; the same code encodes it")
     own = boundary(name)
     every = "x".join(["", *control_tokens(name), *(FAMILIES[name].added if role == "tool" else ()), ""])
-    ids, usual = (own.after([{"role": role, "content": content}], []) for content in (every, "y"))
+    ids, usual = (own.after([{"role": role, "content": content}], []) for content in (every, "Qz9"))
     assert num_control(name, ids) == num_control(name, usual)
-    assert spelled(name, ids) == spelled(name, usual).replace("y", every, 1)
+    assert spelled(name, ids) == spelled(name, usual).replace("Qz9", every, 1)
 
 
 def test_an_answer_of_a_tool_spells_no_tag_and_a_question_does() -> None:

@@ -14,26 +14,6 @@ from asyncrl.rollout.engines.turn_boundaries import ChatBoundary, TextBoundary, 
 from asyncrl.tools.toy.models import tokenizer_from_texts, tokenizer_from_words
 from tests.rollout.engines.chat_families import FAMILIES, TEXTS, tokenizer
 
-HARMONY = """
-{%- for m in messages %}
-    {%- if m.role == 'tool' %}
-        {%- if not loop.previtem.tool_calls %}
-            {{- raise_exception('a tool answers a call') }}
-        {%- endif %}
-        {%- set name = loop.previtem.tool_calls[-1].function.name %}
-        {{- '<|start|>functions.' ~ name ~ ' to=assistant<|message|>' ~ (m.content | tojson) ~ '<|end|>' }}
-    {%- elif m.tool_calls %}
-        {%- set call = m.tool_calls[0].function %}
-        {{- '<|start|>assistant to=functions.' ~ call.name ~ '<|message|>' ~ (call.arguments | tojson) ~ '<|call|>' }}
-    {%- else %}
-        {{- '<|start|>' ~ m.role ~ '<|message|>' ~ m.content ~ ('<|return|>' if loop.last else '<|end|>') }}
-    {%- endif %}
-{%- endfor %}
-{{- '<|start|>assistant' if add_generation_prompt else '' }}
-"""
-"""Structure of the Harmony format: a tool may only answer a call."""
-HARMONY_TOKENS = tuple(f"<|{name}|>" for name in ("start", "message", "end", "call", "return"))
-
 
 def ids(family: str, written: str) -> list[int]:
     return list(tokenizer(family)(written, add_special_tokens=False).input_ids)
@@ -73,6 +53,19 @@ def with_template(template: str, *special: str) -> PreTrainedTokenizerBase:
             "ok<｜end▁of▁sentence｜>",
             "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>+5<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
         ),
+        ("deepseek_v3_1", "ok<｜end▁of▁sentence｜>", "<｜tool▁output▁begin｜>+5<｜tool▁output▁end｜>"),
+        (
+            "kimi_k2",
+            "ok<|im_end|>",
+            "<|im_system|>tool<|im_middle|>## Return of \n+5<|im_end|><|im_assistant|>assistant<|im_middle|>",
+        ),
+        ("mistral", "ok</s>", "[TOOL_RESULTS]+5[/TOOL_RESULTS]"),
+        (
+            "gpt_oss",
+            "{}<|call|>",
+            '<|start|>functions.tool to=assistant<|channel|>commentary<|message|>"+5"<|end|><|start|>assistant',
+        ),
+        ("gemma4", "{}<tool_call|><|tool_response>", 'response:tool{value:<|"|>+5<|"|>}<tool_response|>'),
     ],
 )
 def test_the_token_that_the_policy_ended_with_is_not_repeated(family: str, last: str, expected: str) -> None:
@@ -101,11 +94,12 @@ def test_an_answer_that_begins_as_the_policy_ended_is_kept() -> None:
 
 
 def test_a_tool_answers_a_call_where_the_template_asks_for_one() -> None:
-    made = with_template(HARMONY, *HARMONY_TOKENS)
-    boundary = make_boundary(made)
-    last = list(made('{"a": 1}<|call|>').input_ids)
-    after = boundary.after([{"role": "tool", "name": "add", "content": "+5"}], last)
-    assert made.decode(after) == '<|start|>functions.add to=assistant<|message|>"+5"<|end|><|start|>assistant'
+    boundary = make_boundary(tokenizer("gpt_oss"))
+    answers = [{"role": "tool", "name": "add", "content": content} for content in ("+5", "+6")]
+    head = "<|start|>functions.add to=assistant<|channel|>commentary<|message|>"
+    assert spelled("gpt_oss", boundary.after(answers, ids("gpt_oss", '{"a": 1}<|call|>'))) == (
+        f'{head}"+5"<|end|>{head}"+6"<|end|><|start|>assistant'
+    ), "though the template shows one call of a turn"
 
 
 def test_a_role_that_the_template_leaves_out_is_refused() -> None:
@@ -122,7 +116,7 @@ def test_a_role_that_the_template_leaves_out_is_refused() -> None:
 
 
 def test_a_template_that_raises_is_one_sentence() -> None:
-    boundary = make_boundary(with_template(HARMONY, *HARMONY_TOKENS))
+    boundary = make_boundary(tokenizer("gpt_oss"))
     with pytest.raises(EngineError, match="roles user, assistant, user, tool: a tool answers a call"):
         boundary.after([{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}], [])
 
@@ -173,6 +167,27 @@ def test_a_thought_that_the_template_opens_is_a_part_of_the_message_that_closes_
     assert boundary.message(turn)["content"] == "<think>\nhm\n</think>\n2"
     read = [*boundary.opening([question]), *turn, *boundary.after([answer], turn)]
     assert boundary.retold([question, boundary.message(turn), answer], read) is None, "no tag is lost"
+
+
+def test_a_turn_has_parts_where_a_tool_answers_a_call() -> None:
+    boundary = make_boundary(tokenizer("gpt_oss"))
+    call = ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+    turn = ids("gpt_oss", f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{call}")
+    question, answer = {"role": "user", "content": "1 + 1?"}, {"role": "tool", "name": "add", "content": "2"}
+    message = boundary.message(turn)
+    assert (message["thinking"], message["content"]) == ("hm", "")
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+    read = [*boundary.opening([question]), *turn, *boundary.after([answer], turn)]
+    assert boundary.retold([question, message, answer], read) is None
+
+
+def test_nothing_is_retold_if_a_tool_answers_no_call_where_the_template_asks_for_one() -> None:
+    boundary = make_boundary(tokenizer("gemma4"))
+    question, answer = {"role": "user", "content": "1 + 1?"}, {"role": "tool", "content": "no call"}
+    broken = boundary.message(ids("gemma4", "<|tool_call>call:add<tool_call|><|tool_response>"))
+    assert "tool_calls" not in broken
+    assert boundary.retold([question, broken, answer], []) is None
+    assert boundary.retold([question, broken], []) is not None
 
 
 @pytest.mark.parametrize("family", FAMILIES)

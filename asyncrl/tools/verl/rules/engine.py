@@ -31,6 +31,7 @@ PARSERS = {
     "glm": "glm",
     "deepseek": "deepseek",
     "llama3_json": "llama_json",
+    "gpt-oss": "harmony",
 }
 """``environment.tool_parser`` by verl's ``format``."""
 

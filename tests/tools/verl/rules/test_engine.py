@@ -155,6 +155,7 @@ def test_one_turn_may_be_shorter_than_the_episode() -> None:
 
 def test_a_form_of_calls_that_is_not_known_is_that_of_the_chat_template() -> None:
     assert settings("synchronous", TOOLS, f"{M}.format=qwen3_coder")["environment.tool_parser"] == "qwen_xml"
+    assert settings("synchronous", TOOLS, f"{M}.format=gpt-oss")["environment.tool_parser"] == "harmony"
     assert "environment.tool_parser" not in settings("synchronous", TOOLS, f"{M}.format=mine")
     assert fate("synchronous", f"{M}.format=mine", TOOLS)[0] == "substituted"
 

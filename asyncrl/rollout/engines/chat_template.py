@@ -1,0 +1,167 @@
+"""
+A tokenizer's chat template, and messages in the form that it takes.
+
+Messages come from environments and agent programs in OpenAI's form. Content becomes one string. Arguments of calls
+are objects for most templates and JSON texts for some; which of them is tried once. So is whether a template takes a
+system message after others, such as a reminder: where it does not, the user says it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from transformers import PreTrainedTokenizerBase
+
+from asyncrl.engine import ChatMessage
+from asyncrl.errors import EngineError
+from asyncrl.rollout.engines.text import NO_KWARGS, TemplateKwargs
+
+PROBE = "Qx7f3a"
+"""Text that templates leave as it is: no space, no tag, no word of a template."""
+SENTINEL = "7390146258"
+"""Turn of the policy in a rendered chat. In a call it is a number, behind which templates write no quotation mark."""
+
+
+class ChatTemplate:
+    """
+    Renders chats of one run.
+
+    Args:
+        tools: Tools that the template shows, in OpenAI's form.
+
+    Raises `EngineError` if the tokenizer has no chat template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        kwargs: TemplateKwargs = NO_KWARGS,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        if not tokenizer.chat_template:
+            raise EngineError(
+                "the prompt is a chat, but the tokenizer has no chat template; use plain text", retryable=False
+            )
+        self._tokenizer = tokenizer
+        self._kwargs = dict(kwargs)
+        self._tools = list(tools) or None
+        self._takes_reminders = True  # until it is tried
+        self._takes_objects = self._shows_arguments(as_objects=True) or not self._shows_arguments(as_objects=False)
+        self._takes_reminders = self._shows_reminders()
+
+    @property
+    def source(self) -> str:
+        """Text of the template, in Jinja."""
+        return str(self._tokenizer.get_chat_template(tools=self._tools))
+
+    def generation_prompt(self) -> str:
+        """Text that begins a turn of the policy."""
+        chat = [{"role": "user", "content": PROBE}]
+        return self.render(chat).removeprefix(self.render(chat, answers=False))
+
+    def render(
+        self, messages: Sequence[ChatMessage], *, answers: bool = True, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """
+        Text of a chat.
+
+        Args:
+            answers: Up to the beginning of the policy's turn; otherwise up to the end of the last message.
+            tools: Tools of this chat, instead of those of the run.
+
+        Raises a final `EngineError` if the template does not take these messages.
+        """
+        told = messages if self._takes_reminders else without_reminders(messages)
+        chat = [self._plain(message) for message in told]
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    chat,
+                    tools=list(tools) or self._tools,
+                    tokenize=False,
+                    add_generation_prompt=answers,
+                    **self._kwargs,
+                )
+            )
+        except Exception as error:  # a template may raise anything
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise EngineError(
+                f"the chat template does not take messages of the roles {roles}: {error}",
+                retryable=False,
+            ) from error
+
+    def _plain(self, message: ChatMessage) -> ChatMessage:
+        plain = {**message, "content": content_of(message)}
+        if calls := message.get("tool_calls"):
+            plain["tool_calls"] = [self._call(call) for call in calls]
+        else:
+            plain.pop("tool_calls", None)  # Templates ask for the key, not for calls in it.
+        return plain
+
+    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        function = dict(call.get("function", call))
+        arguments = function.get("arguments", {})
+        try:
+            if self._takes_objects and isinstance(arguments, str):
+                arguments = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+            elif not self._takes_objects and not isinstance(arguments, str):
+                arguments = json.dumps(arguments, ensure_ascii=False)
+        except (msgspec.MsgspecError, RecursionError, TypeError, ValueError) as error:
+            raise EngineError(
+                f"the arguments of a call of {function.get('name')} are no JSON object: {error}", retryable=False
+            ) from error
+        return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+
+    def _shows_arguments(self, *, as_objects: bool) -> bool:
+        """True if calls are shown with their arguments in this form."""
+        self._takes_objects = as_objects
+        function = {"name": "f", "arguments": {"a": PROBE}}
+        call = {"role": "assistant", "tool_calls": [{"id": "call00000", "function": function}]}
+        try:
+            return PROBE in self.render([{"role": "user", "content": "a"}, call], answers=False)
+        except EngineError:
+            return False
+
+    def _shows_reminders(self) -> bool:
+        """True if a system message after others is shown where it stands."""
+        told = [("user", "a"), ("assistant", SENTINEL), ("system", PROBE), ("user", "c")]
+        try:
+            shown = self.render([{"role": role, "content": text} for role, text in told], answers=False)
+        except EngineError:
+            return False
+        return 0 <= shown.find(SENTINEL) < shown.find(PROBE)
+
+
+def without_reminders(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Messages with one system message, the first; a later one is said by the user, in the message beside it if any."""
+    told: list[tuple[ChatMessage, bool]] = []
+    for message in messages:
+        before, has_reminder = told[-1] if told else ({}, False)
+        is_reminder = message.get("role") == "system" and bool(told)
+        joins = is_reminder or (has_reminder and message.get("role") == "user")
+        if joins and before.get("role") in ("system", "user"):
+            whole = f"{content_of(before)}\n\n{content_of(message)}"
+            told[-1] = {"role": before["role"], "content": whole}, before["role"] == "user"
+        elif is_reminder:
+            told.append(({"role": "user", "content": content_of(message)}, True))
+        else:
+            told.append((message, False))
+    return [message for message, _ in told]
+
+
+def content_of(message: ChatMessage) -> str:
+    """Content as one text. Raises a final `EngineError` if it is anything but text or parts of text."""
+    content = message.get("content")
+    match content:
+        case None:
+            return ""
+        case str():
+            return content
+        case list() if all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+            return "".join(part["text"] for part in content)
+    raise EngineError(
+        f"a message of the role {message.get('role')} has content of type {type(content).__name__}: expected a text or "
+        f"a list of parts with text; pictures after the prompt are not supported",
+        retryable=False,
+    )
