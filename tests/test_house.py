@@ -1,6 +1,7 @@
 """The house stays one that a person can hold in mind: no import cycle, one class for a name, no file past 600 lines."""
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import asyncrl
 
 PACKAGE = Path(asyncrl.__file__).parent
+ROOT = Path(__file__).parents[1]
 MODULES = {
     ".".join(("asyncrl", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")
@@ -52,3 +54,24 @@ def test_no_two_classes_have_one_name() -> None:
 def test_no_file_is_too_long_to_be_read_in_a_sitting() -> None:
     lengths = {name: path.read_text(encoding="utf-8").count("\n") for name, path in MODULES.items()}
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+FROM_ITS_PLACE = re.compile(r"Path\(__file__\)(?:\.resolve\(\))?\.parents\[(\d+)\]((?: / [\"'][^\"']+[\"'])*)")
+MADE_LATER = (".venv", "shared")
+"""Beginnings of names of folders that a checkout may lack."""
+
+
+def test_what_a_test_or_a_bench_finds_from_its_own_place_is_there() -> None:
+    """A file that moved would look elsewhere, and what needs the other one would be skipped without a word."""
+    lost = []
+    for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]:
+        for steps, literal in FROM_ITS_PLACE.findall(path.read_text(encoding="utf-8")):
+            folder, parts = path.parents[int(steps)], re.findall(r"[\"']([^\"']+)[\"']", literal)
+            begins = parts[0] if parts else ""
+            if begins.startswith(MADE_LATER):
+                is_there = folder == (ROOT.parent if begins.startswith("shared") else ROOT)
+            else:
+                is_there = folder.is_relative_to(ROOT) and folder.joinpath(*parts).exists()
+            if not is_there:
+                lost.append(f"{path.relative_to(ROOT)}: parents[{steps}]{literal}")
+    assert lost == []

@@ -121,7 +121,7 @@ def run_in(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> ToyRun:
 
 def test_tools_of_an_mcp_server_are_trained(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     needs(PYTHON, "mcp")
-    shutil.copy(ROOT / "tests" / "environment" / "mcp_server.py", tmp_path)
+    shutil.copy(ROOT / "tests" / "episodes" / "environments" / "mcp_server.py", tmp_path)
     (tmp_path / "judge.py").write_text(JUDGE_CALLS)
     prompt = [{"role": "user", "content": "add"}]
     words = ["add", CALL, " heard ", *"0123456789", " no", " yes"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PYTHON = os.environ.get("ASYNCRL_AGENTS_PYTHON") or str(Path(__file__).parents[2] / ".venv-agents" / "bin" / "python")
+PYTHON = os.environ.get("ASYNCRL_AGENTS_PYTHON") or str(Path(__file__).parents[3] / ".venv-agents" / "bin" / "python")
 
 
 @cache
