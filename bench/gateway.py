@@ -1,7 +1,8 @@
 """
 Turns of agent programs through the gateway over HTTP, and the same conversation driven directly.
 
-    python bench/gateway.py [--seconds 5] [--rounds 3] [--connections 16] [--load 200]
+    python bench/gateway.py [--dialects chat,responses,messages] [--seconds 5] [--rounds 3] [--connections 16]
+                            [--load 200]
 
 A process serves the gateway with uvicorn on loopback, over an engine that answers every request at once with 16 tokens.
 Another one plays conversations of 8 turns over kept-alive connections; each request holds all messages before it.
@@ -154,14 +155,28 @@ class Server:
 # ── clients ─────────────────────────────────────────────────────────────────────────────────
 
 
-def requests_of(url: str) -> list[bytes]:
+PATHS = {"chat": "chat/completions", "responses": "responses", "messages": "messages"}
+
+
+def body_of(dialect: str, messages: Sequence[ChatMessage]) -> dict[str, object]:
+    """A request for the turn after these messages."""
+    asked = {"model": "policy", "temperature": 0.7}
+    match dialect:
+        case "responses":
+            return {**asked, "input": messages}
+        case "messages":
+            return {**asked, "max_tokens": len(WRITTEN), "system": messages[0]["content"], "messages": messages[1:]}
+    return {**asked, "messages": messages}
+
+
+def requests_of(url: str, dialect: str) -> list[bytes]:
     """The requests of one conversation, whose answers are known."""
     host, _, path = url.removeprefix("http://").partition("/")
     messages, requests = list(PROMPT), []
     for _ in range(TURNS):
-        body = json.dumps({"model": "policy", "messages": messages, "temperature": 0.7}).encode()
+        body = json.dumps(body_of(dialect, messages)).encode()
         head = (
-            f"POST /{path}/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+            f"POST /{path}/{PATHS[dialect]} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
             f"authorization: Bearer {path.split('/')[1]}\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         requests.append(head.encode() + body)
@@ -193,10 +208,10 @@ class Client:
         self._writer.close()
 
 
-async def throughput(server: Server, connections: int, seconds: float) -> dict[str, float]:
+async def throughput(server: Server, dialect: str, connections: int, seconds: float) -> dict[str, float]:
     """Conversations one after another on each connection, prepared before the measurement."""
     urls = await server.ask(f"open {int(seconds * 1000)}")
-    left = [requests_of(url) for url in urls]
+    left = [requests_of(url, dialect) for url in urls]
     clients = [await Client.connect(urls[0]) for _ in range(connections)]
     num_turns, is_over = 0, False
 
@@ -220,7 +235,7 @@ async def throughput(server: Server, connections: int, seconds: float) -> dict[s
     return {"turns_per_s": turns / took, "server_us": spent / turns * 1e6}
 
 
-async def latency(server: Server, connections: int, load: int, seconds: float) -> dict[str, float]:
+async def latency(server: Server, dialect: str, connections: int, load: int, seconds: float) -> dict[str, float]:
     """Turns at fixed times; a latency counts from the time at which its turn was to begin."""
     each = int(load * seconds / TURNS / connections) + 1
     urls = await server.ask(f"open {each * connections}")
@@ -229,7 +244,7 @@ async def latency(server: Server, connections: int, load: int, seconds: float) -
     begun = time.perf_counter() + 0.2
 
     async def talk(number: int, client: Client) -> None:
-        requests = [request for url in urls[number::connections] for request in requests_of(url)]
+        requests = [request for url in urls[number::connections] for request in requests_of(url, dialect)]
         for place, request in enumerate(requests):
             due = begun + (place * connections + number) / load
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
@@ -244,24 +259,32 @@ async def latency(server: Server, connections: int, load: int, seconds: float) -
     return {"p50_ms": spent[len(spent) // 2] * 1e3, "p99_ms": spent[int(len(spent) * 0.99)] * 1e3}
 
 
-async def measure(options: argparse.Namespace) -> dict[str, float]:
+async def measure(dialect: str, options: argparse.Namespace) -> dict[str, float]:
     server = await Server.start()
     try:
         await server.ask("direct 20")
-        found = await throughput(server, options.connections, options.seconds)
-        found |= await latency(server, options.connections, options.load, options.seconds)
+        found = await throughput(server, dialect, options.connections, options.seconds)
+        found |= await latency(server, dialect, options.connections, options.load, options.seconds)
         return found | {"direct_ms": await server.ask("direct 100")}
     finally:
         await server.stop()
 
 
 async def main(options: argparse.Namespace) -> None:
-    rounds = [await measure(options) for _ in range(options.rounds)]
+    rounds: dict[str, list[dict[str, float]]] = {dialect: [] for dialect in options.dialects}
+    for _ in range(options.rounds):
+        for dialect, found in rounds.items():
+            found.append(await measure(dialect, options))
+    for dialect, found in rounds.items():
+        report(dialect, found, options)
+
+
+def report(dialect: str, rounds: Sequence[dict[str, float]], options: argparse.Namespace) -> None:
     middle = {name: median(found[name] for found in rounds) for name in rounds[0]}
     _print(
         {
             "bench": "gateway",
-            "case": f"throughput, {options.connections} connections",
+            "case": f"{dialect}, throughput, {options.connections} connections",
             "ours": round(middle["turns_per_s"]),
             "unit": "turns/s",
             "better": "higher",
@@ -272,7 +295,7 @@ async def main(options: argparse.Namespace) -> None:
     _print(
         {
             "bench": "gateway",
-            "case": f"latency at {options.load} turns/s",
+            "case": f"{dialect}, latency at {options.load} turns/s",
             "ours": round(middle["p50_ms"], 3),
             "unit": "ms",
             "peer": "direct",
@@ -280,7 +303,7 @@ async def main(options: argparse.Namespace) -> None:
             "ratio": round(middle["p50_ms"] / middle["direct_ms"], 1),
             "better": "lower",
             "added_ms": round(median(found["p50_ms"] - found["direct_ms"] for found in rounds), 3),
-            "p99_ms": round(middle["p99_ms"], 3),
+            "added_p99_ms": round(median(found["p99_ms"] - found["direct_ms"] for found in rounds), 3),
         }
     )
 
@@ -291,6 +314,7 @@ def _print(line: dict[str, object]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dialects", type=lambda text: text.split(","), default=list(PATHS), help="APIs to ask by")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--connections", type=int, default=16)

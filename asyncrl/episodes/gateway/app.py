@@ -174,6 +174,8 @@ class SentReward(Struct, forbid_unknown_fields=True):
     reward: float | None = None
     score: float | None = None
     """Another name of the reward."""
+    completions: dict[str, float] = {}
+    """Rewards of single completions, by their ids; the reward is their sum unless it is given, too."""
     metrics: dict[str, float] = {}
 
 
@@ -237,7 +239,10 @@ class GatewayApp:
                 await exchange.answer(200, msgspec.json.encode(_model("/".join(name))))
             case ["reward"]:
                 _allow(exchange, "PUT", "POST")
-                episode.score = _read_score(await exchange.body(MAX_REWARD_BYTES, self._budget, self._body_s))
+                sent, score = _read_score(await exchange.body(MAX_REWARD_BYTES, self._budget, self._body_s))
+                episode.reward_turns(sent.completions)
+                if sent.reward is not None or sent.score is not None or sent.metrics or not sent.completions:
+                    episode.score = score
                 await exchange.answer(200, b"{}")
             case _:
                 raise RefusedRequest(404, "not_found", "there is nothing here")
@@ -338,7 +343,7 @@ def _ignored(request: ChatRequest) -> list[Header]:
     return [(b"x-asyncrl-ignored", ",".join(request.ignored).encode())] if request.ignored else []
 
 
-def _read_score(raw: bytes) -> Score:
+def _read_score(raw: bytes) -> tuple[SentReward, Score]:
     try:
         sent = REWARD.decode(raw)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -357,7 +362,10 @@ def _read_score(raw: bytes) -> Score:
         raise RefusedRequest(400, "invalid_reward", message, param="metrics")
     if problem := problem_of(reward or 0.0, sent.metrics, None):
         raise RefusedRequest(400, "invalid_reward", problem)
-    return Score(reward=reward, metrics=sent.metrics)
+    for completion, one in sent.completions.items():
+        if problem := problem_of(one, {}, None):
+            raise RefusedRequest(400, "invalid_reward", f"of {completion[:80]!r} {problem}", param="completions")
+    return sent, Score(reward=reward, metrics=sent.metrics)
 
 
 # ── server ────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ once. A turn whose reply reached nobody is not trained, unless a later request r
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from typing import Literal
 
@@ -330,6 +330,19 @@ class OpenEpisode:
         for choice in reply.choices:
             self._record.turns[choice.turn].is_trained = True
 
+    def reward_turns(self, rewards: Mapping[str, float]) -> None:
+        """
+        Give completions rewards, by the ids that they were delivered with; the last word on each counts.
+
+        Raises `RefusedRequest` if this episode has not delivered one of them; none has a reward then.
+        """
+        places = {completion: _number(completion) for completion in rewards}
+        if unknown := [completion for completion, place in places.items() if place not in self._said]:
+            problem = f"{unknown[0]!r:.80} is no completion of this episode, whose ids are like 'chatcmpl-0' or 'msg_0'"
+            raise RefusedRequest(400, "invalid_reward", problem, param="completions")
+        for completion, reward in rewards.items():
+            self._record.turns[places[completion]].reward = reward
+
     async def close(self) -> None:
         """Stop sampling, and answer no further request. Idempotent."""
         self._close()
@@ -366,8 +379,7 @@ class OpenEpisode:
         """The request with all messages, if it sent only those after an earlier reply."""
         if not request.previous:
             return request
-        number = request.previous.rpartition("_")[2]
-        if (said := self._said.get(int(number) if number.isdecimal() else -1)) is None:
+        if (said := self._said.get(_number(request.previous))) is None:
             problem = f"previous_response_id is {request.previous!r:.80}, which this episode has not given"
             raise RefusedRequest(400, "invalid_request", problem, param="previous_response_id")
         instructions, new = (
@@ -522,6 +534,12 @@ class OpenEpisode:
                 max_tokens=self._conversation.limits.max_tokens,
                 remedy="send replies back as they were delivered, or raise environment.max_tokens",
             )
+
+
+def _number(completion: str) -> int:
+    """Number of a reply by its id in any dialect; -1 for what is none."""
+    number = completion.replace("-", "_").rpartition("_")[2]
+    return int(number) if number.isascii() and number.isdecimal() and len(number) < 10 else -1
 
 
 def _has_failed(task: "asyncio.Task[Reply]") -> bool:

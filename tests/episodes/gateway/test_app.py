@@ -174,6 +174,24 @@ def test_the_last_reward_counts() -> None:
     play(scene)
 
 
+def test_a_completion_may_have_a_reward_of_its_own() -> None:
+    async def scene(episode: Episode, app: GatewayApp) -> None:
+        for _ in range(3):
+            await chat(app, episode, HI)
+        path = f"{episode.path}/reward"
+        assert (await call(app, "PUT", path, {"completions": {"chatcmpl-0": 0.5, "msg_2": 1.0}})).status == 200
+        assert (await call(app, "PUT", path, {"completions": {"resp_0": 0.25}})).status == 200
+        assert [turn.reward for turn in episode.record.turns] == [0.25, 0.0, 1.0]
+        assert episode.open.score is None, "their sum is the reward"
+        for unknown in ("chatcmpl-3", "x", "chatcmpl-", "chatcmpl-²", "9" * 5000):
+            answer = await call(app, "PUT", path, {"completions": {"chatcmpl-1": 1.0, unknown: 1.0}})
+            assert (answer.status, answer.code) == (400, "invalid_reward")
+        assert (await call(app, "PUT", path, {"completions": {"chatcmpl-1": 1e9}})).code == "invalid_reward"
+        assert episode.record.turns[1].reward == 0.0
+
+    play(scene)
+
+
 @pytest.mark.parametrize(
     "body",
     [
