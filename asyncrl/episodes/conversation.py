@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
-from asyncrl.engine import Completion, Request, TurnBoundary
+from asyncrl.engine import Completion, PolicyTurn, Request, TurnBoundary
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, RecordedTurn
 from asyncrl.messages.trajectory import FROM_NOTHING, Sampling
 
@@ -21,7 +21,7 @@ SEED_STEP = 0x9E3779B97F4A7C15
 """Distance of the seeds of two turns: 2^64 divided by the golden ratio, so that all differ."""
 MAX_SEED = 2**63 - 1
 
-Limit = Literal["max_turns", "max_tokens"]
+Limit = Literal["max_turns", "max_tokens", "max_malformed_calls"]
 Sample = Callable[[Request], Awaitable[Completion]]
 """Function that samples one request in the engine. Raises `EngineError`."""
 
@@ -77,6 +77,8 @@ class Conversation:
         self._priority = priority
         self.images = images
         self._on_turn = on_turn
+        self.num_malformed = 0
+        """Calls of tools so far that cannot be read."""
         self._drawn: set[int] = set()
         """Draws of turns that may not be in the record: begun here, or on a node that was lost."""
 
@@ -133,6 +135,10 @@ class Conversation:
         self._on_turn()
         return place
 
+    def note_calls(self, said: PolicyTurn) -> None:
+        """Count the calls of a turn that cannot be read: a policy that writes only those ends its episode."""
+        self.num_malformed += sum(bool(call.problem) for call in said.tool_calls)
+
     def reserve(self, turns: Iterable[RecordedTurn]) -> None:
         """Give the draws of these turns, which are not in the record yet, to no other."""
         self._drawn |= {turn.draw for turn in turns}
@@ -152,6 +158,8 @@ class Conversation:
         """Tokens that the policy may write after this context, besides those that other running turns may write."""
         if len(self.record.turns) + len(self.running) >= self.limits.max_turns:
             raise EpisodeOver("max_turns")
+        if 0 < self.limits.max_malformed_calls <= self.num_malformed:
+            raise EpisodeOver("max_malformed_calls")
         reserved = sum(len(turn.context_ids) + turn.request.sampling.max_tokens for turn in self.running)
         room = self.limits.max_tokens - self.record.num_tokens - reserved - len(context_ids)
         if room < 1:

@@ -58,7 +58,11 @@ class Episodes:
         """The newest episode of each unit, as long as somebody plays it or means to."""
         self._description = environments.description
         self._tools = msgspec.json.encode(self._description.tools).decode() if self._description.tools else ""
-        self.limits = EpisodeLimits(max_turns=config.max_turns, max_tokens=config.max_tokens)
+        self.limits = EpisodeLimits(
+            max_turns=config.max_turns,
+            max_tokens=config.max_tokens,
+            max_malformed_calls=config.max_malformed_calls,
+        )
 
     @property
     def num_active_tokens(self) -> int:

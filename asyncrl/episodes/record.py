@@ -29,6 +29,8 @@ class EpisodeLimits(Struct, frozen=True, kw_only=True):
     max_turns: int
     max_tokens: int
     """Tokens after the prompt, of the policy and of the environment."""
+    max_malformed_calls: int = 0
+    """Calls of tools that cannot be read; 0: no limit."""
 
 
 class SampledTrajectory(Struct, frozen=True, kw_only=True):

@@ -30,6 +30,10 @@ class EnvironmentDiverged(Exception):
     """The environment answered otherwise than when the turns were recorded."""
 
 
+MALFORMED = "malformed_calls"
+"""Metric of an episode with tools, unless the environment gives one of that name."""
+
+
 class EpisodeSteps:
     """
     Plays one episode: turn after turn of the policy, each answered by the environment.
@@ -67,6 +71,9 @@ class EpisodeSteps:
         self._recorded = list(resumed.finished[self._state.num_answered :]) if resumed else []
         self._begun = list(resumed.begun) if resumed else []
         conversation.reserve([*self._recorded, *self._begun])
+        for turn in conversation.record.turns:  # those that a snapshot contains
+            ended = turn.completion
+            conversation.note_calls(conversation.boundary.said(ended.completion_ids, ended.finish_reason))
         self._clock = clock
 
     @property
@@ -80,7 +87,11 @@ class EpisodeSteps:
         return bool(self._recorded or self._begun)
 
     async def score(self) -> Score:
-        return await self._environment.score()
+        """Score of the environment, with the number of calls that could not be read if there are tools."""
+        score = await self._environment.score()
+        if not self._tools or MALFORMED in score.metrics:
+            return score
+        return replace(score, metrics={**score.metrics, MALFORMED: float(self._conversation.num_malformed)})
 
     async def play(self) -> FinishReason:
         """
@@ -154,6 +165,7 @@ class EpisodeSteps:
         turn = record.turns[place]
         completion = turn.completion
         said = self._conversation.boundary.said(completion.completion_ids, completion.finish_reason)
+        self._conversation.note_calls(said)
         began_s = self._clock()
         answer = await self._environment.step(said)
         turn.call_s = self._clock() - began_s

@@ -486,7 +486,7 @@ def test_a_program_that_fails_before_any_limit_has_failed() -> None:
     ("score", "cause"),
     [
         (Score(metrics={"forks": 1.0}), "a metric 'forks', which the gateway counts itself"),
-        (Score(metrics={f"m{number}": 1.0 for number in range(62)}), "there are 65 metrics"),
+        (Score(metrics={f"m{number}": 1.0 for number in range(61)}), "there are 65 metrics"),
         (Score(reward=1e30), r"the reward is 1e\+30"),
     ],
 )

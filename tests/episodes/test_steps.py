@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from asyncrl.engine import PolicyTurn
+from asyncrl.engine import CalledTool, PolicyTurn
 from asyncrl.episodes.conversation import Conversation
 from asyncrl.episodes.environment import Answer, TaskInput
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, EpisodeState, ResumedEpisode
@@ -104,6 +104,27 @@ def test_the_policy_reads_of_an_answer_what_its_budget_leaves() -> None:
     assert play(player) == "stop"
     assert all(len(turn.context_ids) <= 14 for turn in record.turns)
     assert "characters left out" in record.turns[1].observation
+
+
+def test_a_policy_that_writes_calls_which_cannot_be_read_ends_its_episode() -> None:
+    class Breaking(WordBoundary):
+        def said(self, token_ids: Any, finish_reason: Any, tools: str = "") -> PolicyTurn:
+            broken = CalledTool(name="", arguments={}, problem="?")
+            return replace(super().said(token_ids, finish_reason), tool_calls=[broken, broken])
+
+    record = a_record()
+    conversation = Conversation(
+        record,
+        WordEngine(lambda before: "x").sample,
+        Breaking(),
+        sampling=Sampling(10),
+        limits=EpisodeLimits(max_turns=8, max_tokens=100, max_malformed_calls=3),
+    )
+    environment = StagedEnvironments().open("run/train/0/0")
+    player = EpisodeSteps(conversation, environment, TASK, resume="replay", tools="[{}]")
+    assert play(player) == "length"
+    assert len(record.turns) == 2
+    assert asyncio.run(player.score()).metrics["malformed_calls"] == 4.0
 
 
 def test_a_first_observation_that_leaves_no_room_is_a_final_failure() -> None:

@@ -14,6 +14,7 @@ import pytest
 from asyncrl.tools.toy.models import save_model, tokenizer_from_words
 from asyncrl.tools.toy.text_model import TextModelSizes, random_model
 from tests.episodes.environments.agents import PYTHON, has
+from tests.examples.test_agents import FRAMEWORKS, POLICIES
 from tests.integration.conftest import StartRun, ToyRun, samples, starting_runs
 
 pytestmark = pytest.mark.slow("whole runs of real processes")
@@ -81,6 +82,11 @@ TOOL_TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% for message in messages %}{{ ' heard ' if message.role == 'tool' else '' }}{{ message.content }}{% endfor %}"
 )
+CHATML = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<tool_call><|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 JUDGE_CALLS = """
 def judge(inputs):
     return float(any(turn.observation.endswith("5") for turn in inputs.turns))
@@ -112,6 +118,40 @@ lr = 1e-2
 {settings}
 """)
     return folder
+
+
+@pytest.mark.long("a process for each episode; examples/test_agents.py plays each once")
+@pytest.mark.parametrize("framework", POLICIES)
+def test_an_agent_of_a_framework_is_trained(
+    framework: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if not Path(FRAMEWORKS).exists():
+        pytest.skip(f"needs {FRAMEWORKS}: run bin/venv-agents")
+    prompt = [{"role": "user", "content": "What is 12 + 30?"}]
+    command = json.dumps([FRAMEWORKS, str(AGENTS / "frameworks.py"), framework])
+    folder = write_run(
+        tmp_path,
+        [*filter(None, POLICIES[framework]), "It is 41 .", "<|im_start|>", "<|im_end|>"],
+        [{"prompt": prompt, "answer": "42"}] * 40,
+        CHATML,
+        f"""
+[environment]
+command = {command}
+gateway_ignores = ["tool_choice"]
+max_turns = 4
+max_tokens = 30000
+[reward]
+function = "episode"
+""",
+    )
+    with starting_runs(folder, tmp_path_factory) as start:
+        few = ("schedule.groups_per_step=1", "schedule.group_size=4", "trainer.max_tokens_per_micro_batch=40000")
+        run = start(*few, "model.overrides.max_position_embeddings=65536", steps=STEPS).end()
+    assert run.code == 0, run.errors
+    steps = run.directory.read_metrics()
+    assert len(steps) == STEPS
+    assert max(step["logprob_gap_max"] for step in steps if "logprob_gap_max" in step) < 1e-4
+    run.assert_adds_up()
 
 
 def run_in(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> ToyRun:

@@ -64,6 +64,8 @@ class Environment(Section, frozen=True, kw_only=True):
     Most tokens of one episode after its prompt, those of the environment included. One turn has at most
     ``sampling.max_tokens``.
     """
+    max_malformed_calls: Limit = 0
+    """Calls of tools that cannot be read after which an episode ends, with finish reason ``length``; 0: no limit."""
     observation_tokens: Limit = 0
     """
     Most tokens of one message that answers a turn, such as a tool's; 0: a quarter of ``max_tokens``. A longer one is

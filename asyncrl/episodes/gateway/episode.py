@@ -187,7 +187,7 @@ ALARMING: tuple[RootCause, ...] = ("edited_reply", "edited_history", "tools_chan
 class Counts(Counter[str]):
     """
     ``sampled``, ``replayed``, ``repeats``, ``roots``, ``root_CAUSE``, ``forks``, ``fork_retry``, ``fork_branch``,
-    ``undelivered``, ``refused_CODE``, ``ignored_FIELD``.
+    ``undelivered``, ``refused_CODE``, ``ignored_FIELD``, ``malformed_calls``.
 
     A fork is a turn whose parent has another child: ``retry`` if the program sent the same messages again, ``branch``
     if it sent others, another seed, or asked for several choices. A repeat is a request whose reply was lost on its
@@ -198,7 +198,8 @@ class Counts(Counter[str]):
     def scores(self) -> dict[str, float]:
         """Metrics of an episode, for `Trajectory.scores`."""
         broken = sum(self[f"root_{cause}"] for cause in ALARMING)
-        return {"forks": float(self["forks"]), "roots": float(self["roots"]), "broken_lineage": float(broken)}
+        counted = {name: float(self[name]) for name in ("forks", "roots", "malformed_calls")}
+        return {**counted, "broken_lineage": float(broken)}
 
 
 # ── episode ───────────────────────────────────────────────────────────────────────────────────
@@ -464,7 +465,7 @@ class OpenEpisode:
                     place.parent, place.context_ids, max_tokens=request.max_tokens, stop=request.stop, begun=begun
                 )
             except EpisodeOver as over:
-                if over.limit == "max_turns" or not self._conversation.running:
+                if over.limit != "max_tokens" or not self._conversation.running:
                     self.limit = over.limit
                     raise _over(over.limit) from over
                 await self._turn_ended.wait()
@@ -484,6 +485,9 @@ class OpenEpisode:
     def _choice(self, turn: int, request: ChatRequest) -> Choice:
         completion, boundary = self._record.turns[turn].completion, self._conversation.boundary
         said = boundary.said(completion.completion_ids, completion.finish_reason, request.tools)
+        if request.reads_calls:
+            self._conversation.note_calls(said)
+            self.count(*["malformed_calls"] * sum(bool(call.problem) for call in said.tool_calls))
         return choice_of(
             said,
             turn,

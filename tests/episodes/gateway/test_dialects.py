@@ -81,7 +81,7 @@ def assert_one_branch(episode: Episode) -> None:
     assert episode.open.counts.scores == {"forks": 0.0, "roots": float(record.root(2) == FROM_NOTHING), **BROKEN}
 
 
-BROKEN = {"broken_lineage": 0.0}
+BROKEN = {"broken_lineage": 0.0, "malformed_calls": 0.0}
 
 
 # ── responses ─────────────────────────────────────────────────────────────────────────────────

@@ -83,7 +83,7 @@ def test_an_agent_of_three_turns_is_one_branch(ask: Callable[[Any, list[Any]], A
         assert all(turn.is_trained for turn in record.turns)
         assert record.turns[1].context_ids[0] != END  # the policy wrote it itself
         assert shown(record.ids_through(2)).count("<|im_start|>assistant") == 3
-        assert episode.open.counts.scores == {"forks": 0.0, "roots": 0.0, "broken_lineage": 0.0}
+        assert episode.open.counts.scores == {"forks": 0.0, "roots": 0.0, "malformed_calls": 0.0, "broken_lineage": 0.0}
 
     play(scene)
 
