@@ -4,6 +4,10 @@ The end of a run: why it ended, and who is told in which order.
     stop ──────▶ samples are written ─▶ Stop to all but spools ─▶ they store the rest, and leave ─▶ Stop to spools
     interrupt ─▶ the trainer saves a checkpoint, rollouts what they sample ─▶ the same
     suspend ───▶ every link is reset: the nodes keep their work, and wait for the next broker
+
+`asyncrl stop` asks for the second, by `Interrupt` (``cli/stop.py``). Each role's actor hears of it in its own loop over
+messages (`Drain`, `Stop`), a supervisor by `Finished`, a node that starts too late in `until_run_is_over`
+(``runtime/sessions.py``), where signals to a process are heard, too.
 """
 
 import asyncio
@@ -27,7 +31,7 @@ GOODBYE_S = 10.0
 
 
 class RunEnding:
-    """End of a run or of its broker's process. The first call of `stop`, `interrupt` or `suspend` counts."""
+    """End of a run or of its broker's process. The first call of `stop` or `suspend` counts."""
 
     def __init__(self, nodes: NodeBook, hub: Hub, files: RunFiles, samples: SampleFiles) -> None:
         self._nodes = nodes

@@ -1,4 +1,9 @@
-"""Admission of groups: the next prompt, which prompts the policy has learned, and the window that bounds staleness."""
+"""
+Admission of groups: the next prompt, which prompts the policy has learned, and the window that bounds staleness.
+
+How many groups the window holds is said by `Schedule.window` (``config/sections/schedule.py``), or while a run goes on
+by `asyncrl.broker.staleness_control`; which version a group needs is checked when it is leased.
+"""
 
 from asyncrl.broker.groups.group import Group
 from asyncrl.broker.ledger.records import Admitted

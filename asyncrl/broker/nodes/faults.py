@@ -8,6 +8,8 @@ Faults of nodes: one that fails what its peers do not gets no more work for a wh
 A fault of the run (a reward function that raises, prompts that are too long) is every node's, so no share stands out;
 and the last node of a role that can work is never barred. A share is compared with that which a quarter of the others
 stay below: several bad nodes do not hide each other. Nodes are known by name: a new process is the same node.
+
+Who blames others falsely is found where the work is settled: `asyncrl.broker.leases.trajectories`.
 """
 
 from collections import Counter
