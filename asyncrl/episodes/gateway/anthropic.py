@@ -96,7 +96,7 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
     """Decode and check a request. Raises `RefusedRequest`."""
     body = decoded(raw, BODY.decode, "a request for a message")
     wishes.ignore(*(name for name in IGNORED if getattr(body, name) is not None))
-    wishes.refuse_all({name: getattr(body, name) for name in UNSUPPORTED})
+    wishes.refuse_all(body, UNSUPPORTED)
     tools = [_tool(tool) for tool in body.tools or () if _is_custom(tool, wishes)]
     shown, key = checked_tools(msgspec.json.encode(tools).decode() if tools else "")
     choice = (body.tool_choice or {}).get("type")

@@ -107,7 +107,7 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
 
     body, (tools, key) = decoded(raw, decode, "a chat completion request")
     wishes.ignore(*(name for name in SAMPLING if getattr(body, name) is not None))
-    wishes.refuse_all({name: getattr(body, name) for name in UNSUPPORTED})
+    wishes.refuse_all(body, UNSUPPORTED)
     if body.response_format and body.response_format.type != "text":
         wishes.refuse("response_format", "response_format must be text: replies are sampled without a grammar")
     if body.top_logprobs:

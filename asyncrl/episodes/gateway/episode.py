@@ -171,10 +171,11 @@ def chain(messages: Sequence[ChatMessage]) -> list[bytes]:
 
 def extended(before: bytes, message: ChatMessage) -> bytes:
     """Hash of messages with the hash ``before``, and one more; of a reply, see `Lineage`."""
-    if message["role"] == "assistant":
-        calls = [call["function"] for call in message.get("tool_calls", ())]
-        message = {"role": "assistant", "content": " ".join(message["content"].split()), "calls": calls}
-    return sha256(before + SORTED.encode(message)).digest()
+    if message["role"] != "assistant":
+        return sha256(before + SORTED.encode(message)).digest()
+    words = " ".join(message["content"].split()).encode()
+    calls = SORTED.encode([call["function"] for call in message["tool_calls"]]) if "tool_calls" in message else b""
+    return sha256(b"%s\0%s\0%s" % (before, words, calls)).digest()
 
 
 # ── counts ────────────────────────────────────────────────────────────────────────────────────

@@ -103,10 +103,12 @@ class SentMessage(Struct):
                     400, "invalid_messages", f"a message of {self.role} has tool_calls", param="messages"
                 )
             message["tool_calls"] = [called(call.id or "", call.function) for call in self.tool_calls]
-        named = {"reasoning_content": self.reasoning_content or self.reasoning}
-        for key, value in (("name", self.name), ("tool_call_id", self.tool_call_id), *named.items()):
-            if value:
-                message[key] = value
+        if self.name:
+            message["name"] = self.name
+        if self.tool_call_id:
+            message["tool_call_id"] = self.tool_call_id
+        if thought := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = thought
         return message
 
     def _text(self) -> str:
@@ -242,10 +244,10 @@ class Wishes:
             )
         self.ignore(name)
 
-    def refuse_all(self, fields: Mapping[str, Any]) -> None:
-        """Refuse each field that has a value other than null, false or empty."""
-        for name, value in fields.items():
-            if value:
+    def refuse_all(self, body: object, names: Sequence[str]) -> None:
+        """Refuse each of these fields of the body that has a value other than null, false or empty."""
+        for name in names:
+            if getattr(body, name):
                 self.refuse(name, f"{name} is not supported")
 
     def reads_calls(self, choice: str | Mapping[str, Any] | None, *, has_tools: bool) -> bool:

@@ -114,7 +114,7 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
     """Decode and check a request. Raises `RefusedRequest`."""
     body = decoded(raw, BODY.decode, "a request for a response")
     wishes.ignore(*(name for name in IGNORED if getattr(body, name) is not None))
-    wishes.refuse_all({name: getattr(body, name) for name in UNSUPPORTED})
+    wishes.refuse_all(body, UNSUPPORTED)
     if body.text and body.text.format and body.text.format.type != "text":
         wishes.refuse("response_format", "text.format must be text: replies are sampled without a grammar")
     tools = [_tool(tool) for tool in body.tools or () if _is_function(tool, wishes)]
