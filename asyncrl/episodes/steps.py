@@ -23,6 +23,7 @@ from asyncrl.episodes.environment import Answer, EnvironmentEpisode, Resume, Sco
 from asyncrl.episodes.record import EpisodeState, ResumedEpisode
 from asyncrl.errors import EnvironmentFailed
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
+from asyncrl.messages.verdict_limits import MAX_METRICS
 from asyncrl.messages.words import FinishReason
 
 
@@ -31,7 +32,7 @@ class EnvironmentDiverged(Exception):
 
 
 MALFORMED = "malformed_calls"
-"""Metric of an episode with tools, unless the environment gives one of that name."""
+"""Metric of an episode with tools, unless the environment gives one of that name, or as many as there may be."""
 
 
 class EpisodeSteps:
@@ -89,7 +90,7 @@ class EpisodeSteps:
     async def score(self) -> Score:
         """Score of the environment, with the number of calls that could not be read if there are tools."""
         score = await self._environment.score()
-        if not self._tools or MALFORMED in score.metrics:
+        if not self._tools or MALFORMED in score.metrics or len(score.metrics) == MAX_METRICS:
             return score
         return replace(score, metrics={**score.metrics, MALFORMED: float(self._conversation.num_malformed)})
 

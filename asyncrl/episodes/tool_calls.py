@@ -204,8 +204,7 @@ def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
 
     A parameter whose schema allows a string is one. Any other is read as JSON, and is the text if it is none.
     """
-    kinds = schema.get("type") if schema else None
-    if kinds == "string" or (isinstance(kinds, list) and "string" in kinds):
+    if "string" in kinds_of(schema):
         return text
     if text.strip() in PYTHON_WORDS:
         return PYTHON_WORDS[text.strip()]
@@ -214,6 +213,20 @@ def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
     except UNREADABLE:
         return text
     return text if isinstance(value, str) else value
+
+
+def kinds_of(schema: object) -> set[str]:
+    """Types that a JSON schema allows, at its top or in a choice; empty if it names none."""
+    if not isinstance(schema, Mapping):
+        return set()
+    kinds = schema.get("type")
+    found = set(filter(None, [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []))
+    if any(isinstance(value, str) for value in schema.get("enum") or ()):
+        found.add("string")
+    for key in ("anyOf", "oneOf"):
+        for choice in schema.get(key) or ():
+            found |= kinds_of(choice)
+    return {kind for kind in found if isinstance(kind, str)}
 
 
 PYTHON_WORDS = {"True": True, "False": False, "None": None}

@@ -1,5 +1,5 @@
 """
-Agents of seven packages, each as its makers document it, trained through the gateway without a change.
+Seven agents of six packages, each as its makers document it, trained through the gateway without a change.
 
     environment.command = [".venv-agents/frameworks/bin/python", "examples/agents/frameworks.py", "smolagents"]
 

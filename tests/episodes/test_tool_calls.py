@@ -75,6 +75,21 @@ def test_a_call_of_deepseek_v3_1_has_a_name() -> None:
     assert [call.problem for call in calls] == ["the call has no name with <｜tool▁sep｜>", ""]
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string"},
+        {"type": ["string", "null"]},
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {"oneOf": [{"anyOf": [{"type": "integer"}, {"type": "string"}]}]},
+        {"enum": ["1", "2"]},
+    ],
+)
+def test_a_value_whose_schema_allows_text_is_text(schema: dict[str, Any]) -> None:
+    assert typed("123", schema) == "123"
+    assert typed("123", {"anyOf": [{"type": "integer"}, {"type": "null"}]}) == 123
+
+
 # ── test forms ────────────────────────────────────────────────────────────────────────────────
 # All forms: they are total, and found by the text of a template.
 

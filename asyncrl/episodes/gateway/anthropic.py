@@ -17,6 +17,7 @@ from asyncrl.episodes.gateway.request import (
     ChatRequest,
     Count,
     Function,
+    ModelName,
     Number,
     RefusedRequest,
     Wishes,
@@ -27,7 +28,7 @@ from asyncrl.episodes.gateway.request import (
 
 # ── request ───────────────────────────────────────────────────────────────────────────────────
 
-IGNORED = ("temperature", "top_p", "top_k", "service_tier", "output_config", "context_management")
+IGNORED = ("temperature", "top_p", "top_k", "service_tier", "context_management")
 """Fields that would change what is sampled, and do not."""
 UNSUPPORTED = ("mcp_servers", "container", "output_format")
 """Fields that are refused unless they are null or empty, or the operator lets them be ignored."""
@@ -62,12 +63,17 @@ class AnthropicTool(Struct):
     input_schema: dict[str, Any] | None = None
 
 
+class OutputConfig(Struct):
+    format: Any = None
+    effort: str | None = None
+
+
 class MessagesBody(Struct):
     """Known fields of a request; others are not decoded."""
 
     messages: Annotated[list[AnthropicMessage], Meta(min_length=1)]
     max_tokens: Count | None = None
-    model: str = ""
+    model: ModelName = ""
     system: str | list[ContentBlock] | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: dict[str, Any] | None = None
@@ -79,7 +85,7 @@ class MessagesBody(Struct):
     top_p: Number = None
     top_k: Number = None
     service_tier: str | None = None
-    output_config: Any = None
+    output_config: OutputConfig | None = None
     context_management: Any = None
 
     mcp_servers: Any = None
@@ -88,6 +94,10 @@ class MessagesBody(Struct):
 
 
 BODY = msgspec.json.Decoder(MessagesBody)
+OURS: dict[str | None, str] = {None: "function", "custom": "function"}
+"""Types of tools that a client runs, under OpenAI's name."""
+BILLING = "x-anthropic-billing-header:"
+"""Beginning of a block that a client puts before its system message, another one in each request."""
 CHOICES = {"any": "required", "tool": "function"}
 """Choices of a tool under OpenAI's names."""
 
@@ -97,10 +107,18 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
     body = decoded(raw, BODY.decode, "a request for a message")
     wishes.ignore(*(name for name in IGNORED if getattr(body, name) is not None))
     wishes.refuse_all(body, UNSUPPORTED)
-    tools = [_tool(tool) for tool in body.tools or () if _is_custom(tool, wishes)]
+    if body.output_config and body.output_config.format:
+        wishes.refuse("response_format", "output_config.format is not supported: replies are sampled without a grammar")
+    if body.output_config and body.output_config.effort:
+        wishes.ignore("output_config.effort")
+    if body.messages[-1].role == "assistant":
+        wishes.refuse("prefill", "the last message is the assistant's, and the policy writes whole turns")
+    tools = [_tool(tool) for tool in body.tools or () if wishes.is_function(OURS.get(tool.type, tool.type or ""))]
+    if (body.tool_choice or {}).get("disable_parallel_tool_use"):
+        wishes.ignore("disable_parallel_tool_use")
     shown, key = checked_tools(msgspec.json.encode(tools).decode() if tools else "")
     choice = (body.tool_choice or {}).get("type")
-    system: list[ChatMessage] = [{"role": "system", "content": _text(body.system)}] if body.system else []
+    system: list[ChatMessage] = [{"role": "system", "content": text}] if (text := _system(body.system)) else []
     return ChatRequest(
         messages=[*system, *(message for sent in body.messages for message in _messages(sent))],
         tools=shown,
@@ -111,15 +129,14 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
         stop=wishes.stops(body.stop_sequences),
         stream=bool(body.stream),
         shows_thoughts=bool(body.thinking and body.thinking.type != "disabled"),
-        ignored=tuple(wishes.ignored),
+        ignored=tuple(dict.fromkeys(wishes.ignored)),
     )
 
 
-def _is_custom(tool: AnthropicTool, wishes: Wishes) -> bool:
-    if tool.type not in (None, "custom"):
-        wishes.refuse("tools", f"tools has one of type {tool.type[:40]!r}, which only Anthropic's servers know")
-        return False
-    return True
+def _system(system: str | Sequence[ContentBlock] | None) -> str:
+    if isinstance(system, Sequence) and not isinstance(system, str):
+        system = [block for block in system if not block.text.startswith(BILLING)]
+    return _text(system)
 
 
 def _tool(tool: AnthropicTool) -> dict[str, Any]:
@@ -202,7 +219,7 @@ def stream(reply: Reply, request: ChatRequest, shown: Shown) -> bytes:
 
 def refusal(refused: RefusedRequest) -> dict[str, Any]:
     """Anthropic's form of an error."""
-    error = {"type": ERRORS.get(refused.status, "api_error"), "message": refused.message}
+    error = {"type": ERRORS.get(refused.status, "api_error"), "message": refused.message, "code": refused.code}
     return {"type": "error", "error": error}
 
 

@@ -13,6 +13,7 @@ from asyncrl.episodes.gateway.request import (
     ChatRequest,
     Count,
     Integer,
+    ModelName,
     Number,
     RefusedRequest,
     SentMessage,
@@ -43,7 +44,7 @@ class ChatBody(Struct):
     """Known fields of a request; others are not decoded."""
 
     messages: Annotated[list[SentMessage], Meta(min_length=1)]
-    model: str = ""
+    model: ModelName = ""
     tools: list[msgspec.Raw] | None = None
     tool_choice: str | dict[str, Any] | None = None
     max_tokens: Count | None = None
@@ -90,6 +91,10 @@ class ChatBody(Struct):
     use_beam_search: Any = None
 
 
+class AnyTool(Struct):
+    type: str = "function"
+
+
 BODY = msgspec.json.Decoder(ChatBody)
 
 
@@ -101,11 +106,13 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
         RefusedRequest: The body is no request, or asks for what an episode cannot give.
     """
 
-    def decode(text: str) -> tuple[ChatBody, tuple[str, bytes]]:
+    def decode(text: str) -> tuple[ChatBody, list[tuple[msgspec.Raw, AnyTool]]]:
         body = BODY.decode(text)
-        return body, checked_tools(f"[{','.join(bytes(tool).decode() for tool in body.tools)}]" if body.tools else "")
+        return body, [(tool, msgspec.json.decode(tool, type=AnyTool)) for tool in body.tools or ()]
 
-    body, (tools, key) = decoded(raw, decode, "a chat completion request")
+    body, offered = decoded(raw, decode, "a chat completion request")
+    functions = [bytes(tool).decode() for tool, kind in offered if wishes.is_function(kind.type)]
+    tools, key = checked_tools(f"[{','.join(functions)}]" if functions else "")
     wishes.ignore(*(name for name in SAMPLING if getattr(body, name) is not None))
     wishes.refuse_all(body, UNSUPPORTED)
     if body.response_format and body.response_format.type != "text":
@@ -136,7 +143,7 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         logprobs=bool(body.logprobs),
         token_ids=bool(body.return_token_ids),
-        ignored=tuple(wishes.ignored),
+        ignored=tuple(dict.fromkeys(wishes.ignored)),
     )
 
 
@@ -217,12 +224,12 @@ def _parts(choice: Choice, shown: Shown) -> Iterator[dict[str, Any]]:
 def _logprobs(choice: Choice, text: Text) -> dict[str, Any]:
     tokens = [text([token]) for token in choice.token_ids]
     content = [
-        {"token": token, "logprob": logprob, "bytes": _bytes(token), "top_logprobs": []}
+        {"token": token, "logprob": logprob, "bytes": bytes_of(token), "top_logprobs": []}
         for token, logprob in zip(tokens, choice.logprobs, strict=True)
     ]
     return {"content": content, "refusal": None}
 
 
-def _bytes(token: str) -> list[int] | None:
+def bytes_of(token: str) -> list[int] | None:
     """Bytes of a token; null where its text alone does not tell them, as of a part of a character."""
     return None if "\ufffd" in token else list(token.encode())

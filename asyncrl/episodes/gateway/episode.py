@@ -11,25 +11,23 @@ once. A turn whose reply reached nobody is not trained, unless a later request r
 import asyncio
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from hashlib import sha256
-from typing import Literal
 
 from msgspec import Struct, structs
 
 from asyncrl.engine import ChatMessage
 from asyncrl.episodes.conversation import Conversation, EpisodeOver, Limit
 from asyncrl.episodes.environment import Score
+from asyncrl.episodes.gateway.lineage import FoundPlace, Lineage, RootCause, chain
 from asyncrl.episodes.gateway.reply import Choice, Reply, choice_of
 from asyncrl.episodes.gateway.request import (
-    SORTED,
+    REFERENCE,
     ChatRequest,
-    Identity,
     RefusedRequest,
     Wishes,
-    normal,
-    tools_key,
+    turn_of,
 )
 from asyncrl.episodes.record import RecordedTurn
+from asyncrl.episodes.steps import MOST_CHARS
 from asyncrl.errors import EngineError, PromptTooLong
 from asyncrl.log import get_logger
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
@@ -73,109 +71,6 @@ class EarlierTurns:
     def moved(self, earlier: int, place: int) -> None:
         """The turn with this earlier index is in the new record at ``place``."""
         self._earlier[place] = earlier
-
-
-# ── lineage ───────────────────────────────────────────────────────────────────────────────────
-# The turn of a record that a request follows, found by the messages that it sends back.
-#
-#     request    system user │ assistant │ tool           hash of the first three = hash after turn 0
-#                            └─ turn 0 ──┘   └ new ─┘     ─▶ follows turn 0, with one new message
-#
-# Each turn is filed under a hash of all messages that its request had, and of its own reply as it was delivered. A
-# request follows the turn of its last message of the assistant; if no turn has this hash, the request begins a new
-# root, whose cause is counted: a cause other than `new_root` may be a program, or a fault, that alters replies. Of a
-# reply only its words and its calls are hashed, because clients drop thoughts, strip white space and give calls other
-# ids: the tokens that the policy reads are those that it sampled, whatever a client makes of them. Pure rules.
-
-RootCause = Literal["new_root", "edited_reply", "edited_history", "tools_changed", "template_differs"]
-"""
-Reason for which a request does not follow what the policy said before. ``new_root``: it contains no reply of this
-episode, such as that of a sub-agent or after a summary. ``edited_reply``: its last reply is another one than was
-delivered after the same messages. ``edited_history``: it contains a reply, after other messages than the reply was
-delivered for. ``tools_changed``: all messages match, the tools do not. ``template_differs``: the chat template renders
-the history in another way than the policy read it (``environment.history = "as_template"``), or not at all.
-"""
-
-
-class FoundPlace(Struct, frozen=True):
-    """Place of a request in the record: the turn that it follows, and the messages that are new."""
-
-    parent: int
-    """Index of a turn, `FROM_PROMPT` or `FROM_NOTHING`."""
-    new: Sequence[ChatMessage]
-    """Messages that follow the parent; all of them after nothing."""
-    seen: bytes
-    """Hash of all messages."""
-    cause: RootCause | None = None
-    """None if the request follows the prompt or a turn."""
-
-
-class Lineage:
-    """
-    Turns of one episode by what their programs saw.
-
-    Args:
-        prompt: The messages of the prompt; the same request follows the prompt's own tokens.
-        tools: The prompt's tools, as JSON.
-    """
-
-    def __init__(self, prompt: Sequence[ChatMessage], tools: str = "") -> None:
-        self._prompt = chain(normal(list(prompt)))[-1]
-        self._prompt_tools = tools_key(tools)
-        self._turns: dict[bytes, list[tuple[bytes, ChatMessage, int]]] = {}
-        """Tools, replies and indices of the turns after which all messages have this hash."""
-        self._seen: set[bytes] = set()
-        """Hashes of all messages of each request that was answered."""
-        self._said: set[bytes] = set()
-        """Hashes of the replies alone."""
-
-    def find(self, messages: Sequence[ChatMessage], hashes: Sequence[bytes], tools: bytes) -> FoundPlace:
-        """Place of a request with these messages, their `chain`, and these tools, as `tools_key` has them."""
-        seen = hashes[-1]
-        if seen == self._prompt and tools == self._prompt_tools:
-            return FoundPlace(FROM_PROMPT, (), seen)
-        last = max((place for place, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
-        if last < 0:
-            return FoundPlace(FROM_NOTHING, messages, seen, "new_root")
-        known = self._turns.get(hashes[last + 1], [])
-        if fitting := [(said, turn) for turn_tools, said, turn in known if turn_tools == tools]:
-            newest = fitting[-1][1]
-            turn = next((turn for said, turn in fitting if said == messages[last]), newest)
-            return FoundPlace(turn, messages[last + 1 :], seen)
-        return FoundPlace(FROM_NOTHING, messages, seen, self._cause(messages, hashes, last, is_known=bool(known)))
-
-    def add(self, seen: bytes, said: ChatMessage, tools: bytes, turn: int) -> None:
-        """File a turn, whose reply ``said`` was delivered to a request with the hash ``seen``."""
-        self._turns.setdefault(extended(seen, said), []).append((tools, said, turn))
-        self._seen.add(seen)
-        self._said.add(extended(b"", said))
-
-    def _cause(
-        self, messages: Sequence[ChatMessage], hashes: Sequence[bytes], last: int, *, is_known: bool
-    ) -> RootCause:
-        if is_known:
-            return "tools_changed"
-        if hashes[last] in self._seen:
-            return "edited_reply"
-        replies = (message for message in messages if message["role"] == "assistant")
-        return "edited_history" if any(extended(b"", reply) in self._said for reply in replies) else "new_root"
-
-
-def chain(messages: Sequence[ChatMessage]) -> list[bytes]:
-    """Hashes of the first 0, 1, 2 ... messages."""
-    hashes = [b""]
-    for message in messages:
-        hashes.append(extended(hashes[-1], message))
-    return hashes
-
-
-def extended(before: bytes, message: ChatMessage) -> bytes:
-    """Hash of messages with the hash ``before``, and one more; of a reply, see `Lineage`."""
-    if message["role"] != "assistant":
-        return sha256(before + SORTED.encode(message)).digest()
-    words = " ".join(message["content"].split()).encode()
-    calls = SORTED.encode([call["function"] for call in message["tool_calls"]]) if "tool_calls" in message else b""
-    return sha256(b"%s\0%s\0%s" % (before, words, calls)).digest()
 
 
 # ── counts ────────────────────────────────────────────────────────────────────────────────────
@@ -270,8 +165,11 @@ class OpenEpisode:
         self._allowed = allowed
         self._replies: set[asyncio.Task[Reply]] = set()
         """Replies that are being made."""
-        self._lost: dict[Identity, deque[asyncio.Task[Reply]]] = {}
+        self._lost: dict[bytes, deque[asyncio.Task[Reply]]] = {}
         """Replies, made or being made, whose client went away, by identity of the request."""
+        self._call_ids: set[str] = set()
+        """Ids of calls that the policy wrote."""
+        self._is_closed = False
         self._said: dict[int, list[ChatMessage]] = {}
         """Messages up to each reply, and it, by its number."""
         self._num_broken = 0
@@ -297,6 +195,11 @@ class OpenEpisode:
         Raises (the task):
             RefusedRequest: The request cannot be answered, or not now.
         """
+        if self._is_closed:  # while the body came
+            raise RefusedRequest(404, "not_found", "the episode is over")
+        if len(self._replies) >= MOST_REPLIES:
+            problem = f"{MOST_REPLIES} replies of this episode are being sampled; ask again when some are there"
+            raise RefusedRequest(429, "busy", problem, retry=True)
         request = self._whole(request)
         hashes = chain(request.messages)
         lost = self._lost.get(request.identity(hashes[-1]))
@@ -314,13 +217,16 @@ class OpenEpisode:
     def was_lost(self, request: ChatRequest, task: "asyncio.Task[Reply]") -> None:
         """The client of this request went away before it had the reply: the same request gets it."""
         identity = request.identity(chain(self._whole(request).messages)[-1])
-        self._lost.setdefault(identity, deque()).append(task)
+        if not _has_failed(task):
+            self._lost.setdefault(identity, deque()).append(task)
+            task.add_done_callback(lambda ended: self._lost.pop(identity, None) if _has_failed(ended) else None)
 
     def num_tokens(self, request: ChatRequest) -> int:
         """Tokens that the policy would read for a request. Raises `RefusedRequest`."""
         request = self._whole(request)
-        found = self._lineage.find(request.messages, chain(request.messages), request.tools_key)
-        place = self._placed(found, request)
+        hashes = chain(request.messages)
+        found = self._lineage.find(request.messages, hashes, request.tools_key)
+        place = self._placed(found, request, hashes)
         return self._num_through(place.parent) + len(place.context_ids)
 
     def prompt_ids(self, reply: Reply) -> list[int]:
@@ -338,7 +244,7 @@ class OpenEpisode:
 
         Raises `RefusedRequest` if this episode has not delivered one of them; none has a reward then.
         """
-        places = {completion: _number(completion) for completion in rewards}
+        places = {completion: turn_of(completion) for completion in rewards}
         if unknown := [completion for completion, place in places.items() if place not in self._said]:
             problem = f"{unknown[0]!r:.80} is no completion of this episode, whose ids are like 'chatcmpl-0' or 'msg_0'"
             raise RefusedRequest(400, "invalid_reward", problem, param="completions")
@@ -347,6 +253,7 @@ class OpenEpisode:
 
     async def close(self) -> None:
         """Stop sampling, and answer no further request. Idempotent."""
+        self._is_closed = True
         self._close()
         tasks = list(self._replies)
         for task in tasks:
@@ -361,7 +268,7 @@ class OpenEpisode:
         found = self._lineage.find(request.messages, hashes, request.tools_key)
         if found.parent >= 0:
             self._record.turns[found.parent].is_trained = True
-        place = self._placed(found, request)
+        place = self._placed(found, request, hashes)
         turns = await self._turns(place, request)
         self._count_branches(place, found, request)
         choices = [self._choice(turn, request) for turn in turns]
@@ -378,10 +285,12 @@ class OpenEpisode:
         )
 
     def _whole(self, request: ChatRequest) -> ChatRequest:
-        """The request with all messages, if it sent only those after an earlier reply."""
+        """The request with all messages, if it sent only those after an earlier reply, or replies by their ids."""
+        messages = [self._referred(message) if REFERENCE in message else message for message in request.messages]
+        request = structs.replace(request, messages=messages)
         if not request.previous:
             return request
-        if (said := self._said.get(_number(request.previous))) is None:
+        if (said := self._said.get(turn_of(request.previous))) is None:
             problem = f"previous_response_id is {request.previous!r:.80}, which this episode has not given"
             raise RefusedRequest(400, "invalid_request", problem, param="previous_response_id")
         instructions, new = (
@@ -390,39 +299,59 @@ class OpenEpisode:
         )
         return structs.replace(request, messages=[*instructions, *said, *new], previous="")
 
-    def _placed(self, found: FoundPlace, request: ChatRequest) -> TurnPlace:
+    def _referred(self, message: ChatMessage) -> ChatMessage:
+        """The reply that a message names."""
+        if (said := self._said.get(message[REFERENCE])) is None:
+            problem = f"turn {message[REFERENCE]} is referred to, which this episode has not had"
+            raise RefusedRequest(400, "invalid_request", problem, param="input")
+        return said[-1]
+
+    def _placed(self, found: FoundPlace, request: ChatRequest, hashes: Sequence[bytes]) -> TurnPlace:
         """Tokens that the policy reads. Raises `RefusedRequest` if the chat template cannot render the messages."""
+        most = self._conversation.limits.max_tokens * MOST_CHARS
+        if sum(len(message["content"]) for message in found.new) > most:  # before anything is encoded
+            self.limit = "max_tokens"
+            raise _over("max_tokens")
         try:
-            return self._place(found, request)
+            return self._place(found, request, hashes)
         except EngineError as error:
             raise RefusedRequest(400, "invalid_messages", str(error), param="messages") from error
+        except RecursionError:
+            raise RefusedRequest(
+                400, "invalid_messages", "the messages are nested too deeply", param="messages"
+            ) from None
 
-    def _place(self, found: FoundPlace, request: ChatRequest) -> TurnPlace:
+    def _place(self, found: FoundPlace, request: ChatRequest, hashes: Sequence[bytes]) -> TurnPlace:
         boundary = self._conversation.boundary
+        messages = named(request.messages)
+        new = messages[len(messages) - len(found.new) :]
         if found.parent == FROM_PROMPT:
             return TurnPlace(FROM_PROMPT, ())
         if found.parent == FROM_NOTHING:
-            return TurnPlace(FROM_NOTHING, boundary.opening(found.new, request.tools), found.cause)
+            return TurnPlace(FROM_NOTHING, boundary.opening(messages, request.tools), found.cause)
         last_ids = self._record.turns[found.parent].completion.completion_ids
         try:
-            context_ids = boundary.after(found.new, last_ids)
+            context_ids = boundary.after(new, last_ids)
         except EngineError:
-            return TurnPlace(FROM_NOTHING, boundary.opening(request.messages, request.tools), "template_differs")
+            return TurnPlace(FROM_NOTHING, boundary.opening(messages, request.tools), "template_differs")
         if self._as_template:
             read_ids = [*self._record.ids_through(found.parent), *context_ids]
-            retold = boundary.retold(self._as_sampled(request.messages, found), read_ids, request.tools)
+            retold = boundary.retold(self._as_sampled(messages, hashes, request), read_ids, request.tools)
             if retold is not None:
                 return self._shared(found.parent, retold)
         return TurnPlace(found.parent, context_ids)
 
-    def _as_sampled(self, messages: Sequence[ChatMessage], found: FoundPlace) -> list[ChatMessage]:
-        """Messages for the chat template, with the turns of the path as the policy wrote them, thoughts included."""
+    def _as_sampled(
+        self, messages: Sequence[ChatMessage], hashes: Sequence[bytes], request: ChatRequest
+    ) -> list[ChatMessage]:
+        """Messages for the chat template, with the turns of this episode as the policy wrote them, thoughts too."""
         boundary = self._conversation.boundary
         told = boundary.quoted(messages)
-        path = iter(self._record.path(found.parent))
-        for place in reversed(range(len(messages) - len(found.new))):
-            if messages[place]["role"] == "assistant" and (turn := next(path, None)) is not None:
-                told[place] = boundary.message(self._record.turns[turn].completion.completion_ids)
+        for place, message in enumerate(request.messages):
+            if message["role"] == "assistant":
+                turn = self._lineage.turn(hashes[place + 1], message, request.tools_key)
+                if turn is not None:
+                    told[place] = boundary.message(self._record.turns[turn].completion.completion_ids)
         return told
 
     def _shared(self, parent: int, ids: list[int]) -> TurnPlace:
@@ -471,6 +400,9 @@ class OpenEpisode:
                     raise _over(over.limit) from over
                 await self._turn_ended.wait()
                 continue
+            except asyncio.CancelledError:  # beside another choice that failed
+                self._wake()
+                raise
             except Exception as error:
                 self.failure = error
                 self._wake()
@@ -493,6 +425,7 @@ class OpenEpisode:
             said,
             turn,
             reads_calls=request.reads_calls,
+            taken_ids=self._call_ids,
             stop=request.stop,
             token_ids=completion.completion_ids,
             logprobs=completion.behavior_logprobs,
@@ -541,10 +474,17 @@ class OpenEpisode:
             )
 
 
-def _number(completion: str) -> int:
-    """Number of a reply by its id in any dialect; -1 for what is none."""
-    number = completion.replace("-", "_").rpartition("_")[2]
-    return int(number) if number.isascii() and number.isdecimal() and len(number) < 10 else -1
+def named(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Messages in which an answer of a tool has the tool's name, by the id of its call: some chat templates show it."""
+    names: dict[str, str] = {}
+    told = []
+    for message in messages:
+        names.update((call["id"], call["function"]["name"]) for call in message.get("tool_calls", ()))
+        name = names.get(message.get("tool_call_id", ""))
+        told.append(
+            {**message, "name": name} if message["role"] == "tool" and name and "name" not in message else message
+        )
+    return told
 
 
 def _has_failed(task: "asyncio.Task[Reply]") -> bool:
@@ -552,6 +492,8 @@ def _has_failed(task: "asyncio.Task[Reply]") -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
+MOST_REPLIES = 256
+"""Replies of an episode that are made at a time: each holds its request."""
 MOST_BROKEN = 0.25
 """Share of ``environment.max_tokens`` that contexts sent again by mistake may take before that is told."""
 

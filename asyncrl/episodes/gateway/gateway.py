@@ -13,7 +13,8 @@ from hashlib import sha256
 
 from asyncrl.engine import ChatMessage
 from asyncrl.episodes.conversation import Conversation
-from asyncrl.episodes.gateway.episode import Counts, Lineage, OpenEpisode
+from asyncrl.episodes.gateway.episode import Counts, OpenEpisode
+from asyncrl.episodes.gateway.lineage import Lineage
 from asyncrl.episodes.record import RecordedTurn
 
 CAPABILITY_BYTES = 32

@@ -84,6 +84,7 @@ def choice_of(
     turn: int,
     *,
     reads_calls: bool,
+    taken_ids: set[str],
     stop: Sequence[str],
     token_ids: list[int],
     logprobs: list[float],
@@ -92,22 +93,33 @@ def choice_of(
     """
     A turn as it is delivered: its answer, its thought, and its calls.
 
-    Calls have ids that depend on the turn alone, so that a program that runs again gets the same. A call that cannot
-    be read is delivered as text beside the others: the program sees what the policy wrote, and can tell it so. A stop
-    string of the request ends the text that is delivered, and never the tokens.
+    Calls have the ids that the policy wrote, if no other call of the episode (``taken_ids``) has them, or ids that
+    depend on the turn alone, so that a program that runs again gets the same. A call that cannot be read is delivered
+    as text beside the others: the program sees what the policy wrote, and can tell it so. A stop string of the request
+    ends the text that is delivered, and never the tokens.
     """
     readable = [(place, call) for place, call in enumerate(said.tool_calls) if reads_calls and not call.problem]
-    content = said.content if readable or not said.tool_calls else after_thought(said.text)
+    content = said.content
+    if said.tool_calls and not reads_calls:  # as it was written, behind the thought
+        content = after_thought(said.text.partition(said.thought)[2] if said.thought else said.text)
     content, stopped_by = _cut(content, stop)
     message: ChatMessage = {"role": "assistant", "content": content}
     if said.thought:
         message["reasoning_content"] = said.thought
     if readable:
         message["tool_calls"] = [
-            called(call.id or f"call_{turn}_{place}", Function(call.name, call.arguments)) for place, call in readable
+            called(_id_of(call.id, turn, place, taken_ids), Function(call.name, call.arguments))
+            for place, call in readable
         ]
     reason = "length" if finish_reason == "length" else "tool_calls" if readable else "stop"
     return Choice(turn, message, reason, token_ids, logprobs, stopped_by)
+
+
+def _id_of(written: str, turn: int, place: int, taken_ids: set[str]) -> str:
+    if not written or written in taken_ids:
+        return f"call_{turn}_{place}"
+    taken_ids.add(written)
+    return written
 
 
 def _cut(text: str, stops: Sequence[str]) -> tuple[str, str]:

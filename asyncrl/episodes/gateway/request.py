@@ -8,7 +8,9 @@ the policy would not keep, such as JSON of a schema, is refused, unless the oper
 """
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from hashlib import sha256
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -153,14 +155,20 @@ def tools_key(tools: str) -> bytes:
 # ── request ───────────────────────────────────────────────────────────────────────────────────
 
 MAX_CHOICES = 128
-MAX_STOPS = 16
-"""Most stop strings of a request; each is looked for after every token."""
+MAX_STOPS, MAX_STOP_CHARS = 16, 256
+"""Most stop strings of a request, and characters of one: each is looked for after every token."""
+MAX_TOOLS_CHARS = 256 << 10
+"""Characters of a request's tools: their schemas are kept as long as the rollout runs."""
+MAX_DEPTH = 64
+"""Nesting of a tool's schema."""
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
     "parallel_tool_calls", "reasoning_effort",
 )  # fmt: skip
 """Fields that would change what is sampled, and do not, in any dialect."""
 
+ModelName = Annotated[str, Meta(max_length=256)]
+"""Name of a model, which replies repeat."""
 Number = float | None
 Count = Annotated[int, Meta(ge=1, lt=1 << 53)]
 Integer = Annotated[int, Meta(ge=-(1 << 63), lt=(1 << 63) - 1)]
@@ -177,9 +185,6 @@ class Tool(Struct):
 
     function: RequestTool
     type: Literal["function"] = "function"
-
-
-Identity = tuple[bytes, bytes, bool, int | None, int, int | None, tuple[str, ...]]
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True):
@@ -212,9 +217,22 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     ignored: tuple[str, ...] = ()
     """Fields that had no effect."""
 
-    def identity(self, seen: bytes) -> Identity:
-        """A key that only the same request again has; ``seen`` is the hash of its messages."""
-        return seen, self.tools_key, self.reads_calls, self.max_tokens, self.n, self.seed, self.stop
+    def identity(self, seen: bytes) -> bytes:
+        """A hash that only the same request again has; ``seen`` is the hash of its messages."""
+        rest = (self.reads_calls, self.max_tokens, self.n, self.seed, self.stop)
+        return sha256(b"%s\0%s\0%s" % (seen, SORTED.encode(rest), self.tools_key)).digest()
+
+
+REFERENCE = "reference"
+"""Key of a message that only names a turn, whose reply stands for it."""
+IDS = re.compile(r"(?:chatcmpl-|resp_|msg_|rs_)(\d{1,9})|(?:fc|call)_(\d{1,9})_\d+", re.ASCII)
+"""Ids of what is delivered, in all dialects."""
+
+
+def turn_of(name: str) -> int:
+    """Turn that an id names: of a completion, a response, a message, an item or a call; -1 for any other text."""
+    found = IDS.fullmatch(name)
+    return int(found[1] or found[2]) if found else -1
 
 
 class Wishes:
@@ -257,12 +275,21 @@ class Wishes:
             self.refuse("tool_choice", f"tool_choice is {kind!r:.40}, expected auto or none: the policy decides itself")
         return has_tools and kind != "none"
 
+    def is_function(self, kind: str) -> bool:
+        """True for a tool of this type that the policy may call; another type is refused or ignored."""
+        if kind != "function":
+            self.refuse("tools", f"tools has one of type {kind:.40}, and only functions can be called")
+        return kind == "function"
+
     def stops(self, sent: str | Sequence[str] | None) -> tuple[str, ...]:
         """Stop strings of a request."""
         stops = (sent,) if isinstance(sent, str) else tuple(sent or ())
-        if len(stops) > MAX_STOPS or "" in stops:
+        if len(stops) > MAX_STOPS or not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
             raise RefusedRequest(
-                400, "invalid_request", f"stop has {len(stops)} texts, expected at most {MAX_STOPS}, none empty"
+                400,
+                "invalid_request",
+                f"stop must be at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters",
+                param="stop",
             )
         return tuple(dict.fromkeys(stops))
 
@@ -271,10 +298,31 @@ TOOLS = msgspec.json.Decoder(list[Tool])
 
 
 def checked_tools(tools: str) -> tuple[str, bytes]:
-    """A JSON list of tools, and its `tools_key`; raises `msgspec.MsgspecError` if one has not OpenAI's form."""
-    if tools:
-        TOOLS.decode(tools)
+    """A JSON list of tools, and its `tools_key`. Raises `RefusedRequest` if one has not OpenAI's form."""
+    if not tools:
+        return "", b""
+    problem = ""
+    if len(tools) > MAX_TOOLS_CHARS:
+        problem = f"they have {len(tools)} characters, expected at most {MAX_TOOLS_CHARS}"
+    try:
+        if not problem and depth_of(TOOLS.decode(tools)) > MAX_DEPTH:
+            problem = f"a schema is nested more than {MAX_DEPTH} deep"
+    except (msgspec.MsgspecError, RecursionError) as error:
+        problem = str(error)
+    if problem:
+        sentence = f"the tools of the request cannot be read: {problem}"
+        raise RefusedRequest(400, "invalid_request", sentence, param="tools")
     return tools, tools_key(tools)
+
+
+def depth_of(tools: Sequence[Tool]) -> int:
+    """Nesting of the deepest schema."""
+    level: list[Any] = [tool.function.parameters for tool in tools]
+    depth = 0
+    while level := [value for value in level if isinstance(value, (dict, list))]:
+        level = [inner for value in level for inner in (value.values() if isinstance(value, dict) else value)]
+        depth += 1
+    return depth
 
 
 Decoded = TypeVar("Decoded")

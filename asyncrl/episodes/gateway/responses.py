@@ -17,10 +17,12 @@ from asyncrl.engine import ChatMessage
 from asyncrl.episodes.gateway import chat
 from asyncrl.episodes.gateway.reply import Choice, Reply, Shown, event
 from asyncrl.episodes.gateway.request import (
+    REFERENCE,
     ChatRequest,
     Count,
     Function,
     Integer,
+    ModelName,
     Number,
     RefusedRequest,
     ReplyPart,
@@ -29,6 +31,7 @@ from asyncrl.episodes.gateway.request import (
     called,
     checked_tools,
     decoded,
+    turn_of,
 )
 
 # ── request ───────────────────────────────────────────────────────────────────────────────────
@@ -40,7 +43,7 @@ IGNORED = (
 """Fields that would change what is sampled or kept, and do not."""
 UNSUPPORTED = ("background", "conversation", "prompt", "top_logprobs")
 """Fields that are refused unless they are null, false or empty, or the operator lets them be ignored."""
-OUTPUT = ("reasoning", "function_call")
+OUTPUT = ("reasoning", "function_call", "item_reference")
 """Types of items that a message of the assistant consists of, besides its text."""
 PREFIX = "resp_"
 
@@ -49,6 +52,7 @@ class Item(Struct):
     """An item of the input: a message, or what its type says."""
 
     type: str = "message"
+    id: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[ReplyPart] | None = None
     call_id: str | None = None
@@ -60,6 +64,11 @@ class Item(Struct):
     @property
     def is_of_assistant(self) -> bool:
         return self.type in OUTPUT or (self.type == "message" and self.role == "assistant")
+
+    @property
+    def turn(self) -> int:
+        """Turn that its id names; -1 if it names none."""
+        return turn_of(self.id or "")
 
 
 class TextFormat(Struct):
@@ -75,6 +84,7 @@ class OfferedFunction(Struct):
     name: str = ""
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ResponsesBody(Struct):
@@ -82,7 +92,7 @@ class ResponsesBody(Struct):
 
     input: str | Annotated[list[Item], Meta(min_length=1)]
     instructions: str | None = None
-    model: str = ""
+    model: ModelName = ""
     tools: list[OfferedFunction] | None = None
     tool_choice: str | dict[str, Any] | None = None
     max_output_tokens: Count | None = None
@@ -117,7 +127,9 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
     wishes.refuse_all(body, UNSUPPORTED)
     if body.text and body.text.format and body.text.format.type != "text":
         wishes.refuse("response_format", "text.format must be text: replies are sampled without a grammar")
-    tools = [_tool(tool) for tool in body.tools or () if _is_function(tool, wishes)]
+    tools = [_tool(tool) for tool in body.tools or () if wishes.is_function(tool.type)]
+    if any(tool.strict for tool in body.tools or ()):
+        wishes.ignore("strict")
     shown, key = checked_tools(msgspec.json.encode(tools).decode() if tools else "")
     items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
@@ -133,15 +145,8 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
         max_tokens=body.max_output_tokens,
         stream=bool(body.stream),
         logprobs="message.output_text.logprobs" in (body.include or ()),
-        ignored=tuple(wishes.ignored),
+        ignored=tuple(dict.fromkeys(wishes.ignored)),
     )
-
-
-def _is_function(tool: OfferedFunction, wishes: Wishes) -> bool:
-    if tool.type != "function":
-        wishes.refuse("tools", f"tools has one of type {tool.type[:40]!r}, which only OpenAI's servers run")
-        return False
-    return True
 
 
 def _tool(tool: OfferedFunction) -> dict[str, Any]:
@@ -150,17 +155,24 @@ def _tool(tool: OfferedFunction) -> dict[str, Any]:
 
 
 def _messages(items: Sequence[Item]) -> list[ChatMessage]:
+    """Messages of the input: items of one turn of the assistant, which stand in a row, are one message."""
     messages: list[ChatMessage] = []
-    was_assistant = False
+    turn = NOBODY
     for item in items:
-        if item.is_of_assistant:
-            if not was_assistant:
-                messages.append({"role": "assistant", "content": ""})
-            _add(messages[-1], item)
-        else:
+        if not item.is_of_assistant:
             messages.append(_message(item))
-        was_assistant = item.is_of_assistant
+            turn = NOBODY
+            continue
+        if turn == NOBODY or (item.turn >= 0 and turn not in (item.turn, UNNAMED)):
+            messages.append({"role": "assistant", "content": ""})
+            turn = UNNAMED
+        turn = item.turn if item.turn >= 0 else turn
+        _add(messages[-1], item)
     return messages
+
+
+NOBODY, UNNAMED = -2, -1
+"""Turn of an item that is not the assistant's, and of one whose id names none."""
 
 
 def _add(message: ChatMessage, item: Item) -> None:
@@ -168,10 +180,15 @@ def _add(message: ChatMessage, item: Item) -> None:
     if item.type == "function_call":
         calls = message.setdefault("tool_calls", [])
         calls.append(called(item.call_id or "", Function(item.name or "", item.arguments)))
+    elif item.type == "item_reference":
+        if item.turn < 0:
+            problem = f"input refers to {item.id!r:.80}, which is no item of this episode"
+            raise RefusedRequest(400, "invalid_request", problem, param="input")
+        message[REFERENCE] = item.turn
     elif item.type == "reasoning":
         parts = item.content if isinstance(item.content, list) and item.content else item.summary or []
         if thought := "".join(part.text for part in parts):
-            message["reasoning_content"] = thought
+            message["reasoning_content"] = message.get("reasoning_content", "") + thought
     else:
         message["content"] += SentMessage(role="assistant", content=item.content).normal()["content"]
 
@@ -277,7 +294,7 @@ def _logprobs(choice: Choice, shown: Shown) -> list[dict[str, Any]]:
         return []
     tokens = ((shown.text([token]), logprob) for token, logprob in zip(choice.token_ids, choice.logprobs, strict=True))
     return [
-        {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []}
+        {"token": token, "logprob": logprob, "bytes": chat.bytes_of(token) or [], "top_logprobs": []}
         for token, logprob in tokens
     ]
 

@@ -473,9 +473,17 @@ def _find(
             f"environment.tool_parser: {', '.join(PARSERS)}"
         )
     functions = [_function(tool) for tool in tools]
-    schemas = {function.get("name", ""): function.get("parameters", {}).get("properties", {}) for function in functions}
+    schemas = {str(function.get("name", "")): _parameters(function) for function in functions}
     parse = PARSERS.get(form or "none", no_calls)
     return by_parser(tokenizer, parse, schemas, in_thought=bool(opened_thought(prompt)))
+
+
+def _parameters(function: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Schema of each parameter; those that are none, such as ``true``, are left out."""
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    named = properties.items() if isinstance(properties, Mapping) else ()
+    return {name: schema for name, schema in named if isinstance(schema, Mapping)}
 
 
 def _check_tools(template: ChatTemplate, tools: Sequence[Mapping[str, Any]]) -> None:

@@ -48,7 +48,7 @@ class CharBoundary:
     def said(self, token_ids: Sequence[int], finish_reason: FinishReason, tools: str = "") -> PolicyTurn:
         text = self.text(token_ids)
         calls = [_call(match) for match in CALL.findall(text)]
-        content = CALL.sub("", text)
+        content = CALL.sub(lambda match: match[0] if _call(match[1]).problem else "", text)
         return PolicyTurn(text=text, content=content, tool_calls=calls, finish_reason=finish_reason)
 
     def message(self, token_ids: Sequence[int]) -> ChatMessage:

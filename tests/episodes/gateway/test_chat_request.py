@@ -111,7 +111,7 @@ def test_what_the_run_does_anyway_is_accepted() -> None:
         {"messages": []}, {"messages": "Hi"}, {"messages": [{"role": "robot"}]}, {"messages": [{"content": "x"}]},
         {"messages": [{"role": "user", "content": 1}]}, {"n": 0}, {"n": 129}, {"n": "1"}, {"max_tokens": 0},
         {"max_tokens": 1.5}, {"max_tokens": True}, {"temperature": "hot"}, {"stream": "yes"}, {"tools": [{}]},
-        {"tools": [{"type": "retrieval", "function": {"name": "x"}}]}, {"tools": [{"function": {"name": ""}}]},
+        {"tools": [{"function": {"name": ""}}]},
         {"tools": {"function": {"name": "x"}}}, {"seed": "x"}, {"stop": [1]}, {"stop": ""}, {"stop": ["a"] * 17},
         {"model": None}, {"model": 1},
     ],

@@ -220,6 +220,11 @@ async def post(app: GatewayApp, episode: Episode, api: str, body: dict[str, Any]
         ("responses", {"input": "x", "tools": [{"type": "web_search"}]}, "tools"),
         ("responses", {"input": "x", "background": True}, "background"),
         ("responses", {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
+        ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+        ("responses", {"input": "x", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ("responses", {"input": "x", "tools": [{"type": "function", "name": "f" * (257 << 10)}]}, "tools"),
+        ("chat/completions", {"messages": [{"role": "user"}], "tools": [{"type": "custom"}]}, "tools"),
+        ("chat/completions", {"messages": [{"role": "user"}], "stop": ["x" * 257]}, "stop"),
         ("responses", {"input": "x", "previous_response_id": "resp_99"}, "previous_response_id"),
     ],
 )
@@ -261,6 +266,78 @@ def test_what_the_operator_lets_be_ignored_is_named_in_a_header_and_counted(api:
         assert episode.open.counts["ignored_tool_choice"] == 1
 
     play(scene, an_episode(gateway=Gateway("http://test", allowed=["tool_choice", "response_format"])))
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": nested(depth - 1)}} if depth else {}
+
+
+@pytest.mark.parametrize("api", ["chat/completions", "responses", "messages"])
+def test_tools_that_are_nested_without_end_are_refused_and_odd_ones_are_no_fault_of_ours(api: str) -> None:
+    def body(parameters: Any) -> dict[str, Any]:
+        named = {"name": "look", "description": "Look."}
+        match api:
+            case "responses":
+                return {"input": "x", "tools": [{"type": "function", **named, "parameters": parameters}]}
+            case "messages":
+                asked = {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+                return {**asked, "tools": [{**named, "input_schema": parameters}]}
+        function = {"type": "function", "function": {**named, "parameters": parameters}}
+        return {"messages": [{"role": "user", "content": "x"}], "tools": [function]}
+
+    async def scene(episode: Episode, app: GatewayApp) -> None:
+        assert (await post(app, episode, api, body(nested(200)))).status == 400
+        for odd in (None, {"properties": None}, {"properties": []}, {"properties": {"a": True}}):
+            assert (await post(app, episode, api, body(odd))).status == 200
+
+    play(scene)
+
+
+def test_replies_that_a_client_names_by_their_ids_are_followed() -> None:
+    async def scene(episode: Episode, app: GatewayApp) -> None:
+        first = (await post(app, episode, "responses", {"input": ASKED, "tools": [FUNCTION]})).json
+        call = next(item for item in first["output"] if item["type"] == "function_call")
+        sent = [
+            {"role": "user", "content": ASKED},
+            *({"type": "item_reference", "id": item["id"]} for item in first["output"] if item is not call),
+            call,
+            {"type": "function_call_output", "call_id": call["call_id"], "output": "a box"},
+        ]
+        await post(app, episode, "responses", {"input": sent, "tools": [FUNCTION]})
+        assert [turn.parent for turn in episode.record.turns][1:] == [0]
+
+    play(scene)
+
+
+def test_what_claude_code_puts_before_its_system_message_is_not_read() -> None:
+    async def scene(episode: Episode, app: GatewayApp) -> None:
+        sent: list[Any] = [{"role": "user", "content": ASKED}]
+        for number in range(2):
+            billing = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2; cch={number};"}
+            system = [billing, {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
+            answer = await post(app, episode, "messages", {"max_tokens": 999, "system": system, "messages": sent})
+            sent += [{"role": "assistant", "content": answer.json["content"]}, {"role": "user", "content": "more"}]
+        assert [turn.parent for turn in episode.record.turns][1:] == [0]
+        assert "billing" not in shown(episode.record.ids_through(1))
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"output_config": {"format": {"type": "json_schema"}}}, "response_format"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "{"}]}, "prefill"),
+    ],
+)
+def test_what_a_message_cannot_be_is_refused(fields: dict[str, Any], param: str) -> None:
+    async def scene(episode: Episode, app: GatewayApp) -> None:
+        body = {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}], **fields}
+        answer = await post(app, episode, "messages", body)
+        assert (answer.status, answer.json["error"]["code"]) == (400, "unsupported_parameter")
+        assert f"gateway_ignores = ['{param}']" in answer.json["error"]["message"]
+
+    play(scene)
 
 
 def test_a_model_is_found_by_any_name() -> None:

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from asyncrl.episodes.gateway.app import GatewayApp
 from asyncrl.episodes.gateway.episode import Counts, EarlierTurns
 from asyncrl.episodes.gateway.gateway import Gateway
+from asyncrl.episodes.gateway.request import ChatRequest, RefusedRequest
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, RecordedTurn
 from asyncrl.errors import EngineError, PromptTooLong
 from asyncrl.messages.sound import turn_problem_of
@@ -260,6 +261,60 @@ def test_a_reply_that_was_lost_on_its_way_is_given_once_to_who_asks_again() -> N
         assert (await again).json["id"] == "chatcmpl-0"
         assert (len(episode.engine.requests), trained(episode)) == (1, [True])
         assert (await chat(app_of(episode), episode, HI)).json["id"] == "chatcmpl-1"
+
+    play(scene)
+
+
+def test_a_request_whose_body_comes_after_the_episode_is_over_samples_nothing() -> None:
+    async def scene() -> None:
+        episode = Episode(counting)
+        app = app_of(episode)
+        await episode.open.close()
+        with pytest.raises(RefusedRequest, match="the episode is over"):
+            episode.open.reply(ChatRequest(messages=HI))
+        assert (await chat(app, episode, HI)).status == 404
+        assert not episode.engine.requests
+
+    play(scene)
+
+
+def test_requests_whose_clients_went_away_are_not_held_without_end(monkeypatch) -> None:
+    async def scene() -> None:
+        episode = Episode(counting, limits=EpisodeLimits(max_turns=1, max_tokens=1000))
+        await chat(app_of(episode), episode, HI)
+        for number in range(20):
+            body = json.dumps({"messages": [user(f"{number}")]}).encode()
+            lost = Connection(app_of(episode), "POST", f"{episode.path}/v1/chat/completions", body)
+            lost.go_away()
+            await lost.run()
+        await asyncio.sleep(0)
+        assert not episode.open._lost
+
+        episode = Episode(counting)
+        episode.engine.may_write.clear()
+        monkeypatch.setattr("asyncrl.episodes.gateway.episode.MOST_REPLIES", 3)
+        waiting = [asyncio.create_task(chat(app_of(episode), episode, [user(f"{number}")])) for number in range(4)]
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert [one.result().status for one in done] == [429]
+        episode.engine.may_write.set()
+        assert sorted([(await one).status for one in waiting]) == [200, 200, 200, 429]
+
+    play(scene)
+
+
+def test_a_history_rendered_again_has_each_turn_in_its_place() -> None:
+    async def scene() -> None:
+        episode = Episode(counting, gateway=Gateway("http://test", as_template=True))
+        app = app_of(episode)
+        messages = list(HI)
+        for _ in range(4):
+            answer = await chat(app, episode, messages)
+            messages += [answer.message, user("more")]
+        read = shown(episode.engine.requests[-1].prompt_ids)
+        told = [message["content"] for message in messages[:-2]]
+        places = [read.find(text) for text in told if text != "more"]
+        assert places == sorted(places)
+        assert -1 not in places
 
     play(scene)
 

@@ -1,7 +1,9 @@
+from typing import Any
+
 import pytest
 
 from asyncrl.engine import ChatMessage
-from asyncrl.episodes.gateway.episode import FoundPlace, Lineage, chain
+from asyncrl.episodes.gateway.lineage import FoundPlace, Lineage, chain
 from asyncrl.episodes.gateway.request import Function, called, tools_key
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from tests.episodes.gateway.doubles import user
@@ -93,6 +95,26 @@ def test_a_reply_without_its_thought_and_with_other_ids_of_calls_is_followed() -
     assert find(lineage, [*PROMPT, calling("mine"), answer]).parent == 0
     other = {**calling("mine"), "tool_calls": [called("mine", Function("look", {"a": 2}))]}
     assert find(lineage, [*PROMPT, other, answer]).cause == "edited_reply"
+
+
+def test_numbers_of_a_call_may_come_back_as_javascript_writes_them() -> None:
+    def calling(arguments: Any) -> ChatMessage:
+        return {**assistant(""), "tool_calls": [called("call_0_0", Function("wait", arguments))]}
+
+    lineage = Lineage(PROMPT)
+    lineage.add(chain(PROMPT)[-1], calling({"ms": 120000.0, "rate": 0.5}), b"", 0)
+    assert find(lineage, [*PROMPT, calling({"rate": 0.5, "ms": 120000})]).parent == 0
+    assert find(lineage, [*PROMPT, calling({"rate": 0.5, "ms": 120001})]).cause == "edited_reply"
+
+
+def test_of_two_turns_with_the_same_call_the_one_whose_id_comes_back_is_followed() -> None:
+    lineage = Lineage(PROMPT)
+    for turn, thought in enumerate(("a box", "another")):
+        reply = {**assistant(""), "tool_calls": [called(f"call_{turn}_0", Function("look", {}))]}
+        lineage.add(chain(PROMPT)[-1], {**reply, "reasoning_content": thought}, b"", turn)
+    for turn in (0, 1):
+        sent = {**assistant(""), "tool_calls": [called(f"call_{turn}_0", Function("look", {}))]}
+        assert find(lineage, [*PROMPT, sent]).parent == turn, "without the thought"
 
 
 def test_of_two_replies_with_the_same_words_the_one_that_is_sent_back_is_followed() -> None:

@@ -79,9 +79,23 @@ def test_usage_is_streamed_only_if_asked_for() -> None:
 
 
 def delivered(
-    said: PolicyTurn, *, reads_calls: bool = True, stop: Sequence[str] = (), reason: FinishReason = "stop"
+    said: PolicyTurn,
+    *,
+    reads_calls: bool = True,
+    stop: Sequence[str] = (),
+    reason: FinishReason = "stop",
+    taken_ids: set[str] | None = None,
 ) -> Choice:
-    return choice_of(said, 3, reads_calls=reads_calls, stop=stop, token_ids=[7], logprobs=[-0.5], finish_reason=reason)
+    return choice_of(
+        said,
+        3,
+        reads_calls=reads_calls,
+        taken_ids=set() if taken_ids is None else taken_ids,
+        stop=stop,
+        token_ids=[7],
+        logprobs=[-0.5],
+        finish_reason=reason,
+    )
 
 
 def test_calls_have_ids_that_depend_on_the_turn_alone() -> None:
@@ -120,10 +134,19 @@ def test_a_stop_of_the_request_ends_the_text_and_never_the_tokens(
     assert (choice.content, choice.stopped_by, choice.token_ids) == (content, stopped_by, [7])
 
 
+def test_an_id_that_the_policy_wrote_twice_in_an_episode_names_one_call() -> None:
+    twice = [CalledTool(name="look", arguments={}, id="functions.look:0")] * 2
+    taken: set[str] = set()
+    calls = delivered(PolicyTurn(text="", tool_calls=twice), taken_ids=taken).message["tool_calls"]
+    assert [call["id"] for call in calls] == ["functions.look:0", "call_3_1"]
+    again = delivered(PolicyTurn(text="", tool_calls=twice[:1]), taken_ids=taken).message["tool_calls"]
+    assert again[0]["id"] == "call_3_0"
+
+
 def test_a_call_with_a_problem_is_text() -> None:
     problem = CalledTool(name="", arguments={}, problem="?")
     broken = PolicyTurn(text="all of it", content="<broken>", tool_calls=[problem])
-    assert delivered(broken).message == {"role": "assistant", "content": "all of it"}
+    assert delivered(broken).message == {"role": "assistant", "content": "<broken>"}
 
     beside = PolicyTurn(text="all of it", content="<broken>", tool_calls=[problem, *CALLS.tool_calls])
     message = delivered(beside).message
