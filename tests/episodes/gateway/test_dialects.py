@@ -287,7 +287,8 @@ def test_tools_that_are_nested_without_end_are_refused_and_odd_ones_are_no_fault
 
     async def scene(episode: Episode, app: GatewayApp) -> None:
         assert (await post(app, episode, api, body(nested(200)))).status == 400
-        for odd in (None, {"properties": None}, {"properties": []}, {"properties": {"a": True}}):
+        odd_ones: list[Any] = [None, {"properties": None}, {"properties": []}, {"properties": {"a": True}}]
+        for odd in odd_ones:
             assert (await post(app, episode, api, body(odd))).status == 200
 
     play(scene)
