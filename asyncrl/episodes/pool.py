@@ -353,7 +353,7 @@ class ProgramEpisode:
             raise EnvironmentFailed(f"{SETTING} cannot be started: {error.strerror}") from error
         try:
             await _give(process, raw)
-            output, found, code = (await _relayed(process.stdout)).rpartition(f"\n{mark} ")
+            output, found, code = (await _relayed(process.stdout, mark)).rpartition(f"\n{mark} ")
             if not found:
                 raise EnvironmentFailed(await process.cause())
         finally:
@@ -402,16 +402,26 @@ async def _give(process: KeptProcess, raw: bytes) -> None:
         raise EnvironmentFailed(f"{SETTING} did not take its task: {await process.cause()}") from error
 
 
-async def _relayed(stream: StreamReader) -> str:
-    """Print the program's output to stderr, within its allowance; return the end of it."""
+async def _relayed(stream: StreamReader, mark: str) -> str:
+    """Print the program's output to stderr, within its allowance and without the mark; return the end of it."""
     allowance = OutputAllowance("agent program", AT_ONCE_BYTES, time.monotonic())
-    tail = b""
+    tail = held = b""
     while chunk := await stream.read(CHUNK_BYTES):
         tail = (tail + chunk)[-TAIL_BYTES:]
-        sys.stderr.buffer.write(chunk[: allowance.admit(len(chunk), time.monotonic())])
+        shown, held = without_mark(held + chunk, b"\n" + mark.encode())
+        sys.stderr.buffer.write(shown[: allowance.admit(len(shown), time.monotonic())])
         sys.stderr.write(allowance.note(time.monotonic()))
     sys.stderr.write(allowance.note(time.monotonic(), last=True))
     return tail.decode("utf-8", "replace")
+
+
+def without_mark(output: bytes, mark: bytes) -> tuple[bytes, bytes]:
+    """The output up to where the mark begins, or may begin with what is still to come; and the rest."""
+    place = output.rfind(mark[:1])
+    if place >= 0 and (mark.startswith(output[place : place + len(mark)]) or mark in output):
+        place = output.find(mark) if mark in output else place
+        return output[:place], output[place:]
+    return output, b""
 
 
 def _no_steps(method: str) -> EnvironmentFailed:

@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.config.sections.environment import Environment
 from asyncrl.episodes.environment import Description, Score, TaskInput
-from asyncrl.episodes.pool import Programs
+from asyncrl.episodes.pool import Programs, without_mark
 from asyncrl.errors import ConfigError, EnvironmentFailed
 from asyncrl.workers import folders
 
@@ -151,3 +151,12 @@ def is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return pid in [process.pid for process in folders.below(1)]
+
+
+def test_what_a_program_prints_is_relayed_without_the_mark_of_its_end() -> None:
+    mark = b"\n0123abcd"
+    assert without_mark(b"hello", mark) == (b"hello", b"")
+    assert without_mark(b"hello\n", mark) == (b"hello", b"\n")
+    assert without_mark(b"\nmore", mark) == (b"\nmore", b"")
+    assert without_mark(b"hello\n012", mark) == (b"hello", b"\n012")
+    assert without_mark(b"hello\n0123abcd 0\n", mark) == (b"hello", b"\n0123abcd 0\n")
