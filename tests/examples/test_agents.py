@@ -105,7 +105,7 @@ def test_an_agent_of_a_framework_plays_as_its_makers_ship_it(framework: str) -> 
         gateway = Gateway(allowed=["tool_choice"])
         command = [FRAMEWORKS, str(AGENTS / "frameworks.py"), framework]
         programs = Programs(Environment(command=command), "run")
-        async with asyncio.timeout(200), serve(gateway, "tcp://127.0.0.1:0"):
+        async with asyncio.timeout(280), serve(gateway, "tcp://127.0.0.1:0"):
             said = iter(turns)
             episode = Episode(lambda _: next(said), SUM.messages, gateway=gateway, max_tokens=4000)
             try:
