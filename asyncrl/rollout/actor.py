@@ -182,7 +182,7 @@ class RolloutActor:
         await self._broker.send(Draining())
         try:
             async with asyncio.timeout(deadline_s):
-                await self._generations.hand_over()
+                await self._generations.hand_over(is_swapping=lambda: self._paused_s is not None)
                 await self._generations.wait_until_settled()
         except TimeoutError:
             return False

@@ -289,8 +289,13 @@ class Generations:
         generations = [g for g in self._running.values() if g.has_turn or not only_turns]
         return [item for generation in generations if (item := self._progress(generation))]
 
-    async def hand_over(self) -> None:
-        """Stop sampling and move unfinished completions to ``unsettled``, for another node to resume."""
+    async def hand_over(self, *, is_swapping: Callable[[], bool] = lambda: False) -> None:
+        """
+        Stop sampling and move unfinished completions to ``unsettled``, for another node to resume.
+
+        Args:
+            is_swapping: True while new weights come to the engine, which is paused for them, and resumed after them.
+        """
         try:
             await self._engine.pause()
             await asyncio.sleep(0)  # Completions that the engine has finished reach their tasks.
@@ -302,7 +307,8 @@ class Generations:
                 del self._running[generation.unit]
                 generation.task.cancel()
         finally:
-            await self._engine.resume()  # Also after an error: the engine belongs to the host.
+            if not is_swapping():
+                await self._engine.resume()  # Also after an error: the engine belongs to the host.
         self._has_changed()
 
     async def finish_running(self) -> None:

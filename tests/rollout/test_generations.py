@@ -206,6 +206,20 @@ def test_progress_has_each_new_token_once() -> None:
     play(scene)
 
 
+def test_handing_over_while_new_weights_come_leaves_the_engine_paused_for_them() -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.start(0)
+        stage.engine.running[0].write(2, policy_version=5)
+        await stage.engine.pause()
+        await stage.generations.hand_over(is_swapping=lambda: True)
+        assert "resume" not in stage.engine.calls
+        await stage.engine.swap(6, {})
+        await turns()
+        assert [item.unit for item in stage.generations.unsettled] == [FIRST]
+
+    play(scene)
+
+
 def test_handing_over_leaves_only_trajectories_that_have_tokens() -> None:
     async def scene(stage: Stage) -> None:
         await stage.start(0, 1)
