@@ -135,9 +135,11 @@ class Conversation:
         self._on_turn()
         return place
 
-    def note_calls(self, said: PolicyTurn) -> None:
+    def note_calls(self, said: PolicyTurn) -> int:
         """Count the calls of a turn that cannot be read: a policy that writes only those ends its episode."""
-        self.num_malformed += sum(bool(call.problem) for call in said.tool_calls)
+        num = sum(bool(call.problem) for call in said.tool_calls)
+        self.num_malformed += num
+        return num
 
     def reserve(self, turns: Iterable[RecordedTurn]) -> None:
         """Give the draws of these turns, which are not in the record yet, to no other."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from asyncrl.engine import Completion, Request
 from asyncrl.episodes.conversation import Conversation
 from asyncrl.episodes.environment import EnvironmentEpisode, Environments, Score, TaskInput
+from asyncrl.episodes.gateway.episode import Counts
 from asyncrl.episodes.gateway.gateway import Gateway
 from asyncrl.episodes.record import (
     EpisodeRecord,
@@ -250,8 +251,6 @@ class AgentProgram:
         sent, own = self._open.score or Score(), self._open.counts.scores
         reward = self._word.reward if sent.reward is None else sent.reward
         metrics = self._word.metrics | sent.metrics
-        if taken := sorted(own.keys() & metrics.keys()):
-            raise EnvironmentFailed(
-                f"the program gives a metric {taken[0]!r}, which the gateway counts itself; rename it", retryable=False
-            )
+        if clash := Counts.clash_of(metrics):
+            raise EnvironmentFailed(f"the program gives {clash}", retryable=False)
         return Score(reward=reward, metrics=metrics | own)

@@ -417,11 +417,11 @@ async def _relayed(stream: StreamReader, mark: str) -> str:
 
 def without_mark(output: bytes, mark: bytes) -> tuple[bytes, bytes]:
     """The output up to where the mark begins, or may begin with what is still to come; and the rest."""
-    place = output.rfind(mark[:1])
-    if place >= 0 and (mark.startswith(output[place : place + len(mark)]) or mark in output):
-        place = output.find(mark) if mark in output else place
-        return output[:place], output[place:]
-    return output, b""
+    if (place := output.find(mark)) < 0:
+        place = output.rfind(mark[:1])
+        if place < 0 or not mark.startswith(output[place:]):
+            return output, b""
+    return output[:place], output[place:]
 
 
 def _no_steps(method: str) -> EnvironmentFailed:

@@ -54,7 +54,7 @@ class EpisodeSteps:
         resume: Resume,
         tools: str = "",
         history: Literal["as_sampled", "as_template"] = "as_sampled",
-        observed: "ObservationBudget | None" = None,
+        observed: "ObservationBudget",
         resumed: ResumedEpisode | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -191,7 +191,7 @@ class EpisodeSteps:
             return self._opening(answer.messages)
         boundary, record = self._conversation.boundary, self._conversation.record
         written = record.turns[place].completion.completion_ids
-        messages = self._observed.fitted(answer.messages, boundary) if self._observed else answer.messages
+        messages = self._observed.fitted(answer.messages, boundary)
         context = boundary.after(messages, written)
         if self._chat is not None:
             self._chat += boundary.message(written), *boundary.quoted(messages)

@@ -219,14 +219,15 @@ def kinds_of(schema: object) -> set[str]:
     """Types that a JSON schema allows, at its top or in a choice; empty if it names none."""
     if not isinstance(schema, Mapping):
         return set()
-    kinds = schema.get("type")
-    found = set(filter(None, [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []))
-    if any(isinstance(value, str) for value in schema.get("enum") or ()):
+
+    def listed(key: str) -> list[Any]:
+        value = schema.get(key)
+        return value if isinstance(value, list) else [value]
+
+    found = {kind for kind in listed("type") if isinstance(kind, str)}
+    if any(isinstance(value, str) for value in listed("enum")):
         found.add("string")
-    for key in ("anyOf", "oneOf"):
-        for choice in schema.get(key) or ():
-            found |= kinds_of(choice)
-    return {kind for kind in found if isinstance(kind, str)}
+    return found.union(*map(kinds_of, [*listed("anyOf"), *listed("oneOf")]))
 
 
 PYTHON_WORDS = {"True": True, "False": False, "None": None}

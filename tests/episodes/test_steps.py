@@ -15,6 +15,8 @@ from asyncrl.errors import EnvironmentFailed
 from asyncrl.messages.trajectory import Sampling
 from tests.episodes.stage import Counter, StagedEnvironments, WordBoundary, WordEngine, ids
 
+WHOLE = ObservationBudget(10_000)
+"""Leaves every answer of these tests as it is."""
 TASK = TaskInput(messages=[{"role": "user", "content": "how many"}], answer="3")
 
 
@@ -24,7 +26,7 @@ def steps(
     max_tokens: int = 100,
     images: tuple[bytes, ...] = (),
     record: EpisodeRecord | None = None,
-    observed: ObservationBudget | None = None,
+    observed: ObservationBudget = WHOLE,
 ) -> EpisodeSteps:
     conversation = Conversation(
         record or a_record(),
@@ -121,7 +123,7 @@ def test_a_policy_that_writes_calls_which_cannot_be_read_ends_its_episode() -> N
         limits=EpisodeLimits(max_turns=8, max_tokens=100, max_malformed_calls=3),
     )
     environment = StagedEnvironments().open("run/train/0/0")
-    player = EpisodeSteps(conversation, environment, TASK, resume="replay", tools="[{}]")
+    player = EpisodeSteps(conversation, environment, TASK, resume="replay", tools="[{}]", observed=WHOLE)
     assert play(player) == "length"
     assert len(record.turns) == 2
     assert asyncio.run(player.score()).metrics["malformed_calls"] == 4.0

@@ -90,6 +90,12 @@ def test_a_value_whose_schema_allows_text_is_text(schema: dict[str, Any]) -> Non
     assert typed("123", {"anyOf": [{"type": "integer"}, {"type": "null"}]}) == 123
 
 
+@pytest.mark.parametrize("odd", [5, "x", True, [{}], [None], {"a": 1}])
+@pytest.mark.parametrize("key", ["type", "enum", "anyOf", "oneOf"])
+def test_a_schema_that_is_none_is_no_fault_of_a_turn(key: str, odd: object) -> None:
+    assert typed("[1]", {key: odd}) in ([1], "[1]")
+
+
 # ── test forms ────────────────────────────────────────────────────────────────────────────────
 # All forms: they are total, and found by the text of a template.
 

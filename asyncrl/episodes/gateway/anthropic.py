@@ -20,10 +20,12 @@ from asyncrl.episodes.gateway.request import (
     ModelName,
     Number,
     RefusedRequest,
+    RequestTool,
     Wishes,
     called,
     checked_tools,
     decoded,
+    offered,
 )
 
 # ── request ───────────────────────────────────────────────────────────────────────────────────
@@ -113,15 +115,16 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
         wishes.ignore("output_config.effort")
     if body.messages[-1].role == "assistant":
         wishes.refuse("prefill", "the last message is the assistant's, and the policy writes whole turns")
-    tools = [_tool(tool) for tool in body.tools or () if wishes.is_function(OURS.get(tool.type, tool.type or ""))]
+    functions = [tool for tool in body.tools or () if wishes.is_function(OURS.get(tool.type, tool.type or ""))]
     if (body.tool_choice or {}).get("disable_parallel_tool_use"):
         wishes.ignore("disable_parallel_tool_use")
-    shown, key = checked_tools(msgspec.json.encode(tools).decode() if tools else "")
+    offers = (RequestTool(tool.name, tool.description, tool.input_schema) for tool in functions)
+    tools, key = checked_tools(offered(offers))
     choice = (body.tool_choice or {}).get("type")
     system: list[ChatMessage] = [{"role": "system", "content": text}] if (text := _system(body.system)) else []
     return ChatRequest(
         messages=[*system, *(message for sent in body.messages for message in _messages(sent))],
-        tools=shown,
+        tools=tools,
         tools_key=key,
         reads_calls=wishes.reads_calls(CHOICES.get(str(choice), choice), has_tools=bool(tools)),
         model=body.model,
@@ -129,7 +132,7 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
         stop=wishes.stops(body.stop_sequences),
         stream=bool(body.stream),
         shows_thoughts=bool(body.thinking and body.thinking.type != "disabled"),
-        ignored=tuple(dict.fromkeys(wishes.ignored)),
+        ignored=wishes.ignored,
     )
 
 
@@ -137,11 +140,6 @@ def _system(system: str | Sequence[ContentBlock] | None) -> str:
     if isinstance(system, Sequence) and not isinstance(system, str):
         system = [block for block in system if not block.text.startswith(BILLING)]
     return _text(system)
-
-
-def _tool(tool: AnthropicTool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
 def _messages(sent: AnthropicMessage) -> Iterator[ChatMessage]:

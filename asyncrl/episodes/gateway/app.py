@@ -239,10 +239,9 @@ class GatewayApp:
                 await exchange.answer(200, msgspec.json.encode(_model("/".join(name))))
             case ["reward"]:
                 _allow(exchange, "PUT", "POST")
-                sent, score = _read_score(await exchange.body(MAX_REWARD_BYTES, self._budget, self._body_s))
-                episode.reward_turns(sent.completions)
-                if sent.reward is not None or sent.score is not None or sent.metrics or not sent.completions:
-                    episode.score = score
+                completions, score = _read_score(await exchange.body(MAX_REWARD_BYTES, self._budget, self._body_s))
+                episode.reward_turns(completions)
+                episode.score = score or episode.score
                 await exchange.answer(200, b"{}")
             case _:
                 raise RefusedRequest(404, "not_found", "there is nothing here")
@@ -343,7 +342,8 @@ def _ignored(request: ChatRequest) -> list[Header]:
     return [(b"x-asyncrl-ignored", ",".join(request.ignored).encode())] if request.ignored else []
 
 
-def _read_score(raw: bytes) -> tuple[SentReward, Score]:
+def _read_score(raw: bytes) -> tuple[dict[str, float], Score | None]:
+    """Rewards of single completions, and the word on the episode; None if there are rewards of completions alone."""
     try:
         sent = REWARD.decode(raw)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -357,15 +357,15 @@ def _read_score(raw: bytes) -> tuple[SentReward, Score]:
     if len(sent.metrics) > MAX_SENT_METRICS:
         message = f"there are {len(sent.metrics)} metrics, expected at most {MAX_SENT_METRICS}"
         raise RefusedRequest(400, "invalid_reward", message, param="metrics")
-    if taken := sorted(Counts().scores.keys() & sent.metrics.keys()):
-        message = f"a metric is called {taken[0]!r}, which the gateway counts itself; rename it"
-        raise RefusedRequest(400, "invalid_reward", message, param="metrics")
+    if clash := Counts.clash_of(sent.metrics):
+        raise RefusedRequest(400, "invalid_reward", f"the body has {clash}", param="metrics")
     if problem := problem_of(reward or 0.0, sent.metrics, None):
         raise RefusedRequest(400, "invalid_reward", problem)
     for completion, one in sent.completions.items():
         if problem := problem_of(one, {}, None):
             raise RefusedRequest(400, "invalid_reward", f"of {completion[:80]!r} {problem}", param="completions")
-    return sent, Score(reward=reward, metrics=sent.metrics)
+    says_all = reward is not None or sent.metrics or not sent.completions
+    return sent.completions, Score(reward=reward, metrics=sent.metrics) if says_all else None
 
 
 # ── server ────────────────────────────────────────────────────────────────────────────────────

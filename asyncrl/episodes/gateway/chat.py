@@ -143,7 +143,7 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         logprobs=bool(body.logprobs),
         token_ids=bool(body.return_token_ids),
-        ignored=tuple(dict.fromkeys(wishes.ignored)),
+        ignored=wishes.ignored,
     )
 
 

@@ -97,6 +97,12 @@ class Counts(Counter[str]):
         counted = {name: float(self[name]) for name in ("forks", "roots", "malformed_calls")}
         return {**counted, "broken_lineage": float(broken)}
 
+    @classmethod
+    def clash_of(cls, metrics: Mapping[str, float]) -> str:
+        """Return the metric that a program may not give, and why, to follow a verb; empty if it may give all."""
+        taken = sorted(cls().scores.keys() & metrics.keys())
+        return f"a metric {taken[0]!r}, which the gateway counts itself; rename it" if taken else ""
+
 
 # ── episode ───────────────────────────────────────────────────────────────────────────────────
 
@@ -286,18 +292,16 @@ class OpenEpisode:
 
     def _whole(self, request: ChatRequest) -> ChatRequest:
         """The request with all messages, if it sent only those after an earlier reply, or replies by their ids."""
-        messages = [self._referred(message) if REFERENCE in message else message for message in request.messages]
-        request = structs.replace(request, messages=messages)
+        if any(REFERENCE in message for message in request.messages):
+            messages = [self._referred(message) if REFERENCE in message else message for message in request.messages]
+            request = structs.replace(request, messages=messages)
         if not request.previous:
             return request
         if (said := self._said.get(turn_of(request.previous))) is None:
             problem = f"previous_response_id is {request.previous!r:.80}, which this episode has not given"
             raise RefusedRequest(400, "invalid_request", problem, param="previous_response_id")
-        instructions, new = (
-            request.messages[: request.num_instructions],
-            request.messages[request.num_instructions :],
-        )
-        return structs.replace(request, messages=[*instructions, *said, *new], previous="")
+        messages, num = request.messages, request.num_instructions
+        return structs.replace(request, messages=[*messages[:num], *said, *messages[num:]], previous="")
 
     def _referred(self, message: ChatMessage) -> ChatMessage:
         """The reply that a message names."""
@@ -323,10 +327,10 @@ class OpenEpisode:
 
     def _place(self, found: FoundPlace, request: ChatRequest, hashes: Sequence[bytes]) -> TurnPlace:
         boundary = self._conversation.boundary
-        messages = named(request.messages)
-        new = messages[len(messages) - len(found.new) :]
         if found.parent == FROM_PROMPT:
             return TurnPlace(FROM_PROMPT, ())
+        messages = named(request.messages)
+        new = messages[len(messages) - len(found.new) :]
         if found.parent == FROM_NOTHING:
             return TurnPlace(FROM_NOTHING, boundary.opening(messages, request.tools), found.cause)
         last_ids = self._record.turns[found.parent].completion.completion_ids
@@ -419,8 +423,7 @@ class OpenEpisode:
         completion, boundary = self._record.turns[turn].completion, self._conversation.boundary
         said = boundary.said(completion.completion_ids, completion.finish_reason, request.tools)
         if request.reads_calls:
-            self._conversation.note_calls(said)
-            self.count(*["malformed_calls"] * sum(bool(call.problem) for call in said.tool_calls))
+            self.count(*["malformed_calls"] * self._conversation.note_calls(said))
         return choice_of(
             said,
             turn,

@@ -94,7 +94,7 @@ class Lineage:
 
         most = max(likeness(said) for said, _ in fitting)
         alike = [turn for said, turn in fitting if likeness(said) == most]
-        return alike[0] if any(most) and most == (True, True, True) else alike[-1]
+        return alike[0] if all(most) else alike[-1]
 
     def add(self, seen: bytes, said: ChatMessage, tools: bytes, turn: int) -> None:
         """File a turn, whose reply ``said`` was delivered to a request with the hash ``seen``."""

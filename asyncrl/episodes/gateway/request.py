@@ -9,7 +9,7 @@ the policy would not keep, such as JSON of a schema, is refused, unless the oper
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -174,17 +174,17 @@ Count = Annotated[int, Meta(ge=1, lt=1 << 53)]
 Integer = Annotated[int, Meta(ge=-(1 << 63), lt=(1 << 63) - 1)]
 
 
-class RequestTool(Struct):
+class RequestTool(Struct, omit_defaults=True):
     name: Annotated[str, Meta(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
-class Tool(Struct):
+class Tool(Struct, kw_only=True):
     """A tool in OpenAI's form, which chat templates show."""
 
-    function: RequestTool
     type: Literal["function"] = "function"
+    function: RequestTool
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True):
@@ -245,11 +245,16 @@ class Wishes:
 
     def __init__(self, allowed: Collection[str] = ()) -> None:
         self._allowed = allowed
-        self.ignored: list[str] = []
+        self._ignored: dict[str, None] = {}
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Fields that have no effect, each once."""
+        return tuple(self._ignored)
 
     def ignore(self, *names: str) -> None:
         """Name fields that have no effect."""
-        self.ignored += names
+        self._ignored.update(dict.fromkeys(names))
 
     def refuse(self, name: str, problem: str) -> None:
         """Raise `RefusedRequest`, unless the operator lets the field be ignored."""
@@ -315,6 +320,12 @@ def checked_tools(tools: str) -> tuple[str, bytes]:
     return tools, tools_key(tools)
 
 
+def offered(functions: Iterable[RequestTool]) -> str:
+    """The functions that a request offers, as a JSON list of tools; empty without any."""
+    tools = [Tool(function=function) for function in functions]
+    return msgspec.json.encode(tools).decode() if tools else ""
+
+
 def depth_of(tools: Sequence[Tool]) -> int:
     """Nesting of the deepest schema."""
     level: list[Any] = [tool.function.parameters for tool in tools]
@@ -345,6 +356,6 @@ def _readable(raw: bytes) -> str:
     Clients write a file name that is no UTF-8 as ``"\udcff"``, half a character, which becomes U+FFFD.
     """
     text = raw.decode()
-    if r"\ud" not in text.lower():
+    if r"\ud" not in text and r"\uD" not in text:
         return text
     return whole(json.dumps(json.loads(text), ensure_ascii=False))

@@ -26,11 +26,13 @@ from asyncrl.episodes.gateway.request import (
     Number,
     RefusedRequest,
     ReplyPart,
+    RequestTool,
     SentMessage,
     Wishes,
     called,
     checked_tools,
     decoded,
+    offered,
     turn_of,
 )
 
@@ -127,10 +129,11 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
     wishes.refuse_all(body, UNSUPPORTED)
     if body.text and body.text.format and body.text.format.type != "text":
         wishes.refuse("response_format", "text.format must be text: replies are sampled without a grammar")
-    tools = [_tool(tool) for tool in body.tools or () if wishes.is_function(tool.type)]
+    functions = [tool for tool in body.tools or () if wishes.is_function(tool.type)]
     if any(tool.strict for tool in body.tools or ()):
         wishes.ignore("strict")
-    shown, key = checked_tools(msgspec.json.encode(tools).decode() if tools else "")
+    offers = (RequestTool(tool.name, tool.description, tool.parameters) for tool in functions)
+    tools, key = checked_tools(offered(offers))
     items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     previous = body.previous_response_id or ""
@@ -138,20 +141,15 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
         messages=[*instructions, *_messages(items)],
         num_instructions=len(instructions),
         previous=previous,
-        tools=shown,
+        tools=tools,
         tools_key=key,
         reads_calls=wishes.reads_calls(body.tool_choice, has_tools=bool(tools)),
         model=body.model,
         max_tokens=body.max_output_tokens,
         stream=bool(body.stream),
         logprobs="message.output_text.logprobs" in (body.include or ()),
-        ignored=tuple(dict.fromkeys(wishes.ignored)),
+        ignored=wishes.ignored,
     )
-
-
-def _tool(tool: OfferedFunction) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
 def _messages(items: Sequence[Item]) -> list[ChatMessage]:
