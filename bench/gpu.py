@@ -10,6 +10,8 @@ quickstart  the quickstart on this GPU: accuracy, steps per second, pause of a p
 profile     operations that take most of a decode step and of a training step
 colocated   the same in turns, and the seconds of a turn
 publish     the whole loop with 1.2 GB of weights
+vllm        decode rate of vLLM, step by step and compiled; gap of its log-probs to the trainer's
+vllm-loop   the quickstart with vLLM on the trainer's GPU, beside it and in turns with it; 1.2 GB of weights
 groups      NCCL alone, copies, device memory read by another process, two ranks on one device
 tiny        a mixture of experts and a model of pictures through the whole loop
 step-4b     the same as step-0.6b with the shape of Qwen3-4B
@@ -44,6 +46,8 @@ CASES = {
     "profile": 60.0,
     "colocated": 160.0,
     "publish": 130.0,
+    "vllm": 180.0,
+    "vllm-loop": 260.0,
     "groups": 90.0,
     "tiny": 160.0,
     "step-4b": 150.0,

@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,12 +34,13 @@ from ours.device_step import (
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from asyncrl.config.run_file import read_raw, to_toml
-from asyncrl.engine import Completion, Request
+from asyncrl.config.run_file import load_config, read_raw, to_toml
+from asyncrl.engine import Completion, Engine, Request
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Sampling
 from asyncrl.rollout.engines.transformers import sampler
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
+from asyncrl.rollout.engines.vllm.engine import VllmEngine
 from asyncrl.tools.toy import step_sums
 from asyncrl.tools.toy.models import save_model as save_toy
 from asyncrl.tools.toy.models import tokenizer_from_words
@@ -51,9 +53,13 @@ from asyncrl.trainer.packing.row import Row
 from asyncrl.trainer.packing.step import TrainingTrajectory
 from asyncrl.weights.groups.device import require, torch_device
 
+T = TypeVar("T")
 Line = dict[str, object]
+Decoded = tuple[Request, Completion]
 MIB = 1 << 20
 LOOPBACK = "127.0.0.1"
+VLLM_CACHE = 8 << 30
+"""Bytes of keys and values: vLLM shares the device with a trainer here."""
 PACKAGES = ("transformers", "triton", "pyzmq", "msgspec", "numpy", "vllm")
 ROUNDING = 2.0**-7
 """Distance of two numbers in bfloat16, relative to them at most: what one more rounding may cost."""
@@ -195,15 +201,99 @@ def engine(place: Place) -> Iterator[Line]:
     own = load(place, path, slots=max(slots), positions=64 + length)
     forward: Any = own._table._forward
     yield {"case": "engine, elementwise kernels", "kind": type(forward._kernels).__name__}
-    for number in slots:
-        _, _, first = decoded(own, number, length)
-        requests, done, rate = decoded(own, number, length)
-        later = decoded(own, number, length)[2]
-        line = figure(f"engine, {shape}, {number} completions", later, "tokens/s") | {"second": rounded(rate)}
-        yield line | {"first": rounded(first), "ms_per_step": rounded(1e3 * number / later)}
+    lines, done = asyncio.run(rates(own, f"engine, {shape}", slots, length))
+    yield from lines
     if place.device != "cpu":
         yield figure("engine, peak of memory", torch.cuda.max_memory_allocated() / GIB, "GiB", better="lower")
-    some = list(zip(requests[:8], done[:8], strict=True))
+    yield from gaps(place, path, "engine", done)
+    if place.device != "cpu":
+        yield captured(place, own, min(64, max(slots)), 64 + length)
+
+
+def vllm(place: Place) -> Iterator[Line]:
+    """The same of vLLM, step by step and compiled; then the loop with it, in turns with the trainer and beside it."""
+    if find_spec("vllm") is None:
+        raise Skipped("vLLM is not installed")
+    shape, path = place.model("qwen3-0.6b")
+    slots, length = ((1, 4), 8) if place.is_small else ((1, 64, 256), 128)
+    for kind, is_eager in (("eager", True), ("compiled", False)):
+        if place.is_small and not is_eager:
+            break
+        settings = {
+            "model.path": path,
+            "model.dtype": dtype_on(place.device),
+            "rollout.engine": "vllm",
+            "rollout.device": place.device,
+            "rollout.slots": max(slots),
+            "rollout.vllm.kv_cache_bytes": VLLM_CACHE >> 7 if place.is_small else VLLM_CACHE,
+            "rollout.vllm.enforce_eager": is_eager,
+        }
+        config = load_config(QUICKSTART, [f"{key}={str(value).lower()}" for key, value in settings.items()])
+        started_s = time.perf_counter()
+        own = VllmEngine.load(config)
+        yield figure(f"vllm, {kind}, start", time.perf_counter() - started_s, "s", better="lower")
+        lines, done = asyncio.run(closing(own, rates(own, f"vllm, {kind}, {shape}", slots, length)))
+        yield from lines
+    yield from gaps(place, path, "vllm", done)
+
+
+def vllm_loop(place: Place) -> Iterator[Line]:
+    """The quickstart with vLLM on the trainer's device, beside it and in turns with it; and weights of 1.2 GB."""
+    if find_spec("vllm") is None:
+        raise Skipped("vLLM is not installed")
+    base = base_of(place)
+    own = {"rollout.engine": "vllm", "rollout.slots": 128, "rollout.vllm.enforce_eager": "true"}
+    for is_colocated in (False, True)[: 1 if place.device == "cpu" else 2]:
+        steps = 2 if place.is_small else 8 if is_colocated else 40
+        settings = quickstart_settings(place, base, steps, colocated=is_colocated) | own
+        settings["rollout.vllm.kv_cache_bytes"] = VLLM_CACHE >> 3
+        case = f"quickstart, vllm{', colocated' * is_colocated}, {steps} steps"
+        yield run(place, case, QUICKSTART, settings, limit_s=110.0)
+    if not place.is_small:
+        shape, path = place.model("qwen3-0.6b")
+        settings = publish_settings(path, base) | own | {"rollout.vllm.kv_cache_bytes": VLLM_CACHE}
+        yield run(place, f"whole loop, vllm, {shape}", QUICKSTART, settings, limit_s=115.0)
+
+
+def load(place: Place, path: Path, *, slots: int, positions: int) -> TransformersEngine:
+    sizes: dict[str, Any] = {"slots": slots, "max_tokens_per_slot": positions}
+    return TransformersEngine.load(str(path), dtype=dtype_on(place.device), device=place.index, **sizes)
+
+
+async def rates(own: Engine, case: str, slots: Sequence[int], length: int) -> tuple[list[Line], list[Decoded]]:
+    """A line for each number of completions, and those of the last."""
+    lines, done = [], []
+    for number in slots:
+        first, second, later = [await decoded(own, number, length) for _ in range(3)]
+        line = figure(f"{case}, {number} completions", later[1], "tokens/s") | {"second": rounded(second[1])}
+        lines.append(line | {"first": rounded(first[1]), "ms_per_step": rounded(1e3 * number / later[1])})
+        done = second[0]
+    return lines, done
+
+
+async def decoded(own: Engine, number: int, length: int) -> tuple[list[Decoded], float]:
+    """Requests of 64 tokens with their completions, and tokens a second, prefill included."""
+    sampling = Sampling(max_tokens=length)
+    requests = [
+        Request(prompt_ids=[2 + (7 * seed + i) % 900 for i in range(64)], sampling=sampling, seed=seed)
+        for seed in range(number)
+    ]
+    started_s = time.perf_counter()
+    done = await asyncio.gather(*map(own.generate, requests))
+    rate = sum(len(one.completion_ids) for one in done) / (time.perf_counter() - started_s)
+    return list(zip(requests, done, strict=True)), rate
+
+
+async def closing(own: Engine, work: Awaitable[T]) -> T:
+    try:
+        return await work
+    finally:
+        await own.aclose()
+
+
+def gaps(place: Place, path: Path, case: str, done: Sequence[Decoded]) -> Iterator[Line]:
+    """Distance of an engine's log-probs to the trainer's, of eight completions."""
+    some = done[:8]
     trajectories = [
         TrainingTrajectory(
             place,
@@ -220,31 +310,8 @@ def engine(place: Place) -> Iterator[Line]:
         batch = collate(trajectories, device=policy.device)
         with torch.no_grad():
             gap = (policy.score(batch, temperature=1.0).logprobs.float().cpu() - sampled).abs()
-        line = figure(f"gap of log-probs, trainer in {dtype}", float(gap.mean()), "nats", better="lower")
+        line = figure(f"gap of log-probs, {case}, trainer in {dtype}", float(gap.mean()), "nats", better="lower")
         yield line | {"most": rounded(float(gap.max()))}
-    if place.device != "cpu":
-        yield captured(place, own, min(64, max(slots)), 64 + length)
-
-
-def load(place: Place, path: Path, *, slots: int, positions: int) -> TransformersEngine:
-    sizes: dict[str, Any] = {"slots": slots, "max_tokens_per_slot": positions}
-    return TransformersEngine.load(str(path), dtype=dtype_on(place.device), device=place.index, **sizes)
-
-
-def decoded(own: TransformersEngine, number: int, length: int) -> tuple[list[Request], list[Completion], float]:
-    """Requests of 64 tokens, their completions, and tokens a second, prefill included."""
-    sampling = Sampling(max_tokens=length)
-    requests = [
-        Request(prompt_ids=[2 + (7 * seed + i) % 900 for i in range(64)], sampling=sampling, seed=seed)
-        for seed in range(number)
-    ]
-
-    async def decode() -> list[Completion]:
-        return await asyncio.gather(*map(own.generate, requests))
-
-    started_s = time.perf_counter()
-    done = asyncio.run(decode())
-    return requests, done, sum(len(one.completion_ids) for one in done) / (time.perf_counter() - started_s)
 
 
 def step_of(own: TransformersEngine, rows: int, length: int) -> Callable[[], object]:
@@ -337,7 +404,12 @@ def most_of(place: Place, what: str, run: Callable[[], object]) -> Iterator[Line
 
 def quickstart(place: Place, *, colocated: bool = False) -> Iterator[Line]:
     """The quickstart with trainer and rollouts on the only device, at once or in turns."""
-    base, steps = base_of(place), 2 if place.is_small else 8 if colocated else 40
+    steps = 2 if place.is_small else 8 if colocated else 40
+    settings = quickstart_settings(place, base_of(place), steps, colocated=colocated)
+    yield run(place, f"quickstart{', colocated' * colocated}, {steps} steps", QUICKSTART, settings, limit_s=145.0)
+
+
+def quickstart_settings(place: Place, base: str, steps: int, *, colocated: bool) -> dict[str, object]:
     settings: dict[str, object] = {
         "steps": steps,
         "model.path": f"{base}/model",
@@ -349,7 +421,7 @@ def quickstart(place: Place, *, colocated: bool = False) -> Iterator[Line]:
     if place.is_small:
         settings |= {"schedule.groups_per_step": 2, "schedule.group_size": 2, "rollout.slots": 4}
         settings |= {"sampling.max_tokens": 16, "evaluation.max_prompts": 4}
-    yield run(place, f"quickstart{', colocated' * colocated}, {steps} steps", QUICKSTART, settings, limit_s=145.0)
+    return settings
 
 
 def base_of(place: Place) -> str:
@@ -359,7 +431,8 @@ def base_of(place: Place) -> str:
         return str(base)
     if place.is_small:
         tokenizer = tokenizer_from_words(step_sums.WORDS)
-        sizes = TextModelSizes(layers=1, hidden_size=32, intermediate_size=64, heads=2, kv_heads=1, head_dim=16)
+        # A head size that vLLM has kernels for on a CPU.
+        sizes = TextModelSizes(layers=1, hidden_size=32, intermediate_size=64, heads=2, kv_heads=1, head_dim=32)
         save_toy(base / "model", random_model(sizes, tokenizer, 0), tokenizer, print)
         for split in ("train", "held_out"):
             step_sums.write(base / f"{split}.parquet", split, seed=0)
@@ -371,17 +444,20 @@ def base_of(place: Place) -> str:
 def publish(place: Place) -> Iterator[Line]:
     """The whole loop with a model that cannot learn here: what 1.2 GB of weights cost it."""
     shape, path = place.model("qwen3-0.6b")
-    settings = {
+    yield run(place, f"whole loop, {shape}", QUICKSTART, publish_settings(path, base_of(place)), limit_s=115.0)
+
+
+def publish_settings(path: Path, base: str) -> dict[str, object]:
+    return {
         "steps": 4,
         "model.path": path,
-        "data.train": f"{base_of(place)}/train.parquet",
+        "data.train": f"{base}/train.parquet",
         "data.held_out": '""',
         "checkpoint.every_steps": 100,
         "trainer.gradient_checkpointing": "true",
         "sampling.max_tokens": 128,
         "schedule.groups_per_step": 8,
     }
-    yield run(place, f"whole loop, {shape}", QUICKSTART, settings, limit_s=115.0)
 
 
 def tiny(place: Place) -> Iterator[Line]:
@@ -598,6 +674,8 @@ CASES: dict[str, Callable[[Place], Iterator[Line]]] = {
     "profile": profiled,
     "colocated": lambda place: quickstart(place, colocated=True),
     "publish": publish,
+    "vllm": vllm,
+    "vllm-loop": vllm_loop,
     "groups": groups,
     "tiny": tiny,
     "step-4b": lambda place: step(place, "qwen3-4b"),
