@@ -216,9 +216,7 @@ def vllm(place: Place) -> Iterator[Line]:
         raise Skipped("vLLM is not installed")
     shape, path = place.model("qwen3-0.6b")
     slots, length = ((1, 4), 8) if place.is_small else ((1, 64, 256), 128)
-    for kind, is_eager in (("eager", True), ("compiled", False)):
-        if place.is_small and not is_eager:
-            break
+    for kind, is_eager in (("compiled", False), ("eager", True))[1 if place.is_small else 0 :]:
         settings = {
             "model.path": path,
             "model.dtype": dtype_on(place.device),
@@ -234,7 +232,7 @@ def vllm(place: Place) -> Iterator[Line]:
         yield figure(f"vllm, {kind}, start", time.perf_counter() - started_s, "s", better="lower")
         lines, done = asyncio.run(closing(own, rates(own, f"vllm, {kind}, {shape}", slots, length)))
         yield from lines
-    yield from gaps(place, path, "vllm", done)
+        yield from gaps(place, path, f"vllm, {kind}", done)
 
 
 def vllm_loop(place: Place) -> Iterator[Line]:
@@ -243,6 +241,7 @@ def vllm_loop(place: Place) -> Iterator[Line]:
         raise Skipped("vLLM is not installed")
     base = base_of(place)
     own = {"rollout.engine": "vllm", "rollout.slots": 128, "rollout.vllm.enforce_eager": "true"}
+    own["rollout.vllm.gpu_memory_utilization"] = 0.3
     for is_colocated in (False, True)[: 1 if place.device == "cpu" else 2]:
         steps = 2 if place.is_small else 8 if is_colocated else 40
         settings = quickstart_settings(place, base, steps, colocated=is_colocated) | own
