@@ -46,6 +46,7 @@ class ScriptedPolicy:
         self.tokenizer = tokenizer(family.name)
         self.sampled: list[list[int]] = []
         self.calls: list[tuple[str, str]] = []
+        self.thoughts: list[str] = []
         self._special = re.compile(f"({'|'.join(map(re.escape, family.special))})")
         self._draw = draw
         self._is_plain = is_plain
@@ -72,7 +73,8 @@ class ScriptedPolicy:
             self.calls.append((f"tool{draw.randrange(2)}", words(draw, plain=True, without=family.special)))
             answer = family.call(*self.calls[-1])
         if family.thought and draw.random() < 0.5:
-            return family.thought.format(words(draw, plain=True, without=family.special)) + answer
+            self.thoughts.append(words(draw, plain=True, without=family.special))
+            return family.thought.format(self.thoughts[-1]) + answer
         return family.begins + answer
 
     def _parts(self, spoken: str) -> Iterator[str]:
