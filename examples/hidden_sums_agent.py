@@ -4,8 +4,8 @@ An agent program: the task of hidden_sums.py, with the loop and the boxes on the
     environment.function = "examples/hidden_sums_agent.py:solve"                   called for each episode, or
     environment.command = ["python", "examples/hidden_sums_agent.py"]              started for each episode
 
-It talks to the policy as to any OpenAI server, with the standard library alone. A whole chat goes with every request;
-the policy reads its own turns as it sampled them.
+It talks to the policy as to any server of OpenAI or Anthropic, with the standard library alone. A whole chat goes with
+every request; the policy reads its own turns as it sampled them.
 """
 
 import argparse
@@ -13,7 +13,9 @@ import asyncio
 import json
 import os
 import re
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -78,7 +80,9 @@ class Boxes:
         return " ".join([f"{self._name} so far {self._total}", *self._left]) + QUESTION
 
 
-async def solve(task: Any, client: Any, *, compact_every: int = 0) -> float:
+async def solve(
+    task: Any, client: Any, *, compact_every: int = 0, dialect: str = "chat", max_turns: int = MAX_TURNS
+) -> float:
     """
     Let the policy work on one task, and return its reward.
 
@@ -86,17 +90,19 @@ async def solve(task: Any, client: Any, *, compact_every: int = 0) -> float:
         task: With ``messages``, ``answer`` and ``extra`` of the row.
         client: With ``base_url`` and ``key`` of the policy.
         compact_every: Turns after which a new chat begins with a summary; 0: never.
+        dialect: ``chat``, ``responses`` or ``messages``.
+        max_turns: Turns after which it gives up; with more than ``environment.max_turns`` a refusal ends it instead.
     """
     with closing(Server(client.base_url, client.key)) as server:
-        return await play(task, server, compact_every)
+        return await play(task, partial(DIALECTS[dialect], server), compact_every, max_turns)
 
 
-async def play(task: Any, server: Server, compact_every: int) -> float:
+async def play(task: Any, ask: Callable[[list[Message]], str], compact_every: int, max_turns: int) -> float:
     messages = list(task.messages)
     boxes = Boxes(messages[-1]["content"], task.extra["amounts"])
-    for turn in range(1, MAX_TURNS + 1):
-        said = await asyncio.to_thread(ask, server, messages)
-        match said["content"].split():
+    for turn in range(1, max_turns + 1):
+        said = await asyncio.to_thread(ask, messages)
+        match said.split():
             case [label, "?"]:
                 observation = boxes.look(label)
             case [terms, "!"]:
@@ -108,24 +114,40 @@ async def play(task: Any, server: Server, compact_every: int) -> float:
         if compact_every and turn % compact_every == 0:
             messages = [{"role": "user", "content": boxes.summary()}]
         else:
-            messages += [said, {"role": "user", "content": observation}]
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": observation}]
     return 0.0
 
 
-def ask(server: Server, messages: list[Message]) -> Message:
-    """Return the policy's next turn as a message."""
+def chat(server: Server, messages: list[Message]) -> str:
+    """Text of the policy's next turn, asked for as in Chat Completions."""
     answer = server.request("POST", "/chat/completions", {"model": "policy", "messages": messages})
-    message: Message = answer["choices"][0]["message"]
-    return message
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def responses(server: Server, messages: list[Message]) -> str:
+    """The same as in Responses."""
+    answer = server.request("POST", "/responses", {"model": "policy", "input": messages})
+    said = [item for item in answer["output"] if item["type"] == "message"]
+    return "".join(part["text"] for item in said for part in item["content"])
+
+
+def anthropic(server: Server, messages: list[Message]) -> str:
+    """The same as in Anthropic's Messages."""
+    answer = server.request("POST", "/messages", {"model": "policy", "messages": messages, "max_tokens": 64})
+    return "".join(block["text"] for block in answer["content"])
+
+
+DIALECTS = {"chat": chat, "responses": responses, "messages": anthropic}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Solve the task in $ASYNCRL_TASK and put its reward.")
     parser.add_argument("--compact-every", type=int, default=0)
+    parser.add_argument("--dialect", choices=DIALECTS, default="chat")
     options = parser.parse_args()
     task = argparse.Namespace(**json.loads(Path(os.environ["ASYNCRL_TASK"]).read_text()))
     client = argparse.Namespace(base_url=os.environ["OPENAI_BASE_URL"], key=os.environ["OPENAI_API_KEY"])
-    reward = asyncio.run(solve(task, client, compact_every=options.compact_every))
+    reward = asyncio.run(solve(task, client, **vars(options)))
     with closing(Server(os.environ["ASYNCRL_REWARD_URL"], client.key)) as server:
         server.request("PUT", "", {"reward": reward})
 

@@ -67,6 +67,26 @@ def test_an_agent_program_teaches_it_over_http(hidden_sums: Path, start: StartRu
     assert run.directory.read_metrics()[-1]["branches_mean"] > 2
 
 
+@pytest.mark.long("trains until it has learned")
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("dialect", ["chat", "responses", "messages"])
+def test_a_plain_program_of_any_dialect_teaches_it(hidden_sums: Path, start: StartRun, dialect: str, seed: int) -> None:
+    agent = [f"environment.function={hidden_sums}/hidden_sums_agent.py:solve", f"environment.options.dialect={dialect}"]
+    assert_learned(start(*agent, f"run.seed={seed}", "evaluation.every_versions=25", steps=25).end())
+
+
+@pytest.mark.long("trains until it has learned")
+@pytest.mark.parametrize("gives_up_after", [13, 100], ids=["gives up at the limit", "dies at the limit"])
+def test_a_program_that_a_limit_ends_learns_as_one_that_gives_up(
+    hidden_sums: Path, start: StartRun, gives_up_after: int
+) -> None:
+    agent = f"environment.function={hidden_sums}/hidden_sums_agent.py:solve"
+    limits = ["environment.max_turns=13", f"environment.options.max_turns={gives_up_after}"]
+    run = start(agent, *limits, "evaluation.every_versions=25", steps=25).end()
+    assert_learned(run)
+    assert run.summary.groups_failed == 0
+
+
 @pytest.mark.long("makes a model that knows the task, for a minute")
 def test_a_command_is_run_for_each_episode(hidden_sums: Path, start: StartRun) -> None:
     command = json.dumps([sys.executable, "-I", "-S", str(hidden_sums / "hidden_sums_agent.py")])
