@@ -165,7 +165,7 @@ def of_seat(trajectory: TrainingTrajectory, seat: int) -> TrainingTrajectory:
     keep = np.repeat(is_own, [turn.num_written for turn in turns])
     is_read = np.repeat(is_own, [turn.num_context for turn in turns])
     part = _with_kept(trajectory, keep, own, trajectory.context_ids[is_read])
-    return replace(part, reward=seat_rewards(own)[seat])
+    return replace(part, reward=seat_rewards(own)[seat], seat=seat)
 
 
 def by_seat(step: TrainingStep, num_seats: int, ranks: Ranks) -> TrainingStep:
