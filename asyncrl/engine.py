@@ -43,6 +43,7 @@ class PolicyTurn(Struct, frozen=True, kw_only=True):
     thought: str = ""
     tool_calls: list[CalledTool] = []
     finish_reason: str = "stop"
+    seat: int = 0
 
 
 # ── boundary ───────────────────────────────────────────────────────────────────────────────────────

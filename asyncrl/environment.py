@@ -18,8 +18,9 @@ need not have any package of asyncrl. So this module and ``worker/`` import the 
 Every method may also be a plain function. An exception fails the episode, which is tried again; it is never a reward.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Union
 
 __all__ = ["Client", "Said", "Step", "Task", "ToolCall"]
 
@@ -67,6 +68,8 @@ class Said:
     tool_calls: list[ToolCall] = field(default_factory=list)
     finish_reason: str = "stop"
     """``length`` if the turn was cut at its limit."""
+    seat: int = 0
+    """Seat that spoke."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,21 @@ class Step:
 
     messages: list[Message] = field(default_factory=list)
     """Read by the policy next, after its own turn; ignored once the episode is done."""
-    reward: float = 0.0
-    """Reward of the turn; the sum of all is that of the episode, unless ``score`` says otherwise."""
+    reward: Union[float, Sequence[float]] = 0.0
+    """
+    Reward of the turn; the sum of all is that of the episode, unless ``score`` says otherwise. With several seats it is
+    that of the seat which has spoken; a list has one for each seat.
+    """
     done: bool = False
     restart: bool = False
     """
     ``messages`` begin a new context instead of following the turn, as after a summary: the policy reads nothing before
     them. They are a whole chat, with a system message if it needs one.
+    """
+    seat: int = 0
+    """
+    Seat that speaks next, below ``environment.seats``. ``messages`` follow what this seat has read and said before; the
+    first of another seat than 0 begin its context, as with ``restart``.
     """
 
 
@@ -91,3 +102,7 @@ class Client:
 
     base_url: str
     key: str
+
+    def seat(self, number: int) -> "Client":
+        """Access to the policy in another seat of this episode, which reads nothing of what this one does."""
+        return Client(f"{self.base_url.removesuffix('/v1')}/seats/{number}/v1", self.key)

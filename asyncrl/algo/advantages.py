@@ -5,6 +5,7 @@ In the formulas s is the total of a trajectory: its reward minus its penalties. 
 of exactly zero, and the trainer skips such trajectories. A group of one keeps its total.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +45,40 @@ def per_group(outcomes: Sequence[Outcome], estimate: Callable[[list[Outcome]], F
 def on_every_token(outcomes: Sequence[Outcome], numbers: Floats) -> Advantages:
     """Spread [S] numbers: [T] copies for each trajectory."""
     return [np.full(outcome.length, number) for outcome, number in zip(outcomes, numbers, strict=True)]
+
+
+# ── seats ─────────────────────────────────────────────────────────────────────────────────────
+# Seats of one policy, such as the two sides of a game, whose rewards are not alike.
+#
+#     group     episode 0    episode 1    episode 2
+#     seat 0        1           -1            1        compared with each other
+#     seat 1       -1            1           -1        and these, never with those of seat 0
+
+
+def of_each_seat(estimate: "AdvantageFunction", *, compares_group: bool) -> "AdvantageFunction":
+    """
+    An estimator that is given the trajectories of one seat at a time, so that it compares and whitens no others.
+
+    If it compares the trajectories of a group, a seat that spoke in one episode of several has advantages of zero.
+    """
+
+    def of_seats(outcomes: Sequence[Outcome], **settings: Any) -> Advantages:
+        of_group = Counter(outcome.group_id for outcome in outcomes)
+        of_seat = Counter((outcome.group_id, outcome.seat) for outcome in outcomes)
+        advantages = [np.zeros(outcome.length) for outcome in outcomes]
+        for seat in sorted({outcome.seat for outcome in outcomes}):
+            places = [
+                place
+                for place, outcome in enumerate(outcomes)
+                if outcome.seat == seat
+                and not (compares_group and of_seat[outcome.group_id, seat] == 1 < of_group[outcome.group_id])
+            ]
+            found = estimate([outcomes[place] for place in places], **settings)
+            for place, one in zip(places, found, strict=True):
+                advantages[place] = one
+        return advantages
+
+    return of_seats
 
 
 # ── group baselines ───────────────────────────────────────────────────────────────────────────
@@ -467,9 +502,11 @@ def resolve_advantage(name: str, options: Mapping[str, Any] | None = None) -> Es
         options=options,
     )
     if is_path(name):
-        bound = _checked(partial(function, **options), name)
-        return Estimator(function=bound, settings=settings, needs=_needs(function, name))
-    return Estimator(function=function, settings=settings, needs=frozenset(entry.needs))
+        function, needs = _checked(partial(function, **options), name), _needs(function, name)
+    else:
+        needs = frozenset(entry.needs)
+    each = of_each_seat(function, compares_group=entry.compares_group)
+    return Estimator(function=each, settings=settings, needs=needs)
 
 
 def _needs(function: AdvantageFunction, name: str) -> frozenset[Need]:

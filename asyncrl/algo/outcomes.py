@@ -4,7 +4,8 @@ Input of an advantage estimator: the trajectories of a step with their rewards a
     outcomes of the whole step ──▶ estimator ──▶ [T] advantages of each         NumPy in, NumPy out; no torch
 
 Only tokens that the policy wrote and that are trained are included. Tokens of an environment are in no array here, so
-there is no mask. An episode is one trajectory, whatever its number of turns and branches.
+there is no mask. An episode is one trajectory, whatever its number of turns and branches; one of several seats is a
+trajectory for each seat that spoke, and an estimator sees those of one seat at a time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ class Outcome:
     """T, trained tokens that the policy wrote."""
     reward: float
     """Reward of the whole trajectory."""
+    seat: int = 0
+    """Seat of the episode that wrote it."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the verdict, which include the parts of the reward."""
     baseline: float | None = None

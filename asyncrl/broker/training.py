@@ -66,7 +66,7 @@ class TrainingGroups:
             prompts, schedule.group_size, num_needed, config.greedy_per_group, retirement=self._retirement
         )
         self.batches = BatchBook(schedule.groups_per_step, schedule.reach, bound, lr=config.trainer.lr)
-        self.filtering = GroupFilter(schedule)
+        self.filtering = GroupFilter(schedule, config.environment.seats)
         self._drops = DropLimit(schedule.window)
         self._least_group = config.least_group
         self._skipped_steps = frozenset(config.run.skip_steps)

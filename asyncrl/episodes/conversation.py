@@ -41,6 +41,7 @@ class RunningTurn(Struct, eq=False):
     context_ids: list[int]
     request: Request
     draw: int
+    seat: int = 0
 
 
 class Conversation:
@@ -91,6 +92,7 @@ class Conversation:
         stop: Sequence[str] = (),
         begun: RecordedTurn | None = None,
         observation: str | None = None,
+        seat: int = 0,
     ) -> int:
         """
         Sample the turn that follows ``parent`` and ``context_ids``, and return its index in the record.
@@ -100,6 +102,7 @@ class Conversation:
             stop: Texts that end the turn, besides those of the run.
             begun: Beginning of this turn that was sampled before, which is continued with its own draws.
             observation: Text of the context; None decodes it.
+            seat: Seat that speaks; that of the parent, if it is a turn.
 
         Raises:
             EpisodeOver: There is no room for the turn.
@@ -116,7 +119,7 @@ class Conversation:
             priority=self._priority,
             images=() if self.record.root(parent) == FROM_NOTHING else self.images,
         )
-        turn = RunningTurn(parent, list(context_ids), request, draw)
+        turn = RunningTurn(parent, list(context_ids), request, draw, seat)
         self.running.append(turn)
         try:
             completion = await self._sample(request)
@@ -130,6 +133,7 @@ class Conversation:
                 observation=self.boundary.text(context_ids) if observation is None else observation,
                 text=self.boundary.text(completion.completion_ids),
                 draw=draw,
+                seat=seat,
             )
         )
         self._on_turn()

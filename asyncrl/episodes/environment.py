@@ -22,6 +22,10 @@ recorded answers as long as it asks the same. ``none``: the episode begins anew.
 """
 
 
+Reward = float | list[float]
+"""A number, or one for each seat."""
+
+
 class Description(Struct, frozen=True, kw_only=True):
     """The environment, as its workers found it at their start."""
 
@@ -47,16 +51,17 @@ class Answer(Struct, frozen=True, kw_only=True):
     """Answer to ``reset`` or ``step``; see `asyncrl.environment.Step`."""
 
     messages: list[ChatMessage] = []
-    reward: float = 0.0
+    reward: Reward = 0.0
     done: bool = False
     restart: bool = False
+    seat: int = 0
 
 
 class Score(Struct, frozen=True, kw_only=True):
     """The environment's word on the whole episode."""
 
-    reward: float | None = None
-    """None leaves the sum of the rewards of the steps."""
+    reward: Reward | None = None
+    """None leaves the sum of the rewards of the steps; a number is that of every seat."""
     metrics: dict[str, float] = {}
 
 

@@ -8,7 +8,7 @@ One episode of a rollout: played to its end, judged by its environment, and cont
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from asyncrl.engine import Completion, Request
 from asyncrl.episodes.conversation import Conversation
@@ -23,10 +23,11 @@ from asyncrl.episodes.record import (
     SampledTrajectory,
     as_sampled,
 )
-from asyncrl.episodes.steps import EnvironmentDiverged, EpisodeSteps
+from asyncrl.episodes.steps import EnvironmentDiverged, EpisodeSteps, rewards_of
 from asyncrl.episodes.tool_calls import opened_by
 from asyncrl.errors import EngineError, EnvironmentFailed
 from asyncrl.log import get_logger
+from asyncrl.messages.sound import SEAT_METRICS
 from asyncrl.messages.verdict_limits import problem_of
 from asyncrl.messages.words import FinishReason
 
@@ -47,19 +48,24 @@ class Attempt:
     def begun(self, written: Callable[[Request], Completion | None]) -> list[RecordedTurn]:
         """Beginnings of the turns that the engine samples now."""
         return [
-            RecordedTurn(turn.parent, turn.context_ids, completion, draw=turn.draw)
+            RecordedTurn(turn.parent, turn.context_ids, completion, draw=turn.draw, seat=turn.seat)
             for turn in self.conversation.running
             if (completion := written(turn.request))
         ]
 
     async def finish(self, finish_reason: FinishReason) -> SampledTrajectory:
         """Contents of the finished trajectory, with the environment's word."""
-        score, record = await self.player.score(), self.record
+        score, record, num_seats = await self.player.score(), self.record, self.conversation.limits.seats
         last = record.turns[-1]
         if score.reward is not None:
-            last.reward += score.reward - record.reward
-        if problem := problem_of(record.reward, score.metrics, None):
-            raise EnvironmentFailed(f"the episode cannot be trained: {problem}", retryable=False)
+            wanted = rewards_of(score.reward, num_seats, "score")
+            rewards = record.rewards
+            for seat, place in record.lasts.items():
+                record.turns[place].reward += wanted[seat] - rewards[seat]
+        metrics = score.metrics | (seat_scores(record, num_seats, score.metrics) if num_seats > 1 else {})
+        for reward in record.rewards.values():
+            if problem := problem_of(reward, metrics, None):
+                raise EnvironmentFailed(f"the episode cannot be trained: {problem}", retryable=False)
         return SampledTrajectory(
             prompt_ids=record.prompt_ids,
             completion=record.completion(finish_reason),
@@ -67,8 +73,24 @@ class Attempt:
             opened=opened_by([*record.ids_through(last.parent), *last.context_ids], self.conversation.boundary.text),
             turns=record.wire_turns(),
             context_ids=record.context_ids(),
-            scores=score.metrics,
+            scores=metrics,
         )
+
+
+SILENT = "silent_seats"
+"""Metric of an episode of several seats: those that never spoke, and so have no reward."""
+
+
+def seat_scores(record: EpisodeRecord, num_seats: int, given: Mapping[str, float]) -> dict[str, float]:
+    """Rewards of the seats that spoke, and how many did not. Raises `EnvironmentFailed` if ``given`` has such names."""
+    found = {SEAT_METRICS[seat]: reward for seat, reward in record.rewards.items()}
+    found[SILENT] = float(num_seats - len(found))
+    if taken := sorted(given.keys() & {SILENT, *SEAT_METRICS[:num_seats]}):
+        problem = (
+            f"the environment gives a metric {taken[0]!r}, which an episode of several seats has itself; rename it"
+        )
+        raise EnvironmentFailed(problem, retryable=False)
+    return found
 
 
 Begin = Callable[[EnvironmentEpisode, ResumedEpisode | None], Attempt]

@@ -62,6 +62,7 @@ class Episodes:
             max_turns=config.max_turns,
             max_tokens=config.max_tokens,
             max_malformed_calls=config.max_malformed_calls,
+            seats=config.seats,
         )
 
     @property

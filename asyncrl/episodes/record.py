@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from asyncrl.engine import ChatMessage, Completion
 from asyncrl.episodes.environment import Answer
 from asyncrl.errors import EngineError
-from asyncrl.messages.sound import path_to
+from asyncrl.messages.sound import path_to, seat_rewards
 from asyncrl.messages.trajectory import FROM_NOTHING, Span, Turn
 from asyncrl.messages.words import FinishReason
 
@@ -31,6 +31,8 @@ class EpisodeLimits(Struct, frozen=True, kw_only=True):
     """Tokens after the prompt, of the policy and of the environment."""
     max_malformed_calls: int = 0
     """Calls of tools that cannot be read; 0: no limit."""
+    seats: int = 1
+    """Seats that may speak."""
 
 
 class SampledTrajectory(Struct, frozen=True, kw_only=True):
@@ -68,6 +70,7 @@ class RecordedTurn(Struct):
     is_trained: bool = True
     draw: int = 0
     """Number that its seed is made of; turns of an episode have different ones."""
+    seat: int = 0
 
 
 class EpisodeRecord:
@@ -85,9 +88,14 @@ class EpisodeRecord:
         return sum(len(turn.context_ids) + len(turn.completion.completion_ids) for turn in self.turns)
 
     @property
-    def reward(self) -> float:
-        """Sum of the rewards of all turns."""
-        return sum(turn.reward for turn in self.turns)
+    def rewards(self) -> dict[int, float]:
+        """Sum of the rewards of each seat that spoke."""
+        return seat_rewards(self.turns)
+
+    @property
+    def lasts(self) -> dict[int, int]:
+        """Index of the last turn of each seat that spoke."""
+        return {turn.seat: place for place, turn in enumerate(self.turns)}
 
     def add(self, turn: RecordedTurn) -> int:
         """Append a turn and return its index."""
@@ -122,6 +130,7 @@ class EpisodeRecord:
                 call_s=turn.call_s,
                 observation=turn.observation,
                 text=turn.text,
+                seat=turn.seat,
             )
             for turn in self.turns
         ]
@@ -206,12 +215,14 @@ class EpisodeState(Struct, frozen=True, kw_only=True):
     answer: Answer | None = None
     """The environment's answer to the last turn in the snapshot; None without one."""
     snapshot: bytes = b""
+    rewards: list[float] = []
+    """Rewards of the turns in the snapshot, when it was taken."""
     cut: list[int] = []
     """Indices of the turns that were cut at their limit."""
     draws: list[int] = []
     """`RecordedTurn.draw` of each turn."""
-    chat: list[ChatMessage] | None = None
-    """The conversation before the last of these turns, if the chat template is to render it again."""
+    chats: dict[int, list[ChatMessage]] | None = None
+    """The conversation of each seat before the last of these turns, if the chat template is to render it again."""
 
 
 class ResumedEpisode(Struct, frozen=True, kw_only=True):
@@ -240,6 +251,11 @@ def read(sampled: SampledTrajectory) -> ResumedEpisode:
             f"the stored part of an episode to resume from is damaged: {state.num_answered} answered and "
             f"{state.num_finished} finished turns of {len(turns)}"
         )
+    if len(state.rewards) != state.num_answered:
+        raise EngineError(
+            f"the stored part of an episode to resume from is damaged: {len(state.rewards)} rewards of "
+            f"{state.num_answered} answered turns"
+        )
     if len(state.draws) not in (0, len(turns)):
         raise EngineError(
             f"the stored part of an episode to resume from is damaged: {len(state.draws)} draws of {len(turns)} turns"
@@ -266,6 +282,7 @@ def recorded(sampled: SampledTrajectory) -> list[RecordedTurn]:
                 reward=turn.reward,
                 call_s=turn.call_s,
                 is_trained=turn.is_trained,
+                seat=turn.seat,
             )
         )
         start += turn.num_context

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from asyncrl.engine import ChatMessage, TurnBoundary
 from asyncrl.episodes.conversation import Conversation, EpisodeOver
-from asyncrl.episodes.environment import Answer, EnvironmentEpisode, Resume, Score, TaskInput
-from asyncrl.episodes.record import EpisodeState, ResumedEpisode
+from asyncrl.episodes.environment import Answer, EnvironmentEpisode, Resume, Reward, Score, TaskInput
+from asyncrl.episodes.record import EpisodeState, RecordedTurn, ResumedEpisode
 from asyncrl.errors import EnvironmentFailed
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from asyncrl.messages.verdict_limits import MAX_METRICS
@@ -64,15 +64,16 @@ class EpisodeSteps:
         self._resume = resume
         self._tools = tools
         self._observed = observed
-        self._chat: list[ChatMessage] | None = None
+        self._chats: dict[int, list[ChatMessage]] | None = None
         if history == "as_template":
-            self._chat = conversation.boundary.quoted(task.messages)
-        """The conversation as messages, if the chat template is to render it again."""
+            self._chats = {0: conversation.boundary.quoted(task.messages)}
+        """The conversation of each seat as messages, if the chat template is to render it again."""
         self._state = resumed.state if resumed else EpisodeState(num_finished=0)
         self._recorded = list(resumed.finished[self._state.num_answered :]) if resumed else []
         self._begun = list(resumed.begun) if resumed else []
         conversation.reserve([*self._recorded, *self._begun])
-        for turn in conversation.record.turns:  # those that a snapshot contains
+        for place, turn in enumerate(conversation.record.turns):  # those that a snapshot contains
+            turn.reward = self._state.rewards[place]  # later steps, which are taken again, may have added to it
             ended = turn.completion
             conversation.note_calls(conversation.boundary.said(ended.completion_ids, ended.finish_reason))
         self._clock = clock
@@ -106,10 +107,12 @@ class EpisodeSteps:
         answer = await self._begin()
         if answer.done:
             raise EnvironmentFailed("reset says that the episode is done, before the first turn", retryable=False)
-        parent, context = self._first(answer)
+        if not self._conversation.record.turns:  # else they are of a snapshot, and the answer is to the last of them
+            self._check_seat(answer, "reset")
+        parent, context = self._next(answer)
         while True:
             try:
-                place = await self._turn(parent, context)
+                place = await self._turn(parent, context, answer.seat)
             except EpisodeOver as over:
                 if self._conversation.record.turns:
                     return "length"
@@ -120,24 +123,36 @@ class EpisodeSteps:
             answer = await self._step(place)
             if answer.done:
                 return "stop"
-            parent, context = self._after(place, answer)
+            parent, context = self._next(answer)
 
     async def _begin(self) -> Answer:
         if self._state.answer is None:
             return await self._environment.reset(self._task)
         await self._environment.restore(self._task, self._state.snapshot)
-        self._chat = self._state.chat
+        self._chats = self._state.chats
         return self._state.answer
 
-    def _first(self, answer: Answer) -> tuple[int, list[int]]:
-        """Place of the first turn: index of the turn it follows, and the ids that the policy reads before it."""
-        if self._conversation.record.turns:  # of a snapshot
-            return self._after(len(self._conversation.record.turns) - 1, answer)
-        if not answer.messages:
-            return FROM_PROMPT, []
-        return self._opening(answer.messages if answer.restart else [*self._task.messages, *answer.messages])
+    def _next(self, answer: Answer) -> tuple[int, list[int]]:
+        """
+        Place of the next turn, of ``answer.seat``: index of the turn it follows, and the ids of the answer that the
+        seat reads.
+        """
+        last = self._conversation.record.lasts.get(answer.seat)
+        if last is not None and not answer.restart:
+            return self._after(last, answer)
+        if answer.seat == 0 and not answer.restart:  # the first turn of all, or of the seat that has the prompt
+            if not answer.messages:
+                return FROM_PROMPT, []
+            return self._opening([*self._task.messages, *answer.messages], 0)
+        if not answer.messages and answer.seat:
+            raise EnvironmentFailed(
+                f"seat {answer.seat} is to speak and has read nothing: the first answer for another seat than 0 is all "
+                f"that it reads, so give it messages",
+                retryable=False,
+            )
+        return self._opening(answer.messages, answer.seat)
 
-    def _opening(self, messages: list[ChatMessage]) -> tuple[int, list[int]]:
+    def _opening(self, messages: list[ChatMessage], seat: int) -> tuple[int, list[int]]:
         """A context that follows nothing. Raises `EnvironmentFailed` if it would lack pictures of the prompt."""
         if self._conversation.images:
             raise EnvironmentFailed(
@@ -145,21 +160,21 @@ class EpisodeSteps:
                 "with messages that follow a turn",
                 retryable=False,
             )
-        if self._chat is not None:
-            self._chat = self._conversation.boundary.quoted(messages)
+        if self._chats is not None:
+            self._chats[seat] = self._conversation.boundary.quoted(messages)
         return FROM_NOTHING, self._conversation.boundary.opening(messages, self._tools)
 
-    async def _turn(self, parent: int, context: list[int]) -> int:
+    async def _turn(self, parent: int, context: list[int], seat: int) -> int:
         """Take the turn from the earlier attempt, or sample it. Returns its index."""
         if self._recorded:
             turn = self._recorded.pop(0)
-            _check_same((turn.parent, turn.context_ids), (parent, context))
+            _check_same(turn, parent, context, seat)
             return self._conversation.record.add(turn)
         if not self._begun:
-            return await self._conversation.say(parent, context)
+            return await self._conversation.say(parent, context, seat=seat)
         begun = self._begun.pop(0)
-        _check_same((begun.parent, begun.context_ids), (parent, context))
-        return await self._conversation.say(parent, context, begun=begun)
+        _check_same(begun, parent, context, seat)
+        return await self._conversation.say(parent, context, begun=begun, seat=seat)
 
     async def _step(self, place: int) -> Answer:
         record = self._conversation.record
@@ -168,9 +183,10 @@ class EpisodeSteps:
         said = self._conversation.boundary.said(completion.completion_ids, completion.finish_reason)
         self._conversation.note_calls(said)
         began_s = self._clock()
-        answer = await self._environment.step(said)
+        answer = await self._environment.step(replace(said, seat=turn.seat))
         turn.call_s = self._clock() - began_s
-        turn.reward = answer.reward
+        self._check_seat(answer, "step")
+        self._reward(turn, answer)
         if self._resume == "snapshot" and not answer.done:
             snapshot = await self._environment.snapshot()
             self._state = EpisodeState(
@@ -178,35 +194,67 @@ class EpisodeSteps:
                 num_answered=place + 1,
                 answer=answer,
                 snapshot=snapshot,
-                chat=None if self._chat is None else list(self._chat),
+                rewards=[turn.reward for turn in record.turns],
+                chats=None if self._chats is None else {seat: list(chat) for seat, chat in self._chats.items()},
             )
         return answer
 
+    def _check_seat(self, answer: Answer, method: str) -> None:
+        if answer.seat >= (seats := self._conversation.limits.seats):
+            raise EnvironmentFailed(
+                f"{method} has seat {answer.seat} speak, expected 0 .. {seats - 1}; set environment.seats",
+                retryable=False,
+            )
+
+    def _reward(self, turn: RecordedTurn, answer: Answer) -> None:
+        """Reward the seat that has spoken, or each seat for its last turn. One that never speaks has no reward."""
+        if not isinstance(answer.reward, list):
+            turn.reward = answer.reward
+            return
+        turns, lasts = self._conversation.record.turns, self._conversation.record.lasts
+        turn.reward = 0.0
+        for seat, reward in enumerate(rewards_of(answer.reward, self._conversation.limits.seats, "step")):
+            if seat in lasts:
+                turns[lasts[seat]].reward += reward
+            elif reward and not answer.done:
+                raise EnvironmentFailed(
+                    f"step gives seat {seat} the reward {reward:g} before it has spoken; give it later, or from score",
+                    retryable=False,
+                )
+
     def _after(self, place: int, answer: Answer) -> tuple[int, list[int]]:
-        """
-        Place of the turn after ``place``: index of the turn it follows, and the ids of the answer that the policy
-        reads.
-        """
-        if answer.restart:
-            return self._opening(answer.messages)
+        """Place of the turn of a seat whose last one is ``place``, or of a branch that the template tells otherwise."""
         boundary, record = self._conversation.boundary, self._conversation.record
         written = record.turns[place].completion.completion_ids
         messages = self._observed.fitted(answer.messages, boundary)
         context = boundary.after(messages, written)
-        if self._chat is not None:
-            self._chat += boundary.message(written), *boundary.quoted(messages)
-            retold = boundary.retold(self._chat, [*record.ids_through(place), *context], self._tools)
+        if self._chats is not None:
+            chat = self._chats[answer.seat]
+            chat += boundary.message(written), *boundary.quoted(messages)
+            retold = boundary.retold(chat, [*record.ids_through(place), *context], self._tools)
             if retold is not None:
                 return FROM_NOTHING, retold
         return place, context
 
 
-def _check_same(recorded: tuple[int, Sequence[int]], now: tuple[int, Sequence[int]]) -> None:
-    if recorded != now:
+def _check_same(recorded: RecordedTurn, parent: int, context: Sequence[int], seat: int) -> None:
+    if recorded.seat != seat:
+        raise EnvironmentDiverged(f"its answer has seat {seat} speak, expected the recorded seat {recorded.seat}")
+    if (recorded.parent, recorded.context_ids) != (parent, context):
         raise EnvironmentDiverged(
-            f"its answer has {len(now[1])} tokens after turn {now[0]}, expected the {len(recorded[1])} recorded ones "
-            f"after turn {recorded[0]}"
+            f"its answer has {len(context)} tokens after turn {parent}, expected the {len(recorded.context_ids)} "
+            f"recorded ones after turn {recorded.parent}"
         )
+
+
+def rewards_of(reward: Reward, num_seats: int, method: str) -> list[float]:
+    """Reward of each seat; a number is that of every seat. Raises `EnvironmentFailed` for another number of them."""
+    if not isinstance(reward, list):
+        return [reward] * num_seats
+    if len(reward) != num_seats:
+        problem = f"{method} gives {len(reward)} rewards, expected {num_seats}, one for each of environment.seats"
+        raise EnvironmentFailed(problem, retryable=False)
+    return reward
 
 
 # ── observation budget ────────────────────────────────────────────────────────────────────────

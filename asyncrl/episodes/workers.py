@@ -192,7 +192,7 @@ class EnvironmentProcess:
             variables=variables,
             has_folder=True,
         )
-        load = {name: getattr(environment, name) for name in ("function", "tools", "options", "call_s")}
+        load = {name: getattr(environment, name) for name in ("function", "tools", "options", "call_s", "seats")}
         process, answer = await WorkerProcess.start(program, encode({"load": load}), decode, output_bytes)
         if answer.loaded is None:
             await process.kill()

@@ -10,7 +10,7 @@ Versions of the spans need not increase: a node may resume a completion that a n
 """
 
 from collections.abc import Sequence
-from math import inf, isfinite
+from math import fsum, inf, isfinite
 from typing import Protocol, get_args
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from asyncrl.foreign_text import shown
 from asyncrl.messages.trajectory import (
     FROM_NOTHING,
+    MAX_SEATS,
     Image,
     Span,
     Trajectory,
@@ -42,6 +43,10 @@ from asyncrl.messages.words import FinishReason
 BAD_TURNS = "turns that do not fit the tokens"
 BAD_SCORES = "impossible metrics of the environment"
 
+SEAT_METRICS = tuple(f"seat_{seat}" for seat in range(MAX_SEATS))
+"""Metrics of an episode of several seats: the reward of each, in a verdict too, by which groups are compared."""
+REWARD_DIGITS = 9
+"""Decimals of an episode's reward: turns that add up to 1 but for the rounding of floats give 1."""
 MAX_CHARS = 1024
 """Characters of text per token; the longest tokens of known vocabularies have a few hundred."""
 
@@ -59,7 +64,7 @@ def turn_problem_of(trajectory: Trajectory, limits: TrajectoryLimits) -> str:
     if trajectory.snapshot and not is_unfinished:
         return f"{BAD_TURNS}: a snapshot of {trajectory.snapshot.nbytes} bytes, expected none of a finished episode"
     for place, turn in enumerate(turns):
-        if problem := _problem_of_turn(turn, place):
+        if problem := _problem_of_turn(turn, place) or _problem_of_seat(turn, turns, limits.seats):
             return f"{BAD_TURNS}: turn {place} has {problem}"
     context, written = sum(turn.num_context for turn in turns), sum(turn.num_written for turn in turns)
     if 4 * context != trajectory.context_ids.nbytes or 4 * written != trajectory.completion_ids.nbytes:
@@ -86,6 +91,24 @@ def path_to(turns: Sequence[HasParent], place: int) -> list[int]:
     return found[::-1]
 
 
+class HasReward(Protocol):
+    """A turn, on the wire or in the record of a rollout."""
+
+    @property
+    def seat(self) -> int: ...
+
+    @property
+    def reward(self) -> float: ...
+
+
+def seat_rewards(turns: Sequence[HasReward]) -> dict[int, float]:
+    """Sum of the rewards of each seat that spoke, in the order of the seats."""
+    rewards: dict[int, list[float]] = {}
+    for turn in turns:
+        rewards.setdefault(turn.seat, []).append(turn.reward)
+    return {seat: round(fsum(rewards[seat]), REWARD_DIGITS) for seat in sorted(rewards)}
+
+
 def num_branches(turns: Sequence[Turn]) -> int:
     """Turns that no other turn follows; 1 for a trajectory without turns."""
     return len(turns) - len({turn.parent for turn in turns if turn.parent >= 0}) if turns else 1
@@ -103,6 +126,16 @@ def _problem_of_turn(turn: Turn, place: int) -> str:
         return f"{turn.call_s} s of its environment, expected a finite number, 0 or more"
     if len(turn.observation) > turn.num_context * MAX_CHARS or len(turn.text) > turn.num_written * MAX_CHARS:
         return f"{len(turn.observation)} and {len(turn.text)} characters, expected at most {MAX_CHARS} for each token"
+    return ""
+
+
+def _problem_of_seat(turn: Turn, turns: Sequence[Turn], seats: int) -> str:
+    most = (seats or MAX_SEATS) - 1
+    if not 0 <= turn.seat <= most:
+        return f"seat {turn.seat}, expected 0 .. {most} (environment.seats)"
+    before = turns[turn.parent].seat if turn.parent >= 0 else turn.seat if turn.parent == FROM_NOTHING else 0
+    if turn.seat != before:
+        return f"seat {turn.seat} after {turn.parent}, expected seat {before}, which that belongs to"
     return ""
 
 

@@ -108,6 +108,10 @@ FROM_NOTHING = -2
 """`Turn.parent` of a turn that follows nothing: its context is all that the policy read."""
 
 
+MAX_SEATS = 16
+"""Most seats of an episode."""
+
+
 class Turn(Value, frozen=True):
     """
     One turn of an episode: tokens of the environment, then tokens of the policy.
@@ -132,6 +136,8 @@ class Turn(Value, frozen=True):
     """Text of the context, without special tokens."""
     text: str = ""
     """Text that the policy wrote, without special tokens."""
+    seat: int = 0
+    """Seat of the episode that spoke. A turn follows one of its own seat; the prompt is followed by seat 0 alone."""
 
 
 class Trajectory(Value, frozen=True):
@@ -218,3 +224,5 @@ class TrajectoryLimits(Value, frozen=True):
     """Shape that the experts must have; None if it is unknown."""
     max_turns: int | None = None
     """Most turns of an episode; 0 allows none, only a completion after the prompt. None is unknown."""
+    seats: int = 0
+    """Seats of an episode: those of its turns are 0 .. seats - 1."""

@@ -17,12 +17,10 @@ from msgspec import Struct
 
 from asyncrl.errors import VerifierError
 from asyncrl.messages.number import number
+from asyncrl.messages.sound import seat_rewards
 from asyncrl.messages.trajectory import Prompt, Turn
 from asyncrl.messages.verdict_limits import MAX_ANSWER_CHARS, MAX_METRIC, MAX_METRICS, MAX_REWARD, problem_of
 from asyncrl.messages.words import FinishReason
-
-REWARD_DIGITS = 9
-"""Decimals of an episode's reward: turns that add up to 1 but for the rounding of floats give 1."""
 
 
 class JudgedTurn(Struct, frozen=True, kw_only=True):
@@ -36,6 +34,8 @@ class JudgedTurn(Struct, frozen=True, kw_only=True):
     """Text that the policy wrote."""
     reward: float
     """Reward of the environment for this turn."""
+    seat: int = 0
+    """Seat that spoke."""
 
 
 class VerifierInput(Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class VerifierInput(Struct, frozen=True, kw_only=True):
     turns: list[JudgedTurn] = []
     """Turns of an episode, in the order written; empty without an environment."""
     episode_reward: float | None = None
-    """Reward of the environment, the sum of its turns; None without an environment."""
+    """Reward of the environment, the sum of its turns, or the mean over the seats; None without an environment."""
     scores: dict[str, float] = {}
     """Metrics of the environment."""
 
@@ -85,15 +85,19 @@ def verifier_input(
         extra=prompt.extra,
         finish_reason=finish_reason,
         num_tokens=num_tokens,
-        turns=[JudgedTurn(parent=t.parent, observation=t.observation, text=t.text, reward=t.reward) for t in turns],
+        turns=[
+            JudgedTurn(parent=t.parent, observation=t.observation, text=t.text, reward=t.reward, seat=t.seat)
+            for t in turns
+        ],
         episode_reward=episode_reward(turns),
         scores=dict(scores or {}),
     )
 
 
 def episode_reward(turns: Sequence[Turn]) -> float | None:
-    """Reward of the environment for an episode; None without turns."""
-    return round(math.fsum(turn.reward for turn in turns), REWARD_DIGITS) if turns else None
+    """Reward of the environment for an episode, the mean over the seats that spoke; None without turns."""
+    rewards = seat_rewards(turns).values()
+    return math.fsum(rewards) / len(rewards) if rewards else None
 
 
 class Verdict(Struct, frozen=True):

@@ -149,6 +149,7 @@ def limits_of(lease: Lease, index: int, vocab_size: int, episode: EpisodeLimits 
         replay_mask=lease.sampling.replay_mask and index not in lease.greedy,
         replay_routes=lease.sampling.replay_routes and index not in lease.greedy,
         max_turns=episode.max_turns if episode else 0,
+        seats=episode.seats if episode else 1,
     )
 
 

@@ -35,6 +35,7 @@ from asyncrl.trainer.algorithm.mini_batch import TrainedPart
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.snapshot import Snapshot, host_copy
 from asyncrl.trainer.packing.step import TrainingStep, TrainingTrajectory, TrajectoryInfo
+from asyncrl.trainer.ranks.ranks import SingleRank
 from asyncrl.weights.contents.layout import TensorSpec
 from asyncrl.weights.contents.names import checkpoint_specs, checkpoint_tensors, renamed, saved_tensors
 from asyncrl.wire.handshake import identity
@@ -52,7 +53,8 @@ class TrainingBatch:
     trajectories: Sequence[TrainingTrajectory]
     """
     Trajectories of the step. Their ``turns`` and ``context_ids`` say what was read between the tokens to train: in
-    episodes, and with ``schedule.on_straggler = "mask"`` in trajectories with tokens that are too old.
+    episodes, and with ``schedule.on_straggler = "mask"`` in trajectories with tokens that are too old. Of an episode of
+    several seats there is one for each ``seat`` that spoke: compare it with those of the same seat.
     """
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers of your loop, to be reported with the step."""
@@ -170,13 +172,12 @@ class BatchStream:
         if not step.infos:
             self._step += 1
             return {"num_tokens": 0.0, "skipped": 1.0}
-        whole = step.select(range(len(step.infos)))
-        trained = [self._trained_part.of_trajectory(one, self._step)[0] for one in whole]
-        batch = TrainingBatch(self._step, trained)
+        num_tokens = sum(info.outcome.length for info in step.infos)
+        step, _ = self._trained_part.of_step(step, self._step, SingleRank())
+        batch = TrainingBatch(self._step, step.select(range(len(step.infos))))
         asyncio.run_coroutine_threadsafe(self._offer(batch), self._loop).result()
         self._step += 1
         rewards = [info.outcome.reward for info in step.infos]
-        num_tokens = sum(info.outcome.length for info in step.infos)
         return {"num_tokens": float(num_tokens), "reward": sum(rewards) / len(rewards)} | batch.metrics
 
     @property

@@ -147,6 +147,33 @@ def numbers(advantages: Advantages) -> list[float]:
     return [part[0].item() for part in advantages]
 
 
+def seats(*rewards: tuple[int, float], group_id: int = 1) -> list[Outcome]:
+    return [Outcome(group_id=group_id, length=1, seat=seat, reward=reward) for seat, reward in rewards]
+
+
+def test_a_seat_is_compared_with_the_same_seat_of_other_episodes() -> None:
+    """Seat 1 loses most games, and its one victory is no worse than those of seat 0."""
+    games = seats((0, 1.0), (1, -1.0), (0, 1.0), (1, -1.0), (0, -1.0), (1, 1.0))
+    third = 2 / 3
+    advantages = numbers(resolve_advantage("dr_grpo").function(games))
+    assert advantages == pytest.approx([third, -third, third, -third, -2 * third, 2 * third])
+
+
+def test_what_is_whitened_is_whitened_seat_by_seat() -> None:
+    alone = seats((0, 1.0), (0, 0.0), (0, 1.0))
+    both = [*alone, *seats((1, -50.0), (1, 50.0))]
+    whiten = resolve_advantage("reinforce_plus_plus").function
+    assert numbers(whiten(both))[:3] == numbers(whiten(alone))
+
+
+@pytest.mark.parametrize("name", ["grpo", "grpo_passk", "rloo"])
+def test_a_seat_that_spoke_in_one_episode_alone_has_nobody_to_compare_with(name: str) -> None:
+    games = seats((0, 1.0), (1, 5.0), (0, 0.0))
+    advantages = numbers(resolve_advantage(name).function(games))
+    assert advantages[1] == 0.0
+    assert advantages[0] > 0.0
+
+
 def test_grpo_divides_by_the_sample_standard_deviation() -> None:
     # mean 0.25, deviations -.25 -.25 .75 -.25, squares sum to .75, std = sqrt(.75 / 3) = .5
     assert numbers(grpo(group_baselines_group(0, 0, 1, 0))) == pytest.approx([-0.5, -0.5, 1.5, -0.5], abs=1e-5)

@@ -139,7 +139,7 @@ def test_a_record_in_its_wire_form_has_each_token_once() -> None:
     ]
     assert record.context_ids() == [10, 20, 30, 40]
     assert record.completion("stop").completion_ids == [1, 2, 3, 4, 5]
-    assert (record.num_tokens, record.reward) == (9, 2.5)
+    assert (record.num_tokens, record.rewards) == (9, {0: 2.5})
 
 
 # ── resume ────────────────────────────────────────────────────────────────────────────────────────
@@ -166,7 +166,9 @@ BEGUN[0].completion = structs.replace(BEGUN[0].completion, finish_reason="unfini
 DRAWS = [0, 3, 1, 2]
 for its_draw, one in zip(DRAWS, [*FINISHED, *BEGUN], strict=True):
     one.draw = its_draw
-STATE = EpisodeState(num_finished=3, num_answered=2, answer=Answer(reward=1.0), snapshot=b"here", cut=[1])
+STATE = EpisodeState(
+    num_finished=3, num_answered=2, answer=Answer(reward=1.0), snapshot=b"here", rewards=[0.5, 0.5], cut=[1]
+)
 
 
 def test_what_is_stored_is_read_back() -> None:

@@ -25,7 +25,8 @@ from tests.messages.damage import (
 )
 
 MAX_TURNS = 12
-EPISODE_LIMITS = replace(LIMITS, max_turns=MAX_TURNS, replay_routes=False)
+SEATS = 2
+EPISODE_LIMITS = replace(LIMITS, max_turns=MAX_TURNS, seats=SEATS, replay_routes=False)
 """Experts are recorded along one sequence of tokens, so an episode has none."""
 
 
@@ -35,7 +36,7 @@ def sound_episode(dice: Random) -> Trajectory:
     while (num_tokens := made.completion_ids.nbytes // 4) > MAX_TOKENS - 2 * MAX_TURNS:
         made = sound(dice)
     written = _parts(num_tokens, dice.randint(1, min(MAX_TURNS, num_tokens)), dice)
-    turns = [_turn(place, num_written, dice) for place, num_written in enumerate(written)]
+    turns = _seated([_turn(place, num_written, dice) for place, num_written in enumerate(written)], dice)
     if not any(turn.num_context for turn in turns):
         turns[-1] = replace(turns[-1], num_context=1)
     context = [dice.randrange(VOCAB_SIZE) for turn in turns for _ in range(turn.num_context)]
@@ -43,6 +44,15 @@ def sound_episode(dice: Random) -> Trajectory:
     return through_the_wire(
         replace(made, routing=None, turns=turns, context_ids=as_bytes("i", context), scores=scores, text=turns[-1].text)
     )
+
+
+def _seated(turns: list[Turn], dice: Random) -> list[Turn]:
+    """The turns with seats: the prompt is seat 0's, and a turn follows one of its own seat."""
+    seated: list[Turn] = []
+    for turn in turns:
+        roots = {FROM_PROMPT: 0, FROM_NOTHING: dice.randrange(SEATS)}
+        seated.append(replace(turn, seat=roots[turn.parent] if turn.parent < 0 else seated[turn.parent].seat))
+    return seated
 
 
 def _parts(total: int, count: int, dice: Random) -> list[int]:
@@ -127,6 +137,11 @@ OF_EPISODES: dict[str, tuple[str, Damage]] = {
     ),
     "nothing written": (BAD_TURNS, _of_a_turn(lambda _, __, dice: {"num_written": 0})),
     "reward": (BAD_TURNS, _of_a_turn(lambda _, __, dice: {"reward": dice.choice([nan, inf, -inf, 1e7, -1e300])})),
+    "seat that there is not": (BAD_TURNS, _of_a_turn(lambda _, __, dice: {"seat": dice.choice([-1, SEATS, 2**40])})),
+    "turn that follows another seat's": (
+        BAD_TURNS,
+        _of_a_turn(lambda turn, _, __: {"seat": SEATS if turn.parent == FROM_NOTHING else 1 - turn.seat}),
+    ),
     "time of a call": (BAD_TURNS, _of_a_turn(lambda _, __, dice: {"call_s": dice.choice([nan, inf, -inf, -1e-9])})),
     "observation": (
         BAD_TURNS,

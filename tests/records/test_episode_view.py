@@ -39,3 +39,19 @@ def test_the_summary_equals_the_example() -> None:
     assert line == ("4 turns in 3 branches, 31 tokens of the policy and 18 of the environment, 0.4 s, turn rewards 0.5")
     assert line in (episode_view.summary.__doc__ or "")
     assert summary(TURNS[:1]).startswith("1 turn, 7 tokens of the policy and 0 of the environment")
+
+
+def test_seats_are_named_where_there_are_several() -> None:
+    turns = [
+        Turn(FROM_PROMPT, 0, 1, reward=1.0),
+        Turn(FROM_NOTHING, 2, 1, reward=-1.0, seat=1),
+        Turn(0, 1, 1, reward=0.5),
+        Turn(1, 1, 1, seat=1),
+    ]
+    assert [view.title for view in views(turns)] == [
+        "turn 0 of seat 0",
+        "turn 1 of seat 1, own context",
+        "turn 2 of seat 0, after 0",
+        "turn 3 of seat 1, after 1",
+    ]
+    assert summary(turns).endswith("turn rewards 1.5 of seat 0, -1 of seat 1")

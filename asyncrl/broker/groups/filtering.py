@@ -8,14 +8,16 @@ from collections.abc import Iterable, Iterator
 from asyncrl.broker.groups.group import Group, Slot
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.errors import RunFailed
+from asyncrl.messages.sound import SEAT_METRICS
 
 # ── zero variance ─────────────────────────────────────────────────────────────────────────────
 # Filter for groups without a learning signal: if all values of a group are equal, every advantage in it is zero.
 #
 #   complete ─▶ values differ: kept          equal: dropped with the reason `ZERO_VARIANCE`, and one new group admitted
 #
-# Values are rewards, or a metric of the verifier. Filtering is deterministic across restarts: a group that was complete
-# when a broker died is tested again by the next one, with the same outcome.
+# Values are rewards, those of each seat if an episode has several, or a metric of the verifier. Filtering is
+# deterministic across restarts: a group that was complete when a broker died is tested again by the next one, with the
+# same outcome.
 
 
 ZERO_VARIANCE = "zero_variance"
@@ -24,11 +26,16 @@ WINDOWS_OF_PATIENCE = 16
 
 
 class GroupFilter:
-    """Dynamic sampling of DAPO (arXiv:2503.14476, sec. 3.2). With ``schedule.filter = "none"`` no group is filtered."""
+    """
+    Dynamic sampling of DAPO (arXiv:2503.14476, sec. 3.2). With ``schedule.filter = "none"`` no group is filtered.
 
-    def __init__(self, schedule: Schedule) -> None:
+    ``num_seats`` are those of an episode: rewards of several are compared seat by seat.
+    """
+
+    def __init__(self, schedule: Schedule, num_seats: int = 1) -> None:
         self._is_on = schedule.filter == "zero_variance"
         self._metric = schedule.filter_metric
+        self._seats = SEAT_METRICS[:num_seats] if num_seats > 1 and not self._metric else ()
         self._groups_per_step = schedule.groups_per_step
         self._patience = schedule.filter_patience
         self.window = schedule.window
@@ -46,7 +53,7 @@ class GroupFilter:
         """Test the queued groups and yield those to drop; raises `RunFailed` if a verdict lacks the metric."""
         while self.untested:
             group = self.untested.popleft()
-            if len({self._value(slot) for slot in group.sampled}) == 1:
+            if self._is_even(group):
                 yield group
             else:
                 self._in_a_row = 0
@@ -77,6 +84,14 @@ class GroupFilter:
     def forget(self, step: int) -> None:
         for number in [number for number in self._num_by_step if number <= step]:
             del self._num_by_step[number]
+
+    def _is_even(self, group: Group) -> bool:
+        """True if the values are equal; of several seats those of each, because their mean may always be the same."""
+        if not self._seats:
+            return len({self._value(slot) for slot in group.sampled}) == 1
+        return all(
+            len({slot.metrics[name] for slot in group.sampled if name in slot.metrics}) <= 1 for name in self._seats
+        )
 
     def _value(self, slot: Slot) -> float:
         if not self._metric:

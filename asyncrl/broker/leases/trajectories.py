@@ -141,6 +141,7 @@ class Trajectories:
                 max_tokens=config.longest_written(split),
                 max_prompt_tokens=config.data.max_prompt_tokens,
                 max_turns=config.max_turns,
+                seats=config.environment.seats,
             )
             for split in splits
         }

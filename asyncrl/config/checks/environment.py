@@ -3,6 +3,7 @@ Checks of ``[environment]`` with other sections, and of what a trainer replays.
 
     no [environment]                        rollout.episodes is not read
     reward.function = "episode"             something must give a reward: tools never do
+    environment.seats = 2                   each seat has its own reward, which only the environment can give
 """
 
 from asyncrl.config.config import Config
@@ -26,6 +27,7 @@ def check_environment(config: Config) -> None:
     elif config.rollout.episodes:
         raise ConfigError("rollout.episodes is only read with an [environment]; remove it, or set one")
     _check_reward(config)
+    _check_seats(config)
 
 
 def check_pictures(config: Config, num_images: int) -> None:
@@ -76,6 +78,22 @@ def _check_reward(config: Config) -> None:
                 f"{key}='episode' takes the environment's word, but environment.tools give no reward; name a function "
                 f"that judges the last turn, or use environment.function"
             )
+
+
+def _check_seats(config: Config) -> None:
+    if (seats := config.environment.seats) == 1:
+        return
+    if config.reward.parts or config.reward.function != EPISODE:
+        given = "reward.parts" if config.reward.parts else f"reward.function={config.reward.function!r}"
+        raise ConfigError(
+            f"environment.seats is {seats}, but {given} judges an episode with one number, which is no seat's own; use "
+            f"reward.function='episode', and let the environment reward each seat"
+        )
+    if config.greedy_per_group:
+        raise ConfigError(
+            f"environment.seats is {seats}, but algorithm.advantage={config.algorithm.advantage!r} compares with the "
+            f"one reward of a greedy episode; use an estimator that compares the episodes of a group"
+        )
 
 
 # ── replay ────────────────────────────────────────────────────────────────────────────────────

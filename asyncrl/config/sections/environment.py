@@ -10,6 +10,7 @@ from typing import Literal
 from asyncrl.config.sections.sampling import ToolParser
 from asyncrl.config.sections.section import Count, Limit, Positive, Section
 from asyncrl.errors import ConfigError
+from asyncrl.messages.trajectory import MAX_SEATS
 from asyncrl.plug_in import hint, is_path
 
 SOURCES = ("function", "tools", "command")
@@ -64,6 +65,11 @@ class Environment(Section, frozen=True, kw_only=True):
     Most tokens of one episode after its prompt, those of the environment included. One turn has at most
     ``sampling.max_tokens``.
     """
+    seats: Count = 1
+    """
+    Seats of the policy in one episode, such as the two sides of a game, each with a context, a reward and a baseline of
+    its own.
+    """
     max_malformed_calls: Limit = 0
     """Calls of tools that cannot be read after which an episode ends, with finish reason ``length``; 0: no limit."""
     observation_tokens: Limit = 0
@@ -106,6 +112,7 @@ class Environment(Section, frozen=True, kw_only=True):
         if self.is_set:
             self._check_source()
             self._check_tools()
+            self._check_seats()
             return
         plain = Environment()
         for key in self.__struct_fields__:
@@ -146,4 +153,13 @@ class Environment(Section, frozen=True, kw_only=True):
         if tools and self.tool_parser == "none":
             raise ConfigError(
                 "environment.tool_parser='none' reads no calls, so environment.tools are never called; use 'auto'"
+            )
+
+    def _check_seats(self) -> None:
+        if self.seats > MAX_SEATS:
+            raise ConfigError(f"environment.seats is {self.seats}, expected at most {MAX_SEATS}")
+        if self.seats > 1 and self.tools:
+            raise ConfigError(
+                f"environment.seats is {self.seats}, but environment.tools answer whoever called them; use "
+                f"environment.function, or remove seats"
             )

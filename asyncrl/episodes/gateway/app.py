@@ -5,6 +5,7 @@ The gateway as an ASGI application, for any server, or mounted in a host's.
     POST /e/<capability>/v1/responses            PUT /e/<capability>/reward
     POST /e/<capability>/v1/messages             GET /healthz
     POST /e/<capability>/v1/messages/count_tokens
+         /e/<capability>/seats/1/v1/...          the same of another seat
 
 Three dialects ask for the same turns. Nothing of a request is read before its capability is known, and a key in its
 header must agree.
@@ -18,9 +19,9 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from asyncrl.episodes.environment import Score
+from asyncrl.episodes.environment import Reward, Score
 from asyncrl.episodes.gateway import anthropic, chat, responses
 from asyncrl.episodes.gateway.episode import Counts, OpenEpisode
 from asyncrl.episodes.gateway.gateway import Gateway
@@ -171,8 +172,9 @@ KEEP_ALIVE_S = 10.0
 
 
 class SentReward(Struct, forbid_unknown_fields=True):
-    reward: float | None = None
-    score: float | None = None
+    reward: Reward | None = None
+    """A number, or a list with one for each seat."""
+    score: Reward | None = None
     """Another name of the reward."""
     completions: dict[str, float] = {}
     """Rewards of single completions, by their ids; the reward is their sum unless it is given, too."""
@@ -214,21 +216,22 @@ class GatewayApp:
                 _allow(exchange, "GET", "HEAD")
                 await exchange.answer(200, b'{"status":"ok"}')
             case ["e", capability, *rest] if episode := self._gateway.find(capability):
+                name, rest = (rest[1], rest[2:]) if rest[:1] == ["seats"] and len(rest) > 1 else ("0", rest)
                 below = "/".join(rest[1:]).removesuffix("/count_tokens")
                 exchange.dialect = DIALECTS.get(below, chat)
                 _check_key(exchange, capability)
-                await self._episode_route(episode, rest, exchange)
+                await self._episode_route(episode, _seat(name, episode.num_seats), rest, exchange)
             case _:
                 raise RefusedRequest(404, "not_found", "there is nothing here")
 
-    async def _episode_route(self, episode: OpenEpisode, rest: list[str], exchange: Exchange) -> None:
+    async def _episode_route(self, episode: OpenEpisode, seat: int, rest: list[str], exchange: Exchange) -> None:
         match rest:
             case ["v1", *api] if "/".join(api) in DIALECTS:
                 _allow(exchange, "POST")
-                await self._complete(episode, exchange)
+                await self._complete(episode, seat, exchange)
             case ["v1", "messages", "count_tokens"]:
                 _allow(exchange, "POST")
-                num = episode.num_tokens(await self._request(episode, exchange))
+                num = episode.num_tokens(await self._request(episode, seat, exchange))
                 await exchange.answer(200, msgspec.json.encode({"input_tokens": num}))
             case ["v1", "models"]:
                 _allow(exchange, "GET", "HEAD")
@@ -239,19 +242,20 @@ class GatewayApp:
                 await exchange.answer(200, msgspec.json.encode(_model("/".join(name))))
             case ["reward"]:
                 _allow(exchange, "PUT", "POST")
-                completions, score = _read_score(await exchange.body(MAX_REWARD_BYTES, self._budget, self._body_s))
+                raw = await exchange.body(MAX_REWARD_BYTES, self._budget, self._body_s)
+                completions, score = _read_score(raw, episode.num_seats)
                 episode.reward_turns(completions)
                 episode.score = score or episode.score
                 await exchange.answer(200, b"{}")
             case _:
                 raise RefusedRequest(404, "not_found", "there is nothing here")
 
-    async def _request(self, episode: OpenEpisode, exchange: Exchange) -> ChatRequest:
+    async def _request(self, episode: OpenEpisode, seat: int, exchange: Exchange) -> ChatRequest:
         raw = await exchange.body(MAX_BODY_BYTES, self._budget, self._body_s)
-        return exchange.dialect.read(raw, episode.wishes())
+        return structs.replace(exchange.dialect.read(raw, episode.wishes()), seat=seat)
 
-    async def _complete(self, episode: OpenEpisode, exchange: Exchange) -> None:
-        request = await self._request(episode, exchange)
+    async def _complete(self, episode: OpenEpisode, seat: int, exchange: Exchange) -> None:
+        request = await self._request(episode, seat, exchange)
         sampling = episode.reply(request)
         gone = asyncio.create_task(exchange.until_gone())
         try:
@@ -342,7 +346,18 @@ def _ignored(request: ChatRequest) -> list[Header]:
     return [(b"x-asyncrl-ignored", ",".join(request.ignored).encode())] if request.ignored else []
 
 
-def _read_score(raw: bytes) -> tuple[dict[str, float], Score | None]:
+def _seat(name: str, num_seats: int) -> int:
+    """Number of a seat in a path; raises `RefusedRequest` if the episode has none of it."""
+    if name.isascii() and name.isdigit() and int(name[:9]) < num_seats:
+        return int(name[:9])
+    raise RefusedRequest(
+        404,
+        "not_found",
+        f"there is no seat {name[:9]!r}: environment.seats is {num_seats}, expected 0 .. {num_seats - 1}",
+    )
+
+
+def _read_score(raw: bytes, num_seats: int) -> tuple[dict[str, float], Score | None]:
     """Rewards of single completions, and the word on the episode; None if there are rewards of completions alone."""
     try:
         sent = REWARD.decode(raw)
@@ -359,8 +374,13 @@ def _read_score(raw: bytes) -> tuple[dict[str, float], Score | None]:
         raise RefusedRequest(400, "invalid_reward", message, param="metrics")
     if clash := Counts.clash_of(sent.metrics):
         raise RefusedRequest(400, "invalid_reward", f"the body has {clash}", param="metrics")
-    if problem := problem_of(reward or 0.0, sent.metrics, None):
-        raise RefusedRequest(400, "invalid_reward", problem)
+    rewards = reward if isinstance(reward, list) else [reward or 0.0] * num_seats
+    if len(rewards) != num_seats:
+        message = f"there are {len(rewards)} rewards, expected {num_seats}, one for each of environment.seats"
+        raise RefusedRequest(400, "invalid_reward", message, param="reward")
+    for one in rewards:
+        if problem := problem_of(one, sent.metrics, None):
+            raise RefusedRequest(400, "invalid_reward", problem)
     for completion, one in sent.completions.items():
         if problem := problem_of(one, {}, None):
             raise RefusedRequest(400, "invalid_reward", f"of {completion[:80]!r} {problem}", param="completions")

@@ -47,22 +47,25 @@ class EarlierTurns:
     """Recorded turns that were not asked for yet. A turn is given once."""
 
     def __init__(self, turns: Sequence[RecordedTurn] = ()) -> None:
-        self._left: dict[tuple[int, tuple[int, ...]], deque[int]] = defaultdict(deque)
+        self._left: dict[tuple[int, int, tuple[int, ...]], deque[int]] = defaultdict(deque)
         self._turns = list(turns)
         self._earlier = {FROM_PROMPT: FROM_PROMPT, FROM_NOTHING: FROM_NOTHING}
         """Index in the earlier record by index in the new one."""
         for place, turn in enumerate(self._turns):
-            self._left[turn.parent, tuple(turn.context_ids)].append(place)
+            self._left[turn.seat, turn.parent, tuple(turn.context_ids)].append(place)
 
     @property
     def num_left(self) -> int:
         return sum(len(places) for places in self._left.values())
 
-    def take(self, parent: int, context_ids: Sequence[int]) -> tuple[int, RecordedTurn] | None:
-        """The first turn left that followed ``parent`` (in the new record) and this context, with its earlier index."""
+    def take(self, parent: int, context_ids: Sequence[int], seat: int = 0) -> tuple[int, RecordedTurn] | None:
+        """
+        The first turn left of this seat that followed ``parent`` (in the new record) and this context, with its earlier
+        index.
+        """
         if not self._turns or (earlier := self._earlier.get(parent)) is None:
             return None
-        places = self._left.get((earlier, tuple(context_ids)))
+        places = self._left.get((seat, earlier, tuple(context_ids)))
         if not places:
             return None
         place = places.popleft()
@@ -123,6 +126,7 @@ class OpenEpisode:
     An episode that a program talks to; made by `Gateway.open`.
 
     Args:
+        lineages: One for each seat.
         base_url: For ``OPENAI_BASE_URL``.
         key: For ``OPENAI_API_KEY``; also part of the URL.
         reward_url: For ``PUT``.
@@ -135,7 +139,7 @@ class OpenEpisode:
     def __init__(
         self,
         conversation: Conversation,
-        lineage: Lineage,
+        lineages: Sequence[Lineage],
         *,
         base_url: str,
         key: str,
@@ -161,7 +165,7 @@ class OpenEpisode:
         """Error of the engine in the last turn; None if it was sampled. A program that ends for it is not to blame."""
         self._conversation = conversation
         self._record = conversation.record
-        self._lineage = lineage
+        self._lineages = lineages
         self._as_template = as_template
         self.earlier = EarlierTurns(earlier)
         """Turns of the earlier run that this one has not asked for; they are not in its record."""
@@ -182,10 +186,14 @@ class OpenEpisode:
         """Tokens of contexts that a program did not mean to send again."""
         self._num_children: Counter[int] = Counter()
         """Turns by parent."""
-        self._children: Counter[tuple[int, bytes]] = Counter()
-        """Turns by parent and hash of all messages."""
+        self._children: Counter[tuple[int, int, bytes]] = Counter()
+        """Turns by seat, parent and hash of all messages."""
         self._turn_ended = asyncio.Event()
         """Set when a turn ends, and with it its claim on the room of the episode; then replaced by another."""
+
+    @property
+    def num_seats(self) -> int:
+        return len(self._lineages)
 
     def wishes(self) -> Wishes:
         """Wishes of one request, with the fields that the operator lets be ignored."""
@@ -231,7 +239,7 @@ class OpenEpisode:
         """Tokens that the policy would read for a request. Raises `RefusedRequest`."""
         request = self._whole(request)
         hashes = chain(request.messages)
-        found = self._lineage.find(request.messages, hashes, request.tools_key)
+        found = self._lineages[request.seat].find(request.messages, hashes, request.tools_key)
         place = self._placed(found, request, hashes)
         return self._num_through(place.parent) + len(place.context_ids)
 
@@ -271,7 +279,7 @@ class OpenEpisode:
     # ── one request ─────────────────────────────────────────────────────────────────────────────
 
     async def _make(self, request: ChatRequest, hashes: Sequence[bytes]) -> Reply:
-        found = self._lineage.find(request.messages, hashes, request.tools_key)
+        found = self._lineages[request.seat].find(request.messages, hashes, request.tools_key)
         if found.parent >= 0:
             self._record.turns[found.parent].is_trained = True
         place = self._placed(found, request, hashes)
@@ -279,7 +287,7 @@ class OpenEpisode:
         self._count_branches(place, found, request)
         choices = [self._choice(turn, request) for turn in turns]
         for choice in choices:
-            self._lineage.add(found.seen, choice.message, request.tools_key, choice.turn)
+            self._lineages[request.seat].add(found.seen, choice.message, request.tools_key, choice.turn)
             self._said[choice.turn] = [*request.messages[request.num_instructions :], choice.message]
         return Reply(
             created=int(self._clock()),
@@ -293,19 +301,27 @@ class OpenEpisode:
     def _whole(self, request: ChatRequest) -> ChatRequest:
         """The request with all messages, if it sent only those after an earlier reply, or replies by their ids."""
         if any(REFERENCE in message for message in request.messages):
-            messages = [self._referred(message) if REFERENCE in message else message for message in request.messages]
+            messages = [
+                self._referred(message, request.seat) if REFERENCE in message else message
+                for message in request.messages
+            ]
             request = structs.replace(request, messages=messages)
         if not request.previous:
             return request
-        if (said := self._said.get(turn_of(request.previous))) is None:
+        if (said := self._said_in(request.seat, turn_of(request.previous))) is None:
             problem = f"previous_response_id is {request.previous!r:.80}, which this episode has not given"
             raise RefusedRequest(400, "invalid_request", problem, param="previous_response_id")
         messages, num = request.messages, request.num_instructions
         return structs.replace(request, messages=[*messages[:num], *said, *messages[num:]], previous="")
 
-    def _referred(self, message: ChatMessage) -> ChatMessage:
+    def _said_in(self, seat: int, turn: int) -> list[ChatMessage] | None:
+        """Messages up to the reply with this number, and it, if this seat has given it."""
+        said = self._said.get(turn)
+        return said if said and self._record.turns[turn].seat == seat else None
+
+    def _referred(self, message: ChatMessage, seat: int) -> ChatMessage:
         """The reply that a message names."""
-        if (said := self._said.get(message[REFERENCE])) is None:
+        if (said := self._said_in(seat, message[REFERENCE])) is None:
             problem = f"turn {message[REFERENCE]} is referred to, which this episode has not had"
             raise RefusedRequest(400, "invalid_request", problem, param="input")
         return said[-1]
@@ -353,7 +369,7 @@ class OpenEpisode:
         told = boundary.quoted(messages)
         for place, message in enumerate(request.messages):
             if message["role"] == "assistant":
-                turn = self._lineage.turn(hashes[place + 1], message, request.tools_key)
+                turn = self._lineages[request.seat].turn(hashes[place + 1], message, request.tools_key)
                 if turn is not None:
                     told[place] = boundary.message(self._record.turns[turn].completion.completion_ids)
         return told
@@ -379,7 +395,7 @@ class OpenEpisode:
                 task.cancel()
 
     async def _turn(self, place: TurnPlace, request: ChatRequest) -> int:
-        taken = self.earlier.take(place.parent, place.context_ids)
+        taken = self.earlier.take(place.parent, place.context_ids, request.seat)
         if taken and taken[1].completion.finish_reason != "unfinished":
             turn = self._record.add(structs.replace(taken[1], parent=place.parent))
             self.count("replayed")
@@ -396,7 +412,12 @@ class OpenEpisode:
         while True:
             try:
                 turn = await self._conversation.say(
-                    place.parent, place.context_ids, max_tokens=request.max_tokens, stop=request.stop, begun=begun
+                    place.parent,
+                    place.context_ids,
+                    max_tokens=request.max_tokens,
+                    stop=request.stop,
+                    begun=begun,
+                    seat=request.seat,
                 )
             except EpisodeOver as over:
                 if over.limit != "max_tokens" or not self._conversation.running:
@@ -455,7 +476,7 @@ class OpenEpisode:
             if place.cause != "new_root":
                 log.warning("gateway.lineage_broken", cause=place.cause, messages=len(request.messages))
                 self._alarm(place)
-        same = place.parent, found.seen
+        same = request.seat, place.parent, found.seen
         num_same = self._children[same]
         num_siblings = num_same if place.parent == FROM_NOTHING else self._num_children[place.parent]
         self._children[same] += request.n

@@ -72,7 +72,7 @@ class Gateway:
         name = _hash(capability)
         self._open[name] = episode = OpenEpisode(
             conversation,
-            Lineage(messages, tools),
+            [Lineage(None if seat else messages, tools) for seat in range(conversation.limits.seats)],
             base_url=f"{self.url}/e/{capability}/v1",
             key=capability,
             reward_url=f"{self.url}/e/{capability}/reward",

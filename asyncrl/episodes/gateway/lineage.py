@@ -47,15 +47,16 @@ class FoundPlace(Struct, frozen=True):
 
 class Lineage:
     """
-    Turns of one episode by what their programs saw.
+    Turns of one seat of an episode by what its programs saw.
 
     Args:
-        prompt: The messages of the prompt; the same request follows the prompt's own tokens.
+        prompt: The messages of the prompt; the same request follows the prompt's own tokens. None for a seat that has
+            no prompt.
         tools: The prompt's tools, as JSON.
     """
 
-    def __init__(self, prompt: Sequence[ChatMessage], tools: str = "") -> None:
-        self._prompt = chain(normal(list(prompt)))[-1]
+    def __init__(self, prompt: Sequence[ChatMessage] | None, tools: str = "") -> None:
+        self._prompt = None if prompt is None else chain(normal(list(prompt)))[-1]
         self._prompt_tools = tools_key(tools)
         self._turns: dict[bytes, list[tuple[bytes, ChatMessage, int]]] = {}
         """Tools, replies and indices of the turns after which all messages have this hash."""

@@ -216,10 +216,12 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     """Id of the reply whose conversation this request continues; empty if it has sent all of it."""
     ignored: tuple[str, ...] = ()
     """Fields that had no effect."""
+    seat: int = 0
+    """Seat of the episode that is to speak."""
 
     def identity(self, seen: bytes) -> bytes:
         """A hash that only the same request again has; ``seen`` is the hash of its messages."""
-        rest = (self.reads_calls, self.max_tokens, self.n, self.seed, self.stop)
+        rest = (self.reads_calls, self.max_tokens, self.n, self.seed, self.stop, self.seat)
         return sha256(b"%s\0%s\0%s" % (seen, SORTED.encode(rest), self.tools_key)).digest()
 
 

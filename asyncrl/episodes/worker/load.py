@@ -32,19 +32,16 @@ from asyncrl.plug_in import hint, is_path, load_callable
 #     textarena    reset(num_players, seed)    get_observation() -> (player, text)    step(text) -> (done, info)
 #                  close() -> (rewards, info)
 #
-# They are told by their methods. A game of several players is not one: the policy would play against itself.
-
-POLICY = 0
-"""Player of textarena that the policy is."""
+# They are told by their methods. A game has as many players as ``environment.seats``, and the policy is each of them.
 
 
-def adapted(environment: Any) -> Any:
+def adapted(environment: Any, seats: int = 1) -> Any:
     """Return an environment with ``reset`` and ``step`` of asyncrl's form; raises `BadValue` if it has none of them."""
     methods = {name for name in ("reset", "init", "step", "get_observation") if callable(getattr(environment, name, 0))}
     if {"init", "step"} <= methods and "reset" not in methods:
         return SkyRLGym(environment)
     if {"reset", "step", "get_observation"} <= methods:
-        return TextArena(environment)
+        return TextArena(environment, seats)
     if {"reset", "step"} <= methods:
         return environment
     raise BadValue(f"{shown(environment)} is no environment: expected the methods reset and step")
@@ -78,25 +75,30 @@ class SkyRLGym:
 
 
 class TextArena:
-    """A ``textarena.Env`` for one player."""
+    """A ``textarena.Env`` whose players are the seats; each reads the prompt, and what the game shows to it."""
 
-    def __init__(self, environment: Any) -> None:
+    def __init__(self, environment: Any, seats: int = 1) -> None:
         self._environment = environment
+        self._seats = seats
         self._rewards: Any = None
-        self._seen = ""
+        self._prompt: list[Message] = []
+        self._seen: dict[int, str] = {}
+        """Text that each player was shown last."""
 
-    def reset(self, task: Task) -> list[dict[str, Any]]:
-        self._environment.reset(num_players=1, seed=task.seed)
-        self._seen = ""
+    def reset(self, task: Task) -> Step:
+        self._environment.reset(num_players=self._seats, seed=task.seed)
+        self._prompt = list(task.messages)
+        self._seen = {}
         return self._observation()
 
     def step(self, said: Said) -> Step:
         done, _ = self._environment.step(said.text)
-        return Step(done=True) if done else Step(messages=self._observation(said.text))
+        return Step(done=True) if done else self._observation(said)
 
     def score(self) -> Any:
-        """Return the player's reward, 0 in a game that was not ended."""
-        return (self._finish() or {}).get(POLICY, 0.0)
+        """Return the reward of each player, 0 in a game that was not ended."""
+        rewards = self._finish() or {}
+        return {"score": [rewards.get(seat, 0.0) for seat in range(self._seats)]}
 
     def close(self) -> None:
         self._finish()
@@ -108,15 +110,17 @@ class TextArena:
             self._rewards = ended[0] if isinstance(ended, tuple) else ended
         return self._rewards
 
-    def _observation(self, said: str = "") -> list[dict[str, Any]]:
-        """Return what is new, without what the policy has just said: some games tell all of it in each observation."""
-        _, seen = self._environment.get_observation()
-        new = text = seen if isinstance(seen, str) else "\n".join(str(part[1]) for part in seen)
-        if self._seen and text.startswith(f"{self._seen}\n["):  # the next line is another speaker's
-            new = text[len(self._seen) + 1 :]
-        self._seen = text
-        echo = re.match(rf"(\[[^\]\n]*\] )?{re.escape(said)}\n", new) if said else None
-        return [{"role": "user", "content": new[echo.end() :] if echo else new}]
+    def _observation(self, said: Said | None = None) -> Step:
+        """Return what is new to a player, without what it has just said: some games tell all in each observation."""
+        seat, shown = self._environment.get_observation()
+        new = text = shown if isinstance(shown, str) else "\n".join(str(part[1]) for part in shown)
+        before = self._seen.get(seat, "")
+        if before and text.startswith(f"{before}\n["):  # the next line is another speaker's
+            new = text[len(before) + 1 :]
+        first = [] if seat in self._seen or not seat else self._prompt
+        self._seen[seat] = text
+        echo = re.match(rf"(\[[^\]\n]*\] )?{re.escape(said.text)}\n", new) if said and said.seat == seat else None
+        return Step([*first, {"role": "user", "content": new[echo.end() :] if echo else new}], seat=seat)
 
 
 # ── agent programs ─────────────────────────────────────────────────────────────────────────────
@@ -294,8 +298,9 @@ class SteppedEnvironments:
 
     kind = "steps"
 
-    def __init__(self, make: Callable[..., Any], options: dict[str, Any], path: str) -> None:
+    def __init__(self, make: Callable[..., Any], options: dict[str, Any], path: str, seats: int = 1) -> None:
         self._make = make
+        self._seats = seats
         self._options = options
         self._takes_task = list(_parameters(make))[:1] == ["task"]
         self.setting = f"{FUNCTION} {path!r}"
@@ -308,7 +313,7 @@ class SteppedEnvironments:
 
     async def begin(self, task: Task) -> Any:
         made = self._make(*([task] if self._takes_task else []), **self._options)
-        return adapted(await made if inspect.isawaitable(made) else made)
+        return adapted(await made if inspect.isawaitable(made) else made, self._seats)
 
 
 Code = Union[SteppedEnvironments, Solve, Toolbox]
@@ -322,7 +327,7 @@ def load(settings: dict[str, Any]) -> Code:
     found = load_callable(path, setting=FUNCTION)
     if not isinstance(found, type) and list(_parameters(found))[1:2] == ["client"]:
         return Solve(found, options, f"{FUNCTION} {path!r}")
-    return SteppedEnvironments(found, options, path)
+    return SteppedEnvironments(found, options, path, settings["seats"])
 
 
 def _parameters(function: Callable[..., Any]) -> Any:

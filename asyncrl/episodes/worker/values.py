@@ -1,8 +1,10 @@
 """
 Return values of environments, checked and brought into the form of the pipe.
 
-    step, reset      Step | the same as a dict | None                 ─▶ {"messages", "reward", "done", "restart"}
+    step, reset      Step | the same as a dict | None            ─▶ {"messages", "reward", "done", "restart", "seat"}
     score, solve     number | {"score" or "reward": number, metrics} | None   ─▶ {"reward", "metrics"}
+
+A reward may also be a list, with a number for each seat.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Union
 
 from asyncrl.environment import Step
 from asyncrl.messages.number import number, scalar
@@ -18,6 +20,7 @@ from asyncrl.messages.verdict_limits import problem_of
 
 ROLES = ("system", "user", "assistant", "tool")
 STEP = frozenset(field.name for field in dataclasses.fields(Step))
+Reward = Union[float, list[float]]
 REWARD = ("score", "reward")
 """Names of the reward among the values of an episode."""
 
@@ -34,9 +37,10 @@ def step_of(value: Any, method: str) -> dict[str, Any]:
         raise BadValue(f"{method} returned {shown(value)}, expected a Step, or a dict with some of {sorted(STEP)}")
     return {
         "messages": messages_of(value.get("messages"), method),
-        "reward": _within(number_of(value.get("reward", 0.0), f"{method} returned the reward"), {}, method),
+        "reward": _within(reward_of(value.get("reward", 0.0), f"{method} returned the reward"), {}, method),
         "done": _flag(value.get("done", False), f"{method} returned done"),
         "restart": _flag(value.get("restart", False), f"{method} returned restart"),
+        "seat": _seat(value.get("seat", 0), method),
     }
 
 
@@ -50,11 +54,11 @@ def reset_of(value: Any) -> dict[str, Any]:
 def score_of(value: Any, method: str) -> dict[str, Any]:
     """Convert the value of ``score`` or of an agent program; raises `BadValue`."""
     if not isinstance(value, Mapping):
-        reward = None if value is None else number_of(value, f"{method} returned")
+        reward = None if value is None else reward_of(value, f"{method} returned")
         return {"reward": _within(reward, {}, method), "metrics": {}}
     if len(given := [name for name in REWARD if value.get(name) is not None]) > 1:
         raise BadValue(f"{method} returned both score and reward, which are one number; name it once")
-    reward = number_of(value[given[0]], f"{method} returned {given[0]}") if given else None
+    reward = reward_of(value[given[0]], f"{method} returned {given[0]}") if given else None
     metrics = {
         str(name): number_of(one, f"{method} returned {name}") for name, one in value.items() if name not in REWARD
     }
@@ -83,10 +87,18 @@ def number_of(value: Any, what: str) -> float:
     return found
 
 
-def _within(reward: float | None, metrics: dict[str, float], method: str) -> float | None:
+def reward_of(value: Any, what: str) -> Reward:
+    """Convert a number, or a list with one for each seat; raises `BadValue`."""
+    if isinstance(value, (list, tuple)):
+        return [number_of(one, f"{what} {shown(value)}, and in it") for one in value]
+    return number_of(value, what)
+
+
+def _within(reward: Reward | None, metrics: dict[str, float], method: str) -> Reward | None:
     """The reward, if it and the metrics are within their limits; raises `BadValue`."""
-    if problem := problem_of(reward or 0.0, metrics, None):
-        raise BadValue(f"{method} returned what cannot be trained: {problem}")
+    for one in reward if isinstance(reward, list) else [reward or 0.0]:
+        if problem := problem_of(one, metrics, None):
+            raise BadValue(f"{method} returned what cannot be trained: {problem}")
     return reward
 
 
@@ -94,6 +106,13 @@ def shown(value: Any) -> str:
     """Return the beginning of a value's text."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _seat(value: Any, method: str) -> int:
+    seat = scalar(value)
+    if type(seat) is not int or seat < 0:
+        raise BadValue(f"{method} returned the seat {shown(value)}, expected 0, 1, ...")
+    return seat
 
 
 def _flag(value: Any, what: str) -> bool:

@@ -173,8 +173,9 @@ def _number(text: str) -> float | None:
 
 class EpisodeReward(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
-    Reward of the environment: the sum over the turns, or what its ``score`` returned. Its metrics are those of the
-    verdict, so an environment whose best reward is not 1 sets ``correct``.
+    Reward of the environment: the sum over the turns, or what its ``score`` returned; of several seats their mean, with
+    ``seat_0``, ``seat_1`` ... as metrics. Its metrics are those of the verdict, so an environment whose best reward is
+    not 1 sets ``correct``.
     """
 
     def __call__(self, inputs: VerifierInput, /) -> dict[str, float]:

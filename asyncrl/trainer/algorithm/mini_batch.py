@@ -21,12 +21,19 @@ from asyncrl.algo.loss_tokens import Tokens
 from asyncrl.config.config import Config
 from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.errors import BrokenInvariant
+from asyncrl.messages.sound import seat_rewards
 from asyncrl.messages.trajectory import Span, Turn
 from asyncrl.plug_in import is_path
 from asyncrl.trainer.algorithm.estimates import Estimates
 from asyncrl.trainer.algorithm.recipe import Recipe
 from asyncrl.trainer.packing.batch import cut, turns_of
-from asyncrl.trainer.packing.step import PerToken, TrainingStep, TrainingTrajectory, all_gather_per_token
+from asyncrl.trainer.packing.step import (
+    PerToken,
+    TrainingStep,
+    TrainingTrajectory,
+    TrajectoryInfo,
+    all_gather_per_token,
+)
 from asyncrl.trainer.ranks.ranks import Ranks
 
 F32 = torch.float32
@@ -137,6 +144,60 @@ def _joined(parts: Sequence[NDArray[Any]], dtype: torch.dtype, device: torch.dev
     return torch.from_numpy(np.concatenate((np.zeros(0, np.float32), *parts))).to(device, dtype)
 
 
+# ── seats ─────────────────────────────────────────────────────────────────────────────────────
+# An episode of several seats is a trajectory for each seat that spoke: a sequence of its own in every mean, with its
+# own reward and its own return to go. Its turns, contexts and tokens are all it has.
+#
+#     turns of the seats   0 1 0 1 1        becomes   0 0   and   1 1 1        one index after the other
+#
+# Who spoke is in the payloads, so ranks tell each other how many tokens each seat has, and its reward.
+
+
+def of_seat(trajectory: TrainingTrajectory, seat: int) -> TrainingTrajectory:
+    """The turns of one seat, with the sum of their rewards."""
+    turns = turns_of(trajectory)
+    places = [place for place, turn in enumerate(turns) if turn.seat == seat]
+    moved = {place: number for number, place in enumerate(places)}
+    own = [
+        structs.replace(turns[place], parent=moved.get(turns[place].parent, turns[place].parent)) for place in places
+    ]
+    is_own = [turn.seat == seat for turn in turns]
+    keep = np.repeat(is_own, [turn.num_written for turn in turns])
+    is_read = np.repeat(is_own, [turn.num_context for turn in turns])
+    part = _with_kept(trajectory, keep, own, trajectory.context_ids[is_read])
+    return replace(part, reward=seat_rewards(own)[seat], seat=seat)
+
+
+def by_seat(step: TrainingStep, num_seats: int, ranks: Ranks) -> TrainingStep:
+    """The step with a trajectory for each seat that spoke. Collective; every trajectory must have an owner."""
+    own = {
+        place: {seat: of_seat(one, seat) for seat in sorted({turn.seat for turn in turns_of(one)})}
+        for place, one in step.trajectories.items()
+    }
+    facts = {place: np.zeros((num_seats, 3), np.float32) for place in own}
+    """Tokens that each seat wrote, tokens that it read, and its reward; a seat that did not speak wrote none."""
+    for place, parts in own.items():
+        for seat, part in parts.items():
+            facts[place][seat] = len(part.completion_ids), len(part.context_ids), part.reward
+    shared = all_gather_per_token(
+        {"facts": {place: one.ravel() for place, one in facts.items()}},
+        lengths=[3 * num_seats] * len(step.infos),
+        owners=step.owners,
+        ranks=ranks,
+    )["facts"]
+    infos, trajectories, owners = list[TrajectoryInfo](), dict[int, TrainingTrajectory](), list[int]()
+    for place, (info, numbers) in enumerate(zip(step.infos, shared, strict=True)):
+        for seat, (written, read, reward) in enumerate(numbers.reshape(num_seats, 3).tolist()):
+            if written:
+                if place in own:
+                    trajectories[len(infos)] = own[place][seat]
+                outcome = replace(info.outcome, seat=seat, length=int(written), reward=reward)
+                index = info.index * num_seats + seat
+                infos.append(replace(info, index=index, outcome=outcome, context_length=int(read)))
+                owners.append(step.owners[place])
+    return TrainingStep(infos, trajectories, owners)
+
+
 # ── trained part ──────────────────────────────────────────────────────────────────────────────
 # Tokens of a step that are trained. The policy's other tokens become context: they are read, and are in no loss and in
 # no mean. Not trained are
@@ -223,13 +284,14 @@ Counts for the metrics: tokens left to train, tokens of untrained turns, and old
 
 
 class TrainedPart:
-    """Selects the tokens of a step that are trained; all others become context."""
+    """Selects the tokens of a step that are trained; all others become context. Seats become trajectories."""
 
     def __init__(self, config: Config) -> None:
         schedule = config.schedule
         self._max_staleness = schedule.max_staleness if schedule.on_straggler == "mask" else None
         self._steps_per_publish = schedule.steps_per_publish
         self._has_turns = config.environment.is_set
+        self._num_seats = config.environment.seats
         self.is_whole = self._max_staleness is None and not self._has_turns
         """True if every token of the run is trained."""
 
@@ -253,12 +315,15 @@ class TrainedPart:
 
     def of_step(self, step: TrainingStep, number: int, ranks: Ranks) -> tuple[TrainingStep, dict[str, float]]:
         """
-        The step with untrained tokens as context, and metrics of them. Collective; every trajectory must have an owner.
+        The step by seats, with untrained tokens as context, and metrics of them. Collective; every trajectory must have
+        an owner.
 
         ``number`` is that of the step. A step that is whole stays as it is.
         """
         if self.is_whole:
             return step, {}
+        if self._num_seats > 1:
+            step = by_seat(step, self._num_seats, ranks)
         own = {place: self.of_trajectory(one, number) for place, one in step.trajectories.items()}
         shared = all_gather_per_token(
             {"counts": {place: counts for place, (_, counts) in own.items()}},

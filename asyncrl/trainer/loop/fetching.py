@@ -61,6 +61,7 @@ def limits_of(config: Config, vocab_size: int, step: int, routes: RouteShape | N
         vocab_size=vocab_size,
         max_tokens=config.longest_written("train"),
         max_turns=config.max_turns,
+        seats=config.environment.seats,
         max_prompt_tokens=config.data.max_prompt_tokens,
         newest_version=step // config.schedule.steps_per_publish,
         replay_mask=config.sampling.replay_mask,

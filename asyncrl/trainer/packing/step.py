@@ -203,6 +203,8 @@ class TrainingTrajectory:
     """Turns of an episode, in the order written; empty for one completion after the prompt."""
     context_ids: NDArray[np.int32] = field(default_factory=no_ids)
     """[C] tokens between those of the policy, turn after turn, which are read and not trained on."""
+    seat: int = 0
+    """Seat whose turns these are, once the episode is split by seats."""
 
     def __post_init__(self) -> None:
         if not len(self.prompt_ids) or len(self.completion_ids) != len(self.behavior_logprobs):

@@ -122,6 +122,29 @@ def test_the_metric_decides_where_there_is_one() -> None:
     assert filtered(a_filter(filter_metric="correct"), all_right, one_right) == [all_right]
 
 
+def a_game(*rewards: tuple[float, ...]) -> Group:
+    group = Group(next(ids), Prompt(text="?"), len(rewards), min_version=0)
+    for slot, seats in zip(group.slots, rewards, strict=True):
+        slot.score(sum(seats) / len(seats), {f"seat_{seat}": reward for seat, reward in enumerate(seats)})
+    return group
+
+
+def test_rewards_of_seats_are_compared_seat_by_seat() -> None:
+    """In a game of two the mean is always zero, and there is much to learn."""
+    decided, drawn = a_game((1.0, -1.0), (-1.0, 1.0)), a_game((0.0, 0.0), (0.0, 0.0))
+    silent = a_game((1.0,), (1.0, 5.0))
+    book = GroupFilter(Schedule(filter="zero_variance"), num_seats=2)
+
+    assert filtered(book, decided, drawn, silent) == [drawn, silent]
+
+
+def test_a_metric_that_is_named_like_a_seat_is_none_in_an_episode_of_one() -> None:
+    group = a_game((1.0, 0.0), (1.0, 0.0))
+    group.slots[0].reward = 0.0
+
+    assert not filtered(a_filter(), group)
+
+
 def test_a_verdict_without_the_metric_ends_the_run_and_says_what_it_has() -> None:
     with pytest.raises(RunFailed, match=r"filter_metric is 'acc', .* has no such metric \(it has: correct\)"):
         filtered(a_filter(filter_metric="acc"), a_group(1.0, 0.0))

@@ -69,6 +69,31 @@ TILL = {"function": "till.py:Till"}
             "lower it, or raise environment.max_tokens",
         ),
         (
+            {"environment": {"tools": ["calculator"], "seats": 2}},
+            "environment.seats is 2, but environment.tools answer whoever called them; use environment.function, or "
+            "remove seats",
+        ),
+        ({"environment": TILL | {"seats": 17}}, "environment.seats is 17, expected at most 16"),
+        (
+            {"environment": TILL | {"seats": 2}, "reward": {"function": "exact"}},
+            "environment.seats is 2, but reward.function='exact' judges an episode with one number, which is no seat's "
+            "own; use reward.function='episode', and let the environment reward each seat",
+        ),
+        (
+            {"environment": TILL | {"seats": 2}, "reward": {"parts": [{"name": "a", "function": "episode"}]}},
+            "environment.seats is 2, but reward.parts judges an episode with one number, which is no seat's own; use "
+            "reward.function='episode', and let the environment reward each seat",
+        ),
+        (
+            {
+                "environment": TILL | {"seats": 2},
+                "reward": {"function": "episode"},
+                "algorithm": {"advantage": "remax"},
+            },
+            "environment.seats is 2, but algorithm.advantage='remax' compares with the one reward of a greedy episode; "
+            "use an estimator that compares the episodes of a group",
+        ),
+        (
             {"environment": {"max_turns": 4}},
             "environment.max_turns is only read with environment.function, tools or command, and none is set; set one, "
             "or remove it",

@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 
+from asyncrl.environment import Client
 from asyncrl.episodes.environment import Score
 from asyncrl.episodes.gateway.app import MAX_SENT_METRICS, BodyBudget, Disconnected, Exchange, GatewayApp
 from asyncrl.episodes.gateway.request import RefusedRequest
+from asyncrl.episodes.record import EpisodeLimits
 from asyncrl.errors import EngineError
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from tests.episodes.gateway.doubles import Connection, Episode, call, chat, user
 
 HI = [user("Hi")]
@@ -209,6 +212,74 @@ def test_an_impossible_reward_is_refused(body: bytes) -> None:
         assert (answer.status, answer.code, episode.open.score) == (400, "invalid_reward", None)
 
     play(scene)
+
+
+# ── seats ───────────────────────────────────────────────────────────────────────────────────
+
+TWO = EpisodeLimits(max_turns=9, max_tokens=10_000, seats=2)
+
+
+def test_each_seat_has_a_path_of_its_own_and_knows_nothing_of_the_others_turns() -> None:
+    async def main() -> None:
+        episode = Episode(lambda read: f"{len(read)}", limits=TWO)
+        app, second = GatewayApp(episode.gateway), f"{episode.path}/seats/1/v1/chat/completions"
+        first = (await chat(app, episode, HI)).message
+        other = (await call(app, "POST", second, ASK)).message
+        await call(app, "POST", second, {"messages": [*HI, other, user("on")]})
+        await chat(app, episode, [*HI, first, user("on")])
+        turns = [(turn.seat, turn.parent) for turn in episode.record.turns]
+        assert turns == [(0, FROM_PROMPT), (1, FROM_NOTHING), (1, 1), (0, 0)]
+        await call(app, "POST", second, {"messages": [*HI, {"role": "assistant", "content": "no"}, user("on")]})
+        assert (episode.record.turns[-1].seat, episode.record.turns[-1].parent) == (1, FROM_NOTHING)
+        assert episode.open.counts["root_edited_reply"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_client_gives_the_path_of_a_seat() -> None:
+    episode = Episode(lambda _: "x", limits=TWO)
+    client = Client(episode.open.base_url, episode.open.key)
+    assert client.seat(1) == Client(f"http://test{episode.path}/seats/1/v1", episode.open.key)
+
+
+@pytest.mark.parametrize("dialect", ["responses", "chat/completions"])
+def test_an_id_of_another_seat_is_unknown(dialect: str) -> None:
+    """By it a seat would read what the other has read."""
+
+    async def main() -> None:
+        episode = Episode(lambda _: "secret", limits=TWO)
+        app = GatewayApp(episode.gateway)
+        asked = {"input": "Hi"} if dialect == "responses" else ASK
+        answer = await call(app, "POST", f"{episode.path}/v1/{dialect}", asked)
+        body = {"input": "on", "previous_response_id": answer.json["id"].replace("chatcmpl-", "resp_")}
+        assert (await call(app, "POST", f"{episode.path}/seats/1/v1/responses", body)).code == "invalid_request"
+        assert (await call(app, "POST", f"{episode.path}/v1/responses", body)).status == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["2", "-1", "x", "", "²", "9" * 5000])
+def test_a_seat_that_is_none_is_not_found(name: str) -> None:
+    async def main() -> None:
+        episode = Episode(lambda _: "x", limits=TWO)
+        path = f"{episode.path}/seats/{name}/v1/chat/completions"
+        answer = await call(GatewayApp(episode.gateway), "POST", path, ASK)
+        assert answer.status == 404
+        assert answer.json["error"]["message"].endswith("environment.seats is 2, expected 0 .. 1")
+
+    asyncio.run(main())
+
+
+def test_a_list_rewards_each_seat() -> None:
+    async def main() -> None:
+        episode = Episode(lambda _: "x", limits=TWO)
+        app, path = GatewayApp(episode.gateway), f"{episode.path}/reward"
+        assert (await call(app, "PUT", path, {"reward": [1.0, -1.0]})).status == 200
+        assert episode.open.score == Score(reward=[1.0, -1.0])
+        for wrong in ([1.0], [1.0, 2.0, 3.0], [0.0, 1e7], []):
+            assert (await call(app, "PUT", path, {"reward": wrong})).code == "invalid_reward"
+
+    asyncio.run(main())
 
 
 # ── mounted, and faults ─────────────────────────────────────────────────────────────────────

@@ -22,6 +22,7 @@ from tests.episodes.gateway.doubles import (
     Answer,
     Connection,
     Episode,
+    call,
     chat,
     completion,
     sampled,
@@ -613,6 +614,25 @@ def test_a_turn_that_was_begun_is_continued() -> None:
         assert answer.message["content"] == "answer 1"
         assert again.engine.requests[0].resume_from == begun
         assert again.record.turns[0].completion.completion_ids == sampled("answer 1")
+
+    play(scene)
+
+
+def test_seats_that_read_the_same_get_their_own_turns_again() -> None:
+    two = EpisodeLimits(max_turns=9, max_tokens=10_000, seats=2)
+
+    async def ask(episode: Episode, *seats: int) -> None:
+        for seat in seats:
+            path = f"{episode.path}/seats/{seat}/v1/chat/completions"
+            await call(app_of(episode), "POST", path, {"messages": [user("Another")]})
+
+    async def scene() -> None:
+        texts = iter("ab")
+        before = Episode(lambda _: next(texts), limits=two)
+        await ask(before, 0, 1)
+        again = Episode(lambda _: "x", limits=two, earlier=before.record)
+        await ask(again, 1, 0)
+        assert [(turn.seat, turn.text) for turn in again.record.turns] == [(1, "b"), (0, "a")]
 
     play(scene)
 

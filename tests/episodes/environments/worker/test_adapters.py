@@ -72,10 +72,10 @@ def test_a_game_of_textarena_is_told_by_its_methods_and_closed_once() -> None:
     game = adapted(inner := Game())
 
     assert isinstance(game, TextArena)
-    assert game.reset(TASK) == [{"role": "user", "content": "1 3\n?"}]
+    assert game.reset(TASK) == Step([{"role": "user", "content": "1 3\n?"}])
     assert game.step(Said("wrong")).messages == [{"role": "user", "content": "1 3\n?"}]
     assert game.step(Said("right")) == Step(done=True)
-    assert game.score() == 1.0
+    assert game.score() == {"score": [1.0]}
     game.close()
     assert inner.closed == 1
 
@@ -90,9 +90,36 @@ def test_an_observation_that_tells_the_whole_game_is_read_once() -> None:
             return False, {}
 
     game = adapted(Telling())
-    assert game.reset(TASK) == [{"role": "user", "content": "1 3"}]
+    assert game.reset(TASK).messages == [{"role": "user", "content": "1 3"}]
     for action in ("Is it [4]?", "Is it [5]?"):
         assert game.step(Said(action)).messages == [{"role": "user", "content": "[GAME] No."}]
+
+
+def test_each_player_of_a_game_is_a_seat_that_reads_the_prompt_and_its_own_observations() -> None:
+    class Duel(Game):
+        def reset(self, num_players: int, seed: int) -> None:
+            self.told = [f"You are {player} of {num_players}." for player in range(num_players)]
+            self.turn = 0
+
+        def get_observation(self) -> tuple[int, str]:
+            return self.turn, self.told[self.turn]
+
+        def step(self, action: str) -> tuple[bool, dict[str, Any]]:
+            self.told = [f"{told}\n[Player {self.turn}] {action}" for told in self.told]
+            self.turn = 1 - self.turn
+            return action == "mate", {}
+
+        def close(self) -> tuple[dict[int, float], dict[str, Any]]:
+            return {0: -1.0, 1: 1.0}, {}
+
+    game = adapted(Duel(), seats=2)
+    assert game.reset(TASK) == Step([{"role": "user", "content": "You are 0 of 2."}])
+    read = {"role": "user", "content": "You are 1 of 2.\n[Player 0] e4"}
+    assert game.step(Said("e4")) == Step([*TASK.messages, read], seat=1)
+    answered = {"role": "user", "content": "[Player 0] e4\n[Player 1] e5"}
+    assert game.step(Said("e5", seat=1)) == Step([answered])
+    assert game.step(Said("mate")) == Step(done=True)
+    assert game.score() == {"score": [-1.0, 1.0]}
 
 
 def test_anything_without_reset_and_step_is_refused() -> None:
@@ -100,19 +127,21 @@ def test_anything_without_reset_and_step_is_refused() -> None:
         adapted(5)
 
 
-def played(folder: Path, code: str, *texts: str, extra: dict[str, Any] | None = None) -> tuple[list[Answer], Score]:
+def played(
+    folder: Path, code: str, *texts: str, extra: dict[str, Any] | None = None, seats: int = 1
+) -> tuple[list[Answer], Score]:
     """Answers to reset and to each turn, and the score, under the interpreter of agents."""
     (folder / "make.py").write_text(code)
 
     async def play() -> tuple[list[Answer], Score]:
-        environment = Environment(function=f"{folder}/make.py:make", python=PYTHON, workers=1)
+        environment = Environment(function=f"{folder}/make.py:make", python=PYTHON, workers=1, seats=seats)
         async with EnvironmentPool(environment, "run", "node") as pool:
             episode = pool.open("a")
             messages = [{"role": "user", "content": "Play."}]
             answers = [await episode.reset(TaskInput(messages=messages, answer="72", seed=1, extra=extra or {}))]
             for text in texts:
                 if not answers[-1].done:
-                    answers.append(await episode.step(PolicyTurn(text=text)))
+                    answers.append(await episode.step(PolicyTurn(text=text, seat=answers[-1].seat)))
             score = await episode.score()
             await episode.close()
             return answers, score
@@ -149,5 +178,18 @@ def test_a_game_of_textarena_is_played_to_its_end(tmp_path: Path) -> None:
     assert not answers[1].done
     assert answers[1].messages
     assert answers[-1].done
-    assert score.reward is not None
-    assert 0 < score.reward <= 1
+    assert isinstance(score.reward, list)
+    assert 0 < score.reward[0] <= 1
+
+
+@needs("textarena")
+@pytest.mark.timeout(120)
+def test_two_seats_play_tic_tac_toe_of_textarena(tmp_path: Path) -> None:
+    code = "import textarena\ndef make(task, game='TicTacToe-v0'):\n    return textarena.make(game)\n"
+    answers, score = played(tmp_path, code, "[0]", "[4]", "[1]", "[5]", "[2]", seats=2)
+
+    assert [answer.seat for answer in answers[:-1]] == [0, 1, 0, 1, 0]
+    assert answers[1].messages[0]["content"] == "Play.", "the prompt of the row"
+    assert "You are Player 1" in answers[1].messages[1]["content"]
+    assert answers[-1].done
+    assert score.reward == [1.0, -1.0]

@@ -46,7 +46,7 @@ def wants(other): ...
 
 def settings(folder: Path, name: str, **options: Any) -> dict[str, Any]:
     (folder / "code.py").write_text(CODE)
-    return {"function": f"{folder}/code.py:{name}", "options": options, "tools": [], "call_s": 5.0}
+    return {"function": f"{folder}/code.py:{name}", "options": options, "tools": [], "call_s": 5.0, "seats": 1}
 
 
 def begun(folder: Path, name: str, **options: Any) -> Any:

@@ -29,7 +29,7 @@ class Spoken:
             [sys.executable, start.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         function = f"{written(folder)}:{name}"
-        self.say({"load": {"function": function, "options": {}, "tools": [], "call_s": 5.0}})
+        self.say({"load": {"function": function, "options": {}, "tools": [], "call_s": 5.0, "seats": 1}})
 
     def say(self, *messages: dict[str, Any]) -> None:
         assert self.process.stdin is not None

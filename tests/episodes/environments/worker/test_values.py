@@ -11,11 +11,11 @@ MESSAGE = {"role": "user", "content": "hello"}
 
 
 def test_a_step_and_a_dict_with_the_same_keys_mean_the_same() -> None:
-    expected = {"messages": [MESSAGE], "reward": 0.5, "done": True, "restart": False}
+    expected = {"messages": [MESSAGE], "reward": 0.5, "done": True, "restart": False, "seat": 0}
 
     assert step_of(Step(messages=[MESSAGE], reward=0.5, done=True), "step") == expected
     assert step_of({"messages": [MESSAGE], "reward": 0.5, "done": True}, "step") == expected
-    assert step_of({}, "step") == {"messages": [], "reward": 0.0, "done": False, "restart": False}
+    assert step_of({}, "step") == {"messages": [], "reward": 0.0, "done": False, "restart": False, "seat": 0}
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,22 @@ def test_a_step_and_a_dict_with_the_same_keys_mean_the_same() -> None:
         ({"reward": "1"}, "expected a finite number"),
         ({"reward": 1e30}, "the reward is 1e+30, expected a finite number of at most 1e+06"),
         ({"done": 1}, "done 1, expected True or False"),
+        ({"reward": [0.0, "1"]}, "the reward [0.0, '1'], and in it '1', expected a finite number"),
+        ({"reward": [0.0, 1e30]}, "the reward is 1e+30, expected a finite number of at most 1e+06"),
+        ({"seat": -1}, "step returned the seat -1, expected 0, 1, ..."),
+        ({"seat": True}, "step returned the seat True, expected 0, 1, ..."),
     ],
 )
 def test_any_other_value_is_one_clear_error(value: Any, message: str) -> None:
     with pytest.raises(BadValue) as caught:
         step_of(value, "step")
     assert message in str(caught.value)
+
+
+def test_a_reward_may_be_a_list_of_one_for_each_seat() -> None:
+    assert step_of(Step(reward=(1, -1), seat=1), "step")["reward"] == [1.0, -1.0]
+    assert score_of([1, True], "the program") == {"reward": [1.0, 1.0], "metrics": {}}
+    assert score_of({"score": [0.5, 0.0], "n": 1}, "score") == {"reward": [0.5, 0.0], "metrics": {"n": 1.0}}
 
 
 def test_reset_may_return_nothing_or_messages() -> None:
