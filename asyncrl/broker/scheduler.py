@@ -86,7 +86,7 @@ class Scheduler:
         self.turns = DeviceTurnBook(self.nodes, self.out, is_used=config.rollout.colocated)
         self.window = Window(schedule.window)
         self.groups = GroupBook()
-        self.grading = GradeBook()
+        self.grading = GradeBook(self.groups if config.reward.group else None)
         self.transfers = TransferBook(
             config.weights.deadline_s,
             config.broker.notice_s / 2,
@@ -379,15 +379,18 @@ class Scheduler:
 
     @rule
     def _scored(self, message: Scored, node: Node, now_s: float) -> None:
-        for item in message.items:
-            if failed := self._verdict_limits.failure(item):
+        for items in self._trajectories.judged_together(message.items):
+            failures = filter(None, map(self._verdict_limits.failure, items))
+            if failed := next(failures, None) or self._trajectories.incomplete(items):
                 self._fail(failed, node)
-            elif (group := self._trajectories.rewarded(item, node.peer)) is None:
                 continue
-            elif group.split == "train":
-                self.training.rewarded(group)
-            else:
-                self.versions.settle_held_out(item.unit, failed=False)
+            for item in items:
+                if (group := self._trajectories.rewarded(item, node.peer)) is None:
+                    continue
+                if group.split == "train":
+                    self.training.rewarded(group)
+                else:
+                    self.versions.settle_held_out(item.unit, failed=False)
         self._trajectories.count_attempts(node.peer, now_s)
 
     @rule
@@ -410,7 +413,8 @@ class Scheduler:
         if not (reason := self._trajectories.failed(message, node.peer)):
             return
         group = self.groups.group(message.unit)
-        if group and group.split == "train" and message.stage in OWN_FAULTS:
+        is_own = message.stage in OWN_FAULTS and not message.is_of_group
+        if group and group.split == "train" and is_own:
             self.training.fail(group, message.unit, reason)
         else:
             self._give_up(message.unit, reason)

@@ -156,6 +156,8 @@ class TrainingGroups:
         self._out.event("trajectory.left_out", group_id=unit.group_id, index=unit.index, reason=reason)
         if self.left_out(group, slot):
             self.filtering.completed(group)
+        else:
+            self._grading.left_out(group)
 
     def give_up(self, group: Group, reason: str) -> None:
         """Drop a group one of whose trajectories failed for good; raises `RunFailed` after too many in a row."""

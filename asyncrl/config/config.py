@@ -57,12 +57,24 @@ class Config(Section, frozen=True, kw_only=True):
         All of them for a custom estimator, which may count on a group's size.
         """
         entry = ADVANTAGES.get(self.algorithm.advantage)
-        return 1 + entry.compares_group if entry else self.schedule.group_size
+        compares = bool(self.reward.group) or bool(entry and entry.compares_group)
+        return 1 + compares if entry else self.schedule.group_size
+
+    @property
+    def trajectories_per_group(self) -> int:
+        """Trajectories of one group, greedy ones included."""
+        return self.schedule.group_size + self.greedy_per_group
+
+    @property
+    def verdict_s(self) -> float:
+        """Seconds within which a trajectory is judged, or with ``reward.group`` all of a group."""
+        calls = 1 + (self.trajectories_per_group if self.reward.group else 0)
+        return calls * self.reward.timeout_s
 
     @property
     def trajectories_per_step(self) -> int:
         """Trajectories of one batch, greedy ones included."""
-        return self.schedule.groups_per_step * (self.schedule.group_size + self.greedy_per_group)
+        return self.schedule.groups_per_step * self.trajectories_per_group
 
     @property
     def longest_request(self) -> int:

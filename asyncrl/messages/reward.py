@@ -22,12 +22,14 @@ class GradeItem(Value, frozen=True):
 
 @sent(by="broker", to="reward")
 class Grade(Message, frozen=True):
-    """Request to grade stored trajectories of one prompt, each independently."""
+    """Request to grade stored trajectories of one prompt, each for itself or all `together`."""
 
     prompt: Prompt
     items: list[GradeItem]
     limits: TrajectoryLimits = TrajectoryLimits()
     """Checked in each payload before it is judged."""
+    together: bool = False
+    """They are a whole group, for ``reward.group``: one `Scored` rewards all of them, or one `Failed` none."""
 
 
 class ScoredItem(Value, frozen=True):

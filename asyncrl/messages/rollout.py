@@ -121,6 +121,8 @@ class Failed(Message, frozen=True):
     """The spool of the payload is away: no attempt, and graded when it is back."""
     at_fault: AtFault = "rollout"
     """``payload``: who has damaged it."""
+    is_of_group: bool = False
+    """``reward``: the group has no verdict, for which none of its trajectories is to blame."""
 
     def out_of_bounds(self) -> str:
         return bounds.reason(self.reason)

@@ -8,7 +8,9 @@ The reward role: fetches stored trajectories, and sends their rewards to the bro
        └────────────────────── Offer, as these are sent ◀─────────────────────┘
 
 Each item of a `Grade` is judged independently, and answered with one `ScoredItem` or one `Failed`, unless the run
-stops; at most ``max_open`` items are open. Rewards that are ready at the same moment share a `Scored`.
+stops; at most ``max_open`` items are open. Rewards that are ready at the same moment share a `Scored`. Items that are
+judged together are compared once each has its verdict, and answered with all their rewards in one `Scored`, or with the
+`Failed` of the first that has none.
 
 Safe to run inside another process: the actor installs no signal handler, does not touch logging or the event-loop
 policy, starts no thread, and stops when its task is cancelled. Pool and connection are borrowed, not closed.
@@ -17,8 +19,13 @@ policy, starts no thread, and stops when its task is cancelled. Pool and connect
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import chain
 
+from msgspec.structs import replace
+
+from asyncrl.config.config import Config
 from asyncrl.errors import DecodeError, LinkClosed, LinkRefused, SpoolAway, VerifierError
 from asyncrl.failpoints import failpoint
 from asyncrl.log import get_logger
@@ -31,7 +38,7 @@ from asyncrl.messages.supervisor import Stacks, StacksWanted
 from asyncrl.messages.trajectory import Prompt, Trajectory
 from asyncrl.messages.words import REWARD_ACTIVITIES, Activity
 from asyncrl.records.metrics import Sample
-from asyncrl.reward.verifier import Verdict, VerifierInput, verifier_input
+from asyncrl.reward.verifier import GroupMember, Verdict, VerifierInput, group_member, verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
 from asyncrl.wire.files import MAX_VERDICT_BYTES, cut_by_bytes, verdict_bytes
 from asyncrl.wire.handshake import Connection
@@ -46,6 +53,11 @@ MAX_OPEN = 256
 
 FETCH_S = 120.0
 """Time limit of a spool for one payload, after which the trajectory is sampled again."""
+
+
+def most_open(config: Config) -> int:
+    """Trajectories that a node has open at once: two groups at least, if they are judged together."""
+    return max(MAX_OPEN, 2 * config.trajectories_per_group if config.reward.group else 0)
 
 
 class _Stopped(Exception): ...  # cancels the tasks of the task group
@@ -80,7 +92,8 @@ class RewardActor:
         self._settled = 0
         self._failed: Counter[str] = Counter({"reward": 0, "payload": 0})
         """Failures by stage."""
-        self._scored: list[ScoredItem] = []
+        self._scored: list[list[ScoredItem]] = []
+        """Rewards to send; those of an inner list must not be separated."""
         self._has_scored = asyncio.Event()
 
     def heartbeat(self, lag_s: float) -> Beat:
@@ -125,8 +138,8 @@ class RewardActor:
             message = await self._broker.receive()
             match message:
                 case Grade(items=items):
-                    for item in items:
-                        tasks.create_task(self._grade(message, item))
+                    for of_task in [items] if message.together else [[item] for item in items]:
+                        tasks.create_task(self._grade(message, of_task))
                 case Spools(spools=spools):
                     self._spools.update(spools)
                 case Barred(cause=cause, pause_s=pause_s):
@@ -140,20 +153,45 @@ class RewardActor:
                 case Stop():
                     return
 
-    async def _grade(self, grade: Grade, item: GradeItem) -> None:
-        with self._occupancy.doing("grading"):
-            answer = await self._judge(grade, item)
-        if isinstance(answer, ScoredItem):
+    async def _grade(self, grade: Grade, items: Sequence[GradeItem]) -> None:
+        """Answer one item, or all that are judged together."""
+        with ExitStack() as in_hand:
+            for _ in items:
+                in_hand.enter_context(self._occupancy.doing("grading"))
+            answer = await (self._compare(grade) if grade.together else self._score(grade, items[0]))
+        if not isinstance(answer, Failed):
             failpoint("reward.judged")
             self._scored.append(answer)
             self._has_scored.set()
             return
         await self._broker.send(answer)
         self._failed[answer.stage] += 1
-        self._settled += 1
+        self._settled += len(items)
         await self._offer()
 
-    async def _judge(self, grade: Grade, item: GradeItem) -> ScoredItem | Failed:
+    async def _score(self, grade: Grade, item: GradeItem) -> list[ScoredItem] | Failed:
+        judged = await self._judge(grade, item)
+        if isinstance(judged, Failed):
+            return judged
+        try:
+            return [_scored(item, judged[1])]
+        except VerifierError as error:
+            return _failed(item, error)
+
+    async def _compare(self, grade: Grade) -> list[ScoredItem] | Failed:
+        members: list[GroupMember] = []
+        for judged in await asyncio.gather(*(self._judge(grade, item) for item in grade.items)):
+            if isinstance(judged, Failed):
+                return judged
+            members.append(group_member(*judged))
+        try:
+            verdicts = await self._pool.judge_group(members)
+            return [_scored(item, verdict) for item, verdict in zip(grade.items, verdicts, strict=True)]
+        except VerifierError as error:
+            return replace(_failed(grade.items[0], error), is_of_group=True)
+
+    async def _judge(self, grade: Grade, item: GradeItem) -> tuple[VerifierInput, Verdict] | Failed:
+        """What a verifier sees of a trajectory, and its verdict."""
         try:
             trajectory = await self._payloads.fetch(item.ref, FETCH_S)
         except SpoolAway as error:
@@ -166,10 +204,11 @@ class RewardActor:
         problem = problem_of(trajectory, item.unit, item.summary, grade.limits)
         if problem := problem or image_problem_of(trajectory, grade.prompt.images):
             return Failed(item.unit, item.lease_id, "payload", problem, retryable=True)
+        inputs = input_of(grade.prompt, trajectory)
         try:
-            return _scored(item, await self._pool.judge(input_of(grade.prompt, trajectory)))
+            return inputs, await self._pool.judge(inputs)
         except VerifierError as error:
-            return Failed(item.unit, item.lease_id, "reward", str(error), error.retryable)
+            return _failed(item, error)
 
     async def _send_scored(self) -> None:
         """Send all rewards that are ready whenever this task runs."""
@@ -177,9 +216,10 @@ class RewardActor:
             await self._has_scored.wait()
             self._has_scored.clear()
             scored, self._scored = self._scored, []
-            for chunk in cut_by_bytes(scored, verdict_bytes):
-                await self._broker.send(Scored(chunk))
-            self._settled += len(scored)
+            for chunk in cut_by_bytes(scored, _size):
+                items = list(chain.from_iterable(chunk))
+                await self._broker.send(Scored(items))
+                self._settled += len(items)
             await self._offer()
 
     async def _offer(self) -> None:
@@ -188,6 +228,14 @@ class RewardActor:
         if limit - self._offered >= max(1, self._max_open // 4):
             self._offered = limit
             await self._broker.send(Offer(limit))
+
+
+def _size(items: Sequence[ScoredItem]) -> int:
+    return sum(map(verdict_bytes, items))
+
+
+def _failed(item: GradeItem, error: VerifierError) -> Failed:
+    return Failed(item.unit, item.lease_id, "reward", str(error), error.retryable)
 
 
 def _scored(item: GradeItem, verdict: Verdict) -> ScoredItem:

@@ -18,7 +18,7 @@ import msgspec
 
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import hint, is_path, load_function
-from asyncrl.reward.verifier import Verifier, VerifierInput, is_async
+from asyncrl.reward.verifier import GroupFunction, Verifier, VerifierInput, is_async
 
 # ── compute score ─────────────────────────────────────────────────────────────────────────────
 # verl's reward functions as verifiers, told by their arguments.
@@ -145,6 +145,19 @@ def resolve(function: str, options: Options | None = None, *, setting: str = FUN
     return _bound(load_function(function, setting=setting), options, function, setting)
 
 
+def resolve_group(function: str, options: Options) -> GroupFunction:
+    """
+    Load the function of groups, ``file.py:name`` or ``package.module:name``, and bind its options.
+
+    Raises:
+        ConfigError: As `resolve` does.
+    """
+    setting = "reward.group"
+    found = load_function(function, setting=setting)
+    _check_signature(found, options, f"{setting} {function!r}", takes="the list of members", like="def rank(members)")
+    return partial(found, **options) if options else found
+
+
 def _built_in(name: str, options: Options, setting: str) -> Verifier:
     verifier = _class(name, setting)
     known: tuple[str, ...] = verifier.__struct_fields__
@@ -175,14 +188,18 @@ def _bound(found: Callable[..., Any], options: Options, function: str, setting: 
     """Bind the options, after checking that the signature accepts them; a function of verl's is called as there."""
     if is_compute_score(found):
         return adapt(found, options, path=function, setting=setting)
+    like = "def score(inputs), or verl's def compute_score(data_source, solution_str, ground_truth, extra_info)"
+    _check_signature(found, options, f"{setting} {function!r}", takes="the input", like=like)
+    return partial(found, **options) if options else found
+
+
+def _check_signature(found: Callable[..., Any], options: Options, name: str, *, takes: str, like: str) -> None:
     try:
         inspect.signature(found).bind(None, **options)
     except TypeError as error:
-        given = f"the input and the options {', '.join(options)}" if options else "one argument, the input"
+        given = f"{takes} and the options {', '.join(options)}" if options else f"one argument, {takes}"
         raise ConfigError(
-            f"{setting} {function!r} takes {inspect.signature(found)}, but is called with {given} ({error}): write "
-            f"def score(inputs), or verl's def compute_score(data_source, solution_str, ground_truth, extra_info)"
+            f"{name} takes {inspect.signature(found)}, but is called with {given} ({error}): write {like}"
         ) from error
     except ValueError:
         pass  # written in C, without a signature: the first call shows
-    return partial(found, **options) if options else found

@@ -16,8 +16,8 @@ from typing import Any
 
 from asyncrl.config.sections.reward import Reward, RewardPart
 from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.reward.catalogue import resolve
-from asyncrl.reward.verifier import Verdict, Verifier, VerifierInput, is_async, verdict_of
+from asyncrl.reward.catalogue import resolve, resolve_group
+from asyncrl.reward.verifier import GroupFunction, Verdict, Verifier, VerifierInput, is_async, verdict_of
 
 AUTO = "auto"
 
@@ -132,6 +132,11 @@ def make_verifier(reward: Reward) -> Verifier:
     ]
     _check_deadlines(verifiers, reward.timeout_s)
     return _blend(list(zip(reward.parts, verifiers, strict=True)))
+
+
+def make_group_function(reward: Reward) -> GroupFunction | None:
+    """Load ``reward.group``, if it is set; raises `ConfigError` as `make_verifier`."""
+    return resolve_group(reward.group, reward.group_options) if reward.group else None
 
 
 Result = dict[str, Any]

@@ -2,6 +2,7 @@
 The interface of verifiers: functions of a `VerifierInput` that return a number.
 
     verifier(inputs) ─▶ 0.5 | True | {"score": 1.0, "terse": 0.2} ─ verdict_of ─▶ Verdict
+    group function([member, ...]) ─▶ [0.5, {"score": 1.0, "wins": 3}, ...] ─ verdicts_of ─▶ one Verdict for each
 
 Invariant: a reward is a finite number that the verifier returned, within the limits of
 `asyncrl.messages.verdict_limits`; an error never becomes a reward of zero.
@@ -14,7 +15,9 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
+from asyncrl.config.sections.reward import POINTWISE
 from asyncrl.errors import VerifierError
 from asyncrl.messages.number import number
 from asyncrl.messages.sound import seat_rewards
@@ -110,13 +113,33 @@ class Verdict(Struct, frozen=True):
     """Answer extracted from the completion, for a majority vote; empty: none found; None: not reported."""
 
 
+class GroupMember(VerifierInput, frozen=True, kw_only=True):
+    """One of the trajectories that a group function compares, with the verdict of ``reward.function`` on it."""
+
+    reward: float
+    metrics: dict[str, float]
+    """Of the verdict; always with ``correct``."""
+    extracted: str | None = None
+    """Answer that ``reward.function`` found in the completion; empty: none found; None: it reports none."""
+
+
+def group_member(inputs: VerifierInput, verdict: Verdict) -> GroupMember:
+    return GroupMember(**asdict(inputs), reward=verdict.reward, metrics=verdict.metrics, extracted=verdict.answer)
+
+
+class GroupFunction(Protocol):
+    """A function of the members of one group, sync or async, that returns what a `Verifier` does for each of them."""
+
+    def __call__(self, members: list[GroupMember], /) -> Any | Awaitable[Any]: ...
+
+
 class Verifier(Protocol):
     """A function of one `VerifierInput`, sync or async, that returns a number or a dict with ``score`` and metrics."""
 
     def __call__(self, inputs: VerifierInput, /) -> Any | Awaitable[Any]: ...
 
 
-def is_async(function: Verifier) -> bool:
+def is_async(function: Verifier | GroupFunction) -> bool:
     """Return True if calling it gives a coroutine; then many inputs are judged concurrently."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
@@ -146,6 +169,47 @@ def verdict_of(value: object) -> Verdict:
     if problem := problem_of(verdict.reward, verdict.metrics, verdict.answer):
         raise VerifierError(f"the function returned a dict that is no verdict: {problem}")
     return verdict
+
+
+def verdicts_of(value: object, members: Sequence[GroupMember]) -> list[Verdict]:
+    """
+    Convert the return value of a group function: a sequence of what `verdict_of` takes, one for each member.
+
+    The metrics of a member stay, unless the function gives others of these names; its reward is the metric
+    `POINTWISE` from now on. So is ``correct`` that of ``reward.function``, unless the function says it.
+
+    Raises:
+        VerifierError: ``value`` is no such sequence, or one of it is no verdict.
+    """
+    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__") or not hasattr(value, "__iter__"):
+        raise VerifierError(
+            f"the group function returned {_shown(value)}, expected a list with a number or a dict for each of "
+            f"{len(members)} trajectories"
+        )
+    values: list[object] = list(value)
+    if len(values) != len(members):
+        raise VerifierError(
+            f"the group function returned {len(values)} verdicts on {len(members)} trajectories; expected one for "
+            f"each, in their order"
+        )
+    return [_compared(member, each) for member, each in zip(members, values, strict=True)]
+
+
+def _compared(member: GroupMember, value: object) -> Verdict:
+    """Verdict of a group function on one member, beside what was known of it."""
+    if POINTWISE in member.metrics:
+        raise VerifierError(
+            f"reward.function returned the metric {POINTWISE!r}, which keeps its reward beside that of reward.group; "
+            f"rename it"
+        )
+    verdict = verdict_of(value)
+    metrics = {**member.metrics, POINTWISE: member.reward, **verdict.metrics}
+    if not (isinstance(value, Mapping) and "correct" in value):
+        metrics["correct"] = member.metrics["correct"]
+    answer = member.extracted if verdict.answer is None else verdict.answer
+    if problem := problem_of(verdict.reward, metrics, answer):
+        raise VerifierError(f"with those of reward.function, the verdict has too much: {problem}")
+    return Verdict(verdict.reward, metrics, answer)
 
 
 def _metrics(value: Mapping[Any, Any]) -> dict[str, float]:

@@ -5,7 +5,7 @@ import sys
 from asyncrl.config.config import Config
 from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.plug_in import is_path, load_callable, load_function, settings_of
-from asyncrl.reward.routing import make_verifier
+from asyncrl.reward.routing import make_group_function, make_verifier
 from asyncrl.runtime.check_process import answer, check_apart
 from asyncrl.runtime.machine import TRAIN, missing_packages
 
@@ -20,8 +20,9 @@ def check_functions(config: Config) -> None:
     Raises `ConfigError` if one is unusable.
     """
     algorithm = config.algorithm
-    names = [config.rollout.engine, algorithm.advantage, algorithm.loss, config.reward.function]
-    if not any(map(is_path, [*names, *(part.function for part in config.reward.parts)])):
+    reward = config.reward
+    names = [config.rollout.engine, algorithm.advantage, algorithm.loss, reward.function, reward.group]
+    if not any(map(is_path, [*names, *(part.function for part in reward.parts)])):
         _check(config)
         return
     too_slow = (
@@ -45,6 +46,7 @@ def _check(config: Config) -> None:
         known = Algorithm.__struct_fields__
         settings_of(function, takes="tokens", known=known, path=loss, setting=setting, options=options)
     make_verifier(config.reward)
+    make_group_function(config.reward)
 
 
 if __name__ == "__main__":

@@ -250,7 +250,8 @@ def _trackers(config: Config, _: Say) -> str:
 def _functions(config: Config, _: Say) -> str:
     check_functions(config)
     rewards = [part.function for part in config.reward.parts] or [config.reward.function]
-    return f"advantage {config.algorithm.advantage}, loss {config.algorithm.loss}, reward {', '.join(rewards)}"
+    group = f", compared by {config.reward.group}" if config.reward.group else ""
+    return f"advantage {config.algorithm.advantage}, loss {config.algorithm.loss}, reward {', '.join(rewards)}{group}"
 
 
 def _model(config: Config, say: Say) -> str:

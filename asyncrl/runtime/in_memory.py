@@ -29,7 +29,7 @@ from asyncrl.messages.spool import SpoolAddress
 from asyncrl.messages.weights import Abort, Transfer, Transferred
 from asyncrl.messages.words import Role
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.reward.actor import RewardActor
+from asyncrl.reward.actor import RewardActor, most_open
 from asyncrl.reward.workers.pool import WorkerPool
 from asyncrl.rollout.actor import RolloutActor, RolloutOptions
 from asyncrl.runtime.broker import record_config, require_same_data
@@ -114,7 +114,8 @@ class MemoryRun:
     async def reward(self, pool: WorkerPool) -> None:
         """Add a reward node. ``pool`` has been started, and stays open."""
         connection = await self._join("reward")
-        self._play(RewardActor(pool=pool, connection=connection), connection)
+        actor = RewardActor(pool=pool, connection=connection, max_open=most_open(self.config))
+        self._play(actor, connection)
 
     async def train(self, learner: Trainable, tokenizer: Tokenizer) -> None:
         """Add the trainer."""

@@ -272,7 +272,7 @@ def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> N
     if epochs is not None:
         say(console, f"run.epochs = {epochs:g} is {config.run.steps} steps with the rows of data.train")
     say(console, _plan(config, trainer, shares))
-    if ".py:" in config.reward.function:
+    if any(".py:" in name for name in (config.reward.function, config.reward.group)):
         say(console, "no reward was computed: to grade some rows, asyncrl reward try FILE with this run file")
 
 

@@ -27,7 +27,7 @@ from asyncrl.log import get_logger
 from asyncrl.messages.words import Role, WeightsVia
 from asyncrl.records.formatting import counted
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.reward.actor import RewardActor
+from asyncrl.reward.actor import RewardActor, most_open
 from asyncrl.reward.workers.pool import WorkerPool
 from asyncrl.runtime.local_address import outward_address
 from asyncrl.runtime.machine import Devices, chosen, find, needed, require_train, share
@@ -456,7 +456,12 @@ async def run_reward(node: RunNode, stopping: StopEvent) -> None:
                     pool = WorkerPool(session.config.reward)
                     await session.wait_for(pool.start())
                 async with session:
-                    actor = RewardActor(pool=pool, connection=session.connection(), on_drain=stopping.set)
+                    actor = RewardActor(
+                        pool=pool,
+                        connection=session.connection(),
+                        on_drain=stopping.set,
+                        max_open=most_open(session.config),
+                    )
                     await session.serve(actor)
     finally:
         if pool:

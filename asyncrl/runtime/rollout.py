@@ -348,7 +348,7 @@ class RolloutNode:
         )
         options = RolloutOptions(
             slots=self._slots,
-            group_size=config.schedule.group_size + config.greedy_per_group,
+            group_size=config.trajectories_per_group,
             episodes=most_episodes(config, self._slots),
             partial_rollout=config.schedule.partial_rollout,
             progress_every_s=config.rollout.progress_every_s,

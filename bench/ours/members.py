@@ -250,12 +250,13 @@ def run_node(role: str, bug: str, *arguments: str) -> None:
     """Run `asyncrl-node` with a bug, or without one."""
     if role == "reward" and bug:
 
-        async def judge(_: RewardActor, __: object, item: GradeItem) -> ScoredItem | Failed:
+        async def score(_: RewardActor, __: object, item: GradeItem) -> list[ScoredItem] | Failed:
             if bug == "never answers":
                 await asyncio.Event().wait()
-            return VERDICTS[bug](item)
+            answer = VERDICTS[bug](item)
+            return answer if isinstance(answer, Failed) else [answer]
 
-        RewardActor._judge = judge  # type: ignore[method-assign,assignment]
+        RewardActor._score = score  # type: ignore[method-assign,assignment]
     if role == "spool" and bug:
         read = SpoolActor._read_one
         SpoolActor._read_one = lambda self, ref: READS[bug](read(self, ref))  # type: ignore[method-assign]

@@ -285,7 +285,7 @@ def forges_a_reward() -> float:
     verdict = sys.modules["asyncrl.reward.verifier"].Verdict(1e308, {})
     outboxes = [found for found in gc.get_objects() if isinstance(found, io.BufferedWriter) and found.fileno() > 2]
     numbers = [found.f_locals["number"] for found in _frames() if found.f_code.co_name == "_judge"]
-    outboxes[0].write(pipe.encode(pipe.Judged(numbers[0], verdict)))
+    outboxes[0].write(pipe.encode(pipe.Judged(numbers[0], [verdict])))
     outboxes[0].flush()
     return 0.25
 

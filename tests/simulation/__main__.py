@@ -36,6 +36,7 @@ def report(outcome: Outcome, seeds: range, mutant: str) -> dict[str, object]:
         "records": outcome.records,
         "resumed": outcome.resumed,
         "started_over": outcome.started_over,
+        "judged_whole": outcome.judged_whole,
         "violations": 0,
     }
     if outcome.failed_seed is None:

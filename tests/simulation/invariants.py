@@ -2,6 +2,7 @@
 Invariants that are checked during a schedule and at its end.
 
     each record      see `record_rules`
+    each group       that is judged whole has its rewards from one call, and in one transaction
     each message     `Settled` and `Batch` mention only durable trajectories; every report of the spool is answered
     each step        a group in the weights is never trained again, its tokens belong to its prompt, and no group with a
                      damaged trajectory is trained at all
@@ -20,7 +21,7 @@ from msgspec.structs import replace
 
 from asyncrl.broker.groups.group import SlotState
 from asyncrl.broker.ledger.audit import audit
-from asyncrl.broker.ledger.records import AnyRecord
+from asyncrl.broker.ledger.records import AnyRecord, Rewarded
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.config import Config
 from asyncrl.data.prompts import Draw
@@ -36,6 +37,7 @@ from tests.simulation.plan import tokens_of
 from tests.simulation.record_rules import RecordRules
 from tests.simulation.resumption import Resumption
 
+ROUNDING = 1e-6
 PATIENCE_S = 4.0
 """Longest time that a durable result may stay unsettled without faults: several repeats."""
 TRANSACTIONS = 3
@@ -75,6 +77,8 @@ class Invariants:
         self._broken = broken
         self._records = RecordRules(config, prompt_at, highest_checkpoint, self._require)
         self.resumption = Resumption(self._require)
+        self.judged: dict[tuple[int, int], list[Rewarded]] = {}
+        """Rewards of each group that was judged whole, by its id and its number of restarts."""
         self._num_transactions = 0
         self._batches: dict[int, list[ScoredTrajectory]] = {}
         self._weights: dict[int, Trained] = {}
@@ -94,6 +98,22 @@ class Invariants:
         for record in records:
             self._records.add(record)
             self.resumption.add(record)
+        if self._config.reward.group:
+            self._judged_whole(records)
+
+    def _judged_whole(self, records: Sequence[AnyRecord]) -> None:
+        """Each group that is rewarded in a transaction has all its rewards from it, and from one call."""
+        judged: dict[tuple[int, int], list[Rewarded]] = {}
+        for record in records:
+            if isinstance(record, Rewarded) and record.unit.split == "train":
+                judged.setdefault((record.unit.group_id, record.num_restarts), []).append(record)
+        for (group_id, num_restarts), rewards in judged.items():
+            calls = {reward.metrics["call"] for reward in rewards}
+            self._require(len(calls) == 1, f"group {group_id} is rewarded by the calls {calls}")
+            is_zero_sum = abs(sum(reward.reward for reward in rewards)) < ROUNDING
+            self._require(is_zero_sum, f"{len(rewards)} rewards of group {group_id} are of a larger tournament")
+            is_first = self.judged.setdefault((group_id, num_restarts), rewards) is rewards
+            self._require(is_first, f"group {group_id} is rewarded in two transactions")
 
     def rules(self, scheduler: Scheduler) -> None:
         """Check the scheduler's state."""

@@ -1,7 +1,7 @@
 """Plausible bugs that are planted in the real code, to show that the simulation finds them."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -11,6 +11,7 @@ from asyncrl.broker.groups.admission import AdmissionBook, Window
 from asyncrl.broker.groups.batches import BatchBook
 from asyncrl.broker.groups.group import Group, Slot, SlotState
 from asyncrl.broker.leases.dispatcher import Dispatcher
+from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.leases.lease import WaitingGroups
 from asyncrl.broker.leases.trajectories import Trajectories
 from asyncrl.broker.ledger.records import Admitted, Reissued
@@ -114,6 +115,16 @@ def resumed_after_loss() -> Any:
     return mock.patch.object(Trajectories, "started_over", mutated)
 
 
+def judged_in_parts() -> Any:
+    """Of a group that is judged whole, those are judged that are stored."""
+
+    def mutated(self: GradeBook, slot: Slot) -> Sequence[Slot]:
+        group = self._whole.group(slot.unit) if self._whole else None
+        return [each for each in group.kept if each.state is SlotState.STORED] if group else (slot,)
+
+    return mock.patch.object(GradeBook, "_together", mutated)
+
+
 MUTANTS: dict[str, Callable[[], Any]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -125,6 +136,7 @@ MUTANTS: dict[str, Callable[[], Any]] = {
         cursor_ahead,
         forgotten_turns,
         resumed_after_loss,
+        judged_in_parts,
     )
 }
 

@@ -5,7 +5,7 @@ Like `asyncrl.runtime.rollout`, `.reward` and `.trainer`, without loading models
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -18,7 +18,7 @@ from asyncrl.messages.weights import Member
 from asyncrl.messages.wire import PROTOCOL
 from asyncrl.messages.words import Role
 from asyncrl.reward.actor import RewardActor
-from asyncrl.reward.verifier import Verdict, VerifierInput
+from asyncrl.reward.verifier import GroupMember, Verdict, VerifierInput
 from asyncrl.reward.workers.messages import hung_message
 from asyncrl.rollout.actor import RolloutOptions
 from asyncrl.rollout.generations import Generations
@@ -57,6 +57,7 @@ class World(Protocol):
     on_devices: dict[str, tuple[str, Callable[[], bool]]]
     disk: Disk
     directory: Any
+    calls: Iterator[int]
 
     def identity(self, role: Role, node: str) -> Identity:
         """Identity of a new incarnation of the node."""
@@ -151,6 +152,21 @@ class SimPool:
         self._world = world
 
     async def judge(self, inputs: VerifierInput) -> Verdict:
+        await self._think()
+        reward = reward_of(int(inputs.completion), self._world.plan.config.schedule.group_size)
+        return Verdict(reward=reward, metrics={"correct": reward})
+
+    async def judge_group(self, members: list[GroupMember]) -> list[Verdict]:
+        """A zero-sum tournament, whose rewards name the call that gave them."""
+        size = self._world.plan.config.schedule.group_size
+        places = [divmod(int(member.completion), size) for member in members]
+        assert places == sorted(set(places)), f"members are {places}: not each once, in their order"
+        assert len({group_id for group_id, _ in places}) == 1, f"members are {places}, of several groups"
+        await self._think()
+        mean, call = sum(member.reward for member in members) / len(members), float(next(self._world.calls))
+        return [Verdict(member.reward - mean, {**member.metrics, "call": call}) for member in members]
+
+    async def _think(self) -> None:
         dice = self._world.dice
         pace = self._world.plan.pace
         await asyncio.sleep(dice.expovariate(1 / pace.verdict_s))
@@ -159,8 +175,6 @@ class SimPool:
             raise VerifierError(hung_message(HUNG_S), retryable=True)
         if dice.random() < self._world.plan.failure:
             raise VerifierError("the verifier raised", retryable=dice.random() < 0.7)
-        reward = reward_of(int(inputs.completion), self._world.plan.config.schedule.group_size)
-        return Verdict(reward=reward, metrics={"correct": reward})
 
 
 def reward_of(first_token: int, group_size: int) -> float:
@@ -175,7 +189,8 @@ async def run_reward(world: World, who: Identity, stopping: asyncio.Event) -> No
             async with session:
                 pool: Any = SimPool(world)
                 connection, clock = session.connection(), PROCESS.get().clock
-                await session.serve(RewardActor(pool=pool, connection=connection, max_open=4, clock=clock))
+                max_open = 2 * session.config.schedule.group_size
+                await session.serve(RewardActor(pool=pool, connection=connection, max_open=max_open, clock=clock))
 
 
 # ── trainer ─────────────────────────────────────────────────────────────────────────────────

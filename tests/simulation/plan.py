@@ -76,13 +76,19 @@ class Plan(Struct, frozen=True, kw_only=True):
     def is_episodic(self) -> bool:
         return self.config.environment.is_set
 
+    @property
+    def is_grouped(self) -> bool:
+        """True if trajectories of a group are judged together."""
+        return bool(self.config.reward.group)
+
 
 def plan_of(seed: int) -> Plan:
     dice = Random(f"plan {seed}")
     colocated = Random(f"colocated {seed}").random() < 0.25
+    grouped = Random(f"grouped {seed}").random() < 0.3
     return Plan(
         seed=seed,
-        config=_config(dice, seed, colocated=colocated, episodic=(episodic := _is_episodic(seed))),
+        config=_config(dice, seed, colocated=colocated, episodic=(episodic := _is_episodic(seed)), grouped=grouped),
         num_rollouts=dice.choice([1, 2, 2, 3]),
         weights=Random(f"weights {seed}").choices(["collective", "spool"], [2, 1], k=3),
         num_rewards=dice.choice([1, 1, 2]),
@@ -108,14 +114,15 @@ def _token_s(dice: Random, seed: int, *, episodic: bool) -> float:
     return max(token_s, Random(f"turns {seed}").choice([0.2, 0.4, 0.8])) if episodic else token_s
 
 
-def _config(dice: Random, seed: int, *, colocated: bool, episodic: bool) -> Config:
+def _config(dice: Random, seed: int, *, colocated: bool, episodic: bool, grouped: bool) -> Config:
     publish = dice.choice([1, 1, 2])
     return decode(
         {
             "run": {"steps": dice.choice([3, 4]), "seed": seed},
             "model": {"path": "model"},
             "data": {"train": "train", "held_out": dice.choice(["", "held_out"])},
-            "schedule": _schedule(dice, publish),
+            "schedule": _schedule(dice, publish) | ({"group_size": 3} if grouped else {}),
+            "reward": {"group": "sim:tournament"} if grouped else {},
             "environment": {"function": "sim:Environment", "max_turns": MAX_TURNS, "max_tokens": 64}
             if episodic
             else {},

@@ -28,6 +28,8 @@ class Outcome(Struct, frozen=True):
     """Trajectories that continued what was on disk of them."""
     started_over: int
     """Episodes whose environment could not be brought back."""
+    judged_whole: int
+    """Groups whose trajectories were judged together."""
     failed_seed: int | None = None
     violation: str = ""
 
@@ -47,7 +49,7 @@ def simulate(seed: int, *, is_traced: bool = False) -> World:
 def search(seeds: Iterable[int], *, is_traced: bool = False) -> Outcome:
     """Run the schedules of all seeds until one violates an invariant."""
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
-    schedules = records = resumed = started_over = 0
+    schedules = records = resumed = started_over = judged_whole = 0
     virtual_s = 0.0
     failed_seed, sentence = None, ""
     with rarely_collecting():
@@ -62,12 +64,12 @@ def search(seeds: Iterable[int], *, is_traced: bool = False) -> Outcome:
             records += len(world.disk.ledger.records)
             resumed += world.invariants.resumption.num_resumed
             started_over += world.invariants.resumption.num_started_over
+            judged_whole += len(world.invariants.judged)
             if schedules % COLLECT_EVERY == 0:
                 gc.collect()
     wall_s, cpu_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
-    return Outcome(
-        schedules, wall_s, cpu_s, virtual_s, records, resumed, started_over, failed_seed=failed_seed, violation=sentence
-    )
+    totals = schedules, wall_s, cpu_s, virtual_s, records, resumed, started_over, judged_whole
+    return Outcome(*totals, failed_seed=failed_seed, violation=sentence)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ def test_no_schedule_violates_an_invariant() -> None:
     require_no_violation(outcome)
     assert outcome.resumed > 0  # Otherwise the rule of resumption was not checked.
     assert outcome.started_over > 0
+    assert outcome.judged_whole > 0
 
 
 @pytest.mark.slow("runs in virtual time")

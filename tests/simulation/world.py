@@ -104,6 +104,8 @@ class World:
         """True once a checkpoint was damaged."""
         self.calm_since_s = 0.0
         """Virtual time of the last fault."""
+        self.calls = count(1)
+        """Numbers of the calls of the group function."""
         self._violations: list[str] = []
         self._incarnations = count(1)
         self._starts: Counter[str] = Counter()

@@ -197,6 +197,28 @@ class Trajectories:
         self._out.record(Rewarded(item.unit, item.reward, item.metrics, group.num_restarts, slot.num_refused))
         return group
 
+    def judged_together(self, items: Iterable[ScoredItem]) -> Iterable[list[ScoredItem]]:
+        """Sort verdicts into those that count together: on a group that is judged whole, and on each other one."""
+        if not self._config.reward.group:
+            return ([item] for item in items)
+        together = dict[int | tuple[Unit, int], list[ScoredItem]]()
+        for item in items:
+            key = item.unit.group_id if item.unit.split == "train" else (item.unit, item.lease_id)
+            together.setdefault(key, []).append(item)
+        return together.values()
+
+    def incomplete(self, items: Sequence[ScoredItem]) -> Failed | None:
+        """Failure of verdicts on a part of a group that is judged whole; None if all are there, or none is wanted."""
+        group = self._groups.group(items[0].unit)
+        if not self._config.reward.group or group is None or group.split == "held_out":
+            return None
+        wanted = {(slot.unit, slot.lease_id) for slot in group.kept}
+        found = wanted & {(item.unit, item.lease_id) for item in items}
+        if not found or found == wanted:
+            return None
+        reason = f"verdicts on {len(found)} of {len(wanted)} trajectories, which reward.group judges together"
+        return Failed(*min(found), "reward", reason, retryable=True, is_of_group=True)
+
     def count_attempts(self, sender: str, now_s: float) -> None:
         """Count what was done well according to one message: once for many trajectories, and not for each."""
         done = self._done
@@ -285,9 +307,10 @@ class Trajectories:
             return
         aside = list[Queued]()
         while key := next((key for key in waiting if key not in aside) if aside else iter(waiting), None):
-            failed_on = waiting[key][0].failed_on
+            least = self._grading.least(key)
+            failed_on = {name for slot in least for name in slot.failed_on}
             avoided = self._nodes.to_avoid("reward", failed_on) if failed_on else ()
-            node = self.credits.pick_node(1, without=avoided)
+            node = self.credits.pick_node(len(least), without=avoided)
             if node is not None:
                 self._grade(node, self._grading.assign(node.peer, node.credits, key, now_s))
             elif avoided:  # Others can be graded where this one has failed.
@@ -307,14 +330,15 @@ class Trajectories:
             slot.lease_id = self._leases.next_id()
             items.append(GradeItem(slot.unit, slot.lease_id, slot.ref, slot.summary))
         self._renew_limits()
-        self._out.send(node.peer, Grade(group.prompt, items, self._limits[group.split]))
+        together = bool(self._config.reward.group) and group.split == "train"
+        self._out.send(node.peer, Grade(group.prompt, items, self._limits[group.split], together))
 
     def take_back(self, now_s: float) -> None:
         """Give to others what a node has kept for far longer than they need, if there are others."""
-        verdict_s = self._durations.limit_s("reward", least_s=TIMEOUTS * self._config.reward.timeout_s)
+        verdict_s = self._durations.limit_s("reward", least_s=TIMEOUTS * self._config.verdict_s)
         for slot, peer in self._grading.older(verdict_s, now_s):
             if self._is_overdue(peer, "reward", verdict_s):
-                self._grading.settle(slot.unit, peer)
+                self._grading.withdraw(slot)
                 slot.ask_others_first(name_of(peer))
                 self._grading.add(slot)
         most_tokens = self._config.longest_written("train")
@@ -390,8 +414,10 @@ class Trajectories:
         """Slot whose generation or grading by ``peer`` has failed; None if it has none that is still going on."""
         slot = self._groups.slot(message.unit)
         if message.stage in ("reward", "payload"):
-            is_expected = slot and slot.lease_id == message.lease_id
-            return slot if is_expected and self._grading.settle(message.unit, peer) is not None else None
+            if slot is None or slot.lease_id != message.lease_id or self._grading.settle(slot.unit, peer) is None:
+                return None
+            self._grading.withdraw(slot)
+            return slot
         if self._leases.holder(message.lease_id) != peer:
             return None
         self._leases.settle(message.lease_id, message.unit.index)

@@ -99,7 +99,7 @@ def _check_schedule(config: Config) -> None:
         raise ConfigError(
             f"schedule: the window holds {schedule.window} groups, but one publish consumes {batch}; raise staleness"
         )
-    size = schedule.group_size + config.greedy_per_group
+    size = config.trajectories_per_group
     if (num_open := schedule.window * size) > MAX_OPEN:
         raise ConfigError(
             f"schedule: {schedule.window:,} groups of {size:,} trajectories are open at once, {num_open:,} in all, "
@@ -117,6 +117,11 @@ def _check_schedule(config: Config) -> None:
         _check_auto(config)
     schedule.check_staleness()
     schedule.check_filter()
+    if config.reward.group and schedule.group_size < 2:
+        raise ConfigError(
+            f"reward.group is {config.reward.group!r}, which compares the trajectories of a prompt, but "
+            f"schedule.group_size is {schedule.group_size}; use at least 2, or reward.function"
+        )
 
 
 def _check_auto(config: Config) -> None:
@@ -181,7 +186,7 @@ def _check_reward_names(config: Config) -> None:
     weights, metric = config.algorithm.reward_weights, config.schedule.filter_metric
     if "score" in weights:
         raise ConfigError("algorithm.reward_weights names 'score': use 'reward', the reward of the verdict")
-    if not config.reward.parts:
+    if not config.reward.parts or config.reward.group:  # A group function may return any.
         return
     metrics = ["correct", *(part.name for part in config.reward.parts)]
     for key, names, known in (

@@ -4,6 +4,10 @@ import math
 
 from asyncrl.config.sections.section import Count, Positive, Section
 from asyncrl.errors import ConfigError
+from asyncrl.plug_in import is_path
+
+POINTWISE = "pointwise"
+"""Metric with the reward of ``reward.function``, in place of which ``reward.group`` gives another."""
 
 
 class RewardPart(Section, frozen=True, kw_only=True):
@@ -36,12 +40,23 @@ class Reward(Section, frozen=True, kw_only=True):
     """
     options: dict[str, str | int | float | bool] = {}
     """Keyword arguments of the function, checked against its signature at the start."""
+    group: str = ""
+    """
+    ``file.py:name`` of a function of a list of `GroupMember`, all trajectories of one prompt with what ``function``
+    says of each, that returns their rewards in this order, a float or a dict with ``score`` each; it may be async. Of
+    training alone: held-out completions keep the reward of ``function``. Empty: none.
+    """
+    group_options: dict[str, str | int | float | bool] = {}
+    """Keyword arguments of the function of groups."""
     parts: list[RewardPart] = []
     """Several rewards instead of ``function``; the reward is their weighted sum."""
     workers: Count = 1
     """Processes that run the function, each of which can be killed."""
     timeout_s: Positive = 10.0
-    """Seconds for one verdict; a longer one counts as a failure, and its worker is killed."""
+    """
+    Seconds for one verdict, and of a group for each of its trajectories; a longer one counts as a failure, and its
+    worker is killed.
+    """
     memory_bytes: Count = 8 << 30
     """Memory of one worker and all that it has started; above it they are killed, and the verdict fails."""
     processes: Count = 256
@@ -51,6 +66,7 @@ class Reward(Section, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise `ConfigError` for the first contradiction between settings of the section."""
+        self._check_group()
         if not self.parts:
             return
         plain = Reward()
@@ -67,3 +83,14 @@ class Reward(Section, frozen=True, kw_only=True):
                 )
             if not math.isfinite(part.weight):
                 raise ConfigError(f"reward.parts[{place}].weight is {part.weight}: expected a finite number")
+
+    def _check_group(self) -> None:
+        if self.group and not is_path(self.group):
+            raise ConfigError(f"reward.group is {self.group!r}, expected path/to/file.py:name or package.module:name")
+        if self.group_options and not self.group:
+            raise ConfigError("reward.group_options is only read with reward.group; name its function, or remove them")
+        if self.group and any(part.name == POINTWISE for part in self.parts):
+            raise ConfigError(
+                f"reward.parts has the name {POINTWISE!r}, the metric that keeps their sum where reward.group gives "
+                f"the reward; choose another name"
+            )

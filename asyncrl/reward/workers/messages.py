@@ -13,11 +13,16 @@ import msgspec
 from msgspec import Raw, Struct
 
 from asyncrl.config.sections.reward import Reward
-from asyncrl.reward.verifier import Verdict
+from asyncrl.reward.verifier import GroupMember, Verdict, VerifierInput
 from asyncrl.workers.frames import framed, read_frame
 
 MAX_ANSWER_BYTES = 1 << 16
 """Longest message from a worker: above 64 metrics with names of 100 characters of 4 bytes."""
+MAX_GROUP_BYTES = 1 << 26
+"""Likewise, with verdicts on a group: as much as the verdicts of a step may take."""
+
+Judgeable = VerifierInput | list[GroupMember]
+"""One input: a completion or an episode, or those of a group."""
 
 
 class PipeMessage(Struct, frozen=True, array_like=True, tag=True): ...
@@ -33,12 +38,15 @@ class Judge(PipeMessage, frozen=True):
     first: int
     """Number of the first input; numbers go on over the whole life of a worker, so that a late answer is noticed."""
     inputs: list[Raw]
-    """An encoded `VerifierInput` each: the pool encodes them one by one, so that a bad one fails alone."""
+    """
+    An encoded `VerifierInput` each, or list of `GroupMember`: the pool encodes them one by one, so that a bad one fails
+    alone.
+    """
 
 
 class Loaded(PipeMessage, frozen=True):
     concurrent: bool
-    """The verifier is async: all inputs of a `Judge` are judged concurrently. Otherwise one after the other."""
+    """A function is async: all inputs of a `Judge` are judged concurrently. Otherwise one after the other."""
 
 
 class UnusableVerifier(PipeMessage, frozen=True):
@@ -48,11 +56,12 @@ class UnusableVerifier(PipeMessage, frozen=True):
 
 
 class Judged(PipeMessage, frozen=True):
-    """Verdict on one input of the last `Judge`, or the reason why there is none."""
+    """Verdicts on one input of the last `Judge`, or the reason why there is none."""
 
     number: int
     """Number of the input: ``Judge.first`` plus its position."""
-    verdict: Verdict | None
+    verdicts: list[Verdict]
+    """One, or of a group one for each member; empty if there is none."""
     reason: str = ""
     retryable: bool = False
 

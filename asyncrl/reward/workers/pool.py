@@ -24,11 +24,13 @@ from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.log import get_logger
 from asyncrl.messages.verdict_limits import MAX_REASON_CHARS, problem_of
-from asyncrl.reward.verifier import Verdict, VerifierInput
+from asyncrl.reward.verifier import GroupMember, Verdict, VerifierInput
 from asyncrl.reward.workers.messages import (
     MAX_ANSWER_BYTES,
+    MAX_GROUP_BYTES,
     FromWorker,
     Judge,
+    Judgeable,
     Judged,
     Loaded,
     UnusableVerifier,
@@ -73,7 +75,7 @@ class RewardProcess:
             code=_names(reward),
             loaded="imported",
             start_s=START_S,
-            max_answer_bytes=MAX_ANSWER_BYTES,
+            max_answer_bytes=MAX_GROUP_BYTES if reward.group else MAX_ANSWER_BYTES,
         )
         process, answer = await WorkerProcess.start(program, encode(WorkerLoad(reward)), decode, output_bytes)
         if isinstance(answer, UnusableVerifier):
@@ -81,31 +83,38 @@ class RewardProcess:
             raise ConfigError(answer.reason)
         return cls(process, reward.timeout_s, concurrent=isinstance(answer, Loaded) and answer.concurrent)
 
-    async def judge(self, inputs: Sequence[Raw], settle: Callable[[int, Judged], None]) -> None:
+    async def judge(self, inputs: Sequence[Raw], sizes: Sequence[int], settle: Callable[[int, Judged], None]) -> None:
         """
         Judge inputs; call ``settle`` with the position of each once, as soon as it is judged.
+
+        Args:
+            sizes: [inputs] verdicts wanted on each: 1, or those on a group, which has so many times as long.
 
         Raises:
             VerifierError: The worker hung or died before the last one. It is useless now: kill it.
         """
         # The worker cancels async verifiers itself at timeout_s; one that is silent for twice that blocks its loop.
         slack_s = self._timeout_s / 100  # a deadline that moves seldom costs less than one that moves with each verdict
-        patience_s = self._timeout_s * (2 if self.concurrent else 1) + slack_s
+        limits_s = [self._timeout_s * size for size in sizes]
+        if self.concurrent:
+            limits_s = [2 * max(limits_s)] * len(limits_s)
+        limit_s = limits_s[0]
         clock = asyncio.get_running_loop().time
         first, moved = self._judged_before, clock()
         self._judged_before += len(inputs)
         missing = set(range(first, self._judged_before))
         try:
-            async with asyncio.timeout(patience_s) as deadline:
+            async with asyncio.timeout(limit_s + slack_s) as deadline:
                 self.process.send(encode(Judge(first, list(inputs))))
-                for _ in inputs:
+                for following_s in [*limits_s[1:], limits_s[-1]]:
                     judged = await self._judged(missing)
                     settle(judged.number - first, judged)
-                    if (now := clock()) - moved > slack_s:
-                        deadline.reschedule(now + patience_s)
-                        moved = now
+                    if (now := clock()) - moved > slack_s or following_s != limit_s:
+                        deadline.reschedule(now + following_s + slack_s)
+                        moved, limit_s = now, following_s
         except TimeoutError as error:
-            raise VerifierError(f"{hung_message(self._timeout_s)} (its worker was killed)", retryable=True) from error
+            hung = hung_message(limit_s / 2 if self.concurrent else limit_s)
+            raise VerifierError(f"{hung} (its worker was killed)", retryable=True) from error
         except EOFError as error:
             raise VerifierError(await self.process.cause(), retryable=True) from error
 
@@ -124,9 +133,10 @@ class RewardProcess:
 
 def _names(reward: Reward) -> str:
     """Name the verifiers as the configuration does."""
+    group = f" or reward.group {reward.group!r}" if reward.group else ""
     if not reward.parts:
-        return f"reward.function {reward.function!r}"
-    return f"one of reward.parts ({', '.join(part.function for part in reward.parts)})"
+        return f"reward.function {reward.function!r}{group}"
+    return f"one of reward.parts ({', '.join(part.function for part in reward.parts)}){group}"
 
 
 # ── worker slot ───────────────────────────────────────────────────────────────────────────────
@@ -147,24 +157,32 @@ START_SHARE = 30
 
 
 class PendingVerdict(Struct, frozen=True, eq=False):
-    """An encoded `VerifierInput`, and the future of its verdict."""
+    """An encoded input, and the future of its verdicts: one, or of a group one on each of its trajectories."""
 
     inputs: Raw
-    verdict: "asyncio.Future[Verdict]"
+    size: int
+    """Verdicts that it needs."""
+    verdicts: "asyncio.Future[list[Verdict]]"
 
     def settle(self, judged: Judged) -> None:
         """Set the result or the error; a future that was cancelled is left alone."""
-        verdict = judged.verdict
-        if verdict is None:
+        verdicts = judged.verdicts
+        if not verdicts:
             self.fail(VerifierError(judged.reason[:MAX_REASON_CHARS], retryable=judged.retryable))
-        elif problem := problem_of(verdict.reward, verdict.metrics, verdict.answer):
+        elif problem := self._problem_of(verdicts):
             self.fail(VerifierError(f"the reward worker sent no verdict: {problem}"))
-        elif not self.verdict.done():
-            self.verdict.set_result(verdict)
+        elif not self.verdicts.done():
+            self.verdicts.set_result(verdicts)
 
     def fail(self, error: VerifierError) -> None:
-        if not self.verdict.done():
-            self.verdict.set_exception(error)
+        if not self.verdicts.done():
+            self.verdicts.set_exception(error)
+
+    def _problem_of(self, verdicts: Sequence[Verdict]) -> str:
+        if len(verdicts) != self.size:
+            return f"{len(verdicts)} verdicts in place of {self.size}"
+        problems = (problem_of(verdict.reward, verdict.metrics, verdict.answer) for verdict in verdicts)
+        return next(filter(None, problems), "")
 
 
 class WorkerRecord:
@@ -176,7 +194,7 @@ class WorkerRecord:
         self._failed_in_a_row = 0
 
     def settled(self, judged: Judged) -> None:
-        if judged.verdict is not None:
+        if judged.verdicts:
             self._has_judged = True
             self._failed_in_a_row = 0
         elif judged.retryable:
@@ -225,7 +243,8 @@ class RewardSlot(WorkerSlot[RewardProcess, int]):
             self.answered()
 
         try:
-            await worker.judge([pending.inputs for pending in batch], settle)
+            sizes = [pending.size for pending in batch]
+            await worker.judge([pending.inputs for pending in batch], sizes, settle)
         except VerifierError as error:
             log.warning("worker.lost", cause=str(error))
             blamed, error.retryable = self.lose(set(left) if worker.concurrent else set(list(left)[:1]))
@@ -306,6 +325,13 @@ class WorkerPool:
             VerifierError: The verifier raised, hung, or returned no finite number, or its worker died; ``retryable``
                 if another attempt may succeed.
         """
+        return (await self._judge(inputs, 1))[0]
+
+    async def judge_group(self, members: list[GroupMember]) -> list[Verdict]:
+        """Compare the trajectories of one group by ``reward.group``: a verdict on each. Raises as `judge` does."""
+        return await self._judge(members, len(members))
+
+    async def _judge(self, inputs: Judgeable, size: int) -> list[Verdict]:
         if self._closed or not self._tasks:
             raise VerifierError(
                 f"the reward pool {'was closed' if self._closed else 'was not started'}", retryable=True
@@ -314,9 +340,9 @@ class WorkerPool:
             encoded = Raw(msgspec.msgpack.encode(inputs))
         except UnicodeEncodeError as error:
             raise VerifierError(f"the verifier's input is no valid text: {error.reason} at {error.start}") from error
-        pending = PendingVerdict(encoded, asyncio.get_running_loop().create_future())
+        pending = PendingVerdict(encoded, size, asyncio.get_running_loop().create_future())
         self._waiting.put_nowait(pending)
-        return await pending.verdict
+        return await pending.verdicts
 
     async def aclose(self) -> None:
         """Kill every worker and the processes it started; fail all pending calls of `judge`. Idempotent."""
@@ -352,7 +378,7 @@ class WorkerPool:
         share = min(MAX_BATCH, -(-(self._waiting.qsize() + 1) // len(self._slots)))
         while len(batch) < share:
             batch.append(self._waiting.get_nowait())
-        return [pending for pending in batch if not pending.verdict.done()]
+        return [pending for pending in batch if not pending.verdicts.done()]
 
 
 def _closed() -> VerifierError:

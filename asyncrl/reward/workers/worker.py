@@ -20,9 +20,10 @@ from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.messages.verdict_limits import MAX_REASON_CHARS
 from asyncrl.plug_in import describe
 from asyncrl.reward import catalogue, routing
-from asyncrl.reward.verifier import Verifier, VerifierInput, is_async, verdict_of
+from asyncrl.reward.verifier import GroupFunction, Verdict, Verifier, is_async, verdict_of, verdicts_of
 from asyncrl.reward.workers.messages import (
     Judge,
+    Judgeable,
     Judged,
     Loaded,
     UnusableVerifier,
@@ -44,30 +45,46 @@ def main() -> None:
     if not isinstance(load, WorkerLoad):
         return
     try:
-        function = routing.make_verifier(load.reward)
+        functions = Functions(routing.make_verifier(load.reward), routing.make_group_function(load.reward))
     except ConfigError as error:
         _write(outbox, encode(UnusableVerifier(_clean(str(error)))))
         return
-    _write(outbox, encode(Loaded(is_async(function))))
+    _write(outbox, encode(Loaded(functions.are_async)))
     with asyncio.Runner() as runner:
-        RewardWorker(function, load.reward.timeout_s, outbox, runner).serve(inbox)
+        RewardWorker(functions, load.reward.timeout_s, outbox, runner).serve(inbox)
+
+
+class Functions:
+    """The verifier of single inputs and, if there is one, the function of groups."""
+
+    def __init__(self, verifier: Verifier, group: GroupFunction | None = None) -> None:
+        self._verifier = verifier
+        self._group = group
+        self.are_async = is_async(verifier) or (group is not None and is_async(group))
+        """Inputs are judged concurrently; what is plain then holds up the others until it returns."""
+
+    def call(self, inputs: Judgeable) -> Any:
+        if not isinstance(inputs, list):
+            return self._verifier(inputs)
+        if self._group is None:
+            raise VerifierError("a group is to be judged, and there is no reward.group")
+        return self._group(inputs)
 
 
 class RewardWorker:
-    """Judges inputs; an exception of the verifier becomes a `Judged` with a reason. Judgements are encoded."""
+    """Judges inputs; an exception of a function becomes a `Judged` with a reason. Judgements are encoded."""
 
-    def __init__(self, function: Verifier, timeout_s: float, outbox: BinaryIO, runner: asyncio.Runner) -> None:
-        self._function = function
+    def __init__(self, functions: Functions, timeout_s: float, outbox: BinaryIO, runner: asyncio.Runner) -> None:
+        self._functions = functions
         self._timeout_s = timeout_s
         self._outbox = outbox
         self._runner = runner
-        self._concurrent = is_async(function)
-        self._decoder = msgspec.msgpack.Decoder(VerifierInput)
+        self._decoder: msgspec.msgpack.Decoder[Judgeable] = msgspec.msgpack.Decoder(Judgeable)
         self._pid = os.getpid()
 
     def serve(self, inbox: BinaryIO) -> None:
         while isinstance(request := read(inbox), Judge):
-            if self._concurrent:
+            if self._functions.are_async:
                 self._runner.run(self._judge_concurrently(request))
             else:
                 for number, encoded in enumerate(request.inputs, request.first):
@@ -78,12 +95,12 @@ class RewardWorker:
             os._exit(1)
         _write(self._outbox, judged)
 
-    def _judge(self, number: int, inputs: VerifierInput) -> bytes:
+    def _judge(self, number: int, inputs: Judgeable) -> bytes:
         try:
-            value = self._function(inputs)
+            value = self._functions.call(inputs)
             if inspect.isawaitable(value):
                 value = self._runner.run(_awaited(value))
-            return encode(Judged(number, verdict_of(value)))
+            return encode(Judged(number, _verdicts(inputs, value)))
         except BaseException as error:  # noqa: BLE001  user code may raise anything, SystemExit included
             return _failed(number, error)
 
@@ -93,16 +110,24 @@ class RewardWorker:
 
         await asyncio.gather(*(judge(*numbered) for numbered in enumerate(request.inputs, request.first)))
 
-    async def _judge_async(self, number: int, inputs: VerifierInput) -> bytes:
-        """Like `_judge`, but cancel a slow verifier here, so that the rest of its batch need not be judged again."""
-        deadline = asyncio.timeout(self._timeout_s)
+    async def _judge_async(self, number: int, inputs: Judgeable) -> bytes:
+        """Like `_judge`, but cancel a slow function here, so that the rest of its batch need not be judged again."""
+        limit_s = self._timeout_s * (len(inputs) if isinstance(inputs, list) else 1)
+        deadline = asyncio.timeout(limit_s)
         try:
             async with deadline:
-                return encode(Judged(number, verdict_of(await self._function(inputs))))
+                value = self._functions.call(inputs)
+                if inspect.isawaitable(value):
+                    value = await value
+                return encode(Judged(number, _verdicts(inputs, value)))
         except BaseException as error:  # noqa: BLE001  as above
             if deadline.expired():
-                return encode(Judged(number, None, hung_message(self._timeout_s), retryable=True))
+                return encode(Judged(number, [], hung_message(limit_s), retryable=True))
             return _failed(number, error)
+
+
+def _verdicts(inputs: Judgeable, value: object) -> list[Verdict]:
+    return verdicts_of(value, inputs) if isinstance(inputs, list) else [verdict_of(value)]
 
 
 async def _awaited(value: Any) -> Any:
@@ -113,11 +138,11 @@ def _failed(number: int, error: BaseException) -> bytes:
     """Convert an exception. It is retryable unless the verifier says otherwise: a service may be back later."""
     if isinstance(error, VerifierError):
         text = str(error) if type(error) is VerifierError else describe(error, *OURS)  # a subclass that a verifier made
-        return encode(Judged(number, None, _clean(text), bool(error.retryable)))
+        return encode(Judged(number, [], _clean(text), bool(error.retryable)))
     reason = f"the function raised {describe(error, *OURS)}"
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
         reason += "; reward.file_bytes limits the size of a file"
-    return encode(Judged(number, None, _clean(reason), retryable=True))
+    return encode(Judged(number, [], _clean(reason), retryable=True))
 
 
 def _clean(reason: str) -> str:

@@ -25,8 +25,8 @@ def test_a_worker_reads_messages_until_the_stream_ends() -> None:
 def test_the_pool_reads_what_a_worker_wrote() -> None:
     sent = [
         Loaded(concurrent=True),
-        Judged(1, Verdict(0.5, {"correct": 0.0})),
-        Judged(0, None, "the function raised", retryable=True),
+        Judged(1, [Verdict(0.5, {"correct": 0.0})]),
+        Judged(0, [], "the function raised", retryable=True),
     ]
     frames = Frames()
     frames.feed(b"".join(map(encode, sent)))

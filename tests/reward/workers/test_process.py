@@ -43,7 +43,8 @@ def lost_over(function: str, *completions: str) -> tuple[list[int], VerifierErro
         settled: list[int] = []
         worker = await RewardProcess.start(Reward(function=function, timeout_s=0.3))
         with pytest.raises(VerifierError) as caught:
-            await worker.judge([raw(text) for text in completions], lambda place, judged: settled.append(place))
+            ones = [1] * len(completions)
+            await worker.judge([raw(text) for text in completions], ones, lambda place, judged: settled.append(place))
         await worker.kill()
         assert not worker.process.is_alive
         await worker.kill()
@@ -81,7 +82,7 @@ def test_killing_a_worker_ends_what_its_function_has_started(functions: Path, tm
 
     async def spawn_and_kill() -> bytes:
         worker = await RewardProcess.start(Reward(function=f"{functions}:decide", timeout_s=10.0))
-        await worker.judge([raw("spawn")], lambda place, judged: None)
+        await worker.judge([raw("spawn")], [1], lambda place, judged: None)
         reader = os.open(fifo, os.O_RDONLY)  # returns once the other end is open
         await worker.kill()
         with os.fdopen(reader, "rb") as still_open:

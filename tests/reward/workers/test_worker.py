@@ -98,7 +98,7 @@ def test_prints_of_the_function_and_its_children_do_not_reach_the_pipe(child: Ch
     child.say(WorkerLoad(Reward(function=f"{functions}:talkative", timeout_s=1.0)))
 
     assert child.hear() == Loaded(concurrent=False)
-    assert child.judge("a", "b") == [Judged(index, Verdict(1.0, {"correct": 1.0})) for index in (0, 1)]
+    assert child.judge("a", "b") == [Judged(index, [Verdict(1.0, {"correct": 1.0})]) for index in (0, 1)]
 
 
 def test_an_exception_is_reported_with_file_and_line_and_the_worker_goes_on(child: Child, functions: Path) -> None:
@@ -108,12 +108,12 @@ def test_an_exception_is_reported_with_file_and_line_and_the_worker_goes_on(chil
 
     wrong, right = child.judge("two", "2")
 
-    assert wrong.verdict is None
+    assert wrong.verdicts == []
     assert wrong.retryable
     assert wrong.reason == (
         f"the function raised ValueError: invalid literal for int() with base 10: 'two' ({functions}:{line})"
     )
-    assert right.verdict == Verdict(2.0, {"correct": 1.0})
+    assert right.verdicts == [Verdict(2.0, {"correct": 1.0})]
 
 
 def test_sys_exit_in_the_function_is_reported_too(child: Child, functions: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_dict_becomes_score_and_metrics(child: Child, functions: Path) -> None
     child.say(WorkerLoad(Reward(function=f"{functions}:dictionary", timeout_s=1.0)))
     child.hear()
 
-    assert child.judge("") == [Judged(0, Verdict(0.5, {"correct": 0.0, "terse": 1.0}))]
+    assert child.judge("") == [Judged(0, [Verdict(0.5, {"correct": 0.0, "terse": 1.0})])]
 
 
 def test_an_async_function_judges_a_batch_concurrently_and_only_the_slow_input_fails(
@@ -141,10 +141,10 @@ def test_an_async_function_judges_a_batch_concurrently_and_only_the_slow_input_f
     assert child.hear() == Loaded(concurrent=True)
     answers = {judged.number: judged for judged in child.judge("hang", "1", "x", "3")}
     assert "no verdict within 0.3 s" in answers[0].reason
-    assert answers[1].verdict == Verdict(1.0, {"correct": 1.0})
+    assert answers[1].verdicts == [Verdict(1.0, {"correct": 1.0})]
     assert "ValueError" in answers[2].reason
     assert str(functions) in answers[2].reason
-    assert answers[3].verdict == Verdict(3.0, {"correct": 1.0})
+    assert answers[3].verdicts == [Verdict(3.0, {"correct": 1.0})]
 
 
 def test_a_plain_function_may_return_something_to_await(child: Child, functions: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_plain_function_may_return_something_to_await(child: Child, functions:
 
     assert child.hear() == Loaded(concurrent=False)
     right, wrong = child.judge("2", "two")
-    assert right.verdict == Verdict(2.0, {"correct": 1.0})
+    assert right.verdicts == [Verdict(2.0, {"correct": 1.0})]
     assert str(functions) in wrong.reason
 
 

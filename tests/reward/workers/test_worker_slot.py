@@ -36,6 +36,12 @@ async def decide_async(sample):
 """
 
 
+async def outcome(pending: PendingVerdict) -> object:
+    """The verdict, or why there is none."""
+    (found,) = await asyncio.gather(pending.verdicts, return_exceptions=True)
+    return found if isinstance(found, BaseException) else found[0]
+
+
 def outcomes(function: str, *completions: str, cancelled: int | None = None) -> tuple[list[object], int]:
     """Outcome of each completion, and the number of workers replaced."""
 
@@ -43,12 +49,12 @@ def outcomes(function: str, *completions: str, cancelled: int | None = None) -> 
         slot = RewardSlot(Reward(function=function, timeout_s=5.0))
         future = asyncio.get_running_loop().create_future
         encoded = [msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion=text))) for text in completions]
-        batch = [PendingVerdict(inputs, future()) for inputs in encoded]
+        batch = [PendingVerdict(inputs, 1, future()) for inputs in encoded]
         if cancelled is not None:
-            batch[cancelled].verdict.cancel()
+            batch[cancelled].verdicts.cancel()
         await slot.judge(batch)
         await slot.clear()
-        return await asyncio.gather(*(pending.verdict for pending in batch), return_exceptions=True), slot.replaced
+        return [await outcome(pending) for pending in batch], slot.replaced
 
     return asyncio.run(judge())
 
@@ -130,9 +136,9 @@ def test_a_function_that_damages_its_process_is_given_a_new_one(functions: Path)
         found: list[object] = []
         for text in ("1", "damage", "2", "3", "4"):
             encoded = msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion=text)))
-            pending = PendingVerdict(encoded, asyncio.get_running_loop().create_future())
+            pending = PendingVerdict(encoded, 1, asyncio.get_running_loop().create_future())
             await slot.judge([pending])
-            found += await asyncio.gather(pending.verdict, return_exceptions=True)
+            found.append(await outcome(pending))
         await slot.clear()
         return found
 
@@ -148,7 +154,7 @@ def record_of(*judged: Judged) -> WorkerRecord:
     return record
 
 
-GOOD, BAD, WRONG = Judged(0, Verdict(1.0)), Judged(0, None, "raised", retryable=True), Judged(0, None, "no tests")
+GOOD, BAD, WRONG = Judged(0, [Verdict(1.0)]), Judged(0, [], "raised", retryable=True), Judged(0, [], "no tests")
 
 
 def test_a_worker_is_suspect_after_three_failures_that_may_come_back_if_it_has_judged_before() -> None:
@@ -165,9 +171,9 @@ def test_a_worker_is_not_replaced_for_failures_soon_after_a_slow_start() -> None
 
 def test_numbers_from_a_worker_are_checked_again() -> None:
     async def settled(verdict: Verdict) -> object:
-        pending = PendingVerdict(msgspec.Raw(b""), asyncio.get_running_loop().create_future())
-        pending.settle(Judged(0, verdict))
-        return (await asyncio.gather(pending.verdict, return_exceptions=True))[0]
+        pending = PendingVerdict(msgspec.Raw(b""), 1, asyncio.get_running_loop().create_future())
+        pending.settle(Judged(0, [verdict]))
+        return await outcome(pending)
 
     assert asyncio.run(settled(Verdict(1.0, {"correct": 1.0}))) == Verdict(1.0, {"correct": 1.0})
     for forged in (Verdict(float("nan")), Verdict(0.0, {"m": 1e13}), Verdict(0.0, {}, "x" * 201)):
