@@ -4,6 +4,7 @@ import math
 
 from asyncrl.config.sections.section import Count, Positive, Section
 from asyncrl.errors import ConfigError
+from asyncrl.plug_in import is_path
 
 
 class RewardPart(Section, frozen=True, kw_only=True):
@@ -48,6 +49,11 @@ class Reward(Section, frozen=True, kw_only=True):
     """Processes of one worker, with those of the programs it runs; above it they are killed."""
     file_bytes: Count = 1 << 30
     """Size of each file that a worker writes."""
+
+    @property
+    def is_custom(self) -> bool:
+        """True if code of the user's judges."""
+        return any(map(is_path, [self.function, *(part.function for part in self.parts)]))
 
     def check(self) -> None:
         """Raise `ConfigError` for the first contradiction between settings of the section."""
