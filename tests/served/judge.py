@@ -2,11 +2,12 @@
 An OpenAI-compatible server, as strict as one: it wants its key, its model, and well-formed messages.
 
     Judge().running()     every chat is answered with the number of words in its last message
-    python judge.py PORT  the same as a process, which a test may kill
+    python judge.py PORT  a process, which a test may kill: it rates what examples/judge_reward.py asks
 """
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -96,8 +97,20 @@ def _error(message: str) -> bytes:
     return json.dumps({"error": {"message": message, "type": "server_error", "param": None, "code": None}}).encode()
 
 
+def rating(question: str) -> str:
+    """The rating of `rated` for the answer in a question of examples/judge_reward.py."""
+    found = re.search(r"\nAnswer: (.*)\nReference: ", question, re.DOTALL)
+    assert found is not None, question
+    return str(rated(found[1]))
+
+
+def rated(answer: str) -> int:
+    """10 for an answer with an even number of characters, else 0: even a model that knows nothing gives both."""
+    return 0 if len(answer) % 2 else 10
+
+
 async def _main(port: int) -> None:
-    async with Judge().running(port):
+    async with Judge(rating).running(port):
         await asyncio.get_running_loop().create_future()
 
 
