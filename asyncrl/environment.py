@@ -16,16 +16,121 @@ need not have any package of asyncrl. So this module and ``worker/`` import the 
     async def solve(task, client): ...              # an agent program; client.base_url and client.key are the policy's
 
 Every method may also be a plain function. An exception fails the episode, which is tried again; it is never a reward.
+
+Models of ``[models]`` are asked by their names, here and in reward functions:
+
+    said = await models()["judge"].chat([{"role": "user", "content": "..."}], temperature=0)
 """
 
+import asyncio
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
+from urllib.parse import urlsplit
 
-__all__ = ["Client", "Said", "Step", "Task", "ToolCall"]
+__all__ = ["Client", "Model", "ModelFailed", "Models", "Said", "Step", "Task", "ToolCall", "models"]
 
 Message = dict[str, Any]
 """``{"role": ..., "content": ...}``, and ``tool_calls`` or ``tool_call_id`` as in OpenAI's chat completions."""
+
+# ── models ────────────────────────────────────────────────────────────────────────────────────
+
+VARIABLE = "ASYNCRL_MODELS"
+"""Variable with the addresses of the models: JSON of ``{NAME: {"base_url": ..., "key": ...}}``."""
+OK = 200
+REFUSED = range(400, 500)
+"""Statuses with which a server refuses a request that would be refused again."""
+
+
+class ModelFailed(Exception):
+    """
+    A model gave no answer that can be used; the message names it and the cause. Let it pass: the episode or the
+    verdict fails, and is tried again if ``retryable``.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+@dataclass(frozen=True)
+class Model:
+    """Access to one model of ``[models]``, as an OpenAI server: ``OpenAI(base_url=..., api_key=...)``."""
+
+    name: str
+    base_url: str = field(repr=False)
+    key: str = field(repr=False)
+
+    async def chat(self, messages: "list[Message]", **params: Any) -> str:
+        """
+        Text of the model's answer to a chat.
+
+        Args:
+            params: Further fields of the request, such as ``temperature`` and ``max_tokens``.
+
+        Raises:
+            ModelFailed: It was away until the deadline of its settings, refused the request, or answered without text.
+        """
+        status, answer = await _post(f"{self.base_url}/chat/completions", self.key, {"messages": messages, **params})
+        if status != OK:
+            cause = answer.get("error") if isinstance(answer, dict) else answer
+            cause = cause.get("message", cause) if isinstance(cause, dict) else cause
+            said = cause if status not in REFUSED else f"model {self.name!r} refused the request: {status}: {cause}"
+            raise ModelFailed(f"{said}", retryable=status not in REFUSED)
+        try:
+            text = answer["choices"][0]["message"]["content"]
+        except (KeyError, IndexError, TypeError):
+            text = None
+        if not isinstance(text, str):
+            raise ModelFailed(f"model {self.name!r} answered without text: {json.dumps(answer)[:200]}")
+        return text
+
+
+class Models(dict[str, Model]):
+    """Models by name."""
+
+    def __missing__(self, name: str) -> Model:
+        known = f"it has {', '.join(self)}" if self else "it has none for this code"
+        raise KeyError(f"there is no model {name!r}: add [models.{name}] to the run file; {known}")
+
+
+def models() -> Models:
+    """The models of the run file that this code may ask."""
+    told = json.loads(os.environ.get(VARIABLE) or "{}")
+    return Models({name: Model(name, access["base_url"], access["key"]) for name, access in told.items()})
+
+
+async def _post(url: str, key: str, request: "dict[str, Any]") -> "tuple[int, Any]":
+    """Status and decoded answer of one request to the node, which repeats it until its deadline."""
+    parts, body = urlsplit(url), json.dumps(request).encode()
+    head = [
+        f"POST {parts.path} HTTP/1.1",
+        f"Host: {parts.netloc}",
+        f"Authorization: Bearer {key}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    ]
+    writer = None
+    try:
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write("\r\n".join([*head, "", ""]).encode() + body)
+        await writer.drain()
+        status = int((await reader.readuntil(b"\r\n")).split()[1])
+        while (await reader.readuntil(b"\r\n")).strip():
+            pass  # a header; the connection ends with the body
+        answer = await reader.read()
+        return status, json.loads(answer)
+    except (OSError, EOFError, ValueError, IndexError) as error:
+        raise ModelFailed(f"the node's own server of models gave no answer: {type(error).__name__}: {error}") from error
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+# ── environments ──────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -42,6 +147,8 @@ class Task:
     """Seed, the same each time this episode is begun, on every node. Below 2**32, as ``numpy.random.seed`` wants it."""
     name: str = ""
     """Name of the episode, unique in the run, such as ``run/train/17/3``: a label for sandboxes and logs."""
+    models: Models = field(default_factory=models, repr=False, compare=False)
+    """Models of ``[models]`` by name: ``await task.models["judge"].chat(messages)``."""
 
 
 @dataclass(frozen=True)

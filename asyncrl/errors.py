@@ -131,6 +131,18 @@ class VerifierError(AsyncrlError):
         self.retryable = retryable
 
 
+class ServiceFailed(AsyncrlError):
+    """
+    A service over HTTP, such as a model of ``[models]``, gave no answer that can be used. Never a reward of zero.
+
+    ``retryable``: it was away or busy until the deadline, and may be back later.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
 class SandboxError(AsyncrlError):
     """The sandbox could not start a program, which is no fault of the program."""
 

@@ -24,7 +24,7 @@ from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import require_run
 from asyncrl.records.samples import SampleFacts, prompt_text, read_facts
 from asyncrl.reward.verifier import Verdict, VerifierInput, verifier_input
-from asyncrl.reward.workers.pool import WorkerPool
+from asyncrl.runtime.offline import open_rewards
 from asyncrl.spool.folder import read_contents, segment_numbers
 from asyncrl.spool.segment_writer import Entry, Place
 from asyncrl.terminal import Row, aligned
@@ -94,7 +94,7 @@ async def _judged(config: Config, inputs: Sequence[VerifierInput]) -> list[Verdi
             return None
 
     verdicts: list[Verdict | None] = []
-    async with WorkerPool(config.reward) as pool:
+    async with open_rewards(config) as pool:
         for first in range(0, len(inputs), TOGETHER):
             verdicts += await asyncio.gather(*map(judged, inputs[first : first + TOGETHER]))
     return verdicts

@@ -11,6 +11,7 @@ from asyncrl.config.sections.broker import Broker, Supervisor, Trackers
 from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.environment import Environment
 from asyncrl.config.sections.evaluation import Checkpoint, Evaluation
+from asyncrl.config.sections.models import ServedModel
 from asyncrl.config.sections.reward import Reward
 from asyncrl.config.sections.rollout import Rollout
 from asyncrl.config.sections.run import Model, Run
@@ -32,6 +33,8 @@ class Config(Section, frozen=True, kw_only=True):
     sampling: SamplingConfig = SamplingConfig()
     rollout: Rollout = Rollout()
     environment: Environment = Environment()
+    models: dict[str, ServedModel] = {}
+    """Tables ``[models.NAME]``: models that environments, agent programs, tools and rewards may ask."""
     reward: Reward = Reward()
     algorithm: Algorithm = Algorithm()
     trainer: Trainer = Trainer()
@@ -86,6 +89,16 @@ class Config(Section, frozen=True, kw_only=True):
         if self.environment.is_set:
             return self.environment.max_tokens
         return (split == "held_out" and self.evaluation.max_tokens) or self.sampling.max_tokens
+
+    @property
+    def rollout_models(self) -> dict[str, ServedModel]:
+        """Models that the code of a rollout may ask, by name."""
+        return self.models if self.environment.is_set else {}
+
+    @property
+    def reward_models(self) -> dict[str, ServedModel]:
+        """Models that the code of a reward node may ask, by name."""
+        return self.models if self.reward.is_custom else {}
 
     @property
     def max_turns(self) -> int:

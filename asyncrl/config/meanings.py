@@ -99,7 +99,7 @@ class Meaning(Struct, frozen=True, kw_only=True):
 
     @property
     def section(self) -> str:
-        return self.key.rpartition(".")[0]
+        return self.key.rpartition(".")[0] or self.key  # a table of sections is one itself
 
     @property
     def verl(self) -> str:
@@ -114,6 +114,15 @@ def meanings() -> dict[str, Meaning]:
     return {meaning.key: meaning for meaning in _of(Config, "")}
 
 
+def meaning_of(key: str) -> Meaning | None:
+    """The meaning of a full key, also of one in a table of sections, such as ``models.judge.url``."""
+    if (found := meanings().get(key)) or key.count(".") < 2:
+        return found
+    table, name = key.partition(".")[0], key.rpartition(".")[2]
+    items = meanings()[table].items if table in meanings() else ()
+    return next((item for item in items if item.key == f"{table}.{name}"), None)
+
+
 @cache
 def section_meanings() -> dict[str, str]:
     """Documentation of every section and subsection of a run file by its full key; paragraphs are lines."""
@@ -122,6 +131,7 @@ def section_meanings() -> dict[str, str]:
 
 def _sections(section: type[Section], where: str) -> Iterator[tuple[str, str]]:
     for name, kind in get_type_hints(section).items():
+        kind = _entry_of(kind) or kind  # noqa: PLW2901
         if _is_section(kind):
             paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
             yield f"{where}{name}", "\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
@@ -146,6 +156,11 @@ def _of(section: type[Section], where: str) -> Iterator[Meaning]:
             text=texts.get(field.name, ""),
             items=tuple(each for item in get_args(kind) if _is_section(item) for each in _of(item, f"{key}.")),
         )
+
+
+def _entry_of(kind: Any) -> type[Section] | None:
+    """Section of each entry, if the field is a table of sections."""
+    return get_args(kind)[1] if get_origin(kind) is dict and _is_section(get_args(kind)[1]) else None
 
 
 def _is_section(kind: Any) -> TypeGuard[type[Section]]:

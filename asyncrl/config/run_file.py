@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from asyncrl.config.checks.check import check
 from asyncrl.config.config import Config, leaves
 from asyncrl.config.correction import resolved
-from asyncrl.config.meanings import meanings, value_in_words
+from asyncrl.config.meanings import meaning_of, value_in_words
 from asyncrl.config.toml import convert, put, read, split_override
 from asyncrl.errors import ConfigError
 from asyncrl.files.json_lines import toml_key, toml_value
@@ -117,11 +117,10 @@ def explain(
 
 def changes(config: Config) -> list[str]:
     """Line ``key = value`` for each setting without its default value, in the order of a run file."""
-    known = meanings()
     return [
         f"{key} = {value_in_words(value)}"
         for key, value in leaves(msgspec.to_builtins(config))
-        if key not in known or known[key].is_required or value != msgspec.to_builtins(known[key].default)
+        if not (known := meaning_of(key)) or known.is_required or value != msgspec.to_builtins(known.default)
     ]
 
 

@@ -10,7 +10,7 @@ Names of verl's are answered by `asyncrl.tools.verl.names`.
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from asyncrl.config.sections.section import Section
 from asyncrl.errors import ConfigError
@@ -121,11 +121,11 @@ def fields(section: type[Section], where: str = "") -> Iterator[tuple[str, Any]]
     for key, kind in get_type_hints(section).items():
         yield f"{where}{key}", kind
         if inner := section_in(kind):
-            yield from fields(inner, f"{where}{key}.")
+            yield from fields(inner, f"{where}{key}.NAME." if get_origin(kind) is dict else f"{where}{key}.")
 
 
 def section_in(kind: Any) -> type[Section] | None:
-    """Section type of a field, or of the items of a list field; None for a plain value."""
+    """Section type of a field, or of the items of a list or table; None for a plain value."""
     kinds = [kind, *get_args(kind)]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
 

@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -103,10 +103,14 @@ def refuse_unknown(
             full, _ = next(leaves({name: value}))
             raise unknown(full, root)
         if inner := section_in(hints[key]):
-            for part in value if isinstance(value, list) else [value]:
+            if get_origin(hints[key]) is dict and isinstance(value, Mapping):
+                parts = [((*where, key, each), part) for each, part in value.items()]
+            else:
+                parts = [((*where, key), part) for part in (value if isinstance(value, list) else [value])]
+            for place, part in parts:
                 if not isinstance(part, Mapping):
-                    raise ConfigError(f"{name} is a section, got {part!r}")
-                refuse_unknown(part, inner, (*where, key), root)
+                    raise ConfigError(f"{'.'.join(place)} is a section, got {part!r}")
+                refuse_unknown(part, inner, place, root)
 
 
 def _sentence(error: str, raw: Mapping[str, Any], root: type[Section], advice: str) -> str:

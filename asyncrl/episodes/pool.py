@@ -11,7 +11,6 @@ the memory, or end its process. None of that harms this process, and none of it 
 
 import asyncio
 import base64
-import os
 import secrets
 import shutil
 import sys
@@ -33,6 +32,7 @@ from asyncrl.episodes.environment import Answer, Description, Environments, Scor
 from asyncrl.episodes.workers import EnvironmentProcess, EnvironmentSlot, Suspects, lost_with, named, require_allowed
 from asyncrl.errors import ConfigError, EnvironmentFailed
 from asyncrl.log import get_logger
+from asyncrl.wire.http import without_proxy
 from asyncrl.workers import folders
 from asyncrl.workers.keeper import AT_ONCE_BYTES, GuardLimits, OutputAllowance
 from asyncrl.workers.kept import KeptProcess
@@ -150,9 +150,11 @@ class EnvironmentPool:
     description: Description
     """Set by `start`."""
 
-    def __init__(self, environment: Environment, run_id: str, node: str) -> None:
+    def __init__(
+        self, environment: Environment, run_id: str, node: str, variables: Mapping[str, str] | None = None
+    ) -> None:
         self._environment = environment
-        variables = {"ASYNCRL_RUN": run_id, "ASYNCRL_NODE": node}
+        variables = {**(variables or {}), "ASYNCRL_RUN": run_id, "ASYNCRL_NODE": node}
         suspects = Suspects()
         self._slots = [EnvironmentSlot(environment, variables, suspects) for _ in range(environment.workers)]
         self._open: set[PooledEpisode] = set()
@@ -230,6 +232,7 @@ class EnvironmentPool:
 #     ASYNCRL_TASK                        path of a JSON file: messages, answer, data_source, extra, seed, name
 #     ASYNCRL_REWARD_URL                  takes a PUT of {"reward": 1.0, "metrics": {"steps": 3}}; optional
 #     ASYNCRL_RUN                         name of the run, a label for what the program starts elsewhere
+#     ASYNCRL_MODELS                      JSON of the models that it may ask: name to base_url and key
 #     TMPDIR                              a folder of its own, which is removed with it
 #
 # A program that exceeds the limits of ``environment``, or whose `solve` is cancelled, ends with all that it has
@@ -268,9 +271,9 @@ class Programs:
 
     description = Description(kind="command", resume="rerun")
 
-    def __init__(self, environment: Environment, run_id: str) -> None:
+    def __init__(self, environment: Environment, run_id: str, variables: Mapping[str, str] | None = None) -> None:
         self._environment = environment
-        self._run_id = run_id
+        self._variables = {**(variables or {}), "ASYNCRL_RUN": run_id}
         self._open: set[ProgramEpisode] = set()
         self._is_closed = False
         program = environment.command[0]
@@ -282,7 +285,7 @@ class Programs:
         """An episode; its program starts with `ProgramEpisode.solve`."""
         if self._is_closed:
             raise EnvironmentFailed("the environments of this rollout were closed")
-        episode = ProgramEpisode(name, self._environment, self._run_id, self._open.discard)
+        episode = ProgramEpisode(name, self._environment, self._variables, self._open.discard)
         self._open.add(episode)
         return episode
 
@@ -305,11 +308,15 @@ class ProgramEpisode:
     """One run of the program: `asyncrl.episodes.environment.EnvironmentEpisode`, of which it has `solve` alone."""
 
     def __init__(
-        self, name: str, environment: Environment, run_id: str, on_closed: "Callable[[ProgramEpisode], None]"
+        self,
+        name: str,
+        environment: Environment,
+        variables: Mapping[str, str],
+        on_closed: "Callable[[ProgramEpisode], None]",
     ) -> None:
         self.name = name
         self._environment = environment
-        self._run_id = run_id
+        self._given = variables
         self._on_closed = on_closed
         self._running: asyncio.Task[None] | None = None
 
@@ -346,7 +353,7 @@ class ProgramEpisode:
         settings = self._environment
         limits = GuardLimits("environment", settings.memory_bytes, settings.processes, settings.file_bytes)
         command = [SHELL, "-c", LAUNCH, mark, str(len(raw)), *settings.command]
-        variables = _variables(base_url, key, self._run_id)
+        variables = {**self._given, **_variables(base_url, key)}
         try:
             process = await KeptProcess.start(command, limits, AT_ONCE_BYTES, variables, has_folder=True)
         except OSError as error:
@@ -378,18 +385,16 @@ class ProgramEpisode:
         raise _no_steps("restore")
 
 
-def _variables(base_url: str, key: str, run_id: str) -> Mapping[str, str]:
-    """Environment of a program. The gateway is on this machine: no proxy stands before it."""
+def _variables(base_url: str, key: str) -> Mapping[str, str]:
+    """Variables of one run of a program. The gateway is on this machine: no proxy stands before it."""
     host = base_url.partition("://")[2].rpartition(":")[0].strip("[]")
-    proxies = {name: ",".join(filter(None, (os.environ.get(name), host))) for name in ("no_proxy", "NO_PROXY")}
     return {
         "OPENAI_BASE_URL": base_url,
         "OPENAI_API_KEY": key,
         "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
         "ANTHROPIC_API_KEY": key,
         "ASYNCRL_REWARD_URL": f"{base_url.removesuffix('/v1')}/reward",
-        "ASYNCRL_RUN": run_id,
-        **proxies,
+        **without_proxy(host),
     }
 
 
@@ -432,12 +437,19 @@ def _no_steps(method: str) -> EnvironmentFailed:
 # The environments that a run file names.
 
 
-def make_environments(environment: Environment, run_id: str, node: str) -> AbstractAsyncContextManager[Environments]:
+def make_environments(
+    environment: Environment, run_id: str, node: str, variables: Mapping[str, str] | None = None
+) -> AbstractAsyncContextManager[Environments]:
     """
     Workers, or agent programs: a context that starts them, and ends them with all that they have started.
+
+    Args:
+        variables: Added to the environment of each process.
 
     Raises:
         ConfigError: ``environment.command`` is no program, or none that the operator of this node allowed. Entering
             the context raises it if the environment cannot be loaded.
     """
-    return Programs(environment, run_id) if environment.command else EnvironmentPool(environment, run_id, node)
+    if environment.command:
+        return Programs(environment, run_id, variables)
+    return EnvironmentPool(environment, run_id, node, variables)

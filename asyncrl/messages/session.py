@@ -141,6 +141,29 @@ class Barred(Message, frozen=True):
     pause_s: float
 
 
+class ModelUse(Value, frozen=True):
+    """Use of one model of ``[models]`` by a node, since the start of its role."""
+
+    requests: int = 0
+    """Requests of the node's code."""
+    cached: int = 0
+    """Requests of these that an earlier answer, or that of an equal one, has answered."""
+    repeated: int = 0
+    """Attempts that were not the first of their request."""
+    failed: int = 0
+    """Requests without an answer that can be used."""
+    seconds: float = 0.0
+    """Time of the requests that were sent, with the wait for their turn."""
+    tokens: int = 0
+    """Tokens of their prompts and answers, as the server counts them."""
+
+    def out_of_bounds(self) -> str:
+        counts = ("requests", "cached", "repeated", "failed", "tokens")
+        return next(
+            (found for key in counts if (found := bounds.count(key, getattr(self, key)))), ""
+        ) or bounds.seconds("seconds", self.seconds)
+
+
 @sent(by=EVERY, to="broker")
 @sent(by="shard", to="trainer")
 class Beat(Message, frozen=True):
@@ -169,6 +192,8 @@ class Beat(Message, frozen=True):
     """
     cores: float = 0.0
     """Rollouts and trainers: cores that the node's processes used since the last one, on average."""
+    models: dict[str, ModelUse] = {}
+    """Rollouts and reward nodes: use of each model of ``[models]``."""
 
     def out_of_bounds(self) -> str:
         return (
@@ -180,6 +205,19 @@ class Beat(Message, frozen=True):
             or bounds.seconds("cores_busy", self.cores_busy)
             or bounds.count("progress", self.progress)
             or bounds.seconds("cores", self.cores)
+            or self._models_out_of_bounds()
+        )
+
+    def _models_out_of_bounds(self) -> str:
+        if (number := len(self.models)) > bounds.MAX_METRICS:
+            return f"models has {number} entries"
+        return next(
+            (
+                found
+                for name, use in self.models.items()
+                if (found := bounds.name("a name of models", name) or use.out_of_bounds())
+            ),
+            "",
         )
 
 

@@ -7,17 +7,21 @@ Names follow Prometheus' rules: base units (seconds, bytes), ``_total`` at the e
 the labels ``role`` and ``node`` of its process. All label values come from fixed vocabularies.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
+from asyncrl.messages.session import ModelUse
 from asyncrl.messages.words import REWARD_ACTIVITIES, ROLLOUT_ACTIVITIES, TRAINER_ACTIVITIES, Role
 from asyncrl.records.states import CONNECTED_STATES, GROUP_STATES
 
 Kind = Literal["gauge", "counter"]
-Owner = Literal["process", "broker", "rollout", "reward", "trainer", "spool"]
-"""Role that has the metric; ``process`` is every process. The broker has those of the spool in its process too."""
+Owner = Literal["process", "broker", "rollout", "reward", "model", "trainer", "spool"]
+"""
+Role that has the metric; ``process`` is every process, ``model`` the nodes whose code asks models of ``[models]``. The
+broker has those of the spool in its process too.
+"""
 
 STAGES = ("rollout", "environment", "reward", "payload", "trainer", "message", "other")
 """Places of a failure: those of `asyncrl.messages.words.Stage`, the trainer's refusals, and refused messages."""
@@ -30,7 +34,10 @@ class Metric(Struct, frozen=True):
     owner: Owner
     meaning: str
     labels: Mapping[str, tuple[str, ...]] = {}
-    """Values of each label beside ``role`` and ``node``; no values for a label of build information."""
+    """
+    Values of each label beside ``role`` and ``node``; no values for a label of build information, and for names of the
+    run file.
+    """
 
 
 class Sample(NamedTuple):
@@ -55,6 +62,9 @@ def _standard(name: str, meaning: str) -> Metric:
     """A metric of the operating system's process, under the name that all Prometheus clients use."""
     return Metric(name, "counter" if name.endswith("_total") else "gauge", "process", meaning)
 
+
+ASKED: dict[str, tuple[str, ...]] = {"model": ()}
+"""Label of the metrics of a model."""
 
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
@@ -134,6 +144,15 @@ METRICS: Mapping[str, Metric] = {
             ("seconds_total", "Time by activity.", {"activity": (*REWARD_ACTIVITIES, "idle")}),
         ),
         *_of(
+            "model",
+            ("requests_total", "Requests of environments, tools, programs and rewards.", ASKED),
+            ("cached_total", "Of these, those that an earlier answer, or that of an equal one, has answered.", ASKED),
+            ("repeated_total", "Attempts that were not the first of their request.", ASKED),
+            ("failures_total", "Requests without an answer that can be used.", ASKED),
+            ("seconds_total", "Time of the requests that were sent, with the wait for their turn.", ASKED),
+            ("tokens_total", "Tokens of prompts and answers, as the server counts them.", ASKED),
+        ),
+        *_of(
             "trainer",
             ("steps_total", "Optimizer steps since the start of the process."),
             ("tokens_total", "Tokens of these steps."),
@@ -159,3 +178,15 @@ METRICS: Mapping[str, Metric] = {
     )
 }
 """All metrics by name."""
+
+
+def model_samples(uses: Mapping[str, ModelUse]) -> Iterator[Sample]:
+    """Samples of the models that a node's code has asked, by their names."""
+    for name, use in uses.items():
+        labels = {"model": name}
+        yield Sample("asyncrl_model_requests_total", use.requests, labels)
+        yield Sample("asyncrl_model_cached_total", use.cached, labels)
+        yield Sample("asyncrl_model_repeated_total", use.repeated, labels)
+        yield Sample("asyncrl_model_failures_total", use.failed, labels)
+        yield Sample("asyncrl_model_seconds_total", use.seconds, labels)
+        yield Sample("asyncrl_model_tokens_total", use.tokens, labels)

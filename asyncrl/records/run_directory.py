@@ -12,6 +12,7 @@ The files of a run.
       spool/           payloads not yet trained on
       logs/            one file per process
       metrics/         addresses of the processes' metrics, for Prometheus, while they run
+      models/          answers of models that environments and rewards asked, by node
       trackers/        each tracker's position in the files above, and its own files
       report.html      curves and headline numbers
       summary.json     outcome of the run; written last
@@ -120,6 +121,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.spool = path / "spool"
         self.logs = path / "logs"
+        self.models = path / "models"
         self.trackers = path / "trackers"
         self.report = path / "report.html"
         self.summary = path / "summary.json"

@@ -31,13 +31,13 @@ from asyncrl.failpoints import failpoint
 from asyncrl.log import get_logger
 from asyncrl.messages.reward import Grade, GradeItem, Scored, ScoredItem
 from asyncrl.messages.rollout import Failed, Offer
-from asyncrl.messages.session import Barred, Beat, Drain, Reject, Stop
+from asyncrl.messages.session import Barred, Beat, Drain, ModelUse, Reject, Stop
 from asyncrl.messages.sound import image_problem_of, problem_of
 from asyncrl.messages.spool import Spools
 from asyncrl.messages.supervisor import Stacks, StacksWanted
 from asyncrl.messages.trajectory import Prompt, Trajectory
 from asyncrl.messages.words import REWARD_ACTIVITIES, Activity
-from asyncrl.records.metrics import Sample
+from asyncrl.records.metrics import Sample, model_samples
 from asyncrl.reward.verifier import GroupMember, Verdict, VerifierInput, group_member, verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
 from asyncrl.wire.files import MAX_VERDICT_BYTES, cut_by_bytes, verdict_bytes
@@ -70,6 +70,7 @@ class RewardActor:
     Args:
         on_drain: Called when the broker asks this node to leave; other nodes judge its open items.
         max_open: Most items that are open at once, which is the number of credits offered.
+        models: Gives the use of each model that the code of this node has asked.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class RewardActor:
         connection: Connection,
         on_drain: Callable[[], None] | None = None,
         max_open: int = MAX_OPEN,
+        models: Callable[[], dict[str, ModelUse]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
@@ -87,6 +89,7 @@ class RewardActor:
         self._spools = connection.spools
         self._payloads = PayloadClient(connection.spools)
         self._max_open = max_open
+        self._models = models
         self._occupancy = Occupancy[Activity](REWARD_ACTIVITIES, clock)
         self._offered = 0
         self._settled = 0
@@ -97,7 +100,8 @@ class RewardActor:
         self._has_scored = asyncio.Event()
 
     def heartbeat(self, lag_s: float) -> Beat:
-        return Beat(lag_s, self._occupancy.seconds, doing=self._occupancy.current, progress=self._settled)
+        occupancy = self._occupancy
+        return Beat(lag_s, occupancy.seconds, doing=occupancy.current, progress=self._settled, models=self._models())
 
     def status(self) -> str:
         """Trajectories graded and in hand."""
@@ -114,6 +118,7 @@ class RewardActor:
             yield Sample("asyncrl_reward_failures_total", number, {"stage": stage})
         for activity, seconds in self._occupancy.seconds.items():
             yield Sample("asyncrl_reward_seconds_total", seconds, {"activity": activity})
+        yield from model_samples(self._models())
 
     async def run(self) -> None:
         """

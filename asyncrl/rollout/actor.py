@@ -32,6 +32,7 @@ from asyncrl.messages.session import (
     Beat,
     Drain,
     Draining,
+    ModelUse,
     Ready,
     Reject,
     Sleep,
@@ -45,7 +46,7 @@ from asyncrl.messages.supervisor import Stacks, StacksWanted
 from asyncrl.messages.trajectory import Unit
 from asyncrl.messages.weights import Abort, Live, Transfer, TransferFailed, Transferred
 from asyncrl.messages.words import WeightsVia
-from asyncrl.records.metrics import Sample
+from asyncrl.records.metrics import Sample, model_samples
 from asyncrl.rollout.generations import Generations
 from asyncrl.rollout.results import COLLECT_S, RESEND_S, to_sampled
 from asyncrl.rollout.sleeping import Sleeper
@@ -102,6 +103,7 @@ class RolloutActor:
         sleeper: Lets the engine sleep where it shares its devices with the trainer; None refuses.
         on_drain: Called when the broker asks this node to leave; the host then awaits `drain` and says Bye.
         on_live: Called after each swap.
+        models: Gives the use of each model that the code of this node has asked.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class RolloutActor:
         sleeper: Sleeper | None = None,
         on_drain: Callable[[], None] | None = None,
         on_live: Callable[[], None] | None = None,
+        models: Callable[[], dict[str, ModelUse]] = dict,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -132,6 +135,7 @@ class RolloutActor:
         self._sleeper = sleeper
         self._on_drain = on_drain
         self._on_live = on_live
+        self._models = models
         self._payloads = PayloadClient(connection.spools)
         self._clock = clock
         self._sleep = sleep
@@ -198,6 +202,7 @@ class RolloutActor:
             decode_steps=made.calls.decode_steps.number,
             doing=made.occupancy.current,
             progress=made.calls.num_computed,
+            models=self._models(),
         )
 
     def status(self) -> str:
@@ -222,6 +227,7 @@ class RolloutActor:
         yield Sample("asyncrl_rollout_receive_seconds_total", swaps.receive_s)
         for stage, number in generations.num_failed.items():
             yield Sample("asyncrl_rollout_failures_total", number, {"stage": stage})
+        yield from model_samples(self._models())
 
     # ── messages ────────────────────────────────────────────────────────────────────────────
 

@@ -1,7 +1,7 @@
 """
 Checks of a run on this machine. `asyncrl run` stops at the first failure; `asyncrl doctor FILE` reports all of them.
 
-    devices ─▶ engine ─▶ trackers ─▶ functions ─▶ environment ─▶ model ─▶ data
+    devices ─▶ engine ─▶ trackers ─▶ functions ─▶ environment ─▶ models ─▶ model ─▶ data
 
 Each returns a short text, or raises one error. The architecture, which needs torch, is checked in a process of its own.
 """
@@ -27,6 +27,7 @@ from asyncrl.config.model.tokenizer import FAST, num_experts
 from asyncrl.config.model.weights import check_weights
 from asyncrl.config.run_file import with_backend
 from asyncrl.config.sections.data import Data
+from asyncrl.config.sections.models import ServedModel, hidden_keys
 from asyncrl.data.chat_template import check_template, read_special_tokens, read_template, text_advice
 from asyncrl.data.check import CountTokens, FindSpelled, bad_row_lines
 from asyncrl.data.images import check_model_reads
@@ -34,13 +35,15 @@ from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
 from asyncrl.episodes.environment import Description
 from asyncrl.episodes.pool import make_environments
 from asyncrl.episodes.workers import named
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, ServiceFailed
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.records.trackers import check_trackers
 from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.routing import auto_routed, check_routes
 from asyncrl.runtime.check_functions import check_functions
 from asyncrl.runtime.machine import TRAIN, Devices, apart, find, missing_packages, require_train, share
+from asyncrl.served.app import INSTALL as INSTALL_MODELS
+from asyncrl.served.app import key_of
 from asyncrl.weights.groups.device import installed_version
 
 # ── engine ────────────────────────────────────────────────────────────────────────────────────
@@ -99,8 +102,51 @@ def check_environment(config: Config) -> str:
 
 
 async def _described(config: Config) -> Description:
-    async with make_environments(replace(config.environment, workers=1), "check", "check") as environments:
+    environment = replace(config.environment, workers=1)
+    async with make_environments(environment, "check", "check", hidden_keys(config.models)) as environments:
         return environments.description
+
+
+# ── models ────────────────────────────────────────────────────────────────────────────────────
+# Models that others serve: keys and packages must be there; a server may still be started, so its silence is a remark.
+
+REACH_S = 5.0
+"""Seconds for a server to list its models."""
+REFUSES_KEY = (401, 403)
+
+
+def check_models(config: Config, say: "Say") -> str:
+    """
+    Describe ``[models]``; ``none`` without any. ``say`` gets a remark on a server that does not answer as it should.
+
+    Raises `ConfigError` if a variable with a key is not set, or a package is missing.
+    """
+    if not config.models:
+        return "none"
+    for package in ("httpx", "uvicorn"):
+        if find_spec(package) is None:
+            raise ConfigError(f"[models] needs {package}, which is not installed: {INSTALL_MODELS}")
+    found = {name: _reached(name, model) for name, model in config.models.items()}
+    for remark in filter(None, found.values()):
+        say(f"note: {remark}")
+    return ", ".join(f"{name} at {model.url}" for name, model in config.models.items())
+
+
+def _reached(name: str, model: ServedModel) -> str:
+    """A remark on the server; empty if it answers."""
+    from asyncrl.wire.endpoint import bearer, status_of  # its client is an extra
+
+    key, url = key_of(name, model), f"{model.url.rstrip('/')}/models"
+    try:
+        status = status_of(url, bearer(key), REACH_S)
+    except ServiceFailed as error:
+        return (
+            f"model {name!r}: {error}; a run waits for it {model.deadline_s:g} s at a time (models.{name}.deadline_s)"
+        )
+    if status in REFUSES_KEY:
+        whose = f"the key in {model.key_env}" if model.key_env else f"no key (models.{name}.key_env)"
+        return f"model {name!r}: {url} answered with status {status} to {whose}"
+    return f"model {name!r}: {url} answered with status {status}" if status >= 500 else ""
 
 
 # ── prompt lengths ────────────────────────────────────────────────────────────────────────────
@@ -304,6 +350,7 @@ CHECKS: Mapping[str, Check] = {
     "trackers": _trackers,
     "functions": _functions,
     "environment": lambda config, _: check_environment(config),
+    "models": check_models,
     "model": _model,
     "data": _data,
 }

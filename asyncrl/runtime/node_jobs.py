@@ -11,7 +11,7 @@ import struct
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from asyncrl.runtime.process import Job, StopEvent
 from asyncrl.runtime.service_manager import ADDRESS_VARIABLE, STATE, service_manager
 from asyncrl.runtime.sessions import Find, RunNode, join_steadily, unless_told
 from asyncrl.runtime.supervisor import role_process
+from asyncrl.served.app import open_models
 from asyncrl.terminal import echo
 from asyncrl.wire.addresses import announced, bound_again, check_address, reached, tcp
 from asyncrl.wire.handshake import identity, leave, only_asking
@@ -449,20 +450,22 @@ async def run_reward(node: RunNode, stopping: StopEvent) -> None:
         LinkError, ConfigError: The node could not start, or the broker is gone.
     """
     pool: WorkerPool | None = None
-    try:
-        async with node.part_of_run(stopping):
-            async for session in node.sessions():
-                if pool is None:
-                    pool = WorkerPool(session.config.reward)
-                    await session.wait_for(pool.start())
-                async with session:
-                    actor = RewardActor(
-                        pool=pool,
-                        connection=session.connection(),
-                        on_drain=stopping.set,
-                        max_open=most_open(session.config),
-                    )
-                    await session.serve(actor)
-    finally:
-        if pool:
-            await pool.aclose()
+    async with AsyncExitStack() as stack, node.part_of_run(stopping):
+        async for session in node.sessions():
+            if pool is None:
+                config = session.config
+                models = await stack.enter_async_context(
+                    open_models(config.reward_models, folder=session.models_folder)
+                )
+                pool = WorkerPool(config.reward, models.variables)
+                stack.push_async_callback(pool.aclose)
+                await session.wait_for(pool.start())
+            async with session:
+                actor = RewardActor(
+                    pool=pool,
+                    connection=session.connection(),
+                    on_drain=stopping.set,
+                    max_open=most_open(session.config),
+                    models=models.uses,
+                )
+                await session.serve(actor)

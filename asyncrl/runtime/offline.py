@@ -9,7 +9,8 @@ Sampling parameters, seeds and verdicts come from the same code as in a run, so 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import groupby
 from typing import TypeVar
@@ -38,6 +39,17 @@ from asyncrl.records.samples import prompt_text
 from asyncrl.reward.verifier import verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
 from asyncrl.rollout.generations import fit
+from asyncrl.served.app import open_models
+
+# ── rewards ───────────────────────────────────────────────────────────────────────────────────
+
+
+@asynccontextmanager
+async def open_rewards(config: Config) -> AsyncIterator[WorkerPool]:
+    """The workers of ``[reward]``, started, with the models that their code may ask. Raises `ConfigError`."""
+    async with open_models(config.reward_models) as models, WorkerPool(config.reward, models.variables) as pool:
+        yield pool
+
 
 # ── sampling ──────────────────────────────────────────────────────────────────────────────────
 # Completions and episodes of held-out prompts, sampled without a broker, with the seeds of an evaluation.

@@ -6,9 +6,16 @@ attached to it.
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+)
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
@@ -37,10 +44,12 @@ from asyncrl.runtime.machine import find, require_devices
 from asyncrl.runtime.model_files import local_copies, require_same_models
 from asyncrl.runtime.process import StopEvent
 from asyncrl.runtime.sessions import NodeSession, RunNode, await_with_beats
+from asyncrl.served.app import OpenModels, open_models
 from asyncrl.weights.contents.layout import Layout
 from asyncrl.weights.groups.device import staging_device
 from asyncrl.weights.groups.group import CPU
 from asyncrl.weights.publish import Receiver
+from asyncrl.wire.addresses import host_of, tcp
 from asyncrl.wire.handshake import Identity, weights_links
 from asyncrl.wire.link import Link
 from asyncrl.wire.run_address import RunAddress
@@ -94,10 +103,19 @@ PROGRAMS_PER_CORE = 4
 
 @asynccontextmanager
 async def open_episodes(
-    config: Config, engine: Engine, *, run_id: str, node: str, slots: int
+    config: Config,
+    engine: Engine,
+    *,
+    run_id: str,
+    node: str,
+    slots: int,
+    variables: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Episodes | None]:
     """
     Start the workers of ``[environment]``, and end them with all that they have started; None without one.
+
+    Args:
+        variables: Added to the environment of their processes.
 
     Raises:
         ConfigError: The environment cannot be loaded, or the engine cannot hold a conversation.
@@ -107,7 +125,7 @@ async def open_episodes(
         return
     conversing, environment = require_boundary(engine), config.environment
     async with AsyncExitStack() as stack:
-        environments = await stack.enter_async_context(make_environments(environment, run_id, node))
+        environments = await stack.enter_async_context(make_environments(environment, run_id, node, variables))
         gateway: Gateway | None = None
         if environments.description.kind != "steps":
             gateway = Gateway(allowed=environment.gateway_ignores, as_template=environment.history == "as_template")
@@ -116,6 +134,12 @@ async def open_episodes(
         episodes = Episodes(environment, environments, conversing, run=run_id, most=most, gateway=gateway)
         await stack.enter_async_context(paced(episodes, engine, slots))
         yield episodes
+
+
+def models_of_rollout(config: Config, folder: Path | None = None) -> AbstractAsyncContextManager[OpenModels]:
+    """`open_models` for the code of a rollout, at the host at which its programs reach the gateway."""
+    host = host_of(config.environment.gateway)
+    return open_models(config.rollout_models, address=tcp(host, 0), folder=folder)
 
 
 def most_episodes(config: Config, slots: int) -> int:
@@ -307,8 +331,11 @@ class RolloutNode:
     async def __aenter__(self) -> "RolloutNode":
         first, config, host = self._first, self._first.config, self._host
         node, run_id = first.who.node, first.welcome.run_id
-        opening = open_episodes(config, self._engine, run_id=run_id, node=node, slots=self._slots)
         async with AsyncExitStack() as stack:
+            self._models = await stack.enter_async_context(models_of_rollout(config, first.models_folder))
+            opening = open_episodes(
+                config, self._engine, run_id=run_id, node=node, slots=self._slots, variables=self._models.variables
+            )
             episodes = await await_with_beats(first.link, first.welcome.beat_s, stack.enter_async_context(opening))
             self._generations = Generations(
                 self._engine,
@@ -366,6 +393,7 @@ class RolloutNode:
             sleeper=self._sleeper if config.rollout.colocated else None,
             on_drain=session.stopping.set,
             on_live=lambda: host.enter("rolling_out"),
+            models=self._models.uses,
         )
         try:
             async with aclosing(receiver):

@@ -182,6 +182,7 @@ class NodeSession:
     Attributes:
         link: Link to the broker.
         welcome: What the broker told this node when it joined.
+        models_folder: Folder for answers of models that the node keeps; None if the run directory is elsewhere.
         copies: Directories of this machine in place of those of the run, by `asyncrl.runtime.model_files.local_copies`.
         is_over: True once the block ended without an error: no session follows.
     """
@@ -190,6 +191,7 @@ class NodeSession:
         self.run, self.who, self.link, self.welcome = node.run, who, link, welcome
         self.copies: Mapping[str, str] = {}
         self.stopping = node.stopping
+        self.models_folder = node.run_dir and RunDirectory(node.run_dir).models / who.node
         self.is_over = False
         self._rejoin_on = node.rejoin_on
 
@@ -296,7 +298,7 @@ class RunNode:
         if isinstance(run, RunAddress):
             self.run = run
         self._wait_s = wait_s
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self.run_id = run_id
         self._is_member = bool(run_id)
 
@@ -310,7 +312,7 @@ class RunNode:
         """
         self.stopping = stopping
         with suppress(ToldToStop):
-            async with until_run_is_over(self._run_dir):
+            async with until_run_is_over(self.run_dir):
                 if not isinstance(self._find, RunAddress):
                     self.run = await unless_told(stopping, self._find())
                 yield

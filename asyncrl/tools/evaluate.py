@@ -33,10 +33,9 @@ from asyncrl.records.evaluation_metrics import EvaluationMetrics
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import is_run
 from asyncrl.reward.routing import check_routes
-from asyncrl.reward.workers.pool import WorkerPool
-from asyncrl.runtime.offline import OfflineEvaluation, OfflineEvaluator, summarize
+from asyncrl.runtime.offline import OfflineEvaluation, OfflineEvaluator, open_rewards, summarize
 from asyncrl.runtime.process import configure_logging
-from asyncrl.runtime.rollout import load_engine, open_episodes
+from asyncrl.runtime.rollout import load_engine, models_of_rollout, open_episodes
 from asyncrl.spool.images import ImageStore
 from asyncrl.terminal import aligned, echo, say, to_json
 from asyncrl.trainer.checkpoints.export import find_checkpoint
@@ -213,12 +212,20 @@ async def _evaluate(
     """Return the rows, and the seconds it took without loading the model; a terminal shows a progress bar."""
     what = "episodes" if config.environment.is_set else "completions"
     columns = TextColumn(f"[bold]{what}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    async with WorkerPool(config.reward) as pool:
+    async with open_rewards(config) as pool:
         engine = await asyncio.to_thread(load_engine, config)
         try:
-            async with open_episodes(
-                config, engine, run_id="eval", node="eval", slots=config.rollout.slots
-            ) as episodes:
+            async with (
+                models_of_rollout(config) as models,
+                open_episodes(
+                    config,
+                    engine,
+                    run_id="eval",
+                    node="eval",
+                    slots=config.rollout.slots,
+                    variables=models.variables,
+                ) as episodes,
+            ):
                 start_s = time.monotonic()
                 with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
                     task = bar.add_task("", total=len(prompts) * config.evaluation.samples)

@@ -171,6 +171,7 @@ OWNERS = {
     "broker": "Broker",
     "rollout": "Rollout",
     "reward": "Reward",
+    "model": "Rollout and reward, for each of `[models]` that their code asks",
     "trainer": "Trainer",
     "spool": "Spool, in the broker's process or its own",
 }
@@ -183,7 +184,8 @@ def metrics_page() -> str:
         "# Metrics by name",
         "",
         "[Metrics and health](metrics.md) says how to turn them on. Each sample has the labels `role`, `node` of its",
-        "process too. Label values come from the vocabularies given here, never from texts of errors.",
+        "process too. Label values come from the vocabularies given here or are names of the run file, never texts of",
+        "errors.",
     ]
     for owner, heading in OWNERS.items():
         lines += ["", f"## {heading}", "", "| metric | type | labels | meaning |", "|---|---|---|---|"]

@@ -29,11 +29,10 @@ from asyncrl.records.episode_view import summary, views
 from asyncrl.records.samples import SampledEpisode, prompt_text
 from asyncrl.reward.routing import unrouted
 from asyncrl.reward.verifier import episode_reward, verifier_input
-from asyncrl.reward.workers.pool import WorkerPool
 from asyncrl.runtime.model_files import with_local_copies
-from asyncrl.runtime.offline import OfflineSampler
+from asyncrl.runtime.offline import OfflineSampler, open_rewards
 from asyncrl.runtime.process import configure_logging
-from asyncrl.runtime.rollout import load_engine, open_episodes
+from asyncrl.runtime.rollout import load_engine, models_of_rollout, open_episodes
 from asyncrl.spool.images import ImageStore
 from asyncrl.terminal import say
 
@@ -227,7 +226,10 @@ def play(config: Config, console: Console, *, row: int = 0, text: str | None = N
 async def _play(config: Config, prompt: Prompt, files: tuple[bytes, ...], say: Say) -> None:
     engine = await asyncio.to_thread(load_engine, config)
     try:
-        async with open_episodes(config, engine, run_id="try", node="try", slots=1) as episodes:
+        async with (
+            models_of_rollout(config) as models,
+            open_episodes(config, engine, run_id="try", node="try", slots=1, variables=models.variables) as episodes,
+        ):
             assert episodes is not None, "an environment is set"
             watcher = Watcher(say)
             for line in prompt_lines(prompt_text(prompt), prompt.answer):
@@ -266,7 +268,7 @@ async def _judge(config: Config, prompt: Prompt, sampled: SampledTrajectory, say
         scores=sampled.scores,
         opened=sampled.opened,
     )
-    async with WorkerPool(reward) as pool:
+    async with open_rewards(config) as pool:
         try:
             verdict = await pool.judge(inputs)
         except VerifierError as error:

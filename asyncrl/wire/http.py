@@ -7,6 +7,7 @@ capabilities.
 
 import asyncio
 import errno
+import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -24,6 +25,7 @@ Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header = tuple[bytes, bytes]
+SHOWN_BYTES = 80
 
 
 async def lifespan(receive: Receive, send: Send) -> None:
@@ -33,6 +35,11 @@ async def lifespan(receive: Receive, send: Send) -> None:
         await send({"type": f"{message['type']}.complete"})
         if message["type"] == "lifespan.shutdown":
             return
+
+
+def start_of(body: bytes | bytearray) -> str:
+    """The first characters of a body, quoted, for a message."""
+    return repr(bytes(body[:SHOWN_BYTES]).decode("utf-8", "replace"))
 
 
 # ── server ────────────────────────────────────────────────────────────────────────────────────
@@ -106,6 +113,11 @@ async def serve(app: App, address: str, *, setting: str, needed_by: str, extra: 
         with suppress(TimeoutError):
             await asyncio.wait_for(serving, 2 * STOP_S)
         listener.close()
+
+
+def without_proxy(host: str) -> dict[str, str]:
+    """Variables of a process that asks a server on ``host`` itself, whatever proxy it has for others."""
+    return {name: ",".join(filter(None, (os.environ.get(name), host))) for name in ("no_proxy", "NO_PROXY")}
 
 
 def _listen(address: str, setting: str) -> socket.socket:

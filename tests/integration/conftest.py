@@ -196,6 +196,10 @@ class ToyRun:
         results = sum(isinstance(record, Result) and record.unit.split == "train" for record in records)
         return admitted * self.config.schedule.group_size - results
 
+    def has_sampled_all(self) -> bool:
+        """True if each trajectory that was admitted, and there are some, has a result."""
+        return any(isinstance(record, Admitted) for record in self.records()) and not self.units_without_result()
+
     def kill_node(self, node: str, of: "subprocess.Popen[str] | None" = None) -> None:
         os.kill(self.pid_of(node, of), signal.SIGKILL)
 

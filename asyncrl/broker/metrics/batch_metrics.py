@@ -3,8 +3,11 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec.structs import asdict
+
 from asyncrl.broker.groups.group import Group, Slot
 from asyncrl.broker.nodes.node import Node
+from asyncrl.messages.session import ModelUse
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.trajectory import TrajectorySummary
 from asyncrl.messages.weights import Live
@@ -81,6 +84,27 @@ class WaitShare:
         if total_s > 0:
             self._last = 1 - sampling_s / total_s
         return self._last
+
+
+class ModelShare:
+    """Use of the models that environments and rewards ask, between two steps, from the totals in heartbeats."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Mapping[str, ModelUse]] = {}
+
+    def metrics(self, nodes: Iterable[Node]) -> dict[str, float]:
+        """Sums over the nodes since the last call, such as ``models/judge.requests``."""
+        sums: dict[str, float] = {}
+        seen: dict[str, Mapping[str, ModelUse]] = {}
+        for node in nodes:
+            before = self._before.get(node.peer, {})
+            for name, use in node.beat.models.items():
+                for key, value in asdict(use).items():
+                    metric = f"models/{name}.{key}"
+                    sums[metric] = sums.get(metric, 0.0) + value - getattr(before.get(name), key, 0)
+            seen[node.peer] = node.beat.models
+        self._before = seen
+        return sums
 
 
 class SwapTimes:

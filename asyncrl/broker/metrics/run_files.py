@@ -301,6 +301,7 @@ class RunFiles:
             (float(line["time_s"]) for line in [*metrics, *events] if "time_s" in line), default=0.0
         )
         self._waits = batch_metrics.WaitShare()
+        self._models = batch_metrics.ModelShare()
         self.swap_times = batch_metrics.SwapTimes()
         self.totals = batch_metrics.RunTotals(metrics)
         self._times = TimeBook(clock())
@@ -346,6 +347,8 @@ class RunFiles:
         max_staleness, has_turns = self._config.schedule.max_staleness, self._config.environment.is_set
         line = batch_metrics.line(stepped, groups, wait, self.time_s, max_staleness, has_turns=has_turns)
         line |= self._scheduler.training.filtering.metrics(stepped.step)
+        asking = [*self._scheduler.nodes.with_role("rollout"), *self._scheduler.nodes.with_role("reward")]
+        line |= self._models.metrics(asking)
         line |= self.swap_times.metrics(self._scheduler.transfers.live_version)
         line["ledger_records"] = float(self._head().num_records)
         line["failed"] = float(self._scheduler.failures.since_last_step())

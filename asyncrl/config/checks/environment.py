@@ -2,6 +2,7 @@
 Checks of ``[environment]`` with other sections, and of what a trainer replays.
 
     no [environment]                        rollout.episodes is not read
+    [models.NAME]                           code must be there that may ask them, and wait for them
     reward.function = "episode"             something must give a reward: tools never do
     environment.seats = 2                   each seat has its own reward, which only the environment can give
 """
@@ -28,6 +29,7 @@ def check_environment(config: Config) -> None:
         raise ConfigError("rollout.episodes is only read with an [environment]; remove it, or set one")
     _check_reward(config)
     _check_seats(config)
+    _check_models(config)
 
 
 def check_pictures(config: Config, num_images: int) -> None:
@@ -94,6 +96,30 @@ def _check_seats(config: Config) -> None:
             f"environment.seats is {seats}, but algorithm.advantage={config.algorithm.advantage!r} compares with the "
             f"one reward of a greedy episode; use an estimator that compares the episodes of a group"
         )
+
+
+def _check_models(config: Config) -> None:
+    """Let a request reach its own deadline before that of the code which asks: its message names the model."""
+    for name, model in config.models.items():
+        model.check(name)
+        if not (config.rollout_models or config.reward_models):
+            raise ConfigError(
+                f"models.{name}: an [environment] or a reward function of your own asks models, and there is neither; "
+                f"remove it, or set environment.function, tools or command, or reward.function = 'file.py:name'"
+            )
+        for key, limit_s, is_limited in (
+            (
+                "environment.call_s",
+                config.environment.call_s,
+                config.environment.is_set and not config.environment.command,
+            ),
+            ("reward.timeout_s", config.reward.timeout_s, config.reward.is_custom),
+        ):
+            if is_limited and limit_s <= model.deadline_s:
+                raise ConfigError(
+                    f"{key} is {limit_s:g} s, but one request to models.{name} may take deadline_s = "
+                    f"{model.deadline_s:g} s; raise {key} above that, or lower deadline_s"
+                )
 
 
 # ── replay ────────────────────────────────────────────────────────────────────────────────────

@@ -64,6 +64,11 @@ class Reward(Section, frozen=True, kw_only=True):
     file_bytes: Count = 1 << 30
     """Size of each file that a worker writes."""
 
+    @property
+    def is_custom(self) -> bool:
+        """True if code of the user's judges."""
+        return any(map(is_path, [self.function, self.group, *(part.function for part in self.parts)]))
+
     def check(self) -> None:
         """Raise `ConfigError` for the first contradiction between settings of the section."""
         self._check_group()

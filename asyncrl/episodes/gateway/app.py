@@ -14,6 +14,7 @@ header must agree.
 import asyncio
 import secrets
 from asyncio import FIRST_COMPLETED
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -184,12 +185,11 @@ class SentReward(Struct, forbid_unknown_fields=True):
 REWARD = msgspec.json.Decoder(SentReward)
 
 
-class GatewayApp:
-    """ASGI application; stateless but for its gateway."""
+class App:
+    """Base of ASGI applications whose errors have the form of a dialect; ``counts`` are its own of what went wrong."""
 
-    def __init__(self, gateway: Gateway, *, keep_alive_s: float = KEEP_ALIVE_S, body_s: float = BODY_S) -> None:
-        self._gateway = gateway
-        self._keep_alive_s = keep_alive_s
+    def __init__(self, counts: Counter[str], *, body_s: float = BODY_S) -> None:
+        self._counts = counts
         self._body_s = body_s
         self._budget = BodyBudget(ALL_BODIES_BYTES)
 
@@ -202,7 +202,7 @@ class GatewayApp:
         try:
             await self._route(scope["path"].removeprefix(scope.get("root_path", "")), exchange)
         except Disconnected:
-            self._gateway.counts["disconnected"] += 1
+            self._counts["disconnected"] += 1
         except RefusedRequest as refused:
             await self._refuse(refused, exchange)
         except Exception as error:  # noqa: BLE001  a fault here must not end the server of all other episodes
@@ -211,15 +211,38 @@ class GatewayApp:
         return None
 
     async def _route(self, path: str, exchange: Exchange) -> None:
+        """Answer a request. Raises `RefusedRequest`, or `Disconnected`."""
+        raise NotImplementedError
+
+    async def _body(self, exchange: Exchange, limit: int = MAX_BODY_BYTES) -> bytes:
+        return await exchange.body(limit, self._budget, self._body_s)
+
+    async def _refuse(self, refused: RefusedRequest, exchange: Exchange) -> None:
+        self._counts[f"refused_{refused.status}"] += 1
+        if not exchange.is_started:
+            rest = [] if exchange.is_read else [CLOSE]  # nobody reads a body that may still come
+            body = msgspec.json.encode(exchange.dialect.refusal(refused))
+            await exchange.answer(refused.status, body, [JSON, *refused.headers, *rest])
+
+
+class GatewayApp(App):
+    """ASGI application of a gateway; stateless but for that."""
+
+    def __init__(self, gateway: Gateway, *, keep_alive_s: float = KEEP_ALIVE_S, body_s: float = BODY_S) -> None:
+        super().__init__(gateway.counts, body_s=body_s)
+        self._gateway = gateway
+        self._keep_alive_s = keep_alive_s
+
+    async def _route(self, path: str, exchange: Exchange) -> None:
         match path.split("/")[1:]:
             case ["healthz"]:
-                _allow(exchange, "GET", "HEAD")
+                allow(exchange, "GET", "HEAD")
                 await exchange.answer(200, b'{"status":"ok"}')
             case ["e", capability, *rest] if episode := self._gateway.find(capability):
                 name, rest = (rest[1], rest[2:]) if rest[:1] == ["seats"] and len(rest) > 1 else ("0", rest)
                 below = "/".join(rest[1:]).removesuffix("/count_tokens")
                 exchange.dialect = DIALECTS.get(below, chat)
-                _check_key(exchange, capability)
+                check_key(exchange, capability)
                 await self._episode_route(episode, _seat(name, episode.num_seats), rest, exchange)
             case _:
                 raise RefusedRequest(404, "not_found", "there is nothing here")
@@ -227,22 +250,22 @@ class GatewayApp:
     async def _episode_route(self, episode: OpenEpisode, seat: int, rest: list[str], exchange: Exchange) -> None:
         match rest:
             case ["v1", *api] if "/".join(api) in DIALECTS:
-                _allow(exchange, "POST")
+                allow(exchange, "POST")
                 await self._complete(episode, seat, exchange)
             case ["v1", "messages", "count_tokens"]:
-                _allow(exchange, "POST")
+                allow(exchange, "POST")
                 num = episode.num_tokens(await self._request(episode, seat, exchange))
                 await exchange.answer(200, msgspec.json.encode({"input_tokens": num}))
             case ["v1", "models"]:
-                _allow(exchange, "GET", "HEAD")
-                listed = {"object": "list", "data": [_model(self._gateway.model)], "has_more": False}
+                allow(exchange, "GET", "HEAD")
+                listed = {"object": "list", "data": [described(self._gateway.model)], "has_more": False}
                 await exchange.answer(200, msgspec.json.encode(listed))
             case ["v1", "models", *name] if any(name):
-                _allow(exchange, "GET", "HEAD")
-                await exchange.answer(200, msgspec.json.encode(_model("/".join(name))))
+                allow(exchange, "GET", "HEAD")
+                await exchange.answer(200, msgspec.json.encode(described("/".join(name))))
             case ["reward"]:
-                _allow(exchange, "PUT", "POST")
-                raw = await exchange.body(MAX_REWARD_BYTES, self._budget, self._body_s)
+                allow(exchange, "PUT", "POST")
+                raw = await self._body(exchange, MAX_REWARD_BYTES)
                 completions, score = _read_score(raw, episode.num_seats)
                 episode.reward_turns(completions)
                 episode.score = score or episode.score
@@ -251,7 +274,7 @@ class GatewayApp:
                 raise RefusedRequest(404, "not_found", "there is nothing here")
 
     async def _request(self, episode: OpenEpisode, seat: int, exchange: Exchange) -> ChatRequest:
-        raw = await exchange.body(MAX_BODY_BYTES, self._budget, self._body_s)
+        raw = await self._body(exchange)
         return structs.replace(exchange.dialect.read(raw, episode.wishes()), seat=seat)
 
     async def _complete(self, episode: OpenEpisode, seat: int, exchange: Exchange) -> None:
@@ -285,13 +308,6 @@ class GatewayApp:
                 await exchange.start(200, [*EVENTS, *_ignored(request)])
             await exchange.write(KEEP_ALIVE)
 
-    async def _refuse(self, refused: RefusedRequest, exchange: Exchange) -> None:
-        self._gateway.counts[f"refused_{refused.status}"] += 1
-        if not exchange.is_started:
-            rest = [] if exchange.is_read else [CLOSE]  # nobody reads a body that may still come
-            body = msgspec.json.encode(exchange.dialect.refusal(refused))
-            await exchange.answer(refused.status, body, [JSON, *refused.headers, *rest])
-
 
 async def _reply(sampling: "asyncio.Task[Reply]", gone: "asyncio.Task[None]") -> Reply:
     """The reply, once it is there. Raises `Refused`, or `Disconnected` if nobody waits for it."""
@@ -317,18 +333,18 @@ async def _deliver(reply: Reply, request: ChatRequest, episode: OpenEpisode, exc
     return await exchange.write(exchange.dialect.stream(reply, request, shown), is_last=True)
 
 
-def _model(name: str) -> dict[str, object]:
-    """The policy, in the forms of OpenAI and Anthropic at once; it answers to any name."""
+def described(name: str) -> dict[str, object]:
+    """Entry of a list of models, in the forms of OpenAI and Anthropic at once."""
     shown = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
     return {"id": name, "object": "model", "created": 0, "owned_by": "asyncrl", **shown}
 
 
-def _allow(exchange: Exchange, *methods: str) -> None:
+def allow(exchange: Exchange, *methods: str) -> None:
     if exchange.method not in methods:
         raise RefusedRequest(405, "method_not_allowed", f"the method must be {methods[0]}")
 
 
-def _check_key(exchange: Exchange, capability: str) -> None:
+def check_key(exchange: Exchange, capability: str) -> None:
     """Refuse a key that is sent, in either header, and is another one."""
     bearer, sent = exchange.header(b"authorization"), exchange.header(b"x-api-key")
     scheme, _, key = bearer.partition(b" ") if bearer is not None else (b"bearer", b"", capability.encode())
@@ -337,7 +353,7 @@ def _check_key(exchange: Exchange, capability: str) -> None:
         raise RefusedRequest(
             401,
             "invalid_api_key",
-            "the key is not that of this episode: send OPENAI_API_KEY (ANTHROPIC_API_KEY) as it was given",
+            "the key is not that of the URL: send the one that was given with it (OPENAI_API_KEY, ANTHROPIC_API_KEY)",
         )
 
 

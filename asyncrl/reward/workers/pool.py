@@ -13,7 +13,7 @@ import asyncio
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -61,9 +61,11 @@ class RewardProcess:
         """True if inputs are judged concurrently, as `Loaded` says."""
 
     @classmethod
-    async def start(cls, reward: Reward, output_bytes: int = AT_ONCE_BYTES) -> "RewardProcess":
+    async def start(
+        cls, reward: Reward, output_bytes: int = AT_ONCE_BYTES, variables: Mapping[str, str] | None = None
+    ) -> "RewardProcess":
         """
-        Start a worker, which may print ``output_bytes`` at once.
+        Start a worker, which may print ``output_bytes`` at once, with ``variables`` in its environment.
 
         Raises:
             ConfigError: The worker cannot load the verifiers; with its message.
@@ -76,6 +78,7 @@ class RewardProcess:
             loaded="imported",
             start_s=START_S,
             max_answer_bytes=MAX_GROUP_BYTES if reward.group else MAX_ANSWER_BYTES,
+            variables=variables or {},
         )
         process, answer = await WorkerProcess.start(program, encode(WorkerLoad(reward)), decode, output_bytes)
         if isinstance(answer, UnusableVerifier):
@@ -205,9 +208,15 @@ class WorkerRecord:
 
 
 class RewardSlot(WorkerSlot[RewardProcess, int]):
-    def __init__(self, reward: Reward, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        reward: Reward,
+        variables: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(self._start_one, one_alone, clock)
         self._reward = reward
+        self._variables = variables
         self._record = WorkerRecord(0.0, 0.0)
 
     async def fill(self) -> RewardProcess:
@@ -228,7 +237,7 @@ class RewardSlot(WorkerSlot[RewardProcess, int]):
 
     async def _start_one(self, output_bytes: int) -> RewardProcess:
         begun = self._clock()
-        worker = await RewardProcess.start(self._reward, output_bytes)
+        worker = await RewardProcess.start(self._reward, output_bytes, self._variables)
         now = self._clock()
         self._record = WorkerRecord(now, now - begun)
         return worker
@@ -286,15 +295,15 @@ MAX_BATCH = 64
 
 class WorkerPool:
     """
-    ``reward.workers`` worker processes that judge inputs.
+    ``reward.workers`` worker processes that judge inputs, with ``variables`` in their environment.
 
     Example:
         async with WorkerPool(Reward(function="gsm8k")) as pool:
             verdict = await pool.judge(VerifierInput(completion="#### 4", answer="4"))
     """
 
-    def __init__(self, reward: Reward) -> None:
-        self._slots = [RewardSlot(reward) for _ in range(reward.workers)]
+    def __init__(self, reward: Reward, variables: Mapping[str, str] | None = None) -> None:
+        self._slots = [RewardSlot(reward, variables) for _ in range(reward.workers)]
         self._waiting: asyncio.Queue[PendingVerdict] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import msgspec
 from msgspec import Raw
 
+from asyncrl.environment import ModelFailed
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.messages.verdict_limits import MAX_REASON_CHARS
 from asyncrl.plug_in import describe
@@ -136,6 +137,8 @@ async def _awaited(value: Any) -> Any:
 
 def _failed(number: int, error: BaseException) -> bytes:
     """Convert an exception. It is retryable unless the verifier says otherwise: a service may be back later."""
+    if isinstance(error, ModelFailed):
+        return encode(Judged(number, None, _clean(str(error)), error.retryable))
     if isinstance(error, VerifierError):
         text = str(error) if type(error) is VerifierError else describe(error, *OURS)  # a subclass that a verifier made
         return encode(Judged(number, [], _clean(text), bool(error.retryable)))

@@ -24,7 +24,7 @@ from asyncrl.messages.trajectory import Prompt
 from asyncrl.records.formatting import counted
 from asyncrl.reward.routing import check_routes
 from asyncrl.reward.verifier import Verdict, verifier_input
-from asyncrl.reward.workers.pool import WorkerPool
+from asyncrl.runtime.offline import open_rewards
 
 REFERENCE: Mapping[str, str] = {
     "reference": "{}",
@@ -95,7 +95,7 @@ def completions(prompt: Prompt, given: Sequence[str]) -> dict[str, str]:
 
 async def trials(config: Config, prompts: Sequence[Prompt], given: Sequence[str] = ()) -> AsyncIterator[Trial]:
     """Call the function for each row and completion, one after the other, so that the seconds are its own."""
-    async with WorkerPool(config.reward) as pool:
+    async with open_rewards(config) as pool:
         for row, prompt in enumerate(prompts):
             for kind, text in completions(prompt, given).items():
                 inputs = verifier_input(prompt, text, finish_reason="stop", num_tokens=len(text.split()))

@@ -13,7 +13,7 @@ from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.verifier import Verdict, VerifierInput, verdict_of
-from asyncrl.reward.verifiers.remote import Endpoint, RewardModel
+from asyncrl.reward.verifiers.remote import JsonService, RewardModel
 from asyncrl.reward.workers.pool import WorkerPool
 from tests.reward.service import Service
 
@@ -71,7 +71,7 @@ def test_a_url_must_be_given_and_be_one() -> None:
         resolve("remote", {"url": "localhost"})
 
 
-# ── endpoint ──────────────────────────────────────────────────────────────────────────────────────
+# ── service ───────────────────────────────────────────────────────────────────────────────────────
 # Requests to a JSON service, repeated until it answers.
 
 
@@ -80,7 +80,7 @@ def posted(*answers: tuple[int, str], deadline_s: float = 20.0, token_file: str 
 
     async def post() -> tuple[Any, Service]:
         async with Service(*answers).running() as service:
-            client = Endpoint(service.url, token_file=token_file, deadline_s=deadline_s, wait_s=0.001)
+            client = JsonService(service.url, token_file=token_file, deadline_s=deadline_s, wait_s=0.001)
             try:
                 return await client.post({"completion": "é\x00"}), service
             except VerifierError as error:
@@ -134,7 +134,7 @@ def test_an_answer_that_will_not_change_is_a_failure_at_once(answer: tuple[int, 
 
 def test_a_service_that_is_not_running_is_waited_for() -> None:
     async def post() -> None:
-        client = Endpoint("http://127.0.0.1:9/", deadline_s=0.1, wait_s=0.001)
+        client = JsonService("http://127.0.0.1:9/", deadline_s=0.1, wait_s=0.001)
         try:
             await client.post({})
         finally:
@@ -156,7 +156,7 @@ def test_the_token_is_read_from_its_file(tmp_path: Path) -> None:
 
 def test_an_invalid_url_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected http://"):
-        Endpoint("localhost:8000", deadline_s=1.0, wait_s=0.1)
+        JsonService("localhost:8000", deadline_s=1.0, wait_s=0.1)
 
 
 # ── reward model ──────────────────────────────────────────────────────────────────────────────────
@@ -170,7 +170,7 @@ def classified(body: str, prompt: str | list[dict[str, str]] = "2 + 2?") -> tupl
             try:
                 return verdict_of(await verifier(VerifierInput(prompt=prompt, completion="4"))), service
             finally:
-                await verifier.endpoint.aclose()
+                await verifier.service.aclose()
 
     return asyncio.run(judge())
 
