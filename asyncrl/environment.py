@@ -18,13 +18,48 @@ need not have any package of asyncrl. So this module and ``worker/`` import the 
 Every method may also be a plain function. An exception fails the episode, which is tried again; it is never a reward.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Optional, Protocol
 
-__all__ = ["Client", "Said", "Step", "Task", "ToolCall"]
+__all__ = ["Client", "Container", "Output", "Said", "Step", "Task", "ToolCall"]
 
 Message = dict[str, Any]
 """``{"role": ..., "content": ...}``, and ``tool_calls`` or ``tool_call_id`` as in OpenAI's chat completions."""
+
+
+class Output(NamedTuple):
+    """End of a program in a container."""
+
+    code: int
+    """Exit code; 128 and the signal's number if a signal ended it."""
+    stdout: bytes
+    stderr: bytes
+
+
+class Container(Protocol):
+    """
+    The container of an episode, fresh when the episode begins and removed with it: ``[environment.container]``.
+
+    Every method raises `ContainerFailed` if the runtime fails or the container is gone: the episode is then continued
+    in another container.
+    """
+
+    name: str
+    """Name of the container, for the runtime's own command line."""
+    program: str
+    """Path of that command line, such as ``/usr/bin/podman``; empty for a runtime without one."""
+    label: str
+    """``KEY=VALUE``; containers, volumes and networks that carry it are removed after the rollout's end."""
+
+    async def run(self, argv: Sequence[str], input: bytes = b"", timeout_s: float = 60.0) -> Output:  # noqa: A002
+        """Run a program to its end; `TimeoutError` if it was killed for its time. Long output is cut, and says so."""
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Write a file, and the folders above it."""
+
+    async def get(self, path: str) -> bytes:
+        """Read a file; raises `FileNotFoundError`."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +76,8 @@ class Task:
     """Seed, the same each time this episode is begun, on every node. Below 2**32, as ``numpy.random.seed`` wants it."""
     name: str = ""
     """Name of the episode, unique in the run, such as ``run/train/17/3``: a label for sandboxes and logs."""
+    container: Optional[Container] = None
+    """The container of this episode; None without ``[environment.container]``."""
 
 
 @dataclass(frozen=True)

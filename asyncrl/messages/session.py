@@ -141,6 +141,23 @@ class Barred(Message, frozen=True):
     pause_s: float
 
 
+class ContainerCounts(Value, frozen=True):
+    """Containers of a rollout's episodes."""
+
+    leased: int = 0
+    """Those that episodes have."""
+    warm: int = 0
+    """Those that are ready for one."""
+    oldest_s: float = 0.0
+    """Seconds since the oldest was leased; 0 without any."""
+    started: int = 0
+    """Started so far."""
+    failed: int = 0
+    """Starts so far that failed."""
+    seconds: float = 0.0
+    """Seconds so far for which episodes have had them, added up."""
+
+
 @sent(by=EVERY, to="broker")
 @sent(by="shard", to="trainer")
 class Beat(Message, frozen=True):
@@ -169,6 +186,8 @@ class Beat(Message, frozen=True):
     """
     cores: float = 0.0
     """Rollouts and trainers: cores that the node's processes used since the last one, on average."""
+    containers: ContainerCounts | None = None
+    """Rollouts whose episodes have containers."""
 
     def out_of_bounds(self) -> str:
         return (
@@ -180,6 +199,19 @@ class Beat(Message, frozen=True):
             or bounds.seconds("cores_busy", self.cores_busy)
             or bounds.count("progress", self.progress)
             or bounds.seconds("cores", self.cores)
+            or self._containers_out_of_bounds()
+        )
+
+    def _containers_out_of_bounds(self) -> str:
+        if (held := self.containers) is None:
+            return ""
+        return (
+            bounds.count("containers.leased", held.leased)
+            or bounds.count("containers.warm", held.warm)
+            or bounds.seconds("containers.oldest_s", held.oldest_s)
+            or bounds.count("containers.started", held.started)
+            or bounds.count("containers.failed", held.failed)
+            or bounds.seconds("containers.seconds", held.seconds)
         )
 
 

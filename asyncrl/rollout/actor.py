@@ -198,6 +198,7 @@ class RolloutActor:
             decode_steps=made.calls.decode_steps.number,
             doing=made.occupancy.current,
             progress=made.calls.num_computed,
+            containers=made.containers,
         )
 
     def status(self) -> str:
@@ -222,6 +223,13 @@ class RolloutActor:
         yield Sample("asyncrl_rollout_receive_seconds_total", swaps.receive_s)
         for stage, number in generations.num_failed.items():
             yield Sample("asyncrl_rollout_failures_total", number, {"stage": stage})
+        if held := generations.containers:
+            yield Sample("asyncrl_rollout_containers", held.leased, {"state": "leased"})
+            yield Sample("asyncrl_rollout_containers", held.warm, {"state": "warm"})
+            yield Sample("asyncrl_rollout_container_oldest_seconds", held.oldest_s)
+            yield Sample("asyncrl_rollout_container_seconds_total", held.seconds)
+            yield Sample("asyncrl_rollout_containers_started_total", held.started)
+            yield Sample("asyncrl_rollout_containers_failed_total", held.failed)
 
     # ── messages ────────────────────────────────────────────────────────────────────────────
 
