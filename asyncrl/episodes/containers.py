@@ -108,7 +108,8 @@ class ContainerPool:
         self._lingering: dict[str, asyncio.Task[None]] = {}
         """Removal of the snapshots of an episode that is played no more, by its name."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reaper: asyncio.subprocess.Process | None = None
+        self._reaper = -1
+        """Pipe to the reaper, which acts when it ends."""
         self._is_closed = False
         self.runtime = ""
         """The runtime as workers are told it; set by `start`."""
@@ -127,10 +128,7 @@ class ContainerPool:
         """
         await self.find()
         await self._sweep()
-        arguments = (sys.executable, "-m", "asyncrl.workers.reaper", self.runtime, self._owner)
-        self._reaper = await asyncio.create_subprocess_exec(
-            *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
-        )
+        await self._start_reaper()
         if self._settings.image != ROW:
             try:
                 await self._have(self._settings.image, "")
@@ -228,11 +226,10 @@ class ContainerPool:
             await asyncio.wait(self._tasks, timeout=CLOSE_S)
         for task in self._tasks:
             task.cancel()
-        if self._reaper and self._reaper.stdin:
-            with suppress(ConnectionError):
-                self._reaper.stdin.write(b".")
-                await self._reaper.stdin.drain()
-            self._reaper.stdin.close()
+        if self._reaper >= 0:
+            with suppress(BrokenPipeError):  # it was killed
+                os.write(self._reaper, b".")
+            os.close(self._reaper)
 
     async def __aenter__(self) -> "ContainerPool":
         try:
@@ -320,6 +317,17 @@ class ContainerPool:
         await asyncio.shield(known)
 
     # ── removal ─────────────────────────────────────────────────────────────────────────────
+
+    async def _start_reaper(self) -> None:
+        reader, self._reaper = os.pipe()
+        command = (sys.executable, "-m", "asyncrl.workers.reaper", self.runtime, self._owner, str(LINGER_S))
+        try:
+            starter = await asyncio.create_subprocess_exec(
+                *command, stdin=reader, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+            )
+            await starter.wait()
+        finally:
+            os.close(reader)
 
     async def _sweep(self) -> None:
         """Remove what dead processes have left on this machine."""

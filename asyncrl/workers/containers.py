@@ -351,8 +351,10 @@ class CommandLine:
             late = f"{self._name} {arguments[0]} did not answer within {deadline_s:g} s: is its service stuck?"
             raise TookTooLong(late) from None
         finally:
-            with suppress(ProcessLookupError):
-                client.kill()
+            if client.returncode is None:
+                with suppress(ProcessLookupError):
+                    client.kill()
+                await client.wait()
 
 
 async def _fed(stdin: asyncio.StreamWriter | None, data: bytes) -> None:

@@ -1,10 +1,10 @@
 """
-``python -m asyncrl.workers.reaper RUNTIME OWNER``: outlives a node, and removes the containers that it leaves.
+``python -m asyncrl.workers.reaper RUNTIME OWNER LINGER_S``: outlives a node, and removes the containers that it leaves.
 
     node ── stdin ─▶ reaper          "." ends it, if nothing is left; the end of the stream, or of the owner, begins it
 
 Containers, volumes and networks go at once; again and again, because a client of the runtime that was cut off may
-still finish what it began. Images of unfinished episodes are kept for `LINGER_S`, in which another node of this machine
+still finish what it began. Images of unfinished episodes are kept for LINGER_S, in which another node of this machine
 may continue from them.
 """
 
@@ -15,20 +15,22 @@ import sys
 import time
 
 from asyncrl.errors import ContainerFailed
-from asyncrl.workers.containers import LINGER_S, OWNER, Containers, Owned, is_dead, reap, runtime_of
+from asyncrl.workers.containers import OWNER, Containers, Owned, is_dead, reap, runtime_of
 
 LOOK_S = 0.5
 """Seconds between two looks at the owner."""
 EVERY_S = 2.0
 """Seconds between two rounds of removal."""
 GIVE_UP_S = 15.0
-"""Seconds after `LINGER_S` for what a stuck runtime, or a container of another node, still holds."""
+"""Seconds after LINGER_S for what a stuck runtime, or a container of another node, still holds."""
 
 
 def main() -> None:
-    runtime, owner = sys.argv[1:3]
+    runtime, owner, linger_s = sys.argv[1:]
+    if os.fork():  # it is nobody's child: the node may end before it
+        return
     is_over = wait_for_end(owner)
-    asyncio.run(Reaper(runtime_of(runtime), owner).reap(is_over=is_over))
+    asyncio.run(Reaper(runtime_of(runtime), owner, float(linger_s)).reap(is_over=is_over))
 
 
 def wait_for_end(owner: str) -> bool:
@@ -42,14 +44,15 @@ def wait_for_end(owner: str) -> bool:
 class Reaper:
     """Removes what one dead process owns."""
 
-    def __init__(self, runtime: Containers, owner: str) -> None:
+    def __init__(self, runtime: Containers, owner: str, linger_s: float) -> None:
         self._runtime = runtime
         self._owner = owner
+        self._linger_s = linger_s
         self._said = ""
 
     async def reap(self, *, is_over: bool) -> None:
         """Remove all, within a minute; ``is_over``: nothing can be on its way any more."""
-        lingers_until = time.monotonic() + LINGER_S
+        lingers_until = time.monotonic() + self._linger_s
         while (now := time.monotonic()) < lingers_until + GIVE_UP_S:
             left = await self._round(with_images=now >= lingers_until)
             if not left and (is_over or now >= lingers_until):

@@ -99,7 +99,9 @@ def number(options: Options, name: str, kind: type) -> None:
         try:
             kind(value)
         except ValueError:
-            raise Failure(f'invalid argument "{value}" for "--{name}" flag: parsing "{value}": invalid syntax') from None
+            raise Failure(
+                f'invalid argument "{value}" for "--{name}" flag: parsing "{value}": invalid syntax'
+            ) from None
 
 
 def labels_of(texts: Sequence[str]) -> dict[str, str]:
@@ -170,9 +172,7 @@ def filtered(kind: str, options: Options) -> list[dict[str, Any]]:
             raise Failure(f"{key} is an invalid filter")
         name, has_value, wanted = value.partition("=")
         found = [
-            about
-            for about in found
-            if name in about["Labels"] and (not has_value or about["Labels"][name] == wanted)
+            about for about in found if name in about["Labels"] and (not has_value or about["Labels"][name] == wanted)
         ]
     return found
 
@@ -256,7 +256,9 @@ def exec_(words: list[str]) -> int:
         raise Failure("can only create exec sessions on running containers: container state improper", 255)
     place_, argv = folder("container", about["Id"]), rest[1:]
     if shutil.which(argv[0]) is None:
-        print(f"Error: crun: executable file `{argv[0]}` not found in $PATH: No such file or directory", file=sys.stderr)
+        print(
+            f"Error: crun: executable file `{argv[0]}` not found in $PATH: No such file or directory", file=sys.stderr
+        )
         return 127
     ours, theirs = zip(*(os.pipe() if fd else os.pipe()[::-1] for fd in range(3)), strict=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
@@ -368,7 +370,10 @@ def commit(words: list[str]) -> None:
     with locked():
         container(name)
         tag(id_, image)
-        write("image", {"Id": id_, "Names": [image], "Labels": labels, "Volumes": [], "Workdir": "/", "Parent": about["Image"]})
+        write(
+            "image",
+            {"Id": id_, "Names": [image], "Labels": labels, "Volumes": [], "Workdir": "/", "Parent": about["Image"]},
+        )
     print(id_)
 
 
@@ -408,7 +413,9 @@ def pull(words: list[str]) -> None:
     """A registry is a folder here, in which each image is a folder of files."""
     _, (name,) = parsed("pull", words)
     if not (known := STATE / "registry" / name).is_dir():
-        raise Failure(f"initializing source docker://{name}:latest: reading manifest latest in {name}: manifest unknown")
+        raise Failure(
+            f"initializing source docker://{name}:latest: reading manifest latest in {name}: manifest unknown"
+        )
     made(name, known)
 
 
@@ -425,7 +432,9 @@ def build(words: list[str]) -> None:
     options, (context,) = parsed("build", words)
     recipe = Path(context, "Dockerfile")
     if not recipe.is_file():
-        raise Failure(f"no Containerfile or Dockerfile specified or found in context directory, {context}: no such file")
+        raise Failure(
+            f"no Containerfile or Dockerfile specified or found in context directory, {context}: no such file"
+        )
     id_, workdir, labels = new_id(), "/", labels_of(options.get("label", []))
     files = folder("image", id_) / "files"
     files.mkdir(parents=True)
@@ -450,7 +459,9 @@ def build(words: list[str]) -> None:
             case "RUN":
                 done = subprocess.run(["/bin/sh", "-c", text], cwd=inside(files, workdir), env=CLEAN, check=False)
                 if done.returncode:
-                    raise Failure(f'building at STEP "RUN {text}": while running runtime: exit status {done.returncode}')
+                    raise Failure(
+                        f'building at STEP "RUN {text}": while running runtime: exit status {done.returncode}'
+                    )
             case _:
                 raise Failure(f"unknown instruction: {instruction}")
     with locked():
@@ -556,7 +567,11 @@ def start_monitor(place_: Path, workdir: Path, argv: list[str]) -> int:
                 with suppress(OSError):
                     os.close(fd)
         # Without the environment of whoever called podman: a process is in a container, not below its caller.
-        os.execve(sys.executable, [sys.executable, "-ES", __file__, str(place_), "monitor", str(writer), str(workdir), *argv], CLEAN)
+        os.execve(
+            sys.executable,
+            [sys.executable, "-ES", __file__, str(place_), "monitor", str(writer), str(workdir), *argv],
+            CLEAN,
+        )
     finally:
         os._exit(1)
 

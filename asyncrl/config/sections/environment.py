@@ -7,6 +7,8 @@ Settings of episodes.
 
 from typing import Literal
 
+from msgspec import field
+
 from asyncrl.config.sections.sampling import ToolParser
 from asyncrl.config.sections.section import Count, Limit, Natural, Positive, Section
 from asyncrl.errors import ConfigError
@@ -44,7 +46,7 @@ class ContainerSettings(Section, frozen=True, kw_only=True):
     """Folders of this machine, as ``SOURCE:TARGET`` or ``SOURCE:TARGET:ro``. Snapshots do not contain them."""
     workdir: str = ""
     """Folder in the container in which programs start; empty: that of the image."""
-    command: list[str] = ["sleep", "infinity"]
+    command: list[str] = field(default_factory=lambda: ["sleep", "infinity"])
     """Program that keeps a container alive, in place of the image's own."""
     arguments: list[str] = []
     """Further arguments of ``docker run`` or ``podman run``, such as ``--gpus=all``."""
