@@ -263,8 +263,13 @@ class ContainerPool:
 
     async def _restored(self, episode: str, image: str) -> Lease:
         if not await self._containers.has(image):
-            raise EnvironmentDiverged(f"the snapshot {image} of its container is not on this machine")
-        lease = Lease(await self._started(episode, image), episode, time.monotonic(), [image])
+            raise _not_here(image)
+        try:
+            lease = Lease(await self._started(episode, image), episode, time.monotonic(), [image])
+        except ContainerFailed:
+            if not await self._containers.has(image):  # a reaper took it meanwhile
+                raise _not_here(image) from None
+            raise
         try:
             await self._save(lease, image)  # by the same name: from now on it belongs to this process
         except BaseException:
@@ -375,6 +380,10 @@ class ContainerPool:
     def _name(self, episode: str) -> str:
         """A name for people, which no other container has."""
         return f"asyncrl-{re.sub('[^a-zA-Z0-9_.]+', '-', episode)[:80]}-{secrets.token_hex(4)}"
+
+
+def _not_here(image: str) -> EnvironmentDiverged:
+    return EnvironmentDiverged(f"the snapshot {image} of its container is not on this machine")
 
 
 def _image_of(task: TaskInput) -> tuple[str, str]:

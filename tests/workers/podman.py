@@ -99,9 +99,7 @@ def number(options: Options, name: str, kind: type) -> None:
         try:
             kind(value)
         except ValueError:
-            raise Failure(
-                f'invalid argument "{value}" for "--{name}" flag: parsing "{value}": invalid syntax'
-            ) from None
+            raise Failure(f'invalid argument "{value}" for "--{name}" flag: invalid syntax') from None
 
 
 def labels_of(texts: Sequence[str]) -> dict[str, str]:
@@ -488,7 +486,7 @@ def inspect(kind: str, words: list[str]) -> int:
     found, code = [], 0
     for name in rest:
         if (about := find(kind, name)) is None:
-            print(f"Error: no such {kind} {name}", file=sys.stderr)
+            sys.stderr.write(f"Error: no such {kind} {name}" + "\n")
             code = 125
         else:
             found.append(shown(kind, about))
@@ -562,7 +560,7 @@ def start_monitor(place_: Path, workdir: Path, argv: list[str]) -> int:
             os.dup2(null, fd)
         os.set_inheritable(writer, True)
         keep = {0, 1, 2, writer}
-        for fd in map(int, os.listdir("/proc/self/fd")):
+        for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
             if fd not in keep:
                 with suppress(OSError):
                     os.close(fd)
@@ -658,7 +656,7 @@ def main(words: list[str]) -> int:
             raise Failure(f"unrecognized command `podman {command}`\nTry 'podman --help' for more information")
         return COMMANDS[command](rest) or 0
     except Failure as failure:
-        print(f"Error: {failure}", file=sys.stderr)
+        sys.stderr.write(f"Error: {failure}" + "\n")
         return failure.code
 
 

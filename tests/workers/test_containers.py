@@ -152,7 +152,7 @@ def test_a_snapshot_has_the_files_and_its_container_goes_on_from_them(podman: Co
         assert await podman.has(image)
         await podman.start(second, image, SETTINGS, LABELS)
         assert await EpisodeContainer(podman.program, second, "").get("/state") == b"one\n"
-        with pytest.raises(ContainerFailed, match="in use|being used"):
+        with pytest.raises(ContainerFailed, match=r"in use|being used"):
             await podman.remove("image", image)
         assert await ours(podman) == ["container", "container", "image"]
 
@@ -174,7 +174,7 @@ def test_everything_that_carries_the_label_is_owned_and_reaped(podman: CommandLi
     async def use(container: EpisodeContainer) -> None:
         for kind in ("volume", "network"):
             labels = [f"--label={key}={value}" for key, value in LABELS.items()]
-            subprocess.run([podman.program, kind, "create", *labels, f"{RUN_ID}-{kind}"], check=True)
+            await podman._call(kind, "create", *labels, f"{RUN_ID}-{kind}", deadline_s=30.0)
         assert await ours(podman) == ["container", "network", "volume"]
         assert await reap(podman, of_this_test) == []
         assert await ours(podman) == []

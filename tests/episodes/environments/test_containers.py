@@ -84,6 +84,10 @@ def owned(settings: ContainerSettings, run: str = RUN_ID) -> list[Owned]:
     return [one for one in found if one.labels.get(RUN) == run]
 
 
+async def images(settings: ContainerSettings) -> list[Owned]:
+    return [one for one in await CommandLine(settings.runtime).owned() if one.kind == "image"]
+
+
 async def turn(episode: EnvironmentEpisode, text: str) -> str:
     return str((await episode.step(said(text))).messages[0]["content"])
 
@@ -143,8 +147,8 @@ def test_an_episode_goes_on_from_the_snapshot_of_its_last_turn(
         await third.restore(task(), state)
         found.append(await turn(third, "c"))
         await third.close()
-        while any(one.kind == "image" for one in await CommandLine(settings.runtime).owned()):
-            await asyncio.sleep(0.1)  # no attempt follows
+        while await images(settings):  # no attempt follows
+            await asyncio.sleep(0.1)
         return found
 
     assert with_pool(counting(tmp_path, settings, snapshot="turn"), use) == ["2 a b", "3 a b c"]
@@ -156,9 +160,7 @@ def test_only_the_last_snapshots_of_an_episode_are_kept(tmp_path: Path, settings
         await episode.reset(task())
         for _ in range(containers.KEPT + 2):
             await episode.snapshot()
-        while (
-            num := sum(one.kind == "image" for one in await CommandLine(settings.runtime).owned())
-        ) > containers.KEPT:
+        while (num := len(await images(settings))) > containers.KEPT:
             await asyncio.sleep(0.05)
         await episode.close()
         return num
@@ -182,7 +184,7 @@ def test_a_snapshot_that_is_not_here_is_said_so_and_the_episode_begins_anew(
         state = await first.snapshot()
         await first.close()
         await reap_everything(settings)
-        with pytest.raises(EnvironmentDiverged, match="the snapshot localhost/asyncrl-.* is not on this machine"):
+        with pytest.raises(EnvironmentDiverged, match=r"the snapshot localhost/asyncrl-.* is not on this machine"):
             await pool.open("run/train/1/0").restore(task(), state)
 
     with_pool(counting(tmp_path, settings, snapshot="turn"), use)
@@ -331,7 +333,7 @@ from asyncrl.episodes.pool import EnvironmentPool
 from tests.episodes.environments.environments import said, task
 
 async def hold():
-    containers.LINGER_S = 3.0
+    containers.LINGER_S = 20.0
     environment = msgspec.json.decode(sys.argv[1], type=Environment)
     async with EnvironmentPool(environment, sys.argv[2], "node") as pool:
         episode = pool.open("run/train/1/0")
