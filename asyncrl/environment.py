@@ -27,10 +27,22 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any, NamedTuple, Optional, Protocol, Union
 from urllib.parse import urlsplit
 
-__all__ = ["Client", "Model", "ModelFailed", "Models", "Said", "Step", "Task", "ToolCall", "models"]
+__all__ = [
+    "Client",
+    "Container",
+    "Model",
+    "ModelFailed",
+    "Models",
+    "Output",
+    "Said",
+    "Step",
+    "Task",
+    "ToolCall",
+    "models",
+]
 
 Message = dict[str, Any]
 """``{"role": ..., "content": ...}``, and ``tool_calls`` or ``tool_call_id`` as in OpenAI's chat completions."""
@@ -133,6 +145,40 @@ async def _post(url: str, key: str, request: "dict[str, Any]") -> "tuple[int, An
 # ── environments ──────────────────────────────────────────────────────────────────────────────
 
 
+class Output(NamedTuple):
+    """End of a program in a container."""
+
+    code: int
+    """Exit code; 128 and the signal's number if a signal ended it."""
+    stdout: bytes
+    stderr: bytes
+
+
+class Container(Protocol):
+    """
+    The container of an episode, fresh when the episode begins and removed with it: ``[environment.container]``.
+
+    Every method raises `ContainerFailed` if the runtime fails or the container is gone: the episode is then continued
+    in another container.
+    """
+
+    name: str
+    """Name of the container, for the runtime's own command line."""
+    program: str
+    """Path of that command line, such as ``/usr/bin/podman``; empty for a runtime without one."""
+    label: str
+    """``KEY=VALUE``; containers, volumes and networks that carry it are removed after the rollout's end."""
+
+    async def run(self, argv: Sequence[str], input: bytes = b"", timeout_s: float = 60.0) -> Output:  # noqa: A002
+        """Run a program to its end; `TimeoutError` if it was killed for its time. Long output is cut, and says so."""
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Write a file, and the folders above it."""
+
+    async def get(self, path: str) -> bytes:
+        """Read a file; raises `FileNotFoundError`."""
+
+
 @dataclass(frozen=True)
 class Task:
     """Argument of ``reset`` and ``solve``: the row of the prompt, and which of its episodes this is."""
@@ -149,6 +195,8 @@ class Task:
     """Name of the episode, unique in the run, such as ``run/train/17/3``: a label for sandboxes and logs."""
     models: Models = field(default_factory=models, repr=False, compare=False)
     """Models of ``[models]`` by name: ``await task.models["judge"].chat(messages)``."""
+    container: Optional[Container] = None
+    """The container of this episode; None without ``[environment.container]``."""
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,10 @@ class EnvironmentFailed(EngineError):
         self.is_lost = is_lost
 
 
+class ContainerFailed(AsyncrlError):
+    """A container runtime failed or hung, or a container is gone. No episode is to blame: it goes on in another one."""
+
+
 class EngineDied(AsyncrlError):
     """The engine's own process ended. No trajectory is to blame: the node ends and is restarted."""
 

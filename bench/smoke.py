@@ -25,6 +25,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "broker": {**BRIEF, "virtual": [20, 40], "groups": 20, "sockets": [20], "ledger": [1], "ledger_seconds": 0.1},
     "broker_memory": {"seconds": 1.0, "every": 0.2},
     "chaos": {"faults": 1, "every": 0.1, "kinds": ["kill"], "seed": REWARD_IS_HIT, "steps_after": 1},
+    "container_kills": {
+        "kills": 10, "every": 1.0, "calm": 1.0, "steps_after": 1, "overrides": ["rollout.replicas=2"],
+    },
     "dashboard": {"samples": 2000, "nodes": 10, "rounds": 1, "idle": 1, "folder": f"{FOLDER}/run"},
     "encryption": {**BRIEF, "nodes": [20]},
     "environments": {"episodes": 4, "steps": 4, "rounds": 1},

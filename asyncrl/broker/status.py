@@ -53,6 +53,7 @@ def node_status(
         lag_s=round(node.beat.lag_s, 4),
         silent_s=round(max(now_s - node.heard_s, 0.0), 3),
         still=node.standstill.clause(now_s) if node.standstill.seconds(now_s) >= STILL_S else "",
+        containers=node.beat.containers,
     )
 
 

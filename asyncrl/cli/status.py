@@ -18,6 +18,7 @@ from asyncrl.cli.session import operator
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import AsyncrlError, ConfigError, LinkError
 from asyncrl.foreign_text import escaped
+from asyncrl.messages.session import ContainerCounts
 from asyncrl.messages.supervisor import NodeStatus, Status, StatusWanted
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import count, duration, share
@@ -183,6 +184,8 @@ def live_lines(status: Status) -> list[str]:
     lines += ["", *node_lines(status.nodes)]
     if still := [[f"  {node.node}", node.still] for node in status.nodes if node.still]:
         lines += ["", "without progress", *aligned(still)]
+    if held := [[f"  {node.node}", _held(node.containers)] for node in status.nodes if node.containers]:
+        lines += ["", "containers", *aligned(held)]
     if waiting := _waits(status.nodes):
         lines += ["", "waiting for", *aligned(waiting)]
     if status.incidents:
@@ -226,6 +229,12 @@ def node_lines(nodes: Sequence[NodeStatus]) -> list[str]:
             ]
         )
     return aligned(rows, right=range(3, 9)) if len(rows) > 1 else ["no node is connected"]
+
+
+def _held(containers: ContainerCounts) -> str:
+    oldest = f", the oldest for {duration(containers.oldest_s)}" if containers.leased else ""
+    failed = f"; {containers.failed} could not be started" if containers.failed else ""
+    return f"{containers.leased} run, {containers.warm} warm{oldest}; {containers.started} started so far{failed}"
 
 
 def _window(status: Status) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from asyncrl.engine import ChatMessage, PolicyTurn
+from asyncrl.messages.session import ContainerCounts
 
 Resume = Literal["replay", "snapshot", "rerun", "none"]
 """
@@ -65,6 +66,10 @@ class Score(Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
+class EnvironmentDiverged(Exception):
+    """The environment is not where the record of the episode ends, and cannot be brought there: it begins anew."""
+
+
 class EnvironmentEpisode(Protocol):
     """The environment of one episode. One method runs at a time."""
 
@@ -81,7 +86,7 @@ class EnvironmentEpisode(Protocol):
         """State after the last step, for `restore` on any node; only with ``resume = "snapshot"``."""
 
     async def restore(self, task: TaskInput, state: bytes, /) -> None:
-        """Continue from a snapshot, instead of `reset`."""
+        """Continue from a snapshot, instead of `reset`; raises `EnvironmentDiverged` if it cannot be had here."""
 
     async def solve(self, task: TaskInput, base_url: str, key: str, /) -> Score:
         """Run an agent program to its end. Not limited by ``call_s``: the caller has ``episode_s``."""
@@ -96,6 +101,10 @@ class Environments(Protocol):
     @property
     def description(self) -> Description:
         """Description on which all workers agree."""
+
+    @property
+    def containers(self) -> ContainerCounts | None:
+        """Containers of the episodes; None without ``[environment.container]``."""
 
     def open(self, name: str, /) -> EnvironmentEpisode:
         """An episode on the worker that has fewest."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from asyncrl.engine import Completion, Request
 from asyncrl.episodes.conversation import Conversation
-from asyncrl.episodes.environment import EnvironmentEpisode, Environments, Score, TaskInput
+from asyncrl.episodes.environment import EnvironmentDiverged, EnvironmentEpisode, Environments, Score, TaskInput
 from asyncrl.episodes.gateway.episode import Counts
 from asyncrl.episodes.gateway.gateway import Gateway
 from asyncrl.episodes.record import (
@@ -23,7 +23,7 @@ from asyncrl.episodes.record import (
     SampledTrajectory,
     as_sampled,
 )
-from asyncrl.episodes.steps import EnvironmentDiverged, EpisodeSteps, rewards_of
+from asyncrl.episodes.steps import EpisodeSteps, rewards_of
 from asyncrl.episodes.tool_calls import opened_by
 from asyncrl.errors import EngineError, EnvironmentFailed
 from asyncrl.log import get_logger

@@ -20,6 +20,7 @@ from asyncrl.episodes.gateway.gateway import Gateway
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, ResumedEpisode, SampledTrajectory, read
 from asyncrl.episodes.steps import EpisodeSteps, ObservationBudget
 from asyncrl.log import get_logger
+from asyncrl.messages.session import ContainerCounts
 from asyncrl.messages.trajectory import Prompt, Sampling, Unit
 
 FOLD = 0x9E3779B1
@@ -64,6 +65,11 @@ class Episodes:
             max_malformed_calls=config.max_malformed_calls,
             seats=config.seats,
         )
+
+    @property
+    def containers(self) -> ContainerCounts | None:
+        """Containers of the episodes; None without ``[environment.container]``."""
+        return self._environments.containers
 
     @property
     def num_active_tokens(self) -> int:

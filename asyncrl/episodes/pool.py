@@ -28,10 +28,12 @@ from msgspec import Struct
 from asyncrl import plug_in
 from asyncrl.config.sections.environment import Environment
 from asyncrl.engine import PolicyTurn
+from asyncrl.episodes.containers import ContainerPool, ContainerState, Lease
 from asyncrl.episodes.environment import Answer, Description, Environments, Score, TaskInput
 from asyncrl.episodes.workers import EnvironmentProcess, EnvironmentSlot, Suspects, lost_with, named, require_allowed
 from asyncrl.errors import ConfigError, EnvironmentFailed
 from asyncrl.log import get_logger
+from asyncrl.messages.session import ContainerCounts
 from asyncrl.wire.http import without_proxy
 from asyncrl.workers import folders
 from asyncrl.workers.keeper import AT_ONCE_BYTES, GuardLimits, OutputAllowance
@@ -56,20 +58,26 @@ class Nothing(Struct): ...
 
 
 class PooledEpisode:
-    """Bound to a worker by its first call; if that is lost, the episode is lost."""
+    """Bound to a worker by its first call; if that is lost, the episode is lost. Its container ends with it."""
 
     def __init__(
-        self, name: str, number: int, slot: EnvironmentSlot, on_closed: "Callable[[PooledEpisode], None]"
+        self,
+        name: str,
+        number: int,
+        slot: EnvironmentSlot,
+        on_closed: "Callable[[PooledEpisode], None]",
+        container: "LeasedContainer",
     ) -> None:
         self.name = name
         self.slot = slot
         self._number = number
+        self._container = container
         self._on_closed = on_closed
         self._worker: EnvironmentProcess | None = None
         self._is_closed = False
 
     async def reset(self, task: TaskInput, /) -> Answer:
-        return await self._call("reset", Answer, task=task)
+        return await self._call("reset", Answer, task=task, container=await self._container.fresh(task))
 
     async def step(self, said: PolicyTurn, /) -> Answer:
         return await self._call("step", Answer, said=said)
@@ -78,13 +86,18 @@ class PooledEpisode:
         return await self._call("score", Score)
 
     async def snapshot(self) -> bytes:
-        return base64.b64decode((await self._call("snapshot", EpisodePhase)).state)
+        state = base64.b64decode((await self._call("snapshot", EpisodePhase)).state)
+        return await self._container.saved(state)
 
     async def restore(self, task: TaskInput, state: bytes, /) -> None:
-        await self._call("restore", Nothing, task=task, state=base64.b64encode(state).decode())
+        container, state = await self._container.restored(task, state)
+        encoded = base64.b64encode(state).decode()
+        await self._call("restore", Nothing, task=task, state=encoded, container=container)
 
     async def solve(self, task: TaskInput, base_url: str, key: str, /) -> Score:
-        return await self._call("solve", Score, is_limited=False, task=task, base_url=base_url, key=key)
+        container = await self._container.fresh(task)
+        call = self._call("solve", Score, is_limited=False, task=task, base_url=base_url, key=key, container=container)
+        return await call
 
     async def close(self) -> None:
         if self._is_closed:
@@ -94,6 +107,7 @@ class PooledEpisode:
             if self._worker is not None and self._worker.loss is None:
                 await self._close(self._worker)
         finally:
+            self._container.release()
             self._on_closed(self)
 
     async def _close(self, worker: EnvironmentProcess) -> None:
@@ -134,6 +148,50 @@ class PooledEpisode:
         return self._worker
 
 
+class LeasedContainer:
+    """
+    The container of one attempt at an episode, as a worker is told of it; without a pool there is none.
+
+    Args:
+        is_saved: A snapshot is made after each turn.
+    """
+
+    def __init__(self, pool: ContainerPool | None, *, is_saved: bool) -> None:
+        self._pool = pool
+        self._is_saved = is_saved
+        self._lease: Lease | None = None
+
+    async def fresh(self, task: TaskInput) -> dict[str, str] | None:
+        """Take a new one, in place of the one before. Raises as `ContainerPool.lease`."""
+        return await self._take(task, "")
+
+    async def restored(self, task: TaskInput, state: bytes) -> tuple[dict[str, str] | None, bytes]:
+        """Take one with the files of a snapshot, and return it with the environment's own state. Raises likewise."""
+        if not self._is_saved:
+            return await self._take(task, ""), state
+        saved = msgspec.msgpack.decode(state, type=ContainerState)
+        return await self._take(task, saved.image), saved.state
+
+    async def saved(self, state: bytes) -> bytes:
+        """Save the container, and return its image with the environment's own state."""
+        if not self._is_saved or self._pool is None or self._lease is None:
+            return state
+        return msgspec.msgpack.encode(ContainerState(await self._pool.snapshot(self._lease), state))
+
+    def release(self) -> None:
+        """Give the container back, which removes it. Idempotent."""
+        if self._pool is not None and self._lease is not None:
+            self._pool.release(self._lease)
+            self._lease = None
+
+    async def _take(self, task: TaskInput, image: str) -> dict[str, str] | None:
+        self.release()
+        if self._pool is None:
+            return None
+        self._lease = await self._pool.lease(task, image)
+        return {"runtime": self._pool.runtime, "name": self._lease.name, "label": self._pool.label}
+
+
 # ── pool ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -157,6 +215,7 @@ class EnvironmentPool:
         variables = {**(variables or {}), "ASYNCRL_RUN": run_id, "ASYNCRL_NODE": node}
         suspects = Suspects()
         self._slots = [EnvironmentSlot(environment, variables, suspects) for _ in range(environment.workers)]
+        self._containers = container_pool(environment, run_id, node)
         self._open: set[PooledEpisode] = set()
         self._numbers = count(1)
         self._is_closed = False
@@ -166,18 +225,25 @@ class EnvironmentPool:
         """Number of workers so far that hung or died."""
         return sum(slot.replaced for slot in self._slots)
 
+    @property
+    def containers(self) -> ContainerCounts | None:
+        return self._containers.counts if self._containers else None
+
     async def start(self) -> None:
         """
         Start all workers and load the environment in each; remove what killed nodes have left on this machine.
 
         Raises:
-            ConfigError: It cannot be loaded, or workers describe it differently. None is left running.
+            ConfigError: It cannot be loaded, or workers describe it differently; or there is no container runtime. None
+                is left running.
         """
         require_allowed(self._environment)
         await asyncio.to_thread(folders.sweep)
         try:
             await start_all(self._slots)
             self.description = self._agreed()
+            if self._containers:
+                await self._containers.start()
         except BaseException:
             await self.aclose()
             raise
@@ -188,7 +254,8 @@ class EnvironmentPool:
             raise EnvironmentFailed("the environments of this rollout were closed")
         slot = min(self._slots, key=lambda slot: slot.episodes)
         slot.episodes += 1
-        episode = PooledEpisode(name, next(self._numbers), slot, self._closed)
+        container = LeasedContainer(self._containers, is_saved=self._environment.container.snapshot == "turn")
+        episode = PooledEpisode(name, next(self._numbers), slot, self._closed, container)
         self._open.add(episode)
         return episode
 
@@ -197,6 +264,8 @@ class EnvironmentPool:
         self._is_closed = True
         await asyncio.gather(*(episode.close() for episode in list(self._open)), return_exceptions=True)
         await asyncio.gather(*(slot.clear() for slot in self._slots))
+        if self._containers:
+            await self._containers.aclose()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -219,7 +288,21 @@ class EnvironmentPool:
                 f"{named(self._environment)} is described differently by two workers: kind, resume and tools must not "
                 f"depend on chance or on the process"
             )
+        require_resumable(self._environment, first)
         return first
+
+
+def require_resumable(environment: Environment, description: Description) -> None:
+    """Raise `ConfigError` if containers are to be saved for an environment that is not continued from snapshots."""
+    if environment.container.snapshot == "turn" and description.resume != "snapshot":
+        raise ConfigError(
+            f"environment.container.snapshot = 'turn' saves the files of a container, but {named(environment)} has "
+            f"resume = {description.resume!r} for its own state; give it resume = 'snapshot', or use 'none'"
+        )
+
+
+def container_pool(environment: Environment, run_id: str, node: str) -> ContainerPool | None:
+    return ContainerPool(environment.container, run_id, node) if environment.container.is_set else None
 
 
 # ── program ────────────────────────────────────────────────────────────────────────────────────
@@ -233,6 +316,7 @@ class EnvironmentPool:
 #     ASYNCRL_REWARD_URL                  takes a PUT of {"reward": 1.0, "metrics": {"steps": 3}}; optional
 #     ASYNCRL_RUN                         name of the run, a label for what the program starts elsewhere
 #     ASYNCRL_MODELS                      JSON of the models that it may ask: name to base_url and key
+#     ASYNCRL_CONTAINER                   name of the container of the episode; _RUNTIME, _LABEL: see `Container`
 #     TMPDIR                              a folder of its own, which is removed with it
 #
 # A program that exceeds the limits of ``environment``, or whose `solve` is cancelled, ends with all that it has
@@ -271,9 +355,12 @@ class Programs:
 
     description = Description(kind="command", resume="rerun")
 
-    def __init__(self, environment: Environment, run_id: str, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, environment: Environment, run_id: str, node: str = "", variables: Mapping[str, str] | None = None
+    ) -> None:
         self._environment = environment
         self._variables = {**(variables or {}), "ASYNCRL_RUN": run_id}
+        self._containers = container_pool(environment, run_id, node)
         self._open: set[ProgramEpisode] = set()
         self._is_closed = False
         program = environment.command[0]
@@ -285,12 +372,19 @@ class Programs:
         """An episode; its program starts with `ProgramEpisode.solve`."""
         if self._is_closed:
             raise EnvironmentFailed("the environments of this rollout were closed")
-        episode = ProgramEpisode(name, self._environment, self._variables, self._open.discard)
+        container = LeasedContainer(self._containers, is_saved=False)
+        episode = ProgramEpisode(name, self._environment, self._variables, self._open.discard, container)
         self._open.add(episode)
         return episode
 
+    @property
+    def containers(self) -> ContainerCounts | None:
+        return self._containers.counts if self._containers else None
+
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(folders.sweep)  # what killed nodes had just begun to start
+        if self._containers:
+            await self._containers.__aenter__()
         return self
 
     async def __aexit__(
@@ -302,6 +396,8 @@ class Programs:
         """Kill all programs and what they have started. Idempotent."""
         self._is_closed = True
         await asyncio.gather(*(episode.close() for episode in list(self._open)))
+        if self._containers:
+            await self._containers.aclose()
 
 
 class ProgramEpisode:
@@ -313,8 +409,10 @@ class ProgramEpisode:
         environment: Environment,
         variables: Mapping[str, str],
         on_closed: "Callable[[ProgramEpisode], None]",
+        container: LeasedContainer,
     ) -> None:
         self.name = name
+        self._container = container
         self._environment = environment
         self._given = variables
         self._on_closed = on_closed
@@ -347,13 +445,15 @@ class ProgramEpisode:
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
+        self._container.release()
 
     async def _run(self, task: TaskInput, base_url: str, key: str) -> None:
         raw, mark = msgspec.json.encode(task), secrets.token_hex(16)
         settings = self._environment
         limits = GuardLimits("environment", settings.memory_bytes, settings.processes, settings.file_bytes)
         command = [SHELL, "-c", LAUNCH, mark, str(len(raw)), *settings.command]
-        variables = {**self._given, **_variables(base_url, key)}
+        lent = _of_container(await self._container.fresh(task))
+        variables = {**self._given, **_variables(base_url, key), **lent}
         try:
             process = await KeptProcess.start(command, limits, AT_ONCE_BYTES, variables, has_folder=True)
         except OSError as error:
@@ -396,6 +496,13 @@ def _variables(base_url: str, key: str) -> Mapping[str, str]:
         "ASYNCRL_REWARD_URL": f"{base_url.removesuffix('/v1')}/reward",
         **without_proxy(host),
     }
+
+
+def _of_container(container: Mapping[str, str] | None) -> dict[str, str]:
+    """Variables that lead a program to its container."""
+    prefix = "ASYNCRL_CONTAINER"
+    keys = {"name": prefix, "runtime": f"{prefix}_RUNTIME", "label": f"{prefix}_LABEL"}
+    return {keys[key]: value for key, value in container.items()} if container else {}
 
 
 async def _give(process: KeptProcess, raw: bytes) -> None:
@@ -450,6 +557,5 @@ def make_environments(
         ConfigError: ``environment.command`` is no program, or none that the operator of this node allowed. Entering
             the context raises it if the environment cannot be loaded.
     """
-    if environment.command:
-        return Programs(environment, run_id, variables)
-    return EnvironmentPool(environment, run_id, node, variables)
+    kind = Programs if environment.command else EnvironmentPool
+    return kind(environment, run_id, node, variables)

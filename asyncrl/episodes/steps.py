@@ -19,17 +19,20 @@ from msgspec.structs import replace
 
 from asyncrl.engine import ChatMessage, TurnBoundary
 from asyncrl.episodes.conversation import Conversation, EpisodeOver
-from asyncrl.episodes.environment import Answer, EnvironmentEpisode, Resume, Reward, Score, TaskInput
+from asyncrl.episodes.environment import (
+    Answer,
+    EnvironmentDiverged,
+    EnvironmentEpisode,
+    Resume,
+    Reward,
+    Score,
+    TaskInput,
+)
 from asyncrl.episodes.record import EpisodeState, RecordedTurn, ResumedEpisode
 from asyncrl.errors import EnvironmentFailed
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from asyncrl.messages.verdict_limits import MAX_METRICS
 from asyncrl.messages.words import FinishReason
-
-
-class EnvironmentDiverged(Exception):
-    """The environment answered otherwise than when the turns were recorded."""
-
 
 MALFORMED = "malformed_calls"
 """Metric of an episode with tools, unless the environment gives one of that name, or as many as there may be."""

@@ -109,6 +109,8 @@ class FromWorker(Struct, frozen=True):
     """Still encoded: its type is that of the call."""
     error: str = ""
     retryable: bool = True
+    lost: bool = False
+    """The episode was lost with its container."""
     loaded: Description | None = None
     refused: str = ""
 
@@ -193,6 +195,7 @@ class EnvironmentProcess:
             has_folder=True,
         )
         load = {name: getattr(environment, name) for name in ("function", "tools", "options", "call_s", "seats")}
+        load["saves_containers"] = environment.container.snapshot == "turn"
         process, answer = await WorkerProcess.start(program, encode({"load": load}), decode, output_bytes)
         if answer.loaded is None:
             await process.kill()
@@ -251,7 +254,8 @@ class EnvironmentProcess:
         if call.answer.done():
             return
         if message.error:
-            call.answer.set_exception(EnvironmentFailed(message.error, retryable=message.retryable))
+            failed = EnvironmentFailed(message.error, retryable=message.retryable, is_lost=message.lost)
+            call.answer.set_exception(failed)
         else:
             call.answer.set_result(message.answer)
 

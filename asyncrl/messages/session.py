@@ -164,6 +164,31 @@ class ModelUse(Value, frozen=True):
         ) or bounds.seconds("seconds", self.seconds)
 
 
+class ContainerCounts(Value, frozen=True):
+    """Containers of a rollout's episodes."""
+
+    leased: int = 0
+    """Those that episodes have."""
+    warm: int = 0
+    """Those that are ready for one."""
+    oldest_s: float = 0.0
+    """Seconds since the oldest was leased; 0 without any."""
+    started: int = 0
+    """Started so far."""
+    failed: int = 0
+    """Starts so far that failed."""
+    seconds: float = 0.0
+    """Seconds so far for which episodes have had them, added up."""
+
+    def out_of_bounds(self) -> str:
+        counts = ("leased", "warm", "started", "failed")
+        return (
+            next((found for key in counts if (found := bounds.count(key, getattr(self, key)))), "")
+            or bounds.seconds("oldest_s", self.oldest_s)
+            or bounds.seconds("seconds", self.seconds)
+        )
+
+
 @sent(by=EVERY, to="broker")
 @sent(by="shard", to="trainer")
 class Beat(Message, frozen=True):
@@ -194,6 +219,8 @@ class Beat(Message, frozen=True):
     """Rollouts and trainers: cores that the node's processes used since the last one, on average."""
     models: dict[str, ModelUse] = {}
     """Rollouts and reward nodes: use of each model of ``[models]``."""
+    containers: ContainerCounts | None = None
+    """Rollouts whose episodes have containers."""
 
     def out_of_bounds(self) -> str:
         return (
@@ -205,6 +232,7 @@ class Beat(Message, frozen=True):
             or bounds.seconds("cores_busy", self.cores_busy)
             or bounds.count("progress", self.progress)
             or bounds.seconds("cores", self.cores)
+            or (self.containers.out_of_bounds() if self.containers else "")
             or self._models_out_of_bounds()
         )
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from asyncrl.foreign_text import shown_lines
 from asyncrl.messages import bounds
 from asyncrl.messages.codec import Message, Value, sent
+from asyncrl.messages.session import ContainerCounts
 from asyncrl.messages.words import Listed, Role, UnreadyState
 from asyncrl.workers.stacks import MAX_CHARS as MAX_STACKS_CHARS
 
@@ -145,6 +146,8 @@ class NodeStatus(Value, frozen=True):
     """Seconds since it was last heard."""
     still: str = ""
     """Activity without progress, such as ``sampling for 31 s without a token``; empty for a few seconds."""
+    containers: ContainerCounts | None = None
+    """Rollouts whose episodes have containers."""
 
 
 class Incident(Value, frozen=True):

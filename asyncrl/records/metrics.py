@@ -133,6 +133,11 @@ METRICS: Mapping[str, Metric] = {
             ("pause_seconds_total", "Time that sampling was paused for them."),
             ("receive_seconds_total", "Time to receive them, most of it beside sampling."),
             ("failures_total", "Failed trajectories by stage.", {"stage": ("rollout", "environment")}),
+            ("containers", "Containers that episodes have, and that are kept warm.", {"state": ("leased", "warm")}),
+            ("container_oldest_seconds", "Time since the oldest was leased."),
+            ("container_seconds_total", "Time for which episodes have had containers, added up."),
+            ("containers_started_total", "Containers started."),
+            ("containers_failed_total", "Starts of containers that failed."),
         ),
         *_of(
             "reward",

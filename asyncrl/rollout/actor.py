@@ -203,6 +203,7 @@ class RolloutActor:
             doing=made.occupancy.current,
             progress=made.calls.num_computed,
             models=self._models(),
+            containers=made.containers,
         )
 
     def status(self) -> str:
@@ -228,6 +229,13 @@ class RolloutActor:
         for stage, number in generations.num_failed.items():
             yield Sample("asyncrl_rollout_failures_total", number, {"stage": stage})
         yield from model_samples(self._models())
+        if held := generations.containers:
+            yield Sample("asyncrl_rollout_containers", held.leased, {"state": "leased"})
+            yield Sample("asyncrl_rollout_containers", held.warm, {"state": "warm"})
+            yield Sample("asyncrl_rollout_container_oldest_seconds", held.oldest_s)
+            yield Sample("asyncrl_rollout_container_seconds_total", held.seconds)
+            yield Sample("asyncrl_rollout_containers_started_total", held.started)
+            yield Sample("asyncrl_rollout_containers_failed_total", held.failed)
 
     # ── messages ────────────────────────────────────────────────────────────────────────────
 

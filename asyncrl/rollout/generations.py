@@ -30,7 +30,7 @@ from asyncrl.errors import DecodeError, EngineError, EnvironmentFailed, PromptTo
 from asyncrl.failpoints import failpoint
 from asyncrl.log import get_logger
 from asyncrl.messages.rollout import Failed, Lease, Leased, StartedOver
-from asyncrl.messages.session import Held
+from asyncrl.messages.session import ContainerCounts, Held
 from asyncrl.messages.spool import PutItem
 from asyncrl.messages.trajectory import Sampling, TrajectoryLimits, Unit
 from asyncrl.messages.words import ROLLOUT_ACTIVITIES, Activity, Stage, Truncation, vocab_size_of
@@ -213,6 +213,11 @@ class Generations:
     def num_in_hand(self) -> int:
         """Number of trajectories that are running or unsettled."""
         return len(self._lease_ids)
+
+    @property
+    def containers(self) -> ContainerCounts | None:
+        """Containers of the episodes; None without any."""
+        return self._episodes.containers if self._episodes else None
 
     # ── leases and results ──────────────────────────────────────────────────────────────────────
 

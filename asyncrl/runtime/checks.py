@@ -32,6 +32,7 @@ from asyncrl.data.chat_template import check_template, read_special_tokens, read
 from asyncrl.data.check import CountTokens, FindSpelled, bad_row_lines
 from asyncrl.data.images import check_model_reads
 from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
+from asyncrl.episodes.containers import ContainerPool
 from asyncrl.episodes.environment import Description
 from asyncrl.episodes.pool import make_environments
 from asyncrl.episodes.workers import named
@@ -92,19 +93,25 @@ def check_environment(config: Config) -> str:
     if not config.environment.is_set:
         return "none"
     with ThreadPoolExecutor(1) as thread:  # the caller may be in an event loop
-        description = thread.submit(asyncio.run, _described(config)).result()
+        description, runtime = thread.submit(asyncio.run, _described(config)).result()
     if description.kind != "steps" and find_spec("uvicorn") is None:
         raise ConfigError(f"{named(config.environment)} is an agent program and needs uvicorn: {INSTALL}")
     found = [f"{named(config.environment)}: {KINDS[description.kind]}"]
     if tools := [tool["function"]["name"] for tool in description.tools]:
         found.append(f"tools {', '.join(tools[:SHOWN])}" + (f" and {len(tools) - SHOWN} more" * (len(tools) > SHOWN)))
+    if config.environment.container.is_set:
+        found.append(f"a container of {runtime} for each episode")
     return ", ".join([*found, RESUMES[description.resume]])
 
 
-async def _described(config: Config) -> Description:
-    environment = replace(config.environment, workers=1)
-    async with make_environments(environment, "check", "check", hidden_keys(config.models)) as environments:
-        return environments.description
+async def _described(config: Config) -> tuple[Description, str]:
+    """The environment, and its container runtime, in which nothing is started."""
+    environment, runtime = config.environment, ""
+    if environment.container.is_set:
+        runtime = await ContainerPool(environment.container, "check", "check").find()
+    alone = replace(environment, workers=1, container=replace(environment.container, image=""))
+    async with make_environments(alone, "check", "check", hidden_keys(config.models)) as environments:
+        return environments.description, runtime
 
 
 # ── models ────────────────────────────────────────────────────────────────────────────────────

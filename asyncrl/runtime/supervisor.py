@@ -18,7 +18,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from asyncrl.broker.ledger.reader import read_ledger_meta
 from asyncrl.config.config import Config
+from asyncrl.episodes.containers import reap_run
 from asyncrl.errors import ConfigError, LedgerError, LinkError, RunFailed
 from asyncrl.messages.session import Beat
 from asyncrl.messages.supervisor import (
@@ -233,6 +235,7 @@ class RunSupervisor:
             return await self._ended
         finally:
             await self._end_children()
+            await self._end_containers()
             for task in self._background:
                 task.cancel()
 
@@ -276,6 +279,18 @@ class RunSupervisor:
         await child.start()
         self._spawn(self._watch(role, child))
         return child
+
+    async def _end_containers(self) -> None:
+        """Remove the containers of the run that killed rollouts have left, and its snapshots."""
+        settings = self._config.environment.container
+        if not settings.is_set:
+            return
+        try:
+            run_id = read_ledger_meta(self._directory.ledger).run_id
+        except LedgerError:  # there is none: nothing has begun
+            return
+        for reason in await reap_run(settings, run_id):
+            self._screen.say(f"of the run's containers something is left: {reason}")
 
     # ── watch ───────────────────────────────────────────────────────────────────────────────
 

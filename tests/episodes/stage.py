@@ -13,6 +13,7 @@ from typing import Any
 from asyncrl.engine import CalledTool, ChatMessage, Completion, PolicyTurn, Request
 from asyncrl.episodes.environment import Answer, Description, Resume, Score, TaskInput
 from asyncrl.errors import EnvironmentFailed
+from asyncrl.messages.session import ContainerCounts
 from asyncrl.messages.trajectory import Span
 from asyncrl.messages.words import FinishReason
 
@@ -201,6 +202,7 @@ class StagedEnvironments:
     hang_at: int = 0
     num_calls: int = 0
     opened: list[StagedEpisode] = field(default_factory=list)
+    containers: ContainerCounts | None = None
 
     @property
     def description(self) -> Description:

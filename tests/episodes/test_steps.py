@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from asyncrl.engine import CalledTool, PolicyTurn
 from asyncrl.episodes.conversation import Conversation
-from asyncrl.episodes.environment import Answer, TaskInput
+from asyncrl.episodes.environment import Answer, EnvironmentDiverged, TaskInput
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, EpisodeState, ResumedEpisode
-from asyncrl.episodes.steps import EnvironmentDiverged, EpisodeSteps, ObservationBudget
+from asyncrl.episodes.steps import EpisodeSteps, ObservationBudget
 from asyncrl.errors import EnvironmentFailed
 from asyncrl.messages.trajectory import Sampling
 from tests.episodes.stage import Counter, StagedEnvironments, WordBoundary, WordEngine, ids

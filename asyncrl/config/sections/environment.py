@@ -7,15 +7,81 @@ Settings of episodes.
 
 from typing import Literal
 
+from msgspec import field
+
 from asyncrl.config.sections.sampling import ToolParser
-from asyncrl.config.sections.section import Count, Limit, Positive, Section
+from asyncrl.config.sections.section import Count, Limit, Natural, Positive, Section
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import MAX_SEATS
 from asyncrl.plug_in import hint, is_path
 
 SOURCES = ("function", "tools", "command")
-TOOLS = ("calculator", "python", "python_unconfined")
+TOOLS = ("calculator", "python", "python_unconfined", "shell")
 """Tools by name; the others are ``file.py:name`` and ``mcp:COMMAND``."""
+ROW = "row"
+"""Image of a container that each row chooses."""
+
+
+class ContainerSettings(Section, frozen=True, kw_only=True):
+    """A container for each episode, on the machine of its rollout; none without ``image``."""
+
+    image: str = ""
+    """
+    Image of the containers; a missing one is pulled before the first episode. ``row`` takes what each row names in
+    ``extra``: ``container_image``, or ``container_build``, a folder with a Dockerfile, which is built once.
+    """
+    runtime: str = "auto"
+    """
+    ``docker``, ``podman``, or the first of these that answers (``auto``); the path of a program with podman's command
+    line; or ``file.py:name``, a class with the methods of `asyncrl.workers.containers.Containers`.
+    """
+    cpus: Positive = 1.0
+    """Cores of one container."""
+    memory_bytes: Count = 2 << 30
+    """Memory of one container."""
+    pids: Count = 512
+    """Processes and threads of one container."""
+    network: str = "none"
+    """Network of the containers: ``none``, ``bridge``, or the name of one that exists."""
+    mounts: list[str] = []
+    """Folders of this machine, as ``SOURCE:TARGET`` or ``SOURCE:TARGET:ro``. Snapshots do not contain them."""
+    workdir: str = ""
+    """Folder in the container in which programs start; empty: that of the image."""
+    command: list[str] = field(default_factory=lambda: ["sleep", "infinity"])
+    """Program that keeps a container alive, in place of the image's own."""
+    arguments: list[str] = []
+    """Further arguments of ``docker run`` or ``podman run``, such as ``--gpus=all``."""
+    warm: Natural = 0
+    """Containers of ``image`` that are kept ready, so that an episode need not wait for one."""
+    snapshot: Literal["none", "turn"] = "none"
+    """
+    ``turn`` saves the files of the container after each turn, as an image of this machine, from which a lost episode is
+    continued here. It needs an environment that is continued from snapshots.
+    """
+
+    @property
+    def is_set(self) -> bool:
+        """True if episodes have containers."""
+        return bool(self.image)
+
+    def check(self) -> None:
+        """Raise `ConfigError` for the first contradiction between settings of the section."""
+        if not self.image and self != ContainerSettings():
+            raise ConfigError("environment.container is only read with environment.container.image; set it")
+        if not self.command or not self.command[0]:
+            raise ConfigError("environment.container.command is empty, expected a program that keeps a container alive")
+        if self.image == ROW and self.warm:
+            raise ConfigError(
+                "environment.container.warm keeps containers of one image ready, but image = 'row' has one for each "
+                "row; remove one of them"
+            )
+        for place, mount in enumerate(self.mounts):
+            source, _, target = mount.partition(":")
+            if not source.startswith("/") or not target.startswith("/"):
+                raise ConfigError(
+                    f"environment.container.mounts[{place}] is {mount!r}, expected /SOURCE:/TARGET or "
+                    f"/SOURCE:/TARGET:ro"
+                )
 
 
 class Environment(Section, frozen=True, kw_only=True):
@@ -33,7 +99,8 @@ class Environment(Section, frozen=True, kw_only=True):
     tools: list[str] = []
     """
     Functions that the policy may call: ``calculator``, ``python`` (in a sandbox with walls), ``python_unconfined`` (the
-    same where the kernel gives no walls), ``file.py:name``, or ``mcp:COMMAND ...`` for all tools of an MCP server.
+    same where the kernel gives no walls), ``shell`` (in the container of the episode), ``file.py:name``, or
+    ``mcp:COMMAND ...`` for all tools of an MCP server.
     """
     command: list[str] = []
     """Agent program, run once for each episode with ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment."""
@@ -96,6 +163,7 @@ class Environment(Section, frozen=True, kw_only=True):
     """Processes of one worker, with those that its environments start; above it they are killed."""
     file_bytes: Count = 1 << 30
     """Size of each file that an environment writes."""
+    container: ContainerSettings = ContainerSettings()
 
     @property
     def is_set(self) -> bool:
@@ -113,6 +181,7 @@ class Environment(Section, frozen=True, kw_only=True):
             self._check_source()
             self._check_tools()
             self._check_seats()
+            self._check_container()
             return
         plain = Environment()
         for key in self.__struct_fields__:
@@ -162,4 +231,18 @@ class Environment(Section, frozen=True, kw_only=True):
             raise ConfigError(
                 f"environment.seats is {self.seats}, but environment.tools answer whoever called them; use "
                 f"environment.function, or remove seats"
+            )
+
+    def _check_container(self) -> None:
+        container = self.container
+        container.check()
+        if "shell" in self.tools and not container.is_set:
+            raise ConfigError(
+                "environment.tools names 'shell', which runs in the container of the episode, and there is none; set "
+                "environment.container.image, or use 'python', which has a sandbox of its own"
+            )
+        if self.command and container.snapshot != "none":
+            raise ConfigError(
+                "environment.container.snapshot saves containers between turns, but environment.command is a program "
+                "that runs again from its beginning; use 'none'"
             )

@@ -15,13 +15,14 @@ import inspect
 import json
 import re
 from collections.abc import Callable
+from copy import copy
 from typing import Any, Union
 
 from asyncrl.environment import Client, Message, Said, Step, Task, ToolCall
 from asyncrl.episodes.worker.schema import problem_of, schema_of
-from asyncrl.episodes.worker.tools import ToolFailure, calculator, mcp, python
+from asyncrl.episodes.worker.tools import ToolFailure, calculator, mcp, python, shell
 from asyncrl.episodes.worker.values import BadValue, shown
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, ContainerFailed
 from asyncrl.messages.number import number
 from asyncrl.plug_in import hint, is_path, load_callable
 
@@ -169,7 +170,8 @@ class Solve:
 #     policy: no call   ─▶ done
 #
 # A call that cannot be read, or whose tool raises, is answered with an error text: the policy learns from it. Tools
-# keep nothing between calls, so an episode can be continued anywhere from its messages alone.
+# keep nothing between calls, so an episode can be continued anywhere from its messages alone. Only `shell` does, in the
+# container of the episode: without snapshots of it, such an episode begins anew.
 
 SETTING = "environment.tools"
 MAX_CHARS = 1 << 20
@@ -196,23 +198,33 @@ class FunctionTool:
 
 
 class Toolbox:
-    """Tools by name; it is its own environment, because it has no state."""
+    """Tools by name; it is its own environment, because all state is in the container if there is one."""
 
     kind = "steps"
-    resume = "snapshot"
     setting = SETTING
 
-    def __init__(self, tools: list[FunctionTool], servers: list[mcp.ToolServer]) -> None:
+    def __init__(
+        self,
+        tools: list[FunctionTool],
+        servers: list[mcp.ToolServer],
+        *,
+        call_s: float = 60.0,
+        resume: str = "snapshot",
+    ) -> None:
+        self.resume = resume
+        self._call_s = call_s
         self._tools: dict[str, Any] = {}
         self._servers = servers
         for tool in tools:
             self._add(tool)
 
     @classmethod
-    def load(cls, names: list[str], call_s: float) -> Toolbox:
+    def load(cls, names: list[str], call_s: float, *, saves_containers: bool = False) -> Toolbox:
         """Load tools by their names in the configuration; raises `ConfigError`."""
         servers = [mcp.ToolServer(name[len(MCP) :], call_s) for name in names if name.startswith(MCP)]
-        return cls([_tool(name, call_s) for name in names if not name.startswith(MCP)], servers)
+        resume = "snapshot" if saves_containers or SHELL not in names else "none"
+        tools = [_tool(name, call_s) for name in names if not name.startswith(MCP)]
+        return cls(tools, servers, call_s=call_s, resume=resume)
 
     async def start(self) -> list[dict[str, Any]]:
         """Start the servers; return the schemas of all tools."""
@@ -222,7 +234,12 @@ class Toolbox:
         return [tool.schema for tool in self._tools.values()]
 
     async def begin(self, task: Task) -> Toolbox:
-        return self
+        if SHELL not in self._tools:
+            return self
+        ours = copy(self)
+        tool = shell.ShellTool(task.container, self._call_s)
+        ours._tools = {**self._tools, SHELL: FunctionTool(tool.shell)}
+        return ours
 
     async def reset(self, task: Task) -> None:
         return None
@@ -251,7 +268,7 @@ class Toolbox:
             return f"error: there is no tool {call.name!r}: {hint(call.name, self._tools)}"
         try:
             answer: str = await self._tools[call.name].call(call.arguments)
-        except ToolFailure:
+        except (ToolFailure, ContainerFailed):
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  tools are user code
             return f"error: {type(error).__name__}: {str(error)[:MAX_ERROR_CHARS]}"
@@ -264,7 +281,8 @@ class Toolbox:
         self._tools[name] = tool
 
 
-BUILT_IN = ("calculator", "python", "python_unconfined")
+SHELL = "shell"
+BUILT_IN = ("calculator", "python", "python_unconfined", SHELL)
 
 
 def _tool(name: str, call_s: float) -> FunctionTool:
@@ -272,6 +290,8 @@ def _tool(name: str, call_s: float) -> FunctionTool:
         return FunctionTool(calculator.calculator)
     if name in ("python", "python_unconfined"):
         return FunctionTool(python.PythonTool.find(is_confined=name == "python", call_s=call_s).python)
+    if name == SHELL:
+        return FunctionTool(shell.ShellTool(None, call_s).shell)
     if not is_path(name):
         raise ConfigError(f"{SETTING}: unknown tool {name!r}: {hint(name, BUILT_IN)} (or file.py:name, or mcp:COMMAND)")
     return FunctionTool(load_callable(name, setting=SETTING))
@@ -322,7 +342,8 @@ Code = Union[SteppedEnvironments, Solve, Toolbox]
 def load(settings: dict[str, Any]) -> Code:
     """Load what ``settings`` name; raises `ConfigError`."""
     if settings["tools"]:
-        return Toolbox.load(settings["tools"], settings["call_s"])
+        saves = settings.get("saves_containers", False)
+        return Toolbox.load(settings["tools"], settings["call_s"], saves_containers=saves)
     path, options = settings["function"], settings["options"]
     found = load_callable(path, setting=FUNCTION)
     if not isinstance(found, type) and list(_parameters(found))[1:2] == ["client"]:

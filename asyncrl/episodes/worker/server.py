@@ -30,9 +30,10 @@ from typing import Any
 from asyncrl.environment import Client, Said, Task, ToolCall
 from asyncrl.episodes.worker.load import Code, load
 from asyncrl.episodes.worker.values import BadValue, reset_of, score_of, shown, step_of
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, ContainerFailed
 from asyncrl.foreign_text import whole
 from asyncrl.plug_in import describe
+from asyncrl.workers.containers import EpisodeContainer
 from asyncrl.workers.frames import Frames, framed, read_frame, take_pipes
 
 # ── one episode ────────────────────────────────────────────────────────────────────────────────
@@ -99,7 +100,8 @@ class WorkerEpisode:
     async def _begin(self, request: dict[str, Any]) -> Task:
         """Make the environment, after closing that of an earlier ``reset``."""
         await self._close(request)
-        task = Task(**request["task"])
+        told = request.get("container")
+        task = Task(**request["task"], container=EpisodeContainer(**told) if told else None)
         self._environment = await self._code.begin(task)
         return task
 
@@ -202,6 +204,8 @@ def _failed(method: str, error: BaseException) -> dict[str, Any]:
         return {"error": f"{method} was cancelled", "retryable": True}
     if isinstance(error, BadValue):
         return {"error": str(error), "retryable": False}
+    if isinstance(error, ContainerFailed):
+        return {"error": f"the container was lost: {error}"[:MAX_ERROR_CHARS], "lost": True}
     reason = f"{method} raised {describe(error, *OURS)}"
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
         reason += "; environment.file_bytes limits the size of a file"
