@@ -4,10 +4,11 @@ Episodes of any environment of OpenEnv, trained through the gateway from an inte
     environment.command = [".venv-agents/openenv/bin/python", "examples/agents/openenv_agent.py", "http://127.0.0.1:8000"]
 
 An environment that runs is named by its URL, and any other by the id of its Space, such as ``openenv/echo_env``, whose
-container is then started for each episode. The policy reads the row and what ``reset`` observes, and answers with an
-action: a JSON object, or the text of the only field that an action must have. Columns of ``extra_info``, the seed and
-the answer of the row are arguments of ``reset``, of which an environment takes those that it names. The reward is the
-sum of the steps; an environment without an end is ended by ``environment.max_turns``.
+container is then started for each episode. The policy reads the row, which says how to act, and what ``reset``
+observes. Its turn is an action: a JSON object, or the text of the only field that an action must have; of one that the
+environment does not know, it reads an error. Columns of ``extra_info``, the seed, the question and the answer of the
+row are arguments of ``reset``, of which an environment takes those that it names. The reward is the sum of the steps;
+an environment without an end is ended by ``environment.max_turns``.
 """
 
 import asyncio
@@ -27,15 +28,21 @@ async def play(task: dict[str, Any], client: GenericEnvClient) -> None:
     async with client as env, AsyncOpenAI() as policy:
         given = {"seed": task["seed"], "answer": task["answer"], "question": task["messages"][-1]["content"]}
         result = await env.reset(**given | task["extra"])
-        total, field = 0.0, only_field(client)
+        actions, total = await asyncio.to_thread(Actions, env.base_url), 0.0
         messages = begun(task["messages"], words(result.observation))
         while not result.done:
             reply = await policy.chat.completions.create(model="policy", messages=messages)
             said = reply.choices[0].message
-            result = await env.step(action(said.content or "", field))
-            total += result.reward or 0.0
+            try:
+                result = await env.step(actions.read(said.content or ""))
+                heard = words(result.observation)
+                total += result.reward or 0.0
+            except RuntimeError as error:
+                if "(code: VALIDATION_ERROR)" not in str(error):
+                    raise
+                heard = actions.problem
             put({"reward": total, "metrics": {"steps": len(messages) // 2 + 1}})
-            messages += [said, {"role": "user", "content": words(result.observation)}]
+            messages += [said, {"role": "user", "content": heard}]
 
 
 def begun(messages: list[Any], heard: str) -> list[Any]:
@@ -46,31 +53,32 @@ def begun(messages: list[Any], heard: str) -> list[Any]:
     return [*messages[:-1], {**messages[-1], "content": f"{last}\n\n{heard}"}]
 
 
-def only_field(client: GenericEnvClient) -> str:
-    """Name of the only field that an action must have; empty if it needs several."""
-    url = client._base_url.replace("ws", "http", 1)  # the client has no call for schemas
-    with urllib.request.urlopen(f"{url}/schema", timeout=30) as answer:
-        required = json.load(answer)["action"].get("required", [])
-    return required[0] if len(required) == 1 else ""
+class Actions:
+    """Actions of an environment, by its schema, for which its client has no call."""
 
+    def __init__(self, url: str) -> None:
+        with urllib.request.urlopen(f"{url}/schema", timeout=30) as answer:
+            schema = json.load(answer)["action"]
+        required = schema.get("required", [])
+        self._field = required[0] if len(required) == 1 else ""
+        self.problem = f"error: an action is a JSON object with {', '.join(required) or 'fields'}"
 
-def action(said: str, field: str) -> dict[str, Any]:
-    """The action that a turn of the policy is. One that is none is sent as it is, for the environment to judge."""
-    try:
-        value = json.loads(said)
-    except ValueError:
-        value = None
-    if isinstance(value, dict):
-        return value
-    return {field or "action": said}
+    def read(self, said: str) -> dict[str, Any]:
+        """The action that a turn of the policy is; one that the environment refuses if it is none."""
+        try:
+            value = json.loads(said)
+        except (ValueError, RecursionError):
+            value = None
+        return value if isinstance(value, dict) else {self._field or "text": said}
 
 
 def words(observation: dict[str, Any]) -> str:
     """What the policy reads: the text of an observation that has nothing else, or its JSON."""
-    match list(observation.values()):
+    shown = {name: value for name, value in observation.items() if name != "metadata"}
+    match list(shown.values()):
         case [str(text)]:
             return text
-    return json.dumps(observation, ensure_ascii=False)
+    return json.dumps(shown, ensure_ascii=False)
 
 
 def put(word: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """
 Episodes of any taskset of verifiers, named by its id, trained through the gateway from an interpreter of its own.
 
-    .venv-agents/bin/python examples/agents/verifiers_agent.py TASKSET --rows 100 > rows.jsonl                data.train
+    .venv-agents/bin/python examples/agents/verifiers_agent.py TASKSET --rows rows.jsonl --num 100          data.train
 
     environment.command = [".venv-agents/bin/python", "examples/agents/verifiers_agent.py", "TASKSET"]
 
@@ -9,8 +9,8 @@ Episodes of any taskset of verifiers, named by its id, trained through the gatew
     environment.python = ".venv-agents/bin/python"
     environment.options = {taskset = "TASKSET"}
 
-A row names its task by a number, ``extra_info.task``, which ``--rows`` has written. A row without one is itself the only
-task of a taskset that takes ``rows``, as verifiers_boxes.py does, which is the default.
+A row names its task by a number, ``extra_info.task``, which ``--rows`` has written. A row without one is itself the
+only task of a taskset that takes ``rows``, as verifiers_boxes.py does, which is the default.
 
 Everything else of an environment of verifiers is in ``--config``, or the option ``config``: JSON, as in its own config
 files. The harnesses that come with verifiers install their programs with uv; where that cannot be, take another one:
@@ -91,11 +91,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("taskset", nargs="?", default=DEFAULT)
     parser.add_argument("--config", default="", help="JSON of the environment's settings")
-    parser.add_argument("--rows", type=int, help="write so many rows of data instead of playing an episode")
+    parser.add_argument("--rows", type=Path, help="write a file of rows instead of playing an episode")
+    parser.add_argument("--num", type=int, default=1000, help="most rows to write")
     chosen = parser.parse_args()
-    if chosen.rows is not None:
-        tasks = vf.load_environment(configured(chosen.taskset, chosen.config, [])).taskset.take(chosen.rows)
-        print(*(json.dumps(row_of(chosen.taskset, task)) for task in tasks), sep="\n")
+    if chosen.rows:
+        tasks = vf.load_environment(configured(chosen.taskset, chosen.config, [])).taskset.take(chosen.num)
+        chosen.rows.write_text("".join(f"{json.dumps(row_of(chosen.taskset, task))}\n" for task in tasks))
         return
     task = argparse.Namespace(**json.loads(Path(os.environ["ASYNCRL_TASK"]).read_text()))
     client = argparse.Namespace(base_url=os.environ["OPENAI_BASE_URL"], key=os.environ["OPENAI_API_KEY"])
