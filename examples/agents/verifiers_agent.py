@@ -82,6 +82,7 @@ def row_of(taskset: str, task: Any) -> dict[str, Any]:
     messages = [*([vf.SystemMessage(content=system)] if system else []), *prompt]
     return {
         "prompt": [message_to_wire(message) for message in messages],
+        "answer": str(getattr(task.data, "answer", "")),
         "data_source": taskset,
         "extra_info": {"task": task.data.idx},
     }

@@ -196,7 +196,7 @@ def test_an_environment_of_openenv_is_trained_by_its_url(
         folder = write_run(
             tmp_path,
             ["a", "aaa", "aaaaa", "<|im_start|>", "<|im_end|>"],
-            [{"prompt": [{"role": "user", "content": "Echo."}]}] * 40,
+            [{"prompt": [{"role": "user", "content": "Echo."}], "answer": ""}] * 40,
             CHATML,
             f"""
 [environment]

@@ -77,7 +77,8 @@ class Environment(Section, frozen=True, kw_only=True):
     tool_parser: ToolParser = "auto"
     """
     Form in which the policy writes calls of tools. ``auto`` takes the tokenizer's ``response_template`` if it has one,
-    otherwise the form that its chat template shows.
+    otherwise the form that its chat template shows. ``plain`` is for templates without tools: they are described in the
+    system message or the first one of the user, calls have the form ``hermes``, and the user tells their results.
     """
     history: Literal["as_sampled", "as_template"] = "as_sampled"
     """

@@ -29,7 +29,7 @@ from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.words import FinishReason
 from asyncrl.plug_in import describe
 from asyncrl.rollout.engines import text
-from asyncrl.rollout.engines.chat_template import PROBE, SENTINEL, ChatTemplate, content_of
+from asyncrl.rollout.engines.chat_template import PLAIN_REMEDY, PROBE, SENTINEL, ChatTemplate, content_of
 from asyncrl.rollout.engines.special_tokens import TOOL, SpelledTokens, special_tokens, without_last
 
 # ── turn ──────────────────────────────────────────────────────────────────────────────────────
@@ -247,7 +247,9 @@ class ChatBoundary:
             if starts[-1] < 0:
                 raise EngineError(
                     f"the chat template leaves out messages of the role {probe['role']}, so the policy would never "
-                    f"read them; answer with another role, such as user, or take a template that has this one",
+                    f"read them; answer with another role, such as user, or take a template that has this one"
+                    + f" ({PLAIN_REMEDY})"
+                    * (probe["role"] == TOOL),
                     retryable=False,
                 )
         return tail[: starts[1]] if probes else tail
@@ -433,7 +435,7 @@ def make_boundary(
     try:
         listed = text.read_tools(tools)
         if is_chat:
-            template = ChatTemplate(tokenizer, template_kwargs, listed)
+            template = ChatTemplate(tokenizer, template_kwargs, listed, is_plain=tool_parser == "plain")
 
             @lru_cache(MOST_TOOLSETS)
             def finder(tools: str) -> Find:
@@ -470,7 +472,7 @@ def _find(
     if form is None and tools:
         raise ConfigError(
             "the chat template shows no form in which the policy would write calls of tools; name it in "
-            f"environment.tool_parser: {', '.join(PARSERS)}"
+            f"environment.tool_parser: {', '.join(PARSERS)} (which shows tools as texts, too)"
         )
     functions = [_function(tool) for tool in tools]
     schemas = {str(function.get("name", "")): _parameters(function) for function in functions}
@@ -491,8 +493,8 @@ def _check_tools(template: ChatTemplate, tools: Sequence[Mapping[str, Any]]) -> 
     shown = template.render([{"role": "user", "content": PROBE}], tools=tools) if tools else ""
     if hidden := [name for tool in tools if (name := _function(tool).get("name", "")) not in shown]:
         raise ConfigError(
-            f"the chat template does not show the tool {hidden[0]} to the policy; take a template with tools, or "
-            f"describe them in the prompts and let an environment.function answer"
+            f"the chat template does not show the tool {hidden[0]} to the policy; {PLAIN_REMEDY}, or take a template "
+            f"with tools"
         )
 
 
