@@ -30,6 +30,8 @@ FEW = (
     "evaluation.at_end=false",
 )
 """A process for each episode: few of them."""
+ONE_GROUP = ("schedule.groups_per_step=1", "schedule.group_size=4", "schedule.staleness=0")
+"""Fewer still; each step trains tokens of its own version, whose log-probs the trainer's must equal."""
 SIZES = TextModelSizes(layers=1, hidden_size=32, intermediate_size=64, heads=2, kv_heads=1, head_dim=16)
 
 
@@ -145,9 +147,9 @@ function = "episode"
 """,
     )
     with starting_runs(folder, tmp_path_factory) as start:
-        few = ("schedule.groups_per_step=1", "schedule.group_size=4", "trainer.max_tokens_per_micro_batch=40000")
+        long = ("trainer.max_tokens_per_micro_batch=40000", "model.overrides.max_position_embeddings=65536")
         # Turns that end by themselves: two of these packages take a reply that was cut for an error.
-        run = start(*few, "sampling.max_tokens=64", "model.overrides.max_position_embeddings=65536", steps=STEPS).end()
+        run = start(*ONE_GROUP, *long, "sampling.max_tokens=64", steps=STEPS).end()
     assert_trained(run)
 
 
@@ -182,7 +184,7 @@ max_tokens = 2000
 function = "episode"
 """,
     )
-    run = run_in(folder, tmp_path_factory, "schedule.group_size=4", variables=variables)
+    run = run_in(folder, tmp_path_factory, *ONE_GROUP, variables=variables)
     assert_trained(run, turns=1.5)
     assert not any(step["roots_mean"] for step in run.directory.read_metrics()), "all turns follow the rows"
 
@@ -207,8 +209,7 @@ max_tokens = 500
 function = "episode"
 """,
         )
-        few = ("schedule.groups_per_step=1", "schedule.group_size=4")
-        assert_trained(run_in(folder, tmp_path_factory, *few), turns=1.5)
+        assert_trained(run_in(folder, tmp_path_factory, *ONE_GROUP), turns=1.5)
 
 
 def test_tools_of_an_mcp_server_are_trained(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

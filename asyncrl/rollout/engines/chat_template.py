@@ -80,7 +80,9 @@ class ChatTemplate:
 
         Raises a final `EngineError` if the template does not take these messages.
         """
-        told = messages if self._takes_reminders else without_reminders(messages, keeps_first=self._takes_system)
+        told = list(messages)
+        if not (self._takes_system and self._takes_reminders):
+            told = without_reminders(messages, keeps_first=self._takes_system)
         chat, shown = [self._plain(message) for message in told], list(tools) or self._tools
         if self._is_plain:
             chat, shown = plain(chat, shown), []

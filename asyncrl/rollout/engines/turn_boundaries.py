@@ -154,7 +154,8 @@ class ChatBoundary:
         template: ChatTemplate,
         finder: Finder,
         never: Collection[int] = (),
-        spelled: SpelledTokens | None = None,
+        *,
+        spelled: SpelledTokens,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
@@ -163,7 +164,7 @@ class ChatBoundary:
         self._special = special_tokens(tokenizer)
         self._ends = {token_id: token for token_id, token in self._special.items() if token not in MARKS}
         """Special tokens that no call consists of: one of them may end a turn."""
-        self._spelling = spelled or SpelledTokens(tokenizer)
+        self._spelling = spelled
         self._shapes: dict[tuple[str, ...], TailShape] = {}
         self._opened = opened_thought(template.generation_prompt())
         """Thought that the template opens, which a turn of the policy has closed and not begun."""
@@ -435,7 +436,9 @@ def make_boundary(
     try:
         listed = text.read_tools(tools)
         if is_chat:
-            template = ChatTemplate(tokenizer, template_kwargs, listed, is_plain=tool_parser == "plain")
+            spelled = spelled or SpelledTokens(tokenizer)
+            quoted = spelled.quoted(listed)
+            template = ChatTemplate(tokenizer, template_kwargs, quoted, is_plain=tool_parser == "plain")
 
             @lru_cache(MOST_TOOLSETS)
             def finder(tools: str) -> Find:
@@ -444,7 +447,7 @@ def make_boundary(
                 return _find(tokenizer, template, shown, tool_parser)
 
             finder("")
-            boundary = ChatBoundary(tokenizer, template, finder, never, spelled)
+            boundary = ChatBoundary(tokenizer, template, finder, never, spelled=spelled)
             check_boundary(boundary, tokenizer, ["user", TOOL] if listed else ["user"])
             return boundary
     except EngineError as error:
