@@ -511,7 +511,8 @@ def _read_qwen_xml(block: str, schemas: Schemas) -> CalledTool:
         key, rest = _named(rest, PARAMETER)
         value, closed, rest = rest.partition(END_OF_PARAMETER)
         if not closed or PARAMETER in value:
-            raise UnreadableCall(f"of {name} has a parameter {key} that is not closed by {END_OF_PARAMETER}")
+            problem = f"of {name} has a parameter {key} that is not closed by {END_OF_PARAMETER}"
+            raise UnreadableCall(problem, "unclosed")
         if key in arguments:
             raise UnreadableCall(f"of {name} has the parameter {key} twice")
         arguments[key] = typed(value.removeprefix("\n").removesuffix("\n"), known.get(key))

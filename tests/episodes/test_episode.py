@@ -502,7 +502,7 @@ def test_a_program_that_fails_for_a_turn_that_was_cut_is_an_episode_of_that_leng
     ("score", "cause"),
     [
         (Score(metrics={"forks": 1.0}), "a metric 'forks', which the gateway counts itself"),
-        (Score(metrics={f"m{number}": 1.0 for number in range(61)}), "there are 65 metrics"),
+        (Score(metrics={f"m{number}": 1.0 for number in range(61)}), "there are 70 metrics"),
         (Score(reward=1e30), r"the reward is 1e\+30"),
     ],
 )

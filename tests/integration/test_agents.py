@@ -186,7 +186,7 @@ function = "episode"
     )
     run = run_in(folder, tmp_path_factory, *ONE_GROUP, variables=variables)
     assert_trained(run, turns=1.5)
-    assert not any(step["roots_mean"] for step in run.directory.read_metrics()), "all turns follow the rows"
+    assert not any(step["reward/roots"] for step in run.directory.read_metrics()), "all turns follow the rows"
 
 
 @pytest.mark.long("a process for each episode; examples/test_agents.py plays it once")

@@ -65,7 +65,10 @@ class Environment(Section, frozen=True, kw_only=True):
     ``sampling.max_tokens``.
     """
     max_malformed_calls: Limit = 0
-    """Calls of tools that cannot be read after which an episode ends, with finish reason ``length``; 0: no limit."""
+    """
+    Malformed calls of tools after which an episode ends, with finish reason ``length``; 0: no limit. They are those
+    that cannot be read, name no tool, or have arguments that do not fit.
+    """
     observation_tokens: Limit = 0
     """
     Most tokens of one message that answers a turn, such as a tool's; 0: a quarter of ``max_tokens``. A longer one is

@@ -19,6 +19,7 @@ from asyncrl.episodes.tool_calls import (
     Schemas,
     as_message,
     as_object,
+    judged,
     named_call,
     opened_thought,
     problematic,
@@ -444,7 +445,9 @@ def make_boundary(
             def finder(tools: str) -> Find:
                 shown = text.read_tools(tools) or listed
                 _check_tools(template, shown)
-                return _find(tokenizer, template, shown, tool_parser)
+                find = _find(tokenizer, template, shown, tool_parser)
+                parameters = {str(one.get("name", "")): _mapping(one, "parameters") for one in map(_function, shown)}
+                return (lambda token_ids: judged(find(token_ids), parameters)) if shown else find
 
             finder("")
             boundary = ChatBoundary(tokenizer, template, finder, never, spelled=spelled)
@@ -485,10 +488,13 @@ def _find(
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Schema of each parameter; those that are none, such as ``true``, are left out."""
-    parameters = function.get("parameters")
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    named = properties.items() if isinstance(properties, Mapping) else ()
+    named = _mapping(_mapping(function, "parameters"), "properties").items()
     return {name: schema for name, schema in named if isinstance(schema, Mapping)}
+
+
+def _mapping(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The object under a key, or an empty one."""
+    return found if isinstance(found := value.get(key), Mapping) else {}
 
 
 def _check_tools(template: ChatTemplate, tools: Sequence[Mapping[str, Any]]) -> None:
