@@ -7,7 +7,7 @@ Interface between a rollout and an inference engine. A host implements `Engine` 
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -17,7 +17,7 @@ from asyncrl.messages.codec import Message
 from asyncrl.messages.session import StoreValue
 from asyncrl.messages.trajectory import Prompt, Routing, Sampling, Span
 from asyncrl.messages.weights import Abort, Member, Transfer
-from asyncrl.messages.words import FinishReason
+from asyncrl.messages.words import CallFault, FinishReason
 from asyncrl.weights.contents.layout import TensorSpec
 
 # ── turns ──────────────────────────────────────────────────────────────────────────────────────
@@ -33,6 +33,7 @@ class CalledTool(Struct, frozen=True, kw_only=True):
     arguments: dict[str, Any]
     id: str = ""
     problem: str = ""
+    fault: CallFault | Literal[""] = ""
 
 
 class PolicyTurn(Struct, frozen=True, kw_only=True):

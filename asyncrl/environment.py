@@ -208,6 +208,8 @@ class ToolCall:
     id: str = ""
     problem: str = ""
     """Reason for which it cannot be read, such as invalid JSON; empty if it can."""
+    fault: str = ""
+    """Kind of what is wrong: ``json``, ``form``, ``unclosed``, ``name`` or ``arguments``; empty if nothing is."""
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from msgspec.structs import replace
 
-from asyncrl.engine import CalledTool
+from asyncrl.engine import CalledTool, ChatMessage
 from asyncrl.episodes.tool_calls import (
     BEGIN,
     END,
@@ -268,6 +268,73 @@ def parse_hermes(text: str, schemas: Schemas) -> ParsedText:
     return between(text, OPENING, "</tool_call>", read, end_of_value=end_of_json)
 
 
+# ── plain ─────────────────────────────────────────────────────────────────────────────────────
+# For chat templates that know no tools: texts alone, which any template shows. Calls have Hermes' form.
+#
+#     system      Be brief.⏎⏎You may call these functions ... {"name": "add", ...}
+#     assistant   <tool_call>⏎{"name": "add", "arguments": {"a": 1}}⏎</tool_call>
+#     user        <tool_response>⏎+5⏎</tool_response>
+
+DESCRIPTION = """\
+You may call these functions, each described by one line:
+{functions}
+
+Write a call as
+<tool_call>
+{{"name": "the name", "arguments": {{"a parameter": "its value"}}}}
+</tool_call>
+and read its result between <tool_response> and </tool_response>."""
+
+
+def plain(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> list[ChatMessage]:
+    """
+    The same chat, and tools in OpenAI's form, as texts of the system, the user and the assistant.
+
+    Results that follow each other are one message of the user, with what the user says next: many templates that know
+    no tools take turns alone. The tools are described behind the system message with which the chat begins, or else
+    before what the user says first.
+    """
+    told: list[ChatMessage] = []
+    is_answered = False
+    for message in messages:
+        spoken = _spoken(message)
+        if is_answered and spoken.get("role") == "user":
+            told[-1] = {"role": "user", "content": f"{told[-1]['content']}\n{spoken.get('content') or ''}"}
+            continue
+        told.append(spoken)
+        is_answered = message.get("role") == "tool"
+    return _described(told, tools) if tools else told
+
+
+def _spoken(message: ChatMessage) -> ChatMessage:
+    content = message.get("content") or ""
+    if message.get("role") == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+    if not (calls := message.get("tool_calls")):
+        return message
+    said = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**said, "content": "\n".join(filter(None, [content, *map(_written, calls)]))}
+
+
+def _written(call: Mapping[str, Any]) -> str:
+    function = call.get("function", call)
+    arguments = function.get("arguments") or {}
+    value = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f'{OPENING}\n{{"name": {json.dumps(function.get("name"))}, "arguments": {value}}}\n</tool_call>'
+
+
+def _described(messages: list[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
+    functions = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    text = DESCRIPTION.format(functions=functions)
+    begins = bool(messages) and messages[0].get("role") == "system"
+    place = 0 if begins else next((n for n, message in enumerate(messages) if message.get("role") == "user"), -1)
+    if place < 0:
+        return [{"role": "user", "content": text}, *messages]
+    said = messages[place].get("content") or ""
+    whole = "\n\n".join(filter(None, [said, text] if begins else [text, said]))
+    return [*messages[:place], {**messages[place], "content": whole}, *messages[place + 1 :]]
+
+
 # ── kimi ──────────────────────────────────────────────────────────────────────────────────────
 # Kimi K2: a section of calls, each with its id, in which its name is.
 #
@@ -444,7 +511,8 @@ def _read_qwen_xml(block: str, schemas: Schemas) -> CalledTool:
         key, rest = _named(rest, PARAMETER)
         value, closed, rest = rest.partition(END_OF_PARAMETER)
         if not closed or PARAMETER in value:
-            raise UnreadableCall(f"of {name} has a parameter {key} that is not closed by {END_OF_PARAMETER}")
+            problem = f"of {name} has a parameter {key} that is not closed by {END_OF_PARAMETER}"
+            raise UnreadableCall(problem, "unclosed")
         if key in arguments:
             raise UnreadableCall(f"of {name} has the parameter {key} twice")
         arguments[key] = typed(value.removeprefix("\n").removesuffix("\n"), known.get(key))
@@ -473,6 +541,7 @@ PARSERS: Mapping[str, Parser] = {
     "mistral": parse_mistral,
     "harmony": parse_harmony,
     "gemma": parse_gemma,
+    "plain": parse_hermes,
 }
 TRACES: Mapping[str, tuple[str, ...]] = {
     "qwen_xml": ("<function=",),

@@ -7,6 +7,7 @@ The loop of an environment says one turn after another; the gateway says whateve
 branches at a time. Each turn is recorded as soon as it is complete, and can then be stored.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import count
 from typing import Literal
@@ -15,12 +16,16 @@ from msgspec import Struct, structs
 
 from asyncrl.engine import Completion, PolicyTurn, Request, TurnBoundary
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, RecordedTurn
+from asyncrl.episodes.tool_calls import FAULTS
 from asyncrl.messages.trajectory import FROM_NOTHING, Sampling
 
 SEED_STEP = 0x9E3779B97F4A7C15
 """Distance of the seeds of two turns: 2^64 divided by the golden ratio, so that all differ."""
 MAX_SEED = 2**63 - 1
 
+ALL_MALFORMED = "malformed_calls"
+MALFORMED = (ALL_MALFORMED, *(f"malformed_{fault}" for fault in FAULTS))
+"""Metrics of an episode with tools: its malformed calls, and those of each kind."""
 Limit = Literal["max_turns", "max_tokens", "max_malformed_calls"]
 Sample = Callable[[Request], Awaitable[Completion]]
 """Function that samples one request in the engine. Raises `EngineError`."""
@@ -78,8 +83,8 @@ class Conversation:
         self._priority = priority
         self.images = images
         self._on_turn = on_turn
-        self.num_malformed = 0
-        """Calls of tools so far that cannot be read."""
+        self.malformed: Counter[str] = Counter()
+        """Malformed calls of tools so far, by `MALFORMED`."""
         self._drawn: set[int] = set()
         """Draws of turns that may not be in the record: begun here, or on a node that was lost."""
 
@@ -139,11 +144,16 @@ class Conversation:
         self._on_turn()
         return place
 
-    def note_calls(self, said: PolicyTurn) -> int:
-        """Count the calls of a turn that cannot be read: a policy that writes only those ends its episode."""
-        num = sum(bool(call.problem) for call in said.tool_calls)
-        self.num_malformed += num
-        return num
+    def note_calls(self, said: PolicyTurn) -> list[str]:
+        """
+        Count the malformed calls of a turn: a policy that writes too many ends its episode.
+
+        Returns the names of `MALFORMED` that were counted.
+        """
+        faults = [call.fault or "form" for call in said.tool_calls if call.fault or call.problem]
+        counted = [name for fault in faults for name in (ALL_MALFORMED, f"malformed_{fault}")]
+        self.malformed.update(counted)
+        return counted
 
     def reserve(self, turns: Iterable[RecordedTurn]) -> None:
         """Give the draws of these turns, which are not in the record yet, to no other."""
@@ -164,7 +174,7 @@ class Conversation:
         """Tokens that the policy may write after this context, besides those that other running turns may write."""
         if len(self.record.turns) + len(self.running) >= self.limits.max_turns:
             raise EpisodeOver("max_turns")
-        if 0 < self.limits.max_malformed_calls <= self.num_malformed:
+        if 0 < self.limits.max_malformed_calls <= self.malformed[ALL_MALFORMED]:
             raise EpisodeOver("max_malformed_calls")
         reserved = sum(len(turn.context_ids) + turn.request.sampling.max_tokens for turn in self.running)
         room = self.limits.max_tokens - self.record.num_tokens - reserved - len(context_ids)

@@ -247,7 +247,10 @@ class AgentProgram:
 
     async def play(self) -> FinishReason:
         """
-        Run the program to its end, which a refusal at a limit of the episode may be: ``length``, not a failure.
+        Run the program to its end. One that fails at a limit has not failed: the reason is ``length``.
+
+        Such a limit is that of the episode, for which a request was refused, or that of a turn: clients of some
+        packages raise an error for a reply that was cut.
 
         Raises:
             EnvironmentFailed: It failed by itself, or ended without a turn.
@@ -259,9 +262,12 @@ class AgentProgram:
         except EnvironmentFailed as error:
             if isinstance(failure := self._open.failure, EngineError):
                 raise failure from error
-            if error.is_lost or not (self._open.limit and turns):
+            was_cut = bool(turns) and turns[-1].completion.finish_reason == "length"
+            if error.is_lost or not turns or not (self._open.limit or was_cut):
                 raise
-            log.info("episode.ended_at_limit", episode=self._task.name, limit=self._open.limit, reason=str(error))
+            limit = self._open.limit or "sampling.max_tokens"
+            log.info("episode.ended_at_limit", episode=self._task.name, limit=limit, reason=str(error))
+            return "length"
         finally:
             await self._open.close()
         if not turns:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from asyncrl.config.sections.environment import Environment
 from asyncrl.engine import Completion, ConversingEngine, MeasuredEngine, Request, TurnBoundary
+from asyncrl.episodes.call_forms import plain
 from asyncrl.episodes.conversation import Conversation, Sample
 from asyncrl.episodes.environment import EnvironmentEpisode, Environments, TaskInput
 from asyncrl.episodes.episode import AgentProgram, Attempt, Episode
@@ -78,7 +79,11 @@ class Episodes:
 
     def shown(self, prompt: Prompt) -> Prompt:
         """The prompt as the policy reads it: with the tools of the environment."""
-        return replace(prompt, tools=self._tools) if self._tools else prompt
+        if not self._tools:
+            return prompt
+        if self._config.tool_parser == "plain" and prompt.chat:
+            return replace(prompt, chat=plain(prompt.chat, self._description.tools))
+        return replace(prompt, tools=self._tools)
 
     def begin(
         self,

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncrl.engine import ChatMessage, TurnBoundary
-from asyncrl.episodes.conversation import Conversation, EpisodeOver
+from asyncrl.episodes.conversation import MALFORMED, Conversation, EpisodeOver
 from asyncrl.episodes.environment import (
     Answer,
     EnvironmentDiverged,
@@ -33,9 +33,6 @@ from asyncrl.errors import EnvironmentFailed
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from asyncrl.messages.verdict_limits import MAX_METRICS
 from asyncrl.messages.words import FinishReason
-
-MALFORMED = "malformed_calls"
-"""Metric of an episode with tools, unless the environment gives one of that name, or as many as there may be."""
 
 
 class EpisodeSteps:
@@ -92,11 +89,10 @@ class EpisodeSteps:
         return bool(self._recorded or self._begun)
 
     async def score(self) -> Score:
-        """Score of the environment, with the number of calls that could not be read if there are tools."""
+        """Score of the environment; with tools, and with malformed calls as far as there is room for their metrics."""
         score = await self._environment.score()
-        if not self._tools or MALFORMED in score.metrics or len(score.metrics) == MAX_METRICS:
-            return score
-        return replace(score, metrics={**score.metrics, MALFORMED: float(self._conversation.num_malformed)})
+        metrics = {name: float(self._conversation.malformed[name]) for name in MALFORMED} | score.metrics
+        return replace(score, metrics=metrics) if self._tools and len(metrics) <= MAX_METRICS else score
 
     async def play(self) -> FinishReason:
         """

@@ -4,12 +4,14 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncrl.engine import CalledTool
+from asyncrl.messages.words import CallFault
 
 # ── between tags ──────────────────────────────────────────────────────────────────────────────
 # Result of a parser, and how calls between tags are found.
@@ -37,18 +39,22 @@ Parser = Callable[[str, Schemas], ParsedText]
 class UnreadableCall(Exception):
     """A call cannot be read. The message completes the sentence "the call ..."."""
 
+    def __init__(self, problem: str, fault: CallFault = "form") -> None:
+        super().__init__(problem)
+        self.fault: CallFault = fault
+
 
 def to_call(read: Callable[[], CalledTool]) -> CalledTool:
     """The call that ``read`` returns, or one with the problem that it raises."""
     try:
         return read()
     except UnreadableCall as problem:
-        return problematic(f"the call {problem}")
+        return problematic(f"the call {problem}", problem.fault)
 
 
-def problematic(problem: str) -> CalledTool:
+def problematic(problem: str, fault: CallFault = "form") -> CalledTool:
     """A call that cannot be read."""
-    return CalledTool(name="", arguments={}, problem=problem)
+    return CalledTool(name="", arguments={}, problem=problem, fault=fault)
 
 
 def as_message(found: ParsedText) -> dict[str, Any]:
@@ -98,7 +104,7 @@ def between(
         end = _closed_after(text, closing, end_of_value(text, inside) if end_of_value else -1)
         end = closings.get(inside, -1) if end < 0 else end
         if end < 0:
-            calls.append(problematic(f"the call is not closed by {closing}"))
+            calls.append(problematic(f"the call is not closed by {closing}", "unclosed"))
             after = text.find(opening, inside)
             start = len(text) if after < 0 else after
         else:
@@ -172,7 +178,7 @@ def read_object(text: str) -> dict[str, Any]:
     try:
         return as_object(read_value(text))
     except UNREADABLE as error:
-        raise UnreadableCall(f"is not valid JSON: {error}") from error
+        raise UnreadableCall(f"is not valid JSON: {error}", "json") from error
 
 
 def as_object(value: Any) -> dict[str, Any]:
@@ -194,7 +200,8 @@ def named_call(value: dict[str, Any], arguments_key: str) -> CalledTool:
     if isinstance(arguments, str):
         arguments = read_object(arguments)
     if not isinstance(arguments, dict):
-        raise UnreadableCall(f'of {name} has {_kind(arguments)} as "{arguments_key}", expected a JSON object')
+        problem = f'of {name} has {_kind(arguments)} as "{arguments_key}", expected a JSON object'
+        raise UnreadableCall(problem, "arguments")
     return CalledTool(name=name, arguments=arguments)
 
 
@@ -238,6 +245,53 @@ def _kind(value: object) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 
+
+# ── faults ────────────────────────────────────────────────────────────────────────────────────
+# Faults of calls that can be read, by the schemas of the tools. Such a call is delivered all the same: its answer says
+# what is wrong.
+
+FAULTS: tuple[CallFault, ...] = get_args(CallFault)
+
+
+def judged(found: ParsedText, tools: Mapping[str, Mapping[str, Any]]) -> ParsedText:
+    """The same calls, with the faults that they have for tools with these ``parameters``, by name."""
+    calls = [call if call.problem else replace(call, fault=_fault(call, tools)) for call in found.calls]
+    return replace(found, calls=calls)
+
+
+def _fault(call: CalledTool, tools: Mapping[str, Mapping[str, Any]]) -> CallFault | Literal[""]:
+    if call.name not in tools:
+        return "name"
+    schema, arguments = tools[call.name], call.arguments
+    properties, required = schema.get("properties"), schema.get("required")
+    known = properties if isinstance(properties, Mapping) else {}
+    is_missing = isinstance(required, list) and any(name not in arguments for name in required)
+    is_unknown = schema.get("additionalProperties") is False and not arguments.keys() <= known.keys()
+    is_other = any(not _fits(value, kinds_of(known.get(name))) for name, value in arguments.items())
+    return "arguments" if is_missing or is_unknown or is_other else ""
+
+
+def _fits(value: object, kinds: set[str]) -> bool:
+    """True if a JSON schema that names these types allows the value; one that names none, or others, allows any."""
+    match value:
+        case None:
+            fitting = {"null"}
+        case bool():
+            fitting = {"boolean"}
+        case str():
+            fitting = {"string"}
+        case dict():
+            fitting = {"object"}
+        case list():
+            fitting = {"array"}
+        case float() if not value.is_integer():
+            fitting = {"number"}
+        case _:
+            fitting = {"number", "integer"}
+    return not kinds or bool(kinds & fitting) or not kinds <= JSON_TYPES
+
+
+JSON_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
 
 # ── thoughts ──────────────────────────────────────────────────────────────────────────────────
 # Thoughts of reasoning models: ``<think> ... </think> answer``.

@@ -6,6 +6,9 @@ Seven agents of six packages, each as its makers document it, trained through th
 Only `main` knows of asyncrl: the task comes from $ASYNCRL_TASK, and the reward goes to $ASYNCRL_REWARD_URL. The clients
 find the policy by themselves, in $OPENAI_BASE_URL and $OPENAI_API_KEY or in $ANTHROPIC_BASE_URL and $ANTHROPIC_API_KEY.
 smolagents and pydantic-ai force a tool: ``environment.gateway_ignores = ["tool_choice"]`` answers as if they did not.
+
+An error that a package raises for what the policy wrote is an empty answer, and no failure of the program: the episode
+of one that fails is tried again, and its turns are lost.
 """
 
 import json
@@ -50,23 +53,31 @@ def _smolagents_model() -> Any:
 def openai_agents(question: str) -> str:
     """Agent of OpenAI's SDK, in Responses."""
     from agents import Agent, Runner, function_tool, set_tracing_disabled
+    from agents.exceptions import MaxTurnsExceeded, ModelBehaviorError
 
     set_tracing_disabled(disabled=True)
     agent = Agent(name="Calculator", instructions="Be brief.", tools=[function_tool(add)], model="policy")
-    return str(Runner.run_sync(agent, question, max_turns=4).final_output)
+    try:
+        return str(Runner.run_sync(agent, question, max_turns=4).final_output)
+    except (MaxTurnsExceeded, ModelBehaviorError):
+        return ""
 
 
 def pydantic_ai(question: str) -> str:
     """Agent of pydantic-ai whose answer has a type, which it gets by a tool."""
     from pydantic import BaseModel
     from pydantic_ai import Agent
+    from pydantic_ai.exceptions import UnexpectedModelBehavior
 
     class Sum(BaseModel):
         total: int
 
     agent = Agent("openai-chat:policy", output_type=Sum)
     agent.tool_plain(add)
-    return str(agent.run_sync(question).output.total)
+    try:
+        return str(agent.run_sync(question).output.total)
+    except UnexpectedModelBehavior:
+        return ""
 
 
 def langgraph(question: str) -> str:
@@ -92,9 +103,16 @@ def anthropic(question: str) -> str:
         if not calls:
             return "".join(block.text for block in said.content if block.type == "text")
         results = [
-            {"type": "tool_result", "tool_use_id": call.id, "content": str(add(**dict(call.input)))} for call in calls
+            {"type": "tool_result", "tool_use_id": call.id, "content": _added(dict(call.input))} for call in calls
         ]
         messages += [{"role": "assistant", "content": said.content}, {"role": "user", "content": results}]
+
+
+def _added(arguments: dict[str, Any]) -> str:
+    try:
+        return str(add(**arguments))
+    except TypeError as error:
+        return f"error: {error}"
 
 
 def mini_swe_agent(question: str) -> str:

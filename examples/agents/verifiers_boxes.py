@@ -44,6 +44,7 @@ class BoxesTaskset(vf.Taskset[BoxesTask, BoxesTasksetConfig]):
 class Chat(vf.Harness[vf.HarnessConfig]):
     """One reply a segment: the environment is the user."""
 
+    APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_RESUME = True
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
@@ -51,8 +52,10 @@ class Chat(vf.Harness[vf.HarnessConfig]):
     async def launch(  # noqa: PLR0917  the signature is that of verifiers
         self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any, data: vf.TaskData
     ) -> vf.ProgramResult:
-        prompt = data.prompt if isinstance(data.prompt, list) else [vf.UserMessage(content=data.prompt)]
-        messages: Any = [message_to_wire(message) for message in prompt]
+        system, prompt = self.resolve_prompt(data)
+        begun = [vf.SystemMessage(content=system)] if system else []
+        said = prompt if isinstance(prompt, list) else [vf.UserMessage(content=prompt)]
+        messages: Any = [message_to_wire(message) for message in [*begun, *said]]
         async with AsyncOpenAI(base_url=endpoint, api_key=secret) as client:
             await client.chat.completions.create(model=ctx.model, messages=messages)
         return vf.ProgramResult(0, "", "")

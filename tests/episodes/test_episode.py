@@ -482,11 +482,27 @@ def test_a_program_that_fails_before_any_limit_has_failed() -> None:
     run(scene)
 
 
+def test_a_program_that_fails_for_a_turn_that_was_cut_is_an_episode_of_that_length() -> None:
+    async def strict(ask: Ask, task: TaskInput) -> Score:
+        await ask()
+        stage.put(Score(reward=0.25))
+        raise EnvironmentFailed("exit code 1: the response is incomplete")
+
+    async def scene() -> None:
+        sampled = await stage.begin().run()
+        assert [turn.text for turn in sampled.turns] == ["on and " * 4 + "on and"]
+        assert sampled.completion.finish_reason == "length"
+        assert [turn.reward for turn in sampled.turns] == [0.25]
+
+    stage = StageProgram(strict, lambda _: "on and " * 6)
+    run(scene)
+
+
 @pytest.mark.parametrize(
     ("score", "cause"),
     [
         (Score(metrics={"forks": 1.0}), "a metric 'forks', which the gateway counts itself"),
-        (Score(metrics={f"m{number}": 1.0 for number in range(61)}), "there are 65 metrics"),
+        (Score(metrics={f"m{number}": 1.0 for number in range(61)}), "there are 70 metrics"),
         (Score(reward=1e30), r"the reward is 1e\+30"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.engine import CalledTool, PolicyTurn
-from asyncrl.episodes.conversation import Conversation
+from asyncrl.episodes.conversation import MALFORMED, Conversation
 from asyncrl.episodes.environment import Answer, EnvironmentDiverged, TaskInput
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, EpisodeState, ResumedEpisode
 from asyncrl.episodes.steps import EpisodeSteps, ObservationBudget
@@ -111,8 +111,10 @@ def test_the_policy_reads_of_an_answer_what_its_budget_leaves() -> None:
 def test_a_policy_that_writes_calls_which_cannot_be_read_ends_its_episode() -> None:
     class Breaking(WordBoundary):
         def said(self, token_ids: Any, finish_reason: Any, tools: str = "") -> PolicyTurn:
-            broken = CalledTool(name="", arguments={}, problem="?")
-            return replace(super().said(token_ids, finish_reason), tool_calls=[broken, broken])
+            broken = CalledTool(name="", arguments={}, problem="?", fault="json")
+            other = CalledTool(name="look", arguments={}, fault="name")
+            sound = CalledTool(name="add", arguments={})
+            return replace(super().said(token_ids, finish_reason), tool_calls=[broken, sound, other])
 
     record = a_record()
     conversation = Conversation(
@@ -126,7 +128,12 @@ def test_a_policy_that_writes_calls_which_cannot_be_read_ends_its_episode() -> N
     player = EpisodeSteps(conversation, environment, TASK, resume="replay", tools="[{}]", observed=WHOLE)
     assert play(player) == "length"
     assert len(record.turns) == 2
-    assert asyncio.run(player.score()).metrics["malformed_calls"] == 4.0
+    metrics = asyncio.run(player.score()).metrics
+    assert {name: metrics[name] for name in MALFORMED if metrics[name]} == {
+        "malformed_calls": 4.0,
+        "malformed_json": 2.0,
+        "malformed_name": 2.0,
+    }
 
 
 def test_a_first_observation_that_leaves_no_room_is_a_final_failure() -> None:

@@ -138,7 +138,10 @@ class Environment(Section, frozen=True, kw_only=True):
     its own.
     """
     max_malformed_calls: Limit = 0
-    """Calls of tools that cannot be read after which an episode ends, with finish reason ``length``; 0: no limit."""
+    """
+    Malformed calls of tools after which an episode ends, with finish reason ``length``; 0: no limit. They are those
+    that cannot be read, name no tool, or have arguments that do not fit.
+    """
     observation_tokens: Limit = 0
     """
     Most tokens of one message that answers a turn, such as a tool's; 0: a quarter of ``max_tokens``. A longer one is
@@ -150,7 +153,8 @@ class Environment(Section, frozen=True, kw_only=True):
     tool_parser: ToolParser = "auto"
     """
     Form in which the policy writes calls of tools. ``auto`` takes the tokenizer's ``response_template`` if it has one,
-    otherwise the form that its chat template shows.
+    otherwise the form that its chat template shows. ``plain`` is for templates without tools: they are described in the
+    system message or the first one of the user, calls have the form ``hermes``, and the user tells their results.
     """
     history: Literal["as_sampled", "as_template"] = "as_sampled"
     """

@@ -31,6 +31,7 @@ ToolParser = Literal[
     "mistral",
     "harmony",
     "gemma",
+    "plain",
     "none",
 ]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from msgspec import Struct, structs
 
 from asyncrl.engine import ChatMessage
-from asyncrl.episodes.conversation import Conversation, EpisodeOver, Limit
+from asyncrl.episodes.conversation import MALFORMED, Conversation, EpisodeOver, Limit
 from asyncrl.episodes.environment import Score
 from asyncrl.episodes.gateway.lineage import FoundPlace, Lineage, RootCause, chain
 from asyncrl.episodes.gateway.reply import Choice, Reply, choice_of
@@ -86,7 +86,8 @@ ALARMING: tuple[RootCause, ...] = ("edited_reply", "edited_history", "tools_chan
 class Counts(Counter[str]):
     """
     ``sampled``, ``replayed``, ``repeats``, ``roots``, ``root_CAUSE``, ``forks``, ``fork_retry``, ``fork_branch``,
-    ``undelivered``, ``refused_CODE``, ``ignored_FIELD``, ``malformed_calls``.
+    ``undelivered``, ``refused_CODE``, ``ignored_FIELD``, ``malformed_calls``,
+    ``malformed_FAULT``.
 
     A fork is a turn whose parent has another child: ``retry`` if the program sent the same messages again, ``branch``
     if it sent others, another seed, or asked for several choices. A repeat is a request whose reply was lost on its
@@ -97,7 +98,7 @@ class Counts(Counter[str]):
     def scores(self) -> dict[str, float]:
         """Metrics of an episode, for `Trajectory.scores`."""
         broken = sum(self[f"root_{cause}"] for cause in ALARMING)
-        counted = {name: float(self[name]) for name in ("forks", "roots", "malformed_calls")}
+        counted = {name: float(self[name]) for name in ("forks", "roots", *MALFORMED)}
         return {**counted, "broken_lineage": float(broken)}
 
     @classmethod
@@ -444,7 +445,7 @@ class OpenEpisode:
         completion, boundary = self._record.turns[turn].completion, self._conversation.boundary
         said = boundary.said(completion.completion_ids, completion.finish_reason, request.tools)
         if request.reads_calls:
-            self.count(*["malformed_calls"] * self._conversation.note_calls(said))
+            self.count(*self._conversation.note_calls(said))
         return choice_of(
             said,
             turn,

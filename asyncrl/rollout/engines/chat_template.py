@@ -3,7 +3,7 @@ A tokenizer's chat template, and messages in the form that it takes.
 
 Messages come from environments and agent programs in OpenAI's form. Content becomes one string. Arguments of calls
 are objects for most templates and JSON texts for some; which of them is tried once. So is whether a template takes a
-system message after others, such as a reminder: where it does not, the user says it.
+system message, and one after others, such as a reminder: where it does not, the user says it.
 """
 
 import json
@@ -14,6 +14,7 @@ import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from asyncrl.engine import ChatMessage
+from asyncrl.episodes.call_forms import plain
 from asyncrl.errors import EngineError
 from asyncrl.rollout.engines.text import NO_KWARGS, TemplateKwargs
 
@@ -22,6 +23,8 @@ PROBE = "Qx7f3a"
 SENTINEL = "7390146258"
 """Turn of the policy in a rendered chat. In a call it is a number, behind which templates write no quotation mark."""
 
+PLAIN_REMEDY = "environment.tool_parser = 'plain' shows tools, calls and results as texts"
+
 
 class ChatTemplate:
     """
@@ -29,6 +32,7 @@ class ChatTemplate:
 
     Args:
         tools: Tools that the template shows, in OpenAI's form.
+        is_plain: Tools, their calls and their results are texts of the chat; the template is told of none.
 
     Raises `EngineError` if the tokenizer has no chat template.
     """
@@ -38,6 +42,8 @@ class ChatTemplate:
         tokenizer: PreTrainedTokenizerBase,
         kwargs: TemplateKwargs = NO_KWARGS,
         tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        is_plain: bool = False,
     ) -> None:
         if not tokenizer.chat_template:
             raise EngineError(
@@ -45,15 +51,17 @@ class ChatTemplate:
             )
         self._tokenizer = tokenizer
         self._kwargs = dict(kwargs)
-        self._tools = list(tools) or None
-        self._takes_reminders = True  # until it is tried
+        self._tools = list(tools)
+        self._is_plain = is_plain
+        self._takes_system = self._takes_reminders = True  # until it is tried
         self._takes_objects = self._shows_arguments(as_objects=True) or not self._shows_arguments(as_objects=False)
-        self._takes_reminders = self._shows_reminders()
+        takes_reminders, self._takes_system = self._shows_reminders(), self._shows_system()
+        self._takes_reminders = takes_reminders
 
     @property
     def source(self) -> str:
         """Text of the template, in Jinja."""
-        return str(self._tokenizer.get_chat_template(tools=self._tools))
+        return str(self._tokenizer.get_chat_template(tools=self._tools or None))
 
     def generation_prompt(self) -> str:
         """Text that begins a turn of the policy."""
@@ -72,22 +80,27 @@ class ChatTemplate:
 
         Raises a final `EngineError` if the template does not take these messages.
         """
-        told = messages if self._takes_reminders else without_reminders(messages)
-        chat = [self._plain(message) for message in told]
+        told = list(messages)
+        if not (self._takes_system and self._takes_reminders):
+            told = without_reminders(messages, keeps_first=self._takes_system)
+        chat, shown = [self._plain(message) for message in told], list(tools) or self._tools
+        if self._is_plain:
+            chat, shown = plain(chat, shown), []
         try:
             return str(
                 self._tokenizer.apply_chat_template(
                     chat,
-                    tools=list(tools) or self._tools,
+                    tools=shown or None,
                     tokenize=False,
                     add_generation_prompt=answers,
                     **self._kwargs,
                 )
             )
         except Exception as error:  # a template may raise anything
-            roles = ", ".join(str(message.get("role")) for message in messages)
+            roles = [str(message.get("role")) for message in messages]
+            remedy = f"; {PLAIN_REMEDY}" if "tool" in roles and not self._is_plain else ""
             raise EngineError(
-                f"the chat template does not take messages of the roles {roles}: {error}",
+                f"the chat template does not take messages of the roles {', '.join(roles)}: {error}{remedy}",
                 retryable=False,
             ) from error
 
@@ -125,20 +138,31 @@ class ChatTemplate:
 
     def _shows_reminders(self) -> bool:
         """True if a system message after others is shown where it stands."""
-        told = [("user", "a"), ("assistant", SENTINEL), ("system", PROBE), ("user", "c")]
-        try:
-            shown = self.render([{"role": role, "content": text} for role, text in told], answers=False)
-        except EngineError:
-            return False
+        shown = self._tried(("user", "a"), ("assistant", SENTINEL), ("system", PROBE), ("user", "c"))
         return 0 <= shown.find(SENTINEL) < shown.find(PROBE)
 
+    def _shows_system(self) -> bool:
+        """True if a system message before all others is shown."""
+        return PROBE in self._tried(("system", PROBE), ("user", "a"))
 
-def without_reminders(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Messages with one system message, the first; a later one is said by the user, in the message beside it if any."""
+    def _tried(self, *told: tuple[str, str]) -> str:
+        """Text of a chat with these roles and contents; empty if the template does not take it."""
+        try:
+            return self.render([{"role": role, "content": text} for role, text in told], answers=False)
+        except EngineError:
+            return ""
+
+
+def without_reminders(messages: Sequence[ChatMessage], *, keeps_first: bool = True) -> list[ChatMessage]:
+    """
+    Messages with one system message, the first, or with none.
+
+    Another one is said by the user, in the message beside it if there is any.
+    """
     told: list[tuple[ChatMessage, bool]] = []
     for message in messages:
         before, has_reminder = told[-1] if told else ({}, False)
-        is_reminder = message.get("role") == "system" and bool(told)
+        is_reminder = message.get("role") == "system" and (bool(told) or not keeps_first)
         joins = is_reminder or (has_reminder and message.get("role") == "user")
         if joins and before.get("role") in ("system", "user"):
             whole = f"{content_of(before)}\n\n{content_of(message)}"

@@ -19,6 +19,7 @@ from asyncrl.episodes.tool_calls import (
     Schemas,
     as_message,
     as_object,
+    judged,
     named_call,
     opened_thought,
     problematic,
@@ -29,7 +30,7 @@ from asyncrl.errors import ConfigError, EngineError
 from asyncrl.messages.words import FinishReason
 from asyncrl.plug_in import describe
 from asyncrl.rollout.engines import text
-from asyncrl.rollout.engines.chat_template import PROBE, SENTINEL, ChatTemplate, content_of
+from asyncrl.rollout.engines.chat_template import PLAIN_REMEDY, PROBE, SENTINEL, ChatTemplate, content_of
 from asyncrl.rollout.engines.special_tokens import TOOL, SpelledTokens, special_tokens, without_last
 
 # ── turn ──────────────────────────────────────────────────────────────────────────────────────
@@ -154,7 +155,8 @@ class ChatBoundary:
         template: ChatTemplate,
         finder: Finder,
         never: Collection[int] = (),
-        spelled: SpelledTokens | None = None,
+        *,
+        spelled: SpelledTokens,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
@@ -163,7 +165,7 @@ class ChatBoundary:
         self._special = special_tokens(tokenizer)
         self._ends = {token_id: token for token_id, token in self._special.items() if token not in MARKS}
         """Special tokens that no call consists of: one of them may end a turn."""
-        self._spelling = spelled or SpelledTokens(tokenizer)
+        self._spelling = spelled
         self._shapes: dict[tuple[str, ...], TailShape] = {}
         self._opened = opened_thought(template.generation_prompt())
         """Thought that the template opens, which a turn of the policy has closed and not begun."""
@@ -247,7 +249,9 @@ class ChatBoundary:
             if starts[-1] < 0:
                 raise EngineError(
                     f"the chat template leaves out messages of the role {probe['role']}, so the policy would never "
-                    f"read them; answer with another role, such as user, or take a template that has this one",
+                    f"read them; answer with another role, such as user, or take a template that has this one"
+                    + f" ({PLAIN_REMEDY})"
+                    * (probe["role"] == TOOL),
                     retryable=False,
                 )
         return tail[: starts[1]] if probes else tail
@@ -433,16 +437,20 @@ def make_boundary(
     try:
         listed = text.read_tools(tools)
         if is_chat:
-            template = ChatTemplate(tokenizer, template_kwargs, listed)
+            spelled = spelled or SpelledTokens(tokenizer)
+            quoted = spelled.quoted(listed)
+            template = ChatTemplate(tokenizer, template_kwargs, quoted, is_plain=tool_parser == "plain")
 
             @lru_cache(MOST_TOOLSETS)
             def finder(tools: str) -> Find:
                 shown = text.read_tools(tools) or listed
                 _check_tools(template, shown)
-                return _find(tokenizer, template, shown, tool_parser)
+                find = _find(tokenizer, template, shown, tool_parser)
+                parameters = {str(one.get("name", "")): _mapping(one, "parameters") for one in map(_function, shown)}
+                return (lambda token_ids: judged(find(token_ids), parameters)) if shown else find
 
             finder("")
-            boundary = ChatBoundary(tokenizer, template, finder, never, spelled)
+            boundary = ChatBoundary(tokenizer, template, finder, never, spelled=spelled)
             check_boundary(boundary, tokenizer, ["user", TOOL] if listed else ["user"])
             return boundary
     except EngineError as error:
@@ -470,7 +478,7 @@ def _find(
     if form is None and tools:
         raise ConfigError(
             "the chat template shows no form in which the policy would write calls of tools; name it in "
-            f"environment.tool_parser: {', '.join(PARSERS)}"
+            f"environment.tool_parser: {', '.join(PARSERS)} (which shows tools as texts, too)"
         )
     functions = [_function(tool) for tool in tools]
     schemas = {str(function.get("name", "")): _parameters(function) for function in functions}
@@ -480,10 +488,13 @@ def _find(
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Schema of each parameter; those that are none, such as ``true``, are left out."""
-    parameters = function.get("parameters")
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    named = properties.items() if isinstance(properties, Mapping) else ()
+    named = _mapping(_mapping(function, "parameters"), "properties").items()
     return {name: schema for name, schema in named if isinstance(schema, Mapping)}
+
+
+def _mapping(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The object under a key, or an empty one."""
+    return found if isinstance(found := value.get(key), Mapping) else {}
 
 
 def _check_tools(template: ChatTemplate, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -491,8 +502,8 @@ def _check_tools(template: ChatTemplate, tools: Sequence[Mapping[str, Any]]) -> 
     shown = template.render([{"role": "user", "content": PROBE}], tools=tools) if tools else ""
     if hidden := [name for tool in tools if (name := _function(tool).get("name", "")) not in shown]:
         raise ConfigError(
-            f"the chat template does not show the tool {hidden[0]} to the policy; take a template with tools, or "
-            f"describe them in the prompts and let an environment.function answer"
+            f"the chat template does not show the tool {hidden[0]} to the policy; {PLAIN_REMEDY}, or take a template "
+            f"with tools"
         )
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.engine import CalledTool, ChatMessage, Completion, PolicyTurn, Request
-from asyncrl.episodes.conversation import Conversation
+from asyncrl.engine import CalledTool, ChatMessage, Completion, PolicyTurn, Request, TurnBoundary
+from asyncrl.episodes.conversation import Conversation, Sample
 from asyncrl.episodes.gateway.episode import OpenEpisode
 from asyncrl.episodes.gateway.gateway import Gateway
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord
@@ -134,14 +134,16 @@ class Episode:
         max_tokens: int = 100,
         gateway: Gateway | None = None,
         earlier: EpisodeRecord | None = None,
+        boundary: TurnBoundary | None = None,
+        sample: Sample | None = None,
     ) -> None:
         self.gateway = gateway or Gateway("http://test", clock=lambda: 1.7e9)
         self.engine = CharEngine(policy)
-        self.boundary = CharBoundary()
+        self.boundary = boundary or CharBoundary()
         self.record = EpisodeRecord(self.boundary.opening(prompt, tools))
         self.conversation = Conversation(
             self.record,
-            self.engine.sample,
+            sample or self.engine.sample,
             self.boundary,
             sampling=Sampling(max_tokens=max_tokens),
             limits=limits,

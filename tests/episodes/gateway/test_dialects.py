@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from asyncrl.engine import PolicyTurn
+from asyncrl.episodes.conversation import MALFORMED
 from asyncrl.episodes.gateway.app import GatewayApp
 from asyncrl.episodes.gateway.gateway import Gateway
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
@@ -81,7 +82,7 @@ def assert_one_branch(episode: Episode) -> None:
     assert episode.open.counts.scores == {"forks": 0.0, "roots": float(record.root(2) == FROM_NOTHING), **BROKEN}
 
 
-BROKEN = {"broken_lineage": 0.0, "malformed_calls": 0.0}
+BROKEN = {"broken_lineage": 0.0, **dict.fromkeys(MALFORMED, 0.0)}
 
 
 # ── responses ─────────────────────────────────────────────────────────────────────────────────

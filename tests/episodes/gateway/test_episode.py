@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from structlog.testing import capture_logs
 
+from asyncrl.episodes.conversation import MALFORMED
 from asyncrl.episodes.gateway.app import GatewayApp
 from asyncrl.episodes.gateway.episode import Counts, EarlierTurns
 from asyncrl.episodes.gateway.gateway import Gateway
@@ -30,14 +31,16 @@ from tests.episodes.gateway.doubles import (
     user,
 )
 
+SOUND = dict.fromkeys(MALFORMED, 0.0)
+
 
 def test_metrics_tell_roots_that_a_program_did_not_intend() -> None:
     counts = Counts({"forks": 1, "roots": 3, "root_new_root": 1, "root_edited_reply": 1, "root_tools_changed": 1})
-    assert counts.scores == {"forks": 1.0, "roots": 3.0, "malformed_calls": 0.0, "broken_lineage": 2.0}
+    assert counts.scores == {"forks": 1.0, "roots": 3.0, **SOUND, "broken_lineage": 2.0}
 
 
 def test_an_episode_of_one_branch_has_zeros() -> None:
-    assert Counts().scores == {"forks": 0.0, "roots": 0.0, "malformed_calls": 0.0, "broken_lineage": 0.0}
+    assert Counts().scores == {"forks": 0.0, "roots": 0.0, **SOUND, "broken_lineage": 0.0}
 
 
 # ── test earlier ──────────────────────────────────────────────────────────────────────────────
@@ -383,7 +386,7 @@ def test_forks_are_counted_by_cause() -> None:
         assert {name: num for name, num in episode.open.counts.items() if "fork" in name} == {
             "forks": 2, "fork_branch": 1, "fork_retry": 1,
         }  # fmt: skip
-        assert episode.open.counts.scores == {"forks": 2.0, "roots": 0.0, "malformed_calls": 0.0, "broken_lineage": 0.0}
+        assert episode.open.counts.scores == {"forks": 2.0, "roots": 0.0, **SOUND, "broken_lineage": 0.0}
 
     play(scene)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.episodes.conversation import MALFORMED
 from asyncrl.episodes.gateway.app import serve
 from asyncrl.episodes.gateway.gateway import Gateway
 from asyncrl.episodes.record import EpisodeLimits
@@ -83,7 +84,12 @@ def test_an_agent_of_three_turns_is_one_branch(ask: Callable[[Any, list[Any]], A
         assert all(turn.is_trained for turn in record.turns)
         assert record.turns[1].context_ids[0] != END  # the policy wrote it itself
         assert shown(record.ids_through(2)).count("<|im_start|>assistant") == 3
-        assert episode.open.counts.scores == {"forks": 0.0, "roots": 0.0, "malformed_calls": 0.0, "broken_lineage": 0.0}
+        assert episode.open.counts.scores == {
+            "forks": 0.0,
+            "roots": 0.0,
+            "broken_lineage": 0.0,
+            **dict.fromkeys(MALFORMED, 0.0),
+        }
 
     play(scene)
 

@@ -1,5 +1,5 @@
 """
-Chat templates in the formats of eleven model families, with tokenizers to go with them.
+Chat templates in the formats of thirteen model families, with tokenizers to go with them.
 
 The templates were written for these tests. What stands before the first question differs from the published ones: the
 descriptions of tools are shorter, and there is no default system message. From there on the formats are the same.
@@ -185,6 +185,15 @@ FAMILIES = {
     )
 }
 
+WITHOUT_TOOLS = {
+    family.name: family
+    for family in (
+        Family("gemma3", ("<bos>", "<start_of_turn>", "<end_of_turn>"), (), "<end_of_turn>", "plain", hermes),
+        Family("phi3", ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), (), "<|end|>", "plain", hermes),
+    )
+}
+"""Families whose templates know no tools: the first raises an error for their answers, the second leaves them out."""
+
 
 def template(name: str) -> str:
     return (FOLDER / f"{name}.jinja").read_text(encoding="utf-8").rstrip("\n")
@@ -193,7 +202,7 @@ def template(name: str) -> str:
 @cache
 def tokenizer(name: str) -> PreTrainedTokenizerBase:
     """A small byte-level BPE with the tokens of a family."""
-    family = FAMILIES[name]
+    family = (FAMILIES | WITHOUT_TOOLS)[name]
     made = tokenizer_from_texts(TEXTS, 400, special=family.special)
     made.add_tokens(list(family.added))
     made.bos_token = family.special[0]

@@ -1,13 +1,14 @@
 """Episodes by a script: turns and answers of odd shapes, in the form of a family of chat templates."""
 
+import json
 import random
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from msgspec import Struct
 
 from asyncrl.engine import ChatMessage, Completion, Request, TurnBoundary
-from asyncrl.episodes.call_forms import MARKS
+from asyncrl.episodes.call_forms import MARKS, plain
 from asyncrl.episodes.conversation import Conversation
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord
 from asyncrl.messages.trajectory import FROM_PROMPT, Prompt, Sampling, Span
@@ -95,6 +96,11 @@ class ScriptedPolicy:
         return list(self.tokenizer(written, add_special_tokens=False).input_ids)
 
 
+def shown(family: Family, chat: Sequence[ChatMessage], tools: str) -> tuple[list[ChatMessage], str]:
+    """The chat and the tools that the template of a family is told."""
+    return (plain(chat, json.loads(tools)), "") if family.form == "plain" else (list(chat), tools)
+
+
 async def play(family: Family, seed: int, boundary: TurnBoundary, tools: str) -> Script:
     """Play an episode of up to five turns."""
     draw = random.Random(f"{family.name} {seed}")
@@ -103,7 +109,8 @@ async def play(family: Family, seed: int, boundary: TurnBoundary, tools: str) ->
     chat = [{"role": "user", "content": "Q" + words(draw, plain=is_plain)}]
     if draw.random() < 0.5:
         chat.insert(0, {"role": "system", "content": "S" + words(draw, plain=True)})
-    record = EpisodeRecord(text.encode_text(policy.tokenizer, Prompt(chat=chat, tools=tools)))
+    told, tools = shown(family, chat, tools)
+    record = EpisodeRecord(text.encode_text(policy.tokenizer, Prompt(chat=told, tools=tools)))
     talk = Conversation(record, policy.sample, boundary, sampling=Sampling(max_tokens=1000), limits=LIMITS)
     messages: list[ChatMessage] = list(chat)
     place, context, is_asked_again = FROM_PROMPT, list[int](), False

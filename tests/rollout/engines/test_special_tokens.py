@@ -49,7 +49,8 @@ def num_control(name: str, token_ids: list[int]) -> int:
 
 def boundary(name: str) -> ChatBoundary:
     own = tokenizer(name)
-    return ChatBoundary(own, ChatTemplate(own), lambda _: by_parser(own, no_calls, {}, in_thought=False))
+    find = by_parser(own, no_calls, {}, in_thought=False)
+    return ChatBoundary(own, ChatTemplate(own), lambda _: find, spelled=SpelledTokens(own))
 
 
 @each_family
