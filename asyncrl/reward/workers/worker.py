@@ -138,7 +138,7 @@ async def _awaited(value: Any) -> Any:
 def _failed(number: int, error: BaseException) -> bytes:
     """Convert an exception. It is retryable unless the verifier says otherwise: a service may be back later."""
     if isinstance(error, ModelFailed):
-        return encode(Judged(number, None, _clean(str(error)), error.retryable))
+        return encode(Judged(number, [], _clean(str(error)), error.retryable))
     if isinstance(error, VerifierError):
         text = str(error) if type(error) is VerifierError else describe(error, *OURS)  # a subclass that a verifier made
         return encode(Judged(number, [], _clean(text), bool(error.retryable)))
