@@ -2,7 +2,7 @@
 Self-play of two seats of one policy: `environment.function = "examples/signals.py:Signals"`, with `seats = 2`.
 
     asyncrl toy hidden-sums cache/hidden-sums      (once: the model, which knows no code)
-    asyncrl run conf/signals.toml
+    asyncrl run conf/self-play.toml
 
 Seat 0 reads a name and says a number. Seat 1 reads the letter of that number, never the name, and has to say which name
 it was. No number means a name before the two have agreed on it:

@@ -16,7 +16,7 @@ CHANCE = 0.6
 def signals(hidden_sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the run file of the signals, on the model of the hidden sums."""
     folder = tmp_path_factory.mktemp("signals")
-    conf = (ROOT / "conf" / "signals.toml").read_text()
+    conf = (ROOT / "conf" / "self-play.toml").read_text()
     (folder / "toy.toml").write_text(
         conf.replace("cache/hidden-sums", str(hidden_sums)).replace("examples", str(folder))
     )
