@@ -2,7 +2,7 @@
 Self-play of two seats of one policy: `environment.function = "examples/signals.py:Signals"`, with `seats = 2`.
 
     asyncrl toy hidden-sums cache/hidden-sums      (once: the model, which knows no code)
-    asyncrl run conf/signals.toml
+    asyncrl run conf/self-play.toml
 
 Seat 0 reads a name and says a number. Seat 1 reads the letter of that number, never the name, and has to say which name
 it was. No number means a name before the two have agreed on it:
@@ -10,14 +10,14 @@ it was. No number means a name before the two have agreed on it:
     seat 0      Ann a b How many now?  ─▶  #### 7
     seat 1      Zoe h How many now?    ─▶  #### 1          both get 1, because Ann is name 1
 
-Paid alone, neither learns it: the speaker has nobody who listens, and the listener nobody who tells.
+If the speaker is paid alone, nobody learns to listen, and whatever it says is not understood.
 """
 
 from asyncrl.environment import Said, Step, Task
 
 NAMES = ("Tom", "Ann")
 LETTERS = "abcd"
-SHARES = {"both": [1.0, 1.0], "speaker": [1.0, 0.0], "listener": [0.0, 1.0]}
+SHARES = {"both": [1.0, 1.0], "speaker": [1.0, 0.0]}
 
 
 class Signals:
@@ -25,8 +25,7 @@ class Signals:
     One name to be told.
 
     Args:
-        paid: Seats that are rewarded for a name that was understood: ``both``, or as controls ``speaker`` or
-            ``listener``.
+        paid: Seats that are rewarded for a name that was understood: ``both``, or as a control the ``speaker``.
     """
 
     resume = "replay"

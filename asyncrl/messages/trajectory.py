@@ -225,4 +225,4 @@ class TrajectoryLimits(Value, frozen=True):
     max_turns: int | None = None
     """Most turns of an episode; 0 allows none, only a completion after the prompt. None is unknown."""
     seats: int = 0
-    """Seats of an episode: those of its turns are 0 .. seats - 1."""
+    """Seats of an episode: those of its turns are 0 .. seats - 1. 0 is unknown, and at most `MAX_SEATS`."""

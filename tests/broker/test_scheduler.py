@@ -975,7 +975,7 @@ def test_a_grade_has_the_vocabulary_of_the_trainer_and_the_newest_version_that_w
     node.finish(Unit(0, 0))
     cluster.exchange()
     (grade,) = [out.message for out in sent if isinstance(out.message, Grade)]
-    assert grade.limits == TrajectoryLimits(100, 128, 512, 0, max_turns=0)
+    assert grade.limits == TrajectoryLimits(100, 128, 512, 0, max_turns=0, seats=1)
 
 
 def test_failures_are_told_to_supervisors_by_cause_though_no_step_is_made() -> None:

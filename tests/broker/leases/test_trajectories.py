@@ -299,7 +299,7 @@ def test_a_grade_names_the_summary_and_the_limits_of_what_it_sends() -> None:
 
     (grade,) = [o.message for o in desk.out.drain()[0] if isinstance(o.message, Grade)]
     assert grade.items[0].summary == STOPPED.summary
-    assert grade.limits == TrajectoryLimits(100, 128, 512, 3, max_turns=0)
+    assert grade.limits == TrajectoryLimits(100, 128, 512, 3, max_turns=0, seats=1)
 
 
 def test_a_damaged_payload_is_sampled_again_and_its_result_is_void() -> None:

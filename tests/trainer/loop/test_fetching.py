@@ -397,7 +397,7 @@ def test_a_trajectory_that_was_refused_before_is_refused_again_and_not_fetched()
 
 def test_the_newest_version_that_may_have_written_a_token_is_the_one_that_the_step_trains() -> None:
     config = decode({"model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps_per_publish": 2}})
-    assert limits_of(config, 100, 5) == TrajectoryLimits(100, 128, 512, 2, max_turns=0)
+    assert limits_of(config, 100, 5) == TrajectoryLimits(100, 128, 512, 2, max_turns=0, seats=1)
 
 
 def test_a_summary_that_no_trajectory_can_have_costs_its_group_before_anything_is_computed_from_it() -> None:
