@@ -42,8 +42,8 @@ def lost_over(function: str, *completions: str) -> tuple[list[int], VerifierErro
     async def judge() -> tuple[list[int], VerifierError]:
         settled: list[int] = []
         worker = await RewardProcess.start(Reward(function=function, timeout_s=0.3))
+        ones = [1] * len(completions)
         with pytest.raises(VerifierError) as caught:
-            ones = [1] * len(completions)
             await worker.judge([raw(text) for text in completions], ones, lambda place, judged: settled.append(place))
         await worker.kill()
         assert not worker.process.is_alive
