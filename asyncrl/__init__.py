@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from asyncrl.engine import Engine as Engine
     from asyncrl.engine import Request as Request
     from asyncrl.errors import AsyncrlError as AsyncrlError
+    from asyncrl.reward.verifier import GroupMember as GroupMember
     from asyncrl.reward.verifier import VerifierInput as VerifierInput
     from asyncrl.rollout.actor import RolloutActor as RolloutActor
     from asyncrl.rollout.actor import RolloutOptions as RolloutOptions
@@ -35,6 +36,7 @@ _MODULES = {
     "Config": "asyncrl.config.config",
     "Connection": "asyncrl.wire.handshake",
     "Engine": "asyncrl.engine",
+    "GroupMember": "asyncrl.reward.verifier",
     "Host": "asyncrl.runtime.rollout",
     "Publisher": "asyncrl.weights.publish",
     "Request": "asyncrl.engine",

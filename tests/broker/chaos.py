@@ -32,7 +32,7 @@ def age_rules(staleness: int, order: str, max_staleness: int, on_straggler: str 
 
 
 CONFIGS = st.builds(
-    lambda groups, size, publish, staleness, every, samples, attempts, order, max_staleness, on_straggler, filter_: (
+    lambda groups, size, publish, staleness, every, samples, attempts, order, max_staleness, mode, filter_, group: (
         a_config(
             run={"steps": 5},
             data={"train": "train.jsonl", "held_out": "held_out.jsonl"},
@@ -43,10 +43,11 @@ CONFIGS = st.builds(
                 "staleness": float(staleness),
                 "max_attempts": attempts,
                 "filter": filter_,
-                **age_rules(staleness, order, max_staleness, on_straggler),
+                **age_rules(staleness, order, max_staleness, mode),
             },
             evaluation={"every_versions": every, "samples": samples, "temperature": 1.0},
             checkpoint={"every_steps": every * publish},
+            reward={"group": group},
         )
     ),
     groups=st.integers(1, 3),
@@ -58,8 +59,9 @@ CONFIGS = st.builds(
     attempts=st.integers(1, 3),
     order=st.sampled_from(["fifo", "windowed", "completion"]),
     max_staleness=st.integers(0, 2),
-    on_straggler=st.sampled_from([None, "wait", "reissue", "train", "mask"]),
+    mode=st.sampled_from([None, "wait", "reissue", "train", "mask"]),
     filter_=st.sampled_from(["none", "zero_variance"]),
+    group=st.sampled_from(["", "judge.py:tournament"]),
 )
 LENGTHS = st.integers(0, 400)
 SEEDS = st.integers(0, 2**32)
@@ -132,6 +134,8 @@ def check_promises(cluster: Cluster) -> None:
     check_accounts(cluster)
     check_training(cluster)
     check_evaluations(cluster)
+    if cluster.config.reward.group:
+        check_calls(cluster)
 
 
 def check(cluster: Cluster) -> None:
@@ -191,6 +195,16 @@ def check_training(cluster: Cluster) -> None:
     staleness = [version - trajectory.summary.oldest_version for version, trajectory in consumed]
     assert max(staleness) <= most_versions(config)
     assert all(t.metrics["offset"] == t.ref.offset for _, t in consumed), "a reward belongs to the trained payload"
+
+
+def check_calls(cluster: Cluster) -> None:
+    """All rewards of a group are of one call."""
+    calls: dict[tuple[int, int], set[float]] = {}
+    for record in cluster.records:
+        if isinstance(record, Rewarded) and record.unit.split == "train":
+            calls.setdefault((record.unit.group_id, record.num_restarts), set()).add(record.metrics["call"])
+    assert calls
+    assert max(map(len, calls.values())) == 1
 
 
 def left_out(cluster: Cluster) -> set[Unit]:

@@ -11,6 +11,8 @@ leave with the action "commit".
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from itertools import count
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -33,7 +35,7 @@ from asyncrl.messages.trainer import Batch, Commit, Refusal, ScoredTrajectory, S
 from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit
 from asyncrl.messages.weights import Live, Published, Publishing, Transfer, TransferFailed, Transferred
 from asyncrl.messages.wire import PROTOCOL
-from asyncrl.messages.words import Role
+from asyncrl.messages.words import Role, Stage
 
 N = TypeVar("N", bound="Node")
 Action = tuple[str, Callable[[], object]]
@@ -41,6 +43,8 @@ SPOOL = "spool.0"
 
 DAMAGED = "impossible log-prob: nan at position 3, expected -1000 .. 0"
 PERMITS = Permits(b"of every fake cluster")
+STAGES: tuple[Stage, ...] = ("reward", "payload")
+"""Stages at which a reward node fails."""
 ROWS = 10
 """Rows of the fake dataset."""
 
@@ -245,25 +249,53 @@ class Reward(Node):
         super().__init__(name, incarnation)
         self._limit = capacity
         self._verdict = verdict
+        self._calls = count()
         self.in_hand: deque[GradeItem] = deque()
+        self.whole: deque[list[GradeItem]] = deque()
+        """Groups to judge together."""
         self.say(Offer(self._limit))
 
     def take(self, message: Message) -> None:
-        if isinstance(message, Grade):
+        if isinstance(message, Grade) and message.together:
+            self.whole.append(message.items)
+        elif isinstance(message, Grade):
             self.in_hand.extend(message.items)
 
     def actions(self) -> list[Action]:
-        return [("judge", self.judge)] if self.in_hand else []
+        judge = [("judge", self.judge)] if self.in_hand else []
+        return judge + ([("judge a group", self.judge_group)] if self.whole else [])
 
     def faults(self) -> list[Action]:
-        return [("fail a grading", self.fail), ("refuse a payload", self.refuse)] if self.in_hand else []
+        one = [("fail a grading", self.fail), ("refuse a payload", self.refuse)] if self.in_hand else []
+        group = [
+            ("fail a group", self.fail_group),
+            *(("fail in a group", partial(self.fail_in_group, s)) for s in STAGES),
+        ]
+        return one + (group if self.whole else [])
 
     def judge(self) -> None:
         """Reward the oldest trajectory."""
-        item = self.in_hand.popleft()
+        self._done(Scored([self._scored(self.in_hand.popleft())]))
+
+    def judge_group(self) -> None:
+        """Reward all trajectories of the oldest group, in a call with a number of its own."""
+        items, call = self.whole.popleft(), {"call": float(f"{self.incarnation}{next(self._calls):04}")}
+        self._done(Scored([self._scored(item, call) for item in items]), len(items))
+
+    def fail_group(self) -> None:
+        items = self.whole.popleft()
+        failed = Failed(items[0].unit, items[0].lease_id, "reward", "the group function raised", True, is_of_group=True)
+        self._done(failed, len(items))
+
+    def fail_in_group(self, stage: Stage) -> None:
+        """Find that the last trajectory of the oldest group cannot be judged."""
+        items = self.whole.popleft()
+        self._done(Failed(items[-1].unit, items[-1].lease_id, stage, DAMAGED, True), len(items))
+
+    def _scored(self, item: GradeItem, metrics: Mapping[str, float] = {}) -> ScoredItem:
         reward = self._verdict(item.unit)
-        metrics = {"correct": reward, "offset": float(item.ref.offset)}
-        self._done(Scored([ScoredItem(item.unit, reward, metrics, item.lease_id)]))
+        metrics = {"correct": reward, "offset": float(item.ref.offset), **metrics}
+        return ScoredItem(item.unit, reward, metrics, item.lease_id)
 
     def fail(self) -> None:
         item = self.in_hand.popleft()
@@ -274,8 +306,8 @@ class Reward(Node):
         item = self.in_hand.popleft()
         self._done(Failed(item.unit, item.lease_id, "payload", DAMAGED, True))
 
-    def _done(self, message: Message) -> None:
-        self._limit += 1
+    def _done(self, message: Message, number: int = 1) -> None:
+        self._limit += number
         self.say(message, Offer(self._limit))
 
 

@@ -31,10 +31,11 @@ from asyncrl.messages.trajectory import (
 )
 from asyncrl.messages.words import Activity
 from asyncrl.records.metrics import METRICS
-from asyncrl.reward.actor import RewardActor, input_of
+from asyncrl.reward.actor import MAX_OPEN, RewardActor, input_of, most_open
 from asyncrl.reward.workers.pool import WorkerPool
 from asyncrl.wire.files import CHUNK_BYTES, verdict_bytes
 from asyncrl.wire.handshake import Connection, identity
+from tests.broker.driver import a_config
 from tests.reward.scripted import ScriptedLink
 from tests.wire.only_spool import over
 
@@ -104,11 +105,11 @@ def by_unit(item: ScoredItem) -> Unit:
 Play = Callable[[World], Awaitable[list[Message]]]
 
 
-def played(play: Play, *, function: str = "gsm8k", max_open: int = 8) -> list[Message]:
+def played(play: Play, *, function: str = "gsm8k", group: str = "", max_open: int = 8) -> list[Message]:
     """Run an actor until the play is over and the actor has stopped."""
 
     async def run() -> list[Message]:
-        async with WorkerPool(Reward(function=function, timeout_s=0.3)) as pool:
+        async with WorkerPool(Reward(function=function, group=group, timeout_s=0.3)) as pool:
             world = World(pool, max_open)
             running = asyncio.create_task(world.actor.run())
             spool = asyncio.create_task(world.serve_spool())
@@ -395,3 +396,62 @@ def test_a_verifier_sees_the_turns_of_an_episode_and_what_its_environment_says()
 
     assert [(turn.observation, turn.text) for turn in inputs.turns] == [("", "look"), ("left 2", "four")]
     assert (inputs.episode_reward, inputs.scores) == (0.5, {"moves": 2.0})
+
+
+# ── groups that are judged together ───────────────────────────────────────────────────────────
+
+TOURNAMENT = """
+def rank(members):
+    if any(member.completion == "raise" for member in members):
+        raise RuntimeError("no idea")
+    return [{"score": sum(member.reward > other.reward for other in members)} for member in members]
+"""
+
+
+def played_together(tmp_path: Path, *texts: str, missing: int | None = None) -> list[Message]:
+    """Messages to the broker about one group, the first `Offer` among them; the payload ``missing`` is damaged."""
+    path = tmp_path / "judge.py"
+    path.write_text(TOURNAMENT)
+
+    async def play(world: World) -> list[Message]:
+        items = [
+            (world.grade(index, b"no payload") if index == missing else world.completion(index, text)).items[0]
+            for index, text in enumerate(texts)
+        ]
+        world.broker.say(Grade(Prompt(text="2 + 2?", answer="4"), items, together=True))
+        return [await world.broker.hear() for _ in range(3)]
+
+    return played(play, group=f"{path}:rank", max_open=len(texts))
+
+
+def test_a_group_is_answered_in_one_message(tmp_path: Path) -> None:
+    offer, scored, again = played_together(tmp_path, "#### 4", "#### 5", "#### 4")
+    assert scored == Scored(
+        [
+            ScoredItem(Unit(0, 0), 1.0, {"correct": 1.0, "pointwise": 1.0}, 70, "4"),
+            ScoredItem(Unit(0, 1), 0.0, {"correct": 0.0, "pointwise": 0.0}, 71, "5"),
+            ScoredItem(Unit(0, 2), 1.0, {"correct": 1.0, "pointwise": 1.0}, 72, "4"),
+        ]
+    )
+    assert (offer, again) == (Offer(3), Offer(6))
+
+
+def test_a_group_without_a_verdict_is_one_failure_that_blames_no_trajectory(tmp_path: Path) -> None:
+    _, failed, again = played_together(tmp_path, "#### 4", "raise")
+    assert isinstance(failed, Failed)
+    assert (failed.unit, failed.lease_id, failed.stage, failed.is_of_group) == (Unit(0, 0), 70, "reward", True)
+    assert "the function raised RuntimeError: no idea" in failed.reason
+    assert again == Offer(4), "all of its trajectories are settled"
+
+
+def test_a_damaged_member_is_the_failure_of_its_group_and_its_own(tmp_path: Path) -> None:
+    _, failed, again = played_together(tmp_path, "#### 4", "#### 5", missing=1)
+    assert isinstance(failed, Failed)
+    assert (failed.unit, failed.lease_id, failed.stage, failed.is_of_group) == (Unit(0, 1), 71, "payload", False)
+    assert again == Offer(4)
+
+
+def test_a_node_has_room_for_two_groups() -> None:
+    big = {"group_size": 400, "groups_per_step": 1}
+    assert most_open(a_config(schedule=big)) == MAX_OPEN
+    assert most_open(a_config(schedule=big, reward={"group": "judge.py:rank"})) == 800
