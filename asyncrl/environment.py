@@ -33,9 +33,9 @@ from urllib.parse import urlsplit
 __all__ = [
     "Client",
     "Container",
-    "Model",
+    "ModelClient",
+    "ModelClients",
     "ModelFailed",
-    "Models",
     "Output",
     "Said",
     "Step",
@@ -68,7 +68,7 @@ class ModelFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelClient:
     """Access to one model of ``[models]``, as an OpenAI server: ``OpenAI(base_url=..., api_key=...)``."""
 
     name: str
@@ -100,18 +100,18 @@ class Model:
         return text
 
 
-class Models(dict[str, Model]):
+class ModelClients(dict[str, ModelClient]):
     """Models by name."""
 
-    def __missing__(self, name: str) -> Model:
+    def __missing__(self, name: str) -> ModelClient:
         known = f"it has {', '.join(self)}" if self else "it has none for this code"
         raise KeyError(f"there is no model {name!r}: add [models.{name}] to the run file; {known}")
 
 
-def models() -> Models:
+def models() -> ModelClients:
     """The models of the run file that this code may ask."""
     told = json.loads(os.environ.get(VARIABLE) or "{}")
-    return Models({name: Model(name, access["base_url"], access["key"]) for name, access in told.items()})
+    return ModelClients({name: ModelClient(name, access["base_url"], access["key"]) for name, access in told.items()})
 
 
 async def _post(url: str, key: str, request: "dict[str, Any]") -> "tuple[int, Any]":
@@ -193,7 +193,7 @@ class Task:
     """Seed, the same each time this episode is begun, on every node. Below 2**32, as ``numpy.random.seed`` wants it."""
     name: str = ""
     """Name of the episode, unique in the run, such as ``run/train/17/3``: a label for sandboxes and logs."""
-    models: Models = field(default_factory=models, repr=False, compare=False)
+    models: ModelClients = field(default_factory=models, repr=False, compare=False)
     """Models of ``[models]`` by name: ``await task.models["judge"].chat(messages)``."""
     container: Optional[Container] = None
     """The container of this episode; None without ``[environment.container]``."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import Meta
 
-from asyncrl.config.meanings import meanings, section_meanings, type_in_words, value_in_words
+from asyncrl.config.meanings import meaning_of, meanings, section_meanings, type_in_words, value_in_words
 from asyncrl.config.sections.schedule import Schedule
 
 
@@ -60,7 +60,16 @@ def test_a_list_of_tables_has_the_settings_of_its_items() -> None:
     assert [part.key for part in parts if not part.text] == []
 
 
+def test_a_table_of_sections_has_the_settings_of_its_entries() -> None:
+    assert {"models.url", "models.key_env"} <= {item.key for item in meanings()["models"].items}
+    judged, unknown = meaning_of("models.judge.url"), meaning_of("models.judge.urls")
+    assert judged is not None
+    assert judged.is_required
+    assert unknown is None
+    assert meaning_of("trainer.lr") is meanings()["trainer.lr"]
+
+
 def test_every_section_is_documented() -> None:
     found = section_meanings()
-    assert {key.rpartition(".")[0] for key in meanings()} <= set(found)
+    assert {meaning.section for meaning in meanings().values()} <= set(found)
     assert all(found.values())

@@ -36,6 +36,7 @@ from asyncrl.runtime.checks import (
     check_engine,
     check_environment,
     check_lengths,
+    check_models,
     devices_of,
     resolved,
     token_count,
@@ -43,6 +44,7 @@ from asyncrl.runtime.checks import (
 from asyncrl.runtime.machine import Devices
 from tests.config.configs import made
 from tests.config.model.directories import Shapes, write_model, write_safetensors
+from tests.served.judge import KEY, Judge
 
 
 def a_run(model: Path, max_tokens: int = 64) -> Config:
@@ -482,3 +484,41 @@ def test_a_model_without_a_tokenizer_that_can_be_read_is_left_to_other_checks(mo
     assert remarks(model, ["one two three four five"]) == []
     (model / "tokenizer.json").unlink()
     assert token_count(model, {}) is None
+
+
+# ── models ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def checked_models(judge: Judge, monkeypatch: pytest.MonkeyPatch, **settings: str) -> tuple[str, list[str]]:
+    """Description and remarks, while the judge serves."""
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+
+    async def main() -> tuple[str, list[str]]:
+        async with judge.running() as service:
+            models = {"judge": {"url": service.url, "key_env": "JUDGE_KEY", **settings}}
+            config = made(models=models, reward={"function": "judge.py:score", "timeout_s": 60})
+            remarks: list[str] = []
+            return await asyncio.to_thread(check_models, config, remarks.append), remarks
+
+    return asyncio.run(main())
+
+
+def test_a_model_that_answers_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Judge()
+    assert checked_models(judge, monkeypatch) == (f"judge at {judge.url}", [])
+    assert check_models(made(), print) == "none"
+
+
+def test_a_key_that_is_refused_and_a_server_that_is_away_are_remarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Judge(key="another")
+    assert checked_models(judge, monkeypatch)[1] == [
+        f"note: model 'judge': {judge.url}/models answered with status 401 to the key in JUDGE_KEY"
+    ]
+    (remark,) = checked_models(judge, monkeypatch, url="http://127.0.0.1:9/v1")[1]
+    assert remark.startswith("note: model 'judge': http://127.0.0.1:9/v1/models does not answer: ConnectError")
+    assert remark.endswith("; a run waits for it 50 s at a time (models.judge.deadline_s)")
+
+
+def test_a_key_that_is_not_set_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"models\.judge\.key_env names the variable NO_SUCH_KEY, which is not set"):
+        checked_models(Judge(), monkeypatch, key_env="NO_SUCH_KEY")

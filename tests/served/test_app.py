@@ -14,7 +14,7 @@ pytest.importorskip("uvicorn")
 import httpx
 
 from asyncrl.config.sections.models import ServedModel
-from asyncrl.environment import Model, ModelFailed, Models, Task, models
+from asyncrl.environment import ModelClient, ModelClients, ModelFailed, Task, models
 from asyncrl.errors import ConfigError
 from asyncrl.served.app import OpenModels, open_models
 from tests.served.judge import KEY, MODEL, Judge
@@ -23,7 +23,7 @@ GREEDY = [{"role": "user", "content": "a b c"}]
 
 
 def play(
-    scene: Callable[[Model, Judge, OpenModels], Awaitable[None]],
+    scene: Callable[[ModelClient, Judge, OpenModels], Awaitable[None]],
     monkeypatch: pytest.MonkeyPatch,
     judge: Judge | None = None,
     **settings: Any,
@@ -42,7 +42,7 @@ def play(
 
 
 def test_code_asks_by_name_and_gets_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(model: Model, judge: Judge, opened: OpenModels) -> None:
+    async def scene(model: ModelClient, judge: Judge, opened: OpenModels) -> None:
         assert await model.chat(GREEDY, temperature=0, max_tokens=3) == "3"
         assert await Task(messages=[]).models["judge"].chat(GREEDY, temperature=0, max_tokens=3) == "3"
         assert judge.requests == [{"messages": GREEDY, "temperature": 0, "max_tokens": 3, "model": MODEL}]
@@ -54,7 +54,7 @@ def test_code_asks_by_name_and_gets_the_text(monkeypatch: pytest.MonkeyPatch) ->
 def test_any_client_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     openai = pytest.importorskip("openai")
 
-    async def scene(model: Model, judge: Judge, opened: OpenModels) -> None:
+    async def scene(model: ModelClient, judge: Judge, opened: OpenModels) -> None:
         async with openai.AsyncOpenAI(base_url=model.base_url, api_key=model.key) as client:
             reply = await client.chat.completions.create(model="judge", messages=GREEDY)
             assert reply.choices[0].message.content == "3"
@@ -64,7 +64,7 @@ def test_any_client_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_processes_of_the_code_get_the_address_and_not_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(model: Model, judge: Judge, opened: OpenModels) -> None:
+    async def scene(model: ModelClient, judge: Judge, opened: OpenModels) -> None:
         variables = opened.variables
         assert variables["JUDGE_KEY"] == ""
         assert "127.0.0.1" in variables["NO_PROXY"].split(",")
@@ -77,7 +77,7 @@ def test_processes_of_the_code_get_the_address_and_not_the_key(monkeypatch: pyte
 
 
 def test_nothing_is_answered_without_the_capability(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(model: Model, judge: Judge, opened: OpenModels) -> None:
+    async def scene(model: ModelClient, judge: Judge, opened: OpenModels) -> None:
         async with httpx.AsyncClient(trust_env=False) as client:
             right = f"{model.base_url}/chat/completions"
             body = {"messages": GREEDY}
@@ -100,7 +100,7 @@ def test_nothing_is_answered_without_the_capability(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_model_that_is_away_fails_with_its_name_and_may_be_asked_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(model: Model, judge: Judge, opened: OpenModels) -> None:
+    async def scene(model: ModelClient, judge: Judge, opened: OpenModels) -> None:
         with pytest.raises(ModelFailed) as failed:
             await model.chat(GREEDY)
         assert failed.value.retryable
@@ -111,7 +111,7 @@ def test_a_model_that_is_away_fails_with_its_name_and_may_be_asked_later(monkeyp
 
 
 def test_clients_are_told_not_to_repeat_what_was_repeated_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(model: Model, judge: Judge, opened: OpenModels) -> None:
+    async def scene(model: ModelClient, judge: Judge, opened: OpenModels) -> None:
         async with httpx.AsyncClient(trust_env=False) as client:
             answer = await client.post(f"{model.base_url}/chat/completions", json={"messages": GREEDY})
         assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "false")
@@ -143,7 +143,7 @@ def test_a_refused_request_is_the_codes_fault(
 
 
 def test_a_page_that_is_no_json_becomes_an_error_in_openais_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(model: Model, judge: Judge, opened: OpenModels) -> None:
+    async def scene(model: ModelClient, judge: Judge, opened: OpenModels) -> None:
         async with httpx.AsyncClient(trust_env=False) as client:
             answer = await client.post(f"{model.base_url}/embeddings", json={"input": "a"})
         assert answer.status_code == 404
@@ -153,7 +153,7 @@ def test_a_page_that_is_no_json_becomes_an_error_in_openais_form(monkeypatch: py
 
 
 def test_a_request_that_nobody_waits_for_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(model: Model, judge: Judge, opened: OpenModels) -> None:
+    async def scene(model: ModelClient, judge: Judge, opened: OpenModels) -> None:
         judge.may_answer.clear()
         asking = asyncio.create_task(model.chat(GREEDY, temperature=1))
         while not judge.most_at_once:
@@ -169,7 +169,7 @@ def test_a_request_that_nobody_waits_for_is_given_up(monkeypatch: pytest.MonkeyP
 
 
 def test_an_answer_without_text_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(model: Model, judge: Judge, opened: OpenModels) -> None:
+    async def scene(model: ModelClient, judge: Judge, opened: OpenModels) -> None:
         with pytest.raises(ModelFailed, match="model 'judge' answered without text"):
             await model.chat(GREEDY)
 
@@ -177,14 +177,14 @@ def test_an_answer_without_text_is_no_answer(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_node_that_is_gone_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = Model("judge", "http://127.0.0.1:9/m/x/v1", "x")
+    gone = ModelClient("judge", "http://127.0.0.1:9/m/x/v1", "x")
     with pytest.raises(ModelFailed, match="the node's own server of models gave no answer: ConnectionRefusedError"):
         asyncio.run(gone.chat(GREEDY))
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(KeyError, match=r"no model 'juge': add \[models.juge\] to the run file; it has judge"):
-        Models(judge=Model("judge", "", ""))["juge"]
+        ModelClients(judge=ModelClient("judge", "", ""))["juge"]
     with pytest.raises(KeyError, match="it has none"):
         models()["judge"]
 

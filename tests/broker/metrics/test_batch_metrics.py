@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from asyncrl.broker.groups.group import Group
-from asyncrl.broker.metrics.batch_metrics import RunTotals, SwapTimes, WaitShare, batch_metrics, line
+from asyncrl.broker.metrics.batch_metrics import ModelShare, RunTotals, SwapTimes, WaitShare, batch_metrics, line
 from asyncrl.broker.nodes.node import Node
-from asyncrl.messages.session import Beat
+from asyncrl.messages.session import Beat, ModelUse
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.trajectory import Prompt, TrajectorySummary
 from asyncrl.messages.weights import Live
@@ -143,3 +143,17 @@ def test_the_gap_of_a_run_is_over_the_tokens_of_the_steps_that_have_one() -> Non
 @pytest.mark.parametrize(("max_staleness", "over"), [(0, 1.0), (1, 0.5), (2, 0.0)])
 def test_the_share_over_max_staleness_counts_trajectories(max_staleness: int, over: float) -> None:
     assert batch_metrics([a_group()], policy_version=5, max_staleness=max_staleness)["over_max_staleness"] == over
+
+
+def test_models_are_counted_from_step_to_step_and_over_nodes() -> None:
+    share = ModelShare()
+    nodes = [Node(f"reward-{i}.1", f"reward-{i}", "1", "reward", 0.0) for i in range(2)]
+    assert share.metrics(nodes) == {}
+    for node in nodes:
+        node.beat = Beat(models={"judge": ModelUse(requests=5, seconds=1.5)})
+    found = share.metrics(nodes)
+    assert (found["models/judge.requests"], found["models/judge.seconds"]) == (10.0, 3.0)
+    nodes[0].beat = Beat(models={"judge": ModelUse(requests=7, seconds=2.0)})
+    assert share.metrics(nodes)["models/judge.requests"] == 2.0
+    restarted = Node("reward-0.2", "reward-0", "2", "reward", 0.0, beat=Beat(models={"judge": ModelUse(requests=1)}))
+    assert share.metrics([restarted, nodes[1]])["models/judge.requests"] == 1.0
