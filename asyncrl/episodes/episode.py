@@ -27,7 +27,7 @@ from asyncrl.episodes.steps import EpisodeSteps, rewards_of
 from asyncrl.episodes.tool_calls import opened_by
 from asyncrl.errors import EngineError, EnvironmentFailed
 from asyncrl.log import get_logger
-from asyncrl.messages.sound import SEAT_METRICS
+from asyncrl.messages.trajectory import SEAT_METRICS
 from asyncrl.messages.verdict_limits import problem_of
 from asyncrl.messages.words import FinishReason
 

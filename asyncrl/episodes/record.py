@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from asyncrl.engine import ChatMessage, Completion
 from asyncrl.episodes.environment import Answer
 from asyncrl.errors import EngineError
-from asyncrl.messages.sound import path_to, seat_rewards
-from asyncrl.messages.trajectory import FROM_NOTHING, Span, Turn
+from asyncrl.messages.sound import path_to
+from asyncrl.messages.trajectory import FROM_NOTHING, Span, Turn, seat_rewards
 from asyncrl.messages.words import FinishReason
 
 

@@ -10,7 +10,7 @@ Versions of the spans need not increase: a node may resume a completion that a n
 """
 
 from collections.abc import Sequence
-from math import fsum, inf, isfinite
+from math import inf, isfinite
 from typing import Protocol, get_args
 
 import numpy as np
@@ -43,10 +43,6 @@ from asyncrl.messages.words import FinishReason
 BAD_TURNS = "turns that do not fit the tokens"
 BAD_SCORES = "impossible metrics of the environment"
 
-SEAT_METRICS = tuple(f"seat_{seat}" for seat in range(MAX_SEATS))
-"""Metrics of an episode of several seats: the reward of each, in a verdict too, by which groups are compared."""
-REWARD_DIGITS = 9
-"""Decimals of an episode's reward: turns that add up to 1 but for the rounding of floats give 1."""
 MAX_CHARS = 1024
 """Characters of text per token; the longest tokens of known vocabularies have a few hundred."""
 
@@ -89,24 +85,6 @@ def path_to(turns: Sequence[HasParent], place: int) -> list[int]:
         found.append(place)
         place = turns[place].parent
     return found[::-1]
-
-
-class HasReward(Protocol):
-    """A turn, on the wire or in the record of a rollout."""
-
-    @property
-    def seat(self) -> int: ...
-
-    @property
-    def reward(self) -> float: ...
-
-
-def seat_rewards(turns: Sequence[HasReward]) -> dict[int, float]:
-    """Sum of the rewards of each seat that spoke, in the order of the seats."""
-    rewards: dict[int, list[float]] = {}
-    for turn in turns:
-        rewards.setdefault(turn.seat, []).append(turn.reward)
-    return {seat: round(fsum(rewards[seat]), REWARD_DIGITS) for seat in sorted(rewards)}
 
 
 def num_branches(turns: Sequence[Turn]) -> int:

@@ -1,5 +1,9 @@
 """A trajectory: what is to be sampled, and what was; see docs/life-of-a-trajectory.md."""
 
+from collections.abc import Sequence
+from math import fsum
+from typing import Protocol
+
 from asyncrl.messages.codec import Value
 from asyncrl.messages.words import EMPTY, FinishReason, Split
 
@@ -110,6 +114,10 @@ FROM_NOTHING = -2
 
 MAX_SEATS = 16
 """Most seats of an episode."""
+SEAT_METRICS = tuple(f"seat_{seat}" for seat in range(MAX_SEATS))
+"""Metrics of an episode of several seats: the reward of each, in a verdict too, by which groups are compared."""
+REWARD_DIGITS = 9
+"""Decimals of an episode's reward: turns that add up to 1 but for the rounding of floats give 1."""
 
 
 class Turn(Value, frozen=True):
@@ -138,6 +146,24 @@ class Turn(Value, frozen=True):
     """Text that the policy wrote, without special tokens."""
     seat: int = 0
     """Seat of the episode that spoke. A turn follows one of its own seat; the prompt is followed by seat 0 alone."""
+
+
+class HasReward(Protocol):
+    """A turn, on the wire or in the record of a rollout."""
+
+    @property
+    def seat(self) -> int: ...
+
+    @property
+    def reward(self) -> float: ...
+
+
+def seat_rewards(turns: Sequence[HasReward]) -> dict[int, float]:
+    """Sum of the rewards of each seat that spoke, in the order of the seats."""
+    rewards: dict[int, list[float]] = {}
+    for turn in turns:
+        rewards.setdefault(turn.seat, []).append(turn.reward)
+    return {seat: round(fsum(rewards[seat]), REWARD_DIGITS) for seat in sorted(rewards)}
 
 
 class Trajectory(Value, frozen=True):

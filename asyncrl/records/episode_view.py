@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from asyncrl.messages.sound import num_branches, seat_rewards
-from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Turn
+from asyncrl.messages.sound import num_branches
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Turn, seat_rewards
 from asyncrl.records.formatting import counted
 
 

@@ -20,8 +20,7 @@ from msgspec.structs import asdict
 from asyncrl.config.sections.reward import POINTWISE
 from asyncrl.errors import VerifierError
 from asyncrl.messages.number import number
-from asyncrl.messages.sound import seat_rewards
-from asyncrl.messages.trajectory import Prompt, Turn
+from asyncrl.messages.trajectory import Prompt, Turn, seat_rewards
 from asyncrl.messages.verdict_limits import MAX_ANSWER_CHARS, MAX_METRIC, MAX_METRICS, MAX_REWARD, problem_of
 from asyncrl.messages.words import FinishReason
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from asyncrl.broker.groups.group import Group, Slot
 from asyncrl.config.sections.schedule import Schedule
 from asyncrl.errors import RunFailed
-from asyncrl.messages.sound import SEAT_METRICS
+from asyncrl.messages.trajectory import SEAT_METRICS
 
 # ── zero variance ─────────────────────────────────────────────────────────────────────────────
 # Filter for groups without a learning signal: if all values of a group are equal, every advantage in it is zero.

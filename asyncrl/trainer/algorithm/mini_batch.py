@@ -21,8 +21,7 @@ from asyncrl.algo.loss_tokens import Tokens
 from asyncrl.config.config import Config
 from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.errors import BrokenInvariant
-from asyncrl.messages.sound import seat_rewards
-from asyncrl.messages.trajectory import Span, Turn
+from asyncrl.messages.trajectory import Span, Turn, seat_rewards
 from asyncrl.plug_in import is_path
 from asyncrl.trainer.algorithm.estimates import Estimates
 from asyncrl.trainer.algorithm.recipe import Recipe
