@@ -61,6 +61,7 @@ def _add_published(name: str, metavar: str, dataset: str, text: str) -> None:
 
 _add_published("gsm8k", "FILE", "published:GSM8K", "Convert GSM8K from its JSONL.")
 _add_published("geo3k", "FOLDER|FILE", "geo3k:GEO3K", "Convert Geometry3K from a folder, or from parquet.")
+_add_published("harbor", "FOLDER", "harbor:HARBOR", "Convert folders of tasks: Harbor's, and Terminal-Bench's.")
 _add_published("math", "FILE", "published:MATH", "Convert MATH from JSONL or parquet.")
 _add_published("dapo-math", "FILE", "published:DAPO_MATH", "Convert DAPO-Math from its parquet; keep each prompt once.")
 

@@ -61,6 +61,10 @@ KEPT = 3
 """Snapshots of an episode that are kept: the last turns may not be stored yet when their node is killed."""
 
 
+WARM = "warm"
+"""Stands for the episode in the name of a container that has none yet."""
+
+
 class ContainerState(Struct, frozen=True):
     """State of an episode with a container, as it is stored with its turns."""
 
@@ -288,10 +292,10 @@ class ContainerPool:
         return await self._start_one(episode, image)
 
     async def _start_one(self, episode: str, image: str) -> str:
-        name = self._name(episode)
+        name, labels = self._name(episode), self._labels | ({EPISODE: episode} if episode != WARM else {})
         try:
             async with self._free:
-                await self._containers.start(name, image, self._as_dict, self._labels)
+                await self._containers.start(name, image, self._as_dict, labels)
         except BaseException as error:
             self.num_failed += isinstance(error, ContainerFailed)
             self._spawn(self._discard("container", name))  # a client that was cut off may have started it
@@ -310,7 +314,7 @@ class ContainerPool:
         while True:
             while len(self._warm) < self._settings.warm:
                 with suppress(ContainerFailed):  # which is logged, and tried again
-                    self._warm.append(await self._started("warm", self._settings.image))
+                    self._warm.append(await self._started(WARM, self._settings.image))
             await self._is_taken.wait()
             self._is_taken.clear()
 

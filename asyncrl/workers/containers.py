@@ -220,7 +220,10 @@ class CommandLine:
         return f"{self._name} {told.stdout.decode().strip()}"
 
     async def has(self, image: str) -> bool:
-        return (await self._attempt("image", "inspect", image, deadline_s=CALL_S)).code == 0
+        found = await self._attempt("image", "inspect", image, deadline_s=CALL_S)
+        if found.code and not _is_gone(found):
+            raise ContainerFailed(f"{self._name} image inspect {image} failed: {_reason(found)}")
+        return not found.code
 
     async def prepare(self, image: str, build: str = "") -> None:
         if await self.has(image):
@@ -275,7 +278,7 @@ class CommandLine:
     async def get(self, name: str, path: str) -> bytes:
         for _ in range(10):  # links
             found = await self._attempt("cp", f"{name}:{path}", "-", deadline_s=START_S, max_bytes=None)
-            if found.code and await self._is_running(name):
+            if found.code > 0 and await self._is_running(name):
                 raise FileNotFoundError(f"there is no {path} in the container: {_reason(found)}")
             if found.code:
                 raise ContainerFailed(f"{self._name} cp from {name} failed: {_reason(found)}")
@@ -308,6 +311,8 @@ class CommandLine:
             return []
         # One that was removed meanwhile is an error, and the others are told all the same.
         told = await self._attempt(kind, "inspect", *ids, deadline_s=CALL_S, max_bytes=None)
+        if told.code and not _is_gone(told):
+            raise ContainerFailed(f"{self._name} {kind} inspect failed: {_reason(told)}")
         found = json.loads(told.stdout or b"[]")
         return [Owned(kind, _id(about), _labels(about)) for about in found if OWNER in _labels(about)]
 

@@ -15,7 +15,7 @@ import sys
 import time
 
 from asyncrl.errors import ContainerFailed
-from asyncrl.workers.containers import OWNER, Containers, Owned, is_dead, reap, runtime_of
+from asyncrl.workers.containers import EPISODE, OWNER, SAVED, Containers, Owned, is_dead, reap, runtime_of
 
 LOOK_S = 0.5
 """Seconds between two looks at the owner."""
@@ -49,6 +49,9 @@ class Reaper:
         self._owner = owner
         self._linger_s = linger_s
         self._said = ""
+        self._ended_at = time.time()
+        self._episodes: set[str] = set()
+        """Episodes that the owner played. One that it continued may have an older image, of another dead owner."""
 
     async def reap(self, *, is_over: bool) -> None:
         """Remove all, within a minute; ``is_over``: nothing can be on its way any more."""
@@ -64,12 +67,16 @@ class Reaper:
         held: list[Owned] = []
 
         def is_wanted(one: Owned) -> bool:
-            if one.labels[OWNER] != self._owner:
-                return False
-            if one.kind == "image" and not with_images:
+            owner, episode = one.labels[OWNER], one.labels.get(EPISODE, "")
+            if owner == self._owner and episode:
+                self._episodes.add(episode)
+            if one.kind != "image":
+                return owner == self._owner
+            is_older = float(one.labels.get(SAVED, self._ended_at)) < self._ended_at
+            is_ours = owner == self._owner or (episode in self._episodes and is_older and is_dead(owner))
+            if is_ours and not with_images:
                 held.append(one)
-                return False
-            return True
+            return is_ours and with_images
 
         try:
             left = await reap(self._runtime, is_wanted)

@@ -10,26 +10,23 @@ words and exit code, and keeps names, images in use and anonymous volumes as pod
 machine; those of the container are in their working directory, so tests name them by relative paths.
 """
 
-import array
+from __future__ import annotations
+
 import fcntl
-import io
 import json
 import os
 import re
-import secrets
-import shlex
-import shutil
 import signal
-import socket
-import subprocess
 import sys
-import tarfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from typing import Any, NoReturn
 
 STATE = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
@@ -159,7 +156,7 @@ def is_running(about: dict[str, Any]) -> bool:
 
 
 def new_id() -> str:
-    return secrets.token_hex(32)
+    return os.urandom(32).hex()
 
 
 def filtered(kind: str, options: Options) -> list[dict[str, Any]]:
@@ -179,6 +176,8 @@ def filtered(kind: str, options: Options) -> list[dict[str, Any]]:
 
 
 def run(words: list[str]) -> None:
+    import shutil
+
     options, rest = parsed("run", words)
     number(options, "cpus", float)
     number(options, "memory", int)
@@ -186,7 +185,7 @@ def run(words: list[str]) -> None:
     if not rest:
         raise Failure("requires at least 1 arg(s), only received 0")
     image_name, *command = rest
-    name = options.get("name", [secrets.token_hex(6)])[-1]
+    name = options.get("name", [os.urandom(6).hex()])[-1]
     if not NAME.fullmatch(name):
         raise Failure("names must match [a-zA-Z0-9][a-zA-Z0-9_.-]*: invalid argument")
     for network in options.get("network", []):
@@ -234,6 +233,8 @@ def anonymous(files: Path, target: str) -> str:
 
 
 def place(files: Path, target: str, source: Path) -> None:
+    import shutil
+
     at = inside(files, target)
     at.parent.mkdir(parents=True, exist_ok=True)
     if at.is_dir() and not at.is_symlink():
@@ -246,6 +247,11 @@ def inside(files: Path, path: str) -> Path:
 
 
 def exec_(words: list[str]) -> int:
+    import array
+    import shutil
+    import socket
+    import threading
+
     options, rest = parsed("exec", words)
     if len(rest) < 2:
         raise Failure("must provide a non-empty command to start an exec session: invalid argument")
@@ -300,6 +306,8 @@ def rename(words: list[str]) -> None:
 
 
 def rm(words: list[str]) -> None:
+    import shutil
+
     options, rest = parsed("rm", words)
     for name in rest:
         with locked():
@@ -339,6 +347,9 @@ def below(root: int) -> list[int]:
 
 
 def cp(words: list[str]) -> None:
+    import io
+    import tarfile
+
     _, rest = parsed("cp", words)
     source, target = rest
     name, _, path = (target if source == "-" else source).partition(":")
@@ -355,6 +366,8 @@ def cp(words: list[str]) -> None:
 
 
 def commit(words: list[str]) -> None:
+    import shutil
+
     options, rest = parsed("commit", words)
     name, image = rest
     about = container(name)
@@ -386,6 +399,8 @@ def tag(id_: str, name: str) -> None:
 
 
 def rmi(words: list[str]) -> None:
+    import shutil
+
     options, rest = parsed("rmi", words)
     for name in rest:
         with locked():
@@ -418,6 +433,8 @@ def pull(words: list[str]) -> None:
 
 
 def made(name: str, files: Path, labels: dict[str, str] | None = None, volumes: Sequence[str] = ()) -> None:
+    import shutil
+
     with locked():
         id_ = new_id()
         shutil.copytree(files, folder("image", id_) / "files")
@@ -427,6 +444,10 @@ def made(name: str, files: Path, labels: dict[str, str] | None = None, volumes: 
 
 
 def build(words: list[str]) -> None:
+    import shlex
+    import shutil
+    import subprocess
+
     options, (context,) = parsed("build", words)
     recipe = Path(context, "Dockerfile")
     if not recipe.is_file():
@@ -519,6 +540,8 @@ def version(words: list[str]) -> None:
 
 def made_or_removed(kind: str, verb: str, words: list[str]) -> int:
     """``volume`` and ``network``: ls, create, inspect, rm."""
+    import shutil
+
     match verb:
         case "ls":
             listed(kind, parsed("ls", words)[0])
@@ -576,6 +599,9 @@ def start_monitor(place_: Path, workdir: Path, argv: list[str]) -> int:
 
 def monitor(words: list[str]) -> NoReturn:
     import ctypes
+    import socket
+    import subprocess
+    import threading
 
     writer, workdir, *argv = words
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
@@ -592,7 +618,7 @@ def monitor(words: list[str]) -> NoReturn:
         threading.Thread(target=serve, args=(link,), daemon=True).start()
 
 
-def leave_with(program: "subprocess.Popen[bytes]") -> NoReturn:
+def leave_with(program: subprocess.Popen[bytes]) -> NoReturn:
     program.wait()
     for pid in below(os.getpid())[::-1]:
         with suppress(ProcessLookupError):
@@ -600,7 +626,11 @@ def leave_with(program: "subprocess.Popen[bytes]") -> NoReturn:
     os._exit(0)
 
 
-def serve(link: socket.socket) -> None:
+def serve(link: Any) -> None:
+    import array
+    import socket
+    import subprocess
+
     with link:
         fds = array.array("i")
         text, extra, _, _ = link.recvmsg(1 << 20, socket.CMSG_SPACE(3 * fds.itemsize))

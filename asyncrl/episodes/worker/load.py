@@ -310,7 +310,9 @@ def text_of(value: Any) -> str:
 # ── what the settings name ─────────────────────────────────────────────────────────────────────
 
 FUNCTION = "environment.function"
-RESUMES = ("replay", "snapshot", "none")
+CONTAINER = "container"
+"""Way of an environment all of whose state is in its container: ``snapshot`` if that is saved, and ``none`` if not."""
+RESUMES = ("replay", "snapshot", CONTAINER, "none")
 
 
 class SteppedEnvironments:
@@ -318,7 +320,15 @@ class SteppedEnvironments:
 
     kind = "steps"
 
-    def __init__(self, make: Callable[..., Any], options: dict[str, Any], path: str, seats: int = 1) -> None:
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        options: dict[str, Any],
+        path: str,
+        *,
+        seats: int = 1,
+        saves_containers: bool = False,
+    ) -> None:
         self._make = make
         self._seats = seats
         self._options = options
@@ -326,6 +336,8 @@ class SteppedEnvironments:
         self.setting = f"{FUNCTION} {path!r}"
         self.resume = getattr(make, "resume", "none")
         _check(make, options, self._takes_task, self.resume, self.setting)
+        if self.resume == CONTAINER:
+            self.resume = "snapshot" if saves_containers else "none"
         self._tools = [_schema(tool, self.setting) for tool in getattr(make, "tools", [])]
 
     async def start(self) -> list[dict[str, Any]]:
@@ -341,14 +353,14 @@ Code = Union[SteppedEnvironments, Solve, Toolbox]
 
 def load(settings: dict[str, Any]) -> Code:
     """Load what ``settings`` name; raises `ConfigError`."""
+    saves = settings.get("saves_containers", False)
     if settings["tools"]:
-        saves = settings.get("saves_containers", False)
         return Toolbox.load(settings["tools"], settings["call_s"], saves_containers=saves)
     path, options = settings["function"], settings["options"]
     found = load_callable(path, setting=FUNCTION)
     if not isinstance(found, type) and list(_parameters(found))[1:2] == ["client"]:
         return Solve(found, options, f"{FUNCTION} {path!r}")
-    return SteppedEnvironments(found, options, path, settings["seats"])
+    return SteppedEnvironments(found, options, path, seats=settings["seats"], saves_containers=saves)
 
 
 def _parameters(function: Callable[..., Any]) -> Any:
@@ -369,7 +381,7 @@ def _check(make: Callable[..., Any], options: dict[str, Any], takes_task: bool, 
         raise ConfigError(f"{setting} has resume = {resume!r}, expected one of {', '.join(RESUMES)}")
     if not isinstance(make, type):
         return  # what it makes is seen when it is made
-    wanted = ["step", "snapshot", "restore"] if resume == "snapshot" else ["step"]
+    wanted = ["step", "snapshot", "restore"] if resume in ("snapshot", CONTAINER) else ["step"]
     missing = [name for name in wanted if not callable(getattr(make, name, None))]
     if not (callable(getattr(make, "reset", None)) or callable(getattr(make, "init", None))):
         missing.insert(0, "reset")
