@@ -53,7 +53,7 @@ def test_one_and_zero_of_every_type_arrive_at_every_door(make: Any) -> None:
         judge = adapt(compute_score, {}, path="own.py:compute_score", setting="reward.function")
         assert verdict_of(judge(VerifierInput(completion=""))).metrics["correct"] == value
         assert SkyRLGym(Sky(given)).score() == {"length": value}
-        assert score_of(TextArena(Arena(given)).score(), "score")["reward"] == value
+        assert score_of(TextArena(Arena(given)).score(), "score")["reward"] == [value]
 
 
 @pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in BOOLS.items()])
