@@ -193,10 +193,13 @@ class Task:
     """Seed, the same each time this episode is begun, on every node. Below 2**32, as ``numpy.random.seed`` wants it."""
     name: str = ""
     """Name of the episode, unique in the run, such as ``run/train/17/3``: a label for sandboxes and logs."""
-    models: ModelClients = field(default_factory=models, repr=False, compare=False)
-    """Models of ``[models]`` by name: ``await task.models["judge"].chat(messages)``."""
     container: Optional[Container] = None
     """The container of this episode; None without ``[environment.container]``."""
+
+    @property
+    def models(self) -> ModelClients:
+        """Models of ``[models]`` by name: ``await task.models["judge"].chat(messages)``."""
+        return models()
 
 
 @dataclass(frozen=True)
