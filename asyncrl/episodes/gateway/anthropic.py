@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from asyncrl.engine import ChatMessage
 from asyncrl.episodes.gateway.reply import Choice, Reply, Shown, event
 from asyncrl.episodes.gateway.request import (
+    UNRECORDED,
     ChatRequest,
     Count,
     Function,
@@ -110,7 +111,7 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
     wishes.ignore(*(name for name in IGNORED if getattr(body, name) is not None))
     wishes.refuse_all(body, UNSUPPORTED)
     if body.output_config and body.output_config.format:
-        wishes.refuse("response_format", "output_config.format is not supported: replies are sampled without a grammar")
+        wishes.refuse("response_format", f"output_config.format is not supported: {UNRECORDED}")
     if body.output_config and body.output_config.effort:
         wishes.ignore("output_config.effort")
     if body.messages[-1].role == "assistant":

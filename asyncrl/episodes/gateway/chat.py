@@ -10,6 +10,7 @@ from asyncrl.episodes.gateway.reply import Choice, Reply, Shown, Text, event
 from asyncrl.episodes.gateway.request import (
     MAX_CHOICES,
     SAMPLING,
+    UNRECORDED,
     ChatRequest,
     Count,
     Integer,
@@ -116,7 +117,7 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
     wishes.ignore(*(name for name in SAMPLING if getattr(body, name) is not None))
     wishes.refuse_all(body, UNSUPPORTED)
     if body.response_format and body.response_format.type != "text":
-        wishes.refuse("response_format", "response_format must be text: replies are sampled without a grammar")
+        wishes.refuse("response_format", f"response_format must be text: {UNRECORDED}")
     if body.top_logprobs:
         wishes.refuse("top_logprobs", "top_logprobs must be 0: log-probs are recorded of the sampled tokens alone")
     if body.modalities not in (None, [], ["text"]):

@@ -161,6 +161,7 @@ MAX_TOOLS_CHARS = 256 << 10
 """Characters of a request's tools: their schemas are kept as long as the rollout runs."""
 MAX_DEPTH = 64
 """Nesting of a tool's schema."""
+UNRECORDED = "replies are sampled without a grammar, whose masks the engine would have to record for the trainer"
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
     "parallel_tool_calls", "reasoning_effort",
@@ -279,7 +280,7 @@ class Wishes:
         """True if the reply may have calls. A choice other than ``auto`` and ``none`` is refused or ignored."""
         kind = choice.get("type") if isinstance(choice, Mapping) else choice
         if kind not in (None, "auto", "none"):
-            self.refuse("tool_choice", f"tool_choice is {kind!r:.40}, expected auto or none: the policy decides itself")
+            self.refuse("tool_choice", f"tool_choice is {kind!r:.40}, expected auto or none: {UNRECORDED}")
         return has_tools and kind != "none"
 
     def is_function(self, kind: str) -> bool:

@@ -18,6 +18,7 @@ from asyncrl.episodes.gateway import chat
 from asyncrl.episodes.gateway.reply import Choice, Reply, Shown, event
 from asyncrl.episodes.gateway.request import (
     REFERENCE,
+    UNRECORDED,
     ChatRequest,
     Count,
     Function,
@@ -128,7 +129,7 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
     wishes.ignore(*(name for name in IGNORED if getattr(body, name) is not None))
     wishes.refuse_all(body, UNSUPPORTED)
     if body.text and body.text.format and body.text.format.type != "text":
-        wishes.refuse("response_format", "text.format must be text: replies are sampled without a grammar")
+        wishes.refuse("response_format", f"text.format must be text: {UNRECORDED}")
     functions = [tool for tool in body.tools or () if wishes.is_function(tool.type)]
     if any(tool.strict for tool in body.tools or ()):
         wishes.ignore("strict")
