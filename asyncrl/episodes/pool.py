@@ -28,7 +28,7 @@ from msgspec import Struct
 from asyncrl import plug_in
 from asyncrl.config.sections.environment import Environment
 from asyncrl.engine import PolicyTurn
-from asyncrl.episodes.containers import ContainerPool, ContainerState, ContainerLease
+from asyncrl.episodes.containers import ContainerLease, ContainerPool, ContainerState
 from asyncrl.episodes.environment import Answer, Description, Environments, Score, TaskInput
 from asyncrl.episodes.workers import EnvironmentProcess, EnvironmentSlot, Suspects, lost_with, named, require_allowed
 from asyncrl.errors import ConfigError, EnvironmentFailed

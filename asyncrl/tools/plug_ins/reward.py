@@ -26,6 +26,7 @@ from asyncrl.messages.trajectory import Prompt
 from asyncrl.records.formatting import counted
 from asyncrl.reward.routing import check_routes
 from asyncrl.reward.verifier import GroupMember, Verdict, group_member, verifier_input
+from asyncrl.reward.workers.pool import WorkerPool
 from asyncrl.runtime.offline import open_rewards
 
 REFERENCE: Mapping[str, str] = {
