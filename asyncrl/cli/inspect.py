@@ -55,6 +55,8 @@ def _graded(directory: RunDirectory, config: Config) -> tuple[list[str], int, li
     """Sentences about rewards that differ, the number of samples graded, and what could not be graded."""
     if config.environment.is_set:
         return [], 0, ["episodes, whose environment gave their rewards"]
+    if config.reward.group:
+        return [], 0, ["rewards of reward.group, which compared whole groups"]
     prompts = train_stream(config.data, config.run.seed)
     problems, failed, strange = list[str](), 0, 0
     gradable: list[tuple[str, SampleFacts, VerifierInput]] = []

@@ -75,6 +75,7 @@ def try_reward(function: str, data: Path | None, num: int, given: tuple[str, ...
 
     A function of your own is `def score(inputs)`, which gets a VerifierInput, or verl's `def
     compute_score(data_source, solution_str, ground_truth, extra_info)`. It returns a number, or a dict with `score`.
+    With reward.group, the completions of a row are then compared as one group.
 
     \b
     Example:

@@ -272,4 +272,5 @@ async def _judge(config: Config, prompt: Prompt, sampled: SampledTrajectory, say
         except VerifierError as error:
             say(Text(f"no reward of the run: {error}", style="red"))
             return
-    say(reward_line("the run", verdict.reward, verdict.metrics))
+    who = "the run, before reward.group compares it with others" if reward.group else "the run"
+    say(reward_line(who, verdict.reward, verdict.metrics))

@@ -3,6 +3,8 @@
 
     row ── its reference answer, in three forms ─┐
            nothing, nonsense                    ─┴─▶ worker ─▶ reward, metrics, seconds │ the cause of the failure
+
+With `reward.group`, what a row's completions get is compared as one group.
 """
 
 import time
@@ -23,7 +25,7 @@ from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.records.formatting import counted
 from asyncrl.reward.routing import check_routes
-from asyncrl.reward.verifier import Verdict, verifier_input
+from asyncrl.reward.verifier import GroupMember, Verdict, group_member, verifier_input
 from asyncrl.reward.workers.pool import WorkerPool
 
 REFERENCE: Mapping[str, str] = {
@@ -34,6 +36,8 @@ REFERENCE: Mapping[str, str] = {
 """Forms of the reference answer that reward functions look for."""
 GARBAGE: Mapping[str, str] = {"nothing": "", "nonsense": "\x00<|x|>}{ [((\\boxed{ #### 1e999 NaN \u202e\U0001f92f"}
 """Completions that no row is answered by, and that a policy with random weights writes."""
+AMONG = "in the group: "
+"""Before the kind of a completion that was compared with the others of its row."""
 MAX_SHOWN_CHARS = 60
 WIDTH = max(map(len, REFERENCE))
 """Characters of the column of kinds."""
@@ -47,7 +51,7 @@ class Trial(Struct, frozen=True):
     row: int
     """Number among the usable rows, from 0."""
     kind: str
-    """A key of `REFERENCE` or `GARBAGE`, or ``given``."""
+    """A key of `REFERENCE` or `GARBAGE`, or ``given``; with a group function its verdict comes under it again."""
     seconds: float
     verdict: Verdict | None
     """None if it failed."""
@@ -97,6 +101,7 @@ async def trials(config: Config, prompts: Sequence[Prompt], given: Sequence[str]
     """Call the function for each row and completion, one after the other, so that the seconds are its own."""
     async with WorkerPool(config.reward) as pool:
         for row, prompt in enumerate(prompts):
+            members: dict[str, GroupMember] = {}
             for kind, text in completions(prompt, given).items():
                 inputs = verifier_input(prompt, text, finish_reason="stop", num_tokens=len(text.split()))
                 began, verdict, cause = time.monotonic(), None, ""
@@ -105,6 +110,23 @@ async def trials(config: Config, prompts: Sequence[Prompt], given: Sequence[str]
                 except VerifierError as error:
                     cause = str(error)
                 yield Trial(row, kind, time.monotonic() - began, verdict, cause)
+                if verdict:
+                    members[kind] = group_member(inputs, verdict)
+            if config.reward.group and members:
+                for trial in await _compared(pool, row, members):
+                    yield trial
+
+
+async def _compared(pool: WorkerPool, row: int, members: Mapping[str, GroupMember]) -> list[Trial]:
+    """What the group function says of a row's completions; each has an equal share of the seconds."""
+    began, cause = time.monotonic(), ""
+    verdicts: Sequence[Verdict | None] = [None] * len(members)
+    try:
+        verdicts = await pool.judge_group(list(members.values()))
+    except VerifierError as error:
+        cause = str(error)
+    seconds = (time.monotonic() - began) / len(members)
+    return [Trial(row, f"{AMONG}{kind}", seconds, each, cause) for kind, each in zip(members, verdicts, strict=True)]
 
 
 def attempt(
@@ -133,12 +155,16 @@ def trial_line(trial: Trial) -> str:
     Example:
           reference           reward 1        correct 1  shows_steps 0  0.3 ms
     """
-    head = f"  {trial.kind:<{WIDTH}}  "
+    head = f"  {trial.kind:<{_width(trial.kind)}}  "
     if trial.verdict is None:
         return f"{head}failed: {trial.cause}"
     numbers = "  ".join(f"{name} {value:.4g}" for name, value in trial.verdict.metrics.items())
     answer = f"  answer {shown(trial.verdict.answer)}" if trial.verdict.answer is not None else ""
     return f"{head}reward {trial.verdict.reward:<8.4g} {numbers}{answer}  {trial.seconds * 1000:.1f} ms"
+
+
+def _width(kind: str) -> int:
+    return WIDTH + (len(AMONG) if kind.startswith(AMONG) else 0)
 
 
 def summary_lines(done: Sequence[Trial]) -> list[str]:
@@ -150,7 +176,9 @@ def summary_lines(done: Sequence[Trial]) -> list[str]:
         if verdicts:
             means[kind] = sum(verdict.reward for verdict in verdicts) / len(verdicts)
             correct = sum(verdict.metrics["correct"] for verdict in verdicts)
-            lines.append(f"  {kind:<{WIDTH}}  mean reward {means[kind]:.4g}, {correct:g} of {len(verdicts)} correct")
+            lines.append(
+                f"  {kind:<{_width(kind)}}  mean reward {means[kind]:.4g}, {correct:g} of {len(verdicts)} correct"
+            )
     book = FailureBook()
     for trial in done:
         if trial.cause:
@@ -158,7 +186,10 @@ def summary_lines(done: Sequence[Trial]) -> list[str]:
         else:
             book.attempted("reward")
     lines += [f"failed      {line}" for line in book.sentences()]
-    best, garbage = ([means[kind] for kind in kinds if kind in means] for kinds in (REFERENCE, GARBAGE))
+    prefix = AMONG if any(kind.startswith(AMONG) for kind in means) else ""  # The group function has the last word.
+    best, garbage = (
+        [means[prefix + kind] for kind in kinds if prefix + kind in means] for kinds in (REFERENCE, GARBAGE)
+    )
     if best and garbage and max(best) <= max(garbage):
         lines.append("note: no form of the reference answer gets more than garbage; try another with --completion TEXT")
     return lines

@@ -114,3 +114,29 @@ def test_a_run_file_gives_function_data_and_columns(tmp_path: Path, data: Path) 
     config = run_config(file, ["reward.workers=3"])
     assert (config.reward.function, config.reward.workers) == ("gsm8k", 3)
     assert [row.chat[0]["content"] for row in read_rows(config, 5)] == ["8", "9"]
+
+
+def test_the_completions_of_a_row_are_compared_as_one_group(tmp_path: Path, data: Path) -> None:
+    file, said = tmp_path / "my.py", list[str]()
+    file.write_text(
+        "def score(inputs):\n    return 0.5\n"
+        "def longest(members):\n    longest = max(len(member.completion) for member in members)\n"
+        "    return [float(len(member.completion) == longest) for member in members]\n"
+    )
+    config = trial_config(f"{file}:score", data, said.append, [f"reward.group={file}:longest"])
+    assert try_reward(config, 1, ["it is 8", "8"], said.append)
+    assert [line.split("  ")[1] for line in said[1:5]] == [
+        "given 1",
+        "given 2",
+        "in the group: given 1",
+        "in the group: given 2",
+    ]
+    assert [line.split("reward ")[1].split()[0] for line in said[1:5]] == ["0.5", "0.5", "1", "0"]
+
+
+def test_a_group_function_that_fails_is_a_failure_of_each_of_its_members(tmp_path: Path, data: Path) -> None:
+    file, said = tmp_path / "my.py", list[str]()
+    file.write_text("def score(inputs):\n    return 0.5\ndef none(members):\n    return []\n")
+    config = trial_config(f"{file}:score", data, said.append, [f"reward.group={file}:none"])
+    assert not try_reward(config, 1, ["it is 8", "8"], said.append)
+    assert sum("failed: the group function returned 0 verdicts on 2 trajectories" in line for line in said) == 2
