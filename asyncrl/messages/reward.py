@@ -29,7 +29,7 @@ class Grade(Message, frozen=True):
     limits: TrajectoryLimits = TrajectoryLimits()
     """Checked in each payload before it is judged."""
     together: bool = False
-    """They are a whole group, for ``reward.group``: one `Scored` rewards all of them, or one `Failed` none."""
+    """Items are a whole group, for ``reward.group``: one `Scored` rewards all of them, or one `Failed` none."""
 
 
 class ScoredItem(Value, frozen=True):

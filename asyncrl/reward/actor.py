@@ -196,7 +196,7 @@ class RewardActor:
             return replace(_failed(grade.items[0], error), is_of_group=True)
 
     async def _judge(self, grade: Grade, item: GradeItem) -> tuple[VerifierInput, Verdict] | Failed:
-        """What a verifier sees of a trajectory, and its verdict."""
+        """Fetch a trajectory and judge it: the verifier's input, and its verdict."""
         try:
             trajectory = await self._payloads.fetch(item.ref, FETCH_S)
         except SpoolAway as error:

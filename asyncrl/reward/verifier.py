@@ -117,7 +117,7 @@ class GroupMember(VerifierInput, frozen=True, kw_only=True):
 
     reward: float
     metrics: dict[str, float]
-    """Of the verdict; always with ``correct``."""
+    """Metrics of the verdict; always with ``correct``."""
     extracted: str | None = None
     """Answer that ``reward.function`` found in the completion; empty: none found; None: it reports none."""
 

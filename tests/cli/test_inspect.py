@@ -305,6 +305,14 @@ def test_a_sample_whose_prompt_the_data_does_not_have_is_counted(tmp_path: Path,
     assert audit.unchecked == {"rewards": "1 samples, whose prompts the data does not have"}
 
 
+def test_rewards_of_compared_groups_are_not_graded_again_and_the_audit_says_so(tmp_path: Path) -> None:
+    config = load_config(Path("conf/quickstart.toml"), ["reward.group=judge.py:rank"])
+
+    audit = regraded(RunDirectory.create(tmp_path, "run"), config, ACCOUNTS)
+
+    assert audit.unchecked == {"rewards": "rewards of reward.group, which compared whole groups"}
+
+
 def test_a_run_without_its_data_is_not_graded(tmp_path: Path) -> None:
     config = load_config(Path("conf/quickstart.toml"), ["data.train=gone.parquet"])
 

@@ -452,6 +452,6 @@ def test_a_damaged_member_is_the_failure_of_its_group_and_its_own(tmp_path: Path
 
 
 def test_a_node_has_room_for_two_groups() -> None:
-    big = {"group_size": 400, "groups_per_step": 1}
+    big: dict[str, object] = {"group_size": 400, "groups_per_step": 1}
     assert most_open(a_config(schedule=big)) == MAX_OPEN
     assert most_open(a_config(schedule=big, reward={"group": "judge.py:rank"})) == 800

@@ -69,6 +69,7 @@ def test_built_in_names_need_no_process(monkeypatch: pytest.MonkeyPatch) -> None
         ),
         ({"reward": {"function": "MINE:score", "options": {"form": 1.0}}}, "form"),
         ({"reward": {"function": "gsm8"}}, "unknown reward function 'gsm8': did you mean 'gsm8k'?"),
+        ({"reward": {"group": "MINE:old_loss"}}, "is called with one argument, the list of members"),
     ],
     ids=str,
 )

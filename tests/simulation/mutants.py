@@ -115,14 +115,19 @@ def resumed_after_loss() -> Any:
     return mock.patch.object(Trajectories, "started_over", mutated)
 
 
-def judged_in_parts() -> Any:
-    """Of a group that is judged whole, those are judged that are stored."""
+@contextlib.contextmanager
+def judged_in_parts() -> Iterator[None]:
+    """Those of a group that are stored are judged, without the others, and nobody notices that some are missing."""
 
     def mutated(self: GradeBook, slot: Slot) -> Sequence[Slot]:
         group = self._whole.group(slot.unit) if self._whole else None
         return [each for each in group.kept if each.state is SlotState.STORED] if group else (slot,)
 
-    return mock.patch.object(GradeBook, "_together", mutated)
+    with (
+        mock.patch.object(GradeBook, "_together", mutated),
+        mock.patch.object(Trajectories, "incomplete", return_value=None),
+    ):
+        yield
 
 
 MUTANTS: dict[str, Callable[[], Any]] = {

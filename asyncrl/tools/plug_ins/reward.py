@@ -119,7 +119,7 @@ async def trials(config: Config, prompts: Sequence[Prompt], given: Sequence[str]
 
 
 async def _compared(pool: WorkerPool, row: int, members: Mapping[str, GroupMember]) -> list[Trial]:
-    """What the group function says of a row's completions; each has an equal share of the seconds."""
+    """Compare a row's completions by the group function; each has an equal share of the seconds."""
     began, cause = time.monotonic(), ""
     verdicts: Sequence[Verdict | None] = [None] * len(members)
     try:

@@ -139,4 +139,5 @@ def test_a_group_function_that_fails_is_a_failure_of_each_of_its_members(tmp_pat
     file.write_text("def score(inputs):\n    return 0.5\ndef none(members):\n    return []\n")
     config = trial_config(f"{file}:score", data, said.append, [f"reward.group={file}:none"])
     assert not try_reward(config, 1, ["it is 8", "8"], said.append)
-    assert sum("failed: the group function returned 0 verdicts on 2 trajectories" in line for line in said) == 2
+    lines = [line for line in said if line.startswith("  in the group: ")]
+    assert ["failed: the group function returned 0 verdicts on 2 trajectories" in line for line in lines] == [True] * 2
