@@ -74,14 +74,14 @@ class ContainerState(Struct, frozen=True):
     """The environment's own."""
 
 
-class Lease(Struct):
+class ContainerLease(Struct):
     """A container that one attempt at an episode has for itself."""
 
     name: str
     episode: str
     since_s: float
     images: list[str] = []
-    """Its snapshots, the newest last."""
+    """Names of its snapshots, the newest last."""
 
 
 class ContainerPool:
@@ -106,7 +106,7 @@ class ContainerPool:
         self._warm: list[str] = []
         self._is_taken = asyncio.Event()
         self._warming: asyncio.Task[None] | None = None
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, ContainerLease] = {}
         self._prepared: dict[str, asyncio.Task[None]] = {}
         """Images that are here or on their way."""
         self._lingering: dict[str, asyncio.Task[None]] = {}
@@ -167,7 +167,7 @@ class ContainerPool:
             seconds=self._seconds + sum(now - lease.since_s for lease in leases),
         )
 
-    async def lease(self, task: TaskInput, image: str = "") -> Lease:
+    async def lease(self, task: TaskInput, image: str = "") -> ContainerLease:
         """
         Give an episode a container, from a snapshot if ``image`` names one.
 
@@ -186,7 +186,7 @@ class ContainerPool:
         self._leases[lease.name] = lease
         return lease
 
-    async def snapshot(self, lease: Lease) -> str:
+    async def snapshot(self, lease: ContainerLease) -> str:
         """
         Save the files of a container, and return the name of the image.
 
@@ -203,7 +203,7 @@ class ContainerPool:
             self._spawn(self._discard("image", lease.images.pop(0)))
         return image
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: ContainerLease) -> None:
         """Remove a container; its snapshots linger, for an attempt that continues the episode."""
         if self._leases.pop(lease.name, None) is None:
             return
@@ -248,7 +248,7 @@ class ContainerPool:
 
     # ── containers ──────────────────────────────────────────────────────────────────────────
 
-    async def _fresh(self, task: TaskInput) -> Lease:
+    async def _fresh(self, task: TaskInput) -> ContainerLease:
         image, build = self._settings.image, ""
         if image == ROW:
             image, build = _image_of(task)
@@ -258,18 +258,18 @@ class ContainerPool:
             new = self._name(task.name)
             try:
                 await self._containers.rename(name, new)
-                return Lease(new, task.name, time.monotonic())
+                return ContainerLease(new, task.name, time.monotonic())
             except ContainerFailed:  # it has ended, or is gone
                 self._spawn(self._discard("container", name))
                 self._spawn(self._discard("container", new))
         await self._have(image, build)
-        return Lease(await self._started(task.name, image), task.name, time.monotonic())
+        return ContainerLease(await self._started(task.name, image), task.name, time.monotonic())
 
-    async def _restored(self, episode: str, image: str) -> Lease:
+    async def _restored(self, episode: str, image: str) -> ContainerLease:
         if not await self._containers.has(image):
             raise _not_here(image)
         try:
-            lease = Lease(await self._started(episode, image), episode, time.monotonic(), [image])
+            lease = ContainerLease(await self._started(episode, image), episode, time.monotonic(), [image])
         except ContainerFailed:
             if not await self._containers.has(image):  # a reaper took it meanwhile
                 raise _not_here(image) from None
@@ -303,7 +303,7 @@ class ContainerPool:
         self.num_started += 1
         return name
 
-    async def _save(self, lease: Lease, image: str) -> None:
+    async def _save(self, lease: ContainerLease, image: str) -> None:
         if image not in lease.images:  # before it is made: a client that is killed in mid-call may have made it
             lease.images.append(image)
         labels = {EPISODE: lease.episode, SAVED: f"{time.time():.3f}"}

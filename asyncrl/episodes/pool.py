@@ -29,7 +29,7 @@ from msgspec import Struct
 from asyncrl import plug_in
 from asyncrl.config.sections.environment import Environment
 from asyncrl.engine import PolicyTurn
-from asyncrl.episodes.containers import ContainerPool, ContainerState, Lease
+from asyncrl.episodes.containers import ContainerLease, ContainerPool, ContainerState
 from asyncrl.episodes.environment import Answer, Description, Environments, Score, TaskInput
 from asyncrl.episodes.workers import EnvironmentProcess, EnvironmentSlot, Suspects, lost_with, named, require_allowed
 from asyncrl.errors import ConfigError, EnvironmentFailed
@@ -159,7 +159,7 @@ class LeasedContainer:
     def __init__(self, pool: ContainerPool | None, *, is_saved: bool) -> None:
         self._pool = pool
         self._is_saved = is_saved
-        self._lease: Lease | None = None
+        self._lease: ContainerLease | None = None
 
     async def fresh(self, task: TaskInput) -> dict[str, str] | None:
         """Take a new one, in place of the one before. Raises as `ContainerPool.lease`."""
