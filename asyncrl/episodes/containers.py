@@ -81,7 +81,7 @@ class ContainerLease(Struct):
     episode: str
     since_s: float
     images: list[str] = []
-    """Its snapshots, the newest last."""
+    """Names of its snapshots, the newest last."""
 
 
 class ContainerPool:

@@ -168,9 +168,9 @@ class ContainerCounts(Value, frozen=True):
     """Containers of a rollout's episodes."""
 
     leased: int = 0
-    """Those that episodes have."""
+    """Containers that episodes have."""
     warm: int = 0
-    """Those that are ready for one."""
+    """Containers that are ready for one."""
     oldest_s: float = 0.0
     """Seconds since the oldest was leased; 0 without any."""
     started: int = 0

@@ -101,7 +101,7 @@ class Containers(Protocol):
         """Describe the runtime, such as ``podman 5.2``, if it answers."""
 
     async def has(self, image: str) -> bool:
-        """Whether an image is here."""
+        """True if the image is here."""
 
     async def prepare(self, image: str, build: str = "") -> None:
         """Have an image here: build it from the folder ``build`` if that is given, else pull it, unless it is here."""
@@ -139,7 +139,7 @@ def runtime_of(name: str) -> Containers:
 
 async def chosen(runtime: str) -> str:
     """
-    What ``environment.container.runtime`` means on this machine, for `runtime_of`.
+    Find what ``environment.container.runtime`` means on this machine, for `runtime_of`.
 
     Raises:
         ConfigError: There is no such runtime, or it does not answer; says what to do.

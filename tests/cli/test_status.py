@@ -32,6 +32,7 @@ from asyncrl.cli.status import (
 from asyncrl.config.run_file import to_toml
 from asyncrl.errors import ConfigError, LinkError
 from asyncrl.files.lock import locked
+from asyncrl.messages.session import ContainerCounts
 from asyncrl.messages.supervisor import Finished, Incident, NodeStatus, Status, StatusWanted
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.run_record import RunOverview
@@ -214,6 +215,20 @@ def test_many_nodes_that_wait_for_the_same_are_one_line() -> None:
     lines = live_lines(Status("run", "running", 0, 1, -1, 4, 0, 2, {}, nodes))
     assert lines[0].endswith("no weights published yet, 0.0 s")
     assert "  r0, r1, r2, r3 and 96 more  the trainer" in lines
+
+
+def test_the_containers_of_each_rollout_are_told() -> None:
+    held = ContainerCounts(leased=3, warm=2, oldest_s=75.0, started=40, failed=1)
+    nodes = [
+        NodeStatus("rollout-0", "rollout", "working", containers=held),
+        NodeStatus("reward-0", "reward", "working"),
+    ]
+    lines = live_lines(Status("run", "running", 0, 1, -1, 4, 0, 2, {}, nodes))
+    assert lines[-3:] == [
+        "",
+        "containers",
+        "  rollout-0  3 run, 2 warm, the oldest for 1 min 15 s; 40 started so far; 1 could not be started",
+    ]
 
 
 def test_a_run_without_nodes_says_so() -> None:

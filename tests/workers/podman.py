@@ -128,13 +128,13 @@ def every(kind: str) -> list[dict[str, Any]]:
 def write(kind: str, about: dict[str, Any]) -> None:
     path = folder(kind, about["Id"])
     path.mkdir(parents=True, exist_ok=True)
-    (path / "about.new").write_text(json.dumps(about))
+    (path / "about.new").write_text(json.dumps({"Created": time.time()} | about))
     (path / "about.new").rename(path / "about.json")
 
 
 def find(kind: str, name: str) -> dict[str, Any] | None:
     plain = name.removeprefix("sha256:")
-    for about in every(kind):
+    for about in sorted(every(kind), key=lambda about: about["Created"], reverse=True):  # a name is the newest's
         if name in about["Names"] or (len(plain) >= 12 and about["Id"].startswith(plain)):
             return about
         if kind == "image" and any(known in (f"{name}:latest", f"localhost/{name}") for known in about["Names"]):
@@ -380,11 +380,11 @@ def commit(words: list[str]) -> None:
     labels = about["Labels"] | labels_of([text for _, _, text in changes])
     with locked():
         container(name)
-        tag(id_, image)
         write(
             "image",
             {"Id": id_, "Names": [image], "Labels": labels, "Volumes": [], "Workdir": "/", "Parent": about["Image"]},
         )
+        tag(id_, image)  # afterwards: a client that is killed between must not leave the name to nobody
     print(id_)
 
 

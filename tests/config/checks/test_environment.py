@@ -50,6 +50,33 @@ TILL = {"function": "till.py:Till"}
             "environment.tool_parser='none' reads no calls, so environment.tools are never called; use 'auto'",
         ),
         (
+            {"environment": TILL | {"container": {"warm": 2}}},
+            "environment.container is only read with environment.container.image; set it",
+        ),
+        (
+            {"environment": TILL | {"container": {"image": "row", "warm": 2}}},
+            "environment.container.warm keeps containers of one image ready, but image = 'row' has one for each row; "
+            "remove one of them",
+        ),
+        (
+            {"environment": TILL | {"container": {"image": "debian", "command": []}}},
+            "environment.container.command is empty, expected a program that keeps a container alive",
+        ),
+        (
+            {"environment": TILL | {"container": {"image": "debian", "mounts": ["data:/data"]}}},
+            "environment.container.mounts[0] is 'data:/data', expected /SOURCE:/TARGET or /SOURCE:/TARGET:ro",
+        ),
+        (
+            {"environment": {"tools": ["shell"]}},
+            "environment.tools names 'shell', which runs in the container of the episode, and there is none; set "
+            "environment.container.image, or use 'python', which has a sandbox of its own",
+        ),
+        (
+            {"environment": {"command": ["agent"], "container": {"image": "debian", "snapshot": "turn"}}},
+            "environment.container.snapshot saves containers between turns, but environment.command is a program that "
+            "runs again from its beginning; use 'none'",
+        ),
+        (
             {"environment": TILL | {"history": "as_template"}, "data": {"truncation": "left"}},
             "environment.history='as_template' renders whole conversations again, which data.truncation='left' cannot "
             "cut; use 'error', or history='as_sampled'",
