@@ -24,7 +24,6 @@ from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import require_run
 from asyncrl.records.samples import SampleFacts, prompt_text, read_facts
 from asyncrl.reward.verifier import Verdict, VerifierInput, verifier_input
-from asyncrl.runtime.offline import open_rewards
 from asyncrl.spool.folder import read_contents, segment_numbers
 from asyncrl.spool.segment_writer import Entry, Place
 from asyncrl.terminal import Row, aligned
@@ -94,6 +93,8 @@ async def _judged(config: Config, inputs: Sequence[VerifierInput]) -> list[Verdi
             return await pool.judge(one)
         except VerifierError:
             return None
+
+    from asyncrl.runtime.offline import open_rewards  # numpy, which other audits do without
 
     verdicts: list[Verdict | None] = []
     async with open_rewards(config) as pool:

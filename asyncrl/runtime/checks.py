@@ -27,7 +27,8 @@ from asyncrl.config.model.tokenizer import FAST, num_experts
 from asyncrl.config.model.weights import check_weights
 from asyncrl.config.run_file import with_backend
 from asyncrl.config.sections.data import Data
-from asyncrl.config.sections.models import ServedModel, hidden_keys
+from asyncrl.config.sections.models import INSTALL as INSTALL_MODELS
+from asyncrl.config.sections.models import ServedModel, hidden_keys, key_of
 from asyncrl.data.chat_template import check_template, read_special_tokens, read_template, text_advice
 from asyncrl.data.check import CountTokens, FindSpelled, bad_row_lines
 from asyncrl.data.images import check_model_reads
@@ -43,8 +44,6 @@ from asyncrl.reward.catalogue import resolve
 from asyncrl.reward.routing import auto_routed, check_routes
 from asyncrl.runtime.check_functions import check_functions
 from asyncrl.runtime.machine import TRAIN, Devices, apart, find, missing_packages, require_train, share
-from asyncrl.served.app import INSTALL as INSTALL_MODELS
-from asyncrl.served.app import key_of
 from asyncrl.weights.groups.device import installed_version
 
 # ── engine ────────────────────────────────────────────────────────────────────────────────────

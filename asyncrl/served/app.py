@@ -9,7 +9,6 @@ The models of ``[models]`` for the code of one node: an OpenAI server on loopbac
 """
 
 import asyncio
-import os
 import secrets
 from asyncio import FIRST_COMPLETED
 from collections import Counter
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncrl.config.sections.models import ServedModel, hidden_keys
+from asyncrl.config.sections.models import INSTALL, ServedModel, hidden_keys, key_of
 from asyncrl.episodes.gateway.app import App, Disconnected, Exchange, allow, check_key, described
 from asyncrl.episodes.gateway.gateway import CAPABILITY_BYTES
 from asyncrl.episodes.gateway.request import RefusedRequest
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 APIS = ("chat/completions", "completions", "embeddings", "responses")
 LOOPBACK = "tcp://127.0.0.1:0"
 VARIABLE = "ASYNCRL_MODELS"
-INSTALL = "pip install 'asyncrl[models]'"
 OK = 200
 EXPECTED = msgspec.json.Decoder(dict[str, Any])
 
@@ -174,18 +172,3 @@ async def open_models(
             VARIABLE: msgspec.json.encode(access).decode(),
         }
         yield OpenModels(list(asked.values()), variables)
-
-
-def key_of(name: str, settings: ServedModel) -> str:
-    """The key of a model's server, from its variable; raises `ConfigError` if that is not set."""
-    if not settings.key_env:
-        return ""
-    key = os.environ.get(settings.key_env, "").strip()
-    if not key:
-        raise ConfigError(
-            f"models.{name}.key_env names the variable {settings.key_env}, which is not set in this process: export it "
-            f"on each machine whose code asks the model"
-        )
-    if not key.isascii() or not key.isprintable():
-        raise ConfigError(f"models.{name}: the key in {settings.key_env} has characters that no header may have")
-    return key

@@ -105,3 +105,14 @@ def test_a_run_waits_for_a_judge_that_is_away_and_goes_on(
     for path in run.directory.path.rglob("*"):
         assert not path.is_file() or KEY.encode() not in path.read_bytes(), path
     assert (run.directory.models / "reward-0" / "judge.sqlite").stat().st_size > 0
+
+
+@pytest.mark.slow("starts a process")
+def test_a_run_without_the_key_is_refused_before_it_starts(
+    judged: JudgeProcess, function: str, start_run: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    run = start_run(*settings(judged, function)).end()
+    assert run.code == 78
+    assert "models.judge.key_env names the variable JUDGE_KEY, which is not set in this process" in run.errors
+    assert not run.directory.path.exists()

@@ -120,24 +120,26 @@ def test_clients_are_told_not_to_repeat_what_was_repeated_here(monkeypatch: pyte
     play(scene, monkeypatch, Judge(trouble=[(429, {})] * 1000), timeout_s=0.1, deadline_s=0.2)
 
 
-@pytest.mark.parametrize(("settings", "said"), [
-    ({"model": "another"}, "refused the request: 404: The model `another` does not exist"),
-    ({}, "refused the request: 400: messages: expected a list"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "messages", "said"),
+    [
+        ("another", GREEDY, "refused the request: 404: The model `another` does not exist"),
+        (MODEL, [], "refused the request: 400: messages: expected a list"),
+    ],
+)
 def test_a_refused_request_is_the_codes_fault(
-    settings: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+    name: str, messages: list[dict[str, str]], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("JUDGE_KEY", KEY)
-
     async def main() -> None:
-        async with Judge().running() as judge:
-            served = ServedModel(**{"url": judge.url, "model": MODEL, "key_env": "JUDGE_KEY", **settings})
-            async with open_models({"judge": served}) as opened:
-                monkeypatch.setenv("ASYNCRL_MODELS", opened.variables["ASYNCRL_MODELS"])
-                with pytest.raises(ModelFailed, match=said) as failed:
-                    await models()["judge"].chat(GREEDY if settings else [])
-                assert not failed.value.retryable
-                assert len(judge.requests) == 1
+        async with (
+            Judge(key="").running() as judge,
+            open_models({"judge": ServedModel(url=judge.url, model=name)}) as opened,
+        ):
+            monkeypatch.setenv("ASYNCRL_MODELS", opened.variables["ASYNCRL_MODELS"])
+            with pytest.raises(ModelFailed, match=said) as failed:
+                await models()["judge"].chat(messages)
+            assert not failed.value.retryable
+            assert len(judge.requests) == 1
 
     asyncio.run(main())
 

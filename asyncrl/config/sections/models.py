@@ -1,5 +1,6 @@
 """Settings of models that others serve: judges, and users that a model plays."""
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Literal
@@ -9,6 +10,7 @@ from asyncrl.config.sections.section import Count, NonNegative, Positive, Sectio
 from asyncrl.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+INSTALL = "pip install 'asyncrl[models]'"
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -70,6 +72,21 @@ class ServedModel(Section, frozen=True, kw_only=True):
 def hidden_keys(models: Mapping[str, ServedModel]) -> dict[str, str]:
     """Variables that hide the keys of the servers from a process that would inherit them."""
     return {model.key_env: "" for model in models.values() if model.key_env}
+
+
+def key_of(name: str, settings: ServedModel) -> str:
+    """The key of a model's server, from its variable; raises `ConfigError` if that is not set."""
+    if not settings.key_env:
+        return ""
+    key = os.environ.get(settings.key_env, "").strip()
+    if not key:
+        raise ConfigError(
+            f"models.{name}.key_env names the variable {settings.key_env}, which is not set in this process: export it "
+            f"on each machine whose code asks the model"
+        )
+    if not key.isascii() or not key.isprintable():
+        raise ConfigError(f"models.{name}: the key in {settings.key_env} has characters that no header may have")
+    return key
 
 
 def _problem_of(url: str) -> str:
