@@ -319,8 +319,9 @@ def _spoken(message: ChatMessage) -> ChatMessage:
 def _written(call: Mapping[str, Any]) -> str:
     function = call.get("function", call)
     arguments = function.get("arguments") or {}
+    name = json.dumps(function.get("name"), ensure_ascii=False)
     value = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return f'{OPENING}\n{{"name": {json.dumps(function.get("name"))}, "arguments": {value}}}\n</tool_call>'
+    return f'{OPENING}\n{{"name": {name}, "arguments": {value}}}\n</tool_call>'
 
 
 def _described(messages: list[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:

@@ -265,7 +265,8 @@ def _fault(call: CalledTool, tools: Mapping[str, Mapping[str, Any]]) -> CallFaul
     schema, arguments = tools[call.name], call.arguments
     properties, required = schema.get("properties"), schema.get("required")
     known = properties if isinstance(properties, Mapping) else {}
-    is_missing = isinstance(required, list) and any(name not in arguments for name in required)
+    needed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    is_missing = any(name not in arguments for name in needed)
     is_unknown = schema.get("additionalProperties") is False and not arguments.keys() <= known.keys()
     is_other = any(not _fits(value, kinds_of(known.get(name))) for name, value in arguments.items())
     return "arguments" if is_missing or is_unknown or is_other else ""

@@ -247,11 +247,10 @@ class ChatBoundary:
         for probe in probes:
             starts.append(tail.find(probe["content"], starts[-1]))
             if starts[-1] < 0:
+                remedy = f" ({PLAIN_REMEDY})" if probe["role"] == TOOL else ""
                 raise EngineError(
                     f"the chat template leaves out messages of the role {probe['role']}, so the policy would never "
-                    f"read them; answer with another role, such as user, or take a template that has this one"
-                    + f" ({PLAIN_REMEDY})"
-                    * (probe["role"] == TOOL),
+                    f"read them; answer with another role, such as user, or take a template that has this one{remedy}",
                     retryable=False,
                 )
         return tail[: starts[1]] if probes else tail

@@ -45,6 +45,7 @@ def test_a_malformed_call_has_a_fault_of_one_kind(written: str, fault: str) -> N
     [
         {},
         {"properties": [], "required": "a"},
+        {"properties": {"a": {}}, "required": [{}, 1]},
         {"properties": {"a": {"$ref": "#/x"}, "b": True, "c": {"type": "date"}, "d": {"enum": [1]}}},
     ],
 )
