@@ -9,7 +9,7 @@ import pytest
 from tests.integration.conftest import ROOT, StartRun, samples, starting_runs
 
 UNTRAINED = 0.2
-"""Greatest share of episodes in which both seats say the highest number by chance; the base model has one in a hundred."""
+"""Greatest share of episodes in which both seats say the highest number by chance; of ten numbers, one in a hundred."""
 
 
 @pytest.fixture(scope="module")
