@@ -77,7 +77,8 @@ async def main():
             while True:
                 number = int(count.read_text()) if count.exists() else 0
                 await play(pool, folder, index, number)
-                count.write_text(str(number + 1))
+                count.with_suffix(".new").write_text(str(number + 1))
+                count.with_suffix(".new").rename(count)
         await asyncio.gather(*map(one, range(EPISODES)))
 
 asyncio.run(main())
