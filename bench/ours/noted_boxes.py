@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,19 @@ class NotingServer(hidden_sums_agent.Server):
         return answer
 
 
-async def solve(task: Any, client: Any, *, compact_every: int = 0) -> float:
+async def solve(
+    task: Any,
+    client: Any,
+    *,
+    compact_every: int = 0,
+    dialect: str = "chat",
+    max_turns: int = hidden_sums_agent.MAX_TURNS,
+) -> float:
     """An agent program, run again."""
     with closing(NotingServer(client.base_url, client.key)) as server:
         server.name = task.name
-        return await hidden_sums_agent.play(task, server, compact_every)
+        ask = partial(hidden_sums_agent.DIALECTS[dialect], server)
+        return await hidden_sums_agent.play(task, ask, compact_every, max_turns)
 
 
 hidden_sums_agent.solve = solve

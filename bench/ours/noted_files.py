@@ -9,8 +9,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-import noted_boxes
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from ours import noted_boxes
 
 from asyncrl.environment import Container, Said, Step, Task
 

@@ -262,12 +262,13 @@ class Reward(Node):
             self.in_hand.extend(message.items)
 
     def actions(self) -> list[Action]:
-        judge = [("judge", self.judge)] if self.in_hand else []
-        return judge + ([("judge a group", self.judge_group)] if self.whole else [])
+        judge: list[Action] = [("judge", self.judge)] if self.in_hand else []
+        group: list[Action] = [("judge a group", self.judge_group)] if self.whole else []
+        return judge + group
 
     def faults(self) -> list[Action]:
-        one = [("fail a grading", self.fail), ("refuse a payload", self.refuse)] if self.in_hand else []
-        group = [
+        one: list[Action] = [("fail a grading", self.fail), ("refuse a payload", self.refuse)] if self.in_hand else []
+        group: list[Action] = [
             ("fail a group", self.fail_group),
             *(("fail in a group", partial(self.fail_in_group, s)) for s in STAGES),
         ]

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,7 +109,7 @@ def test_a_group_has_the_time_of_a_verdict_for_each_of_its_members(functions: Pa
 def test_a_slow_verdict_beside_a_group_has_no_more_time_than_alone(functions: Path) -> None:
     reward = Reward(function=f"{functions}:score", group=f"{functions}:rank", timeout_s=0.3)
 
-    async def judge() -> list[object]:
+    async def judge() -> tuple[object, object]:
         async with WorkerPool(reward) as pool:
             slow = pool.judge(VerifierInput(completion="slow"))
             return await asyncio.gather(pool.judge_group(members("a", "bb")), slow, return_exceptions=True)
@@ -185,7 +186,8 @@ def test_a_function_that_cannot_be_called_is_refused_at_the_start(
 def test_its_options_are_bound(functions: Path) -> None:
     function = make_group_function(Reward(group=f"{functions}:rank", group_options={"best": 3.0}))
     assert function is not None
-    assert [value["score"] for value in function(members("a", "bb"))] == [0.0, 3.0]
+    values: Any = function(members("a", "bb"))
+    assert [value["score"] for value in values] == [0.0, 3.0]
 
 
 @pytest.mark.parametrize(

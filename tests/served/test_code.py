@@ -95,7 +95,7 @@ def judged(folder: Path, judge: Judge | None = None) -> Verdict:
 
 
 def test_an_environment_asks_by_the_name_in_its_task(tmp_path: Path) -> None:
-    async def use(opened: OpenModels, judge: Judge) -> tuple[float, bool]:
+    async def use(opened: OpenModels, judge: Judge) -> tuple[object, bool]:
         async with make_environments(environment_of(tmp_path, "Asks"), "run", "node", opened.variables) as environments:
             episode = environments.open("run/0")
             await episode.reset(TaskInput(messages=[]))

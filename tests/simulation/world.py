@@ -104,7 +104,7 @@ class World:
         """True once a checkpoint was damaged."""
         self.calm_since_s = 0.0
         """Virtual time of the last fault."""
-        self.calls = count(1)
+        self.calls: Iterator[int] = count(1)
         """Numbers of the calls of the group function."""
         self._violations: list[str] = []
         self._incarnations = count(1)

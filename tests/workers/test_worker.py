@@ -124,7 +124,7 @@ def heard(written: bytes, decode: Callable[[bytes], T], max_answer_bytes: int) -
     return asyncio.run(listen())
 
 
-JUDGED = rewards.encode(rewards.Judged(1, None))[HEADER_BYTES:]
+JUDGED = rewards.encode(rewards.Judged(1, []))[HEADER_BYTES:]
 NESTED = framed(bytes([JUDGED[0] + 1]) + JUDGED[1:] + b"\x91" * 60_000 + b"\x01")
 """A `Judged` with a further field, which is a deep tree."""
 
@@ -143,7 +143,7 @@ NESTED = framed(bytes([JUDGED[0] + 1]) + JUDGED[1:] + b"\x91" * 60_000 + b"\x01"
     ],
 )
 def test_half_a_message_or_nonsense_means_that_a_worker_of_rewards_is_gone(garbage: bytes) -> None:
-    answer = rewards.Judged(1, None, "the function raised")
+    answer = rewards.Judged(1, [], "the function raised")
 
     assert heard(rewards.encode(answer) + garbage, rewards.decode, rewards.MAX_ANSWER_BYTES) == [answer]
 

@@ -137,7 +137,7 @@ def called(function: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return function["name"], json.loads(function["arguments"])
 
 
-DIALECTS = {"chat": Chat, "responses": Responses, "messages": Messages}
+DIALECTS: dict[str, type[Chat | Responses | Messages]] = {"chat": Chat, "responses": Responses, "messages": Messages}
 
 
 async def play(family: Family, seed: int, boundary: TurnBoundary, dialect: str) -> bool:
