@@ -86,7 +86,7 @@ def test_a_function_of_task_and_client_is_a_program(tmp_path: Path) -> None:
         ("wants", {}, r"missing a required argument: 'other'; expected a class, make\(task\)"),
         ("Keeps", {}, "has no method snapshot and none restore"),
         ("Blind", {}, "has no method reset"),
-        ("Odd", {}, "has resume = 'sometimes', expected one of replay, snapshot, none"),
+        ("Odd", {}, "has resume = 'sometimes', expected one of replay, snapshot, container, none"),
         ("Lists", {}, "lists the tool 'look', expected a function"),
     ],
 )
