@@ -54,14 +54,14 @@ def accuracies(folder: Path, *settings: str) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
-@pytest.mark.slow("makes a model once, and trains until it has learned")
+@pytest.mark.long("makes a model once, and trains until it has learned")
 def test_a_model_learns_from_comparisons_alone(tmp_path: Path) -> None:
     before, after = accuracies(tmp_path, *JUDGED, "run.steps=20")
     assert before < 20
     assert after > 90
 
 
-@pytest.mark.slow("makes a model once")
+@pytest.mark.long("makes a model once, and trains it in processes")
 def test_without_the_comparisons_there_is_nothing_to_learn(tmp_path: Path) -> None:
     few = ("run.steps=4", "trainer.warmup_steps=1", "evaluation.every_versions=0", "checkpoint.keep_best=false")
     before, after = accuracies(tmp_path, JUDGED[0], *few)

@@ -30,7 +30,7 @@ def start(bids: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Star
         yield start
 
 
-@pytest.mark.slow("trains until both seats say the highest number")
+@pytest.mark.long("trains until both seats say the highest number")
 def test_each_seat_learns_from_its_own_reward(start: StartRun) -> None:
     run = start(steps=25).end()
     assert run.code == 0, run.errors
