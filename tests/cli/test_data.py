@@ -41,7 +41,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_the_kinds_are_these():
-    assert set(prepare.commands) == {"gsm8k", "geo3k", "math", "dapo-math", "jsonl", "csv", "reasoning-gym"}
+    assert set(prepare.commands) == {"gsm8k", "geo3k", "math", "dapo-math", "jsonl", "csv", "reasoning-gym", "harbor"}
 
 
 def test_what_was_prepared_can_be_used(tmp_path):

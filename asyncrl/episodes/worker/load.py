@@ -360,7 +360,7 @@ def load(settings: dict[str, Any]) -> Code:
     found = load_callable(path, setting=FUNCTION)
     if not isinstance(found, type) and list(_parameters(found))[1:2] == ["client"]:
         return Solve(found, options, f"{FUNCTION} {path!r}")
-    return SteppedEnvironments(found, options, path, seats=settings["seats"], saves_containers=saves)
+    return SteppedEnvironments(found, options, path, seats=settings.get("seats", 1), saves_containers=saves)
 
 
 def _parameters(function: Callable[..., Any]) -> Any:
