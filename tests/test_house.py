@@ -2,9 +2,12 @@
 
 import ast
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import asyncrl
 
@@ -54,6 +57,15 @@ def test_no_two_classes_have_one_name() -> None:
 def test_no_file_is_too_long_to_be_read_in_a_sitting() -> None:
     lengths = {name: path.read_text(encoding="utf-8").count("\n") for name, path in MODULES.items()}
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="only a clone knows which links are part of it")
+def test_no_link_leads_out_of_the_tree() -> None:
+    listed = subprocess.run(["git", "ls-files", "-s"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    links = [ROOT / line.partition("\t")[2] for line in listed.splitlines() if line.startswith("120000")]
+    assert links, "asyncrl/shipped has some"
+    targets = {str(link.relative_to(ROOT)): link.readlink() for link in links}
+    assert {link: target for link, target in targets.items() if target.is_absolute()} == {}
 
 
 FROM_ITS_PLACE = re.compile(r"Path\(__file__\)(?:\.resolve\(\))?\.parents\[(\d+)\]((?: / [\"'][^\"']+[\"'])*)")

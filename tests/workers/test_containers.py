@@ -78,14 +78,14 @@ def test_programs_run_with_input_and_end_with_their_code(podman: CommandLine) ->
 def test_files_are_kept_from_one_call_to_the_next_and_carried_in_and_out(podman: CommandLine) -> None:
     async def use(container: EpisodeContainer) -> None:
         data = bytes(range(256)) * 1000
-        await container.put("/work/deep/data", data)
-        assert (await container.run(["sh", "-c", "cp work/deep/data work/copy; ln -s copy work/link"])).code == 0
-        assert await container.get("/work/copy") == data
-        assert await container.get("/work/link") == data
-        with pytest.raises(FileNotFoundError, match="there is no /work/other"):
-            await container.get("/work/other")
+        await container.put("/app/deep/data", data)
+        assert (await container.run(["sh", "-c", "cp app/deep/data app/copy; ln -s copy app/link"])).code == 0
+        assert await container.get("/app/copy") == data
+        assert await container.get("/app/link") == data
+        with pytest.raises(FileNotFoundError, match="there is no /app/other"):
+            await container.get("/app/other")
         with pytest.raises(FileNotFoundError, match="is no file"):
-            await container.get("/work/deep")
+            await container.get("/app/deep")
 
     with_container(podman, use)
 
