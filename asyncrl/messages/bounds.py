@@ -8,6 +8,9 @@ Each function describes one value that is out of its bounds; the text is empty i
 
 import math
 
+from msgspec import Struct
+from msgspec.structs import asdict
+
 from asyncrl import foreign_text
 
 MAX_NAME_CHARS = 200
@@ -35,6 +38,13 @@ def seconds(key: str, value: float) -> str:
 def count(key: str, value: int) -> str:
     """A count, a step or a version is 0 to `MAX_COUNT`."""
     return "" if 0 <= value <= MAX_COUNT else f"{key} is {value}"
+
+
+def numbers(value: Struct) -> str:
+    """Each field of a value whose fields are `count` and, as floats, `seconds`."""
+    found = asdict(value).items()
+    checked = (seconds(key, one) if isinstance(one, float) else count(key, one) for key, one in found)
+    return next(filter(None, checked), "")
 
 
 def name(key: str, value: str) -> str:

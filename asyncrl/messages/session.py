@@ -158,10 +158,7 @@ class ModelUse(Value, frozen=True):
     """Tokens of their prompts and answers, as the server counts them."""
 
     def out_of_bounds(self) -> str:
-        counts = ("requests", "cached", "repeated", "failed", "tokens")
-        return next(
-            (found for key in counts if (found := bounds.count(key, getattr(self, key)))), ""
-        ) or bounds.seconds("seconds", self.seconds)
+        return bounds.numbers(self)
 
 
 class ContainerCounts(Value, frozen=True):
@@ -181,12 +178,7 @@ class ContainerCounts(Value, frozen=True):
     """Seconds so far for which episodes have had them, added up."""
 
     def out_of_bounds(self) -> str:
-        counts = ("leased", "warm", "started", "failed")
-        return (
-            next((found for key in counts if (found := bounds.count(key, getattr(self, key)))), "")
-            or bounds.seconds("oldest_s", self.oldest_s)
-            or bounds.seconds("seconds", self.seconds)
-        )
+        return bounds.numbers(self)
 
 
 @sent(by=EVERY, to="broker")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncrl.config.sections.models import INSTALL, ServedModel, hidden_keys, key_of
+from asyncrl.environment import VARIABLE
 from asyncrl.episodes.gateway.app import App, Disconnected, Exchange, allow, check_key, described
 from asyncrl.episodes.gateway.gateway import CAPABILITY_BYTES
 from asyncrl.episodes.gateway.request import RefusedRequest
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 APIS = ("chat/completions", "completions", "embeddings", "responses")
 LOOPBACK = "tcp://127.0.0.1:0"
-VARIABLE = "ASYNCRL_MODELS"
 OK = 200
 EXPECTED = msgspec.json.Decoder(dict[str, Any])
 

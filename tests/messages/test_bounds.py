@@ -5,7 +5,7 @@ import pytest
 from asyncrl.messages.bounds import SHOWN_CHARS
 from asyncrl.messages.codec import Message
 from asyncrl.messages.rollout import Failed, Offer, StartedOver
-from asyncrl.messages.session import Beat, Bye, Hello, ModelUse, Ready, StoreGet, StoreSet
+from asyncrl.messages.session import Beat, Bye, ContainerCounts, Hello, ModelUse, Ready, StoreGet, StoreSet
 from asyncrl.messages.spool import SpoolAddress
 from asyncrl.messages.supervisor import Exited, Stacks
 from asyncrl.messages.trainer import Commit, DamagedCheckpoint, Refusal, Resumed, StepFailed, Stepped, Take
@@ -45,6 +45,9 @@ def test_a_sound_message_passes(message: Message) -> None:
         (Beat(seconds={"idle": -1.0}), "idle is -1.0"),
         (Beat(tokens=-5), "tokens is -5"),
         (Beat(decode_steps=NAN), "decode_steps is nan"),
+        (Beat(containers=ContainerCounts(warm=-1)), "warm is -1"),
+        (Beat(containers=ContainerCounts(leased=1 << 41)), f"leased is {1 << 41}"),
+        (Beat(containers=ContainerCounts(oldest_s=NAN)), "oldest_s is nan"),
         (Beat(models={"judge": ModelUse(tokens=-1)}), "tokens is -1"),
         (Beat(models={"judge": ModelUse(seconds=INF)}), "seconds is inf"),
         (Beat(models={"": ModelUse()}), "a name of models is '', expected up to 200 printable characters"),
