@@ -340,9 +340,10 @@ class CommandLine:
     ) -> Output:
         """Run a command of the runtime, which is killed after its deadline."""
         pipe = asyncio.subprocess.PIPE
+        stdin = pipe if input else asyncio.subprocess.DEVNULL
         try:
             client = await asyncio.create_subprocess_exec(
-                self.program, *arguments, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+                self.program, *arguments, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=True
             )
         except OSError as error:
             raise ContainerFailed(f"{self.program} cannot be run: {error.strerror}") from error
@@ -363,8 +364,9 @@ class CommandLine:
 
 
 async def _fed(stdin: asyncio.StreamWriter | None, data: bytes) -> None:
-    assert stdin is not None, "started with a pipe"
-    with suppress(ConnectionError):
+    if stdin is None:
+        return
+    with suppress(ConnectionError, RuntimeError):  # uvloop has the latter for a pipe that its reader has closed
         stdin.write(data)
         await stdin.drain()
     stdin.close()

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 import pytest
+import uvloop
 
 from asyncrl.config.sections.environment import ContainerSettings
 from asyncrl.errors import ConfigError, ContainerFailed
@@ -266,3 +267,16 @@ def test_a_snapshot_of_a_dead_owner_is_left_once_no_reaper_keeps_it_any_more() -
     assert not is_left(image, 1001.0)
     assert is_left(image, 1000.0 + containers.STALE_S + 1)
     assert not is_left(Owned("container", "1", LABELS), 1001.0)
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_client_that_ends_before_it_has_read_its_input_is_told_by_its_exit_code(
+    make_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    runtime = CommandLine("/bin/false")
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        for _ in range(20):
+            with pytest.raises(ContainerFailed, match=r"false image inspect base failed: exit code 1"):
+                runner.run(runtime.has("base"))
+            with pytest.raises(ContainerFailed, match=r"false cp failed: exit code 1"):
+                runner.run(runtime.put("box", {"/data": bytes(1 << 20)}))
