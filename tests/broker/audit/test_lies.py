@@ -296,21 +296,21 @@ LIES: list[tuple[str, Lie, tuple[str, ...]]] = [
     ("summary_tokens", in_summary(trained_tokens=1), (SUMMARY, "trained_tokens is 1")),
     ("summary_seed", in_summary(seed=77), (SUMMARY, UNWRITTEN)),
     ("summary_wall", in_summary(wall_s=0.5), (SUMMARY, UNWRITTEN)),
-    ("summary_gap", in_summary(logprob_gap_mean=0.0), (SUMMARY, UNWRITTEN)),
+    ("summary_gap", in_summary(logprob_gap_mean=7.0), (SUMMARY, UNWRITTEN)),
     ("summary_failures", in_summary(groups_failed=7), (SUMMARY, UNWRITTEN)),
-    ("summary_staleness_mean", in_summary(staleness_mean=0.0), (SUMMARY, UNWRITTEN)),
+    ("summary_staleness_mean", in_summary(staleness_mean=77.0), (SUMMARY, UNWRITTEN)),
     ("summary_records", in_summary(ledger_records=0), (SUMMARY, UNWRITTEN)),
     ("summary_head", in_summary(ledger_head="0" * 64), KEPT),
     # metrics of steps
     ("skipped_update", in_metrics(1, skipped=1.0), (METRICS, "the line of step 1", UNWRITTEN)),
-    ("loss", in_metrics(1, loss=0.0), (METRICS, "the line of step 1", UNWRITTEN)),
+    ("loss", in_metrics(1, loss=77.0), (METRICS, "the line of step 1", UNWRITTEN)),
     ("accuracy", in_metrics(1, accuracy=2.0), (METRICS, "step 1 has accuracy 2")),
     ("reward", in_metrics(1, reward=2.0), (METRICS, "step 1 has reward 2")),
     ("num_tokens", in_metrics(1, num_tokens=1.0), (METRICS, "step 1 has num_tokens 1")),
     ("truncated", in_metrics(1, truncated=0.123), (METRICS, "step 1 has truncated 0.123")),
     ("spans_mean", in_metrics(1, spans_mean=9.0), (METRICS, "step 1 has spans_mean 9")),
     ("grad_norm", in_metrics(3, grad_norm=1e-9), (METRICS, "the line of step 3", UNWRITTEN)),
-    ("time_s", in_metrics(3, time_s=0.0), (METRICS, "the line of step 3", UNWRITTEN)),
+    ("time_s", in_metrics(3, time_s=7777.0), (METRICS, "the line of step 3", UNWRITTEN)),
     ("new_metric", in_metrics(3, better=1.0), (METRICS, "the line of step 3", UNWRITTEN)),
     ("metric_and_digest", line_and_its_digest, CHAIN),
     # samples
@@ -381,9 +381,15 @@ def newest_segment(run: RunCopy) -> str:
     return max(path.name for path in run.directory.spool.glob("segment_*.seg") if path.stat().st_size > 64)
 
 
+def contents(run: RunCopy) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in run.directory.path.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize(("lie", "words"), [pytest.param(lie, words, id=name) for name, lie, words in LIES])
 def test_a_lie_is_named_with_its_place(run: RunCopy, lie: Lie, words: tuple[str, ...]) -> None:
+    told = contents(run)
     lie(run)
+    assert contents(run) != told, "what the lie says is true of this run"
 
     problems = run.audit().problems
     assert any(all(word in problem for word in words) for problem in problems), problems
