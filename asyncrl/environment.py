@@ -24,7 +24,10 @@ from typing import Any
 __all__ = ["Client", "Said", "Step", "Task", "ToolCall"]
 
 Message = dict[str, Any]
-"""``{"role": ..., "content": ...}``, and ``tool_calls`` or ``tool_call_id`` as in OpenAI's chat completions."""
+"""
+``{"role": ..., "content": ...}``, and ``tool_calls`` or ``tool_call_id`` as in OpenAI's chat completions. ``content``
+is a text, or a list of ``{"type": "text", "text": ...}`` and ``{"type": "image", "data": bytes of a file}``.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Task:
     """Seed, the same each time this episode is begun, on every node. Below 2**32, as ``numpy.random.seed`` wants it."""
     name: str = ""
     """Name of the episode, unique in the run, such as ``run/train/17/3``: a label for sandboxes and logs."""
+    images: list[bytes] = field(default_factory=list)
+    """Files of the prompt's pictures, in the order of the marks ``<image>`` in ``messages``."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from asyncrl.engine import Completion, PolicyTurn, Request, TurnBoundary
+from asyncrl.episodes.pictures import EpisodePictures
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, RecordedTurn
-from asyncrl.messages.trajectory import FROM_NOTHING, Sampling
+from asyncrl.errors import EngineError
+from asyncrl.messages.trajectory import Image, Sampling
 
 SEED_STEP = 0x9E3779B97F4A7C15
 """Distance of the seeds of two turns: 2^64 divided by the golden ratio, so that all differ."""
@@ -41,6 +43,7 @@ class RunningTurn(Struct, eq=False):
     context_ids: list[int]
     request: Request
     draw: int
+    images: list[Image]
 
 
 class Conversation:
@@ -50,7 +53,7 @@ class Conversation:
     Args:
         sampling: Of one turn; ``max_tokens`` is lowered to what is left of the episode.
         seed: Of the episode; every turn has one of its own. None draws from the engine's generator.
-        images: Files of the prompt's pictures.
+        pictures: Files of the pictures that the record names; None takes them for those of an episode without any.
         on_turn: Called after each turn that was recorded.
     """
 
@@ -64,7 +67,7 @@ class Conversation:
         limits: EpisodeLimits,
         seed: int | None = None,
         priority: int = 0,
-        images: tuple[bytes, ...] = (),
+        pictures: EpisodePictures | None = None,
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self.record = record
@@ -75,7 +78,7 @@ class Conversation:
         self.limits = limits
         self._seed = seed
         self._priority = priority
-        self.images = images
+        self.pictures = pictures or EpisodePictures(limits.pictures)
         self._on_turn = on_turn
         self.num_malformed = 0
         """Calls of tools so far that cannot be read."""
@@ -87,6 +90,7 @@ class Conversation:
         parent: int,
         context_ids: Sequence[int],
         *,
+        images: Sequence[Image] = (),
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         begun: RecordedTurn | None = None,
@@ -96,6 +100,7 @@ class Conversation:
         Sample the turn that follows ``parent`` and ``context_ids``, and return its index in the record.
 
         Args:
+            images: Pictures of the context, in the order of their tokens.
             max_tokens: Fewer tokens than the run allows, such as those that an agent program asked for.
             stop: Texts that end the turn, besides those of the run.
             begun: Beginning of this turn that was sampled before, which is continued with its own draws.
@@ -114,14 +119,16 @@ class Conversation:
             seed=None if self._seed is None else (self._seed + draw * SEED_STEP) % MAX_SEED,
             resume_from=begun.completion if begun else None,
             priority=self._priority,
-            images=() if self.record.root(parent) == FROM_NOTHING else self.images,
+            images=self.pictures.files([*self.record.images_through(parent), *images]),
         )
-        turn = RunningTurn(parent, list(context_ids), request, draw)
+        turn = RunningTurn(parent, list(context_ids), request, draw, list(images))
         self.running.append(turn)
         try:
             completion = await self._sample(request)
         finally:
             self.running.remove(turn)
+        if len(completion.grids) != len(request.images):
+            raise EngineError(f"the engine returned {len(completion.grids)} grids of {len(request.images)} pictures")
         place = self.record.add(
             RecordedTurn(
                 parent=parent,
@@ -130,6 +137,7 @@ class Conversation:
                 observation=self.boundary.text(context_ids) if observation is None else observation,
                 text=self.boundary.text(completion.completion_ids),
                 draw=draw,
+                images=turn.images,
             )
         )
         self._on_turn()

@@ -12,7 +12,7 @@ raised.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,9 +20,10 @@ from msgspec.structs import replace
 from asyncrl.engine import ChatMessage, TurnBoundary
 from asyncrl.episodes.conversation import Conversation, EpisodeOver
 from asyncrl.episodes.environment import Answer, EnvironmentEpisode, Resume, Score, TaskInput
+from asyncrl.episodes.pictures import is_picture
 from asyncrl.episodes.record import EpisodeState, ResumedEpisode
-from asyncrl.errors import EnvironmentFailed
-from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
+from asyncrl.errors import DataError, EnvironmentFailed
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Image
 from asyncrl.messages.verdict_limits import MAX_METRICS
 from asyncrl.messages.words import FinishReason
 
@@ -33,6 +34,16 @@ class EnvironmentDiverged(Exception):
 
 MALFORMED = "malformed_calls"
 """Metric of an episode with tools, unless the environment gives one of that name, or as many as there may be."""
+
+
+class Following(Struct, frozen=True):
+    """What the policy reads before a turn."""
+
+    parent: int
+    """Index of the turn that it follows, `FROM_PROMPT` or `FROM_NOTHING`."""
+    context_ids: list[int] = []
+    images: list[Image] = []
+    """Pictures of the context, in the order of their tokens."""
 
 
 class EpisodeSteps:
@@ -65,8 +76,9 @@ class EpisodeSteps:
         self._tools = tools
         self._observed = observed
         self._chat: list[ChatMessage] | None = None
+        self._prompt = conversation.pictures.with_prompt(task.messages)
         if history == "as_template":
-            self._chat = conversation.boundary.quoted(task.messages)
+            self._chat = conversation.boundary.quoted(self._prompt)
         """The conversation as messages, if the chat template is to render it again."""
         self._state = resumed.state if resumed else EpisodeState(num_finished=0)
         self._recorded = list(resumed.finished[self._state.num_answered :]) if resumed else []
@@ -106,60 +118,65 @@ class EpisodeSteps:
         answer = await self._begin()
         if answer.done:
             raise EnvironmentFailed("reset says that the episode is done, before the first turn", retryable=False)
-        parent, context = self._first(answer)
+        following = self._first(answer)
         while True:
             try:
-                place = await self._turn(parent, context)
+                place = await self._turn(following)
             except EpisodeOver as over:
                 if self._conversation.record.turns:
                     return "length"
                 raise EnvironmentFailed(
-                    f"the first observation has {len(context)} tokens and leaves no room for a turn: {over}",
+                    f"the first observation has {len(following.context_ids)} tokens and leaves no room for a turn: "
+                    f"{over}",
                     retryable=False,
                 ) from over
             answer = await self._step(place)
             if answer.done:
                 return "stop"
-            parent, context = self._after(place, answer)
+            following = self._after(place, answer)
 
     async def _begin(self) -> Answer:
         if self._state.answer is None:
-            return await self._environment.reset(self._task)
+            return await self._taken(await self._environment.reset(self._task))
         await self._environment.restore(self._task, self._state.snapshot)
         self._chat = self._state.chat
         return self._state.answer
 
-    def _first(self, answer: Answer) -> tuple[int, list[int]]:
-        """Place of the first turn: index of the turn it follows, and the ids that the policy reads before it."""
+    async def _taken(self, answer: Answer) -> Answer:
+        """An answer whose pictures are kept."""
+        try:
+            return await self._conversation.pictures.answer(answer)
+        except DataError as error:
+            raise EnvironmentFailed(f"the environment's answer cannot be shown: {error}", retryable=False) from error
+
+    def _first(self, answer: Answer) -> Following:
+        """What the first turn follows."""
         if self._conversation.record.turns:  # of a snapshot
             return self._after(len(self._conversation.record.turns) - 1, answer)
         if not answer.messages:
-            return FROM_PROMPT, []
-        return self._opening(answer.messages if answer.restart else [*self._task.messages, *answer.messages])
+            return Following(FROM_PROMPT)
+        return self._opening(answer.messages if answer.restart else [*self._prompt, *answer.messages])
 
-    def _opening(self, messages: list[ChatMessage]) -> tuple[int, list[int]]:
-        """A context that follows nothing. Raises `EnvironmentFailed` if it would lack pictures of the prompt."""
-        if self._conversation.images:
-            raise EnvironmentFailed(
-                "messages of reset, or after a restart, begin a context without the pictures of the prompt; answer "
-                "with messages that follow a turn",
-                retryable=False,
-            )
+    def _opening(self, messages: list[ChatMessage]) -> Following:
+        """A context that follows nothing."""
+        conversation = self._conversation
         if self._chat is not None:
-            self._chat = self._conversation.boundary.quoted(messages)
-        return FROM_NOTHING, self._conversation.boundary.opening(messages, self._tools)
+            self._chat = conversation.boundary.quoted(messages)
+        opened = conversation.boundary.opening(messages, self._tools)
+        return Following(FROM_NOTHING, opened, conversation.pictures.images(messages))
 
-    async def _turn(self, parent: int, context: list[int]) -> int:
+    async def _turn(self, following: Following) -> int:
         """Take the turn from the earlier attempt, or sample it. Returns its index."""
         if self._recorded:
             turn = self._recorded.pop(0)
-            _check_same((turn.parent, turn.context_ids), (parent, context))
+            _check_same(Following(turn.parent, turn.context_ids, turn.images), following)
             return self._conversation.record.add(turn)
-        if not self._begun:
-            return await self._conversation.say(parent, context)
-        begun = self._begun.pop(0)
-        _check_same((begun.parent, begun.context_ids), (parent, context))
-        return await self._conversation.say(parent, context, begun=begun)
+        begun = self._begun.pop(0) if self._begun else None
+        if begun:
+            _check_same(Following(begun.parent, begun.context_ids, begun.images), following)
+        return await self._conversation.say(
+            following.parent, following.context_ids, images=following.images, begun=begun
+        )
 
     async def _step(self, place: int) -> Answer:
         record = self._conversation.record
@@ -168,7 +185,7 @@ class EpisodeSteps:
         said = self._conversation.boundary.said(completion.completion_ids, completion.finish_reason)
         self._conversation.note_calls(said)
         began_s = self._clock()
-        answer = await self._environment.step(said)
+        answer = await self._taken(await self._environment.step(said))
         turn.call_s = self._clock() - began_s
         turn.reward = answer.reward
         if self._resume == "snapshot" and not answer.done:
@@ -182,14 +199,12 @@ class EpisodeSteps:
             )
         return answer
 
-    def _after(self, place: int, answer: Answer) -> tuple[int, list[int]]:
-        """
-        Place of the turn after ``place``: index of the turn it follows, and the ids of the answer that the policy
-        reads.
-        """
+    def _after(self, place: int, answer: Answer) -> Following:
+        """What the turn after ``place`` follows."""
         if answer.restart:
             return self._opening(answer.messages)
         boundary, record = self._conversation.boundary, self._conversation.record
+        pictures = self._conversation.pictures
         written = record.turns[place].completion.completion_ids
         messages = self._observed.fitted(answer.messages, boundary)
         context = boundary.after(messages, written)
@@ -197,15 +212,16 @@ class EpisodeSteps:
             self._chat += boundary.message(written), *boundary.quoted(messages)
             retold = boundary.retold(self._chat, [*record.ids_through(place), *context], self._tools)
             if retold is not None:
-                return FROM_NOTHING, retold
-        return place, context
+                return Following(FROM_NOTHING, retold, pictures.images(self._chat))
+        return Following(place, context, pictures.images(messages))
 
 
-def _check_same(recorded: tuple[int, Sequence[int]], now: tuple[int, Sequence[int]]) -> None:
+def _check_same(recorded: Following, now: Following) -> None:
     if recorded != now:
+        alike = " and other pictures" if recorded.context_ids == now.context_ids else ""
         raise EnvironmentDiverged(
-            f"its answer has {len(now[1])} tokens after turn {now[0]}, expected the {len(recorded[1])} recorded ones "
-            f"after turn {recorded[0]}"
+            f"its answer has {len(now.context_ids)} tokens{alike} after turn {now.parent}, expected the "
+            f"{len(recorded.context_ids)} recorded ones after turn {recorded.parent}"
         )
 
 
@@ -230,6 +246,9 @@ class ObservationBudget(Struct, frozen=True):
 
     def _fitted(self, message: ChatMessage, boundary: TurnBoundary) -> ChatMessage:
         content = message.get("content") or ""
+        if isinstance(content, list):  # Each text is cut alone, and no picture is.
+            parts = [part if is_picture(part) else self._fitted_part(message, part, boundary) for part in content]
+            return {**message, "content": parts}
         if len(content) <= self.max_tokens and len(content.encode()) <= self.max_tokens:
             return message  # No tokenizer needs more tokens than bytes.
 
@@ -243,6 +262,10 @@ class ObservationBudget(Struct, frozen=True):
             keep = min(keep * self.max_tokens // num, keep * 9 // 10)
             shown = self._without(content, keep)
         return {**message, "content": shown}
+
+    def _fitted_part(self, message: ChatMessage, part: dict[str, Any], boundary: TurnBoundary) -> dict[str, Any]:
+        text = self._fitted({**message, "content": part.get("text", "")}, boundary)["content"]
+        return {"type": "text", "text": text}
 
     def _without(self, content: str, keep: int) -> str:
         """The content with ``keep`` characters of its own."""

@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from hashlib import sha256
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from asyncrl.engine import Completion, Request
 from asyncrl.episodes.conversation import Conversation, EpisodeOver, Sample
+from asyncrl.episodes.pictures import EpisodePictures, PictureLimits
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, EpisodeState, RecordedTurn, as_sampled, read
 from asyncrl.errors import EngineError
-from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Sampling, Span
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Image, Sampling, Span
 from tests.episodes.stage import WordBoundary, WordEngine, ids
 
 
@@ -31,7 +34,6 @@ def a_conversation(
         sampling=Sampling(turn_tokens),
         limits=EpisodeLimits(max_turns=max_turns, max_tokens=max_tokens),
         seed=seed,
-        images=(b"picture",),
         on_turn=on_turn,
     )
 
@@ -316,15 +318,30 @@ def test_a_turn_that_the_engine_fails_leaves_nothing() -> None:
     assert (conversation.running, conversation.record.turns) == ([], [])
 
 
-def test_pictures_are_read_by_branches_of_the_prompt_only() -> None:
+def test_a_turn_reads_the_pictures_of_its_path_in_the_order_of_their_tokens() -> None:
     engine = talkative(1)
+    prompt, one, two = (Image(sha256(file).digest(), 8, 8, len(file)) for file in (b"prompt", b"one", b"two"))
     conversation = a_conversation(engine.sample)
+    shown = {image.digest: file for image, file in ((one, b"one"), (two, b"two"))}
+    conversation.pictures = EpisodePictures(PictureLimits(9, 99), [prompt], [b"prompt"], shown)
+    conversation.record.prompt_images = [prompt]
 
     async def scene() -> None:
         await conversation.say(FROM_PROMPT, [])
-        await conversation.say(0, [])
-        await conversation.say(FROM_NOTHING, ids("x"))
-        await conversation.say(2, [])
+        await conversation.say(0, ids("x"), images=[one])
+        await conversation.say(1, ids("x"), images=[two])
+        await conversation.say(FROM_NOTHING, ids("x"), images=[two])
+        await conversation.say(3, [])
 
     asyncio.run(scene())
-    assert [request.images for request in engine.requests] == [(b"picture",), (b"picture",), (), ()]
+    files = [request.images for request in engine.requests]
+    assert files == [(b"prompt",), (b"prompt", b"one"), (b"prompt", b"one", b"two"), (b"two",), (b"two",)]
+    assert [turn.images for turn in conversation.record.turns] == [[], [one], [two], [two], []]
+
+
+def test_an_engine_that_read_other_pictures_than_it_was_given_is_a_failure() -> None:
+    async def blind(request: Request) -> Completion:
+        return replace(await talkative(1).sample(request), grids=[(1, 2, 2)])
+
+    with pytest.raises(EngineError, match="returned 1 grids of 0 pictures"):
+        asyncio.run(a_conversation(blind).say(FROM_PROMPT, []))

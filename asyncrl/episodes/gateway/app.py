@@ -157,8 +157,8 @@ def _too_large(limit: int) -> RefusedRequest:
 
 log = get_logger()
 
-MAX_BODY_BYTES = 16 << 20
-"""Largest request: some millions of tokens as text."""
+MAX_BODY_BYTES = 32 << 20
+"""Largest request: some millions of tokens as text, or 24 MiB of pictures in base64."""
 MAX_REWARD_BYTES = 64 << 10
 MAX_SENT_METRICS = MAX_METRICS - len(Counts().scores)
 """Metrics of a program; the gateway adds its own."""
@@ -248,7 +248,7 @@ class GatewayApp:
 
     async def _request(self, episode: OpenEpisode, exchange: Exchange) -> ChatRequest:
         raw = await exchange.body(MAX_BODY_BYTES, self._budget, self._body_s)
-        return exchange.dialect.read(raw, episode.wishes())
+        return await episode.taken(exchange.dialect.read(raw, episode.wishes()))
 
     async def _complete(self, episode: OpenEpisode, exchange: Exchange) -> None:
         request = await self._request(episode, exchange)

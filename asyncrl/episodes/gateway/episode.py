@@ -24,13 +24,14 @@ from asyncrl.episodes.gateway.request import (
     ChatRequest,
     RefusedRequest,
     Wishes,
+    num_chars,
     turn_of,
 )
 from asyncrl.episodes.record import RecordedTurn
 from asyncrl.episodes.steps import MOST_CHARS
-from asyncrl.errors import EngineError, PromptTooLong
+from asyncrl.errors import DataError, EngineError, PromptTooLong
 from asyncrl.log import get_logger
-from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Image
 
 # ── earlier ───────────────────────────────────────────────────────────────────────────────────
 # Turns that another node recorded before it was lost, to be given again to an agent program that runs again.
@@ -39,30 +40,32 @@ from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 #                                                           are not           ─▶ sampled
 #     a recorded turn that is unfinished ─▶ sampling continues it
 #
-# Requests are compared by the ids that the policy would read, so the program may word its messages as it likes. Turns
-# that the second run never asks for leave the record: nothing in the new episode depends on them.
+# Requests are compared by the ids and pictures that the policy would read, so the program may word its messages as it
+# likes. Turns that the second run never asks for leave the record: nothing in the new episode depends on them.
 
 
 class EarlierTurns:
     """Recorded turns that were not asked for yet. A turn is given once."""
 
     def __init__(self, turns: Sequence[RecordedTurn] = ()) -> None:
-        self._left: dict[tuple[int, tuple[int, ...]], deque[int]] = defaultdict(deque)
+        self._left: dict[tuple[int, tuple[int, ...], tuple[Image, ...]], deque[int]] = defaultdict(deque)
         self._turns = list(turns)
         self._earlier = {FROM_PROMPT: FROM_PROMPT, FROM_NOTHING: FROM_NOTHING}
         """Index in the earlier record by index in the new one."""
         for place, turn in enumerate(self._turns):
-            self._left[turn.parent, tuple(turn.context_ids)].append(place)
+            self._left[turn.parent, tuple(turn.context_ids), tuple(turn.images)].append(place)
 
     @property
     def num_left(self) -> int:
         return sum(len(places) for places in self._left.values())
 
-    def take(self, parent: int, context_ids: Sequence[int]) -> tuple[int, RecordedTurn] | None:
+    def take(
+        self, parent: int, context_ids: Sequence[int], images: Sequence[Image] = ()
+    ) -> tuple[int, RecordedTurn] | None:
         """The first turn left that followed ``parent`` (in the new record) and this context, with its earlier index."""
         if not self._turns or (earlier := self._earlier.get(parent)) is None:
             return None
-        places = self._left.get((earlier, tuple(context_ids)))
+        places = self._left.get((earlier, tuple(context_ids), tuple(images)))
         if not places:
             return None
         place = places.popleft()
@@ -114,6 +117,8 @@ class TurnPlace(Struct, frozen=True):
 
     parent: int
     context_ids: Sequence[int]
+    images: Sequence[Image] = ()
+    """Pictures of the context, in the order of their tokens."""
     cause: RootCause | None = None
     """Reason for which it does not follow what the program sent back; None if it does."""
 
@@ -123,6 +128,7 @@ class OpenEpisode:
     An episode that a program talks to; made by `Gateway.open`.
 
     Args:
+        prompt: The messages of the prompt, with marks at the places of its pictures.
         base_url: For ``OPENAI_BASE_URL``.
         key: For ``OPENAI_API_KEY``; also part of the URL.
         reward_url: For ``PUT``.
@@ -137,6 +143,7 @@ class OpenEpisode:
         conversation: Conversation,
         lineage: Lineage,
         *,
+        prompt: Sequence[ChatMessage] = (),
         base_url: str,
         key: str,
         reward_url: str,
@@ -162,6 +169,7 @@ class OpenEpisode:
         self._conversation = conversation
         self._record = conversation.record
         self._lineage = lineage
+        self._prompt = list(prompt)
         self._as_template = as_template
         self.earlier = EarlierTurns(earlier)
         """Turns of the earlier run that this one has not asked for; they are not in its record."""
@@ -190,6 +198,22 @@ class OpenEpisode:
     def wishes(self) -> Wishes:
         """Wishes of one request, with the fields that the operator lets be ignored."""
         return Wishes(self._allowed)
+
+    async def taken(self, request: ChatRequest) -> ChatRequest:
+        """
+        The request with digests in place of the files of its pictures, which are kept, and of marks in its prompt.
+
+        Raises `RefusedRequest` if one cannot be read, or they exceed the limits of the episode.
+        """
+        pictures, num = self._conversation.pictures, len(self._prompt)
+        try:
+            messages = await pictures.taken(request.messages)
+            if pictures.prompt and messages[:num] == self._prompt:
+                messages[:num] = pictures.with_prompt(self._prompt)
+            return structs.replace(request, messages=messages)
+        except DataError as error:
+            problem = f"the pictures of the request cannot be shown: {error}"
+            raise RefusedRequest(400, "invalid_messages", problem, param="messages") from error
 
     def reply(self, request: ChatRequest) -> "asyncio.Task[Reply]":
         """
@@ -313,7 +337,7 @@ class OpenEpisode:
     def _placed(self, found: FoundPlace, request: ChatRequest, hashes: Sequence[bytes]) -> TurnPlace:
         """Tokens that the policy reads. Raises `RefusedRequest` if the chat template cannot render the messages."""
         most = self._conversation.limits.max_tokens * MOST_CHARS
-        if sum(len(message["content"]) for message in found.new) > most:  # before anything is encoded
+        if sum(map(num_chars, found.new)) > most:  # before anything is encoded
             self.limit = "max_tokens"
             raise _over("max_tokens")
         try:
@@ -326,24 +350,25 @@ class OpenEpisode:
             ) from None
 
     def _place(self, found: FoundPlace, request: ChatRequest, hashes: Sequence[bytes]) -> TurnPlace:
-        boundary = self._conversation.boundary
+        boundary, images = self._conversation.boundary, self._conversation.pictures.images
         if found.parent == FROM_PROMPT:
             return TurnPlace(FROM_PROMPT, ())
         messages = named(request.messages)
         new = messages[len(messages) - len(found.new) :]
         if found.parent == FROM_NOTHING:
-            return TurnPlace(FROM_NOTHING, boundary.opening(messages, request.tools), found.cause)
+            return TurnPlace(FROM_NOTHING, boundary.opening(messages, request.tools), images(messages), found.cause)
         last_ids = self._record.turns[found.parent].completion.completion_ids
         try:
             context_ids = boundary.after(new, last_ids)
         except EngineError:
-            return TurnPlace(FROM_NOTHING, boundary.opening(messages, request.tools), "template_differs")
+            opened = boundary.opening(messages, request.tools)
+            return TurnPlace(FROM_NOTHING, opened, images(messages), "template_differs")
         if self._as_template:
             read_ids = [*self._record.ids_through(found.parent), *context_ids]
             retold = boundary.retold(self._as_sampled(messages, hashes, request), read_ids, request.tools)
             if retold is not None:
-                return self._shared(found.parent, retold)
-        return TurnPlace(found.parent, context_ids)
+                return self._shared(found.parent, retold, images(messages))
+        return TurnPlace(found.parent, context_ids, images(new))
 
     def _as_sampled(
         self, messages: Sequence[ChatMessage], hashes: Sequence[bytes], request: ChatRequest
@@ -358,14 +383,15 @@ class OpenEpisode:
                     told[place] = boundary.message(self._record.turns[turn].completion.completion_ids)
         return told
 
-    def _shared(self, parent: int, ids: list[int]) -> TurnPlace:
-        """``ids`` after the last turn, from ``parent`` to the root, whose tokens they begin with."""
+    def _shared(self, parent: int, ids: list[int], images: list[Image]) -> TurnPlace:
+        """``ids`` after the last turn, from ``parent`` to the root, whose tokens and pictures they begin with."""
         places = self._record.path(parent)[::-1] + ([FROM_PROMPT] if self._record.root(parent) == FROM_PROMPT else [])
         for place in places:
-            before = self._record.ids_through(place)
-            if ids[: len(before)] == before:
-                return TurnPlace(place, ids[len(before) :], None if place == parent else "template_differs")
-        return TurnPlace(FROM_NOTHING, ids, "template_differs")
+            before, seen = self._record.ids_through(place), self._record.images_through(place)
+            if ids[: len(before)] == before and images[: len(seen)] == seen:
+                cause: RootCause | None = None if place == parent else "template_differs"
+                return TurnPlace(place, ids[len(before) :], images[len(seen) :], cause)
+        return TurnPlace(FROM_NOTHING, ids, images, "template_differs")
 
     async def _turns(self, place: TurnPlace, request: ChatRequest) -> list[int]:
         """Turns of a reply; all or none."""
@@ -379,7 +405,7 @@ class OpenEpisode:
                 task.cancel()
 
     async def _turn(self, place: TurnPlace, request: ChatRequest) -> int:
-        taken = self.earlier.take(place.parent, place.context_ids)
+        taken = self.earlier.take(place.parent, place.context_ids, place.images)
         if taken and taken[1].completion.finish_reason != "unfinished":
             turn = self._record.add(structs.replace(taken[1], parent=place.parent))
             self.count("replayed")
@@ -396,7 +422,12 @@ class OpenEpisode:
         while True:
             try:
                 turn = await self._conversation.say(
-                    place.parent, place.context_ids, max_tokens=request.max_tokens, stop=request.stop, begun=begun
+                    place.parent,
+                    place.context_ids,
+                    images=place.images,
+                    max_tokens=request.max_tokens,
+                    stop=request.stop,
+                    begun=begun,
                 )
             except EpisodeOver as over:
                 if over.limit != "max_tokens" or not self._conversation.running:

@@ -99,7 +99,8 @@ class WorkerEpisode:
     async def _begin(self, request: dict[str, Any]) -> Task:
         """Make the environment, after closing that of an earlier ``reset``."""
         await self._close(request)
-        task = Task(**request["task"])
+        images = [base64.b64decode(file) for file in request["task"].pop("images", ())]
+        task = Task(**request["task"], images=images)
         self._environment = await self._code.begin(task)
         return task
 
