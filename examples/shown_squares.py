@@ -33,8 +33,8 @@ class Squares:
 
     def step(self, said: Said) -> Step:
         if self.has_looked:
-            answer = said.text.rpartition("####")[2].split()
-            return Step(reward=float(answer[:1] == [self.problem.answer]), done=True)
+            _, mark, answer = said.text.rpartition("####")
+            return Step(reward=float(bool(mark) and answer.split() == [self.problem.answer]), done=True)
         self.has_looked = True
         shown = next(problems(self.problem.seed, "train")) if self.swapped else self.problem
         question = self.problem.prompt.removeprefix("<image>")

@@ -35,7 +35,7 @@ class EpisodeLimits(Struct, frozen=True, kw_only=True):
     max_malformed_calls: int = 0
     """Calls of tools that cannot be read; 0: no limit."""
     pictures: PictureLimits = PictureLimits(64, 16 << 20)
-    """Of the pictures that the environment shows."""
+    """Limits of the pictures that the environment shows."""
 
 
 class SampledTrajectory(Struct, frozen=True, kw_only=True):

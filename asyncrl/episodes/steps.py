@@ -37,7 +37,7 @@ MALFORMED = "malformed_calls"
 
 
 class Following(Struct, frozen=True):
-    """What the policy reads before a turn."""
+    """Place of a turn, and the context that the policy reads there."""
 
     parent: int
     """Index of the turn that it follows, `FROM_PROMPT` or `FROM_NOTHING`."""
@@ -150,7 +150,7 @@ class EpisodeSteps:
             raise EnvironmentFailed(f"the environment's answer cannot be shown: {error}", retryable=False) from error
 
     def _first(self, answer: Answer) -> Following:
-        """What the first turn follows."""
+        """Place of the first turn."""
         if self._conversation.record.turns:  # of a snapshot
             return self._after(len(self._conversation.record.turns) - 1, answer)
         if not answer.messages:
@@ -200,7 +200,7 @@ class EpisodeSteps:
         return answer
 
     def _after(self, place: int, answer: Answer) -> Following:
-        """What the turn after ``place`` follows."""
+        """Place of the turn after ``place``."""
         if answer.restart:
             return self._opening(answer.messages)
         boundary, record = self._conversation.boundary, self._conversation.record

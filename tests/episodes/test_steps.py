@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from asyncrl.engine import CalledTool, PolicyTurn
 from asyncrl.episodes.conversation import Conversation
-from asyncrl.episodes.environment import Answer, TaskInput
+from asyncrl.episodes.environment import Answer, Resume, TaskInput
 from asyncrl.episodes.pictures import EpisodePictures, PictureLimits
-from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, EpisodeState, ResumedEpisode
+from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, EpisodeState, ResumedEpisode, as_sampled, read
 from asyncrl.episodes.steps import EnvironmentDiverged, EpisodeSteps, ObservationBudget
 from asyncrl.errors import EnvironmentFailed
 from asyncrl.messages.trajectory import Sampling
@@ -203,6 +203,43 @@ def test_a_snapshot_has_the_digests_of_the_pictures_of_its_answer() -> None:
     (message,) = player.state.answer.messages
     assert message["content"][1]["digest"] == sha256(BLUE).hexdigest()
     assert len(msgspec.msgpack.encode(player.state)) < 400
+
+
+@pytest.mark.parametrize("resume", ["replay", "snapshot"])
+def test_an_episode_that_goes_on_elsewhere_has_the_pictures_of_its_stored_turns(resume: Resume) -> None:
+    limits = EpisodeLimits(max_turns=2, max_tokens=100)
+    first, pictures = a_record(), EpisodePictures(limits.pictures)
+    conversation = Conversation(
+        first,
+        WordEngine(lambda before: f"seen {before.count('<picture-16>')}").sample,
+        WordBoundary(),
+        sampling=Sampling(10),
+        limits=limits,
+        pictures=pictures,
+    )
+    environments = StagedEnvironments(make=Painter, resume=resume)
+    player = EpisodeSteps(conversation, environments.open("one"), TASK, resume=resume, observed=WHOLE)
+    assert play(player) == "length"
+    stored = as_sampled(first, [], player.state, pictures)
+    assert stored is not None
+    assert stored.image_files == [RED, BLUE], "that of the answer to the last turn, too"
+
+    resumed, engine = read(stored), WordEngine(lambda before: f"seen {before.count('<picture-16>')}")
+    record = EpisodeRecord(first.prompt_ids, resumed.finished[: resumed.state.num_answered])
+    elsewhere = Conversation(
+        record,
+        engine.sample,
+        WordBoundary(),
+        sampling=Sampling(10),
+        limits=EpisodeLimits(max_turns=8, max_tokens=100),
+        pictures=EpisodePictures(limits.pictures, shown=resumed.shown),
+    )
+    opened = environments.open("two")
+    again = EpisodeSteps(elsewhere, opened, TASK, resume=resume, observed=WHOLE, resumed=resumed)
+    assert play(again) == "stop"
+    assert [request.images for request in engine.requests] == [(RED, BLUE)]
+    assert [turn.text for turn in record.turns] == ["seen 0", "seen 1", "seen 2"]
+    assert ("restore" in opened.calls) == (resume == "snapshot")
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class ContentBlock(Struct):
 
 
 class Source(Struct):
-    """Where the file of a picture is."""
+    """Place of a picture's file."""
 
     type: str
     media_type: str = ""
