@@ -23,7 +23,12 @@ from asyncrl.weights.contents.layout import TensorSpec
 # ── turns ──────────────────────────────────────────────────────────────────────────────────────
 
 ChatMessage = dict[str, Any]
-"""A message of a chat, as in `asyncrl.environment.Message`."""
+"""
+A message of a chat, as in `asyncrl.environment.Message`; a picture in it has ``digest``, ``width`` and ``height`` in
+place of its file.
+"""
+IMAGE = "image"
+"""Type of a part of a message's content that is a picture."""
 
 
 class CalledTool(Struct, frozen=True, kw_only=True):
@@ -59,22 +64,23 @@ class PolicyTurn(Struct, frozen=True, kw_only=True):
 class TurnBoundary(Protocol):
     def after(self, messages: Sequence[ChatMessage], last_ids: Sequence[int], /) -> list[int]:
         """
-        Token ids from the end of a turn of the policy to the beginning of its next one.
+        Token ids from the end of a turn of the policy to the beginning of its next one. A picture is as many tokens as
+        the model reads of it.
 
         Args:
             messages: What was said in between; may be empty, if the policy is to go on.
             last_ids: Tokens of the policy's turn, as sampled: what ends a turn is not repeated if it wrote that itself.
 
         Raises:
-            EngineError: The template cannot render these messages.
+            EngineError: The template cannot render these messages, or they have pictures and the model reads none.
         """
 
     def opening(self, messages: Sequence[ChatMessage], tools: str = "", /) -> list[int]:
         """
         Token ids of a whole chat up to the beginning of the policy's turn, for a context that follows nothing.
 
-        ``tools`` are those of this chat, as `Prompt.tools`; empty takes those of the run. Raises `EngineError` if the
-        template cannot render the messages, does not show the tools, or has no form for calls of them.
+        ``tools`` are those of this chat, as `Prompt.tools`; empty takes those of the run. Raises `EngineError` as
+        `after`, or if the template does not show the tools, or has no form for calls of them.
         """
 
     def quoted(self, messages: Sequence[ChatMessage], /) -> list[ChatMessage]:
@@ -160,7 +166,7 @@ class Request(Struct, frozen=True, kw_only=True):
     priority: int = 0
     """Requests with a lower number get a slot first, if the engine has priorities. Rollouts have 1."""
     images: tuple[bytes, ...] = ()
-    """Files of the prompt's pictures, in the order of their tokens in ``prompt_ids``."""
+    """Files of the pictures in ``prompt_ids``, in the order of their tokens; in an episode, of all turns before too."""
 
 
 class Engine(Protocol):

@@ -45,7 +45,10 @@ __all__ = [
 ]
 
 Message = dict[str, Any]
-"""``{"role": ..., "content": ...}``, and ``tool_calls`` or ``tool_call_id`` as in OpenAI's chat completions."""
+"""
+``{"role": ..., "content": ...}``, and ``tool_calls`` or ``tool_call_id`` as in OpenAI's chat completions. ``content``
+is a text, or a list of ``{"type": "text", "text": ...}`` and ``{"type": "image", "data": bytes of a file}``.
+"""
 
 # ── models ────────────────────────────────────────────────────────────────────────────────────
 
@@ -195,6 +198,8 @@ class Task:
     """Name of the episode, unique in the run, such as ``run/train/17/3``: a label for sandboxes and logs."""
     container: Optional[Container] = None
     """The container of this episode; None without ``[environment.container]``."""
+    images: list[bytes] = field(default_factory=list)
+    """Files of the prompt's pictures, in the order of the marks ``<image>`` in ``messages``."""
 
     @property
     def models(self) -> ModelClients:

@@ -34,7 +34,7 @@ from asyncrl.engine import ChatMessage, Completion, PolicyTurn, Request
 from asyncrl.episodes.conversation import Conversation
 from asyncrl.episodes.gateway.app import serve
 from asyncrl.episodes.gateway.gateway import Gateway
-from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord
+from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, TurnContext
 from asyncrl.messages.trajectory import FROM_PROMPT, Sampling, Span
 from asyncrl.messages.words import FinishReason
 
@@ -116,7 +116,7 @@ async def directly() -> list[float]:
     parent, context, spent = FROM_PROMPT, list[int](), []
     for _ in range(TURNS):
         begun = time.perf_counter()
-        parent = await talk.say(parent, context)
+        parent = await talk.say(TurnContext(parent, context))
         turn = talk.record.turns[parent]
         talk.boundary.said(turn.completion.completion_ids, turn.completion.finish_reason)
         context = talk.boundary.after([OBSERVATION], turn.completion.completion_ids)

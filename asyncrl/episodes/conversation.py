@@ -1,7 +1,7 @@
 """
 Turns of the policy in one episode, within the limits of the run.
 
-    say(parent, context) ─▶ Request: all tokens up to the parent, and the context ─▶ engine ─▶ turn in the record
+    say(context) ─▶ Request: all tokens up to its parent, and its own ─▶ engine ─▶ turn in the record
 
 The loop of an environment says one turn after another; the gateway says whatever an agent program asks for, several
 branches at a time. Each turn is recorded as soon as it is complete, and can then be stored.
@@ -15,9 +15,11 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from asyncrl.engine import Completion, PolicyTurn, Request, TurnBoundary
-from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, RecordedTurn
+from asyncrl.episodes.pictures import EpisodePictures
+from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, RecordedTurn, TurnContext
 from asyncrl.episodes.tool_calls import FAULTS
-from asyncrl.messages.trajectory import FROM_NOTHING, Sampling
+from asyncrl.errors import EngineError
+from asyncrl.messages.trajectory import Sampling
 
 SEED_STEP = 0x9E3779B97F4A7C15
 """Distance of the seeds of two turns: 2^64 divided by the golden ratio, so that all differ."""
@@ -42,11 +44,9 @@ class EpisodeOver(Exception):
 class RunningTurn(Struct, eq=False):
     """A turn that the engine samples."""
 
-    parent: int
-    context_ids: list[int]
+    context: TurnContext
     request: Request
     draw: int
-    seat: int = 0
 
 
 class Conversation:
@@ -56,7 +56,7 @@ class Conversation:
     Args:
         sampling: Of one turn; ``max_tokens`` is lowered to what is left of the episode.
         seed: Of the episode; every turn has one of its own. None draws from the engine's generator.
-        images: Files of the prompt's pictures.
+        pictures: Files of the pictures that the record names; None takes them for those of an episode without any.
         on_turn: Called after each turn that was recorded.
     """
 
@@ -70,7 +70,7 @@ class Conversation:
         limits: EpisodeLimits,
         seed: int | None = None,
         priority: int = 0,
-        images: tuple[bytes, ...] = (),
+        pictures: EpisodePictures | None = None,
         on_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self.record = record
@@ -81,7 +81,7 @@ class Conversation:
         self.limits = limits
         self._seed = seed
         self._priority = priority
-        self.images = images
+        self.pictures = pictures or EpisodePictures(limits.pictures)
         self._on_turn = on_turn
         self.malformed: Counter[str] = Counter()
         """Malformed calls of tools so far, by `MALFORMED`."""
@@ -90,57 +90,49 @@ class Conversation:
 
     async def say(
         self,
-        parent: int,
-        context_ids: Sequence[int],
+        context: TurnContext,
         *,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         begun: RecordedTurn | None = None,
         observation: str | None = None,
-        seat: int = 0,
     ) -> int:
         """
-        Sample the turn that follows ``parent`` and ``context_ids``, and return its index in the record.
+        Sample the turn that follows this context, and return its index in the record.
 
         Args:
             max_tokens: Fewer tokens than the run allows, such as those that an agent program asked for.
             stop: Texts that end the turn, besides those of the run.
             begun: Beginning of this turn that was sampled before, which is continued with its own draws.
             observation: Text of the context; None decodes it.
-            seat: Seat that speaks; that of the parent, if it is a turn.
 
         Raises:
             EpisodeOver: There is no room for the turn.
             EngineError: It could not be sampled.
         """
-        room = self._room(context_ids)
+        room = self._room(context.context_ids)
         written = min(room, self._sampling.max_tokens, max_tokens or room)
         draw = begun.draw if begun else self._next_draw()
         request = Request(
-            prompt_ids=[*self.record.ids_through(parent), *context_ids],
+            prompt_ids=[*self.record.ids_through(context.parent), *context.context_ids],
             sampling=structs.replace(self._sampling, max_tokens=written, stop=[*self._sampling.stop, *stop]),
             seed=None if self._seed is None else (self._seed + draw * SEED_STEP) % MAX_SEED,
             resume_from=begun.completion if begun else None,
             priority=self._priority,
-            images=() if self.record.root(parent) == FROM_NOTHING else self.images,
+            images=self.pictures.files([*self.record.images_through(context.parent), *context.images]),
         )
-        turn = RunningTurn(parent, list(context_ids), request, draw, seat)
-        self.running.append(turn)
+        running = RunningTurn(context, request, draw)
+        self.running.append(running)
         try:
             completion = await self._sample(request)
         finally:
-            self.running.remove(turn)
-        place = self.record.add(
-            RecordedTurn(
-                parent=parent,
-                context_ids=turn.context_ids,
-                completion=completion,
-                observation=self.boundary.text(context_ids) if observation is None else observation,
-                text=self.boundary.text(completion.completion_ids),
-                draw=draw,
-                seat=seat,
-            )
-        )
+            self.running.remove(running)
+        if len(completion.grids) != len(request.images):
+            raise EngineError(f"the engine returned {len(completion.grids)} grids of {len(request.images)} pictures")
+        turn = context.turn(completion, draw)
+        turn.observation = self.boundary.text(context.context_ids) if observation is None else observation
+        turn.text = self.boundary.text(completion.completion_ids)
+        place = self.record.add(turn)
         self._on_turn()
         return place
 
@@ -176,7 +168,7 @@ class Conversation:
             raise EpisodeOver("max_turns")
         if 0 < self.limits.max_malformed_calls <= self.malformed[ALL_MALFORMED]:
             raise EpisodeOver("max_malformed_calls")
-        reserved = sum(len(turn.context_ids) + turn.request.sampling.max_tokens for turn in self.running)
+        reserved = sum(len(turn.context.context_ids) + turn.request.sampling.max_tokens for turn in self.running)
         room = self.limits.max_tokens - self.record.num_tokens - reserved - len(context_ids)
         if room < 1:
             raise EpisodeOver("max_tokens")

@@ -8,6 +8,7 @@ Interface between an episode and the processes that run its environment.
 for longer than ``environment.call_s``, or its process is lost. ``retryable`` says whether another attempt may succeed.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
@@ -46,6 +47,7 @@ class TaskInput(Struct, frozen=True, kw_only=True):
     extra: dict[str, Any] = {}
     seed: int = 0
     name: str = ""
+    images: Sequence[bytes] = ()
 
 
 class Answer(Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from asyncrl.episodes.conversation import Conversation
 from asyncrl.episodes.environment import EnvironmentDiverged, EnvironmentEpisode, Environments, Score, TaskInput
 from asyncrl.episodes.gateway.episode import Counts
 from asyncrl.episodes.gateway.gateway import Gateway
+from asyncrl.episodes.pictures import EpisodePictures
 from asyncrl.episodes.record import (
     EpisodeRecord,
     EpisodeState,
@@ -48,7 +49,7 @@ class Attempt:
     def begun(self, written: Callable[[Request], Completion | None]) -> list[RecordedTurn]:
         """Beginnings of the turns that the engine samples now."""
         return [
-            RecordedTurn(turn.parent, turn.context_ids, completion, draw=turn.draw, seat=turn.seat)
+            turn.context.turn(completion, turn.draw)
             for turn in self.conversation.running
             if (completion := written(turn.request))
         ]
@@ -74,6 +75,8 @@ class Attempt:
             turns=record.wire_turns(),
             context_ids=record.context_ids(),
             scores=metrics,
+            images=record.images(),
+            image_files=record.image_files(self.conversation.pictures),
         )
 
 
@@ -102,6 +105,7 @@ class Episode:
     The episode of one unit.
 
     Args:
+        pictures: Those of the prompt.
         written: Tokens of a running request so far.
         resumed: Turns that another node stored; None begins anew.
         can_resume: False if the environment cannot be brought back to where a record ends.
@@ -116,6 +120,7 @@ class Episode:
         prompt_ids: list[int],
         begin: Begin,
         *,
+        pictures: EpisodePictures,
         written: Callable[[Request], Completion | None],
         episode_s: float,
         resumed: ResumedEpisode | None,
@@ -128,6 +133,7 @@ class Episode:
         self._task = task
         self._prompt_ids = prompt_ids
         self._begin = begin
+        self._pictures = pictures
         self._written = written
         self._episode_s = episode_s
         self._resumed = resumed
@@ -173,7 +179,8 @@ class Episode:
         """Unfinished contents so far; None before the first token."""
         if (in_hand := self._in_hand()) is None:
             return None
-        return as_sampled(EpisodeRecord(self._prompt_ids, in_hand.finished), in_hand.begun, in_hand.state)
+        record = EpisodeRecord(self._prompt_ids, in_hand.finished, self._pictures.prompt)
+        return as_sampled(record, in_hand.begun, in_hand.state, self._pictures.with_shown(in_hand.shown))
 
     async def _play(self, attempt: Attempt, until_s: float) -> FinishReason:
         try:
@@ -196,7 +203,12 @@ class Episode:
         begun = attempt.begun(self._written)
         if not (attempt.record.turns or begun):
             return None
-        return ResumedEpisode(state=attempt.player.state, finished=list(attempt.record.turns), begun=begun)
+        return ResumedEpisode(
+            state=attempt.player.state,
+            finished=list(attempt.record.turns),
+            begun=begun,
+            shown=attempt.conversation.pictures.shown,
+        )
 
     def _start_over(self, reason: str) -> None:
         assert self._resumed is not None, "only an earlier attempt can be given up"

@@ -18,6 +18,7 @@ from asyncrl.episodes.environment import EnvironmentEpisode, Environments, TaskI
 from asyncrl.episodes.episode import AgentProgram, Attempt, Episode
 from asyncrl.episodes.gate import Concurrency, EpisodeGate
 from asyncrl.episodes.gateway.gateway import Gateway
+from asyncrl.episodes.pictures import EpisodePictures, PictureLimits
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, ResumedEpisode, SampledTrajectory, read
 from asyncrl.episodes.steps import EpisodeSteps, ObservationBudget
 from asyncrl.log import get_logger
@@ -65,6 +66,7 @@ class Episodes:
             max_tokens=config.max_tokens,
             max_malformed_calls=config.max_malformed_calls,
             seats=config.seats,
+            pictures=PictureLimits(config.pictures, config.picture_bytes),
         )
 
     @property
@@ -107,10 +109,12 @@ class Episodes:
         Args:
             sample: Samples one turn.
             written: Tokens of a running request so far.
+            images: Files of the prompt's pictures.
             prefix: What another node has stored of it.
         """
-        task = self._task(unit, prompt, seed)
+        task = self._task(unit, prompt, seed, images)
         boundary = self._boundary(is_chat=bool(prompt.chat))
+        pictures = EpisodePictures(self.limits.pictures, prompt.images, images)
 
         async def seated(request: Request) -> Completion:
             async with self.gate.turn(unit):
@@ -119,14 +123,14 @@ class Episodes:
         def converse(environment: EnvironmentEpisode, resumed: ResumedEpisode | None) -> Attempt:
             answered = resumed.finished[: resumed.state.num_answered] if resumed else []
             conversation = Conversation(
-                EpisodeRecord(prompt_ids, answered),
+                EpisodeRecord(prompt_ids, answered, prompt.images),
                 seated,
                 boundary,
                 sampling=sampling,
                 limits=self.limits,
                 seed=seed,
                 priority=priority,
-                images=images,
+                pictures=pictures.with_shown(resumed.shown if resumed else {}),
                 on_turn=on_turn,
             )
             player = self._player(conversation, environment, task, resumed)
@@ -137,6 +141,7 @@ class Episodes:
             task,
             prompt_ids,
             converse,
+            pictures=pictures,
             written=written,
             episode_s=self._config.episode_s,
             resumed=read(prefix) if prefix else None,
@@ -176,7 +181,7 @@ class Episodes:
             self._boundaries[is_chat] = self._engine.boundary(is_chat=is_chat, tools=self._tools, tool_parser=parser)
         return self._boundaries[is_chat]
 
-    def _task(self, unit: Unit, prompt: Prompt, seed: int | None) -> TaskInput:
+    def _task(self, unit: Unit, prompt: Prompt, seed: int | None, images: tuple[bytes, ...]) -> TaskInput:
         name = f"{self._run}/{unit.split}/{unit.group_id}/{unit.index}"
         # At most 32 bits, as ``numpy.random.seed`` takes them. Seeds of one run stay different, and so do other runs'.
         folded = zlib.crc32(name.encode()) if seed is None else (seed + (seed >> 32) * FOLD) % 2**32
@@ -187,6 +192,7 @@ class Episodes:
             extra=prompt.extra,
             seed=folded,
             name=name,
+            images=images,
         )
 
 

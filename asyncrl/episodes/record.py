@@ -8,7 +8,8 @@ Sampled token ids are kept as they were sampled: what a turn read before is the 
 above it, never text that was encoded again. Pure bookkeeping.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from itertools import accumulate, chain
 
 import msgspec
@@ -17,10 +18,12 @@ from msgspec.structs import replace
 
 from asyncrl.engine import ChatMessage, Completion
 from asyncrl.episodes.environment import Answer
+from asyncrl.episodes.pictures import EpisodePictures, PictureLimits
 from asyncrl.errors import EngineError
-from asyncrl.messages.sound import path_to
-from asyncrl.messages.trajectory import FROM_NOTHING, Span, Turn, seat_rewards
+from asyncrl.messages.sound import path_to, reads_prompt, shown_images
+from asyncrl.messages.trajectory import FROM_NOTHING, Image, Span, Turn, seat_rewards
 from asyncrl.messages.words import FinishReason
+from asyncrl.vision.positions import Grid
 
 
 class EpisodeLimits(Struct, frozen=True, kw_only=True):
@@ -33,6 +36,8 @@ class EpisodeLimits(Struct, frozen=True, kw_only=True):
     """Calls of tools that cannot be read; 0: no limit."""
     seats: int = 1
     """Seats that may speak."""
+    pictures: PictureLimits = PictureLimits(64, 16 << 20)
+    """Limits of the pictures that the environment shows."""
 
 
 class SampledTrajectory(Struct, frozen=True, kw_only=True):
@@ -51,6 +56,26 @@ class SampledTrajectory(Struct, frozen=True, kw_only=True):
     """State that another node needs to continue an unfinished episode, besides its tokens."""
     opened: str = ""
     """`Trajectory.opened`."""
+    images: list[Image] = []
+    """`Trajectory.images` of an episode; a single completion has those of its prompt."""
+    image_files: list[bytes] = []
+    """`Trajectory.image_files`."""
+
+
+class TurnContext(Struct, frozen=True):
+    """What a turn of the policy follows, and what the policy reads there."""
+
+    parent: int
+    """Index of an earlier turn, `FROM_PROMPT` or `FROM_NOTHING`."""
+    context_ids: list[int] = []
+    images: list[Image] = []
+    """Pictures of the context, in the order of their tokens."""
+    seat: int = 0
+    """Seat that speaks; that of the parent, if it is a turn."""
+
+    def turn(self, completion: Completion, draw: int) -> "RecordedTurn":
+        """The turn that the policy wrote here, with this draw."""
+        return RecordedTurn(self.parent, self.context_ids, completion, draw=draw, seat=self.seat, images=self.images)
 
 
 class RecordedTurn(Struct):
@@ -71,13 +96,27 @@ class RecordedTurn(Struct):
     draw: int = 0
     """Number that its seed is made of; turns of an episode have different ones."""
     seat: int = 0
+    images: list[Image] = []
+    """Pictures of the context, in the order of their tokens."""
+
+    @property
+    def context(self) -> TurnContext:
+        return TurnContext(self.parent, self.context_ids, self.images, self.seat)
 
 
 class EpisodeRecord:
-    """Turns of one episode, in the order in which they were written."""
+    """
+    Turns of one episode, in the order in which they were written.
 
-    def __init__(self, prompt_ids: Sequence[int], turns: Iterable[RecordedTurn] = ()) -> None:
+    Args:
+        images: Pictures of the prompt.
+    """
+
+    def __init__(
+        self, prompt_ids: Sequence[int], turns: Iterable[RecordedTurn] = (), images: Sequence[Image] = ()
+    ) -> None:
         self.prompt_ids = list(prompt_ids)
+        self.prompt_images = list(images)
         self.turns = list(turns)
         self.scores: dict[str, float] = {}
         """Metrics of the environment."""
@@ -109,6 +148,21 @@ class EpisodeRecord:
         read += [ids for turn in turns for ids in (turn.context_ids, turn.completion.completion_ids)]
         return list(chain.from_iterable(read))
 
+    def images_through(self, place: int) -> list[Image]:
+        """Pictures among `ids_through`, in the order of their tokens."""
+        read = [[] if self.root(place) == FROM_NOTHING else self.prompt_images]
+        return list(chain.from_iterable(read + [self.turns[number].images for number in self.path(place)]))
+
+    def images(self) -> list[Image]:
+        """Pictures that the policy has read, as `Trajectory.images`."""
+        read = [self.prompt_images if reads_prompt(self.turns) else []]
+        return list(chain.from_iterable(read + [turn.images for turn in self.turns]))
+
+    def image_files(self, pictures: EpisodePictures) -> list[bytes]:
+        """Files of the pictures that only contexts have, as `Trajectory.image_files`."""
+        num_prompt = len(self.prompt_images) if reads_prompt(self.turns) else 0
+        return list(pictures.files(shown_images(self.images(), num_prompt)))
+
     def path(self, place: int) -> list[int]:
         """Indices of the turns from the root to ``place``, which is the last."""
         return path_to(self.turns, place)
@@ -131,6 +185,7 @@ class EpisodeRecord:
                 observation=turn.observation,
                 text=turn.text,
                 seat=turn.seat,
+                num_images=len(turn.images),
             )
             for turn in self.turns
         ]
@@ -140,12 +195,20 @@ class EpisodeRecord:
         return list(chain.from_iterable(turn.context_ids for turn in self.turns))
 
     def completion(self, finish_reason: FinishReason) -> Completion:
-        """All that the policy wrote, in the order written, as one completion."""
-        return joined([turn.completion for turn in self.turns], finish_reason)
+        """All that the policy wrote, in the order written, as one completion with the grids of all `images`."""
+        grids: dict[bytes, Grid] = {}
+        for turn in self.turns:
+            read = [*self.images_through(turn.parent), *turn.images]
+            grids.update(zip((image.digest for image in read), turn.completion.grids, strict=False))
+        return replace(
+            joined([turn.completion for turn in self.turns], finish_reason),
+            grids=[grids[image.digest] for image in self.images() if image.digest in grids],
+            processor=next((turn.completion.processor for turn in self.turns if turn.completion.grids), ""),
+        )
 
 
 def joined(parts: Sequence[Completion], finish_reason: FinishReason) -> Completion:
-    """Completions one after another; spans of the same version that meet become one."""
+    """Completions one after another, without grids; spans of the same version that meet become one."""
     starts = accumulate((len(part.completion_ids) for part in parts), initial=0)
     spans: list[Span] = []
     for start, part in zip(starts, parts, strict=False):
@@ -154,7 +217,6 @@ def joined(parts: Sequence[Completion], finish_reason: FinishReason) -> Completi
             if spans and spans[-1].policy_version == moved.policy_version:
                 moved = Span(moved.policy_version, spans.pop().start, moved.end)
             spans.append(moved)
-    pictured = next((part for part in parts if part.grids), None)  # branches that follow nothing read none
     return Completion(
         completion_ids=list(chain.from_iterable(part.completion_ids for part in parts)),
         behavior_logprobs=list(chain.from_iterable(part.behavior_logprobs for part in parts)),
@@ -163,13 +225,11 @@ def joined(parts: Sequence[Completion], finish_reason: FinishReason) -> Completi
         generate_s=sum(part.generate_s for part in parts),
         mask_counts=list(chain.from_iterable(part.mask_counts for part in parts)),
         mask_ids=list(chain.from_iterable(part.mask_ids for part in parts)),
-        grids=pictured.grids if pictured else [],
-        processor=pictured.processor if pictured else "",
     )
 
 
 def cut(completion: Completion, lengths: Sequence[int]) -> list[Completion]:
-    """Cut one completion into completions of these lengths, whose spans begin at 0: the inverse of `joined`."""
+    """Cut a completion into completions of these lengths, whose spans begin at 0: the inverse of `joined`."""
     parts: list[Completion] = []
     start = mask_start = 0
     for length in lengths:
@@ -189,8 +249,6 @@ def cut(completion: Completion, lengths: Sequence[int]) -> list[Completion]:
                 generate_s=0.0 if parts else completion.generate_s,
                 mask_counts=counts,
                 mask_ids=completion.mask_ids[mask_start:mask_end],
-                grids=completion.grids,
-                processor=completion.processor,
             )
         )
         start, mask_start = end, mask_end
@@ -232,6 +290,8 @@ class ResumedEpisode(Struct, frozen=True, kw_only=True):
     finished: Sequence[RecordedTurn]
     begun: Sequence[RecordedTurn] = ()
     """Beginnings of turns that the engine was sampling."""
+    shown: Mapping[bytes, bytes] = {}
+    """Files of the pictures that it was shown, by digest."""
 
     @property
     def num_tokens(self) -> int:
@@ -264,37 +324,65 @@ def read(sampled: SampledTrajectory) -> ResumedEpisode:
         turn.draw = state.draws[place] if state.draws else place
         reason: FinishReason = "length" if place in state.cut else "stop"
         turn.completion = replace(turn.completion, finish_reason=reason if place < state.num_finished else "unfinished")
-    return ResumedEpisode(state=state, finished=turns[: state.num_finished], begun=turns[state.num_finished :])
+    return ResumedEpisode(
+        state=state,
+        finished=turns[: state.num_finished],
+        begun=turns[state.num_finished :],
+        shown={sha256(file).digest(): file for file in sampled.image_files},
+    )
 
 
 def recorded(sampled: SampledTrajectory) -> list[RecordedTurn]:
     """Turns of a stored episode as a record has them."""
     completions = cut(sampled.completion, [turn.num_written for turn in sampled.turns])
-    made, start = [], 0
+    num_shown = sum(turn.num_images for turn in sampled.turns)
+    num_prompt = image_start = len(sampled.images) - num_shown
+    grids = {image.digest: grid for image, grid in zip(sampled.images, sampled.completion.grids, strict=True)}
+    record, start = EpisodeRecord(sampled.prompt_ids, images=sampled.images[:num_prompt]), 0
     for turn, completion in zip(sampled.turns, completions, strict=True):
-        made.append(
+        images = sampled.images[image_start : image_start + turn.num_images]
+        read = [*record.images_through(turn.parent), *images]
+        record.add(
             RecordedTurn(
                 parent=turn.parent,
                 context_ids=sampled.context_ids[start : start + turn.num_context],
-                completion=completion,
+                completion=replace(
+                    completion,
+                    grids=[grids[image.digest] for image in read],
+                    processor=sampled.completion.processor if read else "",
+                ),
                 observation=turn.observation,
                 text=turn.text,
                 reward=turn.reward,
                 call_s=turn.call_s,
                 is_trained=turn.is_trained,
                 seat=turn.seat,
+                images=images,
             )
         )
-        start += turn.num_context
-    return made
+        start, image_start = start + turn.num_context, image_start + turn.num_images
+    return record.turns
 
 
-def as_sampled(record: EpisodeRecord, begun: Sequence[RecordedTurn], state: EpisodeState) -> SampledTrajectory | None:
-    """An unfinished episode in its stored form; None before the first token."""
-    whole = EpisodeRecord(record.prompt_ids, [*record.turns, *begun])
+def as_sampled(
+    record: EpisodeRecord,
+    begun: Sequence[RecordedTurn],
+    state: EpisodeState,
+    pictures: EpisodePictures | None = None,
+) -> SampledTrajectory | None:
+    """
+    An unfinished episode in its stored form; None before the first token.
+
+    ``pictures`` are those of the record, and of the answer that it goes on from; None for an episode without any.
+    """
+    whole = EpisodeRecord(record.prompt_ids, [*record.turns, *begun], record.prompt_images)
     if not whole.turns:
         return None
     cut_turns = [place for place, turn in enumerate(record.turns) if turn.completion.finish_reason == "length"]
+    files, in_turns = [], {image.digest for image in whole.images()}
+    if pictures:
+        later = [file for digest, file in pictures.shown.items() if digest not in in_turns]
+        files = [*whole.image_files(pictures), *later]
     state = replace(state, cut=cut_turns, draws=[turn.draw for turn in whole.turns])
     return SampledTrajectory(
         prompt_ids=record.prompt_ids,
@@ -302,4 +390,6 @@ def as_sampled(record: EpisodeRecord, begun: Sequence[RecordedTurn], state: Epis
         turns=whole.wire_turns(),
         context_ids=whole.context_ids(),
         snapshot=msgspec.msgpack.encode(state),
+        images=whole.images(),
+        image_files=files,
     )

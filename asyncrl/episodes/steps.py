@@ -12,7 +12,7 @@ raised.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,8 +28,9 @@ from asyncrl.episodes.environment import (
     Score,
     TaskInput,
 )
-from asyncrl.episodes.record import EpisodeState, RecordedTurn, ResumedEpisode
-from asyncrl.errors import EnvironmentFailed
+from asyncrl.episodes.pictures import is_picture
+from asyncrl.episodes.record import EpisodeState, RecordedTurn, ResumedEpisode, TurnContext
+from asyncrl.errors import DataError, EnvironmentFailed
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 from asyncrl.messages.verdict_limits import MAX_METRICS
 from asyncrl.messages.words import FinishReason
@@ -65,8 +66,9 @@ class EpisodeSteps:
         self._tools = tools
         self._observed = observed
         self._chats: dict[int, list[ChatMessage]] | None = None
+        self._prompt = conversation.pictures.with_prompt(task.messages)
         if history == "as_template":
-            self._chats = {0: conversation.boundary.quoted(task.messages)}
+            self._chats = {0: conversation.boundary.quoted(self._prompt)}
         """The conversation of each seat as messages, if the chat template is to render it again."""
         self._state = resumed.state if resumed else EpisodeState(num_finished=0)
         self._recorded = list(resumed.finished[self._state.num_answered :]) if resumed else []
@@ -108,41 +110,46 @@ class EpisodeSteps:
             raise EnvironmentFailed("reset says that the episode is done, before the first turn", retryable=False)
         if not self._conversation.record.turns:  # else they are of a snapshot, and the answer is to the last of them
             self._check_seat(answer, "reset")
-        parent, context = self._next(answer)
+        context = self._next(answer)
         while True:
             try:
-                place = await self._turn(parent, context, answer.seat)
+                place = await self._turn(context)
             except EpisodeOver as over:
                 if self._conversation.record.turns:
                     return "length"
                 raise EnvironmentFailed(
-                    f"the first observation has {len(context)} tokens and leaves no room for a turn: {over}",
+                    f"the first observation has {len(context.context_ids)} tokens and leaves no room for a turn: "
+                    f"{over}",
                     retryable=False,
                 ) from over
             answer = await self._step(place)
             if answer.done:
                 return "stop"
-            parent, context = self._next(answer)
+            context = self._next(answer)
 
     async def _begin(self) -> Answer:
         if self._state.answer is None:
-            return await self._environment.reset(self._task)
+            return await self._taken(await self._environment.reset(self._task))
         await self._environment.restore(self._task, self._state.snapshot)
         self._chats = self._state.chats
         return self._state.answer
 
-    def _next(self, answer: Answer) -> tuple[int, list[int]]:
-        """
-        Place of the next turn, of ``answer.seat``: index of the turn it follows, and the ids of the answer that the
-        seat reads.
-        """
+    async def _taken(self, answer: Answer) -> Answer:
+        """An answer whose pictures are kept."""
+        try:
+            return await self._conversation.pictures.answer(answer)
+        except DataError as error:
+            raise EnvironmentFailed(f"the environment's answer cannot be shown: {error}", retryable=False) from error
+
+    def _next(self, answer: Answer) -> TurnContext:
+        """What ``answer.seat`` reads before its next turn."""
         last = self._conversation.record.lasts.get(answer.seat)
         if last is not None and not answer.restart:
             return self._after(last, answer)
         if answer.seat == 0 and not answer.restart:  # the first turn of all, or of the seat that has the prompt
             if not answer.messages:
-                return FROM_PROMPT, []
-            return self._opening([*self._task.messages, *answer.messages], 0)
+                return TurnContext(FROM_PROMPT)
+            return self._opening([*self._prompt, *answer.messages], 0)
         if not answer.messages and answer.seat:
             raise EnvironmentFailed(
                 f"seat {answer.seat} is to speak and has read nothing: the first answer for another seat than 0 is all "
@@ -151,29 +158,23 @@ class EpisodeSteps:
             )
         return self._opening(answer.messages, answer.seat)
 
-    def _opening(self, messages: list[ChatMessage], seat: int) -> tuple[int, list[int]]:
-        """A context that follows nothing. Raises `EnvironmentFailed` if it would lack pictures of the prompt."""
-        if self._conversation.images:
-            raise EnvironmentFailed(
-                "messages of reset, or after a restart, begin a context without the pictures of the prompt; answer "
-                "with messages that follow a turn",
-                retryable=False,
-            )
+    def _opening(self, messages: list[ChatMessage], seat: int) -> TurnContext:
+        """A context that follows nothing."""
+        boundary, pictures = self._conversation.boundary, self._conversation.pictures
         if self._chats is not None:
-            self._chats[seat] = self._conversation.boundary.quoted(messages)
-        return FROM_NOTHING, self._conversation.boundary.opening(messages, self._tools)
+            self._chats[seat] = boundary.quoted(messages)
+        return TurnContext(FROM_NOTHING, boundary.opening(messages, self._tools), pictures.images(messages), seat)
 
-    async def _turn(self, parent: int, context: list[int], seat: int) -> int:
+    async def _turn(self, context: TurnContext) -> int:
         """Take the turn from the earlier attempt, or sample it. Returns its index."""
         if self._recorded:
             turn = self._recorded.pop(0)
-            _check_same(turn, parent, context, seat)
+            _check_same(turn.context, context)
             return self._conversation.record.add(turn)
-        if not self._begun:
-            return await self._conversation.say(parent, context, seat=seat)
-        begun = self._begun.pop(0)
-        _check_same(begun, parent, context, seat)
-        return await self._conversation.say(parent, context, begun=begun, seat=seat)
+        begun = self._begun.pop(0) if self._begun else None
+        if begun:
+            _check_same(begun.context, context)
+        return await self._conversation.say(context, begun=begun)
 
     async def _step(self, place: int) -> Answer:
         record = self._conversation.record
@@ -182,7 +183,7 @@ class EpisodeSteps:
         said = self._conversation.boundary.said(completion.completion_ids, completion.finish_reason)
         self._conversation.note_calls(said)
         began_s = self._clock()
-        answer = await self._environment.step(replace(said, seat=turn.seat))
+        answer = await self._taken(await self._environment.step(replace(said, seat=turn.seat)))
         turn.call_s = self._clock() - began_s
         self._check_seat(answer, "step")
         self._reward(turn, answer)
@@ -221,28 +222,30 @@ class EpisodeSteps:
                     retryable=False,
                 )
 
-    def _after(self, place: int, answer: Answer) -> tuple[int, list[int]]:
-        """Place of the turn of a seat whose last one is ``place``, or of a branch that the template tells otherwise."""
+    def _after(self, place: int, answer: Answer) -> TurnContext:
+        """Context of a seat whose last turn is ``place``, or of a branch that the template tells otherwise."""
         boundary, record = self._conversation.boundary, self._conversation.record
+        pictures = self._conversation.pictures
         written = record.turns[place].completion.completion_ids
         messages = self._observed.fitted(answer.messages, boundary)
-        context = boundary.after(messages, written)
+        context_ids = boundary.after(messages, written)
         if self._chats is not None:
             chat = self._chats[answer.seat]
             chat += boundary.message(written), *boundary.quoted(messages)
-            retold = boundary.retold(chat, [*record.ids_through(place), *context], self._tools)
+            retold = boundary.retold(chat, [*record.ids_through(place), *context_ids], self._tools)
             if retold is not None:
-                return FROM_NOTHING, retold
-        return place, context
+                return TurnContext(FROM_NOTHING, retold, pictures.images(chat), answer.seat)
+        return TurnContext(place, context_ids, pictures.images(messages), answer.seat)
 
 
-def _check_same(recorded: RecordedTurn, parent: int, context: Sequence[int], seat: int) -> None:
-    if recorded.seat != seat:
-        raise EnvironmentDiverged(f"its answer has seat {seat} speak, expected the recorded seat {recorded.seat}")
-    if (recorded.parent, recorded.context_ids) != (parent, context):
+def _check_same(recorded: TurnContext, now: TurnContext) -> None:
+    if recorded.seat != now.seat:
+        raise EnvironmentDiverged(f"its answer has seat {now.seat} speak, expected the recorded seat {recorded.seat}")
+    if recorded != now:
+        alike = " and other pictures" if recorded.context_ids == now.context_ids else ""
         raise EnvironmentDiverged(
-            f"its answer has {len(context)} tokens after turn {parent}, expected the {len(recorded.context_ids)} "
-            f"recorded ones after turn {recorded.parent}"
+            f"its answer has {len(now.context_ids)} tokens{alike} after turn {now.parent}, expected the "
+            f"{len(recorded.context_ids)} recorded ones after turn {recorded.parent}"
         )
 
 
@@ -277,6 +280,9 @@ class ObservationBudget(Struct, frozen=True):
 
     def _fitted(self, message: ChatMessage, boundary: TurnBoundary) -> ChatMessage:
         content = message.get("content") or ""
+        if isinstance(content, list):  # Each text is cut alone, and no picture is.
+            parts = [part if is_picture(part) else self._fitted_part(message, part, boundary) for part in content]
+            return {**message, "content": parts}
         if len(content) <= self.max_tokens and len(content.encode()) <= self.max_tokens:
             return message  # No tokenizer needs more tokens than bytes.
 
@@ -290,6 +296,10 @@ class ObservationBudget(Struct, frozen=True):
             keep = min(keep * self.max_tokens // num, keep * 9 // 10)
             shown = self._without(content, keep)
         return {**message, "content": shown}
+
+    def _fitted_part(self, message: ChatMessage, part: dict[str, Any], boundary: TurnBoundary) -> dict[str, Any]:
+        text = self._fitted({**message, "content": part.get("text", "")}, boundary)["content"]
+        return {"type": "text", "text": text}
 
     def _without(self, content: str, keep: int) -> str:
         """The content with ``keep`` characters of its own."""

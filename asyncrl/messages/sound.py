@@ -10,6 +10,7 @@ Versions of the spans need not increase: a node may resume a completion that a n
 """
 
 from collections.abc import Sequence
+from hashlib import sha256
 from math import inf, isfinite
 from typing import Protocol, get_args
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from asyncrl.foreign_text import shown
 from asyncrl.messages.trajectory import (
     FROM_NOTHING,
+    FROM_PROMPT,
     MAX_SEATS,
     Image,
     Span,
@@ -98,6 +100,8 @@ def _problem_of_turn(turn: Turn, place: int) -> str:
     least = int(turn.parent == FROM_NOTHING)  # the policy must have read something
     if turn.num_context < least or turn.num_written < 1:
         return f"{turn.num_context} tokens of context and {turn.num_written} written, expected {least} and 1 or more"
+    if not 0 <= turn.num_images <= turn.num_context:
+        return f"{turn.num_images} pictures, expected 0 .. {turn.num_context}, a token of context each or more"
     if not -MAX_REWARD <= turn.reward <= MAX_REWARD:  # NaN compares false too
         return f"reward {turn.reward}, expected a finite number of at most {MAX_REWARD:g} either way"
     if not (turn.call_s >= 0.0 and isfinite(turn.call_s)):
@@ -128,7 +132,7 @@ def _score_problem(trajectory: Trajectory) -> str:
 
 
 # ── images ────────────────────────────────────────────────────────────────────────────────────
-# Check of a trajectory's pictures: those of its prompt, with a grid of patches each.
+# Check of a trajectory's pictures: those of its prompt, then those of its contexts, with a grid of patches each.
 #
 #     "cause: what was found, and expected", or "" as `asyncrl.messages.sound.problem_of`
 #
@@ -136,6 +140,7 @@ def _score_problem(trajectory: Trajectory) -> str:
 
 BAD_IMAGES = "other pictures than the prompt's"
 BAD_GRIDS = "impossible grids of pictures"
+BAD_FILES = "files that are not those of its pictures"
 BAD_PROCESSOR = "no version of a processor"
 
 MAX_PATCHES_PER_TOKEN = 64
@@ -146,16 +151,23 @@ MAX_VERSION = 500
 
 def image_problem_of(trajectory: Trajectory, images: Sequence[Image]) -> str:
     """Reason to refuse a trajectory of a prompt with these pictures; empty if there is none."""
-    if trajectory.images != list(images):
-        return f"{BAD_IMAGES}: {_digests(trajectory.images)}, expected {_digests(images)}"
+    found = trajectory.images[: max(trajectory.num_prompt_images, 0)]
+    expected = list(images) if reads_prompt(trajectory.turns) else []
+    if found != expected:
+        return f"{BAD_IMAGES}: {_digests(found)}, expected {_digests(expected)}"
     return grid_problem_of(trajectory)
 
 
+def reads_prompt(turns: Sequence["HasParent"]) -> bool:
+    """True if a turn follows the prompt, or there are none: a single completion does."""
+    return not turns or any(turn.parent == FROM_PROMPT for turn in turns)
+
+
 def grid_problem_of(trajectory: Trajectory) -> str:
-    """Reason to refuse a trajectory's grids or the version of its processor, whatever its prompt is; empty if none."""
-    if len(trajectory.grids) != len(trajectory.images):
+    """Reason to refuse a trajectory's grids, files or processor, whatever its prompt is; empty if there is none."""
+    if trajectory.num_prompt_images < 0 or len(trajectory.grids) != len(trajectory.images):
         return f"{BAD_GRIDS}: {len(trajectory.grids)}, expected one for each of {len(trajectory.images)} pictures"
-    most = len(trajectory.prompt_ids) // 4 * MAX_PATCHES_PER_TOKEN
+    most = (len(trajectory.prompt_ids) + len(trajectory.context_ids)) // 4 * MAX_PATCHES_PER_TOKEN
     patches = 0
     for t, h, w in trajectory.grids:
         patches += t * h * w
@@ -164,6 +176,25 @@ def grid_problem_of(trajectory: Trajectory) -> str:
             return f"{BAD_GRIDS}: {found}, expected at least one and, of all pictures, at most {most}"
     if len(trajectory.processor) > MAX_VERSION:
         return f"{BAD_PROCESSOR}: {len(trajectory.processor)} characters, expected at most {MAX_VERSION}"
+    return _file_problem(trajectory)
+
+
+def shown_images(images: Sequence[Image], num_prompt: int) -> list[Image]:
+    """Pictures that contexts alone have, each once; the first ``num_prompt`` are the prompt's."""
+    distinct = {image.digest: image for image in images}
+    for image in images[:num_prompt]:
+        distinct.pop(image.digest, None)
+    return list(distinct.values())
+
+
+def _file_problem(trajectory: Trajectory) -> str:
+    """Reason to refuse the files of pictures that an environment has shown."""
+    shown_ones, files = shown_images(trajectory.images, trajectory.num_prompt_images), trajectory.image_files
+    if len(files) < len(shown_ones) or (len(files) > len(shown_ones) and trajectory.finish_reason != "unfinished"):
+        return f"{BAD_FILES}: {len(files)}, expected one for each of {len(shown_ones)} pictures of its contexts"
+    for image, file in zip(shown_ones, files, strict=False):
+        if image.num_bytes != file.nbytes or image.digest != sha256(file).digest():
+            return f"{BAD_FILES}: one of {file.nbytes} bytes, expected the picture {_digests([image])}"
     return ""
 
 
@@ -208,6 +239,7 @@ CAUSES = (
     BAD_TEXT,
     BAD_SUMMARY,
     BAD_GRIDS,
+    BAD_FILES,
     BAD_TURNS,
     BAD_SCORES,
 )

@@ -49,7 +49,10 @@ class Sampling(Value, frozen=True):
 
 
 class Image(Value, frozen=True):
-    """A picture of a prompt. Its bytes are fetched by digest, once by each node."""
+    """
+    A picture that the policy reads. Files of prompts' pictures are fetched by digest, once by each node; those that an
+    environment has shown are in the trajectory.
+    """
 
     digest: bytes
     """SHA-256 of the file."""
@@ -146,6 +149,8 @@ class Turn(Value, frozen=True):
     """Text that the policy wrote, without special tokens."""
     seat: int = 0
     """Seat of the episode that spoke. A turn follows one of its own seat; the prompt is followed by seat 0 alone."""
+    num_images: int = 0
+    """Pictures of the context: ``Trajectory.images``, after those of the prompt and of the turns before."""
 
 
 class HasReward(Protocol):
@@ -191,7 +196,10 @@ class Trajectory(Value, frozen=True):
     generate_s: float = 0.0
     """Seconds from the first prefill to the last token."""
     images: list[Image] = []
-    """Pictures of the prompt, in the order of their tokens in ``prompt_ids``."""
+    """
+    Pictures in the order of their tokens: those of the prompt, unless every context follows nothing, and then those of
+    each turn's context.
+    """
     grids: list[tuple[int, int, int]] = []
     """Patches of each picture as the sampler cut it: in time, in height, in width."""
     processor: str = ""
@@ -212,6 +220,16 @@ class Trajectory(Value, frozen=True):
     """State that another node needs to continue an unfinished episode, besides its tokens; empty otherwise."""
     opened: str = ""
     """Thought that the prompt of ``text`` had opened, such as ``<think>``, and the policy only closes; often empty."""
+    image_files: list[memoryview] = []
+    """
+    Files of the pictures that only contexts have, each once, in the order in which they were read first. An unfinished
+    episode may have more of them, which its snapshot names.
+    """
+
+    @property
+    def num_prompt_images(self) -> int:
+        """Pictures among ``images`` that are the prompt's."""
+        return len(self.images) - sum(turn.num_images for turn in self.turns)
 
 
 class TrajectorySummary(Value, frozen=True):

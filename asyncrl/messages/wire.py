@@ -12,7 +12,7 @@ from typing import Any, Union
 from asyncrl.messages import files, reward, rollout, session, spool, supervisor, trainer, weights
 from asyncrl.messages.codec import Codec, Message
 
-PROTOCOL = 15
+PROTOCOL = 16
 """Version of this vocabulary, sent in `Hello`. The broker refuses a node with another version and names both."""
 
 

@@ -69,7 +69,7 @@ def turn_type() -> "pa.DataType":
     count, number, text = pa.int32(), pa.float64(), pa.string()
     fields = [("parent", count), ("num_context", count), ("num_written", count), ("reward", number)]
     fields += [("is_trained", pa.bool_()), ("call_s", number), ("observation", text), ("text", text)]
-    fields += [("seat", count)]
+    fields += [("seat", count), ("num_images", count)]
     return pa.list_(pa.struct(fields))
 
 

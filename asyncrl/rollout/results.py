@@ -115,7 +115,8 @@ def to_put_item(
             mask_counts=_little_endian(array.array("i", completion.mask_counts)),
             mask_ids=_little_endian(array.array("i", completion.mask_ids)),
             routing=completion.routing,
-            images=lease.prompt.images,
+            images=sampled.images if sampled.turns else lease.prompt.images,
+            image_files=[memoryview(file) for file in sampled.image_files],
             grids=completion.grids,
             processor=completion.processor,
             turns=sampled.turns,
@@ -176,6 +177,8 @@ def to_sampled(trajectory: Trajectory, unit: Unit, limits: TrajectoryLimits) -> 
         context_ids=_unpacked("i", trajectory.context_ids),
         scores=trajectory.scores,
         snapshot=bytes(trajectory.snapshot),
+        images=trajectory.images,
+        image_files=list(map(bytes, trajectory.image_files)),
     )
 
 
@@ -197,7 +200,7 @@ def _refuse_large(payload: memoryview, lease: Lease) -> None:
     if payload.nbytes > MAX_PAYLOAD_BYTES:
         raise EngineError(
             f"the trajectory takes {payload.nbytes} bytes, but at most {MAX_PAYLOAD_BYTES} can be stored; lower "
-            f"sampling.max_tokens, which is {lease.sampling.max_tokens} here",
+            f"sampling.max_tokens, which is {lease.sampling.max_tokens} here, or environment.picture_bytes",
             retryable=False,
         )
 

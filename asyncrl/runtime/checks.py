@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from asyncrl.config.checks.environment import check_experts, check_pictures
+from asyncrl.config.checks.environment import check_experts
 from asyncrl.config.config import Config
 from asyncrl.config.engines import imported
 from asyncrl.config.model.adapter import check_adapter
@@ -331,7 +331,6 @@ def _data(config: Config, say: Say) -> str:
         say(f"note: {sentence}")
     num_images = sum(summary.num_images for summary in summaries)
     check_model_reads(Path(config.model.path), num_images, sum(summary.num_marked for summary in summaries))
-    check_pictures(config, num_images)
     for name, stream in streams.items():
         check_routes(config.reward, stream.summary.data_sources)
         for verifier in auto_routed(config.reward, stream.summary.data_sources):

@@ -12,10 +12,10 @@ wrote it, and cancelling a request removes it.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.config.sections.sampling import ToolParser
-from asyncrl.engine import ChatMessage, Completion, PolicyTurn, Request
+from asyncrl.engine import IMAGE, ChatMessage, Completion, PolicyTurn, Request
 from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import IMAGE_MARK, Prompt, Span
 from asyncrl.messages.words import FinishReason
@@ -62,11 +62,22 @@ class RunningRequest:
         )
 
 
+def _content_ids(content: str | list[dict[str, Any]]) -> list[int]:
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    ids: list[int] = []
+    for part in parts:
+        ids += [IMAGE_ID] * IMAGE_TOKENS if part["type"] == IMAGE else [len(word) for word in part["text"].split()]
+    return ids
+
+
 class FakeBoundary:
-    """A `TurnBoundary` without a chat template: one token per word, its length; the policy calls no tools."""
+    """
+    A `TurnBoundary` without a chat template: one token per word, its length, and `IMAGE_TOKENS` times `IMAGE_ID` per
+    picture; the policy calls no tools.
+    """
 
     def after(self, messages: Sequence[ChatMessage], last_ids: Sequence[int]) -> list[int]:
-        return [len(word) for message in messages for word in str(message["content"]).split()]
+        return [token for message in messages for token in _content_ids(message["content"])]
 
     def opening(self, messages: Sequence[ChatMessage], tools: str = "") -> list[int]:
         return self.after(messages, [])

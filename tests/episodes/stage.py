@@ -39,7 +39,7 @@ class WordBoundary:
         return self
 
     def after(self, messages: Sequence[ChatMessage], last_ids: Sequence[int]) -> list[int]:
-        return ids(" ".join([*(f"<{m['role']}> {m['content']}" for m in messages), "<policy>"]))
+        return ids(" ".join([*(f"<{m['role']}> {said_in(m)}" for m in messages), "<policy>"]))
 
     def opening(self, messages: Sequence[ChatMessage], tools: str = "") -> list[int]:
         return self.after(messages, [])
@@ -49,7 +49,7 @@ class WordBoundary:
 
     def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
         """A template that shows the policy's earlier turns without words in brackets."""
-        told = ids(" ".join([*(f"<{m['role']}> {_shown(m['content'])}" for m in messages), "<policy>"]))
+        told = ids(" ".join([*(f"<{m['role']}> {_shown(said_in(m))}" for m in messages), "<policy>"]))
         return None if told == list(read_ids) else told
 
     def message(self, token_ids: Sequence[int]) -> ChatMessage:
@@ -62,6 +62,14 @@ class WordBoundary:
 
     def text(self, token_ids: Sequence[int]) -> str:
         return words(token_ids)
+
+
+def said_in(message: ChatMessage) -> str:
+    """Words of a message; a picture is one word."""
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return " ".join(f"<picture-{part['width']}>" if part["type"] == "image" else part["text"] for part in content)
 
 
 def _shown(content: str) -> str:
@@ -112,6 +120,7 @@ class WordEngine:
             spans=spans,
             finish_reason=finish,
             generate_s=1.0,
+            grids=[(1, 2, 2)] * len(request.images),
         )
 
 

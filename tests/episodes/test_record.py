@@ -1,5 +1,6 @@
 """A tree of turns whose tokens are kept as they were sampled."""
 
+from hashlib import sha256
 from itertools import pairwise
 
 import pytest
@@ -10,9 +11,10 @@ from msgspec.structs import replace
 
 from asyncrl.engine import Completion
 from asyncrl.episodes.environment import Answer
+from asyncrl.episodes.pictures import EpisodePictures, PictureLimits, part_of
 from asyncrl.episodes.record import EpisodeRecord, EpisodeState, RecordedTurn, as_sampled, cut, joined, read, recorded
 from asyncrl.errors import EngineError
-from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Span, Turn
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Image, Span, Turn
 
 
 @st.composite
@@ -70,13 +72,72 @@ def test_what_was_joined_is_cut_into_the_same_parts(parts: list[Completion]) -> 
     assert joined(again, "unfinished") == whole
 
 
-def test_pictures_are_those_of_the_first_turn_that_has_read_them() -> None:
-    plain = written(1)
-    pictured = replace(plain, grids=[(1, 4, 4)], processor="v1")
-    assert joined([plain, pictured, pictured], "stop").grids == [(1, 4, 4)]
-    assert joined([plain, pictured], "stop").processor == "v1"
-    assert joined([plain], "stop").grids == []
-    assert joined([], "stop").completion_ids == []
+FILES = {bytes([number]) * 32: f"file {number}".encode() for number in range(1, 5)}
+A, B, C, OF_PROMPT = (Image(digest, 8, 8, len(file)) for digest, file in FILES.items())
+GRIDS = {A: (1, 1, 1), B: (1, 2, 2), C: (1, 3, 3), OF_PROMPT: (1, 4, 4)}
+
+
+def pictured() -> tuple[EpisodeRecord, EpisodePictures]:
+    """
+    Pictures of the contexts of turns, after a prompt with one::
+
+        prompt D ── 0 ── 1: A ── 3: B C
+                     └── 2: B
+        nothing ──── 4: D A
+    """
+    record = EpisodeRecord([100], images=[OF_PROMPT])
+    shown: list[tuple[int, list[Image]]] = [(FROM_PROMPT, []), (0, [A]), (0, [B]), (1, [B, C])]
+    for parent, images in [*shown, (FROM_NOTHING, [OF_PROMPT, A])]:
+        read = [*record.images_through(parent), *images]
+        completion = replace(written(1), grids=[GRIDS[image] for image in read], processor="v1")
+        record.add(RecordedTurn(parent, [9] * max(1, len(images)), completion, images=images))
+    return record, EpisodePictures(PictureLimits(9, 99), [OF_PROMPT], [FILES[OF_PROMPT.digest]], FILES)
+
+
+def test_the_policy_has_read_the_pictures_of_its_path() -> None:
+    record, _ = pictured()
+    assert [record.images_through(place) for place in range(5)] == [
+        [OF_PROMPT],
+        [OF_PROMPT, A],
+        [OF_PROMPT, B],
+        [OF_PROMPT, A, B, C],
+        [OF_PROMPT, A],
+    ]
+
+
+def test_an_episode_has_the_pictures_of_its_prompt_and_then_those_of_its_contexts_with_their_grids() -> None:
+    record, pictures = pictured()
+    assert record.images() == [OF_PROMPT, A, B, B, C, OF_PROMPT, A]
+    assert [turn.num_images for turn in record.wire_turns()] == [0, 1, 1, 2, 2]
+    whole = record.completion("stop")
+    assert whole.grids == [GRIDS[image] for image in record.images()]
+    assert whole.processor == "v1"
+    assert record.image_files(pictures) == [FILES[image.digest] for image in (A, B, C)]
+
+
+def test_where_nobody_reads_the_prompt_its_pictures_are_those_of_the_contexts() -> None:
+    whole, pictures = pictured()
+    record = EpisodeRecord([100], [replace(whole.turns[4])], [OF_PROMPT])
+    assert record.images() == [OF_PROMPT, A]
+    assert record.completion("stop").grids == [GRIDS[OF_PROMPT], GRIDS[A]]
+    assert record.image_files(pictures) == [FILES[OF_PROMPT.digest], FILES[A.digest]]
+
+
+def test_a_stored_episode_is_read_with_its_pictures() -> None:
+    record, pictures = pictured()
+    answer = Answer(messages=[{"role": "user", "content": [part_of(C)]}])
+    state = EpisodeState(num_finished=2, num_answered=2, answer=answer, rewards=[0.0, 0.0])
+    begun = EpisodeRecord([100], record.turns[:2], [OF_PROMPT])
+    stored = as_sampled(begun, [], state, pictures)
+    assert stored is not None
+    assert stored.image_files[0] == FILES[A.digest]
+
+    resumed = read(stored)
+    assert [turn.images for turn in resumed.finished] == [[], [A]]
+    assert [turn.completion.grids for turn in resumed.finished] == [[GRIDS[OF_PROMPT]], [GRIDS[OF_PROMPT], GRIDS[A]]]
+    assert resumed.state.answer == answer
+    again = pictures.with_shown({sha256(file).digest(): file for file in stored.image_files})
+    assert set(again.shown.values()) == {FILES[image.digest] for image in (A, B, C)}, "the answer's picture, too"
 
 
 def written(*token_ids: int) -> Completion:

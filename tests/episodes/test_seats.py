@@ -8,17 +8,21 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from asyncrl.data.images import describe
 from asyncrl.engine import ChatMessage, PolicyTurn
 from asyncrl.episodes.conversation import Conversation
 from asyncrl.episodes.environment import Answer, EnvironmentEpisode, Reward, Score, TaskInput
 from asyncrl.episodes.episode import Attempt, Episode
+from asyncrl.episodes.pictures import EpisodePictures, PictureLimits
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, ResumedEpisode, SampledTrajectory, read
 from asyncrl.episodes.steps import EpisodeSteps, ObservationBudget
 from asyncrl.errors import EnvironmentFailed
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Sampling, Turn
+from tests.conftest import draw_picture
 from tests.episodes.stage import StagedEnvironments, WordBoundary, WordEngine, ids, words
 
 UNSAID = Score()
+LIMITS = EpisodeLimits(max_turns=8, max_tokens=200, pictures=PictureLimits(9, 100_000))
 TASK = TaskInput(messages=[{"role": "user", "content": "play"}])
 
 
@@ -73,6 +77,7 @@ class Stage:
     resume: Any = "replay"
     lose_at: int = 0
     prefix: SampledTrajectory | None = None
+    pictures: EpisodePictures = field(default_factory=lambda: EpisodePictures(LIMITS.pictures))
 
     def __post_init__(self) -> None:
         self.games: list[Game] = []
@@ -87,6 +92,7 @@ class Stage:
             TASK,
             ids("<user> play <policy>"),
             self._begin,
+            pictures=self.pictures,
             written=self.engine.written,
             episode_s=100.0,
             resumed=read(self.prefix) if self.prefix else None,
@@ -103,11 +109,12 @@ class Stage:
     def _begin(self, environment: EnvironmentEpisode, resumed: ResumedEpisode | None) -> Attempt:
         answered = resumed.finished[: resumed.state.num_answered] if resumed else []
         conversation = Conversation(
-            EpisodeRecord(ids("<user> play <policy>"), answered),
+            EpisodeRecord(ids("<user> play <policy>"), answered, self.pictures.prompt),
             self.engine.sample,
             WordBoundary(),
             sampling=Sampling(10),
-            limits=EpisodeLimits(max_turns=8, max_tokens=200, seats=self.seats),
+            limits=replace(LIMITS, seats=self.seats),
+            pictures=self.pictures.with_shown(resumed.shown if resumed else {}),
             on_turn=self._store,
         )
         player = EpisodeSteps(
@@ -270,16 +277,19 @@ def test_what_seats_cannot_do_is_refused_in_a_sentence(case: str) -> None:
     assert not refused.value.retryable
 
 
-def test_a_seat_has_no_pictures_of_the_prompt() -> None:
-    stage = Stage()
-    stage.engine = WordEngine(lambda before: "look")
-    begin = stage._begin
-
-    def with_pictures(environment: EnvironmentEpisode, resumed: ResumedEpisode | None) -> Attempt:
-        attempt = begin(environment, resumed)
-        attempt.conversation.images = (b"picture",)
-        return attempt
-
-    stage._begin = with_pictures  # type: ignore[method-assign]
-    with pytest.raises(EnvironmentFailed, match="without the pictures of the prompt"):
-        stage.play()
+def test_each_seat_reads_the_pictures_that_are_shown_to_it() -> None:
+    prompt, shown, last = (draw_picture(16, 16, seed=seed) for seed in range(3))
+    images = [describe(file) for file in (prompt, shown, last)]
+    see = {"type": "text", "text": "see"}
+    answers = (
+        Answer(),
+        Answer(messages=[{"role": "user", "content": [see, {"type": "image", "data": shown}]}], seat=1),
+        Answer(messages=[{"role": "user", "content": [see, {"type": "image", "data": last}]}]),
+        Answer(messages=user("and now"), seat=1),
+        Answer(done=True),
+    )
+    stage = Stage(answers, pictures=EpisodePictures(LIMITS.pictures, images[:1], [prompt]))
+    played = stage.play()
+    assert [request.images for request in stage.engine.requests] == [(prompt,), (shown,), (prompt, last), (shown,)]
+    assert [(turn.seat, turn.num_images) for turn in played.turns] == [(0, 0), (1, 1), (0, 1), (1, 0)]
+    assert (played.images, played.image_files) == (images, [shown, last])

@@ -1,18 +1,23 @@
 """The loop of an episode whose environment answers turn by turn."""
 
 import asyncio
-from typing import Any
+import base64
+from hashlib import sha256
+from typing import Any, ClassVar
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from asyncrl.engine import CalledTool, PolicyTurn
 from asyncrl.episodes.conversation import MALFORMED, Conversation
-from asyncrl.episodes.environment import Answer, EnvironmentDiverged, TaskInput
-from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, EpisodeState, ResumedEpisode
+from asyncrl.episodes.environment import Answer, EnvironmentDiverged, Resume, TaskInput
+from asyncrl.episodes.pictures import EpisodePictures, PictureLimits
+from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, EpisodeState, ResumedEpisode, as_sampled, read
 from asyncrl.episodes.steps import EpisodeSteps, ObservationBudget
 from asyncrl.errors import EnvironmentFailed
 from asyncrl.messages.trajectory import Sampling
+from tests.conftest import draw_picture
 from tests.episodes.stage import Counter, StagedEnvironments, WordBoundary, WordEngine, ids
 
 WHOLE = ObservationBudget(10_000)
@@ -24,17 +29,17 @@ def steps(
     environments: StagedEnvironments,
     resumed: ResumedEpisode | None = None,
     max_tokens: int = 100,
-    images: tuple[bytes, ...] = (),
     record: EpisodeRecord | None = None,
     observed: ObservationBudget = WHOLE,
 ) -> EpisodeSteps:
+    limits = EpisodeLimits(max_turns=8, max_tokens=max_tokens, pictures=PictureLimits(2, 100_000))
     conversation = Conversation(
         record or a_record(),
         WordEngine(lambda before: f"turn {before.split().count('<policy>')}").sample,
         WordBoundary(),
         sampling=Sampling(10),
-        limits=EpisodeLimits(max_turns=8, max_tokens=max_tokens),
-        images=images,
+        limits=limits,
+        pictures=EpisodePictures(limits.pictures, shown=resumed.shown if resumed else None),
     )
     environment = environments.open("run/train/0/0")
     return EpisodeSteps(conversation, environment, TASK, resume=environments.resume, resumed=resumed, observed=observed)
@@ -146,6 +151,137 @@ def test_a_first_observation_that_leaves_no_room_is_a_final_failure() -> None:
     assert not refused.value.retryable
 
 
+RED, BLUE = (draw_picture(16, 16, seed=seed) for seed in range(2))
+
+
+class Painter(Counter):
+    """Shows the pictures of a list, one after each turn."""
+
+    files: ClassVar[list[bytes]] = [RED, BLUE]
+
+    def reset(self, task: TaskInput) -> Answer:
+        self.left = len(self.files) + 1
+        return Answer()
+
+    def step(self, said: PolicyTurn) -> Answer:
+        answer = super().step(said)
+        if answer.done:
+            return answer
+        file = self.files[len(self.files) - self.left]
+        part = {"type": "image", "data": base64.b64encode(file).decode()}
+        return replace(answer, messages=[{"role": "user", "content": [{"type": "text", "text": "see"}, part]}])
+
+
+def test_what_an_environment_shows_is_in_the_turns_and_in_the_next_requests() -> None:
+    record, engine = a_record(), WordEngine(lambda before: f"seen {before.count('<picture-16>')}")
+    conversation = Conversation(
+        record,
+        engine.sample,
+        WordBoundary(),
+        sampling=Sampling(10),
+        limits=EpisodeLimits(max_turns=8, max_tokens=100),
+    )
+    environment = StagedEnvironments(make=Painter).open("run/train/0/0")
+    assert play(EpisodeSteps(conversation, environment, TASK, resume="replay", observed=WHOLE)) == "stop"
+    assert [turn.text for turn in record.turns] == ["seen 0", "seen 1", "seen 2"]
+    assert [request.images for request in engine.requests] == [(), (RED,), (RED, BLUE)]
+    assert record.turns[1].observation.startswith("<user> see <picture-16>")
+
+
+def test_a_replay_that_shows_another_picture_of_the_same_size_is_noticed() -> None:
+    first = a_record()
+    play(steps(StagedEnvironments(make=Painter), record=first))
+    turns = first.turns
+    shown = {sha256(file).digest(): file for file in (RED, BLUE)}
+    resumed = ResumedEpisode(state=EpisodeState(num_finished=2), finished=turns[:2], shown=shown)
+
+    class Repainter(Painter):
+        files: ClassVar[list[bytes]] = [BLUE, RED]
+
+    assert play(steps(StagedEnvironments(make=Painter), resumed)) == "stop"
+    with pytest.raises(EnvironmentDiverged, match="4 tokens and other pictures after turn 0, expected the 4 recorded"):
+        play(steps(StagedEnvironments(make=Repainter), resumed))
+
+
+def test_a_snapshot_has_the_digests_of_the_pictures_of_its_answer() -> None:
+    player = steps(StagedEnvironments(make=Painter, resume="snapshot"))
+    play(player)
+    assert player.state.answer is not None
+    (message,) = player.state.answer.messages
+    assert message["content"][1]["digest"] == sha256(BLUE).hexdigest()
+    assert len(msgspec.msgpack.encode(player.state)) < 400
+
+
+@pytest.mark.parametrize("resume", ["replay", "snapshot"])
+def test_an_episode_that_goes_on_elsewhere_has_the_pictures_of_its_stored_turns(resume: Resume) -> None:
+    limits = EpisodeLimits(max_turns=2, max_tokens=100)
+    first, pictures = a_record(), EpisodePictures(limits.pictures)
+    conversation = Conversation(
+        first,
+        WordEngine(lambda before: f"seen {before.count('<picture-16>')}").sample,
+        WordBoundary(),
+        sampling=Sampling(10),
+        limits=limits,
+        pictures=pictures,
+    )
+    environments = StagedEnvironments(make=Painter, resume=resume)
+    player = EpisodeSteps(conversation, environments.open("one"), TASK, resume=resume, observed=WHOLE)
+    assert play(player) == "length"
+    stored = as_sampled(first, [], player.state, pictures)
+    assert stored is not None
+    assert stored.image_files == [RED, BLUE], "that of the answer to the last turn, too"
+
+    resumed, engine = read(stored), WordEngine(lambda before: f"seen {before.count('<picture-16>')}")
+    record = EpisodeRecord(first.prompt_ids, resumed.finished[: resumed.state.num_answered])
+    elsewhere = Conversation(
+        record,
+        engine.sample,
+        WordBoundary(),
+        sampling=Sampling(10),
+        limits=EpisodeLimits(max_turns=8, max_tokens=100),
+        pictures=EpisodePictures(limits.pictures, shown=resumed.shown),
+    )
+    opened = environments.open("two")
+    again = EpisodeSteps(elsewhere, opened, TASK, resume=resume, observed=WHOLE, resumed=resumed)
+    assert play(again) == "stop"
+    assert [request.images for request in engine.requests] == [(RED, BLUE)]
+    assert [turn.text for turn in record.turns] == ["seen 0", "seen 1", "seen 2"]
+    assert ("restore" in opened.calls) == (resume == "snapshot")
+
+
+@pytest.mark.parametrize(
+    ("file", "problem"),
+    [
+        (b"no picture", "a picture of 10 bytes cannot be read"),
+        (draw_picture(64, 64)[:-900], "a picture is damaged"),
+        (draw_picture(400, 400), r"more than environment.picture_bytes = 100,000"),
+    ],
+)
+def test_a_picture_that_cannot_be_shown_is_a_final_failure_of_the_environment(file: bytes, problem: str) -> None:
+    class Careless(Painter):
+        files: ClassVar[list[bytes]] = [file]
+
+    with pytest.raises(EnvironmentFailed, match=f"environment's answer cannot be shown: .*{problem}") as refused:
+        play(steps(StagedEnvironments(make=Careless)))
+    assert not refused.value.retryable
+
+
+def test_more_pictures_than_an_episode_may_have_are_refused() -> None:
+    class Album(Painter):
+        files: ClassVar[list[bytes]] = [RED, BLUE, draw_picture(8, 8), RED]
+
+    with pytest.raises(EnvironmentFailed, match=r"more than 2 pictures in one episode; raise environment\.pictures"):
+        play(steps(StagedEnvironments(make=Album)))
+
+
+def test_a_text_beside_a_picture_is_cut_and_the_picture_is_not() -> None:
+    part = {"type": "image", "digest": "00", "width": 16, "height": 16}
+    long = {"type": "text", "text": " ".join(f"w{number:02}" for number in range(100))}
+    (fitted,) = ObservationBudget(20).fitted([{"role": "user", "content": [part, long]}], WordBoundary())
+    assert fitted["content"][0] == part
+    assert "[... 344 characters left out ...]" in fitted["content"][1]["text"]
+
+
 def test_an_episode_that_is_done_before_its_first_turn_is_a_final_failure() -> None:
     class Done(Counter):
         def reset(self, task: TaskInput) -> Answer:
@@ -154,13 +290,3 @@ def test_an_episode_that_is_done_before_its_first_turn_is_a_final_failure() -> N
     with pytest.raises(EnvironmentFailed, match="done, before the first turn") as refused:
         play(steps(StagedEnvironments(make=Done)))
     assert not refused.value.retryable
-
-
-def test_a_context_that_would_lack_the_pictures_of_the_prompt_is_refused() -> None:
-    class Greeting(Counter):
-        def reset(self, task: TaskInput) -> Answer:
-            return Answer(messages=[{"role": "user", "content": "go"}])
-
-    assert play(steps(StagedEnvironments(make=Greeting))) == "length"
-    with pytest.raises(EnvironmentFailed, match="without the pictures"):
-        play(steps(StagedEnvironments(make=Greeting), images=(b"picture",)))

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncrl.messages import sound as check
-from asyncrl.messages.sound import BAD_GRIDS, BAD_TURNS, MAX_CHARS
+from asyncrl.messages.sound import BAD_FILES, BAD_GRIDS, BAD_TURNS, MAX_CHARS
 from asyncrl.messages.trajectory import (
     RouteShape,
     Routing,
@@ -296,6 +296,7 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
         _field("text", lambda t, dice: "x" * (len(t.completion_ids) // 4 * MAX_CHARS + dice.randint(1, 9))),
     ),
     "grid of no picture": (BAD_GRIDS, _field("grids", lambda t, dice: [(1, 2, 2)])),
+    "file of no picture": (BAD_FILES, _field("image_files", lambda t, dice: [memoryview(dice.randbytes(5))])),
     "opened": (
         check.BAD_TEXT,
         _field("opened", lambda _, dice: "<" * (check.MAX_OPENED + dice.randint(1, 9))),

@@ -1,6 +1,8 @@
-"""A trajectory has the pictures of its prompt, and a possible grid for each."""
+"""A trajectory has the pictures of its prompt and of its contexts, and a possible grid for each."""
 
+from hashlib import sha256
 from random import Random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -49,6 +51,61 @@ def test_other_pictures_than_the_prompts_are_named(images: list[Image]) -> None:
 )
 def test_each_picture_has_one_grid_that_fits_the_prompt(grids: list[tuple[int, int, int]]) -> None:
     assert grid_problem_of(replace(SOUND, grids=grids)).startswith("impossible grids of pictures: ")
+
+
+FILE = b"a file"
+SHOWN = Image(sha256(FILE).digest(), 8, 8, len(FILE))
+
+
+def shown_after(prompt: list[Image], *, parent: int = FROM_PROMPT, **changes: Any) -> Trajectory:
+    """An episode of a turn, after a context with the first picture of a prompt again, and another one."""
+    images = [*(prompt if parent == FROM_PROMPT else []), RED, SHOWN]
+    made = replace(
+        SOUND,
+        turns=[Turn(parent, 2, 1, num_images=2)],
+        context_ids=as_bytes("i", [1, 1]),
+        images=images,
+        grids=[(1, 1, 1)] * len(images),
+        image_files=[memoryview(FILE)],
+    )
+    return replace(made, **changes)
+
+
+def test_the_files_of_pictures_that_only_contexts_have_are_in_the_trajectory() -> None:
+    assert image_problem_of(shown_after([RED, BLUE]), [RED, BLUE]) == ""
+    assert image_problem_of(shown_after([RED]), [RED, BLUE]).startswith("other pictures than the prompt's: ")
+
+
+def test_an_episode_of_which_nothing_follows_the_prompt_has_none_of_its_pictures_apart() -> None:
+    assert image_problem_of(shown_after([RED], parent=FROM_NOTHING), [RED]).startswith("files that are not those of ")
+    whole = shown_after([RED], parent=FROM_NOTHING, images=[SHOWN, SHOWN])
+    assert image_problem_of(whole, [RED]) == ""
+
+
+@pytest.mark.parametrize(
+    ("files", "finish_reason", "problem"),
+    [
+        ([], "stop", "0, expected one for each of 1 pictures of its contexts"),
+        ([FILE, FILE], "stop", "2, expected one for each of 1 pictures"),
+        ([FILE, b"of the answer to come"], "unfinished", ""),
+        ([b"another"], "stop", "one of 7 bytes, expected the picture"),
+        ([b"A file"], "stop", "one of 6 bytes, expected the picture"),
+    ],
+)
+def test_files_that_are_not_those_of_the_pictures_are_named(
+    files: list[bytes], finish_reason: Any, problem: str
+) -> None:
+    found = grid_problem_of(
+        shown_after([RED, BLUE], image_files=[memoryview(file) for file in files], finish_reason=finish_reason)
+    )
+    assert found.startswith(f"files that are not those of its pictures: {problem}" if problem else "")
+    assert bool(found) == bool(problem)
+
+
+@pytest.mark.parametrize("num_images", [-1, 3])
+def test_a_turn_has_no_more_pictures_than_tokens(num_images: int) -> None:
+    damaged = shown_after([RED, BLUE], turns=[Turn(FROM_PROMPT, 2, 1, num_images=num_images)])
+    assert f"turn 0 has {num_images} pictures, expected 0 .. 2" in turn_problem_of(damaged, TrajectoryLimits())
 
 
 def test_the_version_of_a_processor_is_not_a_novel() -> None:

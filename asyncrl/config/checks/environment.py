@@ -32,15 +32,6 @@ def check_environment(config: Config) -> None:
     _check_models(config)
 
 
-def check_pictures(config: Config, num_images: int) -> None:
-    """Raise `ConfigError` if prompts have pictures that a later context of the episode would lack."""
-    if num_images and config.environment.history == "as_template":
-        raise ConfigError(
-            f"environment.history='as_template' begins new contexts, which have none of the {num_images} pictures of "
-            f"the prompts; use 'as_sampled'"
-        )
-
-
 def environment_advice(config: Config) -> list[str]:
     """Sentences of advice on episodes."""
     rollout = config.rollout

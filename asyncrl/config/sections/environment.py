@@ -5,9 +5,9 @@ Settings of episodes.
     none of them                            nothing else of the section is read
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import field
+from msgspec import Meta, field
 
 from asyncrl.config.sections.sampling import ToolParser
 from asyncrl.config.sections.section import Count, Limit, Natural, Positive, Section
@@ -150,6 +150,10 @@ class Environment(Section, frozen=True, kw_only=True):
     """
     observation_cut: Literal["left", "middle", "right"] = "middle"
     """Part that a longer message loses: its beginning, its middle, or its end."""
+    pictures: Limit = 64
+    """Most distinct pictures that the environment, or an agent program, shows in one episode; 0: none."""
+    picture_bytes: Annotated[int, Meta(ge=1, le=24 << 20)] = 16 << 20
+    """Bytes of the files of these pictures together: they are stored with the episode, each once."""
     tool_parser: ToolParser = "auto"
     """
     Form in which the policy writes calls of tools. ``auto`` takes the tokenizer's ``response_template`` if it has one,

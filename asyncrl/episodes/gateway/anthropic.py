@@ -25,8 +25,12 @@ from asyncrl.episodes.gateway.request import (
     Wishes,
     called,
     checked_tools,
+    content_of,
     decoded,
     offered,
+    picture_part,
+    text_part,
+    unsupported,
 )
 
 # ── request ───────────────────────────────────────────────────────────────────────────────────
@@ -48,6 +52,16 @@ class ContentBlock(Struct):
     input: dict[str, Any] | None = None
     tool_use_id: str = ""
     content: "str | list[ContentBlock] | None" = None
+    source: "Source | None" = None
+
+
+class Source(Struct):
+    """Place of a picture's file."""
+
+    type: str
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
 
 
 class AnthropicMessage(Struct):
@@ -140,7 +154,10 @@ def read(raw: bytes, wishes: Wishes) -> ChatRequest:
 def _system(system: str | Sequence[ContentBlock] | None) -> str:
     if isinstance(system, Sequence) and not isinstance(system, str):
         system = [block for block in system if not block.text.startswith(BILLING)]
-    return _text(system)
+    content = _content(system, "system")
+    if not isinstance(content, str):
+        raise unsupported("system has a picture: show it in a message of the user")
+    return content
 
 
 def _messages(sent: AnthropicMessage) -> Iterator[ChatMessage]:
@@ -153,7 +170,8 @@ def _messages(sent: AnthropicMessage) -> Iterator[ChatMessage]:
 
 
 def _of_assistant(blocks: Sequence[ContentBlock]) -> ChatMessage:
-    message: ChatMessage = {"role": "assistant", "content": _text([one for one in blocks if one.type not in APART])}
+    spoken = [one for one in blocks if one.type not in APART]
+    message: ChatMessage = {"role": "assistant", "content": _content(spoken, "assistant")}
     if thought := "".join(block.thinking for block in blocks if block.type == "thinking"):
         message["reasoning_content"] = thought
     if calls := [called(block.id, Function(block.name, block.input)) for block in blocks if block.type == "tool_use"]:
@@ -166,28 +184,34 @@ APART = ("thinking", "redacted_thinking", "tool_use")
 
 
 def _of_user(role: str, blocks: Sequence[ContentBlock]) -> Iterator[ChatMessage]:
-    """Results of tools, each a message, and the text between them."""
+    """Results of tools, each a message, and the texts and pictures between them."""
     texts: list[ContentBlock] = []
     for block in blocks:
         if block.type != "tool_result":
             texts.append(block)
             continue
         if texts:
-            yield {"role": role, "content": _text(texts)}
+            yield {"role": role, "content": _content(texts, role)}
             texts = []
-        yield {"role": "tool", "content": _text(block.content), "tool_call_id": block.tool_use_id}
+        yield {"role": "tool", "content": _content(block.content, "tool"), "tool_call_id": block.tool_use_id}
     if texts:
-        yield {"role": role, "content": _text(texts)}
+        yield {"role": role, "content": _content(texts, role)}
 
 
-def _text(content: str | Sequence[ContentBlock] | None) -> str:
+def _content(content: str | Sequence[ContentBlock] | None, role: str) -> str | list[dict[str, Any]]:
     if content is None or isinstance(content, str):
         return content or ""
-    for block in content:
-        if block.type != "text":
-            problem = f"messages has a block of type {block.type[:40]!r}: only text, tool calls and thoughts are read"
-            raise RefusedRequest(400, "unsupported_content", problem, param="messages")
-    return "".join(block.text for block in content)
+    return content_of(map(_part, content), role)
+
+
+def _part(block: ContentBlock) -> dict[str, Any]:
+    if block.type == "text":
+        return text_part(block.text)
+    if block.type != "image" or block.source is None:
+        problem = f"messages has a block of type {block.type[:40]!r}"
+        raise unsupported(f"{problem}: only text, pictures, tool calls and thoughts are read")
+    source = block.source
+    return picture_part(f"data:{source.media_type};base64,{source.data}" if source.type == "base64" else source.url)
 
 
 # ── reply ─────────────────────────────────────────────────────────────────────────────────────

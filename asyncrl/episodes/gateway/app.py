@@ -159,8 +159,8 @@ def _too_large(limit: int) -> RefusedRequest:
 
 log = get_logger()
 
-MAX_BODY_BYTES = 16 << 20
-"""Largest request: some millions of tokens as text."""
+MAX_BODY_BYTES = 32 << 20
+"""Largest request: some millions of tokens as text, or 24 MiB of pictures in base64."""
 MAX_REWARD_BYTES = 64 << 10
 MAX_SENT_METRICS = MAX_METRICS - len(Counts().scores)
 """Metrics of a program; the gateway adds its own."""
@@ -274,8 +274,8 @@ class GatewayApp(App):
                 raise RefusedRequest(404, "not_found", "there is nothing here")
 
     async def _request(self, episode: OpenEpisode, seat: int, exchange: Exchange) -> ChatRequest:
-        raw = await self._body(exchange)
-        return structs.replace(exchange.dialect.read(raw, episode.wishes()), seat=seat)
+        request = exchange.dialect.read(await self._body(exchange), episode.wishes())
+        return structs.replace(await episode.taken(request), seat=seat)
 
     async def _complete(self, episode: OpenEpisode, seat: int, exchange: Exchange) -> None:
         request = await self._request(episode, seat, exchange)

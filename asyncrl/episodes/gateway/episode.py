@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from asyncrl.engine import ChatMessage
 from asyncrl.episodes.conversation import MALFORMED, Conversation, EpisodeOver, Limit
@@ -24,13 +24,14 @@ from asyncrl.episodes.gateway.request import (
     ChatRequest,
     RefusedRequest,
     Wishes,
+    num_chars,
     turn_of,
 )
-from asyncrl.episodes.record import RecordedTurn
+from asyncrl.episodes.record import RecordedTurn, TurnContext
 from asyncrl.episodes.steps import MOST_CHARS
-from asyncrl.errors import EngineError, PromptTooLong
+from asyncrl.errors import DataError, EngineError, PromptTooLong
 from asyncrl.log import get_logger
-from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
+from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Image
 
 # ── earlier ───────────────────────────────────────────────────────────────────────────────────
 # Turns that another node recorded before it was lost, to be given again to an agent program that runs again.
@@ -39,33 +40,33 @@ from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 #                                                           are not           ─▶ sampled
 #     a recorded turn that is unfinished ─▶ sampling continues it
 #
-# Requests are compared by the ids that the policy would read, so the program may word its messages as it likes. Turns
-# that the second run never asks for leave the record: nothing in the new episode depends on them.
+# Requests are compared by the ids and pictures that the policy would read, so the program may word its messages as it
+# likes. Turns that the second run never asks for leave the record: nothing in the new episode depends on them.
+
+
+Key = tuple[int, int, tuple[int, ...], tuple[Image, ...]]
 
 
 class EarlierTurns:
     """Recorded turns that were not asked for yet. A turn is given once."""
 
     def __init__(self, turns: Sequence[RecordedTurn] = ()) -> None:
-        self._left: dict[tuple[int, int, tuple[int, ...]], deque[int]] = defaultdict(deque)
+        self._left: dict[Key, deque[int]] = defaultdict(deque)
         self._turns = list(turns)
         self._earlier = {FROM_PROMPT: FROM_PROMPT, FROM_NOTHING: FROM_NOTHING}
         """Index in the earlier record by index in the new one."""
         for place, turn in enumerate(self._turns):
-            self._left[turn.seat, turn.parent, tuple(turn.context_ids)].append(place)
+            self._left[_key(turn.context, turn.parent)].append(place)
 
     @property
     def num_left(self) -> int:
         return sum(len(places) for places in self._left.values())
 
-    def take(self, parent: int, context_ids: Sequence[int], seat: int = 0) -> tuple[int, RecordedTurn] | None:
-        """
-        The first turn left of this seat that followed ``parent`` (in the new record) and this context, with its earlier
-        index.
-        """
-        if not self._turns or (earlier := self._earlier.get(parent)) is None:
+    def take(self, context: TurnContext) -> tuple[int, RecordedTurn] | None:
+        """The first turn left with this context, whose parent is in the new record, with its earlier index."""
+        if not self._turns or (earlier := self._earlier.get(context.parent)) is None:
             return None
-        places = self._left.get((seat, earlier, tuple(context_ids)))
+        places = self._left.get(_key(context, earlier))
         if not places:
             return None
         place = places.popleft()
@@ -74,6 +75,10 @@ class EarlierTurns:
     def moved(self, earlier: int, place: int) -> None:
         """The turn with this earlier index is in the new record at ``place``."""
         self._earlier[place] = earlier
+
+
+def _key(context: TurnContext, earlier: int) -> Key:
+    return context.seat, earlier, tuple(context.context_ids), tuple(context.images)
 
 
 # ── counts ────────────────────────────────────────────────────────────────────────────────────
@@ -113,13 +118,8 @@ class Counts(Counter[str]):
 log = get_logger()
 
 
-class TurnPlace(Struct, frozen=True):
-    """Parent of a turn, and the tokens that the policy reads after it."""
-
-    parent: int
-    context_ids: Sequence[int]
-    cause: RootCause | None = None
-    """Reason for which it does not follow what the program sent back; None if it does."""
+Rooted = tuple[TurnContext, RootCause | None]
+"""Context of a turn, and the reason for which it does not follow what the program sent back."""
 
 
 class OpenEpisode:
@@ -128,6 +128,7 @@ class OpenEpisode:
 
     Args:
         lineages: One for each seat.
+        prompt: The messages of the prompt, with marks at the places of its pictures.
         base_url: For ``OPENAI_BASE_URL``.
         key: For ``OPENAI_API_KEY``; also part of the URL.
         reward_url: For ``PUT``.
@@ -142,6 +143,7 @@ class OpenEpisode:
         conversation: Conversation,
         lineages: Sequence[Lineage],
         *,
+        prompt: Sequence[ChatMessage] = (),
         base_url: str,
         key: str,
         reward_url: str,
@@ -167,6 +169,7 @@ class OpenEpisode:
         self._conversation = conversation
         self._record = conversation.record
         self._lineages = lineages
+        self._prompt = list(prompt)
         self._as_template = as_template
         self.earlier = EarlierTurns(earlier)
         """Turns of the earlier run that this one has not asked for; they are not in its record."""
@@ -199,6 +202,22 @@ class OpenEpisode:
     def wishes(self) -> Wishes:
         """Wishes of one request, with the fields that the operator lets be ignored."""
         return Wishes(self._allowed)
+
+    async def taken(self, request: ChatRequest) -> ChatRequest:
+        """
+        The request with digests in place of the files of its pictures, which are kept, and of marks in its prompt.
+
+        Raises `RefusedRequest` if one cannot be read, or they exceed the limits of the episode.
+        """
+        pictures, num = self._conversation.pictures, len(self._prompt)
+        try:
+            messages = await pictures.taken(request.messages)
+            if pictures.prompt and messages[:num] == self._prompt:
+                messages[:num] = pictures.with_prompt(self._prompt)
+            return structs.replace(request, messages=messages)
+        except DataError as error:
+            problem = f"the pictures of the request cannot be shown: {error}"
+            raise RefusedRequest(400, "invalid_messages", problem, param="messages") from error
 
     def reply(self, request: ChatRequest) -> "asyncio.Task[Reply]":
         """
@@ -241,8 +260,8 @@ class OpenEpisode:
         request = self._whole(request)
         hashes = chain(request.messages)
         found = self._lineages[request.seat].find(request.messages, hashes, request.tools_key)
-        place = self._placed(found, request, hashes)
-        return self._num_through(place.parent) + len(place.context_ids)
+        context, _ = self._context(found, request, hashes)
+        return self._num_through(context.parent) + len(context.context_ids)
 
     def prompt_ids(self, reply: Reply) -> list[int]:
         """All tokens that the choices of a reply read."""
@@ -283,9 +302,9 @@ class OpenEpisode:
         found = self._lineages[request.seat].find(request.messages, hashes, request.tools_key)
         if found.parent >= 0:
             self._record.turns[found.parent].is_trained = True
-        place = self._placed(found, request, hashes)
-        turns = await self._turns(place, request)
-        self._count_branches(place, found, request)
+        context, cause = self._context(found, request, hashes)
+        turns = await self._turns(context, request)
+        self._count_branches(context, cause, found, request)
         choices = [self._choice(turn, request) for turn in turns]
         for choice in choices:
             self._lineages[request.seat].add(found.seen, choice.message, request.tools_key, choice.turn)
@@ -294,9 +313,9 @@ class OpenEpisode:
             created=int(self._clock()),
             model=request.model,
             choices=choices,
-            parent=place.parent,
-            context_ids=place.context_ids,
-            num_prompt=self._num_through(place.parent) + len(place.context_ids),
+            parent=context.parent,
+            context_ids=context.context_ids,
+            num_prompt=self._num_through(context.parent) + len(context.context_ids),
         )
 
     def _whole(self, request: ChatRequest) -> ChatRequest:
@@ -327,14 +346,14 @@ class OpenEpisode:
             raise RefusedRequest(400, "invalid_request", problem, param="input")
         return said[-1]
 
-    def _placed(self, found: FoundPlace, request: ChatRequest, hashes: Sequence[bytes]) -> TurnPlace:
-        """Tokens that the policy reads. Raises `RefusedRequest` if the chat template cannot render the messages."""
+    def _context(self, found: FoundPlace, request: ChatRequest, hashes: Sequence[bytes]) -> Rooted:
+        """What the policy reads. Raises `RefusedRequest` if the chat template cannot render the messages."""
         most = self._conversation.limits.max_tokens * MOST_CHARS
-        if sum(len(message["content"]) for message in found.new) > most:  # before anything is encoded
+        if sum(map(num_chars, found.new)) > most:  # before anything is encoded
             self.limit = "max_tokens"
             raise _over("max_tokens")
         try:
-            return self._place(found, request, hashes)
+            return self._rendered(found, request, hashes)
         except EngineError as error:
             raise RefusedRequest(400, "invalid_messages", str(error), param="messages") from error
         except RecursionError:
@@ -342,25 +361,28 @@ class OpenEpisode:
                 400, "invalid_messages", "the messages are nested too deeply", param="messages"
             ) from None
 
-    def _place(self, found: FoundPlace, request: ChatRequest, hashes: Sequence[bytes]) -> TurnPlace:
-        boundary = self._conversation.boundary
+    def _rendered(self, found: FoundPlace, request: ChatRequest, hashes: Sequence[bytes]) -> Rooted:
+        seat, boundary = request.seat, self._conversation.boundary
+        images = self._conversation.pictures.images
         if found.parent == FROM_PROMPT:
-            return TurnPlace(FROM_PROMPT, ())
+            return TurnContext(FROM_PROMPT, seat=seat), None
         messages = named(request.messages)
         new = messages[len(messages) - len(found.new) :]
         if found.parent == FROM_NOTHING:
-            return TurnPlace(FROM_NOTHING, boundary.opening(messages, request.tools), found.cause)
+            opened = boundary.opening(messages, request.tools)
+            return TurnContext(FROM_NOTHING, opened, images(messages), seat), found.cause
         last_ids = self._record.turns[found.parent].completion.completion_ids
         try:
             context_ids = boundary.after(new, last_ids)
         except EngineError:
-            return TurnPlace(FROM_NOTHING, boundary.opening(messages, request.tools), "template_differs")
+            opened = boundary.opening(messages, request.tools)
+            return TurnContext(FROM_NOTHING, opened, images(messages), seat), "template_differs"
         if self._as_template:
             read_ids = [*self._record.ids_through(found.parent), *context_ids]
             retold = boundary.retold(self._as_sampled(messages, hashes, request), read_ids, request.tools)
             if retold is not None:
-                return self._shared(found.parent, retold)
-        return TurnPlace(found.parent, context_ids)
+                return self._shared(found.parent, TurnContext(FROM_NOTHING, retold, images(messages), seat))
+        return TurnContext(found.parent, context_ids, images(new), seat), None
 
     def _as_sampled(
         self, messages: Sequence[ChatMessage], hashes: Sequence[bytes], request: ChatRequest
@@ -375,50 +397,47 @@ class OpenEpisode:
                     told[place] = boundary.message(self._record.turns[turn].completion.completion_ids)
         return told
 
-    def _shared(self, parent: int, ids: list[int]) -> TurnPlace:
-        """``ids`` after the last turn, from ``parent`` to the root, whose tokens they begin with."""
+    def _shared(self, parent: int, whole: TurnContext) -> Rooted:
+        """``whole`` after the last turn, from ``parent`` to the root, whose tokens and pictures it begins with."""
+        ids, images = whole.context_ids, whole.images
         places = self._record.path(parent)[::-1] + ([FROM_PROMPT] if self._record.root(parent) == FROM_PROMPT else [])
         for place in places:
-            before = self._record.ids_through(place)
-            if ids[: len(before)] == before:
-                return TurnPlace(place, ids[len(before) :], None if place == parent else "template_differs")
-        return TurnPlace(FROM_NOTHING, ids, "template_differs")
+            before, seen = self._record.ids_through(place), self._record.images_through(place)
+            if ids[: len(before)] == before and images[: len(seen)] == seen:
+                cause: RootCause | None = None if place == parent else "template_differs"
+                return TurnContext(place, ids[len(before) :], images[len(seen) :], whole.seat), cause
+        return whole, "template_differs"
 
-    async def _turns(self, place: TurnPlace, request: ChatRequest) -> list[int]:
+    async def _turns(self, context: TurnContext, request: ChatRequest) -> list[int]:
         """Turns of a reply; all or none."""
         if request.n == 1:
-            return [await self._turn(place, request)]
-        tasks = [asyncio.create_task(self._turn(place, request)) for _ in range(request.n)]
+            return [await self._turn(context, request)]
+        tasks = [asyncio.create_task(self._turn(context, request)) for _ in range(request.n)]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _turn(self, place: TurnPlace, request: ChatRequest) -> int:
-        taken = self.earlier.take(place.parent, place.context_ids, request.seat)
+    async def _turn(self, context: TurnContext, request: ChatRequest) -> int:
+        taken = self.earlier.take(context)
         if taken and taken[1].completion.finish_reason != "unfinished":
-            turn = self._record.add(structs.replace(taken[1], parent=place.parent))
+            turn = self._record.add(structs.replace(taken[1], parent=context.parent))
             self.count("replayed")
         else:
-            turn = await self._sampled(place, request, taken[1] if taken else None)
+            turn = await self._sampled(context, request, taken[1] if taken else None)
             self.count("sampled")
         if taken:
             self.earlier.moved(taken[0], turn)
         self._record.turns[turn].is_trained = False  # until it is delivered
         return turn
 
-    async def _sampled(self, place: TurnPlace, request: ChatRequest, begun: RecordedTurn | None) -> int:
+    async def _sampled(self, context: TurnContext, request: ChatRequest, begun: RecordedTurn | None) -> int:
         """Sample a turn; while other turns of the episode have a claim on all of its room, wait for them."""
         while True:
             try:
                 turn = await self._conversation.say(
-                    place.parent,
-                    place.context_ids,
-                    max_tokens=request.max_tokens,
-                    stop=request.stop,
-                    begun=begun,
-                    seat=request.seat,
+                    context, max_tokens=request.max_tokens, stop=request.stop, begun=begun
                 )
             except EpisodeOver as over:
                 if over.limit != "max_tokens" or not self._conversation.running:
@@ -471,28 +490,31 @@ class OpenEpisode:
             self.counts[name] += 1
             self._all_counts[name] += 1
 
-    def _count_branches(self, place: TurnPlace, found: FoundPlace, request: ChatRequest) -> None:
-        if place.cause:
-            self.count("roots", f"root_{place.cause}")
-            if place.cause != "new_root":
-                log.warning("gateway.lineage_broken", cause=place.cause, messages=len(request.messages))
-                self._alarm(place)
-        same = request.seat, place.parent, found.seen
+    def _count_branches(
+        self, context: TurnContext, cause: RootCause | None, found: FoundPlace, request: ChatRequest
+    ) -> None:
+        if cause:
+            self.count("roots", f"root_{cause}")
+            if cause != "new_root":
+                log.warning("gateway.lineage_broken", cause=cause, messages=len(request.messages))
+                self._alarm(context, cause)
+        parent = context.parent
+        same = request.seat, parent, found.seen
         num_same = self._children[same]
-        num_siblings = num_same if place.parent == FROM_NOTHING else self._num_children[place.parent]
+        num_siblings = num_same if parent == FROM_NOTHING else self._num_children[parent]
         self._children[same] += request.n
-        self._num_children[place.parent] += request.n
+        self._num_children[parent] += request.n
         for _ in range(request.n - 1 + (num_siblings > 0)):
             self.count("forks", "fork_retry" if num_same and request.n == 1 and request.seed is None else "fork_branch")
 
-    def _alarm(self, place: TurnPlace) -> None:
+    def _alarm(self, context: TurnContext, cause: RootCause) -> None:
         """Say once that contexts which repeat what the policy has read use up the episode."""
         before, most = self._num_broken, MOST_BROKEN * self._conversation.limits.max_tokens
-        self._num_broken += len(place.context_ids)
+        self._num_broken += len(context.context_ids)
         if before <= most < self._num_broken:
             log.warning(
                 "gateway.budget_eaten",
-                cause=place.cause,
+                cause=cause,
                 tokens=self._num_broken,
                 max_tokens=self._conversation.limits.max_tokens,
                 remedy="send replies back as they were delivered, or raise environment.max_tokens",

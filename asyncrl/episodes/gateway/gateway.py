@@ -15,6 +15,7 @@ from asyncrl.engine import ChatMessage
 from asyncrl.episodes.conversation import Conversation
 from asyncrl.episodes.gateway.episode import Counts, OpenEpisode
 from asyncrl.episodes.gateway.lineage import Lineage
+from asyncrl.episodes.gateway.request import normal
 from asyncrl.episodes.record import RecordedTurn
 
 CAPABILITY_BYTES = 32
@@ -68,11 +69,14 @@ class Gateway:
             earlier: Turns of a record that another node stored, in which an ``unfinished`` one is to be continued. The
                 program runs again, and gets them as long as it asks the same.
         """
+        prompt = normal(list(messages))
+        asked = conversation.pictures.with_prompt(prompt)
         capability = secrets.token_urlsafe(CAPABILITY_BYTES)
         name = _hash(capability)
         self._open[name] = episode = OpenEpisode(
             conversation,
-            [Lineage(None if seat else messages, tools) for seat in range(conversation.limits.seats)],
+            [Lineage(None if seat else asked, tools) for seat in range(conversation.limits.seats)],
+            prompt=prompt,
             base_url=f"{self.url}/e/{capability}/v1",
             key=capability,
             reward_url=f"{self.url}/e/{capability}/reward",

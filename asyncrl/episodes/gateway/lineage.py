@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.engine import ChatMessage
-from asyncrl.episodes.gateway.request import SORTED, normal, tools_key
+from asyncrl.episodes.gateway.request import SORTED, tools_key
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT
 
 RootCause = Literal["new_root", "edited_reply", "edited_history", "tools_changed", "template_differs"]
@@ -50,13 +50,13 @@ class Lineage:
     Turns of one seat of an episode by what its programs saw.
 
     Args:
-        prompt: The messages of the prompt; the same request follows the prompt's own tokens. None for a seat that has
-            no prompt.
+        prompt: The messages of the prompt in the form of a request; the same request follows the prompt's own tokens.
+            None for a seat that has no prompt.
         tools: The prompt's tools, as JSON.
     """
 
     def __init__(self, prompt: Sequence[ChatMessage] | None, tools: str = "") -> None:
-        self._prompt = None if prompt is None else chain(normal(list(prompt)))[-1]
+        self._prompt = None if prompt is None else chain(prompt)[-1]
         self._prompt_tools = tools_key(tools)
         self._turns: dict[bytes, list[tuple[bytes, ChatMessage, int]]] = {}
         """Tools, replies and indices of the turns after which all messages have this hash."""

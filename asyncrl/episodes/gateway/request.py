@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from asyncrl.engine import ChatMessage
+from asyncrl.engine import IMAGE, ChatMessage
 from asyncrl.foreign_text import whole
 
 # ── refusal ───────────────────────────────────────────────────────────────────────────────────
@@ -56,16 +56,75 @@ class RefusedRequest(Exception):
 #     {"role": "assistant", "content": [{"type": "text", "text": " a ?"}], "refusal": null, "tool_calls": null}
 #         ─▶ {"role": "assistant", "content": " a ?"}
 #
-# Fields that are null or empty are left out, parts of text are joined, arguments of calls are compact JSON with
-# sorted keys. Whitespace, ids of calls and the order of everything else are kept: they are what the policy reads.
+# Fields that are null or empty are left out, parts of text are joined, pictures are parts with their data in base64,
+# arguments of calls are compact JSON with sorted keys. Whitespace, ids of calls and the order of everything else are
+# kept: they are what the policy reads.
 
 SORTED = msgspec.json.Encoder(order="sorted")
+
+
+class ImageUrl(Struct):
+    url: str
 
 
 class ReplyPart(Struct):
     type: str
     text: str = ""
     refusal: str = ""
+    image_url: str | ImageUrl | None = None
+
+    def normal(self) -> dict[str, Any]:
+        """The part as text, or as a picture. Raises `RefusedRequest` if it is neither."""
+        if self.type in ("text", "refusal", "input_text", "output_text"):
+            return text_part(self.text or self.refusal)
+        if self.type not in ("image_url", "input_image"):
+            raise unsupported(f"messages has a part of type {self.type[:40]!r}: only text and pictures are read")
+        return picture_part(self.image_url.url if isinstance(self.image_url, ImageUrl) else self.image_url or "")
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def picture_part(url: str) -> dict[str, Any]:
+    """A picture as a part, from its ``data:`` URL. Raises `RefusedRequest` for any other: a rollout fetches nothing."""
+    head, _, data = url.partition(",")
+    if not (head.startswith("data:") and head.endswith(";base64")):
+        raise unsupported(
+            f"messages has a picture at {url[:40]!r}: a rollout fetches none; send its file as "
+            "data:image/png;base64,..."
+        )
+    return {"type": IMAGE, "data": data}
+
+
+def unsupported(problem: str) -> RefusedRequest:
+    return RefusedRequest(400, "unsupported_content", problem, param="messages")
+
+
+def content_of(parts: Iterable[dict[str, Any]], role: str) -> str | list[dict[str, Any]]:
+    """
+    Content in its one form: a text, or texts and pictures, of which no two texts stand in a row.
+
+    Raises `RefusedRequest` for a picture that the assistant is to have said.
+    """
+    told: list[dict[str, Any]] = []
+    for part in parts:
+        if part["type"] == IMAGE or not told or told[-1]["type"] == IMAGE:
+            told.append(part)
+        else:
+            told[-1] = text_part(told[-1]["text"] + part["text"])
+    told = [part for part in told if part.get("text", IMAGE)]
+    if all(part["type"] == "text" for part in told):
+        return told[0]["text"] if told else ""
+    if role == "assistant":
+        raise unsupported("messages has a picture of the assistant, which writes only text")
+    return told
+
+
+def num_chars(message: ChatMessage) -> int:
+    """Characters of a message's content, without its pictures."""
+    content = message["content"]
+    return len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content)
 
 
 class Function(Struct):
@@ -96,9 +155,10 @@ class SentMessage(Struct):
         The message as an episode compares and renders it.
 
         Raises:
-            Refused: It has a part that is not text, or calls of tools in another role than the assistant's.
+            Refused: It has a part that is neither text nor a picture, or calls of tools in another role than the
+                assistant's.
         """
-        message: ChatMessage = {"role": "system" if self.role == "developer" else self.role, "content": self._text()}
+        message: ChatMessage = {"role": "system" if self.role == "developer" else self.role, "content": self._content()}
         if self.tool_calls:
             if self.role != "assistant":
                 raise RefusedRequest(
@@ -113,14 +173,10 @@ class SentMessage(Struct):
             message["reasoning_content"] = thought
         return message
 
-    def _text(self) -> str:
+    def _content(self) -> str | list[dict[str, Any]]:
         if not isinstance(self.content, list):
             return self.content or ""
-        for part in self.content:
-            if part.type not in ("text", "refusal", "input_text", "output_text"):
-                message = f"messages has a part of type {part.type[:40]!r}: only text is supported"
-                raise RefusedRequest(400, "unsupported_content", message, param="messages")
-        return "".join(part.text or part.refusal for part in self.content)
+        return content_of((part.normal() for part in self.content), self.role)
 
 
 def called(call_id: str, function: Function) -> dict[str, Any]:

@@ -101,7 +101,8 @@ class WorkerEpisode:
         """Make the environment, after closing that of an earlier ``reset``."""
         await self._close(request)
         told = request.get("container")
-        task = Task(**request["task"], container=EpisodeContainer(**told) if told else None)
+        images = [base64.b64decode(file) for file in request["task"].pop("images", ())]
+        task = Task(**request["task"], container=EpisodeContainer(**told) if told else None, images=images)
         self._environment = await self._code.begin(task)
         return task
 

@@ -9,6 +9,7 @@ A reward may also be a list, with a number for each seat.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ from asyncrl.messages.verdict_limits import problem_of
 ROLES = ("system", "user", "assistant", "tool")
 STEP = frozenset(field.name for field in dataclasses.fields(Step))
 Reward = Union[float, list[float]]
+MOST = 64 << 20
+"""Characters in base64 of the pictures of one answer: a frame has room for several times as many."""
 REWARD = ("score", "reward")
 """Names of the reward among the values of an episode."""
 
@@ -74,9 +77,38 @@ def messages_of(value: Any, method: str) -> list[dict[str, Any]]:
     for message in value:
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             raise BadValue(f'{method} returned the message {shown(message)}, expected {{"role": one of {ROLES}, ...}}')
-        if not isinstance(message.get("content"), (str, type(None))):
-            raise BadValue(f"{method} returned a message with the content {shown(message['content'])}, expected text")
-    return value
+    found = [
+        {**message, "content": _content(message["content"], method)} if "content" in message else message
+        for message in value
+    ]
+    parts = [part for message in found if isinstance(message.get("content"), list) for part in message["content"]]
+    if (size := sum(len(part.get("data", "")) for part in parts)) > MOST:
+        raise BadValue(
+            f"{method} returned pictures of {size:,} characters in base64, expected at most {MOST:,}; show smaller ones"
+        )
+    return found
+
+
+def _content(content: Any, method: str) -> str | list[dict[str, Any]] | None:
+    """Check the content of a message; pictures become base64, which JSON has a form for. Raises `BadValue`."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise BadValue(f"{method} returned a message with the content {shown(content)}, expected text or parts")
+    return [_part(part, method) for part in content]
+
+
+def _part(part: Any, method: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    data = part.get("data") if kind == "image" else None
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return {"type": "image", "data": base64.b64encode(data).decode()}
+    raise BadValue(
+        f"{method} returned a message with the part {shown(part)}, expected "
+        f'{{"type": "text", "text": ...}} or {{"type": "image", "data": bytes of a file}}'
+    )
 
 
 def number_of(value: Any, what: str) -> float:

@@ -1,9 +1,10 @@
 """
 A tokenizer's chat template, and messages in the form that it takes.
 
-Messages come from environments and agent programs in OpenAI's form. Content becomes one string. Arguments of calls
-are objects for most templates and JSON texts for some; which of them is tried once. So is whether a template takes a
-system message, and one after others, such as a reminder: where it does not, the user says it.
+Messages come from environments and agent programs in OpenAI's form. Content becomes one string, or a list of parts
+if pictures are among them, for which the template writes its special tokens. Arguments of calls are objects for most
+templates and JSON texts for some; which of them is tried once. So is whether a template takes a system message, and
+one after others, such as a reminder: where it does not, the user says it.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
-from asyncrl.engine import ChatMessage
+from asyncrl.engine import IMAGE, ChatMessage
 from asyncrl.episodes.call_forms import plain
 from asyncrl.errors import EngineError
 from asyncrl.rollout.engines.text import NO_KWARGS, TemplateKwargs
@@ -165,7 +166,7 @@ def without_reminders(messages: Sequence[ChatMessage], *, keeps_first: bool = Tr
         is_reminder = message.get("role") == "system" and (bool(told) or not keeps_first)
         joins = is_reminder or (has_reminder and message.get("role") == "user")
         if joins and before.get("role") in ("system", "user"):
-            whole = f"{content_of(before)}\n\n{content_of(message)}"
+            whole = _joined(before, message)
             told[-1] = {"role": before["role"], "content": whole}, before["role"] == "user"
         elif is_reminder:
             told.append(({"role": "user", "content": content_of(message)}, True))
@@ -174,18 +175,37 @@ def without_reminders(messages: Sequence[ChatMessage], *, keeps_first: bool = Tr
     return [message for message, _ in told]
 
 
-def content_of(message: ChatMessage) -> str:
-    """Content as one text. Raises a final `EngineError` if it is anything but text or parts of text."""
+def _joined(before: ChatMessage, message: ChatMessage) -> str | list[dict[str, str]]:
+    """Contents of two messages, with an empty line between them."""
+    parts = [*parts_of(before), {"type": "text", "text": "\n\n"}, *parts_of(message)]
+    return content_of({"role": before["role"], "content": parts})
+
+
+def content_of(message: ChatMessage) -> str | list[dict[str, str]]:
+    """
+    Content as one text, or as a list of texts and pictures if there are pictures.
+
+    Raises a final `EngineError` if it is anything else.
+    """
+    parts = parts_of(message)
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return [{"type": IMAGE} if part["type"] == IMAGE else part for part in parts]
+
+
+def parts_of(message: ChatMessage) -> list[dict[str, Any]]:
+    """Texts and pictures of a message, in their order. Raises as `content_of`."""
     content = message.get("content")
-    match content:
-        case None:
-            return ""
-        case str():
-            return content
-        case list() if all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
-            return "".join(part["text"] for part in content)
+    if content is None or isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    if isinstance(content, list) and all(map(_is_part, content)):
+        return [part if part.get("type") == IMAGE else {"type": "text", "text": part["text"]} for part in content]
     raise EngineError(
         f"a message of the role {message.get('role')} has content of type {type(content).__name__}: expected a text or "
-        f"a list of parts with text; pictures after the prompt are not supported",
+        f"a list of texts and pictures",
         retryable=False,
     )
+
+
+def _is_part(part: Any) -> bool:
+    return isinstance(part, dict) and (part.get("type") == IMAGE or isinstance(part.get("text"), str))

@@ -54,7 +54,7 @@ class TokenizedEngine:
             is_chat=is_chat,
             tools=tools,
             tool_parser=tool_parser,
-            never=self._picture_ids,
+            processor=self._processor,
             spelled=self._spelled,
         )
 

@@ -1,6 +1,6 @@
 """Boundaries of turns: the token ids between two turns of an episode, by the tokenizer's chat template."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
@@ -9,7 +9,7 @@ from msgspec import Struct
 from transformers import PreTrainedTokenizerBase
 
 from asyncrl.config.sections.sampling import ToolParser
-from asyncrl.engine import CalledTool, ChatMessage, PolicyTurn, TurnBoundary
+from asyncrl.engine import IMAGE, CalledTool, ChatMessage, PolicyTurn, TurnBoundary
 from asyncrl.episodes.call_forms import MARKS, PARSERS, form_of, no_calls
 from asyncrl.episodes.tool_calls import (
     MAX_CALLS,
@@ -26,12 +26,14 @@ from asyncrl.episodes.tool_calls import (
     split_thought,
     to_call,
 )
-from asyncrl.errors import ConfigError, EngineError
+from asyncrl.errors import ConfigError, DataError, EngineError
 from asyncrl.messages.words import FinishReason
 from asyncrl.plug_in import describe
 from asyncrl.rollout.engines import text
-from asyncrl.rollout.engines.chat_template import PLAIN_REMEDY, PROBE, SENTINEL, ChatTemplate, content_of
+from asyncrl.rollout.engines.chat_template import PLAIN_REMEDY, PROBE, SENTINEL, ChatTemplate, parts_of
 from asyncrl.rollout.engines.special_tokens import TOOL, SpelledTokens, special_tokens, without_last
+from asyncrl.vision.picture import expand
+from asyncrl.vision.processor import ImageProcessor
 
 # ── turn ──────────────────────────────────────────────────────────────────────────────────────
 # Text of a turn and the calls of tools in it, found by a parser, or by a tokenizer's own response template
@@ -117,6 +119,54 @@ def _read(call: Any) -> CalledTool:
     return named_call(as_object(value.get("function", value)), "arguments")
 
 
+# ── pictures ──────────────────────────────────────────────────────────────────────────────────────
+# Tokens of the pictures in messages: the template writes one for each, which becomes as many as the model reads.
+
+READS_NONE = (
+    "a message after the prompt shows a picture, but the model reads none; use a Qwen3-VL or Qwen2.5-VL, or an "
+    "environment of text"
+)
+
+
+class PicturesInTurns:
+    """Expands the image tokens of rendered messages. ``processor`` is None if the model reads no pictures."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, processor: ImageProcessor | None) -> None:
+        self._processor = processor
+        ids = list(processor.placeholder_ids) if processor else []
+        self.placeholder = "".join(tokenizer.convert_ids_to_tokens(ids))
+        """Special tokens of a picture in plain text."""
+
+    def expanded(self, token_ids: list[int], messages: Sequence[ChatMessage]) -> list[int]:
+        """
+        Token ids of these messages, in which each picture has all of its tokens.
+
+        Raises a final `EngineError` if other pictures have tokens than those of the messages, or the model reads none.
+        """
+        shown = [part for message in messages for part in parts_of(message) if part["type"] == IMAGE]
+        if self._processor is None:
+            if shown:
+                raise EngineError(READS_NONE, retryable=False)
+            return token_ids
+        found = self._processor.vision_token_ids.intersection(token_ids)
+        if found.difference(self._processor.placeholder_ids if shown else ()):
+            raise EngineError(
+                "a message after the prompt spells a token of pictures, which only a picture may have", retryable=False
+            )
+        try:
+            counts = [self._processor.num_tokens(self._processor.grid(part["width"], part["height"])) for part in shown]
+        except DataError as error:
+            raise EngineError(str(error), retryable=False) from error
+        if (num := token_ids.count(self._processor.image_token_id)) != len(counts):
+            roles = ", ".join(dict.fromkeys(roles_of(messages)))
+            raise EngineError(
+                f"messages of the roles {roles} have {len(counts)} pictures, but {num} tokens for them as they are "
+                f"rendered: the chat template must show each picture once, and no text may spell its token",
+                retryable=False,
+            )
+        return expand(token_ids, counts, self._processor.image_token_id)
+
+
 # ── boundary ──────────────────────────────────────────────────────────────────────────────────────
 # Token ids that stand between two turns of the policy, from a tokenizer and its chat template.
 #
@@ -145,7 +195,7 @@ class ChatBoundary:
     `TurnBoundary` of chats.
 
     Args:
-        never: Ids that no message may contain, such as those of pictures.
+        processor: Image processor of the model; None if it reads no pictures.
         spelled: That of the tokenizer.
     """
 
@@ -154,14 +204,14 @@ class ChatBoundary:
         tokenizer: PreTrainedTokenizerBase,
         template: ChatTemplate,
         finder: Finder,
-        never: Collection[int] = (),
+        processor: ImageProcessor | None = None,
         *,
         spelled: SpelledTokens,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._finder = finder
-        self._never = frozenset(never)
+        self._pictures = PicturesInTurns(tokenizer, processor)
         self._special = special_tokens(tokenizer)
         self._ends = {token_id: token for token_id, token in self._special.items() if token not in MARKS}
         """Special tokens that no call consists of: one of them may end a turn."""
@@ -171,7 +221,7 @@ class ChatBoundary:
         """Thought that the template opens, which a turn of the policy has closed and not begun."""
 
     def after(self, messages: Sequence[ChatMessage], last_ids: Sequence[int]) -> list[int]:
-        tail_ids = self._encode(self.tail(self.quoted(messages)))
+        tail_ids = self._encode(self.tail(self.quoted(messages)), messages)
         return tail_ids[self._num_repeated(tail_ids, last_ids, self.shape(roles_of(messages)).head) :]
 
     def opening(self, messages: Sequence[ChatMessage], tools: str = "") -> list[int]:
@@ -271,7 +321,7 @@ class ChatBoundary:
 
     def _opened_by(self, messages: Sequence[ChatMessage], tools: str) -> list[int]:
         shown = self._spelling.quoted(text.read_tools(tools))
-        return self._encode(self._template.render(messages, tools=shown))
+        return self._encode(self._template.render(messages, tools=shown), messages)
 
     # ── tokens ──────────────────────────────────────────────────────────────────────────────
 
@@ -283,13 +333,8 @@ class ChatBoundary:
         most = min(len(tail_ids), len(last_ids), MOST_REPEATED)
         return next((n for n in range(most, 0, -1) if list(last_ids[-n:]) == list(tail_ids[:n])), 0)
 
-    def _encode(self, rendered: str) -> list[int]:
-        token_ids = self._spelling.encode(rendered)
-        if self._never and not self._never.isdisjoint(token_ids):
-            raise EngineError(
-                "a message after the prompt spells a token of pictures, which only a prompt may have", retryable=False
-            )
-        return token_ids
+    def _encode(self, rendered: str, messages: Sequence[ChatMessage]) -> list[int]:
+        return self._pictures.expanded(self._spelling.encode(rendered), messages)
 
 
 def _answers_without_call(messages: Sequence[ChatMessage]) -> bool:
@@ -376,15 +421,18 @@ def _ids(tokenizer: PreTrainedTokenizerBase, words: str) -> list[int]:
 class TextBoundary:
     """`TurnBoundary` of prompts without a chat. Each answer is tokenized alone: what the policy wrote stays."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, find: Find) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, find: Find, processor: ImageProcessor | None = None) -> None:
         self._tokenizer = tokenizer
         self._find = find
+        self._pictures = PicturesInTurns(tokenizer, processor)
 
     def after(self, messages: Sequence[ChatMessage], last_ids: Sequence[int]) -> list[int]:
-        return list(self._tokenizer(_joined(messages), add_special_tokens=False).input_ids)
+        token_ids = list(self._tokenizer(self._joined(messages), add_special_tokens=False).input_ids)
+        return self._pictures.expanded(token_ids, messages)
 
     def opening(self, messages: Sequence[ChatMessage], tools: str = "") -> list[int]:
-        return text.token_ids(self._tokenizer, _joined(messages), text.NO_KWARGS, tools)
+        token_ids = text.token_ids(self._tokenizer, self._joined(messages), text.NO_KWARGS, tools)
+        return self._pictures.expanded(token_ids, messages)
 
     def retold(self, messages: Sequence[ChatMessage], read_ids: Sequence[int], tools: str = "") -> list[int] | None:
         return None  # Without a template, nothing is rendered again.
@@ -401,9 +449,9 @@ class TextBoundary:
     def text(self, token_ids: Sequence[int]) -> str:
         return text.decode(self._tokenizer, list(token_ids))
 
-
-def _joined(messages: Sequence[ChatMessage]) -> str:
-    return "".join(map(content_of, messages))
+    def _joined(self, messages: Sequence[ChatMessage]) -> str:
+        parts = [part for message in messages for part in parts_of(message)]
+        return "".join(self._pictures.placeholder if part["type"] == IMAGE else part["text"] for part in parts)
 
 
 # ── boundaries ─────────────────────────────────────────────────────────────────────────────────────
@@ -419,7 +467,7 @@ def make_boundary(
     is_chat: bool = True,
     tools: str = "",
     tool_parser: ToolParser = "auto",
-    never: Collection[int] = (),
+    processor: ImageProcessor | None = None,
     spelled: SpelledTokens | None = None,
 ) -> TurnBoundary:
     """
@@ -428,7 +476,7 @@ def make_boundary(
     Args:
         is_chat: Prompts are chats; otherwise plain text.
         tools: Tools of the environment, as `Prompt.tools`.
-        never: Ids that no message after the prompt may contain.
+        processor: Image processor of the model; None if it reads no pictures.
         spelled: That of the tokenizer.
 
     Raises `ConfigError` if the chat template cannot be used for episodes, or shows no tools.
@@ -449,7 +497,7 @@ def make_boundary(
                 return (lambda token_ids: judged(find(token_ids), parameters)) if shown else find
 
             finder("")
-            boundary = ChatBoundary(tokenizer, template, finder, never, spelled=spelled)
+            boundary = ChatBoundary(tokenizer, template, finder, processor, spelled=spelled)
             check_boundary(boundary, tokenizer, ["user", TOOL] if listed else ["user"])
             return boundary
     except EngineError as error:
@@ -459,7 +507,7 @@ def make_boundary(
             "the environment has tools, but prompts of plain text have no place for them; write the prompts as chats"
         )
     parse = PARSERS.get(tool_parser, no_calls)
-    return TextBoundary(tokenizer, by_parser(tokenizer, parse, {}, in_thought=False))
+    return TextBoundary(tokenizer, by_parser(tokenizer, parse, {}, in_thought=False), processor)
 
 
 def _find(

@@ -64,7 +64,7 @@ NUMBER_WORDS = tuple(f" {number}" for number in range(NUM_SQUARES + 1))
 WORDS = (QUESTION, "?", ANSWER, *COLOUR_WORDS.values(), *NUMBER_WORDS)
 """Vocabulary of prompts and demonstrations; a space belongs to the word after it."""
 
-DATA_SOURCE = "drawn_squares"
+DATA_SOURCE, SHOWN_SOURCE = "drawn_squares", "shown_squares"
 NUM_ROWS: dict[Split, int] = {"train": 2048, "held_out": 256}
 
 
@@ -148,6 +148,24 @@ def write(path: Path, split: Split, seed: int, *, num_rows: int | None = None) -
             "images": [{"bytes": png(problem)}],
             "answer": problem.answer,
             "data_source": DATA_SOURCE,
+        }
+        for problem in drawn
+    ]
+    write_parquet(rows, path)
+
+
+def write_shown(path: Path, split: Split, seed: int, *, num_rows: int | None = None) -> None:
+    """
+    Write the same problems for an environment that shows the picture: ``prompt``, ``answer``, ``data_source`` and
+    ``extra_info``, which reaches the environment and not the policy.
+    """
+    drawn = islice(problems(seed, split), num_rows or NUM_ROWS[split])
+    rows = [
+        {
+            "prompt": f"{QUESTION}?",
+            "answer": problem.answer,
+            "data_source": SHOWN_SOURCE,
+            "extra_info": {"asked": problem.asked, "squares": " ".join(problem.squares), "seed": problem.seed},
         }
         for problem in drawn
     ]

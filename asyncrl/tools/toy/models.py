@@ -221,7 +221,9 @@ def make_drawn_squares(
     schedule: WarmUpSchedule = DRAWN_SQUARES,
 ) -> None:
     """
-    Make a model that reads pictures, and its data; see `make_step_sums`.
+    Make a model that reads pictures, and its data, in ``shown`` without pictures for an environment that shows them.
+
+    See `make_step_sums`.
 
     Raises:
         ConfigError: ``directory/model`` exists and is not a model.
@@ -229,6 +231,7 @@ def make_drawn_squares(
     """
     has_model = _exists(directory / "model", report)
     _write_data(directory, drawn_squares.write, seed, report)
+    _write_data(directory / "shown", drawn_squares.write_shown, seed, report)
     if has_model:
         return
     torch.set_num_threads(threads)

@@ -249,9 +249,10 @@ def as_context(trajectory: TrainingTrajectory, untrained: Mask) -> TrainingTraje
         is_written = np.concatenate((np.zeros(turn.num_context, np.bool_), marks[place]))
         context_ids.append(np.concatenate((context[place], written[place]))[~is_written])
         starts = np.flatnonzero(is_written[:-1] & ~is_written[1:]) + 1
+        num_images = turn.num_images  # of the first piece, which has all that was context before
         for run in np.split(is_written, starts):
-            pieces.append(Turn(parent, int((~run).sum()), int(run.sum())))
-            parent = len(pieces) - 1
+            pieces.append(Turn(parent, int((~run).sum()), int(run.sum()), num_images=num_images))
+            parent, num_images = len(pieces) - 1, 0
         pieces[-1] = structs.replace(pieces[-1], reward=turn.reward)
         lasts[place] = parent
     return _with_kept(trajectory, keep, pieces, np.concatenate(context_ids))

@@ -11,7 +11,7 @@ from asyncrl.algo.routing import from_routing
 from asyncrl.config.config import Config
 from asyncrl.errors import BrokenInvariant, DecodeError, LinkError
 from asyncrl.log import get_logger
-from asyncrl.messages.sound import problem_of, summary_problem_of
+from asyncrl.messages.sound import problem_of, shown_images, summary_problem_of
 from asyncrl.messages.trainer import Batch, Refusal, ScoredTrajectory, Take
 from asyncrl.messages.trajectory import RouteShape, Trajectory, TrajectoryLimits
 from asyncrl.messages.words import Activity
@@ -144,16 +144,25 @@ async def _fetch_images(
     """Files of the pictures of each trajectory, or the reason for which it has to be refused."""
     contents: dict[int, list[bytes]] = {place: [] for place, t in trajectories.items() if not t.images}
     missing: dict[int, str] = {}
-    pictured = {place: t.images for place, t in trajectories.items() if t.images}
-    fetches = [images.fetch(wanted, deadline_s) for wanted in pictured.values()]
-    for place, files in zip(pictured, await asyncio.gather(*fetches, return_exceptions=True), strict=True):
+    pictured = {place: t for place, t in trajectories.items() if t.images}
+    fetches = [images.fetch(t.images[: t.num_prompt_images], deadline_s) for t in pictured.values()]
+    for (place, t), files in zip(pictured.items(), await asyncio.gather(*fetches, return_exceptions=True), strict=True):
         if isinstance(files, DecodeError):
             missing[place] = str(files)
         elif isinstance(files, BaseException):
             raise files
         else:
-            contents[place] = files
+            contents[place] = contents_of(t, files)
     return contents, missing
+
+
+def contents_of(trajectory: Trajectory, prompt_files: Sequence[bytes]) -> list[bytes]:
+    """Files of all pictures of a sound trajectory, from those of its prompt's."""
+    of_prompt = trajectory.images[: trajectory.num_prompt_images]
+    files = dict(zip((image.digest for image in of_prompt), prompt_files, strict=True))
+    shown = shown_images(trajectory.images, len(of_prompt))
+    files |= {image.digest: bytes(file) for image, file in zip(shown, trajectory.image_files, strict=True)}
+    return [files[image.digest] for image in trajectory.images]
 
 
 def _info(scored: ScoredTrajectory, baseline: float | None, config: Config) -> TrajectoryInfo:

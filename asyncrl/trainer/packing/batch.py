@@ -28,8 +28,8 @@ from torch import Tensor
 from asyncrl.algo.logprobs import SamplingMask
 from asyncrl.errors import DataError
 from asyncrl.messages.sound import path_to
-from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Turn
-from asyncrl.trainer.packing.pictures import PackedPictures, PictureTokens
+from asyncrl.messages.trajectory import FROM_PROMPT, Turn
+from asyncrl.trainer.packing.pictures import PackedPictures, PictureTokens, TrainingImage
 from asyncrl.trainer.packing.row import Row
 from asyncrl.trainer.packing.step import TrainingTrajectory
 from asyncrl.trainer.ranks.ranks import ALONE, SequenceGroup
@@ -125,6 +125,8 @@ class Branch(NamedTuple):
     """Tokens that the policy read, the prompt included."""
     starts: Mapping[int, int]
     """Turns that no branch before has: number of tokens read before the first that each wrote."""
+    images: Sequence[TrainingImage]
+    """Pictures among these tokens, in their order."""
 
 
 def turns_of(trajectory: TrainingTrajectory) -> Sequence[Turn]:
@@ -137,23 +139,27 @@ def branches(trajectory: TrainingTrajectory) -> Iterator[Branch]:
     turns = turns_of(trajectory)
     context = cut(trajectory.context_ids, [turn.num_context for turn in turns])
     written = cut(trajectory.completion_ids, [turn.num_written for turn in turns])
+    ends = list(accumulate((turn.num_images for turn in turns), initial=trajectory.num_prompt_images))
     followed, seen = {turn.parent for turn in turns}, set[int]()
     for last in sorted(set(range(len(turns))) - followed):
         path = path_to(turns, last)
         root = turns[path[0]].parent
         parts = [trajectory.prompt_ids] if root == FROM_PROMPT else []
+        images = list(trajectory.images[: ends[0]]) if root == FROM_PROMPT else []
         starts, length = {}, sum(map(len, parts))
-        num_read = 0
+        num_read = num_seen = 0
         for place in path:
             parts += [context[place], written[place]]
+            images += trajectory.images[ends[place] : ends[place + 1]]
             length += len(context[place])
             if place not in seen and len(written[place]):
                 starts[place] = length
                 num_read = length + len(written[place]) - 1  # Nobody reads the last token.
+                num_seen = len(images)
             length += len(written[place])
         seen.update(path)
         if starts:
-            yield Branch(root, np.concatenate(parts)[:num_read], starts)
+            yield Branch(root, np.concatenate(parts)[:num_read], starts, images[:num_seen])
 
 
 def cut(values: NDArray[Scalar], lengths: Sequence[int]) -> list[NDArray[Scalar]]:
@@ -167,14 +173,12 @@ def cut(values: NDArray[Scalar], lengths: Sequence[int]) -> list[NDArray[Scalar]
 #     prompt p, completions a b, a c      row  p p p a b c        paths  0 1 2 3 4
 #                                                                        0 1 2 3 5
 #
-# Tokens share a place if they and all tokens before them are equal, whoever wrote them: then so are their states. With
-# recorded experts, these must be equal too; with pictures, the pictures of the prompts. Contexts that follow nothing
-# begin at position 0, as prompts do, and have no pictures.
+# Tokens share a place if they and all tokens before them are equal, whoever wrote them: then so are their states. Those
+# of pictures are equal if the pictures are. With recorded experts, these must be equal too. Contexts that follow
+# nothing begin at position 0, as prompts do.
 
-FILLING = "filling"
-"""Root of the sequence that fills a row up."""
-Root = tuple[object, ...] | str
-"""Pictures of a prompt, or `FILLING`."""
+TEXT, FILLING = "text", "filling"
+"""Roots of the sequences of trajectories, and of the one that fills a row up."""
 
 
 class RowLayout:
@@ -196,7 +200,6 @@ class RowLayout:
         self._trie = Trie()
         self._paths: dict[int, NDArray[np.int64]] = {}
         """Row indices of each branch, by the last."""
-        self._prompts: dict[tuple[object, ...], tuple[NDArray[np.int64], int]] = {}
         self._experts: list[NDArray[np.integer]] = []
         """[n, layers, K] for each part of the row but the filling, or nothing."""
 
@@ -220,7 +223,13 @@ class RowLayout:
             DataError: Pictures and tokens do not match, or there is no tower to read them.
         """
         if self.pictures:
-            self.pictures.check_text(trajectory.completion_ids, trajectory.context_ids)
+            num_shown = len(trajectory.images) - trajectory.num_prompt_images
+            self.pictures.check_text(trajectory.completion_ids, trajectory.context_ids, num_shown)
+        elif trajectory.images:
+            raise DataError(
+                f"a trajectory of group {trajectory.group_id} has {len(trajectory.images)} pictures, but the model "
+                f"reads none; use a model with a vision tower, or data without pictures"
+            )
         written = [turn.num_written for turn in turns_of(trajectory)]
         predicting = [np.zeros(0, np.int64)] * len(written)
         for branch in branches(trajectory):
@@ -232,7 +241,8 @@ class RowLayout:
     def fill(self, size: int) -> None:
         """Make the width a multiple of ``size``, and not zero."""
         if filling := -self.width % size if self.width else size:
-            self._append(FILLING, np.zeros(filling, np.int32), np.arange(filling))
+            ids = np.zeros(filling, np.int32)
+            self._append(FILLING, ids, ids, np.arange(filling))
 
     def routes(self, own: slice, device: torch.device) -> Tensor | None:
         """[W, layers, K] experts of a part of the row; its filling takes the first experts. None without any."""
@@ -245,49 +255,36 @@ class RowLayout:
 
     def _place(self, trajectory: TrainingTrajectory, branch: Branch) -> NDArray[np.int64]:
         """Row indices of a branch's tokens."""
-        ids, experts = branch.read, trajectory.experts
-        if branch.root == FROM_NOTHING:
-            return self._append((), ids, np.arange(len(ids)))
-        prompt, images = len(trajectory.prompt_ids), trajectory.images
-        root = tuple((image.digest, tuple(image.grid)) for image in images)
+        ids, images = branch.read, branch.images
+        experts = trajectory.experts if branch.root == FROM_PROMPT else None
+        if not self.pictures:
+            return self._append(TEXT, ids, ids, np.arange(len(ids)), experts)
         known = self.width
-        path = self._append(root, ids, self._positions(trajectory, len(ids)), experts)
-        if self.pictures:
-            self.pictures.add(trajectory.prompt_ids, path[:prompt], images, since=known)
+        positions = self.pictures.positions(ids, images)  # They must match, before anything is in the row.
+        path = self._append(TEXT, self.pictures.symbols(ids, images), ids, positions, experts)
+        self.pictures.add(ids, path, images, since=known)
         return path
 
     def _append(
         self,
-        root: Root,
+        root: str,
+        symbols: NDArray[np.int32],
         ids: NDArray[np.int32],
         positions: NDArray[np.int64],
         experts: NDArray[np.integer] | None = None,
     ) -> NDArray[np.int64]:
-        """Row indices of a sequence; the tokens that the row does not have yet are appended."""
-        path, known = self._trie.insert(root, ids if experts is None else _routed(ids, experts[: len(ids)]))
+        """
+        Row indices of a sequence; the tokens that the row does not have yet are appended.
+
+        ``symbols`` are equal where tokens may share a place.
+        """
+        path, known = self._trie.insert(root, symbols if experts is None else _routed(symbols, experts[: len(ids)]))
         self._paths[int(path[-1])] = path
         self.ids.append(ids[known:])
         self.positions.append(positions[..., known:])
         if experts is not None:
             self._experts.append(experts[known : len(ids)])
         return path
-
-    def _positions(self, trajectory: TrainingTrajectory, length: int) -> NDArray[np.int64]:
-        """Positions of ``length`` tokens that begin with the prompt; a picture takes fewer positions than tokens."""
-        ids, images = trajectory.prompt_ids, trajectory.images
-        if not self.pictures:
-            if images:
-                raise DataError(
-                    f"the prompt of group {trajectory.group_id} has {len(images)} pictures, but the model reads none; "
-                    f"use a model with a vision tower, or data without pictures"
-                )
-            return np.arange(length)
-        key = (ids.tobytes(), *((image.digest, tuple(image.grid)) for image in images))
-        if key not in self._prompts:
-            self._prompts[key] = self.pictures.positions(ids, images)
-        of_prompt, after = self._prompts[key]
-        later = np.broadcast_to(after + np.arange(length - len(ids)), (*of_prompt.shape[:-1], length - len(ids)))
-        return np.concatenate((of_prompt, later), -1)
 
 
 def _routed(ids: NDArray[np.int32], experts: NDArray[np.integer]) -> Symbols:

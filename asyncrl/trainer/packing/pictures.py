@@ -1,7 +1,7 @@
 """
-Pictures of a packed row: each distinct one is read once, and its features go to every prompt that has it.
+Pictures of a packed row: each distinct one is read once, and its features go to every sequence that has it.
 
-    row        p p A A A A p   q B B q   r A A A A r      prompts p, q, r; tokens of pictures A and B
+    row        p p A A A A p   q B B q   r A A A A r      sequences p, q, r; tokens of pictures A and B
     pictures   A ████  B ██                               patches, for one pass of the vision tower
     tokens         0 1 2 3       4 5       0 1 2 3        feature that stands at each picture's token of the row
 
@@ -23,7 +23,7 @@ from asyncrl.vision.processor import ImageProcessor, Pixels
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingImage:
-    """Picture of a prompt: its file, and the grid of patches that the sampler cut it into."""
+    """A picture's file, and the grid of patches that the sampler cut it into."""
 
     digest: bytes
     """SHA-256 of the file."""
@@ -48,48 +48,59 @@ class PackedPictures:
 
 
 class PictureTokens:
-    """Indices of the image tokens in a row, collected prompt by prompt."""
+    """Indices of the image tokens in a row, collected sequence by sequence."""
 
     def __init__(self, processor: ImageProcessor) -> None:
         self._processor = processor
         self._images: dict[bytes, TrainingImage] = {}
         self._places: list[tuple[bytes, NDArray[np.int64]]] = []
-        """Digest and row indices of each picture of each prompt, in the order of the row."""
+        """Digest and row indices of each picture of each sequence, in the order of the row."""
+        self._symbols: dict[tuple[bytes, Grid], int] = {}
 
-    def positions(
-        self, prompt_ids: NDArray[np.int32], images: Sequence[TrainingImage]
-    ) -> tuple[NDArray[np.int64], int]:
+    def positions(self, read: NDArray[np.int32], images: Sequence[TrainingImage]) -> NDArray[np.int64]:
         """
-        Positions of a prompt's tokens, [3, L], or [L] without pictures, and the position of the first token after them.
+        Positions of a sequence's tokens, [3, L], or [L] without pictures.
 
-        Raises `DataError` unless the prompt's image tokens match ``images``.
+        Raises `DataError` unless its image tokens match ``images``.
         """
-        positions, delta = self._processor.positions(prompt_ids, [image.grid for image in images])
-        return positions if images else positions[0], len(prompt_ids) + delta
+        positions, _ = self._processor.positions(read, [image.grid for image in images])
+        return positions if images else positions[0]
 
-    def check_text(self, completion_ids: NDArray[np.int32], context_ids: NDArray[np.int32]) -> None:
-        """Raise `DataError` if a special token of pictures comes after a prompt: the body would expect a picture."""
+    def symbols(self, read: NDArray[np.int32], images: Sequence[TrainingImage]) -> NDArray[np.int32]:
+        """[L] tokens of a sequence, in which those of each distinct picture are a negative number of its own."""
+        own = [self._symbols.setdefault((image.digest, image.grid), -1 - len(self._symbols)) for image in images]
+        symbols = read.copy()
+        symbols[self._is_image(read)] = np.repeat(own, [self._processor.num_tokens(image.grid) for image in images])
+        return symbols
+
+    def check_text(self, completion_ids: NDArray[np.int32], context_ids: NDArray[np.int32], num_shown: int) -> None:
+        """
+        Raise `DataError` if a special token of pictures stands where there is none: the body would expect a picture.
+
+        ``num_shown`` is the number of pictures in the context.
+        """
         if found := self._processor.vision_token_ids.intersection(completion_ids.tolist()):
             raise DataError(
                 f"a completion has the token {min(found)}, which stands for pictures and is never sampled; use an "
                 f"engine that bans it, as both engines of asyncrl do"
             )
-        if found := self._processor.vision_token_ids.intersection(context_ids.tolist()):
+        of_pictures = self._processor.placeholder_ids if num_shown else ()
+        if found := self._processor.vision_token_ids.intersection(context_ids.tolist()).difference(of_pictures):
             raise DataError(
-                f"the context of an episode has the token {min(found)}, which stands for pictures, but only prompts "
-                f"have pictures; let the environment answer in text"
+                f"the context of an episode has the token {min(found)}, which stands for pictures, but no picture "
+                f"there; let the text not spell it"
             )
 
     def add(
-        self, prompt_ids: NDArray[np.int32], indices: NDArray[np.int64], images: Sequence[TrainingImage], *, since: int
+        self, read: NDArray[np.int32], indices: NDArray[np.int64], images: Sequence[TrainingImage], *, since: int
     ) -> None:
         """
-        Add the pictures of a prompt.
+        Add the pictures of a sequence.
 
         Args:
             indices: [L] row indices of its tokens; those from ``since`` on are new in the row.
         """
-        places = indices[prompt_ids == self._processor.image_token_id]
+        places = indices[self._is_image(read)]
         for image in images:
             count = self._processor.num_tokens(image.grid)
             self._images.setdefault(image.digest, image)
@@ -116,6 +127,10 @@ class PictureTokens:
             grids=torch.tensor(pixels.grids, device=device),
             tokens=torch.from_numpy(np.concatenate([firsts[digest] + kept for digest, kept in shown])).to(device),
         )
+
+    def _is_image(self, read: NDArray[np.int32]) -> NDArray[np.bool_]:
+        is_image: NDArray[np.bool_] = read == self._processor.image_token_id
+        return is_image
 
     def _read(self, images: Sequence[TrainingImage]) -> Pixels:
         pixels = self._processor.pixels([image.content for image in images])

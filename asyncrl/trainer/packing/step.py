@@ -192,7 +192,7 @@ class TrainingTrajectory:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further numbers of the verdict."""
     images: Sequence[TrainingImage] = ()
-    """Pictures, in the order of their tokens in ``prompt_ids``."""
+    """Pictures in the order of their tokens, as `Trajectory.images`."""
     mask_counts: NDArray[np.int32] = field(default_factory=no_ids)
     """Number of ids in the sampling mask of each token, [T]; empty leaves the whole vocabulary."""
     mask_ids: NDArray[np.int32] = field(default_factory=no_ids)
@@ -205,6 +205,11 @@ class TrainingTrajectory:
     """[C] tokens between those of the policy, turn after turn, which are read and not trained on."""
     seat: int = 0
     """Seat whose turns these are, once the episode is split by seats."""
+
+    @property
+    def num_prompt_images(self) -> int:
+        """Pictures among ``images`` that are the prompt's."""
+        return len(self.images) - sum(turn.num_images for turn in self.turns)
 
     def __post_init__(self) -> None:
         if not len(self.prompt_ids) or len(self.completion_ids) != len(self.behavior_logprobs):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from asyncrl.config.checks.check import advice
-from asyncrl.config.checks.environment import check_experts, check_pictures
+from asyncrl.config.checks.environment import check_experts
 from asyncrl.config.sections.environment import TOOLS
 from asyncrl.episodes.worker.load import BUILT_IN
 from asyncrl.errors import ConfigError
@@ -160,12 +160,9 @@ def test_every_kind_of_environment_is_accepted(sections: dict[str, Any]) -> None
     assert made(**sections).environment.is_set
 
 
-def test_pictures_are_lost_where_the_template_renders_the_chat_again() -> None:
-    again = made(environment=TILL | {"history": "as_template"})
-    check_pictures(again, 0)
-    check_pictures(made(environment=TILL), 7)
-    with pytest.raises(ConfigError, match="none of the 7 pictures"):
-        check_pictures(again, 7)
+def test_pictures_of_an_episode_have_to_fit_into_its_payload() -> None:
+    made(environment=TILL | {"picture_bytes": 24 << 20, "pictures": 0})
+    assert "environment.picture_bytes" in refused(environment=TILL | {"picture_bytes": 32 << 20})
 
 
 def test_the_tools_by_name_are_those_that_a_worker_knows() -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.config.sections.environment import Environment
 from asyncrl.episodes.environment import Answer, EnvironmentEpisode, Score
+from asyncrl.episodes.pictures import file_of
 from asyncrl.episodes.pool import EnvironmentPool
 from asyncrl.errors import ConfigError, EnvironmentFailed
 from asyncrl.workers import folders
@@ -74,6 +76,39 @@ def test_many_episodes_share_a_worker_and_do_not_meet(tmp_path: Path) -> None:
 
     for name in ("Boxes", "Plain"):
         assert with_pool(boxes(tmp_path, name), play) == [str(100 * number + 5) for number in range(20)]
+
+
+ECHO = """
+class Echo:
+    def reset(self, task):
+        parts = [{"type": "image", "data": file} for file in task.images]
+        return [{"role": "user", "content": [*parts, {"type": "text", "text": "again"}]}]
+
+    def step(self, said):
+        return {"messages": [{"role": "user", "content": [{"type": "image", "data": bytes(int(said.text))}]}]}
+"""
+
+
+def test_pictures_reach_an_environment_and_leave_it(tmp_path: Path) -> None:
+    files = (bytes(range(256)), b"\x89PNG")
+
+    async def play(pool: EnvironmentPool) -> tuple[Answer, Answer, str]:
+        episode = pool.open("run/train/1/0")
+        first = await episode.reset(replace(task(), images=files))
+        large = await episode.step(said(str(20 << 20)))
+        with pytest.raises(EnvironmentFailed) as refused:
+            await episode.step(said(str(60 << 20)))
+        assert not refused.value.retryable
+        await episode.close()
+        return first, large, str(refused.value)
+
+    echo = Environment(function=f"{written(tmp_path, ECHO)}:Echo", workers=1)
+    first, large, refused = with_pool(echo, play)
+    *parts, text = first.messages[0]["content"]
+    assert [file_of(part) for part in parts] == list(files)
+    assert text == {"type": "text", "text": "again"}
+    assert len(file_of(large.messages[0]["content"][0])) == 20 << 20
+    assert "step returned pictures of 83,886,080 characters in base64, expected at most" in refused
 
 
 def test_a_snapshot_is_restored_on_another_worker(tmp_path: Path) -> None:

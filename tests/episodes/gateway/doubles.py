@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from asyncrl.engine import CalledTool, ChatMessage, Completion, PolicyTurn, Request, TurnBoundary
 from asyncrl.episodes.conversation import Conversation, Sample
 from asyncrl.episodes.gateway.episode import OpenEpisode
 from asyncrl.episodes.gateway.gateway import Gateway
+from asyncrl.episodes.pictures import EpisodePictures
 from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord
 from asyncrl.errors import EngineError
 from asyncrl.messages.trajectory import Sampling, Span
@@ -78,8 +80,19 @@ def _rendered(messages: Sequence[ChatMessage]) -> list[int]:
     ids: list[int] = []
     for message in messages:
         calls = "".join(json.dumps(call["function"]) for call in message.get("tool_calls", ()))
-        ids += [START, *map(ord, f"{message['role']}\n{message['content']}{calls}"), END, ord("\n")]
+        ids += [START, *map(ord, f"{message['role']}\n{_content(message)}{calls}"), END, ord("\n")]
     return [*ids, START, *map(ord, "assistant\n")]
+
+
+PICTURE = "\ue000"
+"""Character of a picture, whatever it shows."""
+
+
+def _content(message: ChatMessage) -> str:
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return "".join(PICTURE if part["type"] == "image" else part["text"] for part in content)
 
 
 def _call(text: str) -> CalledTool:
@@ -108,7 +121,8 @@ class CharEngine:
         begun = request.resume_from.completion_ids if request.resume_from else []
         ids = sampled(self._policy(shown(request.prompt_ids)))
         assert ids[: len(begun)] == begun, "another turn is continued"
-        return completion(ids[: request.sampling.max_tokens], is_cut=len(ids) > request.sampling.max_tokens)
+        made = completion(ids[: request.sampling.max_tokens], is_cut=len(ids) > request.sampling.max_tokens)
+        return replace(made, grids=[(1, 2, 2)] * len(request.images))
 
 
 def completion(ids: list[int], *, is_cut: bool = False) -> Completion:
@@ -136,11 +150,13 @@ class Episode:
         earlier: EpisodeRecord | None = None,
         boundary: TurnBoundary | None = None,
         sample: Sample | None = None,
+        pictures: EpisodePictures | None = None,
     ) -> None:
         self.gateway = gateway or Gateway("http://test", clock=lambda: 1.7e9)
         self.engine = CharEngine(policy)
         self.boundary = boundary or CharBoundary()
-        self.record = EpisodeRecord(self.boundary.opening(prompt, tools))
+        own = pictures or EpisodePictures(limits.pictures)
+        self.record = EpisodeRecord(self.boundary.opening(own.with_prompt(prompt), tools), images=own.prompt)
         self.conversation = Conversation(
             self.record,
             sample or self.engine.sample,
@@ -148,6 +164,7 @@ class Episode:
             sampling=Sampling(max_tokens=max_tokens),
             limits=limits,
             seed=1,
+            pictures=own,
         )
         self.open: OpenEpisode = self.gateway.open(
             self.conversation, prompt, tools, earlier=earlier.turns if earlier else ()

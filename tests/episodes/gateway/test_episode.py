@@ -14,7 +14,7 @@ from asyncrl.episodes.gateway.app import GatewayApp
 from asyncrl.episodes.gateway.episode import Counts, EarlierTurns
 from asyncrl.episodes.gateway.gateway import Gateway
 from asyncrl.episodes.gateway.request import ChatRequest, RefusedRequest
-from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, RecordedTurn
+from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, RecordedTurn, TurnContext
 from asyncrl.errors import EngineError, PromptTooLong
 from asyncrl.messages.sound import turn_problem_of
 from asyncrl.messages.trajectory import FROM_NOTHING, FROM_PROMPT, Trajectory, TrajectoryLimits, Unit
@@ -53,32 +53,32 @@ def turn(parent: int, context: list[int], text: str = "x") -> RecordedTurn:
 def test_a_turn_is_found_by_what_the_policy_read() -> None:
     turns = [turn(FROM_PROMPT, []), turn(0, [5, 6])]
     earlier = EarlierTurns(turns)
-    assert earlier.take(FROM_PROMPT, [7]) is None
-    assert earlier.take(FROM_PROMPT, []) == (0, turns[0])
+    assert earlier.take(TurnContext(FROM_PROMPT, [7])) is None
+    assert earlier.take(TurnContext(FROM_PROMPT)) == (0, turns[0])
     assert earlier.num_left == 1
 
 
 def test_children_are_found_wherever_their_parent_is_in_the_new_record() -> None:
     turns = [turn(FROM_NOTHING, [1]), turn(FROM_NOTHING, [2]), turn(1, [5])]
     earlier = EarlierTurns(turns)
-    assert earlier.take(FROM_NOTHING, [2]) == (1, turns[1])
+    assert earlier.take(TurnContext(FROM_NOTHING, [2])) == (1, turns[1])
     earlier.moved(1, 0)
-    assert earlier.take(0, [5]) == (2, turns[2])
+    assert earlier.take(TurnContext(0, [5])) == (2, turns[2])
 
 
 def test_a_turn_after_a_new_one_is_not_found() -> None:
     earlier = EarlierTurns([turn(FROM_PROMPT, []), turn(0, [5])])
-    assert earlier.take(0, [5]) is None
+    assert earlier.take(TurnContext(0, [5])) is None
 
 
 def test_equal_turns_are_given_in_their_order_and_once() -> None:
     turns = [turn(FROM_PROMPT, [], text) for text in "ab"]
     earlier = EarlierTurns(turns)
-    assert [earlier.take(FROM_PROMPT, []) for _ in range(3)] == [(0, turns[0]), (1, turns[1]), None]
+    assert [earlier.take(TurnContext(FROM_PROMPT)) for _ in range(3)] == [(0, turns[0]), (1, turns[1]), None]
 
 
 def test_without_an_earlier_run_there_is_nothing() -> None:
-    assert (EarlierTurns().take(FROM_PROMPT, []), EarlierTurns().num_left) == (None, 0)
+    assert (EarlierTurns().take(TurnContext(FROM_PROMPT)), EarlierTurns().num_left) == (None, 0)
 
 
 # ── test episode ──────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ from msgspec import Struct
 from asyncrl.engine import ChatMessage, Completion, Request, TurnBoundary
 from asyncrl.episodes.call_forms import MARKS, plain
 from asyncrl.episodes.conversation import Conversation
-from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord
+from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, TurnContext
 from asyncrl.messages.trajectory import FROM_PROMPT, Prompt, Sampling, Span
 from asyncrl.rollout.engines import text
 from tests.rollout.engines.chat_families import Family, tokenizer
@@ -116,7 +116,7 @@ async def play(family: Family, seed: int, boundary: TurnBoundary, tools: str) ->
     place, context, is_asked_again = FROM_PROMPT, list[int](), False
     for _ in range(draw.randint(1, 5)):
         policy.next_role = draw.choice(["user", "tool", "tool"])
-        place = await talk.say(place, context)
+        place = await talk.say(TurnContext(place, context))
         answers = list(answered(draw, policy.next_role, plain=is_plain))
         if family.answers_calls:
             answers = [

@@ -81,9 +81,21 @@ def test_content_is_one_text(content: object, text: str) -> None:
     assert content_of({"role": "user", "content": content}) == text
 
 
+def test_content_with_a_picture_is_a_list_that_tells_templates_where_it_stands() -> None:
+    picture = {"type": "image", "digest": "9f", "width": 8, "height": 8}
+    content = [{"type": "text", "text": "a"}, picture]
+    assert content_of({"role": "user", "content": content}) == [content[0], {"type": "image"}]
+    told = without_reminders([{"role": "user", "content": content}, {"role": "system", "content": "hurry"}])
+    assert told == [{"role": "user", "content": [content[0], {"type": "image"}, *map(text_part, ("\n\n", "hurry"))]}]
+
+
+def text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
 @pytest.mark.parametrize("content", [5, {"a": 1}, [{"type": "image_url"}], ["a"]])
 def test_other_content_is_refused_for_good(content: object) -> None:
-    with pytest.raises(EngineError, match="expected a text or a list of parts with text") as caught:
+    with pytest.raises(EngineError, match="expected a text or a list of texts and pictures") as caught:
         content_of({"role": "user", "content": content})
     assert not caught.value.retryable
 

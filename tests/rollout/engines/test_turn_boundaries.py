@@ -11,7 +11,11 @@ from asyncrl.engine import PolicyTurn, TurnBoundary
 from asyncrl.errors import ConfigError, EngineError
 from asyncrl.rollout.engines.special_tokens import SpelledTokens
 from asyncrl.rollout.engines.turn_boundaries import ChatBoundary, TextBoundary, make_boundary
+from asyncrl.tools.toy.drawn_squares import VISION_WORDS
 from asyncrl.tools.toy.models import tokenizer_from_texts, tokenizer_from_words
+from asyncrl.tools.toy.tiny import CHAT_TEMPLATE
+from asyncrl.vision.processor import ImageProcessor
+from asyncrl.vision.settings import ModelConfig, PictureSize, Processing
 from tests.rollout.engines.chat_families import FAMILIES, TEXTS, tokenizer
 
 
@@ -121,12 +125,67 @@ def test_a_template_that_raises_is_one_sentence() -> None:
         boundary.after([{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}], [])
 
 
-def test_a_picture_cannot_be_spelled_after_the_prompt() -> None:
-    own, (picture,) = tokenizer("qwen3"), ids("qwen3", "<|endoftext|>")
-    answer = [{"role": "user", "content": "a<|endoftext|>"}]
-    assert picture not in make_boundary(own, never=[picture]).after(answer, [])
+def with_pictures() -> tuple[PreTrainedTokenizerBase, ImageProcessor]:
+    """Tokenizer and processor of a model in Qwen's format that reads pictures; 28 x 28 pixels are one token."""
+    made = tokenizer_from_texts(TEXTS, 400, special=("<|im_start|>", "<|im_end|>", *VISION_WORDS))
+    made.chat_template = CHAT_TEMPLATE
+    start, end, pad, video = made.convert_tokens_to_ids(list(VISION_WORDS))
+    size = PictureSize(shortest_edge=28 * 28, longest_edge=10 * 28 * 28)
+    return made, ImageProcessor(ModelConfig(pad, video, start, end), Processing(size=size))
+
+
+PICTURE = {"type": "image", "digest": "00" * 32, "width": 56, "height": 28}
+IN_TOKENS = "<|vision_start|><|image_pad|><|image_pad|><|vision_end|>"
+
+
+def text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def test_a_picture_after_the_prompt_is_as_many_tokens_as_the_model_reads() -> None:
+    words, processor = with_pictures()
+    look = [{"role": "user", "content": [text_part("a "), PICTURE, text_part(" b")]}]
+    chat, plain = (make_boundary(words, processor=processor, is_chat=is_chat) for is_chat in (True, False))
+    shown = f"<|im_start|>user\na {IN_TOKENS} b<|im_end|>\n<|im_start|>assistant\n"
+    assert words.decode(chat.after(look, words("5<|im_end|>").input_ids)) == f"\n{shown}"
+    assert words.decode(chat.opening(look)) == shown
+    assert words.decode(plain.after(look, [])) == words.decode(plain.opening(look)) == f"a {IN_TOKENS} b"
+
+
+def test_text_that_looks_like_a_picture_stays_text_beside_one() -> None:
+    words, processor = with_pictures()
+    spells = "<|image_pad|> and <|vision_end|>"
+    after = make_boundary(words, processor=processor).after(
+        [{"role": "user", "content": [PICTURE, text_part(spells)]}], []
+    )
+    assert words.decode(after).count(spells) == 1
+    assert [after.count(token) for token in processor.placeholder_ids] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_a_picture_cannot_be_spelled_after_the_prompt(is_chat: bool) -> None:
+    words, processor = with_pictures()
+    spelled = SpelledTokens(words, are_text=False)
+    boundary = make_boundary(words, processor=processor, is_chat=is_chat, spelled=spelled)
     with pytest.raises(EngineError, match="spells a token of pictures"):
-        make_boundary(own, never=[picture], spelled=SpelledTokens(own, are_text=False)).after(answer, [])
+        boundary.after([{"role": "user", "content": "a <|image_pad|>"}], [])
+    with pytest.raises(EngineError, match="roles user have 1 pictures, but 2 tokens for them as they are rendered"):
+        boundary.after([{"role": "user", "content": [PICTURE, text_part("<|image_pad|>")]}], [])
+
+
+def test_a_picture_that_cannot_be_cut_is_a_final_failure() -> None:
+    words, processor = with_pictures()
+    thin = [{"role": "user", "content": [{**PICTURE, "width": 1000, "height": 1}]}]
+    with pytest.raises(EngineError, match="1000 x 1 pixels cannot be cut into patches") as caught:
+        make_boundary(words, processor=processor).after(thin, [])
+    assert not caught.value.retryable
+
+
+def test_a_model_that_reads_no_pictures_refuses_them_in_a_sentence() -> None:
+    for is_chat in (True, False):
+        with pytest.raises(EngineError, match="shows a picture, but the model reads none; use a Qwen3-VL") as caught:
+            make_boundary(tokenizer("qwen3"), is_chat=is_chat).after([{"role": "user", "content": [PICTURE]}], [])
+        assert not caught.value.retryable
 
 
 def test_thoughts_before_a_new_question_are_retold_without_them() -> None:

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from asyncrl.errors import DataError
+from asyncrl.trainer.algorithm.mini_batch import as_context, in_untrained_turns
 from asyncrl.trainer.packing.batch import MicroBatch, collate
 from asyncrl.trainer.packing.pictures import PictureTokens, TrainingImage
 from asyncrl.trainer.packing.step import TrainingTrajectory
@@ -45,8 +47,9 @@ def test_two_pictures_with_one_question_do_not_share_a_prompt(processor: ImagePr
     assert first.grid == second.grid
     assert np.array_equal(one.prompt_ids, other.prompt_ids)
 
-    length = len(one.prompt_ids)
-    assert packed(processor, one, other).num_packed == 2 * (length + 1)
+    length, before = len(one.prompt_ids), 3
+    assert one.prompt_ids[before - 1] == processor.placeholder_ids[0], "the text before the picture is shared"
+    assert packed(processor, one, other).num_packed == 2 * (length + 1) - before
     assert packed(processor, one, trajectory(processor, [first], [5, 4])).num_packed == length + 2
     both = packed(processor, one, other).pictures
     assert both is not None
@@ -96,7 +99,7 @@ def test_turns_go_on_behind_the_pictures_of_the_prompt_and_others_begin_at_posit
     one = episode_with(processor, image, 2)
     batch, length = packed(processor, one), len(one.prompt_ids)
 
-    _, after = PictureTokens(processor).positions(one.prompt_ids, [image])
+    after = int(PictureTokens(processor).positions(one.prompt_ids, [image])[0, -1]) + 1
     assert after < length
     assert batch.position_ids[:, 0, length:].tolist() == [[*range(after, after + 4), 0, 1]] * 3
     assert batch.input_ids[0, length:].tolist() == [2, 3, 4, 5, 7, 8]
@@ -104,9 +107,47 @@ def test_turns_go_on_behind_the_pictures_of_the_prompt_and_others_begin_at_posit
     assert len(batch.pictures.tokens) == processor.num_tokens(image.grid)
 
 
-def test_a_context_with_a_token_of_pictures_is_refused(processor: ImageProcessor) -> None:
-    with pytest.raises(DataError, match="context of an episode has the token 26, which stands for pictures, but only"):
+def test_a_context_with_a_token_of_pictures_and_none_is_refused(processor: ImageProcessor) -> None:
+    with pytest.raises(DataError, match="context of an episode has the token 26, which stands for pictures, but no"):
         packed(processor, episode_with(processor, training_image(processor), processor.image_token_id))
+
+
+def shown(processor: ImageProcessor, image: TrainingImage) -> list[int]:
+    start, pad, end = processor.placeholder_ids
+    return [start, *[pad] * processor.num_tokens(image.grid), end, 7]
+
+
+def test_branches_share_what_they_have_read_up_to_the_first_other_picture(processor: ImageProcessor) -> None:
+    """Turns 1 and 2 answer turn 0 after pictures of one size, and turn 3 reads the first one again, after nothing."""
+    first, second = training_image(processor, 0), training_image(processor, 4)
+    look, other = shown(processor, first), shown(processor, second)
+    assert look == other
+    made = episode([(-1, [], [3, 4]), (0, look, [5]), (0, other, [5]), (-2, look, [6, 9])])
+    numbers = [0, 1, 1, 1]
+    turns = [msgspec.structs.replace(turn, num_images=num) for turn, num in zip(made.turns, numbers, strict=True)]
+    one = replace(made, turns=turns, images=[first, second, first])
+    batch = packed(processor, one)
+
+    alone, after_text = len(made.prompt_ids) + 2, len(look) - 1
+    assert batch.num_packed == alone + 1 + 2 * after_text + len(look) + 1
+    pictures, num = batch.pictures, processor.num_tokens(first.grid)
+    assert pictures is not None
+    assert pictures.grids.tolist() == [list(first.grid), list(second.grid)], "each is read once"
+    assert pictures.tokens.tolist() == [*range(2 * num), *range(num)]
+    assert batch.input_ids[0, -2:].tolist() == [7, 6]
+    start = batch.num_packed - len(look) - 1
+    assert batch.position_ids[:, 0, start].tolist() == [0, 0, 0], "what follows nothing begins at position 0"
+
+
+def test_a_picture_that_nobody_read_before_a_trained_token_is_left_out(processor: ImageProcessor) -> None:
+    image = training_image(processor)
+    made = episode([(-1, [], [3, 4]), (0, shown(processor, image), [5])])
+    turns = [made.turns[0], msgspec.structs.replace(made.turns[1], num_images=1, is_trained=False)]
+    one = replace(made, turns=turns, images=[image])
+    left = as_context(one, in_untrained_turns(one))
+    assert [turn.num_images for turn in left.turns] == [0, 1]
+    assert packed(processor, left).pictures is None
+    assert packed(processor, one).pictures is not None
 
 
 def test_a_row_of_text_has_one_position_for_each_token(processor: ImageProcessor) -> None:

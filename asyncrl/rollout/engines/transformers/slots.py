@@ -51,7 +51,7 @@ class SlotJob:
         """Prompt and resumed tokens."""
         self.placed = placed
         """Pictures of the prompt; None if it has none."""
-        self.key = (self.prefix, placed.pictures.digests if placed else ())
+        self.key = (self.prefix, placed.digests if placed else ())
         """Key by which jobs share a prefill: their tokens, and their pictures, because two may have equal tokens."""
         self.delta = placed.delta if placed else 0
         """Rotary position of a token after the prompt, minus its index in the sequence."""
@@ -351,8 +351,8 @@ class SlotTable:
             spans=job.spans.until(end - start),
             finish_reason=finish_reason,
             generate_s=job.resumed_s + time.perf_counter() - job.start_s,
-            grids=list(job.placed.pictures.grids) if job.placed else [],
-            processor=job.placed.pictures.processor if job.placed else "",
+            grids=job.placed.grids if job.placed else [],
+            processor=job.placed.processor if job.placed else "",
             mask_counts=job.masks.counts.copy(),
             mask_ids=job.masks.ids.copy(),
             routing=to_routing(self._experts(job)) if job.request.sampling.replay_routes else None,

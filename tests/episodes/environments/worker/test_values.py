@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from asyncrl.environment import Step
-from asyncrl.episodes.worker.values import BadValue, reset_of, score_of, step_of
+from asyncrl.episodes.worker.values import MOST, BadValue, reset_of, score_of, step_of
 
 MESSAGE = {"role": "user", "content": "hello"}
 
@@ -48,6 +48,37 @@ def test_a_reward_may_be_a_list_of_one_for_each_seat() -> None:
     assert step_of(Step(reward=(1, -1), seat=1), "step")["reward"] == [1.0, -1.0]
     assert score_of([1, True], "the program") == {"reward": [1.0, 1.0], "metrics": {}}
     assert score_of({"score": [0.5, 0.0], "n": 1}, "score") == {"reward": [0.5, 0.0], "metrics": {"n": 1.0}}
+
+
+def test_pictures_leave_the_worker_in_base64() -> None:
+    content = [{"type": "text", "text": "see"}, {"type": "image", "data": b"\x89PNG"}]
+    expected = [{"type": "text", "text": "see"}, {"type": "image", "data": "iVBORw=="}]
+    for given in (content, tuple(content), [content[0], {"type": "image", "data": bytearray(b"\x89PNG")}]):
+        found = reset_of([{"role": "user", "content": given}])
+        assert found == {"messages": [{"role": "user", "content": expected}]}
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("see", "with the part 'see', expected {"),
+        ({"type": "video", "data": b""}, "with the part {'type': 'video'"),
+        ({"type": "image", "data": "screen.png"}, "'screen.png'}, expected {"),
+        ({"type": "text", "text": 5}, "'text': 5}, expected {"),
+    ],
+)
+def test_any_other_part_is_one_clear_error(part: Any, message: str) -> None:
+    with pytest.raises(BadValue) as caught:
+        reset_of([{"role": "user", "content": [part]}])
+    assert message in str(caught.value)
+    assert '{"type": "image", "data": bytes of a file}' in str(caught.value)
+
+
+def test_pictures_that_no_frame_has_room_for_are_an_error_of_the_environment() -> None:
+    half = {"role": "user", "content": [{"type": "image", "data": bytes(MOST // 8 * 3)}]}
+    assert len(reset_of([half])["messages"][0]["content"][0]["data"]) == MOST // 2
+    with pytest.raises(BadValue, match="reset returned pictures of 100,663,296 characters in base64, expected at most"):
+        reset_of([half, half, half])
 
 
 def test_reset_may_return_nothing_or_messages() -> None:

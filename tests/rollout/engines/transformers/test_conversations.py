@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from asyncrl.episodes.conversation import Conversation
-from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord
+from asyncrl.episodes.record import EpisodeLimits, EpisodeRecord, TurnContext
 from asyncrl.messages.trajectory import FROM_PROMPT, Prompt, Sampling
 from asyncrl.rollout.engines.transformers.engine import TransformersEngine
 from asyncrl.weights.contents.names import checkpoint_tensors
@@ -30,7 +30,7 @@ async def talk(engine: TransformersEngine, new_weights: dict[str, torch.Tensor])
             await engine.pause()
             await engine.swap(7, new_weights)
             await engine.resume()
-        place = await conversation.say(place, context)
+        place = await conversation.say(TurnContext(place, context))
         context = boundary.after([{"role": "user", "content": answer}], record.turns[place].completion.completion_ids)
     return record
 

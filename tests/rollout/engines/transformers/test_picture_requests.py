@@ -101,7 +101,7 @@ def test_a_group_encodes_its_pictures_once_per_policy_version(path: Path, proces
     run(engine, *group)
     run(engine, *group)
     assert engine._tower is not None
-    assert engine._tower.num_runs == 1
+    assert engine._tower.num_encoded == 2
 
 
 def test_a_resumed_completion_equals_the_uninterrupted_one(path: Path, processor: ImageProcessor) -> None:
@@ -150,7 +150,7 @@ def test_after_new_weights_pictures_are_seen_through_them(path: Path, processor:
     expected = full_logprobs(path, model, request, completion.completion_ids)
     assert completion.behavior_logprobs == pytest.approx(expected, abs=2e-5)
     assert engine._tower is not None
-    assert engine._tower.num_runs == 2
+    assert engine._tower.num_encoded == 2
 
 
 def test_running_completions_with_pictures_are_recomputed_under_new_weights(
@@ -178,7 +178,7 @@ def test_running_completions_with_pictures_are_recomputed_under_new_weights(
             ours = completion.behavior_logprobs[span.start : span.end]
             assert ours == pytest.approx(expected[span.start : span.end], abs=2e-5)
     assert engine._tower is not None
-    assert engine._tower.num_runs == 2
+    assert engine._tower.num_encoded == 2
 
 
 def test_a_prompt_is_encoded_with_all_tokens_of_its_pictures(path: Path, processor: ImageProcessor) -> None:

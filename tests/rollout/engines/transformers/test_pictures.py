@@ -35,9 +35,21 @@ def test_a_prompt_of_text_has_none(tower: VisionTower) -> None:
 
 def test_requests_with_the_same_files_share_their_pictures(tower: VisionTower) -> None:
     one, same, other = place(tower, (24, 16)), place(tower, (24, 16)), place(tower, (24, 16), first=1)
-    assert one.pictures is same.pictures
-    assert one.pictures is not other.pictures
-    assert one.pictures.digests != other.pictures.digests
+    assert one.pictures[0] is same.pictures[0]
+    assert one.pictures[0] is not other.pictures[0]
+    assert one.digests != other.digests
+
+
+def test_a_turn_encodes_the_pictures_that_no_turn_before_it_had(tower: VisionTower) -> None:
+    first, second = place(tower, (24, 16)), place(tower, (24, 16), (8, 8), (16, 8))
+    assert first.pictures[0] is second.pictures[0]
+    with torch.inference_mode():
+        tower.see([first])
+        assert tower.num_encoded == 1
+        seen = tower.see([second])
+        assert tower.num_encoded == 3
+        tower.forget()
+        torch.testing.assert_close(tower.see([second]).embeddings, seen.embeddings)
 
 
 def test_pictures_are_forgotten_after_their_last_request_and_a_few_others(tower: VisionTower) -> None:
@@ -55,7 +67,7 @@ def test_features_are_those_of_each_prompt_in_order(tower: VisionTower) -> None:
     assert both.embeddings.shape == (6 + 1 + 2, 32)
     assert torch.equal(both.embeddings[6:], alone.embeddings)
     assert [torch.equal(a[6:], b) for a, b in zip(both.deepstack, alone.deepstack, strict=True)] == [True, True]
-    assert tower.num_runs == 2
+    assert tower.num_encoded == 3
 
 
 def test_pictures_are_encoded_again_after_new_weights_alone(tower: VisionTower) -> None:
@@ -63,10 +75,10 @@ def test_pictures_are_encoded_again_after_new_weights_alone(tower: VisionTower) 
     with torch.inference_mode():
         first = tower.see([placed])
         tower.see([placed, placed])
-        assert tower.num_runs == 1
+        assert tower.num_encoded == 1
         tower.forget()
         torch.testing.assert_close(tower.see([placed]).embeddings, first.embeddings)
-    assert tower.num_runs == 2
+    assert tower.num_encoded == 2
 
 
 def test_positions_go_on_behind_the_prompt(tower: VisionTower) -> None:
