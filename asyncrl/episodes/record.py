@@ -63,7 +63,7 @@ class SampledTrajectory(Struct, frozen=True, kw_only=True):
 
 
 class TurnContext(Struct, frozen=True):
-    """What a turn of the policy follows, and what the policy reads there."""
+    """Parent of a turn of the policy, and the tokens and pictures that the policy reads after it."""
 
     parent: int
     """Index of an earlier turn, `FROM_PROMPT` or `FROM_NOTHING`."""

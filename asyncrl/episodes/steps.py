@@ -142,7 +142,7 @@ class EpisodeSteps:
             raise EnvironmentFailed(f"the environment's answer cannot be shown: {error}", retryable=False) from error
 
     def _next(self, answer: Answer) -> TurnContext:
-        """What ``answer.seat`` reads before its next turn."""
+        """Context of the next turn, of ``answer.seat``."""
         last = self._conversation.record.lasts.get(answer.seat)
         if last is not None and not answer.restart:
             return self._after(last, answer)

@@ -130,7 +130,7 @@ def to_put_item(
         payload = memoryview(_encoder.encode(trajectory))
     except (TypeError, ValueError, OverflowError) as error:  # A host's engine may return anything.
         raise EngineError(f"the engine's completion cannot be encoded: {error}") from error
-    _refuse_large(payload, lease)
+    _refuse_large(payload, lease, shows_pictures=bool(sampled.image_files))
     return PutItem(unit, lease.lease_id, summary_of(trajectory), payload, lease.permit)
 
 
@@ -196,11 +196,12 @@ def check_extends(completion: Completion, prefix: Completion) -> None:
         raise EngineError(f"the engine's completion does not begin with the {num_tokens} tokens it had to resume from")
 
 
-def _refuse_large(payload: memoryview, lease: Lease) -> None:
+def _refuse_large(payload: memoryview, lease: Lease, *, shows_pictures: bool) -> None:
     if payload.nbytes > MAX_PAYLOAD_BYTES:
+        lower = f"sampling.max_tokens, which is {lease.sampling.max_tokens} here"
+        lower += ", or environment.picture_bytes" if shows_pictures else ""
         raise EngineError(
-            f"the trajectory takes {payload.nbytes} bytes, but at most {MAX_PAYLOAD_BYTES} can be stored; lower "
-            f"sampling.max_tokens, which is {lease.sampling.max_tokens} here, or environment.picture_bytes",
+            f"the trajectory takes {payload.nbytes} bytes, but at most {MAX_PAYLOAD_BYTES} can be stored; lower {lower}",
             retryable=False,
         )
 

@@ -347,7 +347,7 @@ class OpenEpisode:
         return said[-1]
 
     def _context(self, found: FoundPlace, request: ChatRequest, hashes: Sequence[bytes]) -> Rooted:
-        """What the policy reads. Raises `RefusedRequest` if the chat template cannot render the messages."""
+        """Tokens and pictures that the policy reads. Raises `RefusedRequest` if the template cannot render them."""
         most = self._conversation.limits.max_tokens * MOST_CHARS
         if sum(map(num_chars, found.new)) > most:  # before anything is encoded
             self.limit = "max_tokens"

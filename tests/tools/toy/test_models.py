@@ -145,7 +145,9 @@ def test_drawn_squares_makes_a_model_its_tokenizer_its_processor_and_its_data(tm
     assert processor.get_number_of_image_patches(24, 24) == 36
     assert pq.read_table(tmp_path / "train.parquet").num_rows == 2048
     assert pq.read_table(tmp_path / "held_out.parquet").num_rows == 256
-    assert names(tmp_path) == ALL
+    assert names(tmp_path) == ALL | {"shown"}
+    shown = pq.read_table(tmp_path / "shown" / "held_out.parquet")
+    assert (shown.num_rows, "images" in shown.column_names) == (256, False)
     assert said[-1] == f"made {tmp_path / 'model'}: 163,008 parameters, 26 tokens"
 
 
