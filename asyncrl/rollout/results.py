@@ -201,7 +201,7 @@ def _refuse_large(payload: memoryview, lease: Lease, *, shows_pictures: bool) ->
         lower = f"sampling.max_tokens, which is {lease.sampling.max_tokens} here"
         lower += ", or environment.picture_bytes" if shows_pictures else ""
         raise EngineError(
-            f"the trajectory takes {payload.nbytes} bytes, but at most {MAX_PAYLOAD_BYTES} can be stored; lower {lower}",
+            f"the trajectory takes {payload.nbytes} bytes, at most {MAX_PAYLOAD_BYTES} can be stored; lower {lower}",
             retryable=False,
         )
 

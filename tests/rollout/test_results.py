@@ -179,8 +179,7 @@ def test_a_trajectory_too_large_to_be_stored_is_refused_with_size_limit_and_sett
     num_bytes = str(refused.value).split()[3]
     assert int(num_bytes) > 50
     assert str(refused.value) == (
-        f"the trajectory takes {num_bytes} bytes, but at most 50 can be stored; lower sampling.max_tokens, which is 8 "
-        f"here"
+        f"the trajectory takes {num_bytes} bytes, at most 50 can be stored; lower sampling.max_tokens, which is 8 here"
     )
 
 
