@@ -350,7 +350,7 @@ def test_a_trajectory_too_large_to_be_stored_fails_alone(monkeypatch):
         assert [item.unit.index for item in (await stage.put()).items] == [1]
         failed = await stage.hear(Failed)
         assert (failed.unit.index, failed.retryable) == (0, False)
-        assert "but at most 1000 can be stored; lower sampling.max_tokens" in failed.reason
+        assert "at most 1000 can be stored; lower sampling.max_tokens" in failed.reason
 
     scene(play)
 
