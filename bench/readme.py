@@ -4,7 +4,7 @@ Prints the table of README's section "Numbers", by running the benches that meas
     python bench/readme.py [--rows loop,recovery,...] [--smoke]
 
 The peers have to be installed: ``pip install -e .[bench]``; the cell of one that is not says so. Every bench takes its
-run file from conf/. It takes a quarter of an hour on two quiet cores; commands and times go to standard error.
+run file from conf/. It takes twenty minutes on two quiet cores; commands and times go to standard error.
 """
 
 import argparse
@@ -87,6 +87,14 @@ def weights(lines: Lines) -> Iterator[Cells]:
     yield f"publishing {megabytes:.3g} MB to two rollouts", *lines.beside("transfer", "bare", "bare Gloo broadcast")
 
 
+def gateway(lines: Lines) -> Iterator[Cells]:
+    apis = [line["case"].partition(",")[0] for line in lines if "throughput" in line.get("case", "")]
+    rates = ", ".join(figure(lines.of(f"{api}, throughput")) for api in apis)
+    yield f"turns/s of agent programs through the gateway: {', '.join(apis)}", rates, ""
+    added = ", ".join(f"{lines.of(f'{api}, latency')['added_ms']:.1f}" for api in apis)
+    yield "what HTTP adds to a turn of each, median", f"{added} ms", ""
+
+
 def recovery(lines: Lines) -> Iterator[Cells]:
     found = {line["case"].rpartition(" ")[2]: line["ours"] for line in lines if line["case"].startswith("kill")}
     roles = [role for role in ROLES if role in found]
@@ -112,6 +120,7 @@ PARTS = {
     "trainer_step": Part(trainer_step, ("--spreads", "10", "--rounds", "2")),
     "messages": Part(messages, ("--batches", "1", "--peers", "ray,log")),
     "weights": Part(weights, ("--sizes", "300M", "--dtypes", "bfloat16", "--parts", "transfer")),
+    "gateway": Part(gateway, ("--dialects", "chat,responses,messages")),
     "recovery": Part(recovery, ()),
     "chaos": Part(chaos, ("--faults", "100", "--kinds", "kill")),
 }
