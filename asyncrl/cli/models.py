@@ -1,5 +1,6 @@
-"""`asyncrl eval` and `asyncrl export`: commands for trained models."""
+"""`asyncrl eval`, `asyncrl sample` and `asyncrl export`: commands for trained models."""
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,58 @@ def evaluate(out: Path | None, as_json: bool, **choices: Any) -> None:
 
 
 @click.command()
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--prompt", "texts", multiple=True, required=True, metavar="TEXT", help="Text, or - for stdin; repeatable."
+)
+@click.option("--system", default="", metavar="TEXT", help="Message of the system before each prompt.")
+@click.option("--image", "files", type=PATH, multiple=True, metavar="FILE", help="Picture in each prompt; repeatable.")
+@click.option("--plain", "is_plain", is_flag=True, help="Let the model continue the bare text, without its template.")
+@click.option("-n", "samples", type=click.IntRange(1), help="Completions per prompt.  [default: from --config, or 1]")
+@click.option("--temperature", type=float, help="0 is greedy.  [default: from --config; or 0 for -n 1, and 1 for more]")
+@click.option("--top-p", type=float, help="Nucleus sampling.  [default: from --config, or 1]")
+@click.option("--max-tokens", type=int, help="Most tokens of a completion.  [default: from --config, or at most 1024]")
+@click.option("--engine", type=click.Choice(list(ENGINES)), help="[default: from --config, or transformers]")
+@click.option("--seed", type=int, help="Sampling seed.  [default: from --config, or 0]")
+@click.option("--config", "path", type=PATH, metavar="CONFIG", help="Other settings.  [default: those of MODEL's run]")
+@set_option
+@json_option
+@report_errors
+def sample(
+    texts: tuple[str, ...],
+    system: str,
+    files: tuple[Path, ...],
+    *,
+    is_plain: bool,
+    as_json: bool,
+    **choices: Any,
+) -> None:
+    """
+    Sample completions of your own prompts from a model.
+
+    MODEL is a Hugging Face model directory, a run directory, or a checkpoint in one; the run's settings are then the
+    defaults. A prompt is a message of the user if the model has a chat template. Pictures stand at the marks <image> of
+    a prompt, or before a prompt without marks.
+
+    \b
+    Examples:
+      asyncrl sample runs/quickstart --prompt "3+4+5=" --prompt "2+2+2="
+      asyncrl sample models/base --prompt "Why is the sky blue?" -n 4 --temperature 0.7
+    """
+    from asyncrl.runtime.machine import require_train
+
+    require_train()
+    from asyncrl.runtime.model_files import with_local_copies
+    from asyncrl.tools.evaluate import eval_config, sample_model
+    from asyncrl.tools.play import NO_DATA
+
+    config = eval_config(data=(NO_DATA,), **choices)
+    config = with_local_copies(config, partial(echo, err=True), model_setting="MODEL")
+    prompts = [sys.stdin.read() if text == "-" else text for text in texts]
+    sample_model(config, prompts, system=system, files=files, is_plain=is_plain, as_json=as_json)
+
+
+@click.command()
 @click.argument("run_directory", metavar="RUN", type=RUN_PATH)
 @click.option("--step", metavar="N|best", help="Checkpoint: its step, or the best evaluated.  [default: newest]")
 @click.option("-o", "--out", type=PATH, metavar="DIR", required=True, help="Directory to create.")
@@ -85,4 +138,4 @@ def export(run_directory: Path, step: str | None, out: Path, dtype: Any, *, is_a
     echo(export_run(run_directory, out, step=step, dtype=dtype, is_adapter=is_adapter))
 
 
-COMMANDS = (evaluate, export)
+COMMANDS = (evaluate, sample, export)

@@ -1,4 +1,4 @@
-"""`asyncrl eval`: evaluates a model directory, or a checkpoint of a run, on held-out prompts, without a run."""
+"""`asyncrl eval` and `asyncrl sample`: a model directory, or a checkpoint of a run, on held-out or own prompts."""
 
 import asyncio
 import time
@@ -12,6 +12,7 @@ from tempfile import gettempdir
 from typing import Any
 
 import uvloop
+from msgspec import Struct
 from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -22,22 +23,35 @@ from asyncrl.config.run_file import decode, override_one
 from asyncrl.config.toml import put, read
 from asyncrl.data.chat_template import check_template, read_template, text_advice
 from asyncrl.data.check import bad_row_lines
-from asyncrl.data.images import Keep, check_model_reads
+from asyncrl.data.images import Keep, check_model_reads, describe
 from asyncrl.data.prompts import held_out_stream
+from asyncrl.data.row import num_marks
 from asyncrl.data.table import guessed
-from asyncrl.errors import ConfigError, RunFailed
+from asyncrl.episodes.record import SampledTrajectory
+from asyncrl.errors import ConfigError, DataError, RunFailed
 from asyncrl.files.atomic import check_output
-from asyncrl.messages.trajectory import Prompt
+from asyncrl.foreign_text import escaped
+from asyncrl.messages.trajectory import IMAGE_MARK, Prompt, Unit
+from asyncrl.messages.words import FinishReason
 from asyncrl.records.evaluation_files import CompletionRow, write_completions
 from asyncrl.records.evaluation_metrics import EvaluationMetrics
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import is_run
+from asyncrl.records.samples import prompt_text
 from asyncrl.reward.routing import check_routes
-from asyncrl.runtime.offline import OfflineEvaluation, OfflineEvaluator, open_rewards, summarize
+from asyncrl.runtime.offline import (
+    PER_SLOT,
+    OfflineEvaluation,
+    OfflineEvaluator,
+    OfflineSampler,
+    open_rewards,
+    summarize,
+)
 from asyncrl.runtime.process import configure_logging
 from asyncrl.runtime.rollout import load_engine, models_of_rollout, open_episodes
 from asyncrl.spool.images import ImageStore
 from asyncrl.terminal import aligned, echo, say, to_json
+from asyncrl.tools.play import text_prompt
 from asyncrl.trainer.checkpoints.export import find_checkpoint
 from asyncrl.weights.contents.architecture import num_positions
 from asyncrl.weights.contents.architecture import read_config as load_model_config
@@ -278,3 +292,121 @@ def _cell(name: str, value: float | None) -> str:
     if value is None or isnan(value):
         return "-"
     return f"{value:.2f}" if name == "reward" else f"{value:.1%}"
+
+
+# ── sample ────────────────────────────────────────────────────────────────────────────────────
+# `asyncrl sample`: completions of prompts from the command line, without data and without rewards.
+
+
+class SampledText(Struct, frozen=True):
+    """One completion of a prompt."""
+
+    prompt: str
+    completion: str
+    finish_reason: FinishReason
+    num_tokens: int
+
+
+def own_prompt(
+    model: Path, text: str, *, system: str = "", files: Sequence[Path] = (), is_plain: bool = False
+) -> tuple[Prompt, list[bytes]]:
+    """
+    A prompt of one text, and the files of its pictures, whose marks stand before a text that has none.
+
+    The text is a message of the user, unless it ``is_plain`` or the model has no chat template.
+
+    Raises `ConfigError` if a file is no picture, there are other marks than pictures, or the model has no chat template
+    for a system message.
+    """
+    if files and IMAGE_MARK not in text:
+        text = IMAGE_MARK * len(files) + text
+    prompt = Prompt(text=text) if is_plain else text_prompt(model, text)
+    if system and not prompt.chat:
+        raise ConfigError("--system is a message, but the prompt is plain text: write it into --prompt")
+    if system:
+        prompt = replace(prompt, chat=[{"role": "system", "content": system}, *prompt.chat])
+    try:
+        contents = [file.read_bytes() for file in files]
+        prompt = replace(prompt, images=list(map(describe, contents)))
+    except OSError as error:
+        raise ConfigError(f"--image {error.filename} cannot be read: {error.strerror}") from error
+    except DataError as error:
+        raise ConfigError(f"--image cannot be used: {error}") from error
+    if files and (marks := num_marks(prompt)) != len(files):
+        raise ConfigError(f"the prompt has {marks} marks {IMAGE_MARK} for {len(files)} pictures; write one for each")
+    check_model_reads(model, len(files), 0 if files else num_marks(prompt))
+    return prompt, contents
+
+
+def sample_model(
+    config: Config,
+    texts: Sequence[str],
+    *,
+    system: str = "",
+    files: Sequence[Path] = (),
+    is_plain: bool = False,
+    as_json: bool = False,
+) -> None:
+    """
+    Print ``evaluation.samples`` completions of each text, in their order: each as soon as those before it are there, or
+    all as a list of JSON. Further arguments as `own_prompt`.
+
+    Raises:
+        ConfigError: The model or a prompt cannot be used.
+        EngineError: A completion could not be sampled.
+    """
+    configure_logging("sample")
+    check_model(config.model.path, setting="MODEL")
+    config, model = with_room(config), Path(config.model.path)
+    prompts = [own_prompt(model, text, system=system, files=files, is_plain=is_plain) for text in texts]
+    check_template(read_template(model), config.data.chat_template_kwargs, has_chats=bool(prompts[0][0].chat))
+    if config.environment.is_set:
+        echo("note: nothing answers here, as [environment] does in the run; asyncrl episode try plays one", err=True)
+    samples, found = config.evaluation.samples, []
+
+    def show(place: int, index: int, sampled: SampledTrajectory) -> None:
+        found.append(_sampled(prompts[place][0], sampled))
+        if not as_json:
+            of = [f"prompt {place + 1} of {len(prompts)}"] * (len(prompts) > 1)
+            of += [f"completion {index + 1} of {samples}"] * (samples > 1)
+            head = " ── ".join([*of, f"{found[-1].num_tokens} tokens, {found[-1].finish_reason}"])
+            echo("\n".join([f"── {head}", *map(escaped, found[-1].completion.splitlines())]))
+
+    uvloop.run(_sample(config, prompts, show))
+    if as_json:
+        echo(to_json(found))
+
+
+async def _sample(
+    config: Config,
+    prompts: Sequence[tuple[Prompt, list[bytes]]],
+    show: Callable[[int, int, SampledTrajectory], None],
+) -> None:
+    engine = await asyncio.to_thread(load_engine, config)
+    sampler = OfflineSampler(config, engine)
+    at_once = asyncio.Semaphore(PER_SLOT * config.rollout.slots)
+
+    async def one(place: int, index: int) -> SampledTrajectory:
+        prompt, files = prompts[place]
+        async with at_once:
+            return await sampler.sample(Unit(place, index, "held_out"), prompt, tuple(files))
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                (place, index, tasks.create_task(one(place, index)))
+                for place in range(len(prompts))
+                for index in range(config.evaluation.samples)
+            ]
+            for place, index, task in running:
+                show(place, index, await task)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    finally:
+        await engine.aclose()
+
+
+def _sampled(prompt: Prompt, sampled: SampledTrajectory) -> SampledText:
+    completion = sampled.completion
+    num_tokens = len(completion.completion_ids)
+    return SampledText(prompt_text(prompt), sampled.text, completion.finish_reason, num_tokens)

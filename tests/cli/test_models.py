@@ -1,4 +1,4 @@
-"""`asyncrl eval` and `asyncrl export` refuse what cannot be before they load anything."""
+"""`asyncrl eval`, `asyncrl sample` and `asyncrl export` refuse what cannot be before they load anything."""
 
 import pytest
 import structlog
@@ -60,3 +60,18 @@ def test_export_overwrites_nothing(tmp_path):
 
 def test_export_refuses_a_missing_run(tmp_path):
     assert asyncrl("export", tmp_path / "none", "-o", tmp_path / "out").exit_code == 78
+
+
+def test_sample_refuses_a_directory_without_a_model_and_no_prompt(tmp_path):
+    missing = asyncrl("sample", tmp_path / "nothing", "--prompt", "Why?")
+    assert missing.exit_code == 78
+    assert f"MODEL '{tmp_path}/nothing' is not a model directory" in missing.stderr
+    assert asyncrl("sample", tmp_path / "nothing").exit_code == 2
+
+
+def test_sample_refuses_a_run_without_a_checkpoint(tmp_path):
+    run = RunDirectory.create(tmp_path, "toy")
+    run.write_config("")
+    result = asyncrl("sample", run.path, "--prompt", "Why?")
+    assert result.exit_code == 78
+    assert "there is no intact checkpoint in" in result.stderr

@@ -1,19 +1,37 @@
 """From options to a configuration, and from rows to a table; whole evaluations are in tests/integration."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from transformers import Qwen3Config
 
 from asyncrl.errors import ConfigError
+from asyncrl.messages.trajectory import Prompt
 from asyncrl.records.evaluation_files import CompletionRow
 from asyncrl.records.evaluation_metrics import EvaluationMetrics
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.runtime.offline import OfflineEvaluation
 from asyncrl.tools import evaluate as models
-from asyncrl.tools.evaluate import eval_config, failures, model_and_run_file, table, with_room
+from asyncrl.tools.evaluate import (
+    SampledText,
+    eval_config,
+    failures,
+    model_and_run_file,
+    own_prompt,
+    sample_model,
+    table,
+    with_room,
+)
+from asyncrl.tools.play import NO_DATA
+from asyncrl.tools.toy import drawn_squares
+from asyncrl.tools.toy.drawn_squares import VISION_WORDS, image_processor, random_vision_model
+from asyncrl.tools.toy.models import save_model, tokenizer_from_words
+from tests.conftest import draw_picture, require_pictures
 
+PICTURE = Path("picture.png")
 RUN = """
 [model]
 path = "base"
@@ -253,3 +271,86 @@ def test_any_other_model_is_in_no_run(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     for model in (str(folder), "org/name", "hf://org/name@main"):
         assert model_and_run_file(model) == (model, None)
+
+
+# ── sample ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model that reads pictures, without a chat template."""
+    require_pictures()
+    folder = tmp_path_factory.mktemp("reader")
+    tokenizer = tokenizer_from_words([*VISION_WORDS, *drawn_squares.WORDS])
+    save_model(folder / "model", random_vision_model(tokenizer, 0), tokenizer, print, image_processor())
+    return folder / "model"
+
+
+def sampled(capsys: pytest.CaptureFixture[str], model: Path, texts: Sequence[str], **choices: Any) -> str:
+    config = eval_config(str(model), data=[NO_DATA], max_tokens=3, samples=choices.pop("samples", None), seed=1)
+    sample_model(config, texts, **choices)
+    return capsys.readouterr().out
+
+
+def test_every_prompt_has_its_completions_in_order(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [f"{drawn_squares.QUESTION}?", drawn_squares.QUESTION]
+    shown = sampled(capsys, reader, texts, samples=2)
+    heads = [line.removeprefix("── ").rpartition(" ── ")[0] for line in shown.splitlines() if line.startswith("──")]
+    assert heads == [f"prompt {place} of 2 ── completion {index} of 2" for place in (1, 2) for index in (1, 2)]
+
+    found = msgspec.json.decode(sampled(capsys, reader, texts, samples=2, as_json=True), type=list[SampledText])
+    assert [one.prompt for one in found] == [texts[0]] * 2 + [texts[1]] * 2
+    assert all(one.num_tokens <= 3 and one.completion in shown for one in found)
+
+
+def test_pictures_stand_before_a_prompt_without_marks(reader: Path, tmp_path: Path) -> None:
+    one, two = (tmp_path / f"{seed}.png" for seed in (1, 2))
+    one.write_bytes(draw_picture(24, 24, seed=1))
+    two.write_bytes(draw_picture(48, 24, seed=2))
+    prompt, contents = own_prompt(reader, "how many?", files=[one, two])
+    assert (prompt.text, [image.width for image in prompt.images]) == ("<image><image>how many?", [24, 48])
+    assert contents == [one.read_bytes(), two.read_bytes()]
+    assert own_prompt(reader, "of <image> and <image>", files=[one, two])[0].text == "of <image> and <image>"
+
+
+def test_a_picture_changes_what_is_sampled(reader: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = set()
+    for seed in range(4):
+        (tmp_path / PICTURE).write_bytes(draw_picture(96, 96, seed=seed))
+        said.add(sampled(capsys, reader, [drawn_squares.QUESTION], samples=32, files=[tmp_path / PICTURE]))
+    assert len(said) > 1
+
+
+def test_a_prompt_is_a_message_of_the_user_where_the_model_has_a_chat_template(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert own_prompt(tmp_path, "why?")[0].chat == [{"role": "user", "content": "why?"}]
+    told = own_prompt(tmp_path, "why?", system="Be brief.")[0].chat
+    assert [message["role"] for message in told] == ["system", "user"]
+    assert own_prompt(tmp_path, "why?", is_plain=True)[0] == Prompt(text="why?")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "problem"),
+    [
+        ("a", {"system": "Be brief."}, "--system is a message, but the prompt is plain text"),
+        ("a", {"files": [Path("none.png")]}, "--image none.png cannot be read: No such file or directory"),
+        ("a", {"files": [Path(__file__)]}, "--image cannot be used: a picture of [0-9,]+ bytes cannot be read"),
+        ("<image> or <image>", {"files": [PICTURE]}, "the prompt has 2 marks <image> for 1 pictures"),
+        ("<image>", {}, "have the mark <image> and no picture"),
+    ],
+)
+def test_what_cannot_be_a_prompt_is_named(
+    reader: Path, tmp_path: Path, text: str, options: dict[str, Any], problem: str
+) -> None:
+    (tmp_path / PICTURE).write_bytes(draw_picture(24, 24, seed=1))
+    if options.get("files") == [PICTURE]:
+        options = {"files": [tmp_path / PICTURE]}
+    with pytest.raises(ConfigError, match=problem):
+        own_prompt(reader, text, **options)
+
+
+def test_a_model_of_text_is_given_no_pictures(tmp_path: Path) -> None:
+    Qwen3Config().save_pretrained(tmp_path)
+    (tmp_path / PICTURE).write_bytes(draw_picture(24, 24, seed=1))
+    with pytest.raises(ConfigError, match=r"the model .* reads none"):
+        own_prompt(tmp_path, "how many?", files=[tmp_path / PICTURE])
