@@ -23,7 +23,8 @@ class Run(Section, frozen=True, kw_only=True):
     epochs: Positive | None = None
     """
     Passes over the rows to train on, instead of ``steps``: the broker counts the rows, and takes as many whole steps of
-    ``schedule.groups_per_step`` groups as fit into them [total_epochs].
+    ``schedule.groups_per_step`` groups as fit into them [total_epochs]. Prompts that ``data.filter_overlong_prompts``
+    leaves out are among them, so others are taken again in their place; verl counts without them.
     """
     skip_steps: list[Natural] = []
     """
