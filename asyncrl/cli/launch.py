@@ -106,6 +106,7 @@ traces_option = click.option(
 @click.option(
     "--scale", type=click.Choice(["tiny"]), help="Run the same options with a tiny random model and few rows, on a CPU."
 )
+@click.option("--resume", "is_resumed", is_flag=True, help="Go on with the newest run of this file, if there is one.")
 @dashboard_option
 @metrics_option
 @metrics_open_option
@@ -115,6 +116,7 @@ def run(
     config_path: Path,
     overrides: tuple[str, ...],
     *,
+    is_resumed: bool,
     is_shown: bool,
     dry_run: bool,
     device_memory: str,
@@ -128,8 +130,8 @@ def run(
     Train a model as the run file CONFIG says.
 
     Starts the broker, the rollouts, the reward node and the trainer as processes of this machine, prints one line per
-    optimizer step, and writes everything to a new run directory, by default below runs/. `asyncrl config explain` tells
-    what a setting means.
+    optimizer step, and writes everything to a new run directory, by default below runs/. With --resume the same command
+    goes on with that run, for schedulers that begin a job again. `asyncrl config explain` tells what a setting means.
 
     \b
     Example:
@@ -148,6 +150,8 @@ def run(
     config = tiny(config_path, overrides) if scale else load_config(config_path, overrides)
     if dry_run:
         launch.dry_run(config, device_memory, host_memory)
+    elif is_resumed and (begun := launch.begun(config, config_path.stem)):
+        launch.resume(begun, metrics=serving, is_shown=is_shown, is_traced=traces, owns_process=True)
     else:
         launch.run(
             config, name=config_path.stem, is_shown=is_shown, metrics=serving, is_traced=traces, owns_process=True

@@ -25,6 +25,7 @@ Only the broker's process writes events, metrics and the summary; any process of
 time, and with ``run.share_with_group`` those of its group.
 """
 
+import glob
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -154,6 +155,15 @@ class RunDirectory:
                 number += 1
             else:
                 return cls(path)._with_folders()
+
+    @classmethod
+    def newest(cls, parent: Path, name: str) -> "RunDirectory | None":
+        """The last one that `create` has made for ``name``; None if there is none."""
+        numbered = (path.name.removeprefix(f"{name}-") for path in parent.glob(f"{glob.escape(name)}-*"))
+        numbers = [int(number) for number in numbered if number.isdecimal()]
+        if numbers:
+            return cls(parent / f"{name}-{max(numbers)}")
+        return cls(parent / name) if (parent / name).is_dir() else None
 
     @classmethod
     def reopen(cls, path: Path) -> "RunDirectory":

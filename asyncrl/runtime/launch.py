@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import uvloop
 from msgspec.structs import replace
 from rich.console import Console
@@ -22,7 +23,8 @@ from rich.console import Console
 from asyncrl.broker.failures import recorded, recorded_attempts
 from asyncrl.broker.metrics.batch_metrics import RunTotals
 from asyncrl.config.checks.check import advice
-from asyncrl.config.config import Config
+from asyncrl.config.config import Config, leaves
+from asyncrl.config.meanings import value_in_words
 from asyncrl.config.run_file import changes, load_config, to_toml, with_absolute_paths
 from asyncrl.data.prompts import resolve_steps
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed, RunInterrupted
@@ -274,6 +276,28 @@ def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> N
     say(console, _plan(config, trainer, shares))
     if any(".py:" in name for name in (config.reward.function, config.reward.group)):
         say(console, "no reward was computed: to grade some rows, asyncrl reward try FILE with this run file")
+
+
+def begun(config: Config, name: str) -> Path | None:
+    """
+    Directory of the newest run of this configuration, for `resume`; None if there is none of its name.
+
+    Raises `ConfigError` if the newest run of its name has other settings.
+    """
+    config = resolve_steps(with_local_copies(config, partial(say, Console())))
+    directory = RunDirectory.newest(Path(config.run.dir), config.run.name or name)
+    if directory is None:
+        return None
+    wanted = with_absolute_paths(resolved(config, devices_of(config)[1]), Path.cwd())
+    theirs = dict(leaves(msgspec.to_builtins(load_config(directory.config))))
+    for key, value in leaves(msgspec.to_builtins(wanted)):
+        if value != theirs.get(key):
+            raise ConfigError(
+                f"--resume: {directory.path} was begun with {key} = {value_in_words(theirs.get(key))}, and here it is "
+                f"{value_in_words(value)}; asyncrl resume {directory.path} goes on with its own settings, and without "
+                f"--resume a new run begins"
+            )
+    return directory.path
 
 
 def resume(
