@@ -106,16 +106,8 @@ def show(config_path: Path, overrides: tuple[str, ...]) -> None:
     from asyncrl.config.run_file import explain as origins_of
     from asyncrl.config.run_file import load_config
     from asyncrl.data.prompts import resolve_steps
-    from asyncrl.errors import DataError
 
-    def steps_of(config: Config) -> int | None:
-        try:
-            return resolve_steps(config).run.steps
-        except DataError as error:
-            echo(f"note: run.steps is not known, because run.epochs counts the rows of data.train: {error}", err=True)
-            return None
-
-    origins = origins_of(config_path, overrides, steps_of)
+    origins = origins_of(config_path, overrides, resolve_steps)
     width = max(len(origin.key) for origin in origins)
     for origin in origins:
         value = "unset" if origin.value is None else repr(origin.value)

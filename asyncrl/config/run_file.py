@@ -90,17 +90,16 @@ def decode(raw: dict[str, Any]) -> Config:
 
 
 def explain(
-    path: Path,
-    overrides: Sequence[str] = (),
-    steps_of: Callable[[Config], int | None] = lambda config: config.run.steps,
+    path: Path, overrides: Sequence[str] = (), resolve_steps: Callable[[Config], Config] = lambda config: config
 ) -> list[Origin]:
-    """Every effective value, with its source; ``steps_of`` counts the steps of ``run.epochs``, or cannot."""
+    """Every effective value, with its source; ``resolve_steps`` turns ``run.epochs`` into steps."""
     config = load_config(path, overrides)
     given = dict(leaves(msgspec.to_builtins(config)))
     in_file = dict(leaves(read(path, "config file")))
     in_set = {split_override(override, SHORTHANDS)[0] for override in overrides}
     has_epochs = config.run.epochs is not None
-    applied = _without_preset(config)
+    steps = resolve_steps(config).run.steps
+    applied = _without_preset(structs.replace(config, run=structs.replace(config.run, steps=steps)))
 
     def source(key: str, value: Any) -> str:
         if has_epochs and key == "run.steps":
@@ -113,10 +112,7 @@ def explain(
             return path.name
         return "default"
 
-    values = [
-        (key, steps_of(config) if key == "run.steps" else value) for key, value in leaves(msgspec.to_builtins(applied))
-    ]
-    return [Origin(key, value, source(key, value)) for key, value in values]
+    return [Origin(key, value, source(key, value)) for key, value in leaves(msgspec.to_builtins(applied))]
 
 
 def changes(config: Config) -> list[str]:

@@ -53,8 +53,6 @@ class Inspection(Struct, frozen=True, kw_only=True):
     """Quantiles of prompt length in tokens; empty without ``count_tokens``."""
     images: list[Image]
     """Pictures of the usable rows."""
-    num_unanswered: int
-    """Usable rows without an answer."""
     spelled: dict[str, int]
     """Special tokens that the texts of usable chats spell, with the number of rows; empty without ``find_spelled``."""
     dropped_keys: dict[str, int]
@@ -75,9 +73,6 @@ class Inspection(Struct, frozen=True, kw_only=True):
             "prompt chars": _listed(self.prompt_chars) or "-",
             "prompt tokens": _listed(self.prompt_tokens),
             "pictures": _pictures(self.images),
-            "no answer": f"{self.num_unanswered} rows: a reward that compares answers gives them none"
-            if self.num_unanswered
-            else "",
             "spelled": _listed(self.spelled),
             "dropped keys": _listed({f"extra_info.{key}": count for key, count in self.dropped_keys.items()}),
         }
@@ -139,7 +134,6 @@ def inspect(
         ),
         prompt_tokens=_quantiles(lengths) if count_tokens else {},
         images=[image for prompt in prompts for image in prompt.images],
-        num_unanswered=sum(not prompt.answer for prompt in prompts),
         spelled=dict(spelled.most_common()),
         dropped_keys=_dropped_keys(rows),
         bad=unusable + overlong,

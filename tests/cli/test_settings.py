@@ -43,17 +43,6 @@ def test_epochs_are_shown_as_steps(config):
     assert "10 steps of 2 groups of 4 trajectories" in dry
 
 
-def test_steps_of_epochs_over_data_that_is_not_here_are_unset(config):
-    result = asyncrl("config", "show", config, "--set", "run.epochs=5", "--set", "data.train=none.parquet")
-    assert result.exit_code == 0
-    line = next(line for line in result.stdout.splitlines() if line.startswith("run.steps "))
-    assert line.split() == ["run.steps", "unset", "run.epochs"]
-    assert (
-        "note: run.steps is not known, because run.epochs counts the rows of data.train: no such dataset: none.parquet"
-        in result.stderr
-    )
-
-
 def test_config_show_notes_settings_that_hardly_anybody_wants(config):
     assert "note:" not in asyncrl("config", "show", config).output
     result = asyncrl("config", "show", config, "--set", "algorithm.loss=reinforce", "--set", "schedule.staleness=2")

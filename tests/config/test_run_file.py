@@ -113,10 +113,7 @@ def test_a_set_of_one_length_replaces_the_other_of_the_file(file: Path) -> None:
 
 
 def test_explain_shows_the_steps_that_follow_from_epochs(file: Path) -> None:
-    origins = {
-        origin.key: origin
-        for origin in explain(file, ["run.epochs=2"], lambda config: with_steps(config, 80).run.steps)
-    }
+    origins = {origin.key: origin for origin in explain(file, ["run.epochs=2"], lambda config: with_steps(config, 80))}
     assert (origins["run.steps"].value, origins["run.steps"].source) == (10, "run.epochs")
     assert (origins["run.epochs"].value, origins["run.epochs"].source) == (2.0, "--set")
 

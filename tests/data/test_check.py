@@ -48,13 +48,6 @@ def test_a_good_dataset_is_described(tmp_path: Path) -> None:
     )
 
 
-def test_rows_without_an_answer_are_counted(tmp_path: Path) -> None:
-    """No row is refused for it: an environment or a judge needs none."""
-    inspection = inspect(write(tmp_path, *({"prompt": "x", "answer": answer} for answer in ("", "1", ""))))
-    inspection.require_usable()
-    assert "  no answer      2 rows: a reward that compares answers gives them none" in inspection.text()
-
-
 def test_bad_rows_are_counted_by_their_reason(tmp_path: Path) -> None:
     fine, empty = {"prompt": "fine", "answer": "1"}, {"prompt": "", "answer": "1"}
     picture = {"prompt": "<image>?", "answer": "1", "videos": [{"path": "x.mp4"}]}
