@@ -6,6 +6,7 @@ Reduction of a recipe for many devices to one for a CPU: the same options, with 
     lr         ─▶ at least what moves a tiny model          code, models, trackers    ─▶ stand-ins, if not here
 """
 
+import math
 import random
 import re
 import shutil
@@ -18,7 +19,9 @@ from typing import Any
 import msgspec
 
 from asyncrl.config.config import Config, leaves
+from asyncrl.config.correction import resolved, thresholds
 from asyncrl.config.run_file import decode
+from asyncrl.config.sections.algorithm import Correction
 from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.environment import Environment
 from asyncrl.config.toml import convert
@@ -128,8 +131,10 @@ OF_EPISODES = {
     "environment.workers": 1,
 }
 """The same for runs with an ``[environment]``, where a call of a tool must have room."""
-LEAST = {"trainer.lr": 1e-3, "critic.lr": 1e-3}
-"""Least value of each setting with which a tiny model would stay as it is for hundreds of steps."""
+LEAST_LR = 1e-3
+"""Learning rate at which a tiny model moves in a step; at that of a large one it would stay as it is."""
+FREE_WIDTH = 0.05
+"""Nats around zero in which a rejection leaves room for a step at `LEAST_LR`; in less, the rate is lower."""
 INSTEAD = {
     "rollout.engine": "transformers",
     "rollout.vllm": {},
@@ -214,7 +219,9 @@ def _limits(values: Values) -> Values:
     most = MOST | (OF_EPISODES if _has_environment(values) else {})
     most |= {} if values["run"]["epochs"] else {"trainer.warmup_steps": values["run"]["steps"]}
     sizes = {key: min(given[key], limit) for key, limit in most.items()}
-    sizes |= {key: max(given[key], limit) for key, limit in LEAST.items() if _is_read(key, values)}
+    sizes["trainer.lr"] = max(given["trainer.lr"], _least_lr(values))
+    if values["algorithm"]["advantage"] == "gae":
+        sizes["critic.lr"] = max(given["critic.lr"], LEAST_LR)
     sizes["trainer.sequence_parallel"] = min(sizes["trainer.sequence_parallel"], sizes["trainer.ranks"])
     sizes["trainer.shard_size"] = min(sizes["trainer.shard_size"], sizes["trainer.ranks"])
     if window := given["schedule.order_window"]:
@@ -223,8 +230,14 @@ def _limits(values: Values) -> Values:
     return INSTEAD | sizes
 
 
-def _is_read(key: str, values: Values) -> bool:
-    return not key.startswith("critic.") or values["algorithm"]["advantage"] == "gae"
+def _least_lr(values: Values) -> float:
+    """Lowest learning rate, which does not take the policy so far in a step that all trajectories are rejected."""
+    correction = resolved(convert(values["algorithm"]["correction"], Correction))
+    widths = [
+        min(-one.low, one.high) if one.divergence == "k1" else math.sqrt(2 * one.high)  # k2 and k3 are near r * r / 2
+        for one in thresholds(correction).rejections
+    ]
+    return LEAST_LR * min([1.0, *(width / FREE_WIDTH for width in widths)])
 
 
 # ── code ──────────────────────────────────────────────────────────────────────────────────────
