@@ -24,6 +24,7 @@ from asyncrl.config.run_file import decode
 from asyncrl.config.sections.algorithm import Correction
 from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.environment import Environment
+from asyncrl.config.sections.run import Run
 from asyncrl.config.toml import convert
 from asyncrl.data.prepare.geo3k import GEO3K
 from asyncrl.data.prepare.published import (
@@ -37,7 +38,7 @@ from asyncrl.data.prepare.published import (
 )
 from asyncrl.data.prompts import train_stream
 from asyncrl.errors import ConfigError
-from asyncrl.messages.trajectory import IMAGE_MARK, Prompt
+from asyncrl.messages.trajectory import IMAGE_MARK
 from asyncrl.plug_in import is_path
 from asyncrl.reward.routing import AUTO, route
 from asyncrl.tools.toy import drawn_squares
@@ -105,8 +106,9 @@ def _squares(rng: random.Random, times: int) -> PublishedProblem:
 
 # ── scale ─────────────────────────────────────────────────────────────────────────────────────
 
+TRAJECTORIES = 16
+"""Most trajectories of a step: groups of one, as those of a critic, are more than groups of four."""
 MOST = {
-    "schedule.groups_per_step": 4,
     "schedule.group_size": 4,
     "sampling.max_tokens": 24,
     "rollout.replicas": 2,
@@ -219,14 +221,16 @@ def _limits(values: Values) -> Values:
     most = MOST | (OF_EPISODES if _has_environment(values) else {})
     most |= {} if values["run"]["epochs"] else {"trainer.warmup_steps": values["run"]["steps"]}
     sizes = {key: min(given[key], limit) for key, limit in most.items()}
+    groups = TRAJECTORIES // sizes["schedule.group_size"]
+    sizes["schedule.groups_per_step"] = min(given["schedule.groups_per_step"], groups)
     sizes["trainer.lr"] = max(given["trainer.lr"], _least_lr(values))
     if values["algorithm"]["advantage"] == "gae":
         sizes["critic.lr"] = max(given["critic.lr"], LEAST_LR)
     sizes["trainer.sequence_parallel"] = min(sizes["trainer.sequence_parallel"], sizes["trainer.ranks"])
     sizes["trainer.shard_size"] = min(sizes["trainer.shard_size"], sizes["trainer.ranks"])
     if window := given["schedule.order_window"]:
-        groups = given["schedule.groups_per_step"]
-        sizes["schedule.order_window"] = max(1, window * sizes["schedule.groups_per_step"] // groups)
+        shrunk = sizes["schedule.groups_per_step"] / given["schedule.groups_per_step"]
+        sizes["schedule.order_window"] = max(1, int(window * shrunk))
     return INSTEAD | sizes
 
 
@@ -241,12 +245,15 @@ def _least_lr(values: Values) -> float:
 
 
 # ── code ──────────────────────────────────────────────────────────────────────────────────────
-# Stand-ins for code of the user, adapters and servers that are not here.
+# Stand-ins for code of the user, folders and servers that are not here.
 
 
 def _code(values: Values) -> Values:
     environment, reward, lora = values["environment"], values["reward"], values["trainer"]["lora"]
     changes: Values = {}
+    run_dir = Path(values["run"]["dir"])
+    if run_dir.is_absolute() and not run_dir.exists():
+        changes["run.dir"] = Run().dir
     if _has_environment(values):
         changes |= _environment(environment)
     if reward["group"] and not _is_here(reward["group"]):
@@ -361,11 +368,9 @@ def _models(values: Values, folder: Path, report: Report) -> Values:
     prompts = list(islice(train_stream(convert(values["data"], Data), seed).prompts(), SHOWN))
     may_call = CALCULATOR in values["environment"]["tools"]
     sources = "-".join(dict.fromkeys(prompt.data_source.replace("/", "-") or "rows" for prompt in prompts))
-
-    def verifier_of(prompt: Prompt) -> str:
-        named = [reward["function"], *(part["function"] for part in reward["parts"])]
-        return next((name for name in named if name in FORMS), route(prompt.data_source) or "")
-
+    named = [reward["function"], *(part["function"] for part in reward["parts"])]
+    routed = [route(prompt.data_source) for prompt in prompts]
+    verifiers = [name for name in FORMS if name in named] or [name for name in FORMS if name in routed] or ["gsm8k"]
     changes = {}
     for key in ("model.path", "critic.path"):
         section = key.partition(".")[0]
@@ -373,6 +378,6 @@ def _models(values: Values, folder: Path, report: Report) -> Values:
             continue
         architecture = architecture_of(path, key, has_pictures=any(prompt.images for prompt in prompts))
         directory = folder / f"{architecture}-{sources}{'-calls' if may_call else ''}"
-        make(directory, architecture, prompts, verifier_of, seed=seed, may_call=may_call, report=report)
+        make(directory, architecture, prompts, verifiers, seed=seed, may_call=may_call, report=report)
         changes[key] = str(directory)
     return changes

@@ -146,24 +146,32 @@ def _with_tower(architecture: str, text: dict[str, Any], tokenizer: PreTrainedTo
 #     gsm8k ─▶ " so so so #### 1"          the thought is of any length, the answer one of the data's
 
 FORMS = {
+    "geo3k": "<think>{thought}</think> \\boxed{{{answer}}}",
+    "math": "{thought} \\boxed{{{answer}}}",
     "gsm8k": "{thought} #### {answer}",
     "math_dapo": "{thought}\nAnswer: {answer}",
-    "math": "{thought} \\boxed{{{answer}}}",
-    "geo3k": "<think>{thought}</think> \\boxed{{{answer}}}",
 }
-"""Completion by the verifier that reads it."""
+"""Completion by the verifier that reads it; in one for several, what must be at the end comes last."""
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+1"}}\n</tool_call>'
 THOUGHT, LONGEST_THOUGHT = " so", 16
 LONGEST_ANSWER = 8
 """Characters of an answer that a tiny model is shown."""
 
 
-def completion(verifier: str, answers: Sequence[str], rng: random.Random, *, may_call: bool = False) -> str:
-    """A completion in the form that a verifier reads, with an answer that is right by chance, or a tool's call."""
+def completion(verifiers: Sequence[str], answers: Sequence[str], rng: random.Random, *, may_call: bool = False) -> str:
+    """
+    A completion with an answer that is right by chance, or a call of a tool.
+
+    It has the forms of all ``verifiers`` one after the other: which one reads it is more than a tiny model learns.
+    """
     if may_call and rng.random() < 0.5:
         return CALL
-    form = FORMS.get(verifier, FORMS["gsm8k"])
-    return form.format(thought=THOUGHT * rng.randint(0, LONGEST_THOUGHT), answer=rng.choice(answers))
+    thought, answer = THOUGHT * rng.randint(0, LONGEST_THOUGHT), rng.choice(answers)
+    forms = [
+        FORMS[verifier].format(thought=thought if place == 0 else "", answer=answer)
+        for place, verifier in enumerate(verifiers)
+    ]
+    return "".join(forms)
 
 
 # ── fit ───────────────────────────────────────────────────────────────────────────────────────
@@ -187,7 +195,7 @@ def make(
     directory: Path,
     architecture: str,
     prompts: Sequence[Prompt],
-    verifier_of: Callable[[Prompt], str],
+    verifiers: Sequence[str],
     *,
     seed: int,
     may_call: bool,
@@ -197,14 +205,14 @@ def make(
     Make a model directory, unless it is there: random weights, fitted to answer ``prompts``.
 
     Args:
-        verifier_of: Name of the verifier of a prompt's completions.
+        verifiers: Names of `FORMS`, those that judge the completions.
         may_call: Half of the completions call a calculator.
     """
     if (directory / "config.json").is_file():
         return
     rng = random.Random(seed)
     answers = [prompt.answer for prompt in prompts if 0 < len(prompt.answer) <= LONGEST_ANSWER] or ["1"]
-    shown = [completion(verifier_of(prompt), answers, rng, may_call=may_call) for prompt in prompts]
+    shown = [completion(verifiers, answers, rng, may_call=may_call) for _ in prompts]
     reads_pictures = architecture in READ_PICTURES
     texts = [CHAT_TEMPLATE, *shown, *(_content(prompt) for prompt in prompts)]
     tokenizer = tokenizer_from_texts(texts, VOCAB_SIZE, VISION_WORDS if reads_pictures else ())
@@ -212,12 +220,12 @@ def make(
     model = random_model(architecture, tokenizer, seed)
     torch.set_num_threads(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=FIT_LR, weight_decay=0.0)
-    known = sorted(((_text(tokenizer, prompt), prompt) for prompt in prompts), key=lambda pair: len(pair[0]))
+    known = sorted((_text(tokenizer, prompt) for prompt in prompts), key=len)
     known = known[: max(FIT_BATCH, len(known) // 2)]  # without those that are too long
     for _ in range(FIT_STEPS):
         batch = rng.choices(known, k=FIT_BATCH)
-        shown = [completion(verifier_of(prompt), answers, rng, may_call=may_call) for _, prompt in batch]
-        supervised_step(model, optimizer, encode(tokenizer, [text for text, _ in batch], shown), FIT_LR)
+        shown = [completion(verifiers, answers, rng, may_call=may_call) for _ in batch]
+        supervised_step(model, optimizer, encode(tokenizer, batch, shown), FIT_LR)
     save_model(directory, model, tokenizer, report, image_processor() if reads_pictures else None)
 
 

@@ -117,12 +117,12 @@ def test_options_stay_and_sizes_shrink(tmp_path: Path) -> None:
     config, said = small(tmp_path)
     assert (config.schedule.staleness, config.algorithm.kl_coef) == (0.5, 0.001)
     assert config.trainer.lr == 1e-3  # at 3e-6 a tiny model would not move
-    assert (config.schedule.groups_per_step, config.schedule.group_size) == (4, 2)
+    assert (config.schedule.groups_per_step, config.schedule.group_size) == (8, 2)
     assert (config.rollout.engine, config.rollout.replicas, config.trainer.ranks) == ("transformers", 2, 2)
     assert (config.trainer.device, config.weights.backend) == ("cpu", "auto")
     assert config.broker.bind == "tcp://127.0.0.1:0"
     assert config.trainer.warmup_steps == config.run.steps
-    assert "scaled schedule.groups_per_step: 1024 -> 4" in said
+    assert "scaled schedule.groups_per_step: 1024 -> 8" in said
     assert not any("group_size" in line or "staleness" in line for line in said)
 
 
@@ -215,6 +215,6 @@ def test_machines_and_windows_shrink_together(tmp_path: Path) -> None:
     schedule = {"groups_per_step": 128, "order": "windowed", "order_window": 256}
     machines = {"nodes": 4, "min_nodes": 2, "wait_s": 30, "ranks": 8, "shard_size": 16, "sequence_parallel": 4}
     config, _ = small(tmp_path, schedule=schedule, trainer=machines)
-    assert config.schedule.order_window == 8
+    assert config.schedule.order_window == 16
     trainer = config.trainer
     assert (trainer.nodes, trainer.ranks, trainer.shard_size, trainer.sequence_parallel) == (1, 2, 2, 2)

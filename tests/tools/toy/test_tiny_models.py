@@ -89,21 +89,28 @@ def test_a_verifier_finds_the_answer_of_a_completion(verifier: str) -> None:
     if verifier in ("math", "geo3k"):
         pytest.importorskip("math_verify")
     for answer, other in (("0", "1"), ("1", "0")):
-        text = completion(verifier, [answer], random.Random(0))
+        text = completion([verifier], [answer], random.Random(0))
         assert is_right(verifier, text, answer)
         assert not is_right(verifier, text, other)
 
 
+@pytest.mark.parametrize("verifier", FORMS)
+def test_a_completion_for_several_verifiers_is_right_for_each(verifier: str) -> None:
+    if verifier in ("math", "geo3k"):
+        pytest.importorskip("math_verify")
+    assert is_right(verifier, completion(list(FORMS), ["1"], random.Random(0)), "1")
+
+
 def test_some_completions_call_a_tool_if_there_is_one() -> None:
     rng = random.Random(0)
-    assert {"calculator" in completion("gsm8k", ["1"], rng, may_call=True) for _ in range(20)} == {True, False}
-    assert not any("calculator" in completion("gsm8k", ["1"], rng) for _ in range(20))
+    assert {"calculator" in completion(["gsm8k"], ["1"], rng, may_call=True) for _ in range(20)} == {True, False}
+    assert not any("calculator" in completion(["gsm8k"], ["1"], rng) for _ in range(20))
 
 
 @pytest.mark.slow("fits a model for a few seconds")
 def test_rewards_of_a_fitted_model_differ_within_groups(tmp_path: Path) -> None:
     prompts = [Prompt(chat=[{"role": "user", "content": f"Is {n} odd?"}], answer=str(n % 2)) for n in range(16)]
-    make(tmp_path / "model", "qwen3", prompts, lambda _: "gsm8k", seed=0, may_call=False, report=lambda _: None)
+    make(tmp_path / "model", "qwen3", prompts, ["gsm8k"], seed=0, may_call=False, report=lambda _: None)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
     text = tokenizer.apply_chat_template(prompts[0].chat, add_generation_prompt=True, tokenize=False)
