@@ -104,7 +104,7 @@ traces_option = click.option(
 @device_memory_option
 @host_memory_option
 @click.option(
-    "--scale", type=click.Choice(["tiny"]), help="Run the same options with a tiny random model and few rows, on a CPU."
+    "--scale", type=click.Choice(["tiny"]), help="Run the same options with a tiny model and few rows, on a CPU."
 )
 @dashboard_option
 @metrics_option

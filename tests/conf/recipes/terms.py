@@ -49,6 +49,8 @@ def of_update(config: Config, update: dict[str, Any]) -> Terms:
     # One whose group has equal rewards may not be fetched: without a correction, all its tokens count.
     lengths = {str(place): update["lengths"][place] for place in update["places"]}
     kept = {place: int(keep[place].sum()) if place in keep else length for place, length in lengths.items()}
+    assert algorithm.clip_low is not None
+    assert algorithm.clip_high is not None
     policy_loss = kl_loss = 0.0
     clipped, kl_of_tokens = list[NDArray[np.bool_]](), list[Floats]()
     for place, values in update["new"].items():
