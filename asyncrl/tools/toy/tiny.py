@@ -132,7 +132,7 @@ OF_EPISODES = {
     "environment.max_turns": 4,
     "environment.workers": 1,
 }
-"""The same for runs with an ``[environment]``, where a call of a tool must have room."""
+"""Largest values for runs with an ``[environment]``, where a call of a tool must have room."""
 LEAST_LR = 1e-3
 """Learning rate at which a tiny model moves in a step; at that of a large one it would stay as it is."""
 FREE_WIDTH = 0.05

@@ -8,12 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.config.model.directory import check_model
+from asyncrl.config.run_file import read_raw
 from asyncrl.data.prepare.geo3k import GEO3K
 from asyncrl.data.prepare.published import DAPO_MATH, GSM8K, MATH, PublishedDataset
 from asyncrl.data.prompts import train_stream
 from asyncrl.errors import ConfigError
 from asyncrl.tools.toy import tiny_models
 from asyncrl.tools.toy.tiny import NUM_ROWS, dataset_of, scaled, write_sample
+from tests.cli.invoke import asyncrl
 
 # ── test samples ──────────────────────────────────────────────────────────────────────────────
 # Generated rows have the form of the dataset that the path names.
@@ -218,3 +220,37 @@ def test_machines_and_windows_shrink_together(tmp_path: Path) -> None:
     assert config.schedule.order_window == 16
     trainer = config.trainer
     assert (trainer.nodes, trainer.ranks, trainer.shard_size, trainer.sequence_parallel) == (1, 2, 2, 2)
+
+
+LAUNCH = (
+    "algorithm.adv_estimator=gae",
+    "data.train_files=/mnt/data/DAPO-Math-17k/dapo-math-17k.parquet",
+    "data.val_files=['/mnt/data/aime-2024.parquet','/mnt/data/aime-2025.parquet']",
+    "data.prompt_key=problem",
+    "data.train_batch_size=512",
+    "data.max_response_length=8192",
+    "actor_rollout_ref.model.path=/mnt/models/DeepSeek-R1-Distill-Qwen-7B",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=128",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.n=1",
+    "critic.model.path=deepseek-ai/deepseek-llm-7b-chat",
+    "reward.custom_reward_function.path=recipe/mine.py",
+    "reward.custom_reward_function.name=compute_score",
+    "trainer.logger=['console','wandb','swanlab']",
+    "trainer.project_name=mine",
+    "trainer.n_gpus_per_node=8",
+    "trainer.total_epochs=10",
+)
+
+
+def test_an_imported_launch_is_scaled_as_it_is_written(tmp_path: Path) -> None:
+    result = asyncrl("import-verl", *LAUNCH, "-o", str(tmp_path / "run.toml"))
+    assert result.exit_code == 0, result.stderr
+    said: list[str] = []
+    config = scaled(read_raw(tmp_path / "run.toml", ["run.steps=3"]), tmp_path, said.append)
+    assert config.algorithm.advantage == "gae"
+    assert config.schedule.groups_per_step == 16
+    replaced = {line.partition(":")[0] for line in said}
+    for key in ("trackers.use", "data.train", "data.held_out", "data.prompt_column", "model.path", "critic.path"):
+        assert f"scaled {key}" in replaced
+    assert config.reward.function == "auto"
