@@ -133,7 +133,7 @@ OF_EPISODES = {
     "environment.workers": 1,
 }
 """Largest values for runs with an ``[environment]``, where a call of a tool must have room."""
-LEAST_LR = 1e-3
+LEAST_LR = 5e-4
 """Learning rate at which a tiny model moves in a step; at that of a large one it would stay as it is."""
 FREE_WIDTH = 0.05
 """Nats around zero in which a rejection leaves room for a step at `LEAST_LR`; in less, the rate is lower."""

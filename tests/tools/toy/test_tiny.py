@@ -14,7 +14,7 @@ from asyncrl.data.prepare.published import DAPO_MATH, GSM8K, MATH, PublishedData
 from asyncrl.data.prompts import train_stream
 from asyncrl.errors import ConfigError
 from asyncrl.tools.toy import tiny_models
-from asyncrl.tools.toy.tiny import NUM_ROWS, dataset_of, scaled, write_sample
+from asyncrl.tools.toy.tiny import LEAST_LR, NUM_ROWS, dataset_of, scaled, write_sample
 from tests.cli.invoke import asyncrl
 
 # ── test samples ──────────────────────────────────────────────────────────────────────────────
@@ -118,7 +118,7 @@ def small(folder: Path, **sections: Any) -> tuple[Any, list[str]]:
 def test_options_stay_and_sizes_shrink(tmp_path: Path) -> None:
     config, said = small(tmp_path)
     assert (config.schedule.staleness, config.algorithm.kl_coef) == (0.5, 0.001)
-    assert config.trainer.lr == 1e-3  # at 3e-6 a tiny model would not move
+    assert config.trainer.lr == LEAST_LR  # at 3e-6 a tiny model would not move
     assert (config.schedule.groups_per_step, config.schedule.group_size) == (8, 2)
     assert (config.rollout.engine, config.rollout.replicas, config.trainer.ranks) == ("transformers", 2, 2)
     assert (config.trainer.device, config.weights.backend) == ("cpu", "auto")
@@ -167,7 +167,7 @@ def test_a_critic_is_as_tiny_as_the_policy(tmp_path: Path) -> None:
     advantage = {"advantage": "gae"}
     config, _ = small(tmp_path, algorithm=advantage, critic={"path": "deepseek-ai/deepseek-llm-7b-chat"})
     assert config.critic.path == str(tmp_path / "llama-openai-gsm8k")
-    assert config.critic.lr == 1e-3
+    assert config.critic.lr == LEAST_LR
     check_model(config.critic.path)
 
 
@@ -211,6 +211,15 @@ def test_held_out_rows_that_no_name_tells_are_like_the_training_rows(tmp_path: P
     config, _ = small(tmp_path, data={"held_out": "data/test.parquet", "prompt_column": "question"})
     assert config.data.held_out == [str(tmp_path / "openai-gsm8k" / "held_out.parquet")]
     assert config.data.prompt_column == "prompt"
+
+
+def test_a_narrow_rejection_lowers_the_learning_rate(tmp_path: Path) -> None:
+    correction = {"mode": "decoupled", "rejection": "seq_mean_k1", "rejection_threshold": "0.999_1.001"}
+    config, _ = small(tmp_path, algorithm={"correction": correction})
+    assert config.trainer.lr == pytest.approx(LEAST_LR / 50, rel=0.01)
+    correction["rejection_threshold"] = "0.6_1.6"
+    config, _ = small(tmp_path, algorithm={"correction": correction})
+    assert config.trainer.lr == LEAST_LR
 
 
 def test_machines_and_windows_shrink_together(tmp_path: Path) -> None:
