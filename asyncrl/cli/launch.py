@@ -104,7 +104,7 @@ traces_option = click.option(
 @device_memory_option
 @host_memory_option
 @click.option(
-    "--scale", type=click.Choice(["tiny"]), help="Run the same options with a tiny random model and few rows, on a CPU."
+    "--scale", type=click.Choice(["tiny"]), help="Run the same options with a tiny model and few rows, on a CPU."
 )
 @click.option("--resume", "is_resumed", is_flag=True, help="Go on with the newest run of this file, if there is one.")
 @dashboard_option

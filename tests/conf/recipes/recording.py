@@ -9,6 +9,7 @@ Reads by the configuration's own checks do not count, nor do copies of whole sec
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ HOOK = Path(__file__).parent / "hook"
 VARIABLE = "ASYNCRL_READS"
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """Variables with which processes write their reads below ``folder``."""
+def environment(folders: Mapping[str, Path]) -> dict[str, str]:
+    """Variables with which processes record, below the folder of each variable: reads by `VARIABLE`."""
     paths = [str(HOOK), str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {VARIABLE: str(folder), "PYTHONPATH": os.pathsep.join(paths)}
+    return os.environ | {name: str(folder) for name, folder in folders.items()} | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def reads(folder: Path) -> dict[str, set[str]]:

@@ -21,7 +21,7 @@ from transformers import (
 
 from asyncrl.tools.toy.drawn_squares import VISION_WORDS
 from asyncrl.tools.toy.models import tokenizer_from_texts
-from asyncrl.tools.toy.tiny import CHAT_TEMPLATE
+from asyncrl.tools.toy.tiny_models import CHAT_TEMPLATE
 from asyncrl.weights.contents.names import checkpoint_specs
 
 COMMON = {"num_key_value_heads": 8, "dtype": "bfloat16", "max_position_embeddings": 40960}

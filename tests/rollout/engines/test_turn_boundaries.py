@@ -13,7 +13,7 @@ from asyncrl.rollout.engines.special_tokens import SpelledTokens
 from asyncrl.rollout.engines.turn_boundaries import ChatBoundary, TextBoundary, make_boundary
 from asyncrl.tools.toy.drawn_squares import VISION_WORDS
 from asyncrl.tools.toy.models import tokenizer_from_texts, tokenizer_from_words
-from asyncrl.tools.toy.tiny import CHAT_TEMPLATE
+from asyncrl.tools.toy.tiny_models import CHAT_TEMPLATE
 from asyncrl.vision.processor import ImageProcessor
 from asyncrl.vision.settings import ModelConfig, PictureSize, Processing
 from tests.rollout.engines.chat_families import FAMILIES, TEXTS, tokenizer

@@ -1,4 +1,4 @@
-"""A random model has the architecture that a recipe's model has, by its config or its published name."""
+"""A recipe at tiny scale keeps its options, and gets a model, data, sizes and stand-ins for a CPU."""
 
 import tomllib
 from pathlib import Path
@@ -6,66 +6,38 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from asyncrl.config.model.directory import check_model
-from asyncrl.data.prepare.published import DAPO_MATH, GSM8K
+from asyncrl.config.run_file import read_raw
+from asyncrl.data.prepare.geo3k import GEO3K
+from asyncrl.data.prepare.published import DAPO_MATH, GSM8K, MATH, PublishedDataset
 from asyncrl.data.prompts import train_stream
 from asyncrl.errors import ConfigError
-from asyncrl.tools.toy.models import tokenizer_from_texts
-from asyncrl.tools.toy.tiny import NUM_ROWS, architecture_of, dataset_of, random_model, scaled, write_sample
-
-
-@pytest.mark.parametrize(
-    ("path", "architecture"),
-    [
-        ("models/Qwen3-8B", "qwen3"),
-        ("/mnt/qwen3-0.6b-base", "qwen3"),
-        ("models/Qwen3-30B-A3B-Instruct-2507", "qwen3_moe"),
-        ("Qwen/Qwen2.5-3B-Instruct", "qwen2"),
-        ("models/Qwen2.5-Math-7B", "qwen2"),
-    ],
-)
-def test_a_published_name_tells_the_architecture(path: str, architecture: str) -> None:
-    assert architecture_of(Path(path)) == architecture
-
-
-def test_a_directory_tells_its_own(tmp_path: Path) -> None:
-    model = tmp_path / "Qwen3-30B-A3B"
-    model.mkdir()
-    (model / "config.json").write_text('{"model_type": "qwen2"}')
-    assert architecture_of(model) == "qwen2"
-    (model / "config.json").write_text('{"model_type": "mamba"}')
-    with pytest.raises(ConfigError, match="has model_type 'mamba'; --scale tiny makes models of qwen2, "):
-        architecture_of(model)
-
-
-def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.path=models/mine is not here, and its name is not a published one"):
-        architecture_of(Path("models/mine"))
-
-
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "qwen3_moe"])
-def test_a_model_is_a_function_of_its_seed(architecture: str) -> None:
-    tokenizer = tokenizer_from_texts(["What is 1 + 1?"], 300)
-    first, same, other = (random_model(architecture, tokenizer, seed) for seed in (1, 1, 2))
-    assert first.config.model_type == architecture
-    assert first.num_parameters() < 300_000
-    ids = torch.arange(5)[None]
-    with torch.no_grad():
-        assert torch.equal(first(ids).logits, same(ids).logits)
-        assert not torch.equal(first(ids).logits, other(ids).logits)
-
+from asyncrl.tools.toy import tiny_models
+from asyncrl.tools.toy.tiny import LEAST_LR, NUM_ROWS, dataset_of, scaled, write_sample
+from tests.cli.invoke import asyncrl
 
 # ── test samples ──────────────────────────────────────────────────────────────────────────────
 # Generated rows have the form of the dataset that the path names.
 
 
-def test_a_folder_or_a_file_names_the_dataset() -> None:
-    assert dataset_of(Path("data/gsm8k/train.parquet")) is GSM8K
-    assert dataset_of(Path("/data/dapo-math.parquet")) is DAPO_MATH
-    with pytest.raises(ConfigError, match=r"mine/train.parquet is not here, and no part of it names a dataset"):
-        dataset_of(Path("mine/train.parquet"))
+@pytest.mark.parametrize(
+    ("path", "dataset"),
+    [
+        ("data/gsm8k/train.parquet", GSM8K),
+        ("/home/me/data/rlhf/gsm8k_multiturn_w_tool/train.parquet", GSM8K),
+        ("hf://datasets/openai/gsm8k:train", GSM8K),
+        ("/data/dapo-math.parquet", DAPO_MATH),
+        ("BytedTsinghua-SIA/DAPO-Math-17k/data/dapo-math-17k.parquet", DAPO_MATH),
+        ("data/aime-2024.parquet", DAPO_MATH),
+        ("data/AIME_2025/test.parquet", DAPO_MATH),
+        ("data/math/train.parquet", MATH),
+        ("math/data/geo3k/train.parquet", GEO3K),
+        ("mine/train.parquet", None),
+    ],
+)
+def test_a_folder_or_a_file_names_the_dataset(path: str, dataset: PublishedDataset | None) -> None:
+    assert dataset_of(Path(path)) is dataset
 
 
 def test_rows_are_those_that_preparing_the_dataset_writes(tmp_path: Path) -> None:
@@ -74,7 +46,7 @@ def test_rows_are_those_that_preparing_the_dataset_writes(tmp_path: Path) -> Non
     assert len(rows) == NUM_ROWS
     assert rows[3]["data_source"] == "openai/gsm8k"
     assert rows[3]["prompt"][0]["content"].endswith(GSM8K.instruction)
-    assert rows[3]["reward_model"]["ground_truth"].isdigit()
+    assert {row["reward_model"]["ground_truth"] for row in rows} == {"0", "1"}
     assert rows[3]["extra_info"]["index"] == 3
 
 
@@ -129,23 +101,30 @@ bind = "tcp://10.0.0.1:5570"
 """
 
 
+@pytest.fixture(autouse=True)
+def unfitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model has learned plays no part here."""
+    monkeypatch.setattr(tiny_models, "FIT_STEPS", 1)
+
+
 def small(folder: Path, **sections: Any) -> tuple[Any, list[str]]:
     raw = tomllib.loads(RECIPE)
     for name, section in sections.items():
-        raw[name] |= section
+        raw.setdefault(name, {}).update(section)
     said: list[str] = []
     return scaled(raw, folder, said.append), said
 
 
 def test_options_stay_and_sizes_shrink(tmp_path: Path) -> None:
     config, said = small(tmp_path)
-    assert (config.schedule.staleness, config.algorithm.kl_coef, config.trainer.lr) == (0.5, 0.001, 3e-6)
-    assert (config.schedule.groups_per_step, config.schedule.group_size) == (4, 2)
+    assert (config.schedule.staleness, config.algorithm.kl_coef) == (0.5, 0.001)
+    assert config.trainer.lr == LEAST_LR  # at 3e-6 a tiny model would not move
+    assert (config.schedule.groups_per_step, config.schedule.group_size) == (8, 2)
     assert (config.rollout.engine, config.rollout.replicas, config.trainer.ranks) == ("transformers", 2, 2)
     assert (config.trainer.device, config.weights.backend) == ("cpu", "auto")
     assert config.broker.bind == "tcp://127.0.0.1:0"
     assert config.trainer.warmup_steps == config.run.steps
-    assert "scaled schedule.groups_per_step: 1024 -> 4" in said
+    assert "scaled schedule.groups_per_step: 1024 -> 8" in said
     assert not any("group_size" in line or "staleness" in line for line in said)
 
 
@@ -157,7 +136,7 @@ def test_its_model_and_data_are_made_once(tmp_path: Path) -> None:
     again, _ = small(tmp_path)
     assert again == config
     assert Path(config.model.path, "model.safetensors").stat().st_mtime_ns == before
-    assert said[0].startswith("made ")
+    assert sum(line.startswith("made ") for line in said) == 1
 
 
 def test_data_that_is_here_is_used(tmp_path: Path) -> None:
@@ -172,3 +151,115 @@ def test_a_recipe_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
         small(tmp_path, trainer={"learning_rate": 1})
     with pytest.raises(ConfigError, match=r"names a dataset that --scale tiny can imitate"):
         small(tmp_path, data={"train": "data/mine.parquet"})
+
+
+# ── test stand-ins ────────────────────────────────────────────────────────────────────────────
+# What a launch names and this machine does not have is replaced, and each replacement is said.
+
+
+def test_trackers_are_left_out_with_their_options(tmp_path: Path) -> None:
+    config, said = small(tmp_path, trackers={"use": ["wandb"], "options": {"wandb": {"project": "mine"}}})
+    assert (config.trackers.use, config.trackers.options) == ([], {})
+    assert "scaled trackers.use: ['wandb'] -> []" in said
+
+
+def test_a_critic_is_as_tiny_as_the_policy(tmp_path: Path) -> None:
+    advantage = {"advantage": "gae"}
+    config, _ = small(tmp_path, algorithm=advantage, critic={"path": "deepseek-ai/deepseek-llm-7b-chat"})
+    assert config.critic.path == str(tmp_path / "llama-openai-gsm8k")
+    assert config.critic.lr == LEAST_LR
+    check_model(config.critic.path)
+
+
+def test_rewards_that_are_not_here_are_those_of_the_rows(tmp_path: Path) -> None:
+    config, said = small(tmp_path, reward={"function": "recipe/mine.py:compute_score", "options": {"scale": 2}})
+    assert (config.reward.function, config.reward.options) == ("auto", {})
+    assert "scaled reward.function: recipe/mine.py:compute_score -> auto" in said
+    own = tmp_path / "mine.py"
+    own.write_text("def score(inputs): return 1.0")
+    config, said = small(tmp_path, reward={"function": f"{own}:score"})
+    assert config.reward.function == f"{own}:score"
+
+
+def test_a_penalty_on_length_fits_the_shorter_completions(tmp_path: Path) -> None:
+    penalty = {"name": "overlong", "function": "overlong", "options": {"max_tokens": 2000, "buffer": 500}}
+    answer = {"name": "solved", "function": "nowhere.scores:judge", "correct": True}
+    config, _ = small(tmp_path, sampling={"max_tokens": 2000}, reward={"parts": [answer, penalty]})
+    assert config.sampling.max_tokens == 24
+    assert [part.function for part in config.reward.parts] == ["auto", "overlong"]
+    assert config.reward.parts[1].options == {"max_tokens": 24, "buffer": 6}
+
+
+def test_tools_that_are_not_here_are_a_calculator(tmp_path: Path) -> None:
+    config, said = small(tmp_path, environment={"tools": ["tools.py:search"], "tool_parser": "hermes"})
+    assert (config.environment.tools, config.environment.tool_parser) == (["calculator"], "plain")
+    assert config.model.path.endswith("-calls")
+    assert "scaled environment.tools: ['tools.py:search'] -> ['calculator']" in said
+    config, _ = small(tmp_path, environment={"function": "nowhere.py:Game", "options": {"level": 3}, "seats": 2})
+    assert (config.environment.function, config.environment.options, config.environment.seats) == ("", {}, 1)
+    assert config.environment.tools == ["calculator"]
+
+
+def test_files_of_one_dataset_stay_several(tmp_path: Path) -> None:
+    files = ["a/gsm8k/train.parquet", "b/gsm8k/train.parquet"]
+    config, _ = small(tmp_path, data={"train": files, "ratios": [1, 3]})
+    assert len(set(config.data.train)) == 2
+    assert config.data.held_out == [str(tmp_path / "openai-gsm8k" / "held_out.parquet")]
+
+
+def test_held_out_rows_that_no_name_tells_are_like_the_training_rows(tmp_path: Path) -> None:
+    config, _ = small(tmp_path, data={"held_out": "data/test.parquet", "prompt_column": "question"})
+    assert config.data.held_out == [str(tmp_path / "openai-gsm8k" / "held_out.parquet")]
+    assert config.data.prompt_column == "prompt"
+
+
+def test_a_narrow_rejection_lowers_the_learning_rate(tmp_path: Path) -> None:
+    correction = {"mode": "decoupled", "rejection": "seq_mean_k1", "rejection_threshold": "0.999_1.001"}
+    config, _ = small(tmp_path, algorithm={"correction": correction})
+    assert config.trainer.lr == pytest.approx(LEAST_LR / 50, rel=0.01)
+    correction["rejection_threshold"] = "0.6_1.6"
+    config, _ = small(tmp_path, algorithm={"correction": correction})
+    assert config.trainer.lr == LEAST_LR
+
+
+def test_machines_and_windows_shrink_together(tmp_path: Path) -> None:
+    schedule = {"groups_per_step": 128, "order": "windowed", "order_window": 256}
+    machines = {"nodes": 4, "min_nodes": 2, "wait_s": 30, "ranks": 8, "shard_size": 16, "sequence_parallel": 4}
+    config, _ = small(tmp_path, schedule=schedule, trainer=machines)
+    assert config.schedule.order_window == 16
+    trainer = config.trainer
+    assert (trainer.nodes, trainer.ranks, trainer.shard_size, trainer.sequence_parallel) == (1, 2, 2, 2)
+
+
+LAUNCH = (
+    "algorithm.adv_estimator=gae",
+    "data.train_files=/mnt/data/DAPO-Math-17k/dapo-math-17k.parquet",
+    "data.val_files=['/mnt/data/aime-2024.parquet','/mnt/data/aime-2025.parquet']",
+    "data.prompt_key=problem",
+    "data.train_batch_size=512",
+    "data.max_response_length=8192",
+    "actor_rollout_ref.model.path=/mnt/models/DeepSeek-R1-Distill-Qwen-7B",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=128",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.n=1",
+    "critic.model.path=deepseek-ai/deepseek-llm-7b-chat",
+    "reward.custom_reward_function.path=recipe/mine.py",
+    "reward.custom_reward_function.name=compute_score",
+    "trainer.logger=['console','wandb','swanlab']",
+    "trainer.project_name=mine",
+    "trainer.n_gpus_per_node=8",
+    "trainer.total_epochs=10",
+)
+
+
+def test_an_imported_launch_is_scaled_as_it_is_written(tmp_path: Path) -> None:
+    result = asyncrl("import-verl", *LAUNCH, "-o", str(tmp_path / "run.toml"))
+    assert result.exit_code == 0, result.stderr
+    said: list[str] = []
+    config = scaled(read_raw(tmp_path / "run.toml", ["run.steps=3"]), tmp_path, said.append)
+    assert config.algorithm.advantage == "gae"
+    assert config.schedule.groups_per_step == 16
+    replaced = {line.partition(":")[0] for line in said}
+    for key in ("trackers.use", "data.train", "data.held_out", "data.prompt_column", "model.path", "critic.path"):
+        assert f"scaled {key}" in replaced
+    assert config.reward.function == "auto"
