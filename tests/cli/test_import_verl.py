@@ -81,7 +81,7 @@ def test_options_become_a_run_file_on_stdout_and_accounts_on_stderr() -> None:
     assert tomllib.loads(result.stdout)["schedule"]["groups_per_step"] == 8
     for option in (*NEEDED, "data.return_raw_chat=True", "+data.nonsense=1"):
         assert f"  {option}  " in result.stderr
-    assert result.stderr.splitlines()[-1] == "runs: 6 mapped, 1 not needed, 1 unknown"
+    assert result.stderr.splitlines()[-1] == "runs: 5 mapped, 2 not needed, 1 unknown"
 
 
 def test_a_script_becomes_a_valid_run_file(tmp_path: Path) -> None:

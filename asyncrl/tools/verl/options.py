@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.tools.verl.overrides import Option, at_least_zero, derived, missing, not_needed, replaced, setting
+from asyncrl.tools.verl.overrides import Option, at_least_zero, derived, missing, not_needed, part_of, replaced, setting
 
 # ── sampling ──────────────────────────────────────────────────────────────────────────────────
 # verl's options of data, rollout and rewards. A key ending in ``.*`` stands for all options below it.
@@ -129,7 +129,7 @@ ROLLOUT: Mapping[str, Option] = {
     f"{R}.checkpoint_engine.update_weights_bucket_megabytes": setting(
         "weights.bucket_bytes", lambda value: value << 20, "a device holds two of them at each end"
     ),
-    f"{R}.checkpoint_engine.backend": derived("weights.backend", note="`auto` chooses by the devices"),
+    f"{R}.checkpoint_engine.backend": derived("weights.delta"),
     f"{R}.checkpoint_engine.*": not_needed("weights.backend and weights.delta choose how weights travel"),
     f"{R}.update_weights_bucket_megabytes": setting("weights.bucket_bytes", lambda value: value << 20),
     f"{R}.disable_log_stats": not_needed("asyncrl has metrics of its own"),
@@ -169,7 +169,7 @@ ROLLOUT: Mapping[str, Option] = {
     f"{R}.nnodes": not_needed("trainer and rollouts share devices, or rollout.nnodes counts"),
     f"{R}.n_gpus_per_node": not_needed("trainer and rollouts share devices, or rollout.n_gpus_per_node counts"),
     f"{R}.prometheus.enable": replaced("metrics go to the run directory and trackers.use"),
-    f"{R}.prometheus.*": not_needed("it is read only with prometheus.enable"),
+    f"{R}.prometheus.*": part_of(f"{R}.prometheus.enable"),
     f"{R}.trace.*": not_needed("every trajectory is in samples/ of the run directory"),
     f"{R}.skip.*": replaced("rollouts are never skipped or read from a file"),
     f"{R}.profiler.*": replaced(NO_PROFILER),
@@ -195,12 +195,18 @@ REWARD: Mapping[str, Option] = {
     "reward.reward_kwargs.overlong_buffer_cfg.penalty_factor": derived("reward.parts"),
     "reward.reward_kwargs.overlong_buffer_cfg.log": not_needed("every part of a reward is a metric"),
     "reward.reward_kwargs.max_resp_len": derived("reward.parts"),
+    "reward.overlong_buffer.enable": derived("reward.parts"),
+    "reward.overlong_buffer.len": derived("reward.parts"),
+    "reward.overlong_buffer.penalty_factor": derived("reward.parts"),
+    "reward.overlong_buffer.log": not_needed("every part of a reward is a metric"),
+    "reward.launch_reward_fn_async": not_needed("a trajectory's reward is computed while others are sampled"),
+    "reward.use_reward_loop": not_needed("a trajectory's reward is computed while others are sampled"),
     "reward.reward_kwargs.*": missing("write your rewards as reward.function = 'file.py:name'"),
     "reward.num_workers": not_needed("reward.workers is for rewards that take a core; the default is 1"),
     "reward.reward_model.enable": missing("serve the model, and set reward.function = 'reward_model': docs/rewards.md"),
-    "reward.reward_model.*": not_needed("it is read only with reward_model.enable"),
+    "reward.reward_model.*": part_of("reward.reward_model.enable"),
     "reward.sandbox_fusion.url": missing("use reward.function = 'code' or 'remote': docs/rewards.md"),
-    "reward.sandbox_fusion.*": not_needed("it is read only with sandbox_fusion.url"),
+    "reward.sandbox_fusion.*": part_of("reward.sandbox_fusion.url"),
 }
 
 
@@ -218,7 +224,7 @@ BOTH = "beside a KL in the loss; alone, it is algorithm.{}"
 BY_LAYER = "trainer.gradient_checkpointing is by layer"
 COMPILED = "the model's own modules compute; nothing is compiled"
 CHECKPOINTS = "a checkpoint has model, optimizer and position; asyncrl export writes a Hugging Face directory"
-DYNAMIC = "it is read only with use_dynamic_resource_scheduling"
+DYNAMIC = "async_training.use_dynamic_resource_scheduling"
 RAY = "there is no Ray: asyncrl runs its own processes"
 
 SCHEDULE: Mapping[str, Option] = {
@@ -234,7 +240,7 @@ SCHEDULE: Mapping[str, Option] = {
     "trainer.max_actor_ckpt_to_keep": setting("checkpoint.keep"),
     "trainer.max_critic_ckpt_to_keep": not_needed("a checkpoint holds policy and critic: checkpoint.keep"),
     "trainer.logger": derived("trackers.use"),
-    "trainer.project_name": derived("trackers.options", note="an option of the tracker, such as wandb.project"),
+    "trainer.project_name": derived("trackers.options"),
     "trainer.experiment_name": derived("run.name"),
     "trainer.default_local_dir": derived("run.dir"),
     "trainer.resume_mode": missing(
@@ -274,16 +280,22 @@ SCHEDULE: Mapping[str, Option] = {
     "async_training.concurrent_samples_per_replica": derived("rollout.slots", note="in trajectories: it x n"),
     "async_training.use_trainer_do_validate": replaced("one rollout evaluates while the others go on"),
     "async_training.use_dynamic_resource_scheduling": replaced("the split of devices is fixed"),
-    "async_training.dynamic_schedule_policy": not_needed(DYNAMIC),
-    "async_training.dynamic_schedule_deactivate_ratio": not_needed(DYNAMIC),
-    "async_training.dynamic_schedule_enable_rebalance": not_needed(DYNAMIC),
+    "async_training.dynamic_schedule_policy": part_of(DYNAMIC),
+    "async_training.dynamic_schedule_deactivate_ratio": part_of(DYNAMIC),
+    "async_training.dynamic_schedule_enable_rebalance": part_of(DYNAMIC),
     "rollout.nnodes": derived("rollout.replicas", note="replicas are those of one machine"),
     "rollout.n_gpus_per_node": derived(
         "rollout.replicas", note="devices for rollouts / rollout.vllm.tensor_parallel_size"
     ),
     "rollout.total_rollout_steps": derived("run.steps", note="groups / (groups_per_step x steps_per_publish) versions"),
     "rollout.n": not_needed("verl reads that of actor_rollout_ref", near="schedule.group_size"),
-    "rollout.test_freq": not_needed("verl does not read it: trainer.test_freq counts"),
+    "rollout.test_freq": derived("evaluation.every_versions"),
+    "rollout.total_epochs": derived("run.steps", note="the smaller of it and trainer.total_epochs"),
+    "rollout.n_gpus": derived("rollout.replicas", "trainer.ranks"),
+    f"{R}.n_gpus": derived("rollout.replicas", "trainer.ranks"),
+    "async_training.compute_prox_log_prob": derived("algorithm.correction.mode", "algorithm.correction.anchor"),
+    "async_training.use_rollout_log_probs": derived("algorithm.correction.mode"),
+    "async_training.checkpoint_engine.*": not_needed("weights.backend and weights.delta choose how weights travel"),
 }
 
 ALGORITHM: Mapping[str, Option] = {
@@ -308,9 +320,14 @@ ALGORITHM: Mapping[str, Option] = {
     "algorithm.rollout_correction.rollout_is_batch_normalize": derived("algorithm.correction.importance_normalize"),
     "algorithm.rollout_correction.rollout_rs": derived("algorithm.correction.rejection"),
     "algorithm.rollout_correction.rollout_rs_threshold": derived("algorithm.correction.rejection_threshold"),
+    "algorithm.rollout_correction.rollout_rs_threshold_lower": derived("algorithm.correction.rejection_threshold"),
+    "algorithm.rollout_correction.rollout_token_veto_threshold": replaced(
+        "rejection looks at one criterion for each name in algorithm.correction.rejection"
+    ),
+    "algorithm.rollout_correction.use_policy_gradient": derived("algorithm.loss"),
     "algorithm.rollout_correction.loss_type": derived("algorithm.loss"),
     "algorithm.use_pf_ppo": replaced("groups are trained on as they are"),
-    "algorithm.pf_ppo.*": not_needed("it is read only with use_pf_ppo"),
+    "algorithm.pf_ppo.*": part_of("algorithm.use_pf_ppo"),
     "algorithm.gdpo_reward_keys": derived("algorithm.reward_weights"),
 }
 
@@ -425,7 +442,7 @@ ACTOR: Mapping[str, Option] = {
     f"{A}.load_weight": not_needed("the model's weights are always loaded"),
     f"{A}.rollout_n": derived("schedule.group_size"),
     f"{A}.checkpoint.*": not_needed(CHECKPOINTS),
-    f"{A}.router_replay.mode": derived("rollout.replay_routes"),
+    f"{A}.router_replay.mode": derived("rollout.replay_routes", note="disabled leaves it out"),
     f"{A}.router_replay.*": not_needed("routes travel with the trajectories"),
     f"{A}.profiler.*": replaced(NO_PROFILER),
     f"{A}.qat.*": replaced("weights are in model.dtype"),
@@ -442,7 +459,13 @@ MODEL: Mapping[str, Option] = {
     f"{M}.lora_rank": derived("trainer.lora.rank"),
     f"{M}.lora_alpha": derived("trainer.lora.alpha"),
     f"{M}.target_modules": derived("trainer.lora.targets"),
-    f"{M}.lora.*": replaced("set trainer.lora", harmless=()),
+    f"{M}.lora.rank": derived("trainer.lora.rank"),
+    f"{M}.lora.alpha": derived("trainer.lora.alpha"),
+    f"{M}.lora.target_modules": derived("trainer.lora.targets"),
+    f"{M}.lora.type": replaced("an adapter is LoRA's", harmless=("lora", None)),
+    f"{M}.lora.merge": not_needed("rollouts get the merged weights, or the adapter: trainer.lora"),
+    f"{M}.lora.dropout": replaced("there is no dropout"),
+    f"{M}.lora.*": replaced("trainer.lora has rank, alpha, targets and path"),
     f"{M}.exclude_modules": replaced("trainer.lora.targets names the layers with an adapter"),
     f"{M}.lora_adapter_path": derived(
         "trainer.lora.path", note="the reference of a KL has the adapter too, unlike verl's"
@@ -459,7 +482,7 @@ MODEL: Mapping[str, Option] = {
     f"{M}.custom_chat_template": replaced("the chat template is that of the model directory; edit it there"),
     f"{M}.tiled_mlp.*": replaced("trainer.offload and trainer.gradient_checkpointing save memory"),
     f"{M}.mtp.enable": replaced("tokens are decoded one by one, and no extra head is trained"),
-    f"{M}.mtp.*": not_needed("it is read only with mtp.enable"),
+    f"{M}.mtp.*": part_of(f"{M}.mtp.enable"),
     f"{F}.fsdp_config.param_offload": derived("trainer.offload"),
     f"{F}.megatron.param_offload": derived("trainer.offload"),
     f"{F}.log_prob_micro_batch_size_per_gpu": not_needed(ONE_BUDGET),
@@ -475,6 +498,23 @@ MODEL: Mapping[str, Option] = {
     "critic.optim.weight_decay": derived("critic.weight_decay"),
     "critic.optim.clip_grad": derived("critic.grad_clip"),
     "critic.grad_clip": derived("critic.grad_clip"),
+    **{
+        f"critic.{name}": not_needed("the critic has the policy's, which is the same")
+        for name in (
+            "optim.betas",
+            "optim.lr_warmup_steps",
+            "optim.lr_warmup_steps_ratio",
+            "optim.lr_scheduler_type",
+            "optim.warmup_style",
+            "optim.min_lr_ratio",
+            "model.lora_rank",
+            "model.lora_alpha",
+            "model.target_modules",
+            "ppo_epochs",
+            "shuffle",
+            "loss_agg_mode",
+        )
+    },
     "critic.cliprange_value": derived("critic.value_clip"),
     **{
         f"critic.{name}": not_needed(AS_POLICY)
@@ -492,12 +532,9 @@ MODEL: Mapping[str, Option] = {
             "use_dynamic_bsz",
             "ppo_max_token_len_per_gpu",
             "forward_max_token_len_per_gpu",
-            "ppo_epochs",
-            "shuffle",
             "ulysses_sequence_parallel_size",
             "enable",
             "forward_micro_batch_size_per_gpu",
-            "loss_agg_mode",
             "rollout_n",
             "profiler.*",
             "data_loader_seed",
@@ -511,7 +548,7 @@ SURROUNDINGS: Mapping[str, Option] = {
     "ray_kwargs.*": not_needed(RAY),
     "transfer_queue.*": not_needed("payloads travel through the spool"),
     "distillation.enabled": missing("asyncrl does not distil: leave it out"),
-    "distillation.*": not_needed("it is read only with distillation.enabled"),
+    "distillation.*": part_of("distillation.enabled"),
     "skip.*": replaced("rollouts are never skipped or read from a file"),
     "hydra.*": not_needed("there is no Hydra: --set a.b=value overrides a setting"),
 }
@@ -531,6 +568,10 @@ MOVED: Mapping[str, str] = {
     "custom_reward_function": "reward.custom_reward_function",
     "reward_model.reward_kwargs": "reward.reward_kwargs",
     "reward_model.num_workers": "reward.num_workers",
+    "reward_model.overlong_buffer": "reward.overlong_buffer",
+    "reward_model.launch_reward_fn_async": "reward.launch_reward_fn_async",
+    "reward_model.use_reward_loop": "reward.use_reward_loop",
+    "reward_model.sandbox_fusion": "reward.sandbox_fusion",
     "reward_model": "reward.reward_model",
     "sandbox_fusion": "reward.sandbox_fusion",
 }

@@ -7,6 +7,9 @@ from asyncrl.tools.verl.launch import Launch
 from asyncrl.tools.verl.options import option_for, present
 from asyncrl.tools.verl.overrides import Fate
 
+TEXTS = ("data.train", "data.held_out", "data.prompt_column", "data.data_source_column", "data.image_column")
+"""Settings that one option decides alone, and that may be empty."""
+
 
 class LaunchRecipe:
     """
@@ -18,13 +21,18 @@ class LaunchRecipe:
 
     def __init__(self, launch: Launch, num_rows: int | None = None) -> None:
         self.mode = launch.mode
+        self.release = launch.release
+        self.trainer = launch.trainer
+        self.variables = launch.variables
         self.given = {present(key): override for key, override in launch.overrides.items()}
+        self.fates: dict[str, tuple[Fate, str]] = {}
+        """Fates that differ from those in the tables, by verl's key."""
+        self.reads: set[str] = set()
+        """Options that a rule or a conversion has read."""
         self.is_megatron = launch.is_megatron or self.get("model_engine") == "megatron"
         self.num_rows = num_rows
         self.settings: dict[str, Any] = {}
         self.comments: dict[str, str] = {}
-        self.fates: dict[str, tuple[Fate, str]] = {}
-        """Fates that differ from those in the tables, by verl's key."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """
@@ -33,17 +41,27 @@ class LaunchRecipe:
         Raises:
             ConfigError: The default is a number and the value is not.
         """
+        self.reads.add(key)
         override = self.given.get(key)
         if override is None or override.value is None or override.is_open:
+            return default
+        if isinstance(default, int | float) and override.value == "":
+            self.say(key, "not supported", f"its value is empty: {self._unset(key)}")
             return default
         if isinstance(default, int | float) and not isinstance(override.value, int | float):
             raise ConfigError(f"{override.text}: expected a number such as {default!r}; correct it")
         return override.value
 
+    def _unset(self, key: str) -> str:
+        variable = self.variables.get(key)
+        return f"set the script's variable, --env {variable}=VALUE" if variable else f"give {key}=VALUE"
+
     def below(self, prefix: str) -> dict[str, Any]:
         """Options below ``prefix``, by the rest of their keys."""
         start = f"{prefix}."
-        return {key.removeprefix(start): o.value for key, o in self.given.items() if key.startswith(start)}
+        found = {key: override.value for key, override in self.given.items() if key.startswith(start)}
+        self.reads.update(found)
+        return {key.removeprefix(start): value for key, value in found.items()}
 
     def put(self, setting: str, value: Any, comment: str = "") -> None:
         """Set asyncrl's ``setting``; the run file has the comment above it."""
@@ -63,6 +81,10 @@ class LaunchRecipe:
             if option is None or option.convert is None:
                 continue
             if override.value is None or override.is_open:
+                continue
+            self.reads.add(key)
+            if override.value == "" and option.settings[0] not in TEXTS:
+                self.say(key, "not supported", f"its value is empty: {self._unset(key)}")
                 continue
             try:
                 self.put(option.settings[0], option.convert(override.value))
