@@ -27,8 +27,8 @@ class LaunchRecipe:
         self.given = {present(key): override for key, override in launch.overrides.items()}
         self.fates: dict[str, tuple[Fate, str]] = {}
         """Fates that differ from those in the tables, by verl's key."""
-        self.reads: set[str] = set()
-        """Options that a rule or a conversion has read."""
+        self.reads: dict[str, None] = {}
+        """Options that a rule or a conversion has read, the last one last."""
         self.is_megatron = launch.is_megatron or self.get("model_engine") == "megatron"
         self.num_rows = num_rows
         self.settings: dict[str, Any] = {}
@@ -41,7 +41,7 @@ class LaunchRecipe:
         Raises:
             ConfigError: The default is a number and the value is not.
         """
-        self.reads.add(key)
+        self._read(key)
         override = self.given.get(key)
         if override is None or override.value is None or override.is_open:
             return default
@@ -52,6 +52,15 @@ class LaunchRecipe:
             raise ConfigError(f"{override.text}: expected a number such as {default!r}; correct it")
         return override.value
 
+    def _read(self, key: str) -> None:
+        if key in self.given:
+            self.reads.pop(key, None)
+            self.reads[key] = None
+
+    def last_read(self) -> str:
+        """Text of the option that was read last; empty if none was."""
+        return self.given[next(reversed(self.reads))].text if self.reads else ""
+
     def _unset(self, key: str) -> str:
         variable = self.variables.get(key)
         return f"set the script's variable, --env {variable}=VALUE" if variable else f"give {key}=VALUE"
@@ -60,7 +69,8 @@ class LaunchRecipe:
         """Options below ``prefix``, by the rest of their keys."""
         start = f"{prefix}."
         found = {key: override.value for key, override in self.given.items() if key.startswith(start)}
-        self.reads.update(found)
+        for key in found:
+            self._read(key)
         return {key.removeprefix(start): value for key, value in found.items()}
 
     def put(self, setting: str, value: Any, comment: str = "") -> None:
@@ -82,7 +92,7 @@ class LaunchRecipe:
                 continue
             if override.value is None or override.is_open:
                 continue
-            self.reads.add(key)
+            self._read(key)
             if override.value == "" and option.settings[0] not in TEXTS:
                 self.say(key, "not supported", f"its value is empty: {self._unset(key)}")
                 continue

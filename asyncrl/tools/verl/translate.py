@@ -158,7 +158,10 @@ def applied(launch: Launch, num_rows: int | None = None) -> LaunchRecipe:
     recipe = LaunchRecipe(launch, num_rows)
     recipe.apply_conversions()
     for rule in RULES:
-        rule(recipe)
+        try:
+            rule(recipe)
+        except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise ConfigError(f"{recipe.last_read()}: the value has a wrong type: {error}; correct it") from error
     return recipe
 
 
@@ -186,7 +189,7 @@ def _account(launch: Launch, recipe: LaunchRecipe, key: str) -> Account:
     decided = [name for name in named if name in changed] or [name for name in recipe.settings if name in changed]
     if decided:
         values = [f"{name} = {toml_value(recipe.settings[name])}" for name in decided]
-        return Account(text, "mapped", "; ".join([*values, *([why] if fate == "mapped" and why else [])]))
+        return Account(text, "mapped", "; ".join(values) + (f" ({why})" if fate == "mapped" and why else ""))
     return Account(text, "not needed", why if fate == "not needed" else _without_effect(recipe, changed, named, why))
 
 
@@ -216,7 +219,7 @@ def _changed(launch: Launch, recipe: LaunchRecipe, key: str) -> set[str]:
     for variant in variants:
         try:
             settings = applied(replace(launch, overrides=variant), recipe.num_rows).settings
-        except (ConfigError, ArithmeticError):
+        except ConfigError:
             continue  # the value itself decides whether there is a run file
         names = {*settings, *recipe.settings}
         found |= {name for name in names if settings.get(name, ABSENT) != recipe.settings.get(name, ABSENT)}

@@ -5,7 +5,7 @@ from typing import Any
 
 from asyncrl.tools.verl.overrides import OFF
 from asyncrl.tools.verl.recipe import LaunchRecipe
-from asyncrl.tools.verl.trainers import AUGUST, JUNE
+from asyncrl.tools.verl.trainers import AUGUST, JUNE, NOVEMBER
 
 # ── episodes ──────────────────────────────────────────────────────────────────────────────────
 # Episodes: the limits of verl's multi-turn rollouts, and a place for the tools, whose code is the user's.
@@ -241,6 +241,12 @@ def _test_freq(recipe: LaunchRecipe) -> int:
 def _sampling(recipe: LaunchRecipe) -> None:
     kwargs = f"{R}.val_kwargs"
     temperature, samples = float(recipe.get(f"{kwargs}.temperature", 0.0)), recipe.get(f"{kwargs}.n", 1)
+    if _is_greedy(recipe):
+        temperature = 0.0
+        why = "verl's engine of this release is greedy without do_sample"
+        recipe.say(f"{kwargs}.temperature", "not needed", why)
+    else:
+        recipe.say(f"{kwargs}.do_sample", "not needed", "the temperature decides, in verl's asynchronous engines too")
     recipe.put("evaluation.temperature", temperature)
     if not temperature:
         for name in ("n", "top_p", "top_k"):
@@ -249,6 +255,13 @@ def _sampling(recipe: LaunchRecipe) -> None:
     recipe.put("evaluation.samples", samples)
     recipe.put("evaluation.top_p", float(recipe.get(f"{kwargs}.top_p", 1.0)))
     recipe.put("evaluation.top_k", max(0, recipe.get(f"{kwargs}.top_k", -1)))
+
+
+def _is_greedy(recipe: LaunchRecipe) -> bool:
+    """True if an engine of 2025 with ``rollout.mode=sync`` evaluates and ``do_sample``, which it obeys, is off."""
+    engine_mode = recipe.get(f"{R}.mode", "sync" if recipe.release == JUNE else "async")
+    has_it = recipe.mode == "synchronous" and recipe.release in (JUNE, NOVEMBER) and engine_mode == "sync"
+    return has_it and not recipe.get(f"{R}.val_kwargs.do_sample", False)
 
 
 # ── placement ──────────────────────────────────────────────────────────────────────────────────
@@ -404,6 +417,8 @@ def _shards(recipe: LaunchRecipe) -> None:
 def _offload(recipe: LaunchRecipe) -> None:
     if parts := _parts_on_host(recipe):
         recipe.put("trainer.offload", parts)
+    if "parameters" in parts:
+        recipe.say(f"{A}.megatron.grad_offload", "not needed", "gradients are on the host with the parameters")
     if not recipe.settings.get("algorithm.kl_coef"):
         for name in ("fsdp_config", "megatron"):
             recipe.say(f"{F}.{name}.param_offload", "not needed", "without a KL there is no reference model")

@@ -59,9 +59,7 @@ def _adapter(recipe: LaunchRecipe) -> None:
         targets = _megatron_targets(recipe, targets)
     else:
         for name in ("rank", "alpha", "target_modules"):
-            recipe.say(
-                f"{M}.lora.{name}", "not needed", "verl reads it with Megatron alone; here lora_rank counts"
-            )
+            recipe.say(f"{M}.lora.{name}", "not needed", "verl reads it with Megatron alone; here lora_rank counts")
     if rank:
         recipe.put("trainer.lora.rank", rank)
         recipe.put("trainer.lora.alpha", float(alpha))
