@@ -22,14 +22,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncrl.errors import ConfigError
-from asyncrl.tools.verl.options import option_for, present
+from asyncrl.tools.verl.lookup import option_for, present
 from asyncrl.tools.verl.overrides import Account, Override, given, is_override, parse_override
 from asyncrl.tools.verl.trainers import (
     AUGUST,
     CONFIGS,
     Mode,
     Release,
-    Trainer,
+    TrainerModule,
     mode_of,
     release_of,
     trainer_of,
@@ -66,8 +66,8 @@ class Launch(Struct, frozen=True):
     is_megatron: bool = False
     notes: tuple[str, ...] = ()
     """Sentences about the script that a reader should know."""
-    trainer: Trainer | None = None
-    """Trainer that its module names; None for options without a command."""
+    trainer: TrainerModule | None = None
+    """Entry of its module; None for options without a command."""
     release: Release = AUGUST
     """verl's release that the options are read as."""
     words: tuple[Account, ...] = ()
@@ -134,14 +134,14 @@ def of_options(arguments: Sequence[str]) -> Launch:
     """Launch with these options; their sections tell the mode. Raises `ConfigError` if an argument is no option."""
     named = [parse_override(argument) for argument in arguments]
     keys = [override.key for override in named]
-    trainer = Trainer(name="options alone", module="", mode=mode_of(keys))
+    trainer = TrainerModule(name="options alone", module="", mode=mode_of(keys))
     overrides = given([_renamed(override) for override in named])
     words = tuple(_repeated(named, overrides))
     return Launch(trainer.mode, overrides, release=release_of(trainer, keys), words=words)
 
 
-def _trainer(line: Line, commands: Sequence[Sequence[str]]) -> Trainer | None:
-    """Trainer that a line starts; of an unknown module if its options are those of a training."""
+def _trainer(line: Line, commands: Sequence[Sequence[str]]) -> TrainerModule | None:
+    """Entry of the module that a line starts; of an unknown module if its options are those of a training."""
     words = [*line.options, *_lost(commands)]
     if is_other_program(line.module) or not words:
         return None
@@ -161,7 +161,7 @@ def _renamed(override: Override) -> Override:
     return replace(override, key=present(override.key))
 
 
-def _configured(line: Line, trainer: Trainer) -> list[Override]:
+def _configured(line: Line, trainer: TrainerModule) -> list[Override]:
     """Options that the trainer's own configuration sets, or those that the line names."""
     sources = {name: CONFIGS[name] for name in config_names(line) if name in CONFIGS} or {trainer.name: trainer.config}
     pairs = [(source, option) for source, options in sources.items() for option in options]
@@ -179,7 +179,7 @@ def _npu(
     return [replace(parse_override("trainer.device=npu"), source="the script is for Ascend NPUs")]
 
 
-def _program(line: Line, trainer: Trainer, release: Release) -> Account:
+def _program(line: Line, trainer: TrainerModule, release: Release) -> Account:
     text = " ".join(line.program)
     if trainer.lacks:
         return Account(text, "not supported", trainer.lacks)

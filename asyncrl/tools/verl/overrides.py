@@ -141,7 +141,7 @@ class Account(Struct, frozen=True):
     """Fate of one option or other word of a launch, with the details."""
 
     option: str
-    """Its text in the launch."""
+    """Text of it in the launch."""
     fate: Fate
     detail: str
     """Settings with their values if mapped; else the reason, or what to do."""

@@ -4,7 +4,7 @@ from typing import Any
 
 from asyncrl.errors import ConfigError
 from asyncrl.tools.verl.launch import Launch
-from asyncrl.tools.verl.options import option_for, present
+from asyncrl.tools.verl.lookup import option_for, present
 from asyncrl.tools.verl.overrides import Fate
 
 TEXTS = ("data.train", "data.held_out", "data.prompt_column", "data.data_source_column", "data.image_column")

@@ -1,7 +1,7 @@
 """
 verl's trainers and its own configurations, and the release that a launch is read as.
 
-    python3 -m recipe.dapo.main_dapo  ─▶ `Trainer`: mode, releases, what its configuration sets
+    python3 -m recipe.dapo.main_dapo  ─▶ `TrainerModule`: mode, releases, what its configuration sets
     options that only some releases have  ─▶ `Release`, by which other options keep or change their meaning
 
 Facts are those of verl at the end of June and November 2025, of January and of August 2026, and of its recipes.
@@ -21,7 +21,7 @@ RELEASES: Sequence[Release] = ("June 2025", "November 2025", "January 2026", "Au
 JUNE, NOVEMBER, JANUARY, AUGUST = RELEASES
 
 
-class Trainer(Struct, frozen=True, kw_only=True):
+class TrainerModule(Struct, frozen=True, kw_only=True):
     """One of verl's trainers, by its module."""
 
     name: str
@@ -36,88 +36,88 @@ class Trainer(Struct, frozen=True, kw_only=True):
     filters: bool = False
     """True if it reads ``algorithm.filter_groups`` in all releases; ``main_ppo`` does in the newest alone."""
     lacks: str = ""
-    """What it does that nothing here does, and what to do; empty if its options tell all."""
+    """Work of its own that nothing here does, and what to do; empty if its options tell all."""
     note: str = ""
-    """What it does differently, if the run works without it."""
+    """Difference from what is done here, if the run works all the same."""
 
 
 DAPO = ("reward_model.reward_manager=dapo", "reward_model.overlong_buffer.enable=False")
 OWN_LOSS = "its loss is code of the recipe: write it as a function, algorithm.loss = 'file.py:name': docs/algorithms.md"
-TRAINERS: Sequence[Trainer] = (
-    Trainer(
+TRAINERS: Sequence[TrainerModule] = (
+    TrainerModule(
         name="one_step_off_policy as its pull request 2231 proposed it",
         module=r"recipe\.async\.async_main_ppo",
         mode="one_step_off",
         releases=(JUNE,),
     ),
-    Trainer(
+    TrainerModule(
         name="one_step_off_policy",
         module=r"recipe\.one_step_off\w*\.\w+",
         mode="one_step_off",
         releases=(NOVEMBER,),
     ),
-    Trainer(
+    TrainerModule(
         name="one_step_off_policy", module=r"(\w+\.)*one_step_off\w*\.\w+", mode="one_step_off",
         releases=(JANUARY, AUGUST),
     ),
-    Trainer(
+    TrainerModule(
         name="fully_async_policy", module=r"recipe\.fully_async_policy\.\w+", mode="fully_async", releases=(NOVEMBER,)
     ),
-    Trainer(
+    TrainerModule(
         name="fully_async_policy", module=r"(\w+\.)*fully_async\w*(\.\w+)?", mode="fully_async",
         releases=(JANUARY, AUGUST),
     ),
-    Trainer(name="main_dapo", module=r"(\w+\.)*main_dapo", mode="synchronous", config=DAPO, filters=True),
-    Trainer(
+    TrainerModule(name="main_dapo", module=r"(\w+\.)*main_dapo", mode="synchronous", config=DAPO, filters=True),
+    TrainerModule(
         name="main_entropy", module=r"(\w+\.)*main_entropy", mode="synchronous", config=DAPO, filters=True
     ),
-    Trainer(
+    TrainerModule(
         name="main_flowrl", module=r"(\w+\.)*main_flowrl", mode="synchronous", config=DAPO, filters=True,
         lacks=f"FlowRL trains for trajectory balance, with a network of its own; {OWN_LOSS}",
     ),
-    Trainer(
+    TrainerModule(
         name="main_prime", module=r"(\w+\.)*main_prime", mode="synchronous",
         config=("algorithm.adv_estimator=rloo", "actor_rollout_ref.rollout.n=4", "data.truncation=right",
                 "actor_rollout_ref.actor.entropy_coeff=0.001", "trainer.val_before_train=False"),
         lacks="PRIME trains an implicit reward model with the policy, which asyncrl does not; use algorithm.advantage "
         "= 'rloo' with the rewards of answers alone, which its options reward_model.* do not describe",
     ),
-    Trainer(
+    TrainerModule(
         name="main_spin", module=r"(\w+\.)*main_spin", mode="synchronous", lacks=f"SPIN trains on pairs; {OWN_LOSS}"
     ),
-    Trainer(
+    TrainerModule(
         name="main_sppo", module=r"(\w+\.)*main_sppo", mode="synchronous",
         lacks=f"SPPO fits log-ratios to win rates; {OWN_LOSS}",
     ),
-    Trainer(
+    TrainerModule(
         name="spo_main_ppo", module=r"(\w+\.)*spo_main_ppo", mode="synchronous",
         lacks="SPO keeps a value of each prompt between steps; write the advantage as a function: "
         "algorithm.advantage = 'file.py:name'",
     ),
-    Trainer(
+    TrainerModule(
         name="gvpo_main_ppo", module=r"(\w+\.)*gvpo_main_ppo", mode="synchronous", lacks=f"GVPO: {OWN_LOSS}"
     ),
-    Trainer(
+    TrainerModule(
         name="main_gkd", module=r"(\w+\.)*main_gkd", mode="synchronous",
         lacks="it distils from a teacher, which asyncrl does not",
     ),
-    Trainer(
+    TrainerModule(
         name="main_dance", module=r"(\w+\.)*main_dance", mode="synchronous",
         lacks="DanceGRPO trains models that make videos; asyncrl trains language models",
     ),
-    Trainer(
+    TrainerModule(
         name="vla.main_ppo", module=r"(\w+\.)*vla\.main_ppo", mode="synchronous",
         lacks="it trains models that move robots; asyncrl trains language models",
     ),
-    Trainer(
+    TrainerModule(
         name="main_atropos", module=r"(\w+\.)*main_atropos", mode="synchronous",
         lacks="Atropos samples and scores outside verl; write its environment as a class: docs/environments.md",
     ),
-    Trainer(
+    TrainerModule(
         name="partial_rollout.main_ppo", module=r"(\w+\.)*partial_rollout\.main_ppo", mode="synchronous",
         note="completions that are cut at a step's end go on in the next one in verl; here a step waits for its groups",
     ),
-    Trainer(
+    TrainerModule(
         name="main_ppo", module=r"(\w+\.)*main_ppo\w*", mode="synchronous",
     ),
 )  # fmt: skip
@@ -126,14 +126,14 @@ OTHER_PROGRAMS = re.compile(r"(\w+\.)*(\w*sft_trainer\w*|main_generation\w*|main
 """Modules of verl that do not train by reinforcement."""
 
 
-def trainer_of(module: str) -> Trainer | None:
-    """Trainer of a module, such as ``verl.trainer.main_ppo``; None if no table has it."""
+def trainer_of(module: str) -> TrainerModule | None:
+    """The entry of a module, such as ``verl.trainer.main_ppo``; None if no table has it."""
     return next((trainer for trainer in TRAINERS if re.fullmatch(trainer.module, module)), None)
 
 
-def unknown_trainer(module: str, keys: Collection[str]) -> Trainer:
-    """Trainer of a module that no table has, with the mode that the sections of its options tell."""
-    return Trainer(name=module, module=re.escape(module), mode=mode_of(keys))
+def unknown_trainer(module: str, keys: Collection[str]) -> TrainerModule:
+    """An entry for a module that no table has, with the mode that the sections of its options tell."""
+    return TrainerModule(name=module, module=re.escape(module), mode=mode_of(keys))
 
 
 def mode_of(keys: Collection[str]) -> Mode:
@@ -174,7 +174,7 @@ ONLY_IN: Mapping[str, Sequence[Release]] = {
 """Releases that have an option, or those below a section, for options that not all have."""
 
 
-def release_of(trainer: Trainer, keys: Collection[str]) -> Release:
+def release_of(trainer: TrainerModule, keys: Collection[str]) -> Release:
     """
     Newest release that has the trainer and these options.
 

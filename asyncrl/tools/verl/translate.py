@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from asyncrl.errors import ConfigError
 from asyncrl.files.json_lines import toml_key, toml_value
 from asyncrl.tools.verl.launch import Launch
-from asyncrl.tools.verl.options import TABLE, option_for, present
+from asyncrl.tools.verl.lookup import option_for, present
+from asyncrl.tools.verl.options import TABLE
 from asyncrl.tools.verl.overrides import OFF, Account, Fate
 from asyncrl.tools.verl.recipe import LaunchRecipe
 from asyncrl.tools.verl.rules.engine import engine, episodes, evaluation, lengths, placement
@@ -236,7 +237,7 @@ def _tried(value: Any) -> list[Any]:
 
 
 def _without_effect(recipe: LaunchRecipe, changed: set[str], named: Sequence[str], why: str) -> str:
-    """Why an option that has a setting here is not needed in this launch."""
+    """Reason for which an option that has a setting here is not needed in this launch."""
     if changed:
         return f"with this value the file needs no {sorted(changed)[0]}"
     if named:

@@ -3,8 +3,9 @@
 import tomllib
 from typing import Any
 
-from asyncrl.tools.verl.launch import Launch, Mode
+from asyncrl.tools.verl.launch import Launch
 from asyncrl.tools.verl.overrides import Account, given, parse_override
+from asyncrl.tools.verl.trainers import Mode
 from asyncrl.tools.verl.translate import Translation, applied, translate
 
 NEEDED = ("actor_rollout_ref.model.path=models/base", "data.train_files=train.parquet", "algorithm.adv_estimator=grpo")

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from asyncrl.config.run_file import decode
 from asyncrl.errors import ConfigError
 from asyncrl.files.json_lines import toml_value
-from asyncrl.tools.verl.launch import Launch, Mode
+from asyncrl.tools.verl.launch import Launch
 from asyncrl.tools.verl.options import TABLE
+from asyncrl.tools.verl.trainers import Mode
 from asyncrl.tools.verl.translate import to_toml, translate
 from tests.tools.verl.launches import fate, fates, launch, raw, settings, translated
 
