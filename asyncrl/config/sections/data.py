@@ -76,7 +76,10 @@ class Data(Section, frozen=True, kw_only=True):
     many in a row end the run.
     """
     filter_overlong_prompts: bool = False
-    """With ``truncation = "error"``: drop longer prompts with the reason ``overlong_prompt``, without a dead letter."""
+    """
+    With ``truncation = "error"``: longer prompts, dead letters with the reason ``overlong_prompt``, count as no failure
+    of the run. ``run.epochs`` counts them all the same.
+    """
     retire_at: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """
     Do not sample a prompt again in later epochs once this share of its group was correct; 0 samples all prompts in

@@ -46,7 +46,7 @@ class LaunchRecipe:
         if override is None or override.value is None or override.is_open:
             return default
         if isinstance(default, int | float) and override.value == "":
-            self.say(key, "not supported", f"its value is empty: {self._unset(key)}")
+            self.say(key, "not supported", f"its value is empty: {self.way_to_set(key)}")
             return default
         if isinstance(default, int | float) and not isinstance(override.value, int | float):
             raise ConfigError(f"{override.text}: expected a number such as {default!r}; correct it")
@@ -61,9 +61,10 @@ class LaunchRecipe:
         """Text of the option that was read last; empty if none was."""
         return self.given[next(reversed(self.reads))].text if self.reads else ""
 
-    def _unset(self, key: str) -> str:
+    def way_to_set(self, key: str) -> str:
+        """Clause that says how to give an option that is empty: by the script's variable, or by itself."""
         variable = self.variables.get(key)
-        return f"set the script's variable, --env {variable}=VALUE" if variable else f"give {key}=VALUE"
+        return f"give the script's variable, --env {variable}=VALUE" if variable else f"give {key}=VALUE"
 
     def below(self, prefix: str) -> dict[str, Any]:
         """Options below ``prefix``, by the rest of their keys."""
@@ -94,7 +95,7 @@ class LaunchRecipe:
                 continue
             self._read(key)
             if override.value == "" and option.settings[0] not in TEXTS:
-                self.say(key, "not supported", f"its value is empty: {self._unset(key)}")
+                self.say(key, "not supported", f"its value is empty: {self.way_to_set(key)}")
                 continue
             try:
                 self.put(option.settings[0], option.convert(override.value))

@@ -215,7 +215,9 @@ def required(recipe: LaunchRecipe) -> list[str]:
     """Sentences about settings that every run needs and the launch does not give."""
     needed = {"model.path": f"{M}.path", "data.train": "data.train_files"}
     return [
-        f"{here} is missing: set it, or give {there}" for here, there in needed.items() if not recipe.settings.get(here)
+        f"{here} is missing: set it, or {recipe.way_to_set(there)}"
+        for here, there in needed.items()
+        if not recipe.settings.get(here)
     ]
 
 
@@ -228,6 +230,7 @@ def required(recipe: LaunchRecipe) -> list[str]:
 #     synchronous  train_batch_size                 1   0        the same; trainer.v1 has asynchronous modes too
 
 A, ASYNC, V1 = "actor_rollout_ref.actor", "async_training", "trainer.v1"
+FILTERS = "data.filter_overlong_prompts"
 EPOCHS = 30
 """verl's default of trainer.total_epochs."""
 
@@ -329,7 +332,9 @@ def _length(recipe: LaunchRecipe) -> None:
         recipe.put("run.steps", steps * publish)
         recipe.say("trainer.total_epochs", "not needed", "total_training_steps decides")
     elif recipe.num_rows is None:
-        recipe.put("run.epochs", epochs, "verl leaves out the part of each epoch that is no whole batch")
+        leaves_out = ", and rows that filter_overlong_prompts drops" if recipe.get(FILTERS, False) else ""
+        why = f"verl leaves out the part of each epoch that is no whole batch{leaves_out}"
+        recipe.put("run.epochs", epochs, why)
     else:
         steps = max(1, epochs * (recipe.num_rows // groups)) * publish
         comment = f"{epochs} epochs of floor({recipe.num_rows:,} rows / {groups:,}) train batches"
