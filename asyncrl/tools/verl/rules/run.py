@@ -121,7 +121,10 @@ def _warm_up(recipe: LaunchRecipe) -> None:
 def rewards(recipe: LaunchRecipe) -> None:
     """Set the reward of each row's data source, and DAPO's penalty on long completions if verl applies it."""
     manager = recipe.get("reward.reward_manager.name", "naive")
-    if manager not in ("naive", "dapo"):
+    if manager == "prime":
+        why = "each trajectory is graded for itself, by its data source, in processes that can be killed"
+        recipe.say("reward.reward_manager.name", "not needed", why)
+    elif manager not in ("naive", "dapo"):
         what = "write your rewards as reward.function = 'file.py:name', or as [[reward.parts]]"
         recipe.say("reward.reward_manager.name", "not supported", what)
         return

@@ -101,7 +101,8 @@ def test_trackers_have_verls_project(logger: str) -> None:
     assert found["trackers.use"] == ["wandb"]
     assert found["trackers.options.wandb.project"] == "gsm8k"
     told = fate("fully_async", "trainer.project_name=gsm8k", f"trainer.logger={logger}")
-    assert told == ("mapped", 'trackers.options.wandb.project = "gsm8k"')
+    assert told[0] == "mapped"
+    assert told[1].startswith('trackers.options.wandb.project = "gsm8k" (')
 
 
 def test_a_tracker_that_is_not_here_is_said() -> None:
