@@ -121,9 +121,12 @@ def _warm_up(recipe: LaunchRecipe) -> None:
 def rewards(recipe: LaunchRecipe) -> None:
     """Set the reward of each row's data source, and DAPO's penalty on long completions if verl applies it."""
     manager = recipe.get("reward.reward_manager.name", "naive")
-    if manager == "prime":
-        why = "each trajectory is graded for itself, by its data source, in processes that can be killed"
+    if manager in ("prime", "gdpo"):
+        why = "every trajectory is graded for itself, in processes that can be killed, and each part of a reward is kept"
         recipe.say("reward.reward_manager.name", "not needed", why)
+    elif manager in ("rate_limited", "remote"):
+        why = "reward.workers processes grade at once, and no other rate is kept"
+        recipe.say("reward.reward_manager.name", "substituted", why)
     elif manager not in ("naive", "dapo"):
         what = "write your rewards as reward.function = 'file.py:name', or as [[reward.parts]]"
         recipe.say("reward.reward_manager.name", "not supported", what)
