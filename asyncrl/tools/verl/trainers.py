@@ -167,6 +167,7 @@ ONLY_IN: Mapping[str, Sequence[Release]] = {
     "algorithm.rollout_correction.use_policy_gradient": (NOVEMBER,),
     "algorithm.rollout_correction": (NOVEMBER, JANUARY, AUGUST),
     "critic.model.fsdp_config": (JUNE, NOVEMBER, JANUARY),
+    "reward_model.overlong_buffer": (JUNE, NOVEMBER, JANUARY),
     "reward_model.launch_reward_fn_async": (JUNE, NOVEMBER, JANUARY),
     "reward_model.strategy": (JUNE, NOVEMBER, JANUARY),
     "trainer.use_legacy_worker_impl": OLD,

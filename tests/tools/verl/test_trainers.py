@@ -159,10 +159,26 @@ OVERLONG = ("overlong_buffer.enable=True", "overlong_buffer.len=4096", "overlong
 def test_main_dapo_penalises_long_completions_and_filters() -> None:
     options = [f"reward_model.{option}" for option in OVERLONG]
     translation = translated("recipe.dapo.main_dapo", *options, "algorithm.filter_groups.enable=True",
-                             "data.max_response_length=8192", "reward_model.launch_reward_fn_async=True")  # fmt: skip
+                             "data.max_response_length=8192")  # fmt: skip
     parts = raw(translation)["reward"]["parts"]
     assert parts[1]["options"] == {"max_tokens": 8192, "buffer": 4096, "factor": 0.5}
     assert raw(translation)["schedule"]["filter"] == "zero_variance"
+    assert {fates(translation)[option].fate for option in options} == {"mapped"}
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        ("recipe.dapo.main_dapo", ("reward.reward_manager.name=dapo", *(f"reward.reward_kwargs.{o}" for o in OVERLONG))),
+        ("recipe.entropy.main_entropy", tuple(f"reward_model.{option}" for option in OVERLONG)),
+        ("verl.trainer.main_ppo", ("reward_model.reward_manager=dapo",
+                                   *(f"+reward_model.reward_kwargs.{option}" for option in OVERLONG))),
+        (FULLY, ("reward.reward_manager.name=dapo", *(f"+reward.reward_kwargs.{option}" for option in OVERLONG))),
+    ],
+)  # fmt: skip
+def test_a_penalty_that_is_on_is_never_left_out(module: str, options: tuple[str, ...]) -> None:
+    translation = translated(module, *options)
+    assert raw(translation)["reward"]["parts"][1]["options"]["buffer"] == 4096
     assert {fates(translation)[option].fate for option in options} == {"mapped"}
 
 

@@ -122,7 +122,7 @@ def rewards(recipe: LaunchRecipe) -> None:
     """Set the reward of each row's data source, and DAPO's penalty on long completions if verl applies it."""
     manager = recipe.get("reward.reward_manager.name", "naive")
     if manager in ("prime", "gdpo"):
-        why = "every trajectory is graded for itself, in processes that can be killed, and each part of a reward is kept"
+        why = "each trajectory is graded for itself, in processes that can be killed, and all parts are kept"
         recipe.say("reward.reward_manager.name", "not needed", why)
     elif manager in ("rate_limited", "remote"):
         why = "reward.workers processes grade at once, and no other rate is kept"
@@ -153,7 +153,7 @@ def rewards(recipe: LaunchRecipe) -> None:
 def _overlong(recipe: LaunchRecipe) -> str:
     """Section of the penalty: that of main_dapo, or that of the other trainers; each reads its own alone."""
     own, general = "reward.overlong_buffer", "reward.reward_kwargs.overlong_buffer_cfg"
-    is_dapo = bool(recipe.trainer and recipe.trainer.config and recipe.release != AUGUST)
+    is_dapo = bool(recipe.trainer and recipe.trainer.filters and recipe.release != AUGUST)
     other = general if is_dapo else own
     for name in ("enable", "len", "penalty_factor", "log"):
         recipe.say(f"{other}.{name}", "not needed", f"this trainer of verl reads {own if is_dapo else general}")
@@ -195,6 +195,8 @@ def trackers(recipe: LaunchRecipe) -> None:
     named = wanted if isinstance(wanted, list) else [wanted]
     if here := [name for name in named if name in TRACKERS]:
         recipe.put("trackers.use", here)
+    else:
+        recipe.say("trainer.logger", "not needed", "the console has a line for each step, as always")
     if other := [name for name in named if name not in TRACKERS and name not in ("console", "file")]:
         why = f"without {', '.join(other)}; a tracker of your own is 'file.py:name' in trackers.use"
         recipe.say("trainer.logger", "substituted", why)
