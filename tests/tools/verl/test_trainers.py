@@ -166,16 +166,21 @@ def test_main_dapo_penalises_long_completions_and_filters() -> None:
     assert {fates(translation)[option].fate for option in options} == {"mapped"}
 
 
+CFG = tuple(option.replace("buffer.", "buffer_cfg.") for option in OVERLONG)
+NEW = ("reward.reward_manager.name=dapo", *(f"+reward.reward_kwargs.{option}" for option in CFG))
+OLD = ("reward_model.reward_manager=dapo", *(f"+reward_model.reward_kwargs.{option}" for option in CFG))
+OWN = tuple(f"reward_model.{option}" for option in OVERLONG)
+
+
 @pytest.mark.parametrize(
     ("module", "options"),
     [
-        ("recipe.dapo.main_dapo", ("reward.reward_manager.name=dapo", *(f"reward.reward_kwargs.{o}" for o in OVERLONG))),
-        ("recipe.entropy.main_entropy", tuple(f"reward_model.{option}" for option in OVERLONG)),
-        ("verl.trainer.main_ppo", ("reward_model.reward_manager=dapo",
-                                   *(f"+reward_model.reward_kwargs.{option}" for option in OVERLONG))),
-        (FULLY, ("reward.reward_manager.name=dapo", *(f"+reward.reward_kwargs.{option}" for option in OVERLONG))),
+        ("recipe.dapo.main_dapo", NEW),
+        ("recipe.entropy.main_entropy", OWN),
+        ("verl.trainer.main_ppo", OLD),
+        (FULLY, NEW),
     ],
-)  # fmt: skip
+)
 def test_a_penalty_that_is_on_is_never_left_out(module: str, options: tuple[str, ...]) -> None:
     translation = translated(module, *options)
     assert raw(translation)["reward"]["parts"][1]["options"]["buffer"] == 4096
