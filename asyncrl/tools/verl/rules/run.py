@@ -151,13 +151,15 @@ def rewards(recipe: LaunchRecipe) -> None:
 
 
 def _overlong(recipe: LaunchRecipe) -> str:
-    """Section of the penalty: that of main_dapo, or that of the other trainers; each reads its own alone."""
-    own, general = "reward.overlong_buffer", "reward.reward_kwargs.overlong_buffer_cfg"
-    is_dapo = bool(recipe.trainer and recipe.trainer.filters and recipe.release != AUGUST)
-    other = general if is_dapo else own
+    """Section of the penalty that is on, of main_dapo's own and the general one; without either, of its trainer."""
+    sections = ["reward.overlong_buffer", "reward.reward_kwargs.overlong_buffer_cfg"]
+    if not (recipe.trainer and recipe.trainer.filters and recipe.release != AUGUST):
+        sections.reverse()
+    chosen = next((section for section in sections if recipe.get(f"{section}.enable", False)), sections[0])
+    sections.remove(chosen)
     for name in ("enable", "len", "penalty_factor", "log"):
-        recipe.say(f"{other}.{name}", "not needed", f"this trainer of verl reads {own if is_dapo else general}")
-    return own if is_dapo else general
+        recipe.say(f"{sections[0]}.{name}", "not needed", f"{chosen} counts")
+    return chosen
 
 
 def _custom(recipe: LaunchRecipe) -> tuple[str, dict[str, Any]]:
