@@ -25,8 +25,6 @@ from asyncrl.tools.verl.translate import Translation, translate
 
 ORDER: Sequence[Fate] = ("mapped", "not needed", "substituted", "not supported", "unknown")
 
-NPU = re.compile(r"npu|\b(HCCL|ASCEND|VLLM_ASCEND)_|/Ascend/")
-
 
 def report(translation: Translation, notes: Sequence[str], verdict: str) -> list[str]:
     """Lines of the account: the options by fate, ``notes`` about the script, and the verdict with counts."""
@@ -45,17 +43,23 @@ def _launch(arguments: Sequence[str], environment: Sequence[str]) -> tuple[Launc
     script = Path(first)
     if "=" in first and not script.is_file():
         return of_options(arguments), []
-    # verl itself detects Ascend NPUs when it runs.
-    names_npu = script.is_file() and NPU.search(script.name + script.read_text("utf-8", "replace"))
-    npu = ["trainer.device=npu"] if names_npu else []
     expansion = expand(script, rest, dict(_variables(environment)))
-    complaints = [f"the script's shell says: {complaint}" for complaint in expansion.complaints]
-    if npu:
-        complaints.append("the script is for Ascend NPUs: without a trainer.device of its own, it is 'npu'")
+    complaints = [_said(complaint) for complaint in expansion.complaints]
+    text = script.read_text("utf-8", "replace")
     try:
-        return find_launch(expansion.commands, rest, npu), complaints
+        return find_launch(expansion.commands, rest, expansion.environments, text, script.name), complaints
     except ConfigError as error:
         raise ConfigError("; ".join([str(error), *complaints])) from error
+
+
+def _said(complaint: str) -> str:
+    """A complaint of the script's shell, and what to do if a variable is not set."""
+    said = f"the script's shell says: {complaint}"
+    unset = re.fullmatch(r"line \d+: (\$?\w+): .*", complaint)
+    if unset and (unset[1].isupper() or "unbound variable" in complaint):
+        argument = "give it after the script's name" if unset[1].startswith("$") else f"give it, --env {unset[1]}=VALUE"
+        return f"{said}; {argument}"
+    return said
 
 
 def _variables(environment: Sequence[str]) -> Iterator[tuple[str, str]]:

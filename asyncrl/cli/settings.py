@@ -10,6 +10,7 @@ from asyncrl.cli.parts import report_errors
 from asyncrl.config.config import Config
 from asyncrl.config.meanings import VERL, Meaning, meanings, section_meanings, value_in_words
 from asyncrl.config.suggestions import unknown
+from asyncrl.errors import DataError
 from asyncrl.terminal import echo
 
 # ── explain ───────────────────────────────────────────────────────────────────────────────────
@@ -99,15 +100,19 @@ def show(config_path: Path, overrides: tuple[str, ...]) -> None:
     """
     Print every setting of the run file CONFIG, and its origin.
 
-    The origin is the file, --set, a preset, or the default. With run.epochs, run.steps is counted from data.train.
-    Notes on settings that hardly anybody wants follow on stderr.
+    The origin is the file, --set, a preset, or the default. With run.epochs, run.steps is counted from data.train, and
+    left out if the data is not here. Notes on settings that hardly anybody wants follow on stderr.
     """
     from asyncrl.config.checks.check import advice
     from asyncrl.config.run_file import explain as origins_of
     from asyncrl.config.run_file import load_config
     from asyncrl.data.prompts import resolve_steps
 
-    origins = origins_of(config_path, overrides, resolve_steps)
+    try:
+        origins = origins_of(config_path, overrides, resolve_steps)
+    except DataError as error:
+        echo(f"note: run.steps follows from run.epochs and data.train: {error}", err=True)
+        origins = [origin for origin in origins_of(config_path, overrides) if origin.key != "run.steps"]
     width = max(len(origin.key) for origin in origins)
     for origin in origins:
         value = "unset" if origin.value is None else repr(origin.value)

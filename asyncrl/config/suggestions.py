@@ -64,7 +64,7 @@ ELSEWHERE: Mapping[str, tuple[str, ...]] = {
         "per_device_train_batch_size",
         "gradient_accumulation_steps",
     ),
-    "trainer.ranks": ("num_gpus", "n_gpus", "gpus", "world_size", "num_processes"),
+    "trainer.ranks": ("num_gpus", "gpus", "world_size", "num_processes"),
     "trainer.lora.rank": ("lora_r",),
     "rollout.replicas": ("num_rollouts", "num_engines", "vllm_num_engines"),
     "rollout.engine": ("use_vllm", "inference_backend"),

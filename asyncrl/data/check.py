@@ -45,6 +45,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
     columns: list[str]
     data_sources: dict[str, int]
     """Number of usable rows of each source, most frequent first."""
+    num_without_answer: int
+    """Usable rows with an empty answer, which no reward that compares with it can call correct."""
     num_chats: int
     """Usable rows whose prompt is a chat; the others are plain text."""
     prompt_chars: dict[str, int]
@@ -69,6 +71,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
         facts = {
             "columns": ", ".join(map(shown, self.columns)),
             "data sources": _listed({name or "(none)": count for name, count in self.data_sources.items()}) or "-",
+            "answers": f"{self.num_without_answer} of the rows have none" if self.num_without_answer else "",
             "prompts": f"{self.num_chats} chat, {self.num_texts} text",
             "prompt chars": _listed(self.prompt_chars) or "-",
             "prompt tokens": _listed(self.prompt_tokens),
@@ -128,6 +131,7 @@ def inspect(
         num_rows=len(rows),
         columns=rows.columns,
         data_sources=dict(Counter(prompt.data_source for prompt in prompts).most_common()),
+        num_without_answer=sum(not prompt.answer for prompt in prompts),
         num_chats=sum(bool(prompt.chat) for prompt in prompts),
         prompt_chars=_quantiles(
             [len(prompt.text) + sum(len(turn["content"]) for turn in prompt.chat) for prompt in prompts]

@@ -81,7 +81,7 @@ def test_options_become_a_run_file_on_stdout_and_accounts_on_stderr() -> None:
     assert tomllib.loads(result.stdout)["schedule"]["groups_per_step"] == 8
     for option in (*NEEDED, "data.return_raw_chat=True", "+data.nonsense=1"):
         assert f"  {option}  " in result.stderr
-    assert result.stderr.splitlines()[-1] == "runs: 6 mapped, 1 not needed, 1 unknown"
+    assert result.stderr.splitlines()[-1] == "runs: 5 mapped, 2 not needed, 1 unknown"
 
 
 def test_a_script_becomes_a_valid_run_file(tmp_path: Path) -> None:
@@ -107,6 +107,47 @@ def test_a_script_for_npus_gets_npus(tmp_path: Path) -> None:
     result = in_jail(str(script))
     assert tomllib.loads(result.stdout)["trainer"]["device"] == "npu"
     assert "note: the script is for Ascend NPUs" in result.stderr
+
+
+@pytest.mark.parametrize("line", ["data.prompt_key=input", "data.return_multi_modal_inputs=False", "# for npu too"])
+def test_a_word_with_the_letters_of_npu_makes_no_script_for_npus(tmp_path: Path, line: str) -> None:
+    script = tmp_path / "run_input.sh"
+    script.write_text(f"{SCRIPT.strip()[:-4]}{line}\n")
+    result = in_jail(str(script))
+    assert tomllib.loads(result.stdout)["trainer"]["device"] == "cuda"
+
+
+def test_a_comment_between_continued_lines_loses_no_option(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    needed = " \\\n".join(NEEDED)
+    text = f"python3 -m verl.trainer.main_ppo \\\n{needed} \\\n# ours\ndata.shuffle=False \\\ndata.seed=3\n"
+    script.write_text(f"set -e\n{text}")
+    result = in_jail(str(script))
+    assert result.exit_code == 0
+    assert tomllib.loads(result.stdout)["data"]["shuffle"] is False
+    assert tomllib.loads(result.stdout)["run"]["seed"] == 3
+    assert "2 options, from 'data.shuffle=False' on, are a command of their own" in result.stderr
+
+
+def test_every_word_of_a_script_is_accounted_for_with_its_variables(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    line = f"ray job submit --no-wait -- python3 -m verl.trainer.main_ppo --config-name=ppo_trainer {' '.join(NEEDED)}"
+    script.write_text(f"export HCCL_BUFFSIZE=200\nVLLM_USE_V1=1 {line} ~data.seed left\n")
+    accounts = in_jail(str(script)).stderr
+    for text in ("HCCL_BUFFSIZE=200", "VLLM_USE_V1=1", "ray job submit --no-wait --", "--config-name=ppo_trainer",
+                 "python3 -m verl.trainer.main_ppo", "~data.seed", "left", *NEEDED):  # fmt: skip
+        assert f"  {text}  " in accounts, text
+
+
+def test_a_variable_that_is_empty_or_not_set_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"python3 -m verl.trainer.main_ppo {' '.join(NEEDED)} trainer.nnodes=$WORKERS\n")
+    result = in_jail(str(script))
+    assert result.exit_code == 1
+    assert "its value is empty: give the script's variable, --env WORKERS=VALUE" in result.stderr
+    assert in_jail(str(script), "--env", "WORKERS=2").exit_code == 0
+    script.write_text("set -u\npython3 -m verl.trainer.main_ppo trainer.nnodes=$WORKERS\n")
+    assert "WORKERS: unbound variable; give it, --env WORKERS=VALUE" in in_jail(str(script)).stderr
 
 
 def test_a_script_without_a_trainer_is_refused_with_what_its_shell_says(tmp_path: Path) -> None:

@@ -43,6 +43,14 @@ def test_epochs_are_shown_as_steps(config):
     assert "10 steps of 2 groups of 4 trajectories" in dry
 
 
+def test_epochs_of_data_that_is_not_here_are_shown_without_steps(config):
+    result = asyncrl("config", "show", config, "--set", "run.epochs=5", "--set", "data.train=nowhere.parquet")
+    assert result.exit_code == 0
+    assert not [line for line in result.stdout.splitlines() if line.startswith("run.steps ")]
+    assert "note: run.steps follows from run.epochs and data.train: " in result.stderr
+    assert "nowhere.parquet" in result.stderr
+
+
 def test_config_show_notes_settings_that_hardly_anybody_wants(config):
     assert "note:" not in asyncrl("config", "show", config).output
     result = asyncrl("config", "show", config, "--set", "algorithm.loss=reinforce", "--set", "schedule.staleness=2")

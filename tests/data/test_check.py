@@ -48,6 +48,11 @@ def test_a_good_dataset_is_described(tmp_path: Path) -> None:
     )
 
 
+def test_rows_without_an_answer_are_counted(tmp_path: Path) -> None:
+    path = write(tmp_path, {"prompt": "x", "answer": ""}, {"prompt": "y", "answer": "1"})
+    assert "  answers        1 of the rows have none" in inspect(path).text().splitlines()
+
+
 def test_bad_rows_are_counted_by_their_reason(tmp_path: Path) -> None:
     fine, empty = {"prompt": "fine", "answer": "1"}, {"prompt": "", "answer": "1"}
     picture = {"prompt": "<image>?", "answer": "1", "videos": [{"path": "x.mp4"}]}

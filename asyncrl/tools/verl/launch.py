@@ -14,33 +14,51 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncrl.errors import ConfigError
-from asyncrl.tools.verl.overrides import Override, given, is_override, parse_override
+from asyncrl.tools.verl.lookup import option_for, present
+from asyncrl.tools.verl.overrides import Account, Override, given, is_override, parse_override
+from asyncrl.tools.verl.trainers import (
+    AUGUST,
+    CONFIGS,
+    Mode,
+    Release,
+    TrainerModule,
+    mode_of,
+    release_of,
+    trainer_of,
+    unknown_trainer,
+)
+from asyncrl.tools.verl.words import (
+    ASCEND,
+    Line,
+    config_names,
+    is_other_program,
+    of_flags,
+    of_runner,
+    of_variables,
+    parse_line,
+    runtime_variables,
+)
 
-Mode = Literal["fully_async", "one_step_off", "synchronous"]
-"""Trainer that a command starts; ``main_ppo`` is ``synchronous``, whatever its ``trainer.v1.trainer_mode``."""
-MODULES: Mapping[str, Mode] = {
-    "fully_async": "fully_async",
-    "one_step_off": "one_step_off",
-    "main_ppo": "synchronous",
-}
-"""Mode by a part of the module's name or path; the first entry that matches decides."""
 LOST = (
-    "{} options, from {!r} on, are a command of their own, because the line before them has no backslash: verl gets "
-    "none of them; they are taken as part of the command"
+    "{} options, from {!r} on, are a command of their own, because the line before them has no backslash, or is a "
+    "comment: verl gets none of them; they are taken as part of the command"
 )
 OPTION = re.compile(r"(\+\+|\+|~)?[a-z_]\w*(\.\w+)+=.*", re.DOTALL)
+NPU_NAME = re.compile(r"(?<![A-Za-z])npu(?![A-Za-z])")
+"""``npu`` as a word of a file's name: ``prompt_key=input`` has these letters too."""
+TRAINING_SECTIONS = ("actor_rollout_ref.", "algorithm.")
 
 
 class Launch(Struct, frozen=True):
-    """Training command of verl: its trainer and its options."""
+    """Training command of verl: its trainer, its options, and an account of its other words."""
 
     mode: Mode
     overrides: dict[str, Override]
@@ -48,63 +66,147 @@ class Launch(Struct, frozen=True):
     is_megatron: bool = False
     notes: tuple[str, ...] = ()
     """Sentences about the script that a reader should know."""
+    trainer: TrainerModule | None = None
+    """Entry of its module; None for options without a command."""
+    release: Release = AUGUST
+    """verl's release that the options are read as."""
+    words: tuple[Account, ...] = ()
+    """Accounts of the words that are no options, and of the environment's variables."""
+    variables: Mapping[str, str] = {}
+    """Variable of the script that an option's value is, by the option's key."""
 
 
-def find_launch(commands: Sequence[Sequence[str]], more: Sequence[str] = (), defaults: Sequence[str] = ()) -> Launch:
+def find_launch(
+    commands: Sequence[Sequence[str]],
+    more: Sequence[str] = (),
+    environments: Sequence[Mapping[str, str]] = (),
+    script: str = "",
+    name: str = "",
+) -> Launch:
     """
     Find the first training command.
 
     Args:
         more: Overrides that replace those of the command.
-        defaults: Overrides that those of the command replace.
+        environments: Variables that the script has set for each of the commands.
+        script: Text of the script.
+        name: Name of its file.
 
     Raises:
         ConfigError: No command starts a trainer.
     """
-    trainings = [(mode, command) for command in commands if (mode := _mode(command))]
+    trainings = [
+        (line, trainer, place)
+        for place, command in enumerate(commands)
+        if (line := parse_line(command)) and (trainer := _trainer(line, commands))
+    ]
     if not trainings:
         run = ", ".join(sorted({command[0] for command in commands if command})) or "nothing"
         raise ConfigError(
             f"the script starts no trainer of verl (verl.trainer.main_ppo, fully_async_main, ...); it runs {run}; give "
             f"the script that starts the training"
         )
-    mode, command = trainings[0]
-    lost = [word for other in commands if other and OPTION.fullmatch(other[0]) for word in other]
+    line, trainer, place = trainings[0]
+    lost = _lost(commands)
     notes = [LOST.format(len(lost), lost[0])] if lost else []
     if len(trainings) > 1:
         notes.append(f"the script starts {len(trainings)} trainings; the first one is translated")
-    words = [argument for argument in command if OPTION.fullmatch(argument) or _is_short(argument)]
-    overrides = given([parse_override(argument) for argument in (*defaults, *words, *lost, *more)])
-    is_megatron = any("megatron" in argument for argument in command if argument.startswith("-"))
-    return Launch(mode, overrides, is_megatron, tuple(notes))
+    given_here = [parse_override(word) for word in dict.fromkeys([*line.options, *lost, *more])]
+    release = release_of(trainer, [override.key for override in given_here])
+    variables = {**(environments[place] if environments else {}), **runtime_variables(line)}
+    npu = _npu(variables, commands, name, given_here)
+    if npu:
+        notes.append("the script is for Ascend NPUs: without a trainer.device of its own, it is 'npu'")
+    overrides = given([_renamed(override) for override in (*npu, *_configured(line, trainer), *given_here)])
+    words = [
+        *of_variables(variables, script),
+        *of_runner(line),
+        _program(line, trainer, release),
+        *of_flags(line),
+        *_repeated(given_here, overrides),
+    ]
+    is_megatron = any("megatron" in flag[-1] for flag in line.flags)
+    named = _named(script, overrides)
+    return Launch(trainer.mode, overrides, is_megatron, tuple(notes), trainer, release, tuple(words), named)
 
 
 def of_options(arguments: Sequence[str]) -> Launch:
     """Launch with these options; their sections tell the mode. Raises `ConfigError` if an argument is no option."""
-    overrides = given([parse_override(argument) for argument in arguments])
-    sections = {key.partition(".")[0] for key in overrides}
-    mode: Mode = "synchronous"
-    if "async_training" in sections or "rollout.total_rollout_steps" in overrides:
-        mode = "fully_async"
-    elif "rollout" in sections:
-        mode = "one_step_off"
-    return Launch(mode, overrides)
+    named = [parse_override(argument) for argument in arguments]
+    keys = [override.key for override in named]
+    trainer = TrainerModule(name="options alone", module="", mode=mode_of(keys))
+    overrides = given([_renamed(override) for override in named])
+    words = tuple(_repeated(named, overrides))
+    return Launch(trainer.mode, overrides, release=release_of(trainer, keys), words=words)
 
 
-def _mode(command: Sequence[str]) -> Mode | None:
-    """Mode of a command that runs a trainer's module or file with options; None for any other command."""
-    programs = [word for word in command[1:] if re.fullmatch(r"[\w./-]+", word) and "=" not in word]
-    if not any(OPTION.fullmatch(word) for word in command):
+def _trainer(line: Line, commands: Sequence[Sequence[str]]) -> TrainerModule | None:
+    """Entry of the module that a line starts; of an unknown module if its options are those of a training."""
+    words = [*line.options, *_lost(commands)]
+    if is_other_program(line.module) or not words:
         return None
-    for part, mode in MODULES.items():
-        if any(part in word.rpartition("/")[2] or (part in word and "verl" in word) for word in programs):
-            return mode
-    return None
+    if known := trainer_of(line.module):
+        return known
+    keys = [parse_override(word).key for word in words]
+    trains = any(key.startswith(TRAINING_SECTIONS) and option_for(present(key)) for key in keys)
+    return unknown_trainer(line.module, keys) if trains else None
 
 
-def _is_short(argument: str) -> bool:
-    """True for an override of a key without a dot, such as ``model_engine=megatron``."""
-    return is_override(argument) and bool(re.match(r"\+{0,2}[a-z_]+=", argument))
+def _lost(commands: Sequence[Sequence[str]]) -> list[str]:
+    """Options that are commands of their own."""
+    return [word for other in commands if other and OPTION.fullmatch(other[0]) for word in other if is_override(word)]
+
+
+def _renamed(override: Override) -> Override:
+    return replace(override, key=present(override.key))
+
+
+def _configured(line: Line, trainer: TrainerModule) -> list[Override]:
+    """Options that the trainer's own configuration sets, or those that the line names."""
+    sources = {name: CONFIGS[name] for name in config_names(line) if name in CONFIGS} or {trainer.name: trainer.config}
+    pairs = [(source, option) for source, options in sources.items() for option in options]
+    return [replace(parse_override(option), source=source) for source, option in pairs]
+
+
+def _npu(
+    variables: Mapping[str, str], commands: Sequence[Sequence[str]], name: str, options: Sequence[Override]
+) -> list[Override]:
+    """The device of a script for Ascend NPUs, which verl itself detects when it runs; empty for any other script."""
+    sources = any("/Ascend/" in word for command in commands if command[:1] == ["source"] for word in command)
+    is_named = any(override.key == "trainer.device" for override in options)
+    if is_named or not (NPU_NAME.search(name) or any(map(ASCEND.fullmatch, variables)) or sources):
+        return []
+    return [replace(parse_override("trainer.device=npu"), source="the script is for Ascend NPUs")]
+
+
+def _program(line: Line, trainer: TrainerModule, release: Release) -> Account:
+    text = " ".join(line.program)
+    if trainer.lacks:
+        return Account(text, "not supported", trainer.lacks)
+    if not trainer_of(line.module):
+        why = f"{line.module} is none of verl's trainers known here: its options are read as those of {release}, and"
+        return Account(text, "unknown", f"{why} what the module does differently is not known")
+    read = f"read as {trainer.name} of verl of {release}"
+    return Account(text, "substituted" if trainer.note else "mapped", "; ".join(filter(None, [read, trainer.note])))
+
+
+def _repeated(options: Sequence[Override], overrides: Mapping[str, Override]) -> Iterator[Account]:
+    """Accounts of options of which nothing is left, because a later one has the same key."""
+    texts = {override.text for override in overrides.values()}
+    for option in options:
+        later = overrides.get(present(option.key))
+        if option.text not in texts and later:
+            yield Account(option.text, "not needed", f"a later option replaces it: {later.text}")
+
+
+def _named(script: str, overrides: Mapping[str, Override]) -> dict[str, str]:
+    """Variables of ``script`` that options are made of, by the option's key."""
+    found: dict[str, str] = {}
+    for key, override in overrides.items():
+        written = re.escape(override.text.partition("=")[0])
+        if variable := re.search(rf"(?<![\w.]){written}=[\"']?\$\{{?(\w+)", script):
+            found[key] = variable[1]
+    return found
 
 
 # ── expand ────────────────────────────────────────────────────────────────────────────────────
@@ -116,6 +218,8 @@ def _is_short(argument: str) -> bool:
 # script; `asyncrl.tools.verl.jail` denies all else: other files, network, signals. The environment has HOME, from
 # which scripts build paths, and the caller's variables. The root is removed afterwards.
 
+BASE = ("HOME", "PATH", "BASH_ENV", "TMPDIR", "LC_ALL", "PWD", "OLDPWD", "SHLVL", "_")
+"""Variables that the jail and bash set themselves."""
 JAIL = Path(__file__).with_name("jail.py")
 WALL_S = 10.0
 PROCESSES = 64
@@ -133,16 +237,28 @@ LAUNCHERS = (
     "torchrun", "uv",
 )  # fmt: skip
 """Stubs that exist as files, because ``exec`` and ``env`` do not call bash's handler for missing commands."""
-RECORD = """printf '%s\\0' "$@" > "/records/${EPOCHREALTIME:-$SECONDS}.$BASHPID" """
+RECORD = """__record="${EPOCHREALTIME:-$SECONDS}.$BASHPID"
+/bin/env -0 > "/variables/$__record"
+printf '%s\\0' "$@" > "/records/$__record" """
 STUB = f"""#!/bin/bash -p
 set -- "${{0##*/}}" "$@"
 {RECORD}
 """
 PRELUDE = f"""command_not_found_handle() {{ {RECORD}; }}
 ulimit() {{ :; }}
-export -f command_not_found_handle ulimit
+source() {{
+  if [ -r "$1" ]; then builtin source "$@"; return; fi
+  printf '%s: line %s: %s: No such file or directory\\n' "$0" "${{__line:-${{BASH_LINENO[0]}}}}" "$1" >&2
+  command_not_found_handle source "$@"
+}}
+function . {{ __line=${{BASH_LINENO[0]}} source "$@"; }}
+cd() {{ builtin cd "$@" 2>/dev/null || command_not_found_handle cd "$@"; }}
+export -f command_not_found_handle ulimit source . cd
 """
-"""Start of every bash: records a missing program, which then succeeds, and keeps the jail's limits."""
+"""
+Start of every bash: records a missing program, which then succeeds, and keeps the jail's limits. A file to source and a
+folder to enter that the jail does not have are recorded as well: they do not end a script with ``set -e``.
+"""
 
 
 class Expansion(Struct, frozen=True):
@@ -150,6 +266,8 @@ class Expansion(Struct, frozen=True):
 
     commands: list[list[str]]
     """Name and arguments of every program that it would have run, without `TEXT_PROGRAMS`."""
+    environments: list[dict[str, str]]
+    """Variables that the script has exported to each of them, without those it was given."""
     complaints: list[str]
     """Errors that bash printed, such as an unbound variable or a file that is not in the jail."""
 
@@ -176,12 +294,19 @@ def expand(script: Path, arguments: Sequence[str] = (), environment: Mapping[str
         _furnish(root, place, text)
         code = _run(root, errors, ["/bin/bash", str(place), *arguments], environment or {})
         complaints = list(_complaints(errors.read_text("utf-8", "replace"), str(place), code))
-        return Expansion(commands=_records(root / "records"), complaints=complaints)
+        commands = _records(root / "records")
+        exported = _records(root / "variables")
+        before = {*BASE, *(f"{name}={value}" for name, value in (environment or {}).items())}
+        return Expansion(
+            commands=list(commands.values()),
+            environments=[_exported(exported.get(name, []), before) for name in commands],
+            complaints=complaints,
+        )
 
 
 def _furnish(root: Path, script: Path, text: bytes) -> None:
     """Create the jail's files: programs with their libraries, stubs, the script at its path, the working directory."""
-    writable = ("", "records", "tmp", "dev", *_with_parents(script.parent), *_with_parents(Path.cwd()))
+    writable = ("", "records", "variables", "tmp", "dev", *_with_parents(script.parent), *_with_parents(Path.cwd()))
     for folder in (*writable, "bin"):
         (root / folder).mkdir(exist_ok=True)
     programs = [path for name in ("bash", *TEXT_PROGRAMS) if (path := shutil.which(name))]
@@ -267,10 +392,16 @@ def _num_tasks() -> int:
     return count
 
 
-def _records(folder: Path) -> list[list[str]]:
-    """Read the records in order of time, without links, which may lead out of the jail."""
+def _records(folder: Path) -> dict[str, list[str]]:
+    """Read the records by name, in order of time, without links, which may lead out of the jail."""
     paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
-    return [path.read_text("utf-8", "replace").split("\0")[:-1] for path in paths[:MAX_RECORDS]]
+    return {path.name: path.read_text("utf-8", "replace").split("\0")[:-1] for path in paths[:MAX_RECORDS]}
+
+
+def _exported(environment: Sequence[str], before: Collection[str]) -> dict[str, str]:
+    """Variables of an environment that are not those of ``before``, nor bash's own."""
+    pairs = (text.partition("=") for text in environment if text not in before)
+    return {name: value for name, _, value in pairs if name.isidentifier() and name not in BASE}
 
 
 def _complaints(errors: str, script: str, code: int | None) -> Iterator[str]:

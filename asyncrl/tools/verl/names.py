@@ -15,7 +15,7 @@ from asyncrl.config import run_file
 from asyncrl.config.config import Config
 from asyncrl.config.suggestions import UnknownSetting
 from asyncrl.errors import ConfigError
-from asyncrl.tools.verl.options import like
+from asyncrl.tools.verl.lookup import like
 
 IN_EVERY_RUN_FILE = "algorithm.advantage"
 """Setting by which run files are recognised: other files have no such key."""

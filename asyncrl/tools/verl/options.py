@@ -1,16 +1,10 @@
-"""
-The fate of every option of verl's here, and its lookup by a key or by the end of one.
-
-    option_for("data.max_prompt_length")                  the row of that key
-    option_for("actor_rollout_ref.actor.profiler.tool")   the row "actor_rollout_ref.actor.profiler.*"
-    like("ppo_mini_batch_size")                           the first row whose key ends with these words
-"""
+"""The fate of every option of verl's here: tables by the section of the option."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.tools.verl.overrides import Option, at_least_zero, derived, missing, not_needed, replaced, setting
+from asyncrl.tools.verl.overrides import Option, at_least_zero, derived, missing, not_needed, part_of, replaced, setting
 
 # ── sampling ──────────────────────────────────────────────────────────────────────────────────
 # verl's options of data, rollout and rewards. A key ending in ``.*`` stands for all options below it.
@@ -114,7 +108,7 @@ ROLLOUT: Mapping[str, Option] = {
     f"{R}.val_kwargs.temperature": derived("evaluation.temperature"),
     f"{R}.val_kwargs.top_p": derived("evaluation.top_p"),
     f"{R}.val_kwargs.top_k": derived("evaluation.top_k"),
-    f"{R}.val_kwargs.do_sample": not_needed("the temperature decides: 0 is greedy, in verl's asynchronous engines too"),
+    f"{R}.val_kwargs.do_sample": derived("evaluation.temperature"),
     f"{R}.enable_rollout_routing_replay": derived("rollout.replay_routes"),
     f"{R}.free_cache_engine": not_needed("with rollout.colocated an engine frees its memory in the trainer's turns"),
     f"{R}.enable_sleep_mode": not_needed("rollout.colocated decides it"),
@@ -129,7 +123,7 @@ ROLLOUT: Mapping[str, Option] = {
     f"{R}.checkpoint_engine.update_weights_bucket_megabytes": setting(
         "weights.bucket_bytes", lambda value: value << 20, "a device holds two of them at each end"
     ),
-    f"{R}.checkpoint_engine.backend": derived("weights.backend", note="`auto` chooses by the devices"),
+    f"{R}.checkpoint_engine.backend": derived("weights.delta"),
     f"{R}.checkpoint_engine.*": not_needed("weights.backend and weights.delta choose how weights travel"),
     f"{R}.update_weights_bucket_megabytes": setting("weights.bucket_bytes", lambda value: value << 20),
     f"{R}.disable_log_stats": not_needed("asyncrl has metrics of its own"),
@@ -169,7 +163,7 @@ ROLLOUT: Mapping[str, Option] = {
     f"{R}.nnodes": not_needed("trainer and rollouts share devices, or rollout.nnodes counts"),
     f"{R}.n_gpus_per_node": not_needed("trainer and rollouts share devices, or rollout.n_gpus_per_node counts"),
     f"{R}.prometheus.enable": replaced("metrics go to the run directory and trackers.use"),
-    f"{R}.prometheus.*": not_needed("it is read only with prometheus.enable"),
+    f"{R}.prometheus.*": part_of(f"{R}.prometheus.enable"),
     f"{R}.trace.*": not_needed("every trajectory is in samples/ of the run directory"),
     f"{R}.skip.*": replaced("rollouts are never skipped or read from a file"),
     f"{R}.profiler.*": replaced(NO_PROFILER),
@@ -195,12 +189,18 @@ REWARD: Mapping[str, Option] = {
     "reward.reward_kwargs.overlong_buffer_cfg.penalty_factor": derived("reward.parts"),
     "reward.reward_kwargs.overlong_buffer_cfg.log": not_needed("every part of a reward is a metric"),
     "reward.reward_kwargs.max_resp_len": derived("reward.parts"),
+    "reward.overlong_buffer.enable": derived("reward.parts"),
+    "reward.overlong_buffer.len": derived("reward.parts"),
+    "reward.overlong_buffer.penalty_factor": derived("reward.parts"),
+    "reward.overlong_buffer.log": not_needed("every part of a reward is a metric"),
+    "reward.launch_reward_fn_async": not_needed("a trajectory's reward is computed while others are sampled"),
+    "reward.use_reward_loop": not_needed("a trajectory's reward is computed while others are sampled"),
     "reward.reward_kwargs.*": missing("write your rewards as reward.function = 'file.py:name'"),
     "reward.num_workers": not_needed("reward.workers is for rewards that take a core; the default is 1"),
     "reward.reward_model.enable": missing("serve the model, and set reward.function = 'reward_model': docs/rewards.md"),
-    "reward.reward_model.*": not_needed("it is read only with reward_model.enable"),
+    "reward.reward_model.*": part_of("reward.reward_model.enable"),
     "reward.sandbox_fusion.url": missing("use reward.function = 'code' or 'remote': docs/rewards.md"),
-    "reward.sandbox_fusion.*": not_needed("it is read only with sandbox_fusion.url"),
+    "reward.sandbox_fusion.*": part_of("reward.sandbox_fusion.url"),
 }
 
 
@@ -218,7 +218,7 @@ BOTH = "beside a KL in the loss; alone, it is algorithm.{}"
 BY_LAYER = "trainer.gradient_checkpointing is by layer"
 COMPILED = "the model's own modules compute; nothing is compiled"
 CHECKPOINTS = "a checkpoint has model, optimizer and position; asyncrl export writes a Hugging Face directory"
-DYNAMIC = "it is read only with use_dynamic_resource_scheduling"
+DYNAMIC = "async_training.use_dynamic_resource_scheduling"
 RAY = "there is no Ray: asyncrl runs its own processes"
 
 SCHEDULE: Mapping[str, Option] = {
@@ -274,16 +274,22 @@ SCHEDULE: Mapping[str, Option] = {
     "async_training.concurrent_samples_per_replica": derived("rollout.slots", note="in trajectories: it x n"),
     "async_training.use_trainer_do_validate": replaced("one rollout evaluates while the others go on"),
     "async_training.use_dynamic_resource_scheduling": replaced("the split of devices is fixed"),
-    "async_training.dynamic_schedule_policy": not_needed(DYNAMIC),
-    "async_training.dynamic_schedule_deactivate_ratio": not_needed(DYNAMIC),
-    "async_training.dynamic_schedule_enable_rebalance": not_needed(DYNAMIC),
+    "async_training.dynamic_schedule_policy": part_of(DYNAMIC),
+    "async_training.dynamic_schedule_deactivate_ratio": part_of(DYNAMIC),
+    "async_training.dynamic_schedule_enable_rebalance": part_of(DYNAMIC),
     "rollout.nnodes": derived("rollout.replicas", note="replicas are those of one machine"),
     "rollout.n_gpus_per_node": derived(
         "rollout.replicas", note="devices for rollouts / rollout.vllm.tensor_parallel_size"
     ),
     "rollout.total_rollout_steps": derived("run.steps", note="groups / (groups_per_step x steps_per_publish) versions"),
     "rollout.n": not_needed("verl reads that of actor_rollout_ref", near="schedule.group_size"),
-    "rollout.test_freq": not_needed("verl does not read it: trainer.test_freq counts"),
+    "rollout.test_freq": derived("evaluation.every_versions"),
+    "rollout.total_epochs": derived("run.steps", note="the smaller of it and trainer.total_epochs"),
+    "rollout.n_gpus": derived("trainer.ranks", "rollout.replicas", note="it takes the rollouts' from the trainer's"),
+    f"{R}.n_gpus": derived("trainer.ranks", "rollout.replicas", note="it takes the rollouts' from the trainer's"),
+    "async_training.compute_prox_log_prob": derived("algorithm.correction.mode", "algorithm.correction.anchor"),
+    "async_training.use_rollout_log_probs": derived("algorithm.correction.mode"),
+    "async_training.checkpoint_engine.*": not_needed("weights.backend and weights.delta choose how weights travel"),
 }
 
 ALGORITHM: Mapping[str, Option] = {
@@ -308,9 +314,14 @@ ALGORITHM: Mapping[str, Option] = {
     "algorithm.rollout_correction.rollout_is_batch_normalize": derived("algorithm.correction.importance_normalize"),
     "algorithm.rollout_correction.rollout_rs": derived("algorithm.correction.rejection"),
     "algorithm.rollout_correction.rollout_rs_threshold": derived("algorithm.correction.rejection_threshold"),
+    "algorithm.rollout_correction.rollout_rs_threshold_lower": derived("algorithm.correction.rejection_threshold"),
+    "algorithm.rollout_correction.rollout_token_veto_threshold": replaced(
+        "rejection looks at one criterion for each name in algorithm.correction.rejection"
+    ),
+    "algorithm.rollout_correction.use_policy_gradient": derived("algorithm.loss"),
     "algorithm.rollout_correction.loss_type": derived("algorithm.loss"),
     "algorithm.use_pf_ppo": replaced("groups are trained on as they are"),
-    "algorithm.pf_ppo.*": not_needed("it is read only with use_pf_ppo"),
+    "algorithm.pf_ppo.*": part_of("algorithm.use_pf_ppo"),
     "algorithm.gdpo_reward_keys": derived("algorithm.reward_weights"),
 }
 
@@ -332,7 +343,7 @@ ACTOR: Mapping[str, Option] = {
     f"{A}.fsdp_config.optimizer_offload": derived("trainer.offload"),
     f"{A}.fsdp_config.offload_policy": derived("trainer.offload"),
     f"{A}.fsdp_config.dtype": derived("model.dtype"),
-    f"{A}.fsdp_config.model_dtype": derived("model.dtype"),
+    f"{A}.fsdp_config.model_dtype": not_needed("weights are in model.dtype, and the optimizer's state is in float32"),
     f"{A}.clip_ratio": derived("algorithm.clip_low", note="verl reads it where clip_ratio_low or _high is null"),
     f"{A}.clip_ratio_low": derived("algorithm.clip_low"),
     f"{A}.clip_ratio_high": derived("algorithm.clip_high"),
@@ -367,12 +378,14 @@ ACTOR: Mapping[str, Option] = {
     f"{A}.optim.lr_decay_style": derived("trainer.lr_schedule"),
     f"{A}.optim.min_lr_ratio": derived("trainer.min_lr_ratio"),
     f"{A}.optim.min_lr": derived("trainer.min_lr_ratio", note="as a fraction of lr"),
-    f"{A}.optim.lr_decay_steps": derived("trainer.lr_schedule", note="a cosine ends with the run"),
+    f"{A}.optim.lr_decay_steps": replaced("a cosine ends with the run", near="trainer.lr_schedule"),
     f"{A}.optim.num_cycles": replaced("a cosine has half a period", harmless=(0.5, None)),
     f"{A}.optim.total_training_steps": not_needed("the length of the run is known"),
     f"{A}.optim.optimizer": replaced("the optimizer is AdamW", harmless=("AdamW", "adam", "adamw", None)),
     f"{A}.optim.override_optimizer_config.optimizer_cpu_offload": derived("trainer.offload"),
-    f"{A}.optim.override_optimizer_config.optimizer_offload_fraction": derived("trainer.offload"),
+    f"{A}.optim.override_optimizer_config.optimizer_offload_fraction": replaced(
+        "trainer.offload moves all moments or none", harmless=(None, 0, 1)
+    ),
     f"{A}.optim.override_optimizer_config.*": not_needed(MEGATRON),
     f"{A}.optim.optimizer_impl": not_needed("AdamW is torch's, with float32 moments"),
     f"{A}.optim.zero_indexed_step": not_needed("AdamW is torch's, with float32 moments"),
@@ -393,18 +406,22 @@ ACTOR: Mapping[str, Option] = {
     f"{A}.megatron.expert_model_parallel_size": derived("trainer.expert_parallel"),
     f"{A}.megatron.expert_tensor_parallel_size": replaced(FSDP, harmless=(1, None)),
     f"{A}.megatron.param_offload": derived("trainer.offload"),
-    f"{A}.megatron.grad_offload": derived("trainer.offload"),
+    f"{A}.megatron.grad_offload": replaced("gradients are on the host with the parameters: trainer.offload"),
     f"{A}.megatron.optimizer_offload": derived("trainer.offload"),
     f"{A}.megatron.override_transformer_config.recompute_granularity": derived("trainer.gradient_checkpointing"),
     f"{A}.megatron.override_transformer_config.recompute_method": not_needed(BY_LAYER),
     f"{A}.megatron.override_transformer_config.recompute_num_layers": not_needed(BY_LAYER),
-    f"{A}.megatron.override_transformer_config.context_parallel_size": derived("trainer.sequence_parallel"),
+    f"{A}.megatron.override_transformer_config.context_parallel_size": not_needed(
+        "megatron.context_parallel_size counts", near="trainer.sequence_parallel"
+    ),
     f"{A}.megatron.override_transformer_config.moe_aux_loss_coeff": replaced("no balance of experts is in the loss"),
     f"{A}.megatron.override_transformer_config.moe_z_loss_coeff": replaced("no balance of experts is in the loss"),
     f"{A}.megatron.override_transformer_config.fp8": replaced("weights are in model.dtype"),
+    f"{A}.megatron.qat.*": replaced("weights are in model.dtype"),
     f"{A}.megatron.*": not_needed(MEGATRON),
     f"{A}.strategy": replaced(FSDP, harmless=("fsdp", "fsdp2", None)),
     f"{A}.fsdp_config.strategy": replaced(FSDP, harmless=("fsdp", "fsdp2", None)),
+    f"{A}.fsdp_config.qat.*": replaced("weights are in model.dtype"),
     f"{A}.fsdp_config.*": not_needed("FSDP2's own way"),
     f"{A}.engine.*": replaced(FSDP, harmless=()),
     f"{A}.model_engine": replaced(FSDP, harmless=("dp", None)),
@@ -423,9 +440,9 @@ ACTOR: Mapping[str, Option] = {
     f"{A}.use_rollout_log_probs": not_needed("verl does not read it: correction.mode decides"),
     f"{A}.use_prefix_grouper": not_needed("the prompt of a group is computed once"),
     f"{A}.load_weight": not_needed("the model's weights are always loaded"),
-    f"{A}.rollout_n": derived("schedule.group_size"),
+    f"{A}.rollout_n": not_needed("actor_rollout_ref.rollout.n counts", near="schedule.group_size"),
     f"{A}.checkpoint.*": not_needed(CHECKPOINTS),
-    f"{A}.router_replay.mode": derived("rollout.replay_routes"),
+    f"{A}.router_replay.mode": derived("rollout.replay_routes", note="disabled leaves it out"),
     f"{A}.router_replay.*": not_needed("routes travel with the trajectories"),
     f"{A}.profiler.*": replaced(NO_PROFILER),
     f"{A}.qat.*": replaced("weights are in model.dtype"),
@@ -442,7 +459,13 @@ MODEL: Mapping[str, Option] = {
     f"{M}.lora_rank": derived("trainer.lora.rank"),
     f"{M}.lora_alpha": derived("trainer.lora.alpha"),
     f"{M}.target_modules": derived("trainer.lora.targets"),
-    f"{M}.lora.*": replaced("set trainer.lora", harmless=()),
+    f"{M}.lora.rank": derived("trainer.lora.rank"),
+    f"{M}.lora.alpha": derived("trainer.lora.alpha"),
+    f"{M}.lora.target_modules": derived("trainer.lora.targets"),
+    f"{M}.lora.type": replaced("an adapter is LoRA's", harmless=("lora", None)),
+    f"{M}.lora.merge": not_needed("rollouts get the merged weights, or the adapter: trainer.lora"),
+    f"{M}.lora.dropout": replaced("there is no dropout"),
+    f"{M}.lora.*": replaced("trainer.lora has rank, alpha, targets and path"),
     f"{M}.exclude_modules": replaced("trainer.lora.targets names the layers with an adapter"),
     f"{M}.lora_adapter_path": derived(
         "trainer.lora.path", note="the reference of a KL has the adapter too, unlike verl's"
@@ -459,7 +482,7 @@ MODEL: Mapping[str, Option] = {
     f"{M}.custom_chat_template": replaced("the chat template is that of the model directory; edit it there"),
     f"{M}.tiled_mlp.*": replaced("trainer.offload and trainer.gradient_checkpointing save memory"),
     f"{M}.mtp.enable": replaced("tokens are decoded one by one, and no extra head is trained"),
-    f"{M}.mtp.*": not_needed("it is read only with mtp.enable"),
+    f"{M}.mtp.*": part_of(f"{M}.mtp.enable"),
     f"{F}.fsdp_config.param_offload": derived("trainer.offload"),
     f"{F}.megatron.param_offload": derived("trainer.offload"),
     f"{F}.log_prob_micro_batch_size_per_gpu": not_needed(ONE_BUDGET),
@@ -475,6 +498,23 @@ MODEL: Mapping[str, Option] = {
     "critic.optim.weight_decay": derived("critic.weight_decay"),
     "critic.optim.clip_grad": derived("critic.grad_clip"),
     "critic.grad_clip": derived("critic.grad_clip"),
+    **{
+        f"critic.{name}": not_needed("the critic has the policy's, which is the same")
+        for name in (
+            "optim.betas",
+            "optim.lr_warmup_steps",
+            "optim.lr_warmup_steps_ratio",
+            "optim.lr_scheduler_type",
+            "optim.warmup_style",
+            "optim.min_lr_ratio",
+            "model.lora_rank",
+            "model.lora_alpha",
+            "model.target_modules",
+            "ppo_epochs",
+            "shuffle",
+            "loss_agg_mode",
+        )
+    },
     "critic.cliprange_value": derived("critic.value_clip"),
     **{
         f"critic.{name}": not_needed(AS_POLICY)
@@ -492,12 +532,9 @@ MODEL: Mapping[str, Option] = {
             "use_dynamic_bsz",
             "ppo_max_token_len_per_gpu",
             "forward_max_token_len_per_gpu",
-            "ppo_epochs",
-            "shuffle",
             "ulysses_sequence_parallel_size",
             "enable",
             "forward_micro_batch_size_per_gpu",
-            "loss_agg_mode",
             "rollout_n",
             "profiler.*",
             "data_loader_seed",
@@ -511,74 +548,10 @@ SURROUNDINGS: Mapping[str, Option] = {
     "ray_kwargs.*": not_needed(RAY),
     "transfer_queue.*": not_needed("payloads travel through the spool"),
     "distillation.enabled": missing("asyncrl does not distil: leave it out"),
-    "distillation.*": not_needed("it is read only with distillation.enabled"),
+    "distillation.*": part_of("distillation.enabled"),
     "skip.*": replaced("rollouts are never skipped or read from a file"),
     "hydra.*": not_needed("there is no Hydra: --set a.b=value overrides a setting"),
 }
 
-
-# ── lookup ────────────────────────────────────────────────────────────────────────────────────
-
 TABLE: Mapping[str, Option] = {**SCHEDULE, **DATA, **ALGORITHM, **ROLLOUT, **ACTOR, **MODEL, **REWARD, **SURROUNDINGS}
 """All rows by key. The tables that a shortened key means most often are first."""
-RENAMED: Mapping[str, str] = {
-    "reward_model.reward_manager": "reward.reward_manager.name",
-    "reward_manager": "reward.reward_manager.name",
-    "reward.reward_manager": "reward.reward_manager.name",
-}
-"""verl's present key by its former one."""
-MOVED: Mapping[str, str] = {
-    "custom_reward_function": "reward.custom_reward_function",
-    "reward_model.reward_kwargs": "reward.reward_kwargs",
-    "reward_model.num_workers": "reward.num_workers",
-    "reward_model": "reward.reward_model",
-    "sandbox_fusion": "reward.sandbox_fusion",
-}
-"""verl's present section by its former one; longer sections are first, because a part of them may be one too."""
-
-
-def present(key: str) -> str:
-    """Translate a former key to the present one; return any other key as it is."""
-    if key in RENAMED:
-        return RENAMED[key]
-    section = next((section for section in MOVED if key == section or key.startswith(f"{section}.")), "")
-    return MOVED[section] + key.removeprefix(section) if section else key
-
-
-def option_for(key: str) -> Option | None:
-    """Row of a full, present key; None if no table has it."""
-    if key in TABLE:
-        return TABLE[key]
-    parts = key.split(".")
-    patterns = (".".join([*parts[:length], "*"]) for length in range(len(parts) - 1, 0, -1))
-    return next((TABLE[pattern] for pattern in patterns if pattern in TABLE), None)
-
-
-def like(name: str) -> Option | None:
-    """
-    Row whose key ends with the longest possible part of ``name``; None if no key does.
-
-    A single word without an underscore is compared only if it is one of `PLAIN_WORDS`: ``n`` or ``path`` may mean
-    anything.
-    """
-    parts = name.split(".")
-    found = (ENDS.get(".".join(parts[start:end])) for end in range(len(parts), 0, -1) for start in range(end))
-    return option_for(present(name)) or next((row for row in found if row), None)
-
-
-PLAIN_WORDS = frozenset({"logger", "nnodes"})
-"""Single words without an underscore that name an option by themselves."""
-
-
-def _ends() -> dict[str, Option]:
-    ends: dict[str, Option] = {}
-    for key, row in [*TABLE.items(), *((former, TABLE[current]) for former, current in RENAMED.items())]:
-        parts = key.removesuffix(".*").split(".")
-        for end in (".".join(parts[start:]) for start in range(len(parts))):
-            if "." in end or "_" in end or end in PLAIN_WORDS:
-                ends.setdefault(end, row)
-    return ends
-
-
-ENDS: Mapping[str, Option] = _ends()
-"""First row by each end that its key may be shortened to."""

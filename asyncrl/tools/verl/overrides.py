@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncrl.errors import ConfigError
 
@@ -28,6 +29,8 @@ class Override(Struct, frozen=True):
     value: Any
     text: str
     """Argument of the command, for messages."""
+    source: str = ""
+    """Configuration that sets it; empty if the command itself does."""
 
     @property
     def is_open(self) -> bool:
@@ -56,14 +59,14 @@ def given(overrides: Sequence[Override]) -> dict[str, Override]:
     for override in overrides:
         for key, value in _leaves(override.key, override.value):
             found.pop(key, None)
-            found[key] = Override(key, value, override.text)
+            found[key] = replace(override, key=key, value=value)
     return {key: _resolved(override, found) for key, override in found.items()}
 
 
 def _resolved(override: Override, found: Mapping[str, Override]) -> Override:
     reference = REFERENCE.fullmatch(override.value) if isinstance(override.value, str) else None
     if reference and (other := found.get(reference[1])):
-        return Override(override.key, other.value, override.text)
+        return replace(override, value=other.value)
     return override
 
 
@@ -126,11 +129,22 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 #     not_needed("why")                   not needed: its purpose is met without a setting
 #     replaced("what is done instead")    substituted: it is not honoured, and the run works without it
 #     missing("what to do")               not supported: the run does not work without it
+#     part_of("reward.x.enable")          not needed where that option is off; where it is on, it shares its fate
 
 Fate = Literal["mapped", "not needed", "substituted", "not supported", "unknown"]
 """Treatment of an option; a launch with an option that is ``not supported`` cannot be run."""
 OFF = (None, False, 0, "", "null")
 """Values that turn most options off."""
+
+
+class Account(Struct, frozen=True):
+    """Fate of one option or other word of a launch, with the details."""
+
+    option: str
+    """Text of it in the launch."""
+    fate: Fate
+    detail: str
+    """Settings with their values if mapped; else the reason, or what to do."""
 
 
 class Option(Struct, frozen=True, kw_only=True):
@@ -145,6 +159,8 @@ class Option(Struct, frozen=True, kw_only=True):
     """Converts a value of the option to one of the setting; None if a rule computes the setting."""
     harmless: tuple[Any, ...] = ()
     """Values that make an unsupported option harmless, so that it counts as not needed."""
+    switch: str = ""
+    """Option of verl without which verl does not read this one, which shares its fate; empty if it has none."""
 
     def fate_of(self, value: Any) -> Fate:
         """Fate of the option with this value."""
@@ -161,6 +177,11 @@ def derived(*keys: str, note: str = "") -> Option:
 
 def not_needed(why: str, *, near: str = "") -> Option:
     return Option(fate="not needed", note=why, settings=(near,) if near else ())
+
+
+def part_of(switch: str) -> Option:
+    """An option that verl reads only with another one; where that is on, it has the other's fate."""
+    return Option(fate="not needed", note=f"verl reads it only with {switch}", switch=switch)
 
 
 def replaced(instead: str, *, harmless: tuple[Any, ...] = OFF, near: str = "") -> Option:

@@ -2,7 +2,7 @@
 Translation of a verl launch to a run file, with an account of every option.
 
     Launch ─▶ conversions and rules ─▶ `Translation`: settings with comments ─▶ `to_toml`
-                                       an `Account` of each option: nothing is dropped silently
+                                       an `Account` of each word: nothing is dropped silently
 """
 
 import difflib
@@ -11,15 +11,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from asyncrl.errors import ConfigError
 from asyncrl.files.json_lines import toml_key, toml_value
 from asyncrl.tools.verl.launch import Launch
-from asyncrl.tools.verl.options import TABLE, option_for
-from asyncrl.tools.verl.overrides import OFF, Fate, Override
+from asyncrl.tools.verl.lookup import option_for, present
+from asyncrl.tools.verl.options import TABLE
+from asyncrl.tools.verl.overrides import OFF, Account, Fate
 from asyncrl.tools.verl.recipe import LaunchRecipe
 from asyncrl.tools.verl.rules.engine import engine, episodes, evaluation, lengths, placement
 from asyncrl.tools.verl.rules.objective import objective
 from asyncrl.tools.verl.rules.run import checkpoints, model, optimizer, required, rewards, schedule, trackers
+from asyncrl.tools.verl.words import EXPORTED
 
 # ── run file ──────────────────────────────────────────────────────────────────────────────────
 # Text of a run file with comments, from settings by their full keys.
@@ -99,21 +103,9 @@ RULES: Sequence[Callable[[LaunchRecipe], None]] = (
     trackers,
 )
 """Rules in the order in which they are applied: later ones read settings of earlier ones."""
-TRAINERS = {
-    "fully_async": "fully_async_policy",
-    "one_step_off": "one_step_off_policy",
-    "synchronous": "main_ppo",
-}
-
-
-class Account(Struct, frozen=True):
-    """Fate of one option of a launch, with the details."""
-
-    option: str
-    """Text of the option in the launch."""
-    fate: Fate
-    detail: str
-    """Settings with their values if mapped; else the reason, or what to do."""
+SEVERITY: Sequence[Fate] = ("not needed", "mapped", "unknown", "substituted", "not supported")
+"""Fates of the parts of one option, the one that counts last."""
+ABSENT = object()
 
 
 class Translation(Struct, frozen=True):
@@ -144,40 +136,127 @@ def translate(launch: Launch, num_rows: int | None = None) -> Translation:
     Raises:
         ConfigError: The value of an option has a wrong type.
     """
-    recipe = LaunchRecipe(launch, num_rows)
-    recipe.apply_conversions()
-    for rule in RULES:
-        rule(recipe)
-    accounts = [_account(recipe, key, override) for key, override in recipe.given.items()]
+    launch = replace(launch, overrides={present(key): override for key, override in launch.overrides.items()})
+    recipe = applied(launch, num_rows)
+    options = [_account(launch, recipe, key) for key in recipe.given]
+    accounts = [*_merged(options), *launch.words]
     differences = [
         f"{account.fate}: {account.option}: {account.detail}"
         for account in accounts
         if account.fate in ("substituted", "not supported", "unknown")
     ]
-    head = [f"From a launch of verl's {TRAINERS[launch.mode]}, by asyncrl import-verl.", *differences]
+    trainer = launch.trainer.name if launch.trainer else launch.mode
+    origin = f"From a launch of verl's {trainer}, read as verl of {launch.release}, by asyncrl import-verl."
+    head = [origin, *differences]
+    if exported := [account.option for account in launch.words if account.detail == EXPORTED]:
+        head.append(f"start asyncrl with these variables: {' '.join(exported)}")
     toml = to_toml(recipe.settings, recipe.comments, head)
     return Translation(toml, accounts, required(recipe), list(launch.notes))
 
 
-def _account(recipe: LaunchRecipe, key: str, override: Override) -> Account:
+def applied(launch: Launch, num_rows: int | None = None) -> LaunchRecipe:
+    """Recipe of a launch after all conversions and rules."""
+    recipe = LaunchRecipe(launch, num_rows)
+    recipe.apply_conversions()
+    for rule in RULES:
+        try:
+            rule(recipe)
+        except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise ConfigError(f"{recipe.last_read()}: the value has a wrong type: {error}; correct it") from error
+    return recipe
+
+
+# ── accounts ──────────────────────────────────────────────────────────────────────────────────
+# What an option decides is seen by taking it away, and by giving it another value: the settings that change are those
+# that it is mapped to. So no reason can contradict the file.
+
+
+def _account(launch: Launch, recipe: LaunchRecipe, key: str) -> Account:
+    override, option = recipe.given[key], option_for(key)
+    text = f"{override.text} ({override.source})" if override.source else override.text
     if override.is_open:
-        return Account(override.text, "not supported", "it refers to another value: give the value itself")
-    if key in recipe.fates:
-        return Account(override.text, *recipe.fates[key])
-    option = option_for(key)
-    if option is None:
+        return Account(text, "not supported", "it refers to another value: give the value itself")
+    if option is None and key not in recipe.fates:
         close = difflib.get_close_matches(key, TABLE, n=1, cutoff=0.9)
         meant = f"; did you mean {close[0]}?" if close else ""
-        return Account(override.text, "unknown", f"it is in no table of verl's options here, and has no effect{meant}")
-    fate = option.fate_of(override.value)
-    if fate != "mapped":
-        same = "it is off" if override.value in OFF else "it changes nothing here"
-        return Account(override.text, fate, option.note if fate == option.fate else same)
-    names = [name for name in recipe.settings if _is_of(name, option.settings, key)]
-    values = [f"{name} = {toml_value(recipe.settings[name])}" for name in names]
-    if not values:
-        return Account(override.text, "not needed", f"{option.settings[0]} keeps its default")
-    return Account(override.text, "mapped", "; ".join([*values, *([option.note] if option.note else [])]))
+        return Account(text, "unknown", f"it is in no table of verl's options here, and has no effect{meant}")
+    fate, why = _fate(recipe, key)
+    if fate in ("substituted", "not supported"):
+        return Account(text, fate, why)
+    changed = _changed(launch, recipe, key)
+    named = [name for name in recipe.settings if option and _is_of(name, option.settings, key)]
+    if not _tried(override.value) and key in recipe.reads:
+        changed |= set(named) if fate == "mapped" else set()
+    decided = [name for name in named if name in changed] or [name for name in recipe.settings if name in changed]
+    if decided:
+        values = [f"{name} = {toml_value(recipe.settings[name])}" for name in decided]
+        return Account(text, "mapped", "; ".join(values) + (f" ({why})" if fate == "mapped" and why else ""))
+    return Account(text, "not needed", why if fate == "not needed" else _without_effect(recipe, changed, named, why))
+
+
+def _fate(recipe: LaunchRecipe, key: str) -> tuple[Fate, str]:
+    """Fate of an option by the rules, or by the table; an option under a switch that is on has the switch's fate."""
+    if key in recipe.fates:
+        return recipe.fates[key]
+    option, value = option_for(key), recipe.given[key].value
+    if option is None:
+        return "unknown", ""
+    if option.switch and recipe.get(option.switch) not in OFF:
+        fate, why = _fate(recipe, option.switch)
+        return fate, f"part of {option.switch}: {why}"
+    fate = option.fate_of(value)
+    if fate != option.fate:
+        return fate, "it is off" if value in OFF else "it changes nothing here"
+    return fate, option.note
+
+
+def _changed(launch: Launch, recipe: LaunchRecipe, key: str) -> set[str]:
+    """Settings whose values change without the option, or with another value of it."""
+    override = recipe.given[key]
+    others = {name: other for name, other in launch.overrides.items() if name != key}
+    variants = [others]
+    variants += [{**others, key: replace(override, value=value)} for value in _tried(override.value)]
+    found: set[str] = set()
+    for variant in variants:
+        try:
+            settings = applied(replace(launch, overrides=variant), recipe.num_rows).settings
+        except ConfigError:
+            continue  # the value itself decides whether there is a run file
+        names = {*settings, *recipe.settings}
+        found |= {name for name in names if settings.get(name, ABSENT) != recipe.settings.get(name, ABSENT)}
+    return found
+
+
+def _tried(value: Any) -> list[Any]:
+    """Other values of numbers, true and false; of nothing else is there one for sure."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int | float):
+        return [value + 1, 2 * value, value // 2] if value > 0 else [1]
+    return []
+
+
+def _without_effect(recipe: LaunchRecipe, changed: set[str], named: Sequence[str], why: str) -> str:
+    """Reason for which an option that has a setting here is not needed in this launch."""
+    if changed:
+        return f"with this value the file needs no {sorted(changed)[0]}"
+    if named:
+        reason = f"{named[0]} = {toml_value(recipe.settings[named[0]])} with it and without it"
+        return f"{reason}; {why}" if why else reason
+    return f"it decides nothing in this launch; {why}" if why else "it decides nothing in this launch"
+
+
+def _merged(accounts: Sequence[Account]) -> list[Account]:
+    """One account for each text: a ``{...}`` sets several options."""
+    by_text: dict[str, list[Account]] = {}
+    for account in accounts:
+        by_text.setdefault(account.option, []).append(account)
+    merged = []
+    for text, same in by_text.items():
+        worst = max((account.fate for account in same), key=SEVERITY.index)
+        details = dict.fromkeys(account.detail for account in same if account.fate == worst)
+        merged.append(Account(text, worst, "; ".join(details)))
+    return merged
 
 
 def _is_of(name: str, settings: Sequence[str], option: str) -> bool:

@@ -3,10 +3,10 @@
 import tomllib
 from typing import Any
 
-from asyncrl.tools.verl.launch import Launch, Mode
-from asyncrl.tools.verl.overrides import given, parse_override
-from asyncrl.tools.verl.recipe import LaunchRecipe
-from asyncrl.tools.verl.translate import RULES, Translation, translate
+from asyncrl.tools.verl.launch import Launch
+from asyncrl.tools.verl.overrides import Account, given, parse_override
+from asyncrl.tools.verl.trainers import Mode
+from asyncrl.tools.verl.translate import Translation, applied, translate
 
 NEEDED = ("actor_rollout_ref.model.path=models/base", "data.train_files=train.parquet", "algorithm.adv_estimator=grpo")
 
@@ -23,17 +23,18 @@ def translated(mode: Mode, *options: str, num_rows: int | None = None, is_megatr
 
 def settings(mode: Mode, *options: str, num_rows: int | None = None, is_megatron: bool = False) -> dict[str, Any]:
     """Settings of the translation by their full keys."""
-    recipe = LaunchRecipe(launch(mode, *options, is_megatron=is_megatron), num_rows)
-    recipe.apply_conversions()
-    for rule in RULES:
-        rule(recipe)
-    return recipe.settings
+    return applied(launch(mode, *options, is_megatron=is_megatron), num_rows).settings
 
 
 def fate(mode: Mode, option: str, *others: str, is_megatron: bool = False) -> tuple[str, str]:
     """Fate and detail of ``option``."""
     accounts = translated(mode, *others, option, is_megatron=is_megatron).accounts
     return next((account.fate, account.detail) for account in accounts if account.option == option)
+
+
+def fates(translation: Translation) -> dict[str, Account]:
+    """Accounts by the text of their option."""
+    return {account.option: account for account in translation.accounts}
 
 
 def raw(translation: Translation) -> dict[str, Any]:

@@ -94,6 +94,32 @@ def test_a_command_is_recorded_behind_another(tmp_path: Path, command: str) -> N
     assert recorded[-4:] == [*TRAIN.split()[-2:], "data.seed=1"] or recorded[-3:] == [*TRAIN.split()[1:], "data.seed=1"]
 
 
+def test_a_strict_script_goes_on_without_files_and_folders_of_its_machine(tmp_path: Path) -> None:
+    text = f"""
+set -euo pipefail
+source /usr/local/Ascend/ascend-toolkit/set_env.sh
+. ./other.sh
+conda activate verl
+cd /workspace/verl
+{TRAIN} a.b=1
+"""
+    expansion = run(tmp_path, text)
+    assert options(expansion) == ["a.b=1"]
+    assert ["source", "/usr/local/Ascend/ascend-toolkit/set_env.sh"] in expansion.commands
+    assert [complaint.partition(":")[0] for complaint in expansion.complaints] == ["line 3", "line 4"]
+
+
+def test_a_file_that_the_script_wrote_is_sourced(tmp_path: Path) -> None:
+    assert options(run(tmp_path, f"set -e\necho 'X=5' > env.sh\nsource env.sh\n{TRAIN} a.b=$X\n")) == ["a.b=5"]
+
+
+def test_variables_that_a_script_exports_or_sets_for_a_command_are_recorded(tmp_path: Path) -> None:
+    text = f"export HCCL_CONNECT_TIMEOUT=1500\nPLAIN=2\nA='x y' {TRAIN} a.b=$GIVEN\nB=1 not_there\n"
+    expansion = run(tmp_path, text, GIVEN="3")
+    exported = {"HCCL_CONNECT_TIMEOUT": "1500"}
+    assert expansion.environments == [exported | {"A": "x y"}, exported | {"B": "1"}]
+
+
 def test_an_unbound_variable_and_a_missing_file_are_complained_about(tmp_path: Path) -> None:
     expansion = run(tmp_path, "source other.sh\nset -u\necho $NOWHERE\n")
     assert expansion.complaints[0].startswith("line 1: other.sh: No such file")

@@ -26,7 +26,7 @@ def test_the_module_tells_the_trainer(command: list[str], mode: str) -> None:
 def test_flags_are_no_options_and_tell_megatron() -> None:
     found = find_launch([["python", "-m", "verl.trainer.main_ppo", "--config-name=ppo_megatron_trainer", "a.b=1"]])
     assert found.is_megatron
-    assert list(found.overrides) == ["a.b"]
+    assert [key for key, override in found.overrides.items() if not override.source] == ["a.b"]
 
 
 def test_an_option_without_a_section_is_one_too() -> None:
@@ -34,9 +34,11 @@ def test_an_option_without_a_section_is_one_too() -> None:
     assert found.overrides["model_engine"].value == "megatron"
 
 
-def test_more_options_count_more_than_those_of_the_script_and_defaults_less() -> None:
-    found = find_launch([MAIN], ["data.shuffle=True"], ["data.shuffle=1", "data.seed=3"])
-    assert {key: override.value for key, override in found.overrides.items()} == {"data.seed": 3, "data.shuffle": True}
+def test_more_options_count_more_than_those_of_the_script_and_its_configuration_less() -> None:
+    command = [*MAIN, "--config-name=search_multiturn_grpo", "data.train_batch_size=8"]
+    found = find_launch([command], ["data.shuffle=True"]).overrides
+    assert (found["data.shuffle"].value, found["data.train_batch_size"].value) == (True, 8)
+    assert found["data.max_prompt_length"].value == 1024
 
 
 def test_options_after_a_missing_backslash_are_taken_and_said() -> None:

@@ -4,7 +4,8 @@ import pytest
 
 from asyncrl.config.config import Config
 from asyncrl.tools.verl import options as tables
-from asyncrl.tools.verl.options import ENDS, TABLE, like, option_for, present
+from asyncrl.tools.verl.lookup import ENDS, like, option_for, present
+from asyncrl.tools.verl.options import TABLE
 from asyncrl.tools.verl.overrides import Option
 from tests.config.test_suggestions import keys
 

@@ -1,13 +1,19 @@
 """A run file has its sections in order, comments above settings, and reads back."""
 
+import re
 import tomllib
 
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.config.run_file import decode
-from asyncrl.tools.verl.launch import Launch, Mode
+from asyncrl.errors import ConfigError
+from asyncrl.files.json_lines import toml_value
+from asyncrl.tools.verl.launch import Launch
+from asyncrl.tools.verl.options import TABLE
+from asyncrl.tools.verl.trainers import Mode
 from asyncrl.tools.verl.translate import to_toml, translate
-from tests.tools.verl.launches import fate, raw, translated
+from tests.tools.verl.launches import fate, fates, launch, raw, settings, translated
 
 
 def test_settings_read_back_in_the_order_of_the_reference() -> None:
@@ -103,7 +109,107 @@ def test_a_default_of_verl_that_differs_is_written_with_a_comment() -> None:
     assert "# verl's default\nclip_high = 0.2\n" in translated("synchronous").toml
 
 
+PROBES = ("7", "0.5", "True", "text")
+KEYS = [key for key in TABLE if "*" not in key]
+VALUE = re.compile(r"(?:^|; )([a-z]+(?:\.[a-z_]\w*)+) = (.+?)(?=; [a-z]| \(|$)")
+
+
+@pytest.mark.parametrize("probe", PROBES)
+@pytest.mark.parametrize("mode", ["fully_async", "synchronous"])
+def test_no_account_contradicts_the_file(mode: Mode, probe: str) -> None:
+    """A value that is named is that of the file, and an option that is not needed can be left out."""
+    seen = 0
+    for key in KEYS:
+        options = ("data.val_files=test.parquet", f"{key}={probe}")
+        try:
+            translation = translated(mode, *options)
+        except ConfigError:
+            continue  # of a wrong type, as the next test shows
+        account = fates(translation)[options[1]]
+        settings_with = settings(mode, *options)
+        if account.fate == "mapped":
+            named = VALUE.findall(account.detail)
+            assert named, account
+            assert all(toml_value(settings_with[name]) == value for name, value in named), account
+            seen += 1
+        elif account.fate == "not needed":
+            assert settings_with == settings(mode, options[0]), account
+    assert seen > 20
+
+
+@pytest.mark.parametrize(
+    "option", ["critic.optim.lr=text", "algorithm.adv_estimator=[a]", "actor_rollout_ref.actor.optim.betas=7"]
+)
+def test_a_value_of_a_wrong_type_is_refused_by_its_option(option: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{re.escape(option)}: the value has a wrong type: .*correct it"):
+        translated("synchronous", "algorithm.adv_estimator=gae", option)
+
+
+SWITCHES = [(key, option.switch) for key, option in TABLE.items() if option.switch]
+
+
+@pytest.mark.parametrize(("key", "switch"), SWITCHES, ids=[key for key, _ in SWITCHES])
+def test_an_option_under_a_switch_shares_its_fate_if_it_is_on(key: str, switch: str) -> None:
+    option = f"{key.replace('*', 'something')}=7"
+    assert fate("synchronous", option) == ("not needed", f"verl reads it only with {switch}")
+    on = fates(translated("synchronous", f"{switch}=True", option))
+    assert on[option].fate == on[f"{switch}=True"].fate
+    assert on[option].fate in ("substituted", "not supported")
+
+
 A, R, F = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+CRITICAL = (
+    ("critic.grad_clip=0.5", "mapped"),
+    ("critic.optim.lr_warmup_steps=10", "substituted"),
+    ("critic.optim.betas=[0.8,0.9]", "substituted"),
+    ("critic.model.lora_rank=8", "substituted"),
+    ("critic.ppo_epochs=2", "substituted"),
+    ("critic.strategy=fsdp2", "not needed"),
+)
+
+
+@pytest.mark.parametrize(("option", "wanted"), CRITICAL)
+def test_a_critic_has_its_own_options_or_it_is_said_that_it_has_the_policys(option: str, wanted: str) -> None:
+    assert fate("synchronous", option, "algorithm.adv_estimator=gae")[0] == wanted
+    assert fate("synchronous", option) == ("not needed", "only the advantage 'gae' has a critic")
+
+
+def test_a_critic_with_the_warm_up_of_the_policy_needs_nothing() -> None:
+    options = ("algorithm.adv_estimator=gae", f"{A}.optim.lr_warmup_steps=10")
+    assert fate("synchronous", "critic.optim.lr_warmup_steps=10", *options)[0] == "not needed"
+
+
+def test_an_adapter_of_megatron_is_one_here() -> None:
+    options = ("actor_rollout_ref.model.lora.rank=16", "actor_rollout_ref.model.lora.target_modules=[linear_qkv]")
+    found = settings("synchronous", *options, is_megatron=True)
+    assert (found["trainer.lora.rank"], found["trainer.lora.alpha"]) == (16, 32.0)
+    assert found["trainer.lora.targets"] == ["q_proj", "k_proj", "v_proj"]
+    assert "trainer.lora.rank" not in settings("synchronous", *options)
+
+
+def test_weights_travel_as_changes_if_verls_do() -> None:
+    assert settings("one_step_off", f"{R}.checkpoint_engine.backend=delta_sharded")["weights.delta"]
+    assert "weights.delta" not in settings("one_step_off", f"{R}.checkpoint_engine.backend=nccl")
+
+
+def test_routes_of_the_trainer_have_no_counterpart() -> None:
+    assert fate("synchronous", f"{A}.router_replay.mode=R2")[0] == "substituted"
+    assert fate("synchronous", f"{A}.router_replay.mode=R3")[0] == "mapped"
+
+
+def test_an_empty_value_is_named_with_its_variable() -> None:
+    line = launch("synchronous", "trainer.nnodes=", "actor_rollout_ref.actor.optim.lr=")
+    translation = translate(replace(line, variables={"trainer.nnodes": "NODES"}))
+    assert fates(translation)["trainer.nnodes="].detail.endswith("--env NODES=VALUE")
+    assert fates(translation)["actor_rollout_ref.actor.optim.lr="].fate == "not supported"
+    assert translation.verdict == "cannot"
+
+
+def test_without_held_out_rows_there_are_no_settings_of_evaluations() -> None:
+    decode(raw(translated("synchronous", "trainer.log_val_generations=10", "trainer.test_freq=5")))
+    assert fate("synchronous", "trainer.log_val_generations=10")[0] == "not needed"
+
+
 LONG = ("data.max_prompt_length=2048", "data.max_response_length=6144", f"{R}.n=8")
 DAPO = (
     *LONG,

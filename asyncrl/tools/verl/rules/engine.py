@@ -5,11 +5,12 @@ from typing import Any
 
 from asyncrl.tools.verl.overrides import OFF
 from asyncrl.tools.verl.recipe import LaunchRecipe
+from asyncrl.tools.verl.trainers import AUGUST, JUNE, NOVEMBER
 
 # ── episodes ──────────────────────────────────────────────────────────────────────────────────
 # Episodes: the limits of verl's multi-turn rollouts, and a place for the tools, whose code is the user's.
 
-R = "actor_rollout_ref.rollout"
+A, R, M, F = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
 MULTI_TURN = f"{R}.multi_turn"
 CODE = (
     "data.tool_config_path",
@@ -126,10 +127,24 @@ def engine(recipe: LaunchRecipe) -> None:
         recipe.say(f"{R}.max_model_len", "substituted", f"it is less than a trajectory of {longest:,} tokens: left out")
     for name, value in _arguments(recipe).items():
         recipe.put(f"rollout.vllm.engine_args.{name}", value)
-    if recipe.get("actor_rollout_ref.actor.router_replay.mode", "disabled") == "R3" or recipe.get(
-        f"{R}.enable_rollout_routing_replay", False
-    ):
+    replay = recipe.get(f"{A}.router_replay.mode", "disabled")
+    if replay == "R3" or recipe.get(f"{R}.enable_rollout_routing_replay", False):
         recipe.put("rollout.replay_routes", True)
+    elif replay != "disabled":
+        why = f"{replay} replays the trainer's own routes, and here none are; rollout.replay_routes is R3"
+        recipe.say(f"{A}.router_replay.mode", "substituted", why)
+    _weights(recipe)
+
+
+def _weights(recipe: LaunchRecipe) -> None:
+    key = f"{R}.checkpoint_engine.backend"
+    name = str(recipe.get(key, ""))
+    if "delta" in name:
+        recipe.put("weights.delta", True, f"checkpoint_engine.backend {name}")
+    elif name in ("nccl", "hccl", "naive"):
+        recipe.say(key, "not needed", "weights.backend = 'auto' chooses by the devices")
+    elif name:
+        recipe.say(key, "substituted", "weights.backend = 'auto' chooses nccl, hccl, gloo or shared memory")
 
 
 def _slots(recipe: LaunchRecipe) -> None:
@@ -182,11 +197,25 @@ def _arguments(recipe: LaunchRecipe) -> dict[str, Any]:
     return arguments
 
 
+OF_EVALUATIONS = {
+    "evaluation.at_start": ("trainer.val_before_train",),
+    "evaluation.answers": ("trainer.log_val_generations",),
+    "evaluation.max_prompts": ("data.val_max_samples",),
+    "evaluation.every_versions": ("trainer.test_freq", "rollout.test_freq"),
+    "evaluation.samples": tuple(f"{R}.val_kwargs.{name}" for name in ("n", "temperature", "top_p", "top_k")),
+}
+"""Settings of evaluations, and verl's options for them."""
+
+
 def evaluation(recipe: LaunchRecipe) -> None:
     """Set the interval, size and sampling of evaluations; without held-out prompts there are none."""
     if not recipe.settings.get("data.held_out"):
+        for setting, keys in OF_EVALUATIONS.items():
+            recipe.settings.pop(setting, None)
+            for key in keys:
+                recipe.say(key, "not needed", "without data.val_files there are no evaluations")
         return
-    every = recipe.get("trainer.test_freq", -1)
+    every = _test_freq(recipe)
     unit = "versions" if recipe.mode == "fully_async" else "steps, each a version"
     publish = recipe.settings["schedule.steps_per_publish"]
     if recipe.mode == "synchronous" and publish > 1:
@@ -199,9 +228,25 @@ def evaluation(recipe: LaunchRecipe) -> None:
     _sampling(recipe)
 
 
+def _test_freq(recipe: LaunchRecipe) -> int:
+    """Interval of evaluations, which the fully asynchronous trainer of before August 2026 had in its own section."""
+    is_former = recipe.mode == "fully_async" and recipe.release != AUGUST
+    read, other = (
+        ("rollout.test_freq", "trainer.test_freq") if is_former else ("trainer.test_freq", "rollout.test_freq")
+    )
+    recipe.say(other, "not needed", f"verl of {recipe.release} reads {read}")
+    return int(recipe.get(read, 1 if is_former else -1))
+
+
 def _sampling(recipe: LaunchRecipe) -> None:
     kwargs = f"{R}.val_kwargs"
     temperature, samples = float(recipe.get(f"{kwargs}.temperature", 0.0)), recipe.get(f"{kwargs}.n", 1)
+    if _is_greedy(recipe):
+        temperature = 0.0
+        why = "verl's engine of this release is greedy without do_sample"
+        recipe.say(f"{kwargs}.temperature", "not needed", why)
+    else:
+        recipe.say(f"{kwargs}.do_sample", "not needed", "the temperature decides, in verl's asynchronous engines too")
     recipe.put("evaluation.temperature", temperature)
     if not temperature:
         for name in ("n", "top_p", "top_k"):
@@ -212,13 +257,19 @@ def _sampling(recipe: LaunchRecipe) -> None:
     recipe.put("evaluation.top_k", max(0, recipe.get(f"{kwargs}.top_k", -1)))
 
 
+def _is_greedy(recipe: LaunchRecipe) -> bool:
+    """True if an engine of 2025 with ``rollout.mode=sync`` evaluates and ``do_sample``, which it obeys, is off."""
+    engine_mode = recipe.get(f"{R}.mode", "sync" if recipe.release == JUNE else "async")
+    has_it = recipe.mode == "synchronous" and recipe.release in (JUNE, NOVEMBER) and engine_mode == "sync"
+    return has_it and not recipe.get(f"{R}.val_kwargs.do_sample", False)
+
+
 # ── placement ──────────────────────────────────────────────────────────────────────────────────
 # Placement: devices of trainer and rollouts, parallelism, precision and memory.
 #
 # FSDP2 replaces all of verl's ways to shard weights. Tensor and context parallel ranks, which share the activations of
 # a row, become sequence parallel ranks, and a micro-batch has the same number of tokens as in verl.
 
-A, R, M, F = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
 FSDP = "FSDP2 shards the weights over all ranks instead"
 
 
@@ -252,17 +303,37 @@ def _replicas(recipe: LaunchRecipe) -> None:
     """Set the number of rollouts on one machine, and the devices of each."""
     is_shared = _is_colocated(recipe)
     nodes, devices = recipe.get("rollout.nnodes", 1), recipe.get("rollout.n_gpus_per_node", 8)
-    if is_shared:
+    if recipe.release == JUNE and recipe.mode == "one_step_off":
+        nodes, devices = 1, _taken(recipe)
+    elif is_shared:
         nodes, devices = recipe.settings["trainer.nodes"], recipe.settings["trainer.ranks"]
     size = min(recipe.get(f"{R}.tensor_model_parallel_size", 2), devices)
     recipe.put("rollout.vllm.tensor_parallel_size", size)
-    recipe.say("actor_rollout_ref.hybrid_engine", "not needed", "rollouts have devices of their own")
+    if not is_shared:
+        recipe.say("actor_rollout_ref.hybrid_engine", "not needed", "rollouts have devices of their own")
+    elif not recipe.get("actor_rollout_ref.hybrid_engine", True):
+        why = "verl's trainer of this script refuses False; trainer and rollouts share the devices, as with True"
+        recipe.say("actor_rollout_ref.hybrid_engine", "substituted", why)
     if is_shared and nodes == 1:
         recipe.put("rollout.colocated", True, "trainer and rollouts take turns at the same devices")
     elif is_shared:
         nodes = _halve(recipe, nodes)
     where = f" on each of {nodes} machines: docs/cluster.md" if nodes > 1 else ""
     recipe.put("rollout.replicas", max(1, devices // size), f"{devices} devices / {size}{where}")
+
+
+def _taken(recipe: LaunchRecipe) -> int:
+    """Devices that one_step_off_policy as it was proposed takes from those of the trainer, ``rollout.n_gpus``."""
+    key = "rollout.n_gpus" if "rollout.n_gpus" in recipe.given else f"{R}.n_gpus"
+    taken, nodes = recipe.get(key, 1), recipe.settings["trainer.nodes"]
+    ranks = recipe.settings["trainer.ranks"]
+    left = nodes * ranks - taken
+    if left < 1 or left % nodes:
+        why = f"{nodes} x {ranks} devices without {taken} leave {left}, which is no whole number for each machine"
+        recipe.say(key, "not supported", why)
+        return int(taken)
+    recipe.put("trainer.ranks", left // nodes, f"{nodes} x {ranks} devices without the {taken} of the rollouts")
+    return int(taken)
 
 
 def _halve(recipe: LaunchRecipe, nodes: int) -> int:
@@ -346,6 +417,8 @@ def _shards(recipe: LaunchRecipe) -> None:
 def _offload(recipe: LaunchRecipe) -> None:
     if parts := _parts_on_host(recipe):
         recipe.put("trainer.offload", parts)
+    if "parameters" in parts:
+        recipe.say(f"{A}.megatron.grad_offload", "not needed", "gradients are on the host with the parameters")
     if not recipe.settings.get("algorithm.kl_coef"):
         for name in ("fsdp_config", "megatron"):
             recipe.say(f"{F}.{name}.param_offload", "not needed", "without a KL there is no reference model")

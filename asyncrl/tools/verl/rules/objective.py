@@ -2,8 +2,13 @@
 
 from collections.abc import Mapping
 
+from asyncrl.tools.verl.overrides import OFF
 from asyncrl.tools.verl.recipe import LaunchRecipe
+from asyncrl.tools.verl.trainers import AUGUST, JUNE, NOVEMBER
 
+PROXIMAL, RECORDED = "async_training.compute_prox_log_prob", "async_training.use_rollout_log_probs"
+FORMER_CRITERIA = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
+"""Present names of the criteria of November 2025, whose bounds were two options."""
 A, R, CORRECTION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm.rollout_correction"
 CLIPS = ("clip_low", "clip_high")
 LOSSES: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -162,13 +167,17 @@ def _kl_in_reward(recipe: LaunchRecipe, coefficient: float, *, is_second: bool) 
 
 def _correction(recipe: LaunchRecipe) -> None:
     bypass = _is_bypass(recipe)
-    if not bypass and recipe.settings["schedule.steps_per_publish"] > 1:
+    is_anchored = recipe.get(PROXIMAL, False) if _is_former(recipe) else True
+    if not bypass and is_anchored and recipe.settings["schedule.steps_per_publish"] > 1:
         recipe.put(
             "algorithm.correction.anchor", "publish", "verl keeps the weights of the last sync for all its steps"
         )
-    is_reinforce = bypass and recipe.get(f"{CORRECTION}.loss_type", "ppo_clip") == "reinforce"
+    is_reinforce = bypass and (
+        recipe.get(f"{CORRECTION}.loss_type", "ppo_clip") == "reinforce"
+        or recipe.get(f"{CORRECTION}.use_policy_gradient", False)
+    )
     if is_reinforce:
-        recipe.put("algorithm.loss", "reinforce", "rollout_correction.loss_type")
+        recipe.put("algorithm.loss", "reinforce", "rollout_correction's loss")
         for setting in ("clip_low", "clip_high", "dual_clip"):
             recipe.settings.pop(f"algorithm.{setting}", None)
     why = "with bypass_mode verl computes these weights for its metrics only: the loss has the ratio already"
@@ -182,9 +191,25 @@ def _correction(recipe: LaunchRecipe) -> None:
     _rejection(recipe)
 
 
+def _is_former(recipe: LaunchRecipe) -> bool:
+    """True for the fully asynchronous trainer of before August 2026, which has options of its own for the ratio."""
+    return recipe.mode == "fully_async" and recipe.release != AUGUST
+
+
+def _wants_bypass(recipe: LaunchRecipe) -> bool:
+    if _is_former(recipe):
+        why = f"verl's fully asynchronous trainer of {recipe.release} reads compute_prox_log_prob instead"
+        recipe.say(f"{CORRECTION}.bypass_mode", "not needed", why)
+        return bool(recipe.get(RECORDED, True) and not recipe.get(PROXIMAL, False))
+    for key in (PROXIMAL, RECORDED):
+        recipe.say(key, "not needed", f"this trainer of verl of {recipe.release} does not read it")
+    recomputes = recipe.mode == "synchronous" or (recipe.mode == "one_step_off" and recipe.release in (JUNE, NOVEMBER))
+    return bool(recipe.get(f"{CORRECTION}.bypass_mode", not recomputes))
+
+
 def _is_bypass(recipe: LaunchRecipe) -> bool:
     """Set the correction's mode, and return True for bypass. Truncated sampling with staleness needs decoupled."""
-    bypass = bool(recipe.get(f"{CORRECTION}.bypass_mode", recipe.mode != "synchronous"))
+    bypass = _wants_bypass(recipe)
     cuts = [
         key
         for key, is_cut in (
@@ -215,6 +240,10 @@ def _rejection(recipe: LaunchRecipe) -> None:
     if not criteria:
         recipe.say(f"{CORRECTION}.rollout_rs_threshold", "not needed", "nothing is rejected: rollout_rs is off")
         return
+    if criteria in FORMER_CRITERIA:
+        upper = float(bounds or recipe.get(f"{CORRECTION}.rollout_is_threshold", 2.0))
+        lower = float(recipe.get(f"{CORRECTION}.rollout_rs_threshold_lower", 1 / upper))
+        criteria, bounds = FORMER_CRITERIA[criteria], f"{lower:.6g}_{upper:.6g}"
     if bounds is None:
         recipe.say(
             f"{CORRECTION}.rollout_rs", "not supported", "verl refuses it without rollout_rs_threshold: give both"
@@ -229,12 +258,39 @@ def _critic(recipe: LaunchRecipe) -> None:
         "path": ("critic.model.path", str),
         "lr": ("critic.optim.lr", float),
         "weight_decay": ("critic.optim.weight_decay", float),
-        "grad_clip": ("critic.optim.clip_grad", float),
+        "grad_clip": ("critic.grad_clip", float),
         "value_clip": ("critic.cliprange_value", float),
     }
-    has_critic = recipe.settings.get("algorithm.advantage") == "gae"
+    if recipe.settings.get("algorithm.advantage") != "gae":
+        for key in recipe.given:
+            if key.startswith("critic."):
+                recipe.say(key, "not needed", "only the advantage 'gae' has a critic")
+        return
     for setting, (option, convert) in options.items():
-        if not has_critic:
-            recipe.say(option, "not needed", "only the advantage 'gae' has a critic")
-        elif (value := recipe.get(option)) is not None:
+        value = recipe.get(option)
+        if setting == "grad_clip" and value is None:
+            value = recipe.get("critic.optim.clip_grad")
+        if value is not None:
             recipe.put(f"critic.{setting}", convert(value))
+    for option, policys in SHARED_WITH_POLICY.items():
+        value, other = recipe.get(option), recipe.get(policys)
+        if value != other and not {str(value), str(other)} <= UNSET:
+            recipe.say(option, "substituted", f"the critic has the policy's: {policys.rpartition('.')[2]} = {other}")
+
+
+SHARED_WITH_POLICY: Mapping[str, str] = {
+    **{
+        f"critic.{name}": f"{A}.{name}"
+        for name in (
+            "optim.betas", "optim.lr_warmup_steps", "optim.lr_warmup_steps_ratio", "optim.lr_scheduler_type",
+            "optim.warmup_style", "optim.min_lr_ratio", "ppo_epochs", "shuffle", "loss_agg_mode",
+        )
+    },
+    **{
+        f"critic.model.{name}": f"actor_rollout_ref.model.{name}"
+        for name in ("lora_rank", "lora_alpha", "target_modules")
+    },
+}  # fmt: skip
+"""verl's options of the critic that it shares with the policy here, and the policy's."""
+UNSET = {str(value) for value in (*OFF, -1, 0.0, 1, "constant", [0.9, 0.999], "token-mean")}
+"""Values that are verl's defaults of these options."""

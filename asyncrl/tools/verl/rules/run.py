@@ -4,9 +4,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from asyncrl.files.json_lines import toml_value
 from asyncrl.tools.verl.recipe import LaunchRecipe
 from asyncrl.tools.verl.rules.engine import longest_written
+from asyncrl.tools.verl.trainers import AUGUST
 
 A, M = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 OPTIM = f"{A}.optim"
@@ -14,6 +14,22 @@ DROPOUTS = ("attention_dropout", "embd_pdrop", "resid_pdrop")
 """Dropout rates in config.json. asyncrl trains without dropout, so 0 needs no override."""
 TRACKERS = {"tensorboard": "", "wandb": "project", "mlflow": "experiment"}
 """asyncrl's trackers, and the option of each that takes verl's project_name; empty without one."""
+
+
+MEGATRON_LORA = ("lora.rank", "lora.alpha", "lora.target_modules")
+MEGATRON_LAYERS = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+"""Hugging Face's names of a layer's linear maps, by Megatron's."""
+PENALTY = (
+    *(f"reward.overlong_buffer.{name}" for name in ("enable", "len", "penalty_factor")),
+    *(f"reward.reward_kwargs.overlong_buffer_cfg.{name}" for name in ("enable", "len", "penalty_factor")),
+    "reward.reward_kwargs.max_resp_len",
+)
+"""Options of DAPO's penalty on long completions, in the section of main_dapo and in that of the others."""
 
 
 def model(recipe: LaunchRecipe) -> None:
@@ -36,10 +52,17 @@ def model(recipe: LaunchRecipe) -> None:
 
 def _adapter(recipe: LaunchRecipe) -> None:
     start = recipe.get(f"{M}.lora_adapter_path", "")
-    if rank := recipe.get(f"{M}.lora_rank", 0):
+    rank, alpha = recipe.get(f"{M}.lora_rank", 0), recipe.get(f"{M}.lora_alpha", 16)
+    targets = recipe.get(f"{M}.target_modules", "all-linear")
+    if recipe.is_megatron:
+        rank, alpha = recipe.get(f"{M}.lora.rank", rank), recipe.get(f"{M}.lora.alpha", alpha if rank else 32)
+        targets = _megatron_targets(recipe, targets)
+    else:
+        for name in ("rank", "alpha", "target_modules"):
+            recipe.say(f"{M}.lora.{name}", "not needed", "verl reads it with Megatron alone; here lora_rank counts")
+    if rank:
         recipe.put("trainer.lora.rank", rank)
-        recipe.put("trainer.lora.alpha", float(recipe.get(f"{M}.lora_alpha", 16)))
-        targets = recipe.get(f"{M}.target_modules", "all-linear")
+        recipe.put("trainer.lora.alpha", float(alpha))
         if targets != "all-linear":
             recipe.put("trainer.lora.targets", targets if isinstance(targets, list) else [targets])
         if start:
@@ -49,8 +72,19 @@ def _adapter(recipe: LaunchRecipe) -> None:
         why = "verl takes rank and alpha from the adapter: give them as lora_rank and lora_alpha as well"
         recipe.say(f"{M}.lora_adapter_path", "not supported", why)
         return
-    for name in ("lora_rank", "lora_alpha", "target_modules", "lora_adapter_path"):
+    for name in ("lora_rank", "lora_alpha", "target_modules", "lora_adapter_path", *MEGATRON_LORA):
         recipe.say(f"{M}.{name}", "not needed", "the model itself is trained")
+
+
+def _megatron_targets(recipe: LaunchRecipe, default: object) -> object:
+    """Layers with an adapter, by their names in Hugging Face's models; Megatron's layers are several of these each."""
+    named = recipe.get(f"{M}.lora.target_modules")
+    if named is None:
+        return default
+    layers = named if isinstance(named, list) else [named]
+    if set(layers) == set(MEGATRON_LAYERS) or not set(layers) <= set(MEGATRON_LAYERS):
+        return "all-linear" if set(layers) == set(MEGATRON_LAYERS) else layers
+    return [name for layer in layers for name in MEGATRON_LAYERS[layer]]
 
 
 def optimizer(recipe: LaunchRecipe) -> None:
@@ -86,19 +120,24 @@ def _warm_up(recipe: LaunchRecipe) -> None:
 
 def rewards(recipe: LaunchRecipe) -> None:
     """Set the reward of each row's data source, and DAPO's penalty on long completions if verl applies it."""
-    manager, kwargs = recipe.get("reward.reward_manager.name", "naive"), "reward.reward_kwargs"
-    if manager not in ("naive", "dapo"):
+    manager = recipe.get("reward.reward_manager.name", "naive")
+    if manager in ("prime", "gdpo"):
+        why = "each trajectory is graded for itself, in processes that can be killed, and all parts are kept"
+        recipe.say("reward.reward_manager.name", "not needed", why)
+    elif manager in ("rate_limited", "remote"):
+        why = "reward.workers processes grade at once, and no other rate is kept"
+        recipe.say("reward.reward_manager.name", "substituted", why)
+    elif manager not in ("naive", "dapo"):
         what = "write your rewards as reward.function = 'file.py:name', or as [[reward.parts]]"
         recipe.say("reward.reward_manager.name", "not supported", what)
         return
     function, options = _custom(recipe)
     why = "called with the arguments of verl's compute_score" if function else "by each row's data source, as in verl"
-    overlong = f"{kwargs}.overlong_buffer_cfg"
-    if manager != "dapo" or not recipe.get(f"{overlong}.enable", False):
+    if manager != "dapo" or not recipe.get(f"{_overlong(recipe)}.enable", False):
         recipe.put("reward.function", function or "auto", why)
         if options:
             recipe.put("reward.options", options)
-        for key in (f"{overlong}.enable", f"{overlong}.len", f"{overlong}.penalty_factor", f"{kwargs}.max_resp_len"):
+        for key in PENALTY:
             recipe.say(key, "not needed", "verl applies it only with reward_manager dapo and enable")
         return
     recipe.put(
@@ -109,6 +148,18 @@ def rewards(recipe: LaunchRecipe) -> None:
         ],
         f"{why}, plus reward_manager dapo's penalty",
     )
+
+
+def _overlong(recipe: LaunchRecipe) -> str:
+    """Section of the penalty that is on, of main_dapo's own and the general one; without either, of its trainer."""
+    sections = ["reward.overlong_buffer", "reward.reward_kwargs.overlong_buffer_cfg"]
+    if not (recipe.trainer and recipe.trainer.filters and recipe.release != AUGUST):
+        sections.reverse()
+    chosen = next((section for section in sections if recipe.get(f"{section}.enable", False)), sections[0])
+    sections.remove(chosen)
+    for name in ("enable", "len", "penalty_factor", "log"):
+        recipe.say(f"{sections[0]}.{name}", "not needed", f"{chosen} counts")
+    return chosen
 
 
 def _custom(recipe: LaunchRecipe) -> tuple[str, dict[str, Any]]:
@@ -122,11 +173,11 @@ def _custom(recipe: LaunchRecipe) -> tuple[str, dict[str, Any]]:
 
 
 def _penalty(recipe: LaunchRecipe) -> dict[str, float]:
-    kwargs = "reward.reward_kwargs"
+    section = _overlong(recipe)
     return {
-        "max_tokens": recipe.get(f"{kwargs}.max_resp_len", longest_written(recipe)),
-        "buffer": recipe.get(f"{kwargs}.overlong_buffer_cfg.len", 0) or 1,
-        "factor": float(recipe.get(f"{kwargs}.overlong_buffer_cfg.penalty_factor", 1.0)),
+        "max_tokens": recipe.get("reward.reward_kwargs.max_resp_len", longest_written(recipe)),
+        "buffer": recipe.get(f"{section}.len", 0) or 1,
+        "factor": float(recipe.get(f"{section}.penalty_factor", 1.0)),
     }
 
 
@@ -146,6 +197,8 @@ def trackers(recipe: LaunchRecipe) -> None:
     named = wanted if isinstance(wanted, list) else [wanted]
     if here := [name for name in named if name in TRACKERS]:
         recipe.put("trackers.use", here)
+    else:
+        recipe.say("trainer.logger", "not needed", "the console has a line for each step, as always")
     if other := [name for name in named if name not in TRACKERS and name not in ("console", "file")]:
         why = f"without {', '.join(other)}; a tracker of your own is 'file.py:name' in trackers.use"
         recipe.say("trainer.logger", "substituted", why)
@@ -154,7 +207,6 @@ def trackers(recipe: LaunchRecipe) -> None:
     if project and labelled:
         for setting in labelled:
             recipe.put(setting, str(project))
-        recipe.say("trainer.project_name", "mapped", "; ".join(f"{name} = {toml_value(project)}" for name in labelled))
     if not labelled:
         recipe.say("trainer.project_name", "not needed", "no tracker of this run has projects")
     _names(recipe)
@@ -173,7 +225,9 @@ def required(recipe: LaunchRecipe) -> list[str]:
     """Sentences about settings that every run needs and the launch does not give."""
     needed = {"model.path": f"{M}.path", "data.train": "data.train_files"}
     return [
-        f"{here} is missing: set it, or give {there}" for here, there in needed.items() if not recipe.settings.get(here)
+        f"{here} is missing: set it, or {recipe.way_to_set(there)}"
+        for here, there in needed.items()
+        if not recipe.settings.get(here)
     ]
 
 
@@ -186,6 +240,7 @@ def required(recipe: LaunchRecipe) -> list[str]:
 #     synchronous  train_batch_size                 1   0        the same; trainer.v1 has asynchronous modes too
 
 A, ASYNC, V1 = "actor_rollout_ref.actor", "async_training", "trainer.v1"
+FILTERS = "data.filter_overlong_prompts"
 EPOCHS = 30
 """verl's default of trainer.total_epochs."""
 
@@ -215,6 +270,8 @@ def _fully_async(recipe: LaunchRecipe) -> None:
 
 def _length_of_fully_async(recipe: LaunchRecipe, groups: int, publish: int) -> None:
     wanted, epochs = recipe.get("rollout.total_rollout_steps", 100), recipe.get("trainer.total_epochs", EPOCHS)
+    if recipe.release != AUGUST:
+        epochs = min(epochs, recipe.get("rollout.total_epochs", 10))
     used, comment = wanted, f"{wanted:,} groups (total_rollout_steps)"
     if recipe.num_rows is not None and recipe.num_rows * epochs < wanted:
         used = recipe.num_rows * epochs
@@ -224,7 +281,6 @@ def _length_of_fully_async(recipe: LaunchRecipe, groups: int, publish: int) -> N
     if recipe.num_rows is None:
         comment += f"; verl ends after {epochs} epochs if that is sooner: then set epochs in place of steps"
     recipe.put("run.steps", versions * publish, comment)
-    recipe.say("trainer.total_epochs", "mapped", "run.steps: total_rollout_steps decides, if the rows are enough")
     recipe.say("trainer.total_training_steps", "not needed", "total_rollout_steps decides")
 
 
@@ -286,17 +342,19 @@ def _length(recipe: LaunchRecipe) -> None:
         recipe.put("run.steps", steps * publish)
         recipe.say("trainer.total_epochs", "not needed", "total_training_steps decides")
     elif recipe.num_rows is None:
-        recipe.put("run.epochs", epochs, "verl leaves out the part of each epoch that is no whole batch")
+        leaves_out = ", and rows that filter_overlong_prompts drops" if recipe.get(FILTERS, False) else ""
+        why = f"verl leaves out the part of each epoch that is no whole batch{leaves_out}"
+        recipe.put("run.epochs", epochs, why)
     else:
         steps = max(1, epochs * (recipe.num_rows // groups)) * publish
         comment = f"{epochs} epochs of floor({recipe.num_rows:,} rows / {groups:,}) train batches"
         recipe.put("run.steps", steps, comment)
-        recipe.say("trainer.total_epochs", "mapped", f"run.steps = {steps}: {comment}")
 
 
 def _filter(recipe: LaunchRecipe) -> None:
     section = "algorithm.filter_groups"
-    if recipe.mode != "synchronous":
+    reads = recipe.release == AUGUST or bool(recipe.trainer and recipe.trainer.filters)
+    if recipe.mode != "synchronous" or not reads:
         why = "verl's trainer of this script does not read it; schedule.filter = 'zero_variance' does it here"
         for name in ("enable", "metric", "max_num_gen_batches"):
             recipe.say(f"{section}.{name}", "not needed", why)

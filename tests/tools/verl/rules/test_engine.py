@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from asyncrl.config.run_file import decode
-from asyncrl.tools.verl.launch import Mode
+from asyncrl.tools.verl.trainers import Mode
 from tests.tools.verl.launches import fate, raw, settings, translated
 
 R = "actor_rollout_ref.rollout"
