@@ -259,7 +259,8 @@ class AgentProgram:
 
     async def play(self) -> FinishReason:
         """
-        Run the program to its end. One that fails at a limit has not failed: the reason is ``length``.
+        Run the program to its end. One that fails at a limit has not failed: the reason is ``length``. One that asks
+        the same again and again there is ended.
 
         Such a limit is that of the episode, for which a request was refused, or that of a turn: clients of some
         packages raise an error for a reply that was cut.
@@ -269,8 +270,15 @@ class AgentProgram:
             EngineError: It failed because the engine did.
         """
         turns = self._conversation.record.turns
+        solving = asyncio.create_task(self._environment.solve(self._task, self._open.base_url, self._open.key))
+        self._open.on_asked_in_vain = solving.cancel
         try:
-            self._word = await self._environment.solve(self._task, self._open.base_url, self._open.key)
+            self._word = await solving
+        except asyncio.CancelledError:
+            if not (turns and self._open.is_asked_in_vain) or _is_cancelled():
+                raise
+            log.info("episode.ended_in_vain", episode=self._task.name, limit=self._open.limit)
+            return "length"
         except EnvironmentFailed as error:
             if isinstance(failure := self._open.failure, EngineError):
                 raise failure from error
@@ -294,3 +302,9 @@ class AgentProgram:
         if clash := Counts.clash_of(metrics):
             raise EnvironmentFailed(f"the program gives {clash}", retryable=False)
         return Score(reward=reward, metrics=metrics | own)
+
+
+def _is_cancelled() -> bool:
+    """True if the running task itself is cancelled, and not only one that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -470,6 +470,46 @@ def test_a_program_that_a_limit_ends_is_an_episode_of_that_length_with_the_rewar
     run(scene)
 
 
+@pytest.mark.parametrize("limits", [{"max_turns": 3}, {"max_tokens": 14}], ids=["turns", "tokens"])
+def test_a_program_that_asks_the_same_again_and_again_at_a_limit_is_ended(limits) -> None:
+    refused = []
+
+    async def obstinate(ask: Ask, task: TaskInput) -> Score:
+        stage.put(Score(reward=0.5))
+        messages: list[dict[str, Any]] = []
+        while True:
+            try:
+                messages += [await ask(*messages), {"role": "user", "content": "more"}]
+            except RefusedRequest as error:
+                refused.append(error.code)
+
+    async def scene() -> None:
+        sampled = await stage.begin().run()
+        assert [turn.text for turn in sampled.turns] == ["turn 1", "turn 2", "turn 3"]
+        assert sampled.completion.finish_reason == "length"
+        assert [turn.reward for turn in sampled.turns] == [0.0, 0.0, 0.5]
+
+    stage = StageProgram(obstinate, numbered, **limits)
+    run(scene)
+    assert len(refused) <= 3
+
+
+def test_a_program_whose_branches_are_refused_together_goes_on_to_its_end() -> None:
+    async def branching(ask: Ask, task: TaskInput) -> Score:
+        first = await ask()
+        more = {"role": "user", "content": "more"}
+        ended = await asyncio.gather(*(ask(first, more) for _ in range(8)), return_exceptions=True)
+        assert sum(isinstance(one, RefusedRequest) for one in ended) == 8
+        return Score(reward=1.0)
+
+    async def scene() -> None:
+        sampled = await StageProgram(branching, numbered, max_turns=1).begin().run()
+        assert sampled.completion.finish_reason == "length"
+        assert [turn.reward for turn in sampled.turns] == [1.0]
+
+    run(scene)
+
+
 def test_a_program_that_fails_before_any_limit_has_failed() -> None:
     async def failing(ask: Ask, task: TaskInput) -> Score:
         await ask()

@@ -11,6 +11,7 @@ once. A turn whose reply reached nobody is not trained, unless a later request r
 import asyncio
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 from msgspec import structs
 
@@ -122,6 +123,14 @@ Rooted = tuple[TurnContext, RootCause | None]
 """Context of a turn, and the reason for which it does not follow what the program sent back."""
 
 
+class LimitReached(RefusedRequest):
+    """A limit of the episode leaves no room for another turn."""
+
+    def __init__(self, limit: Limit) -> None:
+        code = "context_length_exceeded" if limit == "max_tokens" else f"{limit}_exceeded"
+        super().__init__(400, code, f"environment.{limit} is reached: the episode has no room for another turn")
+
+
 class OpenEpisode:
     """
     An episode that a program talks to; made by `Gateway.open`.
@@ -183,6 +192,11 @@ class OpenEpisode:
         """Replies, made or being made, whose client went away, by identity of the request."""
         self._call_ids: set[str] = set()
         """Ids of calls that the policy wrote."""
+        self.is_asked_in_vain = False
+        """True once the same request was refused `MOST_IN_VAIN` times for a limit, each time after the time before."""
+        self.on_asked_in_vain: Callable[[], object] = lambda: None
+        self._in_vain: Counter[bytes] = Counter()
+        """Refusals for a limit by identity of the request."""
         self._is_closed = False
         self._said: dict[int, list[ChatMessage]] = {}
         """Messages up to each reply, and it, by its number."""
@@ -236,7 +250,8 @@ class OpenEpisode:
             raise RefusedRequest(429, "busy", problem, retry=True)
         request = self._whole(request)
         hashes = chain(request.messages)
-        lost = self._lost.get(request.identity(hashes[-1]))
+        identity = request.identity(hashes[-1])
+        lost = self._lost.get(identity)
         while lost:
             if not _has_failed(task := lost.popleft()):
                 self.count("repeats")
@@ -244,9 +259,18 @@ class OpenEpisode:
         task = asyncio.create_task(self._make(request, hashes))
         task.add_done_callback(self._replies.discard)
         task.add_done_callback(_has_failed)  # an error that nobody waits for any more is no warning
+        task.add_done_callback(partial(self._note_limit, identity, self._in_vain[identity]))
         self._replies.add(task)
         self.count(*(f"ignored_{name}" for name in request.ignored))
         return task
+
+    def _note_limit(self, identity: bytes, before: int, task: "asyncio.Task[Reply]") -> None:
+        """Count the refusals of one request for a limit; ``before`` were told before it was sent again."""
+        if not task.cancelled() and isinstance(task.exception(), LimitReached):
+            self._in_vain[identity] = before + 1
+            if before + 1 >= MOST_IN_VAIN and not self.is_asked_in_vain:
+                self.is_asked_in_vain = True
+                self.on_asked_in_vain()
 
     def was_lost(self, request: ChatRequest, task: "asyncio.Task[Reply]") -> None:
         """The client of this request went away before it had the reply: the same request gets it."""
@@ -351,7 +375,7 @@ class OpenEpisode:
         most = self._conversation.limits.max_tokens * MOST_CHARS
         if sum(map(num_chars, found.new)) > most:  # before anything is encoded
             self.limit = "max_tokens"
-            raise _over("max_tokens")
+            raise LimitReached("max_tokens")
         try:
             return self._rendered(found, request, hashes)
         except EngineError as error:
@@ -442,7 +466,7 @@ class OpenEpisode:
             except EpisodeOver as over:
                 if over.limit != "max_tokens" or not self._conversation.running:
                     self.limit = over.limit
-                    raise _over(over.limit) from over
+                    raise LimitReached(over.limit) from over
                 await self._turn_ended.wait()
                 continue
             except asyncio.CancelledError:  # beside another choice that failed
@@ -541,13 +565,10 @@ def _has_failed(task: "asyncio.Task[Reply]") -> bool:
 
 MOST_REPLIES = 256
 """Replies of an episode that are made at a time: each holds its request."""
+MOST_IN_VAIN = 3
+"""Times that a program may send the same request to an episode without room; one that does so for ever has no end."""
 MOST_BROKEN = 0.25
 """Share of ``environment.max_tokens`` that contexts sent again by mistake may take before that is told."""
-
-
-def _over(limit: Limit) -> RefusedRequest:
-    code = "context_length_exceeded" if limit == "max_tokens" else f"{limit}_exceeded"
-    return RefusedRequest(400, code, f"environment.{limit} is reached: the episode has no room for another turn")
 
 
 def _engine_failed(error: Exception) -> RefusedRequest:
