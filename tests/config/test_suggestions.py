@@ -16,8 +16,8 @@ from asyncrl.config.suggestions import ELSEWHERE, elsewhere, fields, unknown
 from asyncrl.config.toml import put, split_override
 from asyncrl.errors import ConfigError
 from asyncrl.tools.plan.sections import Plan
-from asyncrl.tools.verl.names import answer, verl_names_answered
 from asyncrl.tools.verl.lookup import like
+from asyncrl.tools.verl.names import answer, verl_names_answered
 
 OTHERS = {("device", "trainer.device"), ("ratio_cap", "clip_ratio_c")}
 """Settings with the same name in verl, or whose verl name is also that of a more frequent setting."""
