@@ -29,7 +29,8 @@ class LaunchRecipe:
         """Fates that differ from those in the tables, by verl's key."""
         self.reads: dict[str, None] = {}
         """Options that a rule or a conversion has read, the last one last."""
-        self.is_megatron = launch.is_megatron or self.get("model_engine") == "megatron"
+        engines = (self.get("model_engine"), self.get("actor_rollout_ref.actor.strategy"))
+        self.is_megatron = launch.is_megatron or "megatron" in engines
         self.num_rows = num_rows
         self.settings: dict[str, Any] = {}
         self.comments: dict[str, str] = {}

@@ -204,7 +204,6 @@ CONFIGS: Mapping[str, tuple[str, ...]] = {
     "one_step_off_ppo_megatron_trainer": MEGATRON,
     "fully_async_ppo_trainer": (),
     "fully_async_ppo_megatron_trainer": MEGATRON,
-    "fully_async_dapo_trainer": DAPO,
     "dapo_trainer": DAPO,
     "dapo_megatron_trainer": (*DAPO, *MEGATRON),
     "dapo_qat_trainer": (*DAPO, "actor_rollout_ref.actor.fsdp_config.qat.enable=True"),

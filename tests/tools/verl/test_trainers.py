@@ -143,6 +143,13 @@ def test_criteria_of_november_have_their_present_names_and_bounds() -> None:
     assert found["algorithm.correction.rejection_threshold"] == "0.9_1.25"
 
 
+def test_weights_of_a_geometric_mean_are_refused() -> None:
+    option = "algorithm.rollout_correction.rollout_is=geometric"
+    found = translated(FORMER_FULLY, option, f"{ASYNC}.compute_prox_log_prob=True")
+    assert fates(found)[option].fate == "not supported"
+    decode(raw(found))
+
+
 def test_the_epochs_of_the_former_fully_asynchronous_trainer_end_a_run_too() -> None:
     launch = find_launch(
         [["python3", "-m", FORMER_FULLY, *NEEDED, "rollout.total_epochs=1", "rollout.total_rollout_steps=100000",

@@ -228,7 +228,12 @@ def _is_bypass(recipe: LaunchRecipe) -> bool:
 
 
 def _importance(recipe: LaunchRecipe, *, bypass: bool) -> None:
-    recipe.put("algorithm.correction.importance", str(recipe.get(f"{CORRECTION}.rollout_is")))
+    level = str(recipe.get(f"{CORRECTION}.rollout_is"))
+    if level not in ("token", "sequence"):
+        why = f"weights are of a 'token' or of a 'sequence', not {level!r}; rollout_rs rejects by a geometric mean"
+        recipe.say(f"{CORRECTION}.rollout_is", "not supported", why)
+        return
+    recipe.put("algorithm.correction.importance", level)
     threshold = recipe.get(f"{CORRECTION}.rollout_is_threshold") or 2.0
     recipe.put("algorithm.correction.importance_threshold", str(threshold))
     if recipe.get(f"{CORRECTION}.rollout_is_batch_normalize", False) and not bypass:
