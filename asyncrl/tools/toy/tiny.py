@@ -202,6 +202,7 @@ def scaled(raw: Values, folder: Path, report: Report) -> Config:
     written = _longest_written(values)
     replace(_limits(values) | _code(values))
     replace(_rewards(values, _longest_written(values) / written))
+    replace(_served(values))
     replace(_data(values, folder))
     replace(_models(values, folder, report))
     del values["run"]["steps" if values["run"]["epochs"] else "epochs"]
@@ -297,6 +298,14 @@ def _rewards(values: Values, shrunk: float) -> Values:
     changes = {f"reward.{key}": value for key, value in whole.items()}
     changes["reward.parts"] = [scaled_one(part) for part in reward["parts"]]
     return changes
+
+
+def _served(values: Values) -> Values:
+    """No models of servers, unless code of the user is here that may ask them."""
+    environment, reward = values["environment"], values["reward"]
+    rewards = [reward["function"], reward["group"], *(part["function"] for part in reward["parts"])]
+    code = [*rewards, environment["function"], *environment["tools"]]
+    return {} if environment["command"] or any(map(is_path, code)) else {"models": {}}
 
 
 def _is_here(function: str) -> bool:

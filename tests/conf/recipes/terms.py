@@ -17,6 +17,8 @@ from asyncrl.config.config import Config
 Floats = NDArray[np.float64]
 DUAL_CLIP = 3.0
 """Default of ``algorithm.dual_clip``."""
+MOST_KL = 10.0
+"""Nats at which k3 is cut off, as in verl."""
 
 
 class Terms(Struct, frozen=True):
@@ -63,7 +65,7 @@ def of_update(config: Config, update: dict[str, Any]) -> Terms:
         clipped.append((bound > free)[keep[place]])
         if algorithm.kl_coef:
             away = np.array(update["ref"][place]) - new
-            kl_of_tokens.append(np.exp(away) - away - 1)
+            kl_of_tokens.append(np.minimum(np.exp(away) - away - 1, MOST_KL))
             kl_loss += algorithm.kl_coef * (weight * kl_of_tokens[-1])[keep[place]].sum()
     return Terms(advantages, importance, keep, policy_loss, kl_loss, _mean(clipped), _mean(kl_of_tokens))
 

@@ -181,6 +181,16 @@ def test_rewards_that_are_not_here_are_those_of_the_rows(tmp_path: Path) -> None
     assert config.reward.function == f"{own}:score"
 
 
+def test_served_models_stay_for_code_that_is_here(tmp_path: Path) -> None:
+    judge = {"judge": {"url": "http://127.0.0.1:9/v1", "key_env": "JUDGE_KEY"}}
+    config, _ = small(tmp_path, models=judge, reward={"function": "nowhere.py:score"})
+    assert config.models == {}
+    own = tmp_path / "mine.py"
+    own.write_text("def score(inputs): return 1.0")
+    config, _ = small(tmp_path, models=judge, reward={"function": f"{own}:score", "timeout_s": 60})
+    assert list(config.models) == ["judge"]
+
+
 def test_a_penalty_on_length_fits_the_shorter_completions(tmp_path: Path) -> None:
     penalty = {"name": "overlong", "function": "overlong", "options": {"max_tokens": 2000, "buffer": 500}}
     answer = {"name": "solved", "function": "nowhere.scores:judge", "correct": True}
