@@ -189,6 +189,8 @@ def checkpoints(recipe: LaunchRecipe) -> None:
         recipe.put("checkpoint.every_steps", every * publish, comment)
     else:
         recipe.say("trainer.save_freq", "not needed", "without checkpoint.every_steps the last step is saved")
+    if recipe.get("trainer.resume_mode") == "auto":
+        recipe.say("trainer.resume_mode", "not needed", "asyncrl run FILE --resume goes on with the newest run of FILE")
 
 
 def trackers(recipe: LaunchRecipe) -> None:

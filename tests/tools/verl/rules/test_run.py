@@ -98,6 +98,13 @@ def test_a_reward_manager_of_ones_own_must_be_written_anew() -> None:
     assert fate("fully_async", "reward.reward_manager.name=mine")[0] == "not supported"
 
 
+def test_a_launch_that_resumes_by_itself_is_told_how() -> None:
+    fate_of_auto, why = fate("synchronous", "trainer.resume_mode=auto")
+    assert fate_of_auto == "not needed"
+    assert "asyncrl run FILE --resume" in why
+    assert fate("synchronous", "trainer.resume_mode=resume_path")[0] == "not supported"
+
+
 def test_save_freq_counts_versions_in_fully_async() -> None:
     assert settings("fully_async", "trainer.save_freq=5")["checkpoint.every_steps"] == 20
     assert settings("one_step_off", "trainer.save_freq=5")["checkpoint.every_steps"] == 5
