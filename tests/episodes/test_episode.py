@@ -472,7 +472,7 @@ def test_a_program_that_a_limit_ends_is_an_episode_of_that_length_with_the_rewar
 
 @pytest.mark.parametrize("limits", [{"max_turns": 3}, {"max_tokens": 14}], ids=["turns", "tokens"])
 def test_a_program_that_asks_the_same_again_and_again_at_a_limit_is_ended(limits) -> None:
-    refused = []
+    refused: list[str] = []
 
     async def obstinate(ask: Ask, task: TaskInput) -> Score:
         stage.put(Score(reward=0.5))

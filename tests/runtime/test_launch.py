@@ -161,7 +161,7 @@ def test_a_dashboard_that_does_not_start_says_why(tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def started(tmp_path: Path) -> Config:
-    here = {"device": "cpu"}
+    here: dict[str, object] = {"device": "cpu"}
     config = a_config(run={"dir": str(tmp_path / "runs"), "steps": 9}, rollout=here, trainer=here)
     for name in ("mine", "mine", "mine", "other"):
         directory = RunDirectory.create(Path(config.run.dir), name)

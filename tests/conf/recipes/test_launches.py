@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from asyncrl.config.run_file import decode
-from asyncrl.tools.verl.launch import Launch, Mode
+from asyncrl.tools.verl.launch import Launch
 from asyncrl.tools.verl.overrides import given, parse_override
+from asyncrl.tools.verl.trainers import Mode
 from asyncrl.tools.verl.translate import translate
 from tests.conf.recipes.claims import settings
 

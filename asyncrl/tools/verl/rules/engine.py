@@ -307,7 +307,10 @@ def _replicas(recipe: LaunchRecipe) -> None:
         nodes, devices = 1, _taken(recipe)
     elif is_shared:
         nodes, devices = recipe.settings["trainer.nodes"], recipe.settings["trainer.ranks"]
-    size = min(recipe.get(f"{R}.tensor_model_parallel_size", 2), devices)
+    wanted = recipe.get(f"{R}.tensor_model_parallel_size", 2)
+    if (size := min(wanted, devices)) < wanted:
+        why = f"rollout.vllm.tensor_parallel_size = {size}: an engine is on the devices of one machine"
+        recipe.say(f"{R}.tensor_model_parallel_size", "substituted", why)
     recipe.put("rollout.vllm.tensor_parallel_size", size)
     if not is_shared:
         recipe.say("actor_rollout_ref.hybrid_engine", "not needed", "rollouts have devices of their own")

@@ -234,6 +234,15 @@ def test_without_dynamic_batches_the_budget_is_of_whole_trajectories() -> None:
     assert trainer(f"{A}.ppo_micro_batch_size_per_gpu=2")["max_tokens_per_micro_batch"] == 2 * 8192
 
 
+def test_an_engine_over_several_machines_becomes_one_of_one_machine() -> None:
+    option = "actor_rollout_ref.rollout.tensor_model_parallel_size=16"
+    machine = ("trainer.nnodes=4", "trainer.n_gpus_per_node=8")
+    assert settings("synchronous", option, *machine)["rollout.vllm.tensor_parallel_size"] == 8
+    assert fate("synchronous", option, *machine) == (
+        "substituted", "rollout.vllm.tensor_parallel_size = 8: an engine is on the devices of one machine"
+    )  # fmt: skip
+
+
 def test_ranks_of_tensor_and_context_parallelism_share_each_row() -> None:
     options = (f"{MEGATRON}.tensor_model_parallel_size=2", f"{MEGATRON}.context_parallel_size=2")
     budget = (f"{A}.use_dynamic_bsz=True", f"{A}.ppo_max_token_len_per_gpu=8192")
