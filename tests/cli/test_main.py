@@ -79,6 +79,7 @@ def test_the_commands_are_these():
         "--device-memory",
         "--host-memory",
         "--scale",
+        "--resume",
         "--dashboard",
         "--metrics",
         "--metrics-open",
