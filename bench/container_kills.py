@@ -68,12 +68,12 @@ def main(options: argparse.Namespace) -> None:
         finally:
             run.end()
         ended = time.monotonic()
-        while left := owned(runtime):
+        run_id = read_ledger_meta(run.directory.ledger).run_id
+        while left := [*owned(runtime), *leftovers(run_id, workers)]:
             if time.monotonic() > ended + NOTHING_LEFT_S:
                 break
             time.sleep(0.5)
         audit = read_audit(run.directory.path)
-        left += leftovers(read_ledger_meta(run.directory.ledger).run_id, workers)
         noted, kept = turns_noted(folder / "notes.jsonl"), turns_trained(run.directory)
         trained = {name for name, _, _ in kept}
         wrong = [text for _, number, text in noted if number < 0]

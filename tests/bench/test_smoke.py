@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OF_A_DEVICE = {"gpu", "roof"}
 """They have tests of their own."""
-BY_README = {"loop", "trainer_step", "messages", "weights", "recovery", "chaos"}
+BY_README = {"loop", "trainer_step", "messages", "weights", "gateway", "recovery", "chaos"}
 """They are run by readme.py, and not once more."""
 SCRIPTS = {
     path.stem
