@@ -275,10 +275,9 @@ class AgentProgram:
         try:
             self._word = await solving
         except asyncio.CancelledError:
-            if not (turns and self._open.is_asked_in_vain) or _is_cancelled():
+            if not self._open.is_asked_in_vain or _is_cancelled():
                 raise
             log.info("episode.ended_in_vain", episode=self._task.name, limit=self._open.limit)
-            return "length"
         except EnvironmentFailed as error:
             if isinstance(failure := self._open.failure, EngineError):
                 raise failure from error

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -492,6 +493,19 @@ def test_a_program_that_asks_the_same_again_and_again_at_a_limit_is_ended(limits
     stage = StageProgram(obstinate, numbered, **limits)
     run(scene)
     assert len(refused) <= 3
+
+
+def test_a_program_that_asks_in_vain_before_its_first_turn_has_failed() -> None:
+    async def obstinate(ask: Ask, task: TaskInput) -> Score:
+        while True:
+            with suppress(RefusedRequest):
+                await ask({"role": "user", "content": "many words " * 1000})
+
+    async def scene() -> None:
+        with pytest.raises(EnvironmentFailed, match="ended without asking for a turn"):
+            await StageProgram(obstinate, numbered).begin().run()
+
+    run(scene)
 
 
 def test_a_program_whose_branches_are_refused_together_goes_on_to_its_end() -> None:
