@@ -1,6 +1,7 @@
 """`asyncrl eval`, `asyncrl sample` and `asyncrl export`: commands for trained models."""
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,31 @@ from asyncrl.terminal import echo
 # ── commands ──────────────────────────────────────────────────────────────────────────────────
 
 PATH = click.Path(path_type=Path)
+OPTIONS = (
+    click.option(
+        "--temperature",
+        type=float,
+        help="0 is greedy.  [default: from --config; or 0 for one completion, and 1 for more]",
+    ),
+    click.option("--top-p", type=float, help="Nucleus sampling.  [default: from --config, or 1]"),
+    click.option(
+        "--max-tokens", type=int, help="Most tokens of a completion.  [default: from --config, or at most 1024]"
+    ),
+    click.option("--engine", type=click.Choice(list(ENGINES)), help="[default: from --config, or transformers]"),
+    click.option("--seed", type=int, help="Sampling seed.  [default: from --config, or 0]"),
+    click.option(
+        "--config", "path", type=PATH, metavar="CONFIG", help="Other settings.  [default: those of MODEL's run]"
+    ),
+    set_option,
+)
+"""Choices of `eval_config` that both commands have: those of how the model is run."""
+
+
+def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator that gives a command `OPTIONS`."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command("eval")
@@ -22,14 +48,8 @@ PATH = click.Path(path_type=Path)
 @click.option("--data", multiple=True, metavar="FILE", help="Parquet or JSONL; repeatable.  [default: from --config]")
 @click.option("-k", "--samples", type=int, help="Completions per prompt.  [default: from --config, or 1]")
 @click.option("--reward", help="Reward function.  [default: from --config, or 'auto': by data source]")
-@click.option("--temperature", type=float, help="0 is greedy.  [default: from --config; or 0 for -k 1, and 1 for more]")
-@click.option("--top-p", type=float, help="Nucleus sampling.  [default: from --config, or 1]")
-@click.option("--max-tokens", type=int, help="Most tokens of a completion.  [default: from --config, or at most 1024]")
 @click.option("--max-prompts", type=int, help="Most prompts of each file, from its start.  [default: all]")
-@click.option("--engine", type=click.Choice(list(ENGINES)), help="[default: from --config, or transformers]")
-@click.option("--seed", type=int, help="Sampling seed.  [default: from --config, or 0]")
-@click.option("--config", "path", type=PATH, metavar="CONFIG", help="Other settings.  [default: those of MODEL's run]")
-@set_option
+@sampling_options
 @click.option("--out", type=PATH, metavar="FILE", help="Also write every completion to a parquet file.")
 @json_option
 @report_errors
@@ -66,13 +86,7 @@ def evaluate(out: Path | None, as_json: bool, **choices: Any) -> None:
 @click.option("--image", "files", type=PATH, multiple=True, metavar="FILE", help="Picture in each prompt; repeatable.")
 @click.option("--plain", "is_plain", is_flag=True, help="Let the model continue the bare text, without its template.")
 @click.option("-n", "samples", type=click.IntRange(1), help="Completions per prompt.  [default: from --config, or 1]")
-@click.option("--temperature", type=float, help="0 is greedy.  [default: from --config; or 0 for -n 1, and 1 for more]")
-@click.option("--top-p", type=float, help="Nucleus sampling.  [default: from --config, or 1]")
-@click.option("--max-tokens", type=int, help="Most tokens of a completion.  [default: from --config, or at most 1024]")
-@click.option("--engine", type=click.Choice(list(ENGINES)), help="[default: from --config, or transformers]")
-@click.option("--seed", type=int, help="Sampling seed.  [default: from --config, or 0]")
-@click.option("--config", "path", type=PATH, metavar="CONFIG", help="Other settings.  [default: those of MODEL's run]")
-@set_option
+@sampling_options
 @json_option
 @report_errors
 def sample(
