@@ -243,7 +243,10 @@ printf '%s\\0' "$@" > "/records/$__record" """
 STUB = f"""#!/bin/bash -p
 set -- "${{0##*/}}" "$@"
 {RECORD}
+[ "${{@: -1}}" = - ] && grep -q get_device_name && echo DEVICE
+:
 """
+"""A launcher; where a program on its input asks verl for the kind of device, it answers as the script's name says."""
 PRELUDE = f"""command_not_found_handle() {{ {RECORD}; }}
 ulimit() {{ :; }}
 source() {{
@@ -316,8 +319,9 @@ def _furnish(root: Path, script: Path, text: bytes) -> None:
     for program in programs:
         shutil.copy(program, root / "bin" / Path(program).name)
     (root / "bin/sh").symlink_to("bash")
+    stub = STUB.replace("DEVICE", "npu" if NPU_NAME.search(script.name) else "cuda")
     for name in LAUNCHERS:
-        (root / "bin" / name).write_text(STUB)
+        (root / "bin" / name).write_text(stub)
         (root / "bin" / name).chmod(0o755)
     (root / "prelude.sh").write_text(PRELUDE)
     (root / "dev/null").touch()

@@ -207,8 +207,8 @@ LAUNCHES: dict[str, tuple[Mode, tuple[str, ...]]] = {
     ),
 }
 
-NOT_SAID = {"weights.backend", "rollout.slots", "trainer.max_tokens_per_micro_batch"}
-"""Settings that a launch does not say, or that verl limits by other means as well."""
+NOT_SAID = {"weights.backend", "trainer.max_tokens_per_micro_batch"}
+"""Settings that a launch does not say."""
 OURS = {
     "dapo-qwen3-30b-a3b-sync-npu": {
         "rollout.replicas",  # of four NPUs

@@ -206,3 +206,17 @@ def test_a_strict_umask_does_not_lock_the_jail(tmp_path: Path) -> None:
 def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the script .*nowhere.sh cannot be read: No such file"):
         expand(tmp_path / "nowhere.sh")
+
+
+@pytest.mark.parametrize(("name", "device"), [("run.sh", "cuda"), ("run_16_npu.sh", "npu")])
+def test_a_script_that_asks_verl_for_its_device_gets_an_answer(tmp_path: Path, name: str, device: str) -> None:
+    script = tmp_path / name
+    script.write_text(f"""
+device=$(python3 - <<'END'
+from verl.utils.device import get_device_name
+print(get_device_name())
+END
+)
+[ "$device" = {device} ] && {TRAIN} trainer.device=$device
+""")
+    assert options(Expansion(expand(script).commands[1:], [], [])) == [f"trainer.device={device}"]
