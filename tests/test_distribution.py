@@ -1,13 +1,17 @@
 """The sdist and the wheel that is built from it hold what they should, and nothing else."""
 
+import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 from shutil import copytree, ignore_patterns
+from venv import EnvBuilder
 
 import pytest
 
@@ -105,3 +109,36 @@ def test_the_core_needs_nothing_large(wheel: Path) -> None:
     names = {need.partition(">")[0].strip() for need in core}
     assert names.isdisjoint({"torch", "transformers", "numpy", "pyarrow", "vllm", "pillow"})
     assert "pyzmq" in names
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the programs of an environment that has the wheel, and of this one nothing but other packages."""
+    folder = tmp_path_factory.mktemp("installed")
+    EnvBuilder(symlinks=True).create(folder)
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, str(wheel)], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text(
+        sysconfig.get_path("purelib")
+    )  # whose own links, as to this tree, are not followed
+    return python.parent
+
+
+def test_the_wheel_alone_brings_the_first_page_and_trains(installed: Path, toy: Path, tmp_path: Path) -> None:
+    shutil.copy(toy / "toy.toml", tmp_path)
+
+    def asyncrl(*words: str) -> str:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        command = [str(installed / "asyncrl"), *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    assert VERSION in asyncrl("--version")
+    assert "conf/quickstart.toml" in asyncrl("example", "quickstart")
+    asyncrl("example", "docs")
+    assert (tmp_path / "docs" / "tutorial.md").exists()
+    assert "finished: 2 of 2 steps" in asyncrl("run", "toy.toml", "--set", "run.steps=2", "--set", "rollout.replicas=1")
+    assert "everything adds up" in asyncrl("audit", "runs/toy")
