@@ -37,7 +37,6 @@ from asyncrl.data.prepare.published import (
     written_row,
 )
 from asyncrl.data.prompts import train_stream
-from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import IMAGE_MARK
 from asyncrl.plug_in import is_path
 from asyncrl.reward.routing import AUTO, route
@@ -185,7 +184,7 @@ def scaled(raw: Values, folder: Path, report: Report) -> Config:
         report: Called with a line for each value that is replaced.
 
     Raises:
-        ConfigError: The architecture or dataset has no tiny counterpart, or the recipe is invalid.
+        ConfigError: The architecture has no tiny counterpart, or the recipe is invalid.
     """
     values: Values = msgspec.to_builtins(convert(raw, Config))
 
@@ -329,7 +328,7 @@ def _data(values: Values, folder: Path) -> Values:
     data, seed = values["data"], values["run"]["seed"]
     named = {key: [data[key]] if isinstance(data[key], str) else data[key] for key in ("train", "held_out")}
     paths = [Path(path) for key in named for path in named[key] if path]
-    likely = next(filter(None, map(dataset_of, paths)), None)
+    likely = next(filter(None, map(dataset_of, paths)), GEO3K if data["image_column"] else GSM8K)
     allows_long = data["filter_overlong_prompts"] or data["truncation"] != "error"
     changes: Values = {}
     for key in (key for key in named if any(named[key])):
@@ -345,19 +344,11 @@ def _data(values: Values, folder: Path) -> Values:
     return changes | {"data.max_prompt_tokens": LONG_PROMPT_TOKENS if is_long else PROMPT_TOKENS}
 
 
-def _sample(
-    path: Path, split: str, folder: Path, likely: PublishedDataset | None, *, seed: int, long_every: int
-) -> Path:
-    """The file itself if it exists, else a generated one in its form; held-out files may be ``likely`` another's."""
+def _sample(path: Path, split: str, folder: Path, likely: PublishedDataset, *, seed: int, long_every: int) -> Path:
+    """The file itself if it exists, else a generated one in the form of its dataset, or of the ``likely`` one."""
     if path.is_file():
         return path
-    dataset = dataset_of(path) or (None if split.startswith("train") else likely)
-    if not dataset:
-        names = ", ".join(pattern.replace("|", ", ") for pattern, _ in DATASETS)
-        raise ConfigError(
-            f"{path} is not here, and no part of it names a dataset that --scale tiny can imitate ({names}); give a "
-            f"file that exists, with --set"
-        )
+    dataset = dataset_of(path) or likely
     sample = (
         folder / f"{dataset.data_source.replace('/', '-')}{'-with-long' if long_every else ''}" / f"{split}.parquet"
     )

@@ -146,11 +146,19 @@ def test_data_that_is_here_is_used(tmp_path: Path) -> None:
     assert config.data.train == [str(rows)]
 
 
+@pytest.mark.parametrize(("column", "source"), [("", "openai/gsm8k"), ("images", "hiyouga/geometry3k")])
+def test_data_of_no_known_name_is_imitated_as_problems_with_or_without_pictures(
+    tmp_path: Path, column: str, source: str
+) -> None:
+    data = {"train": "data/clicks/train.parquet", "held_out": "data/clicks/test.parquet", "image_column": column}
+    config, said = small(tmp_path, data=data)
+    assert train_stream(config.data, seed=0).at(0).prompt.data_source == source
+    assert any(line.startswith("scaled data.train: data/clicks/train.parquet -> ") for line in said), said
+
+
 def test_a_recipe_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown key"):
         small(tmp_path, trainer={"learning_rate": 1})
-    with pytest.raises(ConfigError, match=r"names a dataset that --scale tiny can imitate"):
-        small(tmp_path, data={"train": "data/mine.parquet"})
 
 
 # ── test stand-ins ────────────────────────────────────────────────────────────────────────────
