@@ -33,7 +33,7 @@ def start(taught: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
 
 @pytest.mark.long("trains until it has learned")
 def test_a_small_qwen3_vl_learns_to_count_what_its_environment_shows(start: StartRun) -> None:
-    run = start(steps=25).end()
+    run = start(steps=60).end()
     assert run.code == 0, run.errors
     summary = run.summary
     assert summary.base_accuracy is not None
@@ -47,7 +47,7 @@ def test_a_small_qwen3_vl_learns_to_count_what_its_environment_shows(start: Star
 
 @pytest.mark.long("trains until it has learned")
 def test_with_another_picture_its_reward_stays_at_guessing(start: StartRun) -> None:
-    run = start("environment.options.swapped=true", steps=25).end()
+    run = start("environment.options.swapped=true", steps=60).end()
     assert run.code == 0, run.errors
     rewards = [metrics["reward"] for metrics in run.directory.read_metrics()]
     assert sum(rewards) / len(rewards) < GUESSING + 0.03
@@ -55,7 +55,7 @@ def test_with_another_picture_its_reward_stays_at_guessing(start: StartRun) -> N
 
 @pytest.mark.long("kills a rollout in mid-episode")
 def test_a_killed_rollout_costs_no_episode_its_pictures(start: StartRun) -> None:
-    run = start("rollout.replicas=2", "checkpoint.every_steps=2", steps=6)
+    run = start("rollout.replicas=2", "checkpoint.every_steps=2", "trainer.warmup_steps=1", steps=6)
     run.until(lambda: run.steps_done() >= 2)
     run.kill_node("rollout-0")
     assert run.end().code == 0, (run.errors, run.output)
