@@ -9,7 +9,6 @@ has learned how an answer is written, and not which: it is right now and then.
 """
 
 import random
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from transformers import (
 from asyncrl.config.model.weights import read_config
 from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import IMAGE_MARK, Prompt
+from asyncrl.tools.published_models import model_type_of
 from asyncrl.tools.toy.demonstrations import encode
 from asyncrl.tools.toy.drawn_squares import (
     FRAMES,
@@ -67,20 +67,6 @@ KINDS = (*ARCHITECTURES, *READ_PICTURES)
 ANY = {False: "qwen3", True: "qwen3_vl"}
 """Architecture in place of one that no name tells, without and with pictures."""
 
-NAMES = (
-    (r"qwen3-vl-\d+b-a\d+b", "qwen3_vl_moe"),
-    (r"qwen3-vl-[\d.]+b", "qwen3_vl"),
-    (r"qwen3-\d+b-a\d+b", "qwen3_moe"),
-    (r"qwen3-[\d.]+b", "qwen3"),
-    (r"qwen2\.5-vl-[\d.]+b", "qwen2_5_vl"),
-    (r"(deepseek-r1-distill-)?qwen(1\.5|2|2\.5)?-((math|coder)-)?[\d.]+b", "qwen2"),
-    (r"qwen1\.5-moe-|qwen2-\d+b-a\d+b", "qwen2_moe"),
-    (r"deepseek-(llm|coder|math)-[\d.]+b|(deepseek-r1-distill-|meta-)?llama-", "llama"),
-    (r"deepseek-(v3|r1)|moonlight-", "deepseek_v3"),
-    (r"gemma-2-", "gemma2"),
-)
-"""Patterns of published names, in lower case, with the ``model_type`` in config.json."""
-
 
 def architecture_of(path: str, setting: str, *, has_pictures: bool = False) -> str:
     """
@@ -91,9 +77,7 @@ def architecture_of(path: str, setting: str, *, has_pictures: bool = False) -> s
     if (Path(path) / "config.json").is_file():
         found = str(read_config(Path(path)).get("model_type"))
     else:
-        parts = reversed(Path(path.lower()).parts)
-        named = (kind for part in parts for pattern, kind in NAMES if re.match(pattern, part))
-        found = next(named, ANY[has_pictures])
+        found = model_type_of(path) or ANY[has_pictures]
     if found not in KINDS:
         raise ConfigError(
             f"{setting}={path} has model_type {found!r}; --scale tiny makes models of {', '.join(KINDS)}: name one of "

@@ -245,3 +245,11 @@ def test_a_filter_that_verl_does_not_read_is_left_out_and_said(mode: str) -> Non
     option = "+algorithm.filter_groups.enable=True"
     assert "schedule.filter" not in settings(mode, option)  # type: ignore[arg-type]
     assert fate(mode, option)[0] == "not needed"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["Qwen3-VL-30B-A3B-Instruct", "Qwen3.5-35B-A3B", "qwen3_5-27b-base", "gpt-oss-20b"])
+def test_a_published_model_that_cannot_be_trained_is_refused_by_its_name(name: str) -> None:
+    translation = translated("synchronous", f"actor_rollout_ref.model.path=/models/{name}")
+    assert translation.verdict == "cannot"
+    (account,) = (account for account in translation.accounts if account.option.endswith(name))
+    assert (account.fate, "are not trained here: " in account.detail) == ("not supported", True)
