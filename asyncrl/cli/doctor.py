@@ -92,7 +92,6 @@ def doctor(
     --cluster FILE runs asyncrl on each machine through a command such as ssh. It checks addresses, keys, versions,
     models, limits and disks, and sends data between the machines. Exits with 1 if a check fails.
     """
-    from asyncrl.runtime.model_files import with_local_copies
     from asyncrl.tools.doctor import diagnose, diagnose_npu, diagnose_run
 
     if sum(map(bool, (config_path, npu, role, cluster_file, probe))) > 1:
@@ -106,8 +105,8 @@ def doctor(
         return
     with Console(stderr=True).status("checking"):  # rich shows this on a terminal only.
         if config_path:
-            config = with_local_copies(load_config(config_path, overrides), partial(echo, err=True))
-            diagnosis = asyncio.run(diagnose_run(config, device_memory, host_memory))
+            config = load_config(config_path, overrides)
+            diagnosis = asyncio.run(diagnose_run(config, device_memory, host_memory, partial(echo, err=True)))
         elif cluster_file:
             diagnosis = judge(asyncio.run(survey(load(cluster_file))))
         else:

@@ -16,7 +16,7 @@ from asyncrl.config.engines import ENGINE_PACKAGES
 from asyncrl.data.prompts import resolve_steps
 from asyncrl.errors import ConfigError
 from asyncrl.runtime.check_architecture import SECTION, examine, result_line
-from asyncrl.runtime.checks import CHECKS, Check, devices_of, resolved
+from asyncrl.runtime.checks import CHECKS, Check, Say, devices_of, resolved
 from asyncrl.runtime.machine import (
     CORE,
     DEV,
@@ -36,6 +36,7 @@ from asyncrl.runtime.machine import (
     package_line,
     software_lines,
 )
+from asyncrl.runtime.model_files import with_local_copies
 from asyncrl.weights.groups.device import ADVICE, BACKENDS, device_name, installed_version, require
 from asyncrl.weights.groups.trial import trial
 
@@ -182,15 +183,31 @@ def _drivers(dev: Path) -> CheckLine:
 #     packages ─▶ devices of the run ─▶ its collective library ─▶ `CHECKS` ─▶ architecture, positions, memory
 
 PACKAGES = {"asyncrl", "torch", "transformers"}
+OF_FILES = {"model", "data"}
+"""Checks that read a model or data, which a hub may still have."""
 
 
-async def diagnose_run(config: Config, device_memory: str = "", host_memory: str = "") -> DoctorReport:
-    """Run every check; a failure becomes a line. An empty ``device_memory`` or ``host_memory`` is this machine's."""
+async def diagnose_run(
+    config: Config, device_memory: str = "", host_memory: str = "", say: Say = lambda _: None
+) -> DoctorReport:
+    """
+    Run every check; a failure becomes a line. An empty ``device_memory`` or ``host_memory`` is this machine's, and
+    ``say`` is told which commit is meant by a name of a hub.
+    """
     lines = list(_packages())
     can_compute = all(line.state == "good" for line in lines)
+    absent = ""
+    try:
+        config = with_local_copies(config, say)
+    except ConfigError as error:
+        absent = str(error)
     if can_compute:
         lines += await _collectives(config)
-    lines += [result_line(name, partial(_run_check, check, config)) for name, check in CHECKS.items()]
+    checks = {name: check for name, check in CHECKS.items() if not (absent and name in OF_FILES)}
+    lines += [result_line(name, partial(_run_check, check, config)) for name, check in checks.items()]
+    if absent:
+        lines.append(CheckLine(SECTION, "files", "bad", "not all are here: model and data are not checked", absent))
+        return DoctorReport(tuple(lines), is_fit=False)
     if config.run.epochs is not None:
         lines.append(
             result_line("steps", lambda: f"{resolve_steps(config).run.steps:,} in {config.run.epochs:g} epochs")

@@ -40,6 +40,6 @@ NOT_TRAINED = {
 
 
 def model_type_of(path: str) -> str:
-    """Return the ``model_type`` of the published model that a part of ``path`` names, the last such; empty if none does."""
+    """Return the ``model_type`` of the published model that the last possible part of ``path`` names, or empty."""
     parts = reversed(Path(path.lower()).parts)
     return next((kind for part in parts for pattern, kind in NAMES if re.match(pattern, part)), "")

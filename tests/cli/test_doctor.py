@@ -12,6 +12,7 @@ from rich.console import Console
 
 from asyncrl.cli.doctor import show, to_plain
 from asyncrl.config.config import Config
+from asyncrl.runtime.checks import Say
 from asyncrl.runtime.machine import CheckLine, DoctorReport
 from asyncrl.terminal import to_json
 from tests.cli.invoke import asyncrl
@@ -29,7 +30,8 @@ def test_contradictory_options_are_refused(arguments: tuple[str, ...]) -> None:
 
 
 def test_a_run_file_is_judged_by_its_own_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def diagnose_run(config: Config, *memory: str) -> DoctorReport:
+    async def diagnose_run(config: Config, *given: str | Say) -> DoctorReport:
+        memory = given[:2]
         assert (config.run.seed, memory) == (5, ("80GB", "1TB"))
         return FOUND
 

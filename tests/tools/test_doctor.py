@@ -42,6 +42,20 @@ def whats(diagnosis: DoctorReport) -> dict[str, str]:
     return {line.name: line.what for line in diagnosis.lines}
 
 
+def test_a_model_that_is_only_named_hides_no_other_problem(machine: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> str:
+        raise ConfigError("too few devices; use more")
+
+    machine.setattr(doctor, "CHECKS", {"devices": fails, "model": fails})
+    machine.setenv("HF_HUB_OFFLINE", "1")
+    diagnosis = diagnosed(made(model={"path": "nobody/nothing"}))
+    assert not diagnosis.is_fit
+    devices, named = diagnosis.problems
+    assert devices == "too few devices; use more"
+    assert "nobody/nothing" in named
+    assert "model" not in whats(diagnosis)
+
+
 def test_a_run_that_has_everything_is_fit(machine: pytest.MonkeyPatch) -> None:
     diagnosis = diagnosed(made())
     assert diagnosis.is_fit
