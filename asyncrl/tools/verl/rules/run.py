@@ -137,6 +137,9 @@ def rewards(recipe: LaunchRecipe) -> None:
         return
     function, options = _custom(recipe)
     why = "called with the arguments of verl's compute_score" if function else "by each row's data source, as in verl"
+    if not function and (path := _reward_model(recipe)):
+        function, why = "reward_model", "the model's score alone, as in verl"
+        options = {"url": "http://127.0.0.1:8000/classify", "model": path, "activation": False}
     if manager != "dapo" or not recipe.get(f"{_overlong(recipe)}.enable", False):
         recipe.put("reward.function", function or "auto", why)
         if options:
@@ -164,6 +167,17 @@ def _overlong(recipe: LaunchRecipe) -> str:
     for name in ("enable", "len", "penalty_factor", "log"):
         recipe.say(f"{sections[0]}.{name}", "not needed", f"{chosen} counts")
     return chosen
+
+
+def _reward_model(recipe: LaunchRecipe) -> str:
+    """Path of the model whose scores are the rewards; empty without one."""
+    section = "reward.reward_model"
+    path = recipe.get(f"{section}.model_path", recipe.get(f"{section}.model.path", ""))
+    if not (path and recipe.get(f"{section}.enable", False)):
+        return ""
+    served = f"vllm serve {path} --runner pooling, on port 8000, before the run starts"
+    recipe.say(f"{section}.enable", "substituted", f"a server of your own takes its place: {served}")
+    return str(path)
 
 
 def _custom(recipe: LaunchRecipe) -> tuple[str, dict[str, Any]]:

@@ -253,3 +253,16 @@ def test_a_published_model_that_cannot_be_trained_is_refused_by_its_name(name: s
     assert translation.verdict == "cannot"
     (account,) = (account for account in translation.accounts if account.option.endswith(name))
     assert (account.fate, "are not trained here: " in account.detail) == ("not supported", True)
+
+
+@pytest.mark.parametrize("path", ["reward_model.model.path", "reward.reward_model.model_path"])
+def test_a_reward_model_is_asked_at_a_server_of_ones_own_for_its_raw_score(path: str) -> None:
+    options = (f"{path}=models/judge", "reward_model.enable=True")
+    found = settings("synchronous", *options)
+    assert found["reward.function"] == "reward_model"
+    assert found["reward.options"] == {
+        "url": "http://127.0.0.1:8000/classify", "model": "models/judge", "activation": False,
+    }  # fmt: skip
+    translation = translated("synchronous", *options)
+    assert translation.verdict == "runs with substitutions"
+    assert "vllm serve models/judge" in fate("synchronous", options[1], options[0])[1]
