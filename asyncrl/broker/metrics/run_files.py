@@ -7,7 +7,7 @@ A run's files for people: events, seconds of each node by activity, a line of me
 
 import hashlib
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -35,6 +35,7 @@ from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.words import Role
 from asyncrl.records.alarms import NO_LEARNING
 from asyncrl.records.failure_sentences import by_site
+from asyncrl.records.measures import RECENT
 from asyncrl.records.run_directory import RunDirectory, RunSummary, content_of
 from asyncrl.records.states import RunOutcome
 from asyncrl.records.times import NodeTimes, TimesLine
@@ -304,6 +305,8 @@ class RunFiles:
         self._models = batch_metrics.ModelShare()
         self.swap_times = batch_metrics.SwapTimes()
         self.totals = batch_metrics.RunTotals(metrics)
+        self.recent: deque[Mapping[str, Any]] = deque(metrics[-RECENT:], RECENT)
+        """Lines of the last steps."""
         self._times = TimeBook(clock())
         self._gap_alarm = GapAlarm(config, metrics)
         self._drift_alarms = DriftAlarms(config, metrics)
@@ -345,7 +348,9 @@ class RunFiles:
             return None
         wait = self._waits.share(self._scheduler.nodes.with_role("rollout"))
         max_staleness, has_turns = self._config.schedule.max_staleness, self._config.environment.is_set
-        line = batch_metrics.line(stepped, groups, wait, self.time_s, max_staleness, has_turns=has_turns)
+        line = batch_metrics.line(
+            stepped, groups, wait, self.time_s, max_staleness, has_turns=has_turns, recent=self.recent
+        )
         line |= self._scheduler.training.filtering.metrics(stepped.step)
         asking = [*self._scheduler.nodes.with_role("rollout"), *self._scheduler.nodes.with_role("reward")]
         line |= self._models.metrics(asking)
@@ -355,6 +360,7 @@ class RunFiles:
         self.versions[stepped.step] = stepped.policy_version
         self.totals.add(line)
         self.last_line = line
+        self.recent.append(line)
         self._directory.append_metrics(line)
         self._written(Written(METRICS, hashlib.sha256(encoded(line)).hexdigest(), stepped.step))
         if self._times.is_due(self._clock()):
@@ -412,11 +418,7 @@ class RunFiles:
             base_accuracy=self._scheduler.evaluation.base_accuracy,
             held_out_accuracy=results[-1].accuracy if results else None,
             held_out_failed=results[-1].num_failed if results else 0,
-            trained_tokens=totals.tokens,
-            staleness_mean=totals.staleness_mean,
-            staleness_max=totals.staleness_max,
-            logprob_gap_mean=totals.logprob_gap_mean,
-            logprob_gap_max=totals.logprob_gap_max,
+            **totals.as_summary(),
             **_fields_of(self._head()),
             failed=by_site(failures.counts),
             failures=failures.sentences(),

@@ -1,6 +1,6 @@
 """The top of the first page: a sentence about the state, headline numbers, and who waits for whom."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -9,12 +9,12 @@ from asyncrl.records import formatting
 from asyncrl.records.alarms import alarms
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import UNKNOWN
-from asyncrl.records.run_record import NO_SUMMARY, EvaluationEvent, RunRecord
+from asyncrl.records.measures import RECENT, RECENTLY, Measures
+from asyncrl.records.run_record import NO_SUMMARY, RunRecord
+from asyncrl.records.times import WAITS, kind_of
 
-RECENT = 5
-"""Steps over which a number of now is taken."""
-COSTLY = ("trainer", "rollout")
-"""Roles on devices, whose waiting is worth a sentence."""
+NOTABLE, NAMED = 0.1, 0.02
+"""Least share of waiting that is told, and of a cause that is named."""
 SILENT_S = 60.0
 """Seconds without a record after which a run without an end may be over; longer if its steps are longer."""
 
@@ -44,6 +44,7 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
         "planned": planned(record),
         "evaluations": record.evaluations(),
         "waits": waits or waits_of_metrics(record),
+        "waited": waited(record, waits),
         "waits_are_whole": bool(waits),
         "notes": [note for note in record.notes if note != NO_SUMMARY],  # the sentence says more
     }
@@ -51,7 +52,7 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
 
 def is_live(record: RunRecord, silent_s: float | None) -> bool:
     """True if no end is recorded and something was recorded lately."""
-    step_s = record.mean("step_s") or 0.0
+    step_s = record.measures().step_s or 0.0
     return record.status in ("running", "stopped") and silent_s is not None and silent_s <= max(SILENT_S, 5 * step_s)
 
 
@@ -86,10 +87,9 @@ def sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
 def tiles(record: RunRecord) -> list[Tile]:
     """The headline numbers, always the same ones."""
     reward, before = _recent(record, "reward"), _first(record, "reward")
-    evaluations = record.evaluations()
-    stalest = max((value for _, value in record.curve("staleness_max")), default=None)
     gap = record.summary.logprob_gap_mean if record.summary else record.mean("logprob_gap_mean", "logprob_gap_tokens")
-    tokens = _recent(record, "tokens_per_s")
+    now, whole = record.measures(RECENT), record.measures()
+    base, accuracy, failed = record.accuracies()
     length, cut = _recent(record, "length_mean"), _recent(record, "truncated")
     return [
         Tile(
@@ -99,67 +99,102 @@ def tiles(record: RunRecord) -> list[Tile]:
         ),
         Tile(
             label="held-out accuracy",
-            value=_accuracy_of(evaluations[-1]) if evaluations else UNKNOWN,
-            note=f"from {formatting.share(evaluations[0].accuracy)}" if len(evaluations) > 1 else "",
+            value=UNKNOWN if accuracy is None else f"{formatting.share(accuracy)}{failed_note(failed)}",
+            note=f"from {formatting.share(base)}" if base is not None and base != accuracy else "",
         ),
+        _pace_tile("tokens / s", now.tokens_per_s, whole.tokens_per_s, formatting.count, record),
+        _pace_tile("a step", now.step_s, whole.step_s, "{:.3g} s".format, record),
         Tile(
-            label="tokens / s",
-            value=UNKNOWN if tokens is None else formatting.count(tokens),
-            note="trained, last steps",
+            label="waiting",
+            value=_waits(now if not record.summary else whole),
+            note=f"trainer / rollouts, {_span(record)}",
         ),
         Tile(
             label="length",
             value=UNKNOWN if length is None else f"{length:.0f}",
             note=f"{formatting.share(cut)} cut" if cut is not None else "",
         ),
-        Tile(label="staleness, max", value=_text(stalest), note="policy versions"),
+        Tile(
+            label="staleness",
+            value=_text(whole.staleness_mean),
+            note=f"versions, mean; {whole.staleness_max} at most" if whole.staleness_mean is not None else "",
+        ),
         Tile(label="log-prob gap", value=_text(gap), note="nats, mean"),
     ]
 
 
 def waits_of_metrics(record: RunRecord) -> dict[str, dict[str, float]]:
     """Shares of waiting by role, as metrics.jsonl has them; the rest is not told apart."""
+    shares = _shares_waited(record.measures())
+    return {role: {"working": 1.0 - share, "waiting": share} for role, share in shares.items()}
+
+
+class Waited(Struct, frozen=True, kw_only=True):
+    """Waiting of a role over all steps: a part of 1 of their time, and of it the parts by cause, largest first."""
+
+    share: float
+    causes: dict[str, float]
+
+
+def waited(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> dict[str, Waited]:
+    """
+    Waiting of the roles on devices by role, and what for.
+
+    The share is the one that every place shows; times.jsonl, whose seconds come with heartbeats, says how to divide it.
+    """
     found = {}
-    for role, key in (("trainer", "wait_trainer"), ("rollout", "wait_rollout")):
-        if (share := record.mean(key, "step_s")) is not None:
-            found[role] = {"working": 1.0 - min(share, 1.0), "waiting": min(share, 1.0)}
+    for role, share in _shares_waited(record.measures()).items():
+        causes = {activity: part for activity, part in waits.get(role, {}).items() if kind_of(activity) in WAITS}
+        total = sum(causes.values())
+        parts = {activity: share * part / total for activity, part in causes.items() if total}
+        found[role] = Waited(share=share, causes=parts)
     return found
 
 
+def _shares_waited(pace: Measures) -> dict[str, float]:
+    shares = {"trainer": pace.wait_trainer, "rollout": pace.wait_rollout}
+    return {role: share for role, share in shares.items() if share is not None}
+
+
+def _waits(pace: Measures) -> str:
+    return " / ".join(UNKNOWN if share is None else f"{share:.0%}" for share in (pace.wait_trainer, pace.wait_rollout))
+
+
+def _span(record: RunRecord) -> str:
+    """Span of the tiles of pace: all steps of a run that is over, else the last ones."""
+    return f"all {record.summary.steps} steps" if record.summary else RECENTLY
+
+
+def _pace_tile(
+    label: str, now: float | None, whole: float | None, form: Callable[[float], str], record: RunRecord
+) -> Tile:
+    shown = whole if record.summary else now
+    in_all = "" if record.summary or whole is None else f"; {form(whole)} in all"
+    return Tile(label=label, value=UNKNOWN if shown is None else form(shown), note=f"{_span(record)}{in_all}")
+
+
 def _bottleneck(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> str:
-    if waits:
-        longest = [
-            (share, role, activity)
-            for role in COSTLY
-            for activity, share in waits.get(role, {}).items()
-            if activity.startswith("waiting")
-        ]
-        if longest and max(longest)[0] >= 0.1:
-            share, role, activity = max(longest)
-            return f" The {role} spends {share:.0%} of its time {activity}."
-        return ""
-    trainer = record.mean("wait_trainer", "step_s") or 0.0
-    rollouts = record.mean("wait_rollout", "step_s") or 0.0
-    if max(trainer, rollouts) < 0.1:
-        return ""
-    if trainer >= rollouts:
-        return f" The trainer waits for trajectories {trainer:.0%} of the time."
-    return f" The rollouts wait {rollouts:.0%} of the time."
+    """A sentence on who waits, over all steps, for what."""
+    told = []
+    for role, found in waited(record, waits).items():
+        if found.share < NOTABLE:
+            continue
+        named = [(name, part) for name, part in found.causes.items() if part >= NAMED]
+        causes = ", ".join(f"{name.removeprefix('waiting ')} {part:.0%}" for name, part in named)
+        name = "the trainer waited" if role == "trainer" else "rollouts waited"
+        told.append(f"{name} {found.share:.0%}{f' ({causes})' if causes else ''}")
+    return f" Of the time of all steps, {'; '.join(told)}." if told else ""
 
 
 def _accuracy(record: RunRecord) -> str:
-    found = record.evaluations()
-    if not found:
+    first, last, failed = record.accuracies()
+    if last is None:
         return ""
-    if len(found) == 1:
-        return f"; held-out accuracy {_accuracy_of(found[0])}"
-    first, last = found[0].accuracy, found[-1].accuracy
+    told = f"{formatting.share(last)}{failed_note(failed)}"
+    if first is None or len(record.evaluations()) < 2:
+        return f"; held-out accuracy {told}"
     moved = "rose" if last > first else "fell" if last < first else "stayed"
-    return f"; held-out accuracy {moved} from {formatting.share(first)} to {_accuracy_of(found[-1])}"
-
-
-def _accuracy_of(evaluation: EvaluationEvent) -> str:
-    return f"{formatting.share(evaluation.accuracy)}{failed_note(evaluation.metrics.get('failed', 0))}"
+    return f"; held-out accuracy {moved} from {formatting.share(first)} to {told}"
 
 
 def _alarms(record: RunRecord) -> str:
@@ -178,8 +213,7 @@ def _time_left(record: RunRecord) -> str:
     total, times = planned(record), record.curve("time_s")
     if not total or len(times) < 2 or len(times) >= total:
         return ""
-    recent = times[-50:]
-    step_s = (recent[-1][1] - recent[0][1]) / max(len(recent) - 1, 1)
+    step_s = record.measures(50).step_s or 0.0
     return f", about {formatting.duration(step_s * (total - len(times)))} left"
 
 

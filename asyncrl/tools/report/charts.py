@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from asyncrl.foreign_text import shown_lines
 from asyncrl.records import formatting
+from asyncrl.records.measures import RECENTLY
 from asyncrl.records.run_record import EvaluationEvent, RunRecord
 
 # ── axes ──────────────────────────────────────────────────────────────────────────────────────
@@ -264,8 +265,12 @@ CURVES = (
     Curve(title="Tokens of the environment in an episode, mean", keys={"": "context_tokens_mean"}, is_expected=False),
     Curve(title="Seconds of the environment in an episode, mean", keys={"": "environment_s_mean"}, is_expected=False),
     Curve(title="Staleness, policy versions", keys={"mean": "staleness_mean", "max": "staleness_max"}),
-    Curve(title="Throughput, trained tokens / s", keys={"": "tokens_per_s"}),
-    Curve(title="Time spent waiting", keys={"trainer": "wait_trainer", "rollouts": "wait_rollout"}, percent=True),
+    Curve(title=f"Trained tokens / s, {RECENTLY}", keys={"": "tokens_per_s"}),
+    Curve(
+        title=f"Time spent waiting, {RECENTLY}",
+        keys={"trainer": "wait_trainer", "rollouts": "wait_rollout"},
+        percent=True,
+    ),
     Curve(title="Seconds of one step", keys={"step": "step_s", "training": "train_s"}),
     Curve(title="Seconds of one publish", keys={"publish": "publish_s", "generation paused": "pause_s"}),
     Curve(

@@ -88,13 +88,10 @@ def headline(record: RunRecord) -> dict[str, str]:
     """Results and cost of a run, label to text. Every run has the same labels in the same order."""
     summary, evaluations = record.summary, record.evaluations()
     start, end = _ends([value for _, value in record.curve("reward")])
-    staleness = summary.staleness_mean if summary else record.mean("staleness_mean", "tokens")
-    stalest = summary.staleness_max if summary else _highest(record, "staleness_max")
-    tokens = summary.trained_tokens if summary else record.total("tokens")
-    base = summary.base_accuracy if summary else next((e.accuracy for e in evaluations if e.policy_version == 0), None)
-    trained = [e.accuracy for e in evaluations if e.policy_version > 0]
+    pace = record.measures()
+    tokens = pace.tokens if record.metrics or not summary else summary.trained_tokens
+    base, last, _ = record.accuracies()
     last_metrics = evaluations[-1].metrics if evaluations else {}
-    last = summary.held_out_accuracy if summary else (trained[-1] if trained else None)
     failed = failed_note(last_metrics.get("failed", 0))
     gap = summary.logprob_gap_mean if summary else record.mean("logprob_gap_mean", "logprob_gap_tokens")
     highest_gap = summary.logprob_gap_max if summary else _highest(record, "logprob_gap_max")
@@ -109,14 +106,14 @@ def headline(record: RunRecord) -> dict[str, str]:
         "held-out prompts": f"{evaluations[-1].num_prompts}{failed}" if evaluations else UNKNOWN,
         f"reward, first {ENDING} steps": _text(start),
         f"reward, last {ENDING} steps": _text(end),
-        "trained tokens": _text(tokens, formatting.count),
-        "trained tokens / s": _text(
-            tokens / record.wall_s if tokens is not None and record.wall_s else None, formatting.count
-        ),
-        "staleness, mean": _text(staleness),
-        "staleness, max": _text(stalest),
-        "trainer waiting": _text(record.mean("wait_trainer", "step_s"), formatting.share),
-        "rollouts waiting": _text(record.mean("wait_rollout", "step_s"), formatting.share),
+        "trained tokens": formatting.count(tokens),
+        "time of the steps": _text(pace.seconds or None, formatting.duration),
+        "trained tokens / s": _text(pace.tokens_per_s, formatting.count),
+        "a step, mean": _text(pace.step_s, "{:.3g} s".format),
+        "trainer waiting": _text(pace.wait_trainer, formatting.share),
+        "rollouts waiting": _text(pace.wait_rollout, formatting.share),
+        "staleness, mean": _text(pace.staleness_mean),
+        "staleness, max": str(pace.staleness_max) if pace.staleness_mean is not None else UNKNOWN,
         "pause per publish": _text(record.mean("pause_s"), lambda seconds: f"{1000 * seconds:.3g} ms"),
         "log-prob gap, mean": _text(gap),
         "log-prob gap, max": _text(highest_gap),
