@@ -29,6 +29,12 @@ class NodeTimes(Struct, frozen=True):
     """Decode steps of a rollout's engine."""
     cores_busy: float = 0.0
     """Mean share of the cores of its machine that were busy, with any process."""
+    memory: float = 0.0
+    """Share of its machine's memory that was in use at the end; 0 if unknown, as in the next two."""
+    device_memory: float = 0.0
+    """Share of its device's memory, likewise."""
+    disk: float = 0.0
+    """Share of the disk with its working folder, likewise."""
 
 
 class TimesLine(Struct, frozen=True):

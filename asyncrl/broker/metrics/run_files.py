@@ -30,7 +30,7 @@ from asyncrl.files.json_lines import encoded
 from asyncrl.foreign_text import shown, shown_values
 from asyncrl.log import get_logger
 from asyncrl.messages.bounds import SHOWN_CHARS
-from asyncrl.messages.session import Beat
+from asyncrl.messages.session import Beat, MachineUse
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.words import Role
 from asyncrl.records.alarms import NO_LEARNING
@@ -109,7 +109,11 @@ class _Account(Struct):
         seconds = {name: value for name, value in self.seconds.items() if value > 0}
         total_s = sum(seconds.values())
         cores_busy = self.cores_busy_s / total_s if total_s else 0.0
-        taken = NodeTimes(self.role, seconds, self.tokens, self.memory_stall, self.decode_steps, cores_busy)
+        use = self.beat.machine or MachineUse()
+        taken = NodeTimes(
+            self.role, seconds, self.tokens, self.memory_stall, self.decode_steps, cores_busy,
+            use.memory, use.device_memory, use.disk,
+        )  # fmt: skip
         self.seconds, self.tokens, self.memory_stall = defaultdict(float), 0, 0.0
         self.decode_steps, self.cores_busy_s = 0.0, 0.0
         return taken

@@ -12,9 +12,13 @@ from asyncrl.records.formatting import UNKNOWN
 from asyncrl.records.measures import RECENT, RECENTLY, Measures
 from asyncrl.records.run_record import NO_SUMMARY, RunRecord
 from asyncrl.records.times import WAITS, kind_of
+from asyncrl.tools.dashboard.cluster_view import GONE, nodes
+from asyncrl.tools.dashboard.time_bands import TimeBands
 
 NOTABLE, NAMED = 0.1, 0.02
 """Least share of waiting that is told, and of a cause that is named."""
+NUM_NAMED = 4
+"""Lost nodes that are named."""
 SILENT_S = 60.0
 """Seconds without a record after which a run without an end may be over; longer if its steps are longer."""
 
@@ -43,10 +47,10 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
         "steps": steps(record),
         "planned": planned(record),
         "evaluations": record.evaluations(),
-        "waits": waits or waits_of_metrics(record),
+        "waits": shown_waits(record, waits),
         "waited": waited(record, waits),
         "waits_are_whole": bool(waits),
-        "notes": [note for note in record.notes if note != NO_SUMMARY],  # the sentence says more
+        "notes": [note for note in record.notes if record.metrics and note != NO_SUMMARY],  # the sentence says more
     }
 
 
@@ -77,11 +81,13 @@ def sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
         return f"Finished {steps(record)} steps{took}{_accuracy(record)}.{_alarms(record)}"
     if not is_live(record, silent_s):
         since = f" for {formatting.duration(silent_s)}" if silent_s is not None else ""
-        return f"Nothing was recorded{since} and no end either: the run was killed, or a step takes long."
+        return (
+            f"Nothing was recorded{since} and no end either: the run was killed, or a step takes long.{_lost(record)}"
+        )
     if not record.metrics:
         return f"Before the first step{_waiting(record)}."
     now = f"Training, step {steps(record)}{of}{_time_left(record)}{_accuracy(record)}."
-    return f"{now}{_bottleneck(record, waits)}{_alarms(record)}"
+    return f"{now}{_lost(record)}{_bottleneck(record, waits)}{_alarms(record)}"
 
 
 def tiles(record: RunRecord) -> list[Tile]:
@@ -127,6 +133,20 @@ def waits_of_metrics(record: RunRecord) -> dict[str, dict[str, float]]:
     """Shares of waiting by role, as metrics.jsonl has them; the rest is not told apart."""
     shares = _shares_waited(record.measures())
     return {role: {"working": 1.0 - share, "waiting": share} for role, share in shares.items()}
+
+
+def shown_waits(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Shares of time by role and activity, in which each role has waited as long as `waited` says."""
+    if not waits:
+        return waits_of_metrics(record)
+    shown = {role: dict(shares) for role, shares in waits.items()}
+    for role, share in _shares_waited(record.measures()).items():
+        own = shown.get(role, {})
+        found = sum(part for activity, part in own.items() if kind_of(activity) in WAITS)
+        if 0 < found < 1:
+            scales = {True: share / found, False: (1 - share) / (1 - found)}
+            shown[role] = {activity: part * scales[kind_of(activity) in WAITS] for activity, part in own.items()}
+    return shown
 
 
 class Waited(Struct, frozen=True, kw_only=True):
@@ -199,6 +219,16 @@ def _accuracy(record: RunRecord) -> str:
 
 def _alarms(record: RunRecord) -> str:
     return "".join(f" {alarm.sentence}: see Events." for alarm in alarms(record.events))
+
+
+def _lost(record: RunRecord) -> str:
+    """A sentence about the nodes that are gone and not back."""
+    gone = [node for node in nodes(record.events, TimeBands(), {}) if node.state in GONE]
+    if not gone:
+        return ""
+    names = ", ".join(node.name for node in gone[:NUM_NAMED]) + ("" if len(gone) <= NUM_NAMED else ", ...")
+    what = f"{names} is" if len(gone) == 1 else f"{len(gone)} nodes ({names}) are"
+    return f" {what} lost{f': {gone[-1].cause}' if gone[-1].cause else ''}."
 
 
 def _waiting(record: RunRecord) -> str:

@@ -44,6 +44,8 @@ class TimeBands:
         self._grid: Grid = np.zeros((0, 0, 0), np.float32)
         self._shares_of_roles: dict[str, dict[str, float]] | None = None
         """None if a span was added since they were computed."""
+        self.last: dict[str, NodeTimes] = {}
+        """Newest line of each node."""
         self._first: Mapping[str, NodeTimes] = {}
         """Nodes of the first span, which is loading and the first step's."""
 
@@ -67,6 +69,7 @@ class TimeBands:
         if len(self._ends) == self._max_spans:
             self._join()
         row = len(self._ends)
+        self.last.update(line.nodes)
         for node, times in line.nodes.items():
             if node not in self._places:
                 self._places[node] = len(self.nodes)

@@ -39,6 +39,17 @@ def test_a_running_run_says_where_it_is_how_long_it_takes_and_who_waits() -> Non
     assert told in sentence(record(metrics=STEPS), waits, 3.0)
 
 
+def test_nodes_that_are_gone_are_named_until_they_are_back() -> None:
+    lost = [
+        {"event": "node.lost", "node": f"rollout-{n}", "role": "rollout", "cause": "silent for 10 s"} for n in (0, 1)
+    ]
+    told = "2 nodes (rollout-0, rollout-1) are lost: silent for 10 s."
+    assert told in sentence(record(metrics=STEPS, events=lost), {}, 3.0)
+    assert told in sentence(record(metrics=STEPS, events=lost), {}, 500.0)
+    back = {"event": "node.joined", "node": "rollout-1", "role": "rollout"}
+    assert "rollout-0 is lost: silent" in sentence(record(metrics=STEPS, events=[*lost, back]), {}, 3.0)
+
+
 def test_a_run_before_its_first_step_says_what_it_waits_for() -> None:
     joined = {"event": "node.joined", "node": "rollout-0"}
     assert sentence(record(events=[joined]), {}, 3.0) == "Before the first step: 1 nodes have joined."
@@ -79,5 +90,12 @@ def test_shares_of_waiting_come_from_metrics_without_times(make_run: MakeRun, tm
         "rollout": {"working": 0.5, "waiting": 0.5},
     }
     assert (shown["waits_are_whole"], shown["status"]) == (False, "stopped" if silent_s is None else "running")
+    waits = {"trainer": {"training": 0.4, "publishing": 0.1, "waiting for sampling": 0.4, "waiting for prompts": 0.1}}
+    scaled = overview(record(metrics=STEPS), waits, silent_s)["waits"]
+    assert scaled == {
+        "trainer": pytest.approx(
+            {"training": 0.48, "publishing": 0.12, "waiting for sampling": 0.32, "waiting for prompts": 0.08}
+        )
+    }, "the share that every place shows, divided as times.jsonl says"
     whole = {"trainer": {"training": 1.0}}
     assert overview(record(), whole, silent_s)["waits"] == whole
