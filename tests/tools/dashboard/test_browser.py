@@ -12,6 +12,7 @@ import pytest
 from playwright import sync_api
 
 from asyncrl.records.run_directory import RunDirectory
+from asyncrl.tools.report.report import write_report
 from tests.recorded_runs import MakeRun
 from tests.tools.dashboard.browser_free import a_sample, an_episode, write
 
@@ -159,3 +160,12 @@ def test_settings_are_searched(page: Any, url: str) -> None:
     page.locator("td", has_text="one publish ahead").first.wait_for()
     page.get_by_label("which settings").select_option("changed")
     page.get_by_text(re.compile("^0 of [0-9]+ settings, 0 not the default")).wait_for()
+
+
+def test_the_report_of_two_runs_fits_its_screen(page: Any, make_run: MakeRun) -> None:
+    runs = [make_run(name) for name in ("a-run-with-a-long-name", "another-run-with-a-long-name")]
+    for run in runs:
+        run.append_event("node.lost", node="rollout-0", cause="x" * 300, time_s=3.0)
+    write_report([run.path for run in runs], runs[0].report)
+    page.goto(runs[0].report.as_uri())
+    assert page.locator("svg.chart").first.bounding_box()["y"] < 400
