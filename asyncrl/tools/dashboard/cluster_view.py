@@ -222,6 +222,8 @@ ENDED_BY: Mapping[str, tuple[str, ...]] = {
     "node.stalled": ("node.moving", *BACK),
     "node.barred": ("node.admitted",),
     "ledger.locked": ("ledger.unlocked",),
+    "eval.lost": ("eval.finished",),
+    "eval.left_out": ("eval.finished",),
     "run.waiting": ("version.live",),
     "run.suspended": ("run.resumed",),
     "run.interrupted": ("run.resumed",),

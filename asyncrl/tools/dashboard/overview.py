@@ -12,7 +12,7 @@ from asyncrl.records.formatting import UNKNOWN
 from asyncrl.records.measures import RECENT, RECENTLY, Measures
 from asyncrl.records.run_record import NO_SUMMARY, RunRecord
 from asyncrl.records.times import WAITS, kind_of
-from asyncrl.tools.dashboard.cluster_view import GONE, nodes
+from asyncrl.tools.dashboard.cluster_view import GONE, nodes, role_order
 from asyncrl.tools.dashboard.time_bands import TimeBands
 
 NOTABLE, NAMED = 0.1, 0.02
@@ -139,7 +139,7 @@ def shown_waits(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> 
     """Shares of time by role and activity, in which each role has waited as long as `waited` says."""
     if not waits:
         return waits_of_metrics(record)
-    shown = {role: dict(shares) for role, shares in waits.items()}
+    shown = {role: dict(waits[role]) for role in sorted(waits, key=role_order)}
     for role, share in _shares_waited(record.measures()).items():
         own = shown.get(role, {})
         found = sum(part for activity, part in own.items() if kind_of(activity) in WAITS)

@@ -35,6 +35,7 @@ SIZES = {"desk": (1280, 800), "phone": (390, 844)}
 SCHEMES: tuple[Any, ...] = ("light", "dark")
 PAGES = ("overview", "cluster", "samples", "timeline", "events", "config", "report")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+FRESH = ("starting", "healthy")
 STUCK_S = 400.0
 """Seconds since the last record of a run that is stuck."""
 
@@ -52,10 +53,15 @@ def until(run: Path, out: Path, time_s: float, *, added: list[dict[str, Any]], a
     for file in sorted(source.samples.glob("*.parquet")):
         if int("".join(filter(str.isdigit, file.stem)) or 0) < steps:
             shutil.copy(file, made.samples)
-    changed_s = time.time() - ago_s
-    for path in out.iterdir():
-        os.utime(path, (changed_s, changed_s))
+    touched(out, ago_s)
     return out
+
+
+def touched(run: Path, ago_s: float) -> None:
+    """Let the files of a run have changed ``ago_s`` ago: a run that is silent for a minute counts as stopped."""
+    changed_s = time.time() - ago_s
+    for path in run.iterdir():
+        os.utime(path, (changed_s, changed_s))
 
 
 def states(runs: list[Path], folder: Path) -> dict[str, list[Path]]:
@@ -124,6 +130,8 @@ def main() -> None:
                     address = report.as_uri() if page == "report" else f"{url}#/{page}"
                     for size in SIZES:
                         for scheme in SCHEMES:
+                            if state in FRESH:
+                                touched(runs[0], 0.0)
                             path = options.out / f"{state}-{page}-{size}-{scheme}.png"
                             take(browser, address, path, size, scheme, is_whole=options.whole)
         browser.close()

@@ -153,6 +153,7 @@ def test_trouble_that_is_over_is_below_what_lasts_and_above_news_and_routine() -
     assert weights(event("lost", cause="silent"), event("joined")) == ["over", "routine"]
     assert weights(interrupted, resumed, live, cut) == ["trouble", "over", "news", "routine"]
     assert weights(event("lost"), {"event": "run.finished", "status": "finished"}) == ["over", "news"]
+    assert weights({"event": "eval.lost"}, {"event": "eval.finished", "accuracy": 0.5}) == ["over", "news"]
     assert weights(cut, {"event": "run.finished", "status": "finished"}) == ["trouble", "news"]
 
 

@@ -17,7 +17,7 @@ export function cluster(context) {
   const search = h("input", {type: "search", placeholder: "node, role, state or cause", "aria-label": "filter nodes", oninput: () => draw()});
   const count = h("span", {class: "muted"});
   const use = (name, label, title, kind = "wide-only") => ({name, label, title, class: `number use ${kind}`, sort: (node) => node.use[name], cell: (node) =>
-    h("span", {class: node.use[name] > 0.9 ? "bad" : "", title}, node.use[name] == null ? UNKNOWN : percent(node.use[name], 0))});
+    h("span", {class: name !== "cores" && node.use[name] > 0.9 ? "bad" : "", title}, node.use[name] == null ? UNKNOWN : percent(node.use[name], 0))});
   const columns = [
     {name: "name", label: "node", class: "name", sort: (node) => node.name, cell: (node) => h("span", {title: node.name}, node.name)},
     {name: "role", label: "role", class: "role wide-only", sort: (node) => node.role, cell: (node) => node.role},
