@@ -135,7 +135,9 @@ def number(line: Mapping[str, Any], key: str) -> float | None:
 
 def finite(value: Any) -> float | None:
     """``value`` if it is a finite number, else None. NaN is recorded as null."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, int | float)):
+        return None
+    if not math.isfinite(value):
         return None
     return value
 

@@ -9,7 +9,7 @@ from asyncrl.records import formatting
 from asyncrl.records.alarms import alarms
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import UNKNOWN
-from asyncrl.records.measures import RECENT, RECENTLY, Measures
+from asyncrl.records.measures import RECENT, RECENTLY, Measures, number
 from asyncrl.records.run_record import NO_SUMMARY, RunRecord
 from asyncrl.records.times import WAITS, kind_of
 from asyncrl.tools.dashboard.cluster_view import GONE, nodes, role_order
@@ -39,16 +39,17 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
         waits: Shares of time by role and activity; empty if times.jsonl has none.
         silent_s: Seconds since the last change of the run's files; None if nothing was recorded.
     """
+    pace = record.measures()
     return {
         "name": record.name,
         "status": "running" if is_live(record, silent_s) else record.status,
-        "sentence": sentence(record, waits, silent_s),
-        "tiles": tiles(record),
+        "sentence": sentence(record, waits, silent_s, pace),
+        "tiles": tiles(record, pace),
         "steps": steps(record),
         "planned": planned(record),
         "evaluations": record.evaluations(),
-        "waits": shown_waits(record, waits),
-        "waited": waited(record, waits),
+        "waits": shown_waits(pace, waits),
+        "waited": waited(pace, waits),
         "waits_are_whole": bool(waits),
         "notes": [note for note in record.notes if record.metrics and note != NO_SUMMARY],  # the sentence says more
     }
@@ -56,7 +57,7 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
 
 def is_live(record: RunRecord, silent_s: float | None) -> bool:
     """True if no end is recorded and something was recorded lately."""
-    step_s = record.measures().step_s or 0.0
+    step_s = record.measures(RECENT).step_s or 0.0
     return record.status in ("running", "stopped") and silent_s is not None and silent_s <= max(SILENT_S, 5 * step_s)
 
 
@@ -69,8 +70,10 @@ def planned(record: RunRecord) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent_s: float | None) -> str:
-    """The state of the run in one or two sentences."""
+def sentence(
+    record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent_s: float | None, pace: Measures
+) -> str:
+    """The state of the run in one or two sentences; ``pace`` is that of all its steps."""
     of = f" of {total}" if (total := planned(record)) else ""
     if record.status == "failed":
         return f"Failed after step {steps(record)}{of}: {record.cause or 'no cause was recorded'}."
@@ -87,14 +90,14 @@ def sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
     if not record.metrics:
         return f"Before the first step{_waiting(record)}."
     now = f"Training, step {steps(record)}{of}{_time_left(record)}{_accuracy(record)}."
-    return f"{now}{_lost(record)}{_bottleneck(record, waits)}{_alarms(record)}"
+    return f"{now}{_lost(record)}{_bottleneck(pace, waits)}{_alarms(record)}"
 
 
-def tiles(record: RunRecord) -> list[Tile]:
-    """The headline numbers, always the same ones."""
+def tiles(record: RunRecord, whole: Measures) -> list[Tile]:
+    """The headline numbers, always the same ones; ``whole`` is the pace of all steps."""
     reward, before = _recent(record, "reward"), _first(record, "reward")
     gap = record.summary.logprob_gap_mean if record.summary else record.mean("logprob_gap_mean", "logprob_gap_tokens")
-    now, whole = record.measures(RECENT), record.measures()
+    now = record.measures(RECENT)
     base, accuracy, failed = record.accuracies()
     length, cut = _recent(record, "length_mean"), _recent(record, "truncated")
     return [
@@ -129,18 +132,18 @@ def tiles(record: RunRecord) -> list[Tile]:
     ]
 
 
-def waits_of_metrics(record: RunRecord) -> dict[str, dict[str, float]]:
+def waits_of_metrics(pace: Measures) -> dict[str, dict[str, float]]:
     """Shares of waiting by role, as metrics.jsonl has them; the rest is not told apart."""
-    shares = _shares_waited(record.measures())
+    shares = _shares_waited(pace)
     return {role: {"working": 1.0 - share, "waiting": share} for role, share in shares.items()}
 
 
-def shown_waits(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+def shown_waits(pace: Measures, waits: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Shares of time by role and activity, in which each role has waited as long as `waited` says."""
     if not waits:
-        return waits_of_metrics(record)
+        return waits_of_metrics(pace)
     shown = {role: dict(waits[role]) for role in sorted(waits, key=role_order)}
-    for role, share in _shares_waited(record.measures()).items():
+    for role, share in _shares_waited(pace).items():
         own = shown.get(role, {})
         found = sum(part for activity, part in own.items() if kind_of(activity) in WAITS)
         if 0 < found < 1:
@@ -156,14 +159,14 @@ class Waited(Struct, frozen=True, kw_only=True):
     causes: dict[str, float]
 
 
-def waited(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> dict[str, Waited]:
+def waited(pace: Measures, waits: Mapping[str, Mapping[str, float]]) -> dict[str, Waited]:
     """
     Waiting of the roles on devices by role, and what for.
 
     The share is the one that every place shows; times.jsonl, whose seconds come with heartbeats, says how to divide it.
     """
     found = {}
-    for role, share in _shares_waited(record.measures()).items():
+    for role, share in _shares_waited(pace).items():
         causes = {activity: part for activity, part in waits.get(role, {}).items() if kind_of(activity) in WAITS}
         total = sum(causes.values())
         parts = {activity: share * part / total for activity, part in causes.items() if total}
@@ -193,10 +196,10 @@ def _pace_tile(
     return Tile(label=label, value=UNKNOWN if shown is None else form(shown), note=f"{_span(record)}{in_all}")
 
 
-def _bottleneck(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> str:
+def _bottleneck(pace: Measures, waits: Mapping[str, Mapping[str, float]]) -> str:
     """A sentence on who waits, over all steps, for what."""
     told = []
-    for role, found in waited(record, waits).items():
+    for role, found in waited(pace, waits).items():
         if found.share < NOTABLE:
             continue
         named = [(name, part) for name, part in found.causes.items() if part >= NAMED]
@@ -240,20 +243,19 @@ def _waiting(record: RunRecord) -> str:
 
 
 def _time_left(record: RunRecord) -> str:
-    total, times = planned(record), record.curve("time_s")
-    if not total or len(times) < 2 or len(times) >= total:
+    total, done = planned(record), len(record.metrics)
+    if not total or done < 2 or done >= total or (step_s := record.measures(50).step_s) is None:
         return ""
-    step_s = record.measures(50).step_s or 0.0
-    return f", about {formatting.duration(step_s * (total - len(times)))} left"
+    return f", about {formatting.duration(step_s * (total - done))} left"
 
 
 def _recent(record: RunRecord, key: str) -> float | None:
-    values = [value for _, value in record.curve(key)[-RECENT:]]
+    values = [value for line in record.metrics[-RECENT:] if (value := number(line, key)) is not None]
     return sum(values) / len(values) if values else None
 
 
 def _first(record: RunRecord, key: str) -> float | None:
-    values = [value for _, value in record.curve(key)[:RECENT]]
+    values = [value for line in record.metrics[:RECENT] if (value := number(line, key)) is not None]
     return sum(values) / len(values) if len(values) == RECENT else None
 
 

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +6,8 @@ import pytest
 
 from asyncrl.records.run_directory import RunSummary
 from asyncrl.records.run_record import RunRecord, read_run
-from asyncrl.tools.dashboard.overview import overview, sentence, tiles
+from asyncrl.tools.dashboard import overview as page
+from asyncrl.tools.dashboard.overview import Tile, overview
 from tests.recorded_runs import MakeRun
 
 MakeSummary = Callable[..., RunSummary]
@@ -18,6 +19,14 @@ def record(**fields: Any) -> RunRecord:
         "notes": [],
     }  # fmt: skip
     return RunRecord(**values | fields)
+
+
+def sentence(run: RunRecord, waits: Mapping[str, Mapping[str, float]], silent_s: float | None) -> str:
+    return page.sentence(run, waits, silent_s, run.measures())
+
+
+def tiles(run: RunRecord) -> list[Tile]:
+    return page.tiles(run, run.measures())
 
 
 STEPS = [
