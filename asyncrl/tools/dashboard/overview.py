@@ -12,7 +12,7 @@ from asyncrl.records.formatting import UNKNOWN
 from asyncrl.records.measures import RECENT, RECENTLY, Measures, number
 from asyncrl.records.run_record import NO_SUMMARY, RunRecord
 from asyncrl.records.times import WAITS, kind_of
-from asyncrl.tools.dashboard.cluster_view import GONE, nodes, role_order
+from asyncrl.tools.dashboard.cluster_view import GONE, NodeView, nodes, role_order
 from asyncrl.tools.dashboard.time_bands import TimeBands
 
 NOTABLE, NAMED = 0.1, 0.02
@@ -51,6 +51,7 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
         "waits": shown_waits(pace, waits),
         "waited": waited(pace, waits),
         "waits_are_whole": bool(waits),
+        "num_lost": 0 if record.summary else len(gone(record)),
         "notes": [note for note in record.notes if record.metrics and note != NO_SUMMARY],  # the sentence says more
     }
 
@@ -224,14 +225,19 @@ def _alarms(record: RunRecord) -> str:
     return "".join(f" {alarm.sentence}: see Events." for alarm in alarms(record.events))
 
 
+def gone(record: RunRecord) -> list[NodeView]:
+    """The nodes that are gone and not back."""
+    return [node for node in nodes(record.events, TimeBands(), {}) if node.state in GONE]
+
+
 def _lost(record: RunRecord) -> str:
-    """A sentence about the nodes that are gone and not back."""
-    gone = [node for node in nodes(record.events, TimeBands(), {}) if node.state in GONE]
-    if not gone:
+    """A sentence about the nodes that are gone."""
+    lost = gone(record)
+    if not lost:
         return ""
-    names = ", ".join(node.name for node in gone[:NUM_NAMED]) + ("" if len(gone) <= NUM_NAMED else ", ...")
-    what = f"{names} is" if len(gone) == 1 else f"{len(gone)} nodes ({names}) are"
-    return f" {what} lost{f': {gone[-1].cause}' if gone[-1].cause else ''}."
+    names = ", ".join(node.name for node in lost[:NUM_NAMED]) + ("" if len(lost) <= NUM_NAMED else ", ...")
+    what = f"{names} is" if len(lost) == 1 else f"{len(lost)} nodes ({names}) are"
+    return f" {what} lost{f': {lost[-1].cause}' if lost[-1].cause else ''}."
 
 
 def _waiting(record: RunRecord) -> str:

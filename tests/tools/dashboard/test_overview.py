@@ -55,6 +55,7 @@ def test_nodes_that_are_gone_are_named_until_they_are_back() -> None:
     told = "2 nodes (rollout-0, rollout-1) are lost: silent for 10 s."
     assert told in sentence(record(metrics=STEPS, events=lost), {}, 3.0)
     assert told in sentence(record(metrics=STEPS, events=lost), {}, 500.0)
+    assert [overview(record(events=events), {}, 3.0)["num_lost"] for events in ([], lost)] == [0, 2]
     back = {"event": "node.joined", "node": "rollout-1", "role": "rollout"}
     assert "rollout-0 is lost: silent" in sentence(record(metrics=STEPS, events=[*lost, back]), {}, 3.0)
 

@@ -3,7 +3,7 @@
 import {get} from "./api.js";
 import {runColour} from "./colours.js";
 import {h, put} from "./dom.js";
-import {percent} from "./format.js";
+import {percent, plural} from "./format.js";
 import {histogram} from "./histogram.js";
 import {LineChart, View} from "./line_chart.js";
 import {rewardElement} from "./samples.js";
@@ -83,8 +83,8 @@ export function overview(context) {
     }}, h("i", {style: {background: runColour(run)}}), context.runs[run].name) : null;
   }
 
-  function pill({status}) {
-    return h("span", {class: `pill ${status}`}, status);
+  function pill({status, num_lost: lost}) {
+    return h("span", {}, h("span", {class: `pill ${status}`}, status), lost ? h("a", {class: "pill lost", href: "#/cluster"}, `${plural(lost, "node")} lost`) : null);
   }
 
   function progress({steps, planned}) {
