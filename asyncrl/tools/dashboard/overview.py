@@ -181,7 +181,9 @@ def _shares_waited(pace: Measures) -> dict[str, float]:
 
 
 def _waits(pace: Measures) -> str:
-    return " / ".join(UNKNOWN if share is None else f"{share:.0%}" for share in (pace.wait_trainer, pace.wait_rollout))
+    shares = pace.wait_trainer, pace.wait_rollout
+    told = [UNKNOWN if share is None else f"{share:.0%}" for share in shares]
+    return " / ".join(told) if any(share is not None for share in shares) else UNKNOWN
 
 
 def _span(record: RunRecord) -> str:
@@ -194,7 +196,9 @@ def _pace_tile(
 ) -> Tile:
     shown = whole if record.summary else now
     in_all = "" if record.summary or whole is None else f"; {form(whole)} in all"
-    return Tile(label=label, value=UNKNOWN if shown is None else form(shown), note=f"{_span(record)}{in_all}")
+    if shown is None:
+        return Tile(label=label, value=UNKNOWN)
+    return Tile(label=label, value=form(shown), note=f"{_span(record)}{in_all}")
 
 
 def _bottleneck(pace: Measures, waits: Mapping[str, Mapping[str, float]]) -> str:

@@ -107,6 +107,8 @@ export function samples(context) {
       context.attempt(load);
       element.scrollIntoView();
     }}, label);
+    pager.hidden = !found.files;
+    table.hidden = !found.files;
     put(pager, turn(-PAGE, "← previous", offset > 0), h("span", {}, found.total ? `${whole(offset + 1)}–${whole(last)} of ${whole(found.total)}` : "nothing matches"), turn(PAGE, "next →", last < found.total));
   }
 

@@ -69,7 +69,7 @@ export function timeline(context) {
     put(legend, kindLegend(), h("div", {class: "legend wide"}, Object.entries(SHOWN_MARKS).map(([kind, label]) =>
       h("span", {}, h("i", {class: "mark", style: {background: colour(MARKS[kind][0])}}), label))));
     const reading = found.is_partial ? `Reading times.jsonl, ${percent(found.read, 0)}. ` : "";
-    put(note, found.source === "metrics.jsonl"
+    put(note, !found.num_nodes ? "What nodes do is in times.jsonl, which begins with the first step." : found.source === "metrics.jsonl"
       ? "This run has no times.jsonl, so only the trainer's time of each step is known, from metrics.jsonl." : `${reading}${found.num_damaged ? `${plural(found.num_damaged, "damaged line")} of times.jsonl left out.` : ""}`);
     note.hidden = !note.textContent;
     row = found.num_nodes <= 3 ? 72 : found.num_nodes <= 10 ? 44 : 26;
