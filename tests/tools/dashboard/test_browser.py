@@ -82,6 +82,7 @@ def test_the_overview_is_live_zooms_and_smooths(page: Any, url: str, directory: 
     directory.append_metrics({"step": 10, "time_s": 22.0, "reward": 0.25, "step_s": 2.0})
     page.get_by_text("Training, step 11 of 10").wait_for()
     chart = page.locator(".chart canvas").first
+    chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
     page.mouse.move(box["x"] + 80, box["y"] + 60)
     page.mouse.down()
