@@ -22,6 +22,7 @@ from asyncrl.messages.session import ContainerCounts
 from asyncrl.messages.supervisor import NodeStatus, Status, StatusWanted
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import count, duration, share
+from asyncrl.records.measures import RECENTLY
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunOverview, is_run, is_served, is_starting, is_supervised, overview
 from asyncrl.similar_path import did_you_mean
@@ -158,10 +159,16 @@ METRICS = (
     ("accuracy", "batch accuracy", ".3f"),
     ("length_mean", "length", ".0f"),
     ("staleness_mean", "staleness", ".2f"),
-    ("tokens_per_s", "tok/s", ""),
     ("kl", "kl", ".4f"),
 )
 """Metrics of the last step that are shown, as many as fit: key, name, format."""
+PACE: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("tokens_per_s", lambda value: f"{count(round(value))} tok/s"),
+    ("step_recent_s", "{:.3g} s a step".format),
+    ("wait_trainer", "trainer waits {:.0%}".format),
+    ("wait_rollout", "rollouts wait {:.0%}".format),
+)
+"""Metrics of its line that are of the last steps: key, text."""
 LAST_STEP = "last step"
 
 
@@ -245,13 +252,15 @@ def _window(status: Status) -> str:
 def _metric_rows(run: Status | RunOverview) -> list[Row]:
     metrics = run.metrics
     shown = [
-        f"{name} {format(metrics[key], form) if form else count(round(metrics[key]))}"
+        f"{name} {format(metrics[key], form)}"
         for key, name, form in METRICS
         if isinstance(metrics.get(key), int | float)
     ]
     while len(LAST_STEP) + 2 + len(", ".join(shown)) > COLUMNS:
         shown.pop()
     rows = [[LAST_STEP, ", ".join(shown)]] if shown else []
+    if pace := [text(metrics[key]) for key, text in PACE if isinstance(metrics.get(key), int | float)]:
+        rows.append([RECENTLY, ", ".join(pace)])
     if run.accuracy is not None:
         first = f"{share(run.base_accuracy)} at first, " if run.base_accuracy is not None else ""
         last = f"{share(run.accuracy)} at the last evaluation{failed_note(run.accuracy_failed)}"

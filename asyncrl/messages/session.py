@@ -181,6 +181,19 @@ class ContainerCounts(Value, frozen=True):
         return bounds.numbers(self)
 
 
+class MachineUse(Value, frozen=True):
+    """Use of a node's machine in shares of 1; 0 where the system does not tell."""
+
+    memory: float = 0.0
+    device_memory: float = 0.0
+    """Memory of the device that the process computes on, as far as torch has taken it for this process."""
+    disk: float = 0.0
+    """Disk with the process's working folder."""
+
+    def out_of_bounds(self) -> str:
+        return bounds.numbers(self)
+
+
 @sent(by=EVERY, to="broker")
 @sent(by="shard", to="trainer")
 class Beat(Message, frozen=True):
@@ -213,6 +226,7 @@ class Beat(Message, frozen=True):
     """Rollouts and reward nodes: use of each model of ``[models]``."""
     containers: ContainerCounts | None = None
     """Rollouts whose episodes have containers."""
+    machine: MachineUse | None = None
 
     def out_of_bounds(self) -> str:
         return (
@@ -225,6 +239,7 @@ class Beat(Message, frozen=True):
             or bounds.count("progress", self.progress)
             or bounds.seconds("cores", self.cores)
             or (self.containers.out_of_bounds() if self.containers else "")
+            or (self.machine.out_of_bounds() if self.machine else "")
             or self._models_out_of_bounds()
         )
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from asyncrl.messages.session import ModelUse
 from asyncrl.messages.words import REWARD_ACTIVITIES, ROLLOUT_ACTIVITIES, TRAINER_ACTIVITIES, Role
+from asyncrl.records.measures import RECENTLY
 from asyncrl.records.states import CONNECTED_STATES, GROUP_STATES
 
 Kind = Literal["gauge", "counter"]
@@ -118,6 +119,10 @@ METRICS: Mapping[str, Metric] = {
             ("step_truncated_ratio", "Share of its trajectories that ended at their length limit."),
             ("step_staleness_mean", "Mean staleness of its trajectories, in policy versions."),
             ("step_staleness_max", "Highest staleness of its trajectories, in policy versions."),
+            ("recent_tokens_per_second", f"Trained tokens per second of the {RECENTLY}."),
+            ("recent_step_seconds", f"Mean seconds of a step, {RECENTLY}."),
+            ("recent_trainer_waiting_ratio", f"Share of the {RECENTLY} in which the trainer waited for a batch."),
+            ("recent_rollouts_waiting_ratio", f"Share of the {RECENTLY} in which rollouts waited."),
             ("evaluation_accuracy", "Held-out accuracy of the last evaluation."),
         ),
         *_of(

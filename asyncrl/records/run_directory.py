@@ -69,6 +69,17 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     held_out_failed: int = 0
     """Completions of the last evaluation that failed, and are not in its accuracy."""
     trained_tokens: int
+    tokens_per_s: float | None = None
+    """
+    Trained tokens per second of all steps, from the first one's beginning to the last one's end, without loading;
+    `asyncrl.records.measures` defines this and the next three.
+    """
+    step_s: float | None = None
+    """Mean seconds of a step."""
+    wait_trainer: float | None = None
+    """Part of 1 of the time of the steps in which the trainer waited for a batch."""
+    wait_rollout: float | None = None
+    """Part of 1 of it in which rollouts waited, mean over them."""
     staleness_mean: float
     staleness_max: int
     logprob_gap_mean: float | None = None

@@ -10,7 +10,6 @@ becomes a note, not an error, and the other files are read all the same: a repor
 wrong.
 """
 
-import math
 import os
 import time
 import tomllib
@@ -26,6 +25,7 @@ from asyncrl.config.config import leaves
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import is_locked
+from asyncrl.records.measures import Measures, finite, measures
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.samples import PicturedSample, SampledEpisode, read_first_episodes, read_pictured_samples
 from asyncrl.records.states import RunState
@@ -145,10 +145,10 @@ def evaluations_of(events: Iterable[Event]) -> list[EvaluationEvent]:
     """
     found: dict[int, EvaluationEvent] = {}
     for event in (event for event in events if event.get("event") == "eval.finished"):
-        version, accuracy = event.get("policy_version"), _number(event.get("accuracy"))
-        prompts = int(_number(event.get("num_prompts")) or 0)
+        version, accuracy = event.get("policy_version"), finite(event.get("accuracy"))
+        prompts = int(finite(event.get("num_prompts")) or 0)
         if isinstance(version, int) and accuracy is not None and prompts:
-            numbers = {key: number for key in event if (number := _number(event[key])) is not None}
+            numbers = {key: number for key in event if (number := finite(event[key])) is not None}
             metrics = {key: number for key, number in numbers.items() if key not in NOT_METRICS}
             found[version] = EvaluationEvent(version, accuracy, prompts, numbers.get("time_s"), metrics)
     return [found[version] for version in sorted(found)]
@@ -204,7 +204,7 @@ def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunO
     summary = _read(directory.read_summary, None, notes)
     line = _read(JsonLines(directory.metrics).last, None, notes) or {}
     events: list[Event] = [] if summary else _read(directory.read_events, [], notes)
-    base_accuracy, accuracy, accuracy_failed = _accuracies(summary, events)
+    base_accuracy, accuracy, accuracy_failed = accuracies(summary, evaluations_of(events))
     first = _read(JsonLines(directory.events).first, None, notes) or {}
     began_at = str(first.get("at", "")) or _changed_at(directory.config)
     planned = None if summary else read_settings(directory, notes).get("run.steps")
@@ -229,11 +229,14 @@ def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunO
     )
 
 
-def _accuracies(summary: RunSummary | None, events: Sequence[Event]) -> tuple[float | None, float | None, int]:
-    """Held-out accuracy before the first step, that of the last evaluation, and how many failed in the latter."""
+def accuracies(summary: RunSummary | None, found: Sequence[EvaluationEvent]) -> tuple[float | None, float | None, int]:
+    """
+    Held-out accuracy before the first step, that of the last evaluation, and how many failed in the latter; None
+    without. From the summary if there is one, else from the evaluations ``found``.
+    """
     if summary:
         return summary.base_accuracy, summary.held_out_accuracy, summary.held_out_failed
-    if not (found := evaluations_of(events)):
+    if not found:
         return None, None, 0
     base = found[0].accuracy if found[0].policy_version == 0 else None
     return base, found[-1].accuracy, int(found[-1].metrics.get("failed", 0))
@@ -320,7 +323,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
         """Settings that were changed while the run went on, in order."""
         done_s = [time_s for _, time_s in self.curve("time_s")]
         return [
-            SettingChange(event["key"], event["value"], sum(s <= (_number(event.get("time_s")) or 0.0) for s in done_s))
+            SettingChange(event["key"], event["value"], sum(s <= (finite(event.get("time_s")) or 0.0) for s in done_s))
             for event in self._changes()
             if "key" in event and "value" in event
         ]
@@ -328,11 +331,11 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     @property
     def changed_s(self) -> float:
         """Time of the last change of a setting, in seconds since the run's start; 0 without one."""
-        return max((_number(event.get("time_s")) or 0.0 for event in self._changes()), default=0.0)
+        return max((finite(event.get("time_s")) or 0.0 for event in self._changes()), default=0.0)
 
     def curve(self, key: str, x_key: str = "step") -> list[tuple[float, float]]:
         """``(x, value)`` of every step that recorded a finite number under both keys."""
-        points = ((_number(line.get(x_key)), _number(line.get(key))) for line in self.metrics)
+        points = ((finite(line.get(x_key)), finite(line.get(key))) for line in self.metrics)
         return [(x, y) for x, y in points if x is not None and y is not None]
 
     def mean(self, key: str, weight: str = "") -> float | None:
@@ -349,9 +352,17 @@ class RunRecord(Struct, frozen=True, kw_only=True):
         values = [y for _, y in self.curve(key)]
         return sum(values) if values else None
 
+    def measures(self, newest: int = 0) -> Measures:
+        """Pace and staleness of all steps, or of the ``newest`` ones."""
+        return measures(self.metrics, newest)
+
     def evaluations(self) -> list[EvaluationEvent]:
         """Evaluations by version, see `evaluations_of`."""
         return evaluations_of(self.events)
+
+    def accuracies(self) -> tuple[float | None, float | None, int]:
+        """Held-out accuracy before the first step and of the last evaluation, see `accuracies`."""
+        return accuracies(self.summary, self.evaluations())
 
     def _changes(self) -> list[dict[str, Any]]:
         return [event for event in self.events if event.get("event") == "setting.changed"]
@@ -396,10 +407,3 @@ def _read(read: Callable[[], T], default: T, notes: list[str], missing: str = ""
     if not found and missing:
         notes.append(missing)
     return found
-
-
-def _number(value: Any) -> float | None:
-    """``value`` if it is a finite number, else None. NaN is recorded as null."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value

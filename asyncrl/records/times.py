@@ -1,6 +1,14 @@
-"""times.jsonl of a run: what each node did in each stretch of it, a line for each step or for several."""
+"""
+times.jsonl of a run: what each node did in each stretch of it, a line for each step or for several; and the five kinds
+of what it does, for whoever shows it.
 
-from typing import Any
+    works       sampling, training, grading, ...        waits for a neighbour   for sampling, grading, weights, ...
+    moves data  loading, swapping, storing, ...         waits for room          for the trainer, whose step makes it
+    away        lost, or with nothing left to do
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
@@ -21,6 +29,12 @@ class NodeTimes(Struct, frozen=True):
     """Decode steps of a rollout's engine."""
     cores_busy: float = 0.0
     """Mean share of the cores of its machine that were busy, with any process."""
+    memory: float = 0.0
+    """Share of its machine's memory that was in use at the end; 0 if unknown, as in the next two."""
+    device_memory: float = 0.0
+    """Share of its device's memory, likewise."""
+    disk: float = 0.0
+    """Share of the disk with its working folder, likewise."""
 
 
 class TimesLine(Struct, frozen=True):
@@ -35,6 +49,40 @@ class TimesLine(Struct, frozen=True):
     nodes: dict[str, NodeTimes]
     verdicts: int = 0
     """Rewards that came in it, and failed attempts at one."""
+
+
+# ── kinds ─────────────────────────────────────────────────────────────────────────────────────
+
+Kind = Literal["works", "moves data", "waits for a neighbour", "waits for room", "away"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+KIND_OF: Mapping[str, Kind] = {
+    **dict.fromkeys(("sampling", "grading", "training", "serving users", "working"), "works"),
+    **dict.fromkeys(
+        ("loading", "swapping", "storing", "fetching", "publishing", "checkpointing"), "moves data"
+    ),
+    **dict.fromkeys(("waiting for the trainer", "waiting for free slots"), "waits for room"),
+    **dict.fromkeys(
+        ("away", "unknown", "other", "waiting for the end of the run", "waiting for an operator"), "away"
+    ),
+}  # fmt: skip
+"""
+Kind of each activity; any other waits for a neighbour, such as ``asleep``, whose devices the trainer has, and
+``environment``, in which the engine of a rollout has nothing to sample.
+"""
+APART = ("loading", "waiting for the end of the run", "waiting for an operator")
+"""Activities that say nothing about a run's pace."""
+WAITS: tuple[Kind, ...] = ("waits for a neighbour", "waits for room")
+
+
+def kind_of(activity: str) -> Kind:
+    return KIND_OF.get(activity, "waits for a neighbour")
+
+
+def waited_share(seconds: Mapping[str, float]) -> float:
+    """Part of 1 of the seconds by activity in which a node waited; 0 without any."""
+    total_s = sum(seconds.values())
+    waited_s = sum(value for activity, value in seconds.items() if kind_of(activity) in WAITS)
+    return waited_s / total_s if total_s > 0 else 0.0
 
 
 def rounded(value: Any) -> Any:

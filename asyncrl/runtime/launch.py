@@ -481,11 +481,7 @@ def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console
         steps_planned=config.run.steps,
         versions=max((int(line["version"]) for line in lines), default=0),
         wall_s=max((line["time_s"] for line in lines), default=0.0),
-        trained_tokens=totals.tokens,
-        staleness_mean=totals.staleness_mean,
-        staleness_max=totals.staleness_max,
-        logprob_gap_mean=totals.logprob_gap_mean,
-        logprob_gap_max=totals.logprob_gap_max,
+        **totals.as_summary(),
         failed=by_site(recorded(events)),
         failures=sentences(recorded(events), recorded_attempts(events)),
     )

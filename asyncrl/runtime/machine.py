@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
@@ -16,6 +17,7 @@ from asyncrl.config.engines import ENGINE_PACKAGES, ENGINES
 from asyncrl.config.sections.rollout import Rollout
 from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import ConfigError
+from asyncrl.messages.session import MachineUse
 from asyncrl.version import VERSION
 from asyncrl.weights.groups import device
 from asyncrl.weights.groups.device import installed_version
@@ -407,6 +409,46 @@ def _cpu_seconds() -> dict[int, float]:
     """CPU seconds of this process and of each below it, by process id."""
     own = os.getpid()
     return {own: time.process_time(), **{process.pid: process.cpu_s for process in folders.below(own)}}
+
+
+# ── use ───────────────────────────────────────────────────────────────────────────────────────
+
+MEMORY = Path("/proc/meminfo")
+
+
+def machine_use(path: Path = MEMORY) -> MachineUse:
+    """Used shares of memory, device and disk now. The device is that of torch, if this process has begun to use one."""
+    disk = shutil.disk_usage(Path.cwd())
+    return MachineUse(_memory_used(path), _device_used(), 1 - disk.free / disk.total if disk.total else 0.0)
+
+
+def _memory_used(path: Path) -> float:
+    try:
+        fields = dict(line.split(":", 1) for line in path.read_text(encoding="ascii").splitlines() if ":" in line)
+        total, free = (int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError, ValueError, IndexError):
+        return 0.0
+    return 1 - free / total if total else 0.0
+
+
+def _device_used() -> float:
+    """
+    Share of a device's memory that torch's allocator has for this process, the highest of its devices; 0 without.
+
+    The allocator's own count, because to ask the driver would open every device in the thread that asks.
+    """
+    torch = sys.modules.get("torch")
+    kinds = (getattr(torch, kind, None) for kind in ("cuda", "npu"))
+    return max(
+        (
+            reserved / kind.get_device_properties(number).total_memory
+            for kind in kinds
+            if kind is not None and kind.is_initialized()
+            for number in range(kind.device_count())
+            if (reserved := kind.memory_reserved(number))
+        ),
+        default=0.0,
+    )
 
 
 # ── pressure ──────────────────────────────────────────────────────────────────────────────────

@@ -16,9 +16,9 @@ from asyncrl.terminal import say
 LEGEND = """\
 columns: v policy version, reward and acc accuracy of the batch as it was sampled, loss
          of the policy (it need not fall), grad norm of the gradient, len mean tokens,
-         stale mean/max staleness in versions, kl from the policy that sampled, tok/s
-         trained tokens per second, wait t/r share of time that trainer/rollouts waited,
-         eta time left"""
+         stale mean/max staleness in versions, kl from the policy that sampled; of the
+         last 10 steps: tok/s trained tokens per second, wait t/r share of time that
+         trainer/rollouts waited; eta time left"""
 """Explains the abbreviations of `step_line`; printed before the first step."""
 LEGEND_OF_TURNS = "         turns mean turns of an episode"
 """Further line for episodes."""
@@ -170,8 +170,8 @@ def step_line(step: Step, eta_s: float | None, width: int | None = None) -> str:
         (2, f"turns {m['turns_mean']:.1f}" if "turns_mean" in m else ""),
         (3, f"stale {m['staleness_mean']:.1f}/{m['staleness_max']:.0f}"),
         (6, f"kl {m.get('kl', 0.0):.4f}"),
-        (5, f"tok/s {_thousands(m['tokens_per_s'])}"),
-        (7, f"wait t/r {m['wait_trainer']:.0%}/{m['wait_rollout']:.0%}"),
+        (5, f"tok/s {_thousands(m['tokens_per_s'])}" if "tokens_per_s" in m else ""),
+        (7, f"wait t/r {_percent(m, 'wait_trainer')}/{_percent(m, 'wait_rollout')}"),
         (4, "" if eta_s is None else f"eta {_clock(eta_s)}"),
     ]
     lines = (" ".join(text for rank, text in parts if text and rank <= least) for least in range(8, -1, -1))
@@ -180,6 +180,10 @@ def step_line(step: Step, eta_s: float | None, width: int | None = None) -> str:
 
 def _short(value: float) -> str:
     return f"{value:.3f}".replace("0.", ".", 1) if 0 <= value < 1 else f"{value:.2f}"
+
+
+def _percent(metrics: Mapping[str, float], key: str) -> str:
+    return f"{metrics[key]:.0%}" if key in metrics else "?"
 
 
 def _thousands(value: float) -> str:

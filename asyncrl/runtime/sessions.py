@@ -44,7 +44,7 @@ from asyncrl.messages.session import AskTurn, Asleep, Beat, Hello, Reject, Sleep
 from asyncrl.records.metrics import Sample
 from asyncrl.records.metrics_targets import belongs_to, read_from
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.runtime.machine import Cores, OwnCores, memory_stall
+from asyncrl.runtime.machine import Cores, OwnCores, machine_use, memory_stall
 from asyncrl.runtime.model_files import with_copies
 from asyncrl.runtime.process import StopEvent, exit_unless_cancelled
 from asyncrl.runtime.service_manager import service_manager
@@ -130,7 +130,13 @@ async def serve(
 
     def beat(lag_s: float) -> Beat:
         used = own_cores.used() if own_cores else 0.0
-        made = replace(actor.heartbeat(lag_s), memory_stall=memory_stall(), cores_busy=cores.busy(), cores=used)
+        made = replace(
+            actor.heartbeat(lag_s),
+            memory_stall=memory_stall(),
+            cores_busy=cores.busy(),
+            cores=used,
+            machine=machine_use(),
+        )
         if standstill:
             standstill.heard(made, clock())
             if standstill.is_over_limit(clock()) and not stalled.done():

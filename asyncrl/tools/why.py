@@ -21,18 +21,16 @@ from asyncrl.config.sections.schedule import Schedule
 from asyncrl.errors import LedgerError
 from asyncrl.messages.words import Role
 from asyncrl.records.alarms import Alarm, alarms
+from asyncrl.records.measures import Measures
 from asyncrl.records.run_record import RunRecord
 from asyncrl.records.states import RunState
-from asyncrl.records.times import NodeTimes, TimesLine
+from asyncrl.records.times import APART, NodeTimes, TimesLine
 
 # ── attribution ───────────────────────────────────────────────────────────────────────────────
 # Attribution of a run's time: seconds of every node by activity, as shares that add up to 1.
 #
 #     times.jsonl ─▶ all lines ─▶ whole run                      `NodeTimes` of every node, summed
 #                └─▶ from the first trained step to the last ─▶ steady: without loading, and without the end
-
-APART = ("loading", "waiting for the end of the run", "waiting for an operator")
-"""Activities that say nothing about a run's pace."""
 
 
 class Attribution(Struct, frozen=True):
@@ -391,6 +389,8 @@ class Explanation(Struct, frozen=True):
     """None of a run without a step, and of one whose trainer has told nothing."""
     alarms: list[Alarm] = []
     """Alarms about learning."""
+    measures: Measures | None = None
+    """Pace of all steps; None without one."""
 
 
 def explain(record: RunRecord) -> Explanation:
@@ -410,6 +410,7 @@ def explain(record: RunRecord) -> Explanation:
         {name: steady.node_shares(name) for name in steady.nodes},
         diagnose(steady, _evidence(record)) if record.metrics else None,
         alarms(record.events),
+        record.measures() if record.metrics else None,
     )
 
 

@@ -10,7 +10,8 @@ from asyncrl.config.live import with_values
 from asyncrl.config.run_file import load_config
 from asyncrl.messages.words import Role
 from asyncrl.records.alarms import Alarm
-from asyncrl.records.formatting import counted
+from asyncrl.records.formatting import count, counted, duration, share
+from asyncrl.records.measures import Measures
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import read_run
 from asyncrl.terminal import aligned
@@ -66,7 +67,9 @@ def _lines(name: str, found: Explanation) -> Iterator[str]:
     if found.status in ("failed", "interrupted"):
         cause = f": {found.cause}" if found.status == "failed" else ""
         yield f"{name} {found.status} after {counted(found.steps, 'step')}{cause}"
-    yield f"{name}: {found.steady_s:.1f} s of {found.steps} steps, without loading and the end of the run"
+    if found.measures:
+        yield f"{name}: {_pace(found.measures)}"
+    yield f"What each did in {found.steady_s:.1f} s, without the first step, loading and the end of the run:"
     for role, shares in found.roles.items():
         yield ""
         yield PLURAL[role]
@@ -82,6 +85,15 @@ def _lines(name: str, found: Explanation) -> Iterator[str]:
     yield f"Bottleneck: {found.diagnosis.bottleneck}. {found.diagnosis.sentence}"
     if found.diagnosis.setting:
         yield f"To change it: {found.diagnosis.setting}."
+
+
+def _pace(found: Measures) -> str:
+    parts = [f"{counted(found.steps, 'step')} in {duration(found.seconds)}"]
+    if found.step_s is not None and found.tokens_per_s is not None:
+        parts.append(f"{found.step_s:.3g} s a step, {count(found.tokens_per_s)} trained tokens / s")
+    waits = (("trainer waits", found.wait_trainer), ("rollouts wait", found.wait_rollout))
+    parts += [f"{who} {share(value)}" for who, value in waits if value is not None]
+    return ", ".join(parts)
 
 
 def _forecast(found: Forecast | None) -> Iterator[str]:

@@ -349,7 +349,7 @@ class TrainerActor:
                 if is_last or _every(self._config.schedule.steps_per_publish, step):
                     await self._publications.publish(next_step=step + 1)
                 wait_s, train_s, stage_s = taken_s - free_s, trained_s - taken_s, self._clock() - trained_s
-                metrics = metrics | self._timing(metrics["num_tokens"], wait_s, train_s, stage_s)
+                metrics = metrics | self._timing(wait_s, train_s, stage_s)
                 self._progress.stepped(metrics)
                 self._stepped.append(Stepped(step, version, metrics, fetched.refused))
                 await self._link.send(self._stepped[-1])
@@ -366,18 +366,14 @@ class TrainerActor:
         train, whole = self._learner.train, fetched.step.without(left_out)
         return asyncio.get_running_loop().run_in_executor(self._compute, train, whole, version_before)
 
-    def _timing(self, num_tokens: float, wait_s: float, train_s: float, stage_s: float) -> dict[str, float]:
+    def _timing(self, wait_s: float, train_s: float, stage_s: float) -> dict[str, float]:
         # stage_s: wait for an earlier version to go live, and copy of the new one; about 0 without a publish.
-        step_s = wait_s + train_s + stage_s
         return {
-            "step_s": step_s,
             "train_s": train_s,
             "wait_s": wait_s,
             "stage_s": stage_s,
             "publish_s": self._progress.last_publish.seconds,
             "publish_bytes": float(self._progress.last_publish.num_bytes),
-            "wait_trainer": wait_s / step_s if step_s else 0.0,
-            "tokens_per_s": num_tokens / step_s if step_s else 0.0,
             **self._turns.metrics,
         }
 

@@ -53,8 +53,6 @@ def read_timeline(record: RunRecord) -> Timeline:
         ],
         notes={
             "trainer_busy_s": sum(value for key in ("train_s", "stage_s") for _, value in record.curve(key)),
-            "rollout_busy_s": sum(
-                (1 - waits) * lasts_s for (_, waits), lasts_s in zip(record.curve("wait_rollout"), steps_s, strict=True)
-            ),
+            "rollout_busy_s": sum(steps_s) - (record.total("wait_rollout_s") or 0.0),
         },
     )

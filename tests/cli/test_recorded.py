@@ -146,7 +146,8 @@ def why_a_run(parent: Path) -> RunDirectory:
     directory = RunDirectory.create(parent, "mine")
     directory.write_config("[schedule]\nstaleness = 1.0\n")
     for step in range(2):
-        directory.append_metrics({"step": step})
+        pace = {"step_s": 1.0, "wait_s": 0.1, "wait_rollout_s": 0.75, "tokens": 500}
+        directory.append_metrics({"step": step, "time_s": step + 1.0, **pace})
         nodes = {
             "trainer-0": NodeTimes("trainer", {"training": 0.9, "waiting for sampling": 0.096, "fetching": 0.004}),
             "rollout-0": NodeTimes("rollout", {"sampling": 0.25, "waiting for the trainer": 0.75}, 10),
@@ -160,7 +161,8 @@ def test_each_role_has_its_shares_and_the_last_lines_name_the_bottleneck(tmp_pat
 
     assert result.exit_code == 0
     assert result.output == (
-        "mine: 1.0 s of 2 steps, without loading and the end of the run\n"
+        "mine: 2 steps in 2.0 s, 1 s a step, 500 trained tokens / s, trainer waits 10.0 %, rollouts wait 75.0 %\n"
+        "What each did in 1.0 s, without the first step, loading and the end of the run:\n"
         "\n"
         "trainer\n"
         "  90%  ██████████████████  training\n"

@@ -166,7 +166,7 @@ NODES = [
 LIVE = Status(
     "quickstart", "running", 19, 40, 18, 32, 32, 8, {"sampling": 16, "grading": 0, "taken": 16}, NODES, 29.34,
     [Incident("rollout-1 was lost: silent for 10 s", 12.0), Incident("group dropped: zero_variance", 75.0, 3)],
-    {"reward": 0.891, "kl": float("nan"), "tokens_per_s": 12_300.0}, 0.797, 0.086,
+    {"reward": 0.891, "kl": float("nan"), "tokens_per_s": 12_300.0, "wait_trainer": 0.04}, 0.797, 0.086,
 )  # fmt: skip
 
 
@@ -174,9 +174,10 @@ def test_a_running_run_is_told_in_80_columns() -> None:
     lines = live_lines(LIVE)
     assert lines == [
         "quickstart: running, step 19 of 40, v18 live, 29.3 s",
-        "window     32 of 32 groups of 8 open: 16 sampling, 16 taken",
-        "last step  reward 0.891, tok/s 12.3k, kl nan",
-        "held out   8.6 % at first, 79.7 % at the last evaluation",
+        "window         32 of 32 groups of 8 open: 16 sampling, 16 taken",
+        "last step      reward 0.891, kl nan",
+        "last 10 steps  12.3k tok/s, trainer waits 4%",
+        "held out       8.6 % at first, 79.7 % at the last evaluation",
         "",
         "node       role     state    version  leases  in hand  tok/s  lag ms  beat s",
         "reward-0   reward   waiting                         0              1     0.1",
@@ -195,15 +196,14 @@ def test_a_running_run_is_told_in_80_columns() -> None:
 
 
 def test_completions_that_failed_are_told_beside_the_held_out_accuracy() -> None:
-    told = "held out   8.6 % at first, 79.7 % at the last evaluation (6 failed)"
-    assert live_lines(replace(LIVE, accuracy_failed=6))[3] == told
+    told = "held out       8.6 % at first, 79.7 % at the last evaluation (6 failed)"
+    assert live_lines(replace(LIVE, accuracy_failed=6))[4] == told
     assert told.split("first, ")[1] in "".join(file_lines(an_overview(accuracy=0.797, accuracy_failed=6)))
 
 
 def test_the_metrics_of_a_step_that_do_not_fit_are_left_out_the_least_important_first() -> None:
     metrics = {
-        "reward": -123.4567, "accuracy": 0.5, "length_mean": 123456.0, "staleness_mean": 12.0, "tokens_per_s": 9e9,
-        "kl": 0.1,
+        "reward": -123.4567, "accuracy": 0.5, "length_mean": 123456.0, "staleness_mean": 12.0, "kl": 0.1,
     }  # fmt: skip
     lines = live_lines(Status("run", "running", 1, 2, 0, 4, 0, 2, {}, [], metrics=metrics))
     assert lines[2] == "last step  reward -123.457, batch accuracy 0.500, length 123456, staleness 12.00"

@@ -24,6 +24,7 @@ from asyncrl.runtime.machine import (
     apart,
     chosen,
     find,
+    machine_use,
     memory_stall,
     require_devices,
     share,
@@ -407,3 +408,28 @@ def test_a_dashboard_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None
         ConfigError, match=r"numpy, uvicorn are not installed, and dashboards need them; run: .*dashboard"
     ):
         machine.require_dashboard()
+
+
+def test_a_machine_tells_how_full_it_is_as_far_as_the_system_does(tmp_path: Path) -> None:
+    file = tmp_path / "meminfo"
+    file.write_text("MemTotal:       64000 kB\nMemFree:         1000 kB\nMemAvailable:   16000 kB\n")
+    use = machine_use(file)
+    assert (use.memory, use.out_of_bounds()) == (0.75, "")
+    assert 0.0 < use.disk <= 1.0
+    for text in ("MemTotal: many kB\n", "", "MemTotal: 0 kB\nMemAvailable: 0 kB\n"):
+        file.write_text(text)
+        assert machine_use(file).memory == 0.0
+    assert machine_use(tmp_path / "absent").memory == 0.0
+
+
+def test_memory_of_devices_is_what_torch_has_taken_of_the_fullest(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 3,
+        memory_reserved=[0, 20, 60].__getitem__,
+        get_device_properties=lambda number: SimpleNamespace(total_memory=80),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert machine_use().device_memory == 0.75
+    cuda.is_initialized = lambda: False
+    assert machine_use().device_memory == 0.0

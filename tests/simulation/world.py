@@ -272,6 +272,7 @@ def stand_ins(world: World) -> Iterator[None]:
         (writer, "checkpoint", world.checkpoints),
         (session, "REPEAT_TICKS", REPEAT_TICKS),
         (rollout_actor, "RESEND_S", RESEND_S),
+        (sessions, "machine_use", lambda: None),
         (sessions, "memory_stall", lambda: world.plan.pace.memory_stall),
         (sessions, "Cores", lambda: SimpleNamespace(busy=lambda: world.plan.pace.cores_busy)),
         (rollout_results, "RESEND_S", RESEND_S),

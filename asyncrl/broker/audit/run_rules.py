@@ -21,11 +21,14 @@ from asyncrl.config.config import Config, from_json, leaves
 from asyncrl.config.live import MAY_CHANGE, STEPS
 from asyncrl.errors import LedgerError
 from asyncrl.files.checkpoints import MANIFEST, FileEntry, file_entry, step_name, step_of
+from asyncrl.records.measures import measures
 from asyncrl.records.run_directory import RunSummary
 
 Line = Mapping[str, Any]
 STARTS = ("run.started", "run.resumed")
 """Events of a broker's start, one for each broker term."""
+PACE = ("tokens_per_s", "step_s", "wait_trainer", "wait_rollout")
+"""Fields of the summary that the lines of all steps give."""
 ROUNDING = 1e-9
 """Relative difference of two means that are equal but for the order of their sums."""
 
@@ -85,9 +88,14 @@ def summary_problems(state: LedgerState, lines: Sequence[Line], summary: RunSumm
         "steps": len(steps),
         "trained_tokens": sum(item.result.summary.num_tokens for item in trained),
         "staleness_max": max(staleness, default=0),
+        "staleness_mean": sum(_expected(state, step)["staleness_mean"] for step in steps) / max(len(steps), 1),
         "steps_planned": state.next_step,
         "versions": max(state.versions.live_version, 0),
     }
+    pace = measures(lines)
+    for key in PACE:
+        if getattr(summary, key) is not None:  # Summaries of older versions have none.
+            expected[key] = getattr(pace, key) or 0.0
     for key, value in expected.items():
         if not math.isclose(got := getattr(summary, key), value, rel_tol=ROUNDING, abs_tol=ROUNDING):
             yield f"{SUMMARY}: {key} is {got:g}: expected {value:g}, as in ledger and metrics"

@@ -1,7 +1,9 @@
 """A step's line of metrics: the trainer's numbers, statistics of the batch, and the rollouts' waiting time."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import asdict
 
@@ -11,6 +13,9 @@ from asyncrl.messages.session import ModelUse
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.trajectory import TrajectorySummary
 from asyncrl.messages.weights import Live
+from asyncrl.messages.words import Activity
+from asyncrl.records.measures import RECENT, Measures, Sums, measures
+from asyncrl.records.times import waited_share
 
 
 def batch_metrics(
@@ -65,24 +70,22 @@ def _verifier_metrics(slots: Sequence[Slot]) -> dict[str, float]:
 
 
 class WaitShare:
-    """Share of time between two steps in which rollouts had nothing to sample, from the totals in their heartbeats."""
+    """Share of time between two steps in which rollouts waited, from the totals in their heartbeats."""
 
     def __init__(self) -> None:
-        self._before: dict[str, tuple[float, float]] = {}
+        self._before: dict[str, Mapping[Activity, float]] = {}
         self._last = 0.0
 
     def share(self, nodes: Iterable[Node]) -> float:
         """Idle share since the last call; the previous value if no heartbeat arrived in between."""
-        total_s = sampling_s = 0.0
+        sums: Counter[str] = Counter()
         for node in nodes:
-            seconds = node.beat.seconds
-            now = sum(seconds.values()), seconds.get("sampling", 0.0) + seconds.get("swapping", 0.0)
-            before = self._before.get(node.peer, (0.0, 0.0))
-            total_s += now[0] - before[0]
-            sampling_s += now[1] - before[1]
-            self._before[node.peer] = now
-        if total_s > 0:
-            self._last = 1 - sampling_s / total_s
+            before = self._before.get(node.peer, {})
+            for activity, seconds in node.beat.seconds.items():
+                sums[activity] += seconds - before.get(activity, 0.0)  # type: ignore[assignment]  # seconds, not counts
+            self._before[node.peer] = node.beat.seconds
+        if sum(sums.values()) > 0:
+            self._last = waited_share(sums)
         return self._last
 
 
@@ -129,9 +132,7 @@ class RunTotals:
 
     def __init__(self, lines: Iterable[Mapping[str, float]] = ()) -> None:
         self._steps: set[int] = set()
-        self.tokens = 0
-        self.staleness_max = 0
-        self._staleness_sum = 0.0
+        self._sums = Sums()
         self.logprob_gap_max: float | None = None
         self._gap_sum = 0.0
         self._gap_tokens = 0.0
@@ -147,9 +148,7 @@ class RunTotals:
 
     def add(self, line: Mapping[str, float]) -> None:
         self._steps.add(int(line["step"]))
-        self.tokens += int(line["tokens"])
-        self.staleness_max = max(self.staleness_max, int(line["staleness_max"]))
-        self._staleness_sum += line["staleness_mean"]
+        self._sums.add(line)
         # Not every step has a gap, and a non-finite one is read back as None.
         keys = ("logprob_gap_mean", "logprob_gap_max", "logprob_gap_tokens")
         mean, highest, tokens = (line.get(key) for key in keys)
@@ -159,9 +158,24 @@ class RunTotals:
             self.logprob_gap_max = max(highest, self.logprob_gap_max or 0.0)
 
     @property
-    def staleness_mean(self) -> float:
-        """Mean over steps of each step's mean over trajectories."""
-        return self._staleness_sum / max(self.steps, 1)
+    def measures(self) -> Measures:
+        """Pace and staleness of all steps."""
+        return self._sums.measures
+
+    def as_summary(self) -> dict[str, Any]:
+        """The fields of a `RunSummary` that these sums give."""
+        found = self.measures
+        return {
+            "trained_tokens": found.tokens,
+            "tokens_per_s": found.tokens_per_s,
+            "step_s": found.step_s,
+            "wait_trainer": found.wait_trainer,
+            "wait_rollout": found.wait_rollout,
+            "staleness_mean": found.staleness_mean or 0.0,
+            "staleness_max": found.staleness_max,
+            "logprob_gap_mean": self.logprob_gap_mean,
+            "logprob_gap_max": self.logprob_gap_max,
+        }
 
     @property
     def logprob_gap_mean(self) -> float | None:
@@ -176,13 +190,28 @@ def line(
     max_staleness: int | None = None,
     *,
     has_turns: bool = False,
+    recent: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, float]:
-    """Line of metrics.jsonl for a step."""
-    return {
+    """
+    Line of metrics.jsonl for a step. Its pace and waiting shares are of the last `RECENT` steps; its seconds are its
+    own.
+
+    Args:
+        wait_rollout: Part of 1 of the time since the step before in which rollouts waited.
+        recent: Lines of the `RECENT` steps before, or fewer.
+    """
+    made = {
         "step": stepped.step,
         "version": stepped.policy_version,
         "time_s": time_s,
         **batch_metrics(groups, stepped.policy_version, max_staleness, has_turns=has_turns),
         **stepped.metrics,
-        "wait_rollout": wait_rollout,
     }
+    made["step_s"] = lasts_s = time_s - recent[-1]["time_s"] if recent else _own_seconds(stepped.metrics, time_s)
+    made["wait_rollout_s"] = wait_rollout * lasts_s
+    return made | measures([*recent, made], newest=RECENT).as_metrics()
+
+
+def _own_seconds(metrics: Mapping[str, float], time_s: float) -> float:
+    """Seconds of the first step, as its trainer has them: what precedes it is loading."""
+    return sum(metrics.get(key, 0.0) for key in ("wait_s", "train_s", "stage_s")) or time_s

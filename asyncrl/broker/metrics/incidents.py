@@ -78,6 +78,8 @@ CONSEQUENCES = ("transfer.failed", "transfer.aborted", "lease.expired", "eval.lo
 """Kinds that follow from a death of a node that they name."""
 USUAL_ENDS = ("done", "told to stop")
 """Causes of a ``node.left`` that is no incident: any other is an error that ended the node."""
+ENDED_BY = {"node.heard": "node.quiet", "node.moving": "node.stalled", "node.admitted": "node.barred"}
+"""Kind of incident that an event of the same node ends."""
 LATEST_ALONE = ("run.resumed",)
 """Kinds of which the last one alone is kept."""
 COUNTED_TOTALS = ("units.failed",)
@@ -99,6 +101,8 @@ class _Kept(Struct):
     count: int = 1
     followers: int = 0
     """Later incidents that followed from this one, and are counted with it."""
+    is_over: bool = False
+    """The node that it names is well again."""
 
 
 class IncidentBook:
@@ -114,6 +118,9 @@ class IncidentBook:
 
     def add(self, kind: str, fields: Mapping[str, Any], at_s: float) -> None:
         """Keep an event, if it is an incident; count it with the death that it follows from, if there is one."""
+        for kept in self._kept.values():
+            if kept.kind == ENDED_BY.get(kind) and kept.node == fields.get("node"):
+                kept.is_over = True
         if not is_incident(kind, fields):
             return
         new = _Kept(sentence(kind, fields), kind, str(fields.get("node", "")), str(fields.get("cause", "")), at_s)
@@ -159,7 +166,8 @@ def sentence(kind: str, fields: Mapping[str, Any]) -> str:
 
 
 def _told(kept: _Kept) -> str:
-    return f"{kept.sentence} (and {kept.followers} that follow from it)" if kept.followers else kept.sentence
+    said = f"{kept.sentence}, and is well again" if kept.is_over else kept.sentence
+    return f"{said} (and {kept.followers} that follow from it)" if kept.followers else said
 
 
 class _Words(dict[str, Any]):

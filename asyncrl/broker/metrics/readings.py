@@ -21,7 +21,14 @@ OF_LAST_STEP = {
     "staleness_mean": "step_staleness_mean",
     "staleness_max": "step_staleness_max",
 }
-"""Metric of each value in the line of a step."""
+"""Metric of each value in the line of a step that is of the step alone."""
+OF_LAST_STEPS = {
+    "tokens_per_s": "recent_tokens_per_second",
+    "step_recent_s": "recent_step_seconds",
+    "wait_trainer": "recent_trainer_waiting_ratio",
+    "wait_rollout": "recent_rollouts_waiting_ratio",
+}
+"""Metric of each value in it that is of the last steps (`asyncrl.records.measures`)."""
 
 
 class Readings:
@@ -57,10 +64,10 @@ class Readings:
     def _progress(self) -> Iterator[Sample]:
         yield _sample("steps_trained", self._totals.steps)
         yield _sample("steps_planned", self._config.run.steps)
-        yield _sample("tokens_trained", self._totals.tokens)
+        yield _sample("tokens_trained", self._totals.measures.tokens)
         yield _sample("last_step_timestamp_seconds", self._last_step_at)
         yield _sample("policy_version", self._scheduler.transfers.live_version)
-        for key, name in OF_LAST_STEP.items():
+        for key, name in (*OF_LAST_STEP.items(), *OF_LAST_STEPS.items()):
             if key in self._last_step:
                 yield _sample(name, self._last_step[key])
         if results := self._scheduler.evaluation.measurements:

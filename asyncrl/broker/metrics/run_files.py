@@ -7,7 +7,7 @@ A run's files for people: events, seconds of each node by activity, a line of me
 
 import hashlib
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -30,11 +30,12 @@ from asyncrl.files.json_lines import encoded
 from asyncrl.foreign_text import shown, shown_values
 from asyncrl.log import get_logger
 from asyncrl.messages.bounds import SHOWN_CHARS
-from asyncrl.messages.session import Beat
+from asyncrl.messages.session import Beat, MachineUse
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.words import Role
 from asyncrl.records.alarms import NO_LEARNING
 from asyncrl.records.failure_sentences import by_site
+from asyncrl.records.measures import RECENT
 from asyncrl.records.run_directory import RunDirectory, RunSummary, content_of
 from asyncrl.records.states import RunOutcome
 from asyncrl.records.times import NodeTimes, TimesLine
@@ -108,7 +109,11 @@ class _Account(Struct):
         seconds = {name: value for name, value in self.seconds.items() if value > 0}
         total_s = sum(seconds.values())
         cores_busy = self.cores_busy_s / total_s if total_s else 0.0
-        taken = NodeTimes(self.role, seconds, self.tokens, self.memory_stall, self.decode_steps, cores_busy)
+        use = self.beat.machine or MachineUse()
+        taken = NodeTimes(
+            self.role, seconds, self.tokens, self.memory_stall, self.decode_steps, cores_busy,
+            use.memory, use.device_memory, use.disk,
+        )  # fmt: skip
         self.seconds, self.tokens, self.memory_stall = defaultdict(float), 0, 0.0
         self.decode_steps, self.cores_busy_s = 0.0, 0.0
         return taken
@@ -304,6 +309,8 @@ class RunFiles:
         self._models = batch_metrics.ModelShare()
         self.swap_times = batch_metrics.SwapTimes()
         self.totals = batch_metrics.RunTotals(metrics)
+        self.recent: deque[Mapping[str, Any]] = deque(metrics[-RECENT:], RECENT)
+        """Lines of the last steps."""
         self._times = TimeBook(clock())
         self._gap_alarm = GapAlarm(config, metrics)
         self._drift_alarms = DriftAlarms(config, metrics)
@@ -345,7 +352,9 @@ class RunFiles:
             return None
         wait = self._waits.share(self._scheduler.nodes.with_role("rollout"))
         max_staleness, has_turns = self._config.schedule.max_staleness, self._config.environment.is_set
-        line = batch_metrics.line(stepped, groups, wait, self.time_s, max_staleness, has_turns=has_turns)
+        line = batch_metrics.line(
+            stepped, groups, wait, self.time_s, max_staleness, has_turns=has_turns, recent=self.recent
+        )
         line |= self._scheduler.training.filtering.metrics(stepped.step)
         asking = [*self._scheduler.nodes.with_role("rollout"), *self._scheduler.nodes.with_role("reward")]
         line |= self._models.metrics(asking)
@@ -355,6 +364,7 @@ class RunFiles:
         self.versions[stepped.step] = stepped.policy_version
         self.totals.add(line)
         self.last_line = line
+        self.recent.append(line)
         self._directory.append_metrics(line)
         self._written(Written(METRICS, hashlib.sha256(encoded(line)).hexdigest(), stepped.step))
         if self._times.is_due(self._clock()):
@@ -412,11 +422,7 @@ class RunFiles:
             base_accuracy=self._scheduler.evaluation.base_accuracy,
             held_out_accuracy=results[-1].accuracy if results else None,
             held_out_failed=results[-1].num_failed if results else 0,
-            trained_tokens=totals.tokens,
-            staleness_mean=totals.staleness_mean,
-            staleness_max=totals.staleness_max,
-            logprob_gap_mean=totals.logprob_gap_mean,
-            logprob_gap_max=totals.logprob_gap_max,
+            **totals.as_summary(),
             **_fields_of(self._head()),
             failed=by_site(failures.counts),
             failures=failures.sentences(),

@@ -16,9 +16,9 @@ Answers of the dashboard about its runs, as JSON. Blocking: the application call
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -26,6 +26,8 @@ from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.run_record import NO_SUMMARY, RunRecord, is_run, is_served, labels, read_settings
+from asyncrl.records.states import RunOutcome
+from asyncrl.records.times import KINDS, Kind, kind_of
 from asyncrl.similar_path import did_you_mean
 from asyncrl.tools.dashboard import cluster_view, overview, sample_index, sample_view, timeline
 from asyncrl.tools.dashboard.cluster_view import EventQuery
@@ -185,6 +187,11 @@ class FollowedRun:
             return default
 
 
+def kinds(activities: Iterable[str]) -> dict[str, Kind]:
+    """Kind of each activity, in the order in which kinds are drawn."""
+    return {activity: kind_of(activity) for activity in sorted(activities, key=lambda one: KINDS.index(kind_of(one)))}
+
+
 # ── answers ────────────────────────────────────────────────────────────────────────────────────
 
 MAX_RUNS = 64
@@ -263,9 +270,13 @@ class Api:
 
     def _overview(self, run: FollowedRun, _: Query) -> Any:
         run.times.advance(SHORT_S)
-        silent_s = None if run.changed_s is None else max(0.0, self._wall_clock() - run.changed_s)
-        found = overview.overview(run.record, run.times.bands.by_role(), silent_s)
-        return found | {"is_partial": run.times.is_behind}
+        found = overview.overview(run.record, run.times.bands.by_role(), self._silent_s(run))
+        activities = [activity for shares in found["waits"].values() for activity in shares]
+        return found | {"is_partial": run.times.is_behind, "kinds": kinds(activities)}
+
+    def _silent_s(self, run: FollowedRun) -> float | None:
+        """Seconds since the last change of the run's files; None if nothing was recorded."""
+        return None if run.changed_s is None else max(0.0, self._wall_clock() - run.changed_s)
 
     def _curves(self, run: FollowedRun, query: Query) -> Any:
         start = query.count("start", 0, most=10**9)
@@ -281,11 +292,14 @@ class Api:
         run.times.advance(SHORT_S)
         run.samples.advance(SHORT_S)
         bands = run.times.bands
+        record, silent_s = run.record, self._silent_s(run)
+        is_over = record.status in get_args(RunOutcome)
         return {
             "is_partial": run.times.is_behind or run.samples.num_waiting > 0,
-            "nodes": cluster_view.nodes(run.events, bands, run.samples.newest_version()),
+            "nodes": cluster_view.nodes(run.events, bands, run.samples.newest_version(), is_over=is_over),
             "has_times": bool(bands.nodes),
-            "activities": bands.activities,
+            "kinds": kinds(bands.activities),
+            "stale_s": None if is_over or overview.is_live(record, silent_s) else silent_s,
         }
 
     def _timeline(self, run: FollowedRun, query: Query) -> Any:
@@ -297,6 +311,7 @@ class Api:
             "is_partial": run.times.is_behind,
             "read": round(run.times.read_share, 3),
             "num_damaged": run.times.num_damaged,
+            "kinds": kinds(bands.activities),
             **timeline.timeline(bands, run.events, wanted),
         }
 

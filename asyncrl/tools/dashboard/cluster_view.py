@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -13,12 +13,17 @@ from msgspec import Struct
 from asyncrl.config.meanings import meanings
 from asyncrl.records.run_record import RunRecord
 from asyncrl.records.states import NodeState
+from asyncrl.records.times import APART, NodeTimes
 from asyncrl.tools.dashboard.sample_index import SampleIndex
 from asyncrl.tools.dashboard.time_bands import TimeBands
 from asyncrl.tools.track import SECRET
 
 NEWEST_SPANS = 20
 """Spans over which the shares of a node's time are taken."""
+
+
+ANY = 1e-3
+"""Least part of 1 of a node's time that is worth a look."""
 
 
 class NodeView(Struct, kw_only=True):
@@ -38,6 +43,8 @@ class NodeView(Struct, kw_only=True):
     """Newest policy version in the samples that it wrote."""
     shares: dict[str, float] = {}
     """Part of 1 of its recent time by activity, the largest first."""
+    use: dict[str, float] = {}
+    """Parts of 1 of its machine that are in use: ``cores``, ``memory``, ``device``, ``disk``; those that it tells."""
 
 
 STATES: Mapping[str, NodeState] = {
@@ -54,27 +61,50 @@ STATES: Mapping[str, NodeState] = {
     "node.lost": "lost",
     "node.exited": "exited",
 }
+BEGINS = ("run.started", "run.resumed")
 ROLES = ("trainer", "rollout", "reward", "spool")
 GONE = ("lost", "exited")
 LOADING = ("rollout", "trainer")
 """Roles that load a model after they have joined, and say when they are ready."""
 
 
-def nodes(events: Sequence[dict[str, Any]], bands: TimeBands, versions: Mapping[str, int]) -> list[NodeView]:
-    """Every node that an event names, by role and name; ``versions`` has the newest version of a node."""
+def nodes(
+    events: Sequence[dict[str, Any]], bands: TimeBands, versions: Mapping[str, int], *, is_over: bool = False
+) -> list[NodeView]:
+    """
+    Every node that an event names, by role and name.
+
+    Args:
+        versions: Newest version of a node.
+        is_over: The run has ended, and with it whoever has not said so.
+    """
     found: dict[str, NodeView] = {}
     for event in events:
+        if event.get("event") in BEGINS:  # A new broker: whoever is there joins it.
+            for node in found.values():
+                node.state = node.state if node.state in (*GONE, "left") else "silent"
         state, name = STATES.get(str(event.get("event"))), event.get("node")
         if state and isinstance(name, str):
             _follow(found.setdefault(name, NodeView(name=name)), state, event)
     shares = bands.shares(NEWEST_SPANS)
     for place, name in enumerate(bands.nodes):
         node = found.setdefault(name, NodeView(name=name, role=bands.roles[place], state="ready"))
-        parts = {bands.activities[i]: round(float(part), 4) for i, part in enumerate(shares[place]) if part > 0}
-        node.shares = dict(sorted(parts.items(), key=lambda item: -item[1]))
+        parts = {bands.activities[i]: float(part) for i, part in enumerate(shares[place]) if part > 0}
+        if (rest := 1 - sum(parts.get(activity, 0.0) for activity in APART)) > ANY and node.state != "loading":
+            parts = {name: part / rest for name, part in parts.items() if name not in APART}
+        node.shares = {name: round(part, 4) for name, part in sorted(parts.items(), key=lambda item: -item[1])}
     for name, node in found.items():
         node.version = versions.get(name)
+        if name in bands.last:
+            node.use = _use(bands.last[name])
+        if is_over and node.state not in (*GONE, "left"):
+            node.state, node.cause = "left", node.cause or "the run is over"
     return sorted(found.values(), key=lambda node: (*role_order(node.role), len(node.name), node.name))
+
+
+def _use(times: NodeTimes) -> dict[str, float]:
+    told = {"cores": times.cores_busy, "memory": times.memory, "device": times.device_memory, "disk": times.disk}
+    return {name: round(part, 3) for name, part in told.items() if part > 0}
 
 
 def role_order(role: str) -> tuple[int, str]:
@@ -172,6 +202,36 @@ TROUBLE = re.compile(
 """Kinds that somebody may want to look into."""
 
 
+Weight = Literal["trouble", "over", "news", "routine"]
+WEIGHTS: tuple[Weight, ...] = get_args(Weight)
+"""Trouble, trouble that is over, what somebody may want to know, and what every step brings; in the order shown."""
+ROUTINE = (
+    "version.live",
+    "checkpoint.written",
+    "node.joined",
+    "node.ready",
+    "node.left",
+    "eval.started",
+    "images.sent",
+)
+BACK = ("node.joined", "node.ready")
+ENDED_BY: Mapping[str, tuple[str, ...]] = {
+    "node.lost": BACK,
+    "node.exited": BACK,
+    "node.quiet": ("node.heard", *BACK),
+    "node.stalled": ("node.moving", *BACK),
+    "node.barred": ("node.admitted",),
+    "ledger.locked": ("ledger.unlocked",),
+    "eval.lost": ("eval.finished",),
+    "eval.left_out": ("eval.finished",),
+    "run.waiting": ("version.live",),
+    "run.suspended": ("run.resumed",),
+    "run.interrupted": ("run.resumed",),
+    "run.finished": ("run.resumed",),
+}
+"""Events after which a trouble is over, of the same node if it names one; so is all of these once a run finished."""
+
+
 class EventGroup(Struct, frozen=True, kw_only=True):
     id: str
     kind: str
@@ -186,7 +246,8 @@ class EventGroup(Struct, frozen=True, kw_only=True):
     first_s: float | None
     last_s: float | None
     last_at: str
-    is_trouble: bool
+    weight: Weight
+    """The heaviest of its events'."""
 
 
 class EventQuery(Struct, frozen=True, kw_only=True):
@@ -197,13 +258,38 @@ class EventQuery(Struct, frozen=True, kw_only=True):
 
 
 def groups(events: Sequence[dict[str, Any]], query: EventQuery) -> list[EventGroup]:
-    """Groups of the wanted events: trouble first, then the newest."""
+    """Groups of the wanted events: the heaviest first, then the newest."""
     found: dict[str, list[dict[str, Any]]] = {}
+    weights: dict[str, int] = {}
+    by_event = dict(zip(map(id, events), weighed(events), strict=True))
     for event in wanted(events, query):
-        found.setdefault(group_id(event), []).append(event)
-    made = [_group(key, members) for key, members in found.items()]
-    made.sort(key=lambda group: (not group.is_trouble, -(group.last_s or 0.0)))
+        found.setdefault(key := group_id(event), []).append(event)
+        weights[key] = min(weights.get(key, len(WEIGHTS)), WEIGHTS.index(by_event[id(event)]))
+    made = [_group(key, members, WEIGHTS[weights[key]]) for key, members in found.items()]
+    made.sort(key=lambda group: (WEIGHTS.index(group.weight), -(group.last_s or 0.0)))
     return made[:MAX_GROUPS]
+
+
+def weighed(events: Sequence[dict[str, Any]]) -> list[Weight]:
+    """Weight of each event of a run, given what came after it."""
+    later: set[tuple[str, Any]] = set()
+    weights: list[Weight] = []
+    has_finished = False
+    for event in reversed(events):
+        kind, node = str(event.get("event")), _hashable(event.get("node"))
+        if is_trouble(event):
+            ends = ENDED_BY.get(kind, ())
+            is_past = any((end, node if node and end.startswith("node.") else None) in later for end in ends)
+            weights.append("over" if is_past or (has_finished and kind in ENDED_BY) else "trouble")
+        else:
+            has_finished |= kind == "run.finished"
+            weights.append("routine" if kind in ROUTINE else "news")
+        later.add((kind, node if kind.startswith("node.") else None))
+    return weights[::-1]
+
+
+def _hashable(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def members(events: Sequence[dict[str, Any]], query: EventQuery, wanted_id: str) -> list[dict[str, Any]]:
@@ -236,7 +322,7 @@ def is_trouble(event: dict[str, Any]) -> bool:
     return TROUBLE.search(kind) is not None
 
 
-def _group(key: str, found: Sequence[dict[str, Any]]) -> EventGroup:
+def _group(key: str, found: Sequence[dict[str, Any]], weight: Weight) -> EventGroup:
     last, times = found[-1], [time for event in found if (time := _number(event.get("time_s"))) is not None]
     told = {key: value for key, value in last.items() if key not in NOT_DETAILS and value not in (None, "")}
     counts = [int(count) for event in found if (count := _number(event.get("count"))) is not None]
@@ -251,7 +337,7 @@ def _group(key: str, found: Sequence[dict[str, Any]]) -> EventGroup:
         first_s=min(times, default=None),
         last_s=max(times, default=None),
         last_at=str(last.get("at", "")),
-        is_trouble=is_trouble(last),
+        weight=weight,
     )
 
 

@@ -1,6 +1,6 @@
 """The top of the first page: a sentence about the state, headline numbers, and who waits for whom."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -9,12 +9,16 @@ from asyncrl.records import formatting
 from asyncrl.records.alarms import alarms
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import UNKNOWN
-from asyncrl.records.run_record import NO_SUMMARY, EvaluationEvent, RunRecord
+from asyncrl.records.measures import RECENT, RECENTLY, Measures, number
+from asyncrl.records.run_record import NO_SUMMARY, RunRecord
+from asyncrl.records.times import WAITS, kind_of
+from asyncrl.tools.dashboard.cluster_view import GONE, NodeView, nodes, role_order
+from asyncrl.tools.dashboard.time_bands import TimeBands
 
-RECENT = 5
-"""Steps over which a number of now is taken."""
-COSTLY = ("trainer", "rollout")
-"""Roles on devices, whose waiting is worth a sentence."""
+NOTABLE, NAMED = 0.1, 0.02
+"""Least share of waiting that is told, and of a cause that is named."""
+NUM_NAMED = 4
+"""Lost nodes that are named."""
 SILENT_S = 60.0
 """Seconds without a record after which a run without an end may be over; longer if its steps are longer."""
 
@@ -35,23 +39,26 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
         waits: Shares of time by role and activity; empty if times.jsonl has none.
         silent_s: Seconds since the last change of the run's files; None if nothing was recorded.
     """
+    pace = record.measures()
     return {
         "name": record.name,
         "status": "running" if is_live(record, silent_s) else record.status,
-        "sentence": sentence(record, waits, silent_s),
-        "tiles": tiles(record),
+        "sentence": sentence(record, waits, silent_s, pace),
+        "tiles": tiles(record, pace),
         "steps": steps(record),
         "planned": planned(record),
         "evaluations": record.evaluations(),
-        "waits": waits or waits_of_metrics(record),
+        "waits": shown_waits(pace, waits),
+        "waited": waited(pace, waits),
         "waits_are_whole": bool(waits),
-        "notes": [note for note in record.notes if note != NO_SUMMARY],  # the sentence says more
+        "num_lost": 0 if record.summary else len(gone(record)),
+        "notes": [note for note in record.notes if record.metrics and note != NO_SUMMARY],  # the sentence says more
     }
 
 
 def is_live(record: RunRecord, silent_s: float | None) -> bool:
     """True if no end is recorded and something was recorded lately."""
-    step_s = record.mean("step_s") or 0.0
+    step_s = record.measures(RECENT).step_s or 0.0
     return record.status in ("running", "stopped") and silent_s is not None and silent_s <= max(SILENT_S, 5 * step_s)
 
 
@@ -64,8 +71,10 @@ def planned(record: RunRecord) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent_s: float | None) -> str:
-    """The state of the run in one or two sentences."""
+def sentence(
+    record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent_s: float | None, pace: Measures
+) -> str:
+    """The state of the run in one or two sentences; ``pace`` is that of all its steps."""
     of = f" of {total}" if (total := planned(record)) else ""
     if record.status == "failed":
         return f"Failed after step {steps(record)}{of}: {record.cause or 'no cause was recorded'}."
@@ -76,20 +85,21 @@ def sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
         return f"Finished {steps(record)} steps{took}{_accuracy(record)}.{_alarms(record)}"
     if not is_live(record, silent_s):
         since = f" for {formatting.duration(silent_s)}" if silent_s is not None else ""
-        return f"Nothing was recorded{since} and no end either: the run was killed, or a step takes long."
+        return (
+            f"Nothing was recorded{since} and no end either: the run was killed, or a step takes long.{_lost(record)}"
+        )
     if not record.metrics:
         return f"Before the first step{_waiting(record)}."
     now = f"Training, step {steps(record)}{of}{_time_left(record)}{_accuracy(record)}."
-    return f"{now}{_bottleneck(record, waits)}{_alarms(record)}"
+    return f"{now}{_lost(record)}{_bottleneck(pace, waits)}{_alarms(record)}"
 
 
-def tiles(record: RunRecord) -> list[Tile]:
-    """The headline numbers, always the same ones."""
+def tiles(record: RunRecord, whole: Measures) -> list[Tile]:
+    """The headline numbers, always the same ones; ``whole`` is the pace of all steps."""
     reward, before = _recent(record, "reward"), _first(record, "reward")
-    evaluations = record.evaluations()
-    stalest = max((value for _, value in record.curve("staleness_max")), default=None)
     gap = record.summary.logprob_gap_mean if record.summary else record.mean("logprob_gap_mean", "logprob_gap_tokens")
-    tokens = _recent(record, "tokens_per_s")
+    now = record.measures(RECENT)
+    base, accuracy, failed = record.accuracies()
     length, cut = _recent(record, "length_mean"), _recent(record, "truncated")
     return [
         Tile(
@@ -99,71 +109,139 @@ def tiles(record: RunRecord) -> list[Tile]:
         ),
         Tile(
             label="held-out accuracy",
-            value=_accuracy_of(evaluations[-1]) if evaluations else UNKNOWN,
-            note=f"from {formatting.share(evaluations[0].accuracy)}" if len(evaluations) > 1 else "",
+            value=UNKNOWN if accuracy is None else f"{formatting.share(accuracy)}{failed_note(failed)}",
+            note=f"from {formatting.share(base)}" if base is not None and base != accuracy else "",
         ),
+        _pace_tile("tokens / s", now.tokens_per_s, whole.tokens_per_s, formatting.count, record),
+        _pace_tile("a step", now.step_s, whole.step_s, "{:.3g} s".format, record),
         Tile(
-            label="tokens / s",
-            value=UNKNOWN if tokens is None else formatting.count(tokens),
-            note="trained, last steps",
+            label="waiting",
+            value=_waits(now if not record.summary else whole),
+            note=f"trainer / rollouts, {_span(record)}",
         ),
         Tile(
             label="length",
             value=UNKNOWN if length is None else f"{length:.0f}",
             note=f"{formatting.share(cut)} cut" if cut is not None else "",
         ),
-        Tile(label="staleness, max", value=_text(stalest), note="policy versions"),
+        Tile(
+            label="staleness",
+            value=_text(whole.staleness_mean),
+            note=f"versions, mean; {whole.staleness_max} at most" if whole.staleness_mean is not None else "",
+        ),
         Tile(label="log-prob gap", value=_text(gap), note="nats, mean"),
     ]
 
 
-def waits_of_metrics(record: RunRecord) -> dict[str, dict[str, float]]:
+def waits_of_metrics(pace: Measures) -> dict[str, dict[str, float]]:
     """Shares of waiting by role, as metrics.jsonl has them; the rest is not told apart."""
+    shares = _shares_waited(pace)
+    return {role: {"working": 1.0 - share, "waiting": share} for role, share in shares.items()}
+
+
+def shown_waits(pace: Measures, waits: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Shares of time by role and activity, in which each role has waited as long as `waited` says."""
+    if not waits:
+        return waits_of_metrics(pace)
+    shown = {role: dict(waits[role]) for role in sorted(waits, key=role_order)}
+    for role, share in _shares_waited(pace).items():
+        own = shown.get(role, {})
+        found = sum(part for activity, part in own.items() if kind_of(activity) in WAITS)
+        if 0 < found < 1:
+            scales = {True: share / found, False: (1 - share) / (1 - found)}
+            shown[role] = {activity: part * scales[kind_of(activity) in WAITS] for activity, part in own.items()}
+    return shown
+
+
+class Waited(Struct, frozen=True, kw_only=True):
+    """Waiting of a role over all steps: a part of 1 of their time, and of it the parts by cause, largest first."""
+
+    share: float
+    causes: dict[str, float]
+
+
+def waited(pace: Measures, waits: Mapping[str, Mapping[str, float]]) -> dict[str, Waited]:
+    """
+    Waiting of the roles on devices by role, and what for.
+
+    The share is the one that every place shows; times.jsonl, whose seconds come with heartbeats, says how to divide it.
+    """
     found = {}
-    for role, key in (("trainer", "wait_trainer"), ("rollout", "wait_rollout")):
-        if (share := record.mean(key, "step_s")) is not None:
-            found[role] = {"working": 1.0 - min(share, 1.0), "waiting": min(share, 1.0)}
+    for role, share in _shares_waited(pace).items():
+        causes = {activity: part for activity, part in waits.get(role, {}).items() if kind_of(activity) in WAITS}
+        total = sum(causes.values())
+        parts = {activity: share * part / total for activity, part in causes.items() if total}
+        found[role] = Waited(share=share, causes=parts)
     return found
 
 
-def _bottleneck(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> str:
-    if waits:
-        longest = [
-            (share, role, activity)
-            for role in COSTLY
-            for activity, share in waits.get(role, {}).items()
-            if activity.startswith("waiting")
-        ]
-        if longest and max(longest)[0] >= 0.1:
-            share, role, activity = max(longest)
-            return f" The {role} spends {share:.0%} of its time {activity}."
-        return ""
-    trainer = record.mean("wait_trainer", "step_s") or 0.0
-    rollouts = record.mean("wait_rollout", "step_s") or 0.0
-    if max(trainer, rollouts) < 0.1:
-        return ""
-    if trainer >= rollouts:
-        return f" The trainer waits for trajectories {trainer:.0%} of the time."
-    return f" The rollouts wait {rollouts:.0%} of the time."
+def _shares_waited(pace: Measures) -> dict[str, float]:
+    shares = {"trainer": pace.wait_trainer, "rollout": pace.wait_rollout}
+    return {role: share for role, share in shares.items() if share is not None}
+
+
+def _waits(pace: Measures) -> str:
+    shares = pace.wait_trainer, pace.wait_rollout
+    told = [UNKNOWN if share is None else f"{share:.0%}" for share in shares]
+    return " / ".join(told) if any(share is not None for share in shares) else UNKNOWN
+
+
+def _span(record: RunRecord) -> str:
+    """Span of the tiles of pace: all steps of a run that is over, else the last ones."""
+    return f"all {record.summary.steps} steps" if record.summary else RECENTLY
+
+
+def _pace_tile(
+    label: str, now: float | None, whole: float | None, form: Callable[[float], str], record: RunRecord
+) -> Tile:
+    shown = whole if record.summary else now
+    in_all = "" if record.summary or whole is None else f"; {form(whole)} in all"
+    if shown is None:
+        return Tile(label=label, value=UNKNOWN)
+    return Tile(label=label, value=form(shown), note=f"{_span(record)}{in_all}")
+
+
+def _bottleneck(pace: Measures, waits: Mapping[str, Mapping[str, float]]) -> str:
+    """A sentence on who waits, over all steps, for what."""
+    told = []
+    for role, found in waited(pace, waits).items():
+        if found.share < NOTABLE:
+            continue
+        named = [(name, part) for name, part in found.causes.items() if part >= NAMED]
+        causes = ", ".join(f"{name.removeprefix('waiting ')} {part:.0%}" for name, part in named)
+        name = "the trainer waited" if role == "trainer" else "rollouts waited"
+        told.append(f"{name} {found.share:.0%}{f' ({causes})' if causes else ''}")
+    return f" Of the time of all steps, {'; '.join(told)}." if told else ""
 
 
 def _accuracy(record: RunRecord) -> str:
-    found = record.evaluations()
-    if not found:
+    first, last, failed = record.accuracies()
+    if last is None:
         return ""
-    if len(found) == 1:
-        return f"; held-out accuracy {_accuracy_of(found[0])}"
-    first, last = found[0].accuracy, found[-1].accuracy
+    told = f"{formatting.share(last)}{failed_note(failed)}"
+    if first is None or len(record.evaluations()) < 2:
+        return f"; held-out accuracy {told}"
     moved = "rose" if last > first else "fell" if last < first else "stayed"
-    return f"; held-out accuracy {moved} from {formatting.share(first)} to {_accuracy_of(found[-1])}"
-
-
-def _accuracy_of(evaluation: EvaluationEvent) -> str:
-    return f"{formatting.share(evaluation.accuracy)}{failed_note(evaluation.metrics.get('failed', 0))}"
+    return f"; held-out accuracy {moved} from {formatting.share(first)} to {told}"
 
 
 def _alarms(record: RunRecord) -> str:
     return "".join(f" {alarm.sentence}: see Events." for alarm in alarms(record.events))
+
+
+def gone(record: RunRecord) -> list[NodeView]:
+    """The nodes that are gone and not back."""
+    return [node for node in nodes(record.events, TimeBands(), {}) if node.state in GONE]
+
+
+def _lost(record: RunRecord) -> str:
+    """A sentence about the nodes that are gone."""
+    lost = gone(record)
+    if not lost:
+        return ""
+    names = ", ".join(node.name for node in lost[:NUM_NAMED]) + ("" if len(lost) <= NUM_NAMED else ", ...")
+    what = f"{names} is" if len(lost) == 1 else f"{len(lost)} nodes ({names}) are"
+    return f" {what} lost{f': {lost[-1].cause}' if lost[-1].cause else ''}."
 
 
 def _waiting(record: RunRecord) -> str:
@@ -175,21 +253,19 @@ def _waiting(record: RunRecord) -> str:
 
 
 def _time_left(record: RunRecord) -> str:
-    total, times = planned(record), record.curve("time_s")
-    if not total or len(times) < 2 or len(times) >= total:
+    total, done = planned(record), len(record.metrics)
+    if not total or done < 2 or done >= total or (step_s := record.measures(50).step_s) is None:
         return ""
-    recent = times[-50:]
-    step_s = (recent[-1][1] - recent[0][1]) / max(len(recent) - 1, 1)
-    return f", about {formatting.duration(step_s * (total - len(times)))} left"
+    return f", about {formatting.duration(step_s * (total - done))} left"
 
 
 def _recent(record: RunRecord, key: str) -> float | None:
-    values = [value for _, value in record.curve(key)[-RECENT:]]
+    values = [value for line in record.metrics[-RECENT:] if (value := number(line, key)) is not None]
     return sum(values) / len(values) if values else None
 
 
 def _first(record: RunRecord, key: str) -> float | None:
-    values = [value for _, value in record.curve(key)[:RECENT]]
+    values = [value for line in record.metrics[:RECENT] if (value := number(line, key)) is not None]
     return sum(values) / len(values) if len(values) == RECENT else None
 
 

@@ -8,7 +8,7 @@ when there are too many: memory is bounded, and what is shown has more spans tha
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.records.times import NodeTimes, TimesLine
+from asyncrl.records.times import APART, NodeTimes, TimesLine
 
 MAX_SPANS = 1024
 SLICE_BYTES = 4 << 20
@@ -44,6 +44,10 @@ class TimeBands:
         self._grid: Grid = np.zeros((0, 0, 0), np.float32)
         self._shares_of_roles: dict[str, dict[str, float]] | None = None
         """None if a span was added since they were computed."""
+        self.last: dict[str, NodeTimes] = {}
+        """Newest line of each node."""
+        self._first: Mapping[str, NodeTimes] = {}
+        """Nodes of the first span, which is loading and the first step's."""
 
     @property
     def starts_s(self) -> NDArray[np.float64]:
@@ -65,6 +69,7 @@ class TimeBands:
         if len(self._ends) == self._max_spans:
             self._join()
         row = len(self._ends)
+        self.last.update(line.nodes)
         for node, times in line.nodes.items():
             if node not in self._places:
                 self._places[node] = len(self.nodes)
@@ -79,6 +84,8 @@ class TimeBands:
             place = self._grid[row, self._places[node]]
             for activity, seconds in times.seconds.items():
                 place[self._kinds[activity]] = max(seconds, 0.0)
+        if not self._ends:
+            self._first = line.nodes
         self._starts.append(line.time_s - line.span_s)
         self._ends.append(line.time_s)
         self._shares_of_roles = None
@@ -109,13 +116,22 @@ class TimeBands:
         return parts
 
     def by_role(self) -> dict[str, dict[str, float]]:
-        """Mean share of each activity over the nodes of a role, the largest first."""
+        """
+        Share of the time of a role's nodes by activity, the largest first, in the steady part of the run: after the
+        first span, and without what says nothing of its pace, as in `asyncrl.tools.why`.
+        """
         if self._shares_of_roles is None:
-            shares, self._shares_of_roles = self.shares(), {}
+            sums = self.seconds.sum(axis=0, dtype=np.float64)
+            for node, times in self._first.items() if len(self._ends) > 1 else ():
+                for activity, seconds in times.seconds.items():
+                    sums[self._places[node], self._kinds[activity]] -= max(seconds, 0.0)
+            kept = [activity not in APART for activity in self.activities]
+            self._shares_of_roles = {}
             for role in dict.fromkeys(self.roles):
-                mean = shares[[place for place, name in enumerate(self.roles) if name == role]].mean(axis=0)
-                order = np.argsort(-mean, kind="stable")
-                self._shares_of_roles[role] = {self.activities[i]: float(mean[i]) for i in order if mean[i] > 0}
+                own = sums[[place for place, name in enumerate(self.roles) if name == role]].sum(axis=0) * kept
+                total_s, order = float(own.sum()), np.argsort(-own, kind="stable")
+                parts = {self.activities[i]: float(own[i]) / total_s for i in order if own[i] > 1e-6 * total_s > 0}
+                self._shares_of_roles[role] = parts
         return self._shares_of_roles
 
 

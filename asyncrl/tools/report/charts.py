@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from asyncrl.foreign_text import shown_lines
 from asyncrl.records import formatting
+from asyncrl.records.measures import RECENTLY
 from asyncrl.records.run_record import EvaluationEvent, RunRecord
 
 # ── axes ──────────────────────────────────────────────────────────────────────────────────────
@@ -170,12 +171,37 @@ STYLE = """
 .chart .band { opacity: .13; }
 .chart .hover { opacity: 0; }
 .chart .hover:hover { opacity: 1; }
+@media (max-width: 500px) {
+  .chart text { font-size: 15px; }
+  .chart .key { font-size: 12px; }
+  .chart .title { font-size: 17px; }
+}
 """
 """CSS that the page with the charts must include."""
+
+DARK_COLOURS = ("#58a6e8", "#ec8a3f", "#46bd93", "#d886bd", "#c9a347", "#b4bac2")
+"""The same palette in the same order, with a contrast of 4:1 with `DARK`'s ground."""
+DARK = """
+.chart { background: #1a1e25; border-color: #2b313b; }
+.chart text { fill: #9aa5b3; }
+.chart .title { fill: #dfe4ea; }
+.chart .grid { stroke: #262c35; }
+.chart .foot { stroke: #4a5462; }
+.chart .band { opacity: .2; }
+""" + "".join(
+    f".chart .c{place} {{ stroke: {colour}; }}\n.chart .f{place} {{ fill: {colour}; }}\n"
+    for place, colour in enumerate(DARK_COLOURS)
+)
+"""CSS besides, for readers who prefer a dark page."""
 
 
 def _colour(series: Series) -> str:
     return COLOURS[series.colour % len(COLOURS)]
+
+
+def _place(series: Series) -> int:
+    """Number of the colour in the names of classes: ``c`` of a stroke, ``f`` of a filling."""
+    return series.colour % len(COLOURS)
 
 
 def _dash(series: Series) -> str:
@@ -192,8 +218,9 @@ def _legend(series: Sequence[Series]) -> tuple[list[str], int]:
             x, row = 14.0, row + 1
         y = TOP + row * LEGEND_ROW + 4
         parts.append(
-            f'<line x1="{x:.0f}" x2="{x + 18:.0f}" y1="{y - 4}" y2="{y - 4}" stroke="{_colour(line)}" '
-            f'stroke-width="2"{_dash(line)}/><text x="{x + 24:.0f}" y="{y}">{plain(label)}</text>'
+            f'<line class="c{_place(line)}" x1="{x:.0f}" x2="{x + 18:.0f}" y1="{y - 4}" y2="{y - 4}" '
+            f'stroke="{_colour(line)}" '
+            f'stroke-width="2"{_dash(line)}/><text class="key" x="{x + 24:.0f}" y="{y}">{plain(label)}</text>'
         )
         x += width
     return parts, row + 1 if parts else 0
@@ -217,21 +244,22 @@ def _grid(x_axis: Axis, y_axis: Axis, x_label: str, percent: bool) -> list[str]:
 
 def _line(series: Series, x_axis: Axis, y_axis: Axis) -> str:
     path = " ".join(f"{x_axis.place(x):.1f},{y_axis.place(y):.1f}" for x, y in thin(series.points))
-    return f'<polyline class="line" stroke="{_colour(series)}"{_dash(series)} points="{path}"/>'
+    return f'<polyline class="line c{_place(series)}" stroke="{_colour(series)}"{_dash(series)} points="{path}"/>'
 
 
 def _band(series: Series, x_axis: Axis, y_axis: Axis) -> str:
     upper = thin([(x, high) for x, _, high in series.band])
     lower = thin([(x, low) for x, low, _ in series.band])
     path = " ".join(f"{x_axis.place(x):.1f},{y_axis.place(y):.1f}" for x, y in [*upper, *reversed(lower)])
-    return f'<polygon class="band" fill="{_colour(series)}" points="{path}"/>'
+    return f'<polygon class="band f{_place(series)}" fill="{_colour(series)}" points="{path}"/>'
 
 
 def _dots(series: Series, x_axis: Axis, y_axis: Axis, x_label: str, percent: bool) -> list[str]:
     """Circles with the point's values as hover text; invisible unless ``series.dots``."""
     if len(series.points) > HOVERED and not series.dots:
         return []
-    style = "" if series.dots or len(series.points) == 1 else ' class="hover"'
+    hidden = "" if series.dots or len(series.points) == 1 else " hover"
+    style = f' class="f{_place(series)}{hidden}"'
     label = f"{series.label}, " if series.label else ""
     return [
         f'<circle{style} cx="{x_axis.place(x):.1f}" cy="{y_axis.place(y):.1f}" r="3" fill="{_colour(series)}">'
@@ -264,8 +292,12 @@ CURVES = (
     Curve(title="Tokens of the environment in an episode, mean", keys={"": "context_tokens_mean"}, is_expected=False),
     Curve(title="Seconds of the environment in an episode, mean", keys={"": "environment_s_mean"}, is_expected=False),
     Curve(title="Staleness, policy versions", keys={"mean": "staleness_mean", "max": "staleness_max"}),
-    Curve(title="Throughput, trained tokens / s", keys={"": "tokens_per_s"}),
-    Curve(title="Time spent waiting", keys={"trainer": "wait_trainer", "rollouts": "wait_rollout"}, percent=True),
+    Curve(title=f"Trained tokens / s, {RECENTLY}", keys={"": "tokens_per_s"}),
+    Curve(
+        title=f"Time spent waiting, {RECENTLY}",
+        keys={"trainer": "wait_trainer", "rollouts": "wait_rollout"},
+        percent=True,
+    ),
     Curve(title="Seconds of one step", keys={"step": "step_s", "training": "train_s"}),
     Curve(title="Seconds of one publish", keys={"publish": "publish_s", "generation paused": "pause_s"}),
     Curve(

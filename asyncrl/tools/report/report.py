@@ -1,9 +1,10 @@
 """
 The report: one self-contained HTML file about one run, or about several runs side by side.
 
-    header      status, and the cause of a failure
+    header      status, the outcome in a line, and the cause of a failure
+    curves      reward, accuracy, ...
     numbers     results, cost, and the settings that matter or differ
-    curves      reward, accuracy, length, staleness, throughput, waiting, ...
+    curves      staleness, throughput, waiting, ...
     pictures    of prompts, with a completion
     episodes    turn by turn
     events      nodes lost, groups dropped, failures
@@ -88,13 +89,10 @@ def headline(record: RunRecord) -> dict[str, str]:
     """Results and cost of a run, label to text. Every run has the same labels in the same order."""
     summary, evaluations = record.summary, record.evaluations()
     start, end = _ends([value for _, value in record.curve("reward")])
-    staleness = summary.staleness_mean if summary else record.mean("staleness_mean", "tokens")
-    stalest = summary.staleness_max if summary else _highest(record, "staleness_max")
-    tokens = summary.trained_tokens if summary else record.total("tokens")
-    base = summary.base_accuracy if summary else next((e.accuracy for e in evaluations if e.policy_version == 0), None)
-    trained = [e.accuracy for e in evaluations if e.policy_version > 0]
+    pace = record.measures()
+    tokens = pace.tokens if record.metrics or not summary else summary.trained_tokens
+    base, last, _ = record.accuracies()
     last_metrics = evaluations[-1].metrics if evaluations else {}
-    last = summary.held_out_accuracy if summary else (trained[-1] if trained else None)
     failed = failed_note(last_metrics.get("failed", 0))
     gap = summary.logprob_gap_mean if summary else record.mean("logprob_gap_mean", "logprob_gap_tokens")
     highest_gap = summary.logprob_gap_max if summary else _highest(record, "logprob_gap_max")
@@ -109,14 +107,14 @@ def headline(record: RunRecord) -> dict[str, str]:
         "held-out prompts": f"{evaluations[-1].num_prompts}{failed}" if evaluations else UNKNOWN,
         f"reward, first {ENDING} steps": _text(start),
         f"reward, last {ENDING} steps": _text(end),
-        "trained tokens": _text(tokens, formatting.count),
-        "trained tokens / s": _text(
-            tokens / record.wall_s if tokens is not None and record.wall_s else None, formatting.count
-        ),
-        "staleness, mean": _text(staleness),
-        "staleness, max": _text(stalest),
-        "trainer waiting": _text(record.mean("wait_trainer", "step_s"), formatting.share),
-        "rollouts waiting": _text(record.mean("wait_rollout", "step_s"), formatting.share),
+        "trained tokens": formatting.count(tokens),
+        "time of the steps": _text(pace.seconds or None, formatting.duration),
+        "trained tokens / s": _text(pace.tokens_per_s, formatting.count),
+        "a step, mean": _text(pace.step_s, "{:.3g} s".format),
+        "trainer waiting": _text(pace.wait_trainer, formatting.share),
+        "rollouts waiting": _text(pace.wait_rollout, formatting.share),
+        "staleness, mean": _text(pace.staleness_mean),
+        "staleness, max": str(pace.staleness_max) if pace.staleness_mean is not None else UNKNOWN,
         "pause per publish": _text(record.mean("pause_s"), lambda seconds: f"{1000 * seconds:.3g} ms"),
         "log-prob gap, mean": _text(gap),
         "log-prob gap, max": _text(highest_gap),
@@ -164,7 +162,7 @@ PICTURES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF":
 """Formats of pictures that a page may hold, by the first bytes of a file. None of them can hold a script."""
 
 STYLE = """
-:root { color-scheme: light; }
+:root { color-scheme: light dark; }
 body { font: 14px/1.5 system-ui, sans-serif; color: #1c1f23; background: #f6f7f9; margin: 0; }
 main { max-width: 1160px; margin: 0 auto; padding: 28px 20px 60px; }
 h1 { font-size: 22px; margin: 0 0 4px; }
@@ -174,10 +172,12 @@ p { margin: 6px 0; }
 .pill { display: inline-block; padding: 1px 10px; border-radius: 10px; font-size: 12px; font-weight: 600; }
 .finished { background: #d9f0e6; color: #05573f; }
 .failed { background: #fbdedb; color: #8f1d12; }
-.running, .stopped { background: #e3ebf7; color: #1d4477; }
+.running, .stopped, .interrupted { background: #e3ebf7; color: #1d4477; }
 .cause { border-left: 4px solid #c0392b; background: #fff; padding: 8px 14px; overflow-wrap: anywhere; }
 .side { display: flex; flex-wrap: wrap; gap: 14px; align-items: flex-start; }
-.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(440px, 1fr)); gap: 14px; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr)); gap: 14px; }
+.side > *, .scroll { max-width: 100%; overflow-x: auto; }
+.side > table { display: block; }
 table { border-collapse: collapse; background: #fff; border: 1px solid #e3e6ea; }
 th, td { text-align: left; padding: 4px 14px; border-bottom: 1px solid #eceef1; vertical-align: top; }
 th { font-weight: 600; }
@@ -187,7 +187,25 @@ img { max-width: 100%; max-height: 240px; background: #fff; border: 1px solid #e
 details { margin: 10px 0; }
 .turns td { white-space: pre-wrap; }
 summary { cursor: pointer; color: #1d4477; }
+@media (max-width: 500px) {
+  main { padding: 16px 10px 40px; }
+  th, td { padding: 4px 8px; }
+  .side td { min-width: 76px; }
+}
 """
+DARK = """
+body { color: #dfe4ea; background: #12151a; }
+.quiet, tbody th { color: #8c97a5; }
+.finished { background: #173a2c; color: #7fd6ab; }
+.failed { background: #44211e; color: #f59a92; }
+.running, .stopped, .interrupted { background: #1d2d47; color: #9cc1f7; }
+.cause { background: #1a1e25; }
+table { background: #1a1e25; border-color: #2b313b; }
+th, td { border-color: #262c35; }
+img { border-color: #2b313b; }
+summary { color: #6ba1ff; }
+"""
+"""Rules for readers who prefer a dark page."""
 
 
 def text(content: str, tag: str = "p", style: str = "") -> Markup:
@@ -230,7 +248,8 @@ def page(title: str, parts: Iterable[Markup]) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{plain(title)}</title>\n<style>{STYLE}{charts.STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{plain(title)}</title>\n<style>{STYLE}{charts.STYLE}"
+        f"@media (prefers-color-scheme: dark) {{{DARK}{charts.DARK}}}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(parts)
         + "\n</main>\n</body>\n</html>\n"
     )
@@ -314,6 +333,8 @@ ROUTINE = {
 SHOWN = 200
 """Number of events listed per run: the newest."""
 
+FIRST = 4
+"""Charts above the numbers."""
 SIGNS = {"finished": "✓", "failed": "✗", "interrupted": "⏸", "running": "…", "stopped": "…"}
 """Sign before each state that the files of a run tell."""
 
@@ -358,9 +379,10 @@ def render(records: Sequence[RunRecord]) -> str:
     parts = [
         text(title, "h1"),
         *(part for record in records for part in _header(record, alone=alone)),
+        row([Markup(chart) for chart in charts[:FIRST]], "div", "charts"),
         *_numbers(records),
-        text("Curves", "h2"),
-        row([Markup(chart) for chart in [*charts, *evaluation_charts(records)]], "div", "charts"),
+        text("Further curves", "h2"),
+        row([Markup(chart) for chart in [*charts[FIRST:], *evaluation_charts(records)]], "div", "charts"),
     ]
     if empty:
         parts.append(text(f"Not recorded: {'; '.join(empty)}.", style="quiet"))
@@ -373,9 +395,21 @@ def render(records: Sequence[RunRecord]) -> str:
 def _header(record: RunRecord, *, alone: bool) -> Iterator[Markup]:
     name = [] if alone else [text(record.name, "strong")]
     notes = [text("; ".join(record.notes), "span", "quiet")] if record.notes else []
-    yield row([*name, text(f"{SIGNS[record.status]} {record.status}", "span", f"pill {record.status}"), *notes])
+    pill = text(f"{SIGNS[record.status]} {record.status}", "span", f"pill {record.status}")
+    yield row([*name, pill, text(_outcome(record), "span"), *notes])
     if record.cause:
         yield text(record.cause, style="cause")
+
+
+def _outcome(record: RunRecord) -> str:
+    """The run in one line."""
+    numbers = headline(record)
+    told = f"{numbers['steps']} steps in {numbers['wall time']}"
+    base, last, _ = record.accuracies()
+    if last is not None:
+        first = f"{formatting.share(base)} → " if base is not None and base != last else ""
+        told += f", held-out accuracy {first}{formatting.share(last)}"
+    return f"{told}, {numbers['trained tokens / s']} trained tokens / s, trainer waiting {numbers['trainer waiting']}"
 
 
 def _numbers(records: Sequence[RunRecord]) -> Iterator[Markup]:
@@ -411,13 +445,14 @@ def _events(record: RunRecord, *, alone: bool) -> Iterator[Markup]:
     yield text(f"{'' if alone else f'{record.name}: '}{many}{last}", style="quiet")
     if notable:
         started = record.events[0].get("at")
-        yield table(
+        listed = table(
             ["event", "time since start", "details"],
             [
                 [str(event.get("event")), _after(event.get("at"), started), _details(event)]
                 for event in notable[-SHOWN:]
             ],
         )
+        yield row([listed], "div", "scroll")
 
 
 def _after(at: Any, started: Any) -> str:
@@ -433,7 +468,7 @@ def _details(event: dict[str, Any]) -> str:
 
 def _config(record: RunRecord) -> Markup:
     everything = table([], [[key, _plain(value)] for key, value in record.config.items()])
-    return folded(f"Every value of {record.name}", everything)
+    return folded(f"Every value of {record.name}", row([everything], "div", "scroll"))
 
 
 def _plain(value: Any) -> str:

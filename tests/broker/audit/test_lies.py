@@ -298,7 +298,9 @@ LIES: list[tuple[str, Lie, tuple[str, ...]]] = [
     ("summary_wall", in_summary(wall_s=0.5), (SUMMARY, UNWRITTEN)),
     ("summary_gap", in_summary(logprob_gap_mean=7.0), (SUMMARY, UNWRITTEN)),
     ("summary_failures", in_summary(groups_failed=7), (SUMMARY, UNWRITTEN)),
-    ("summary_staleness_mean", in_summary(staleness_mean=77.0), (SUMMARY, UNWRITTEN)),
+    ("summary_staleness_mean", in_summary(staleness_mean=77.0), (SUMMARY, "staleness_mean is 77: expected")),
+    ("summary_pace", in_summary(tokens_per_s=1e9), (SUMMARY, "tokens_per_s is 1e+09: expected")),
+    ("summary_waiting", in_summary(wait_trainer=0.77), (SUMMARY, "wait_trainer is 0.77: expected")),
     ("summary_records", in_summary(ledger_records=0), (SUMMARY, UNWRITTEN)),
     ("summary_head", in_summary(ledger_head="0" * 64), KEPT),
     # metrics of steps

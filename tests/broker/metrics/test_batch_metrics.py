@@ -77,16 +77,18 @@ def test_greedy_trajectories_are_no_part_of_the_batch() -> None:
 
 
 def test_a_line_has_the_step_the_batch_and_the_trainers_own_numbers() -> None:
-    made = line(Stepped(3, 5, {"loss": -0.25}), [a_group()], wait_rollout=0.1, time_s=9.0)
+    made = line(Stepped(3, 5, {"loss": -0.25}), [a_group()], wait_rollout=0.1, time_s=9.0, recent=[{"time_s": 5.0}])
 
     assert made | batch_metrics([a_group()], 5) == made
-    assert {key: made[key] for key in ("step", "version", "time_s", "loss", "wait_rollout")} == {
+    assert {key: made[key] for key in ("step", "version", "time_s", "loss", "step_s", "wait_rollout_s")} == {
         "step": 3,
         "version": 5,
         "time_s": 9.0,
         "loss": -0.25,
-        "wait_rollout": 0.1,
+        "step_s": 4.0,
+        "wait_rollout_s": 0.4,
     }
+    assert (made["tokens_per_s"], made["wait_rollout"]) == (10.0, 0.1)
 
 
 def test_the_wait_share_is_of_the_time_since_the_last_step() -> None:
@@ -112,7 +114,7 @@ def test_a_swap_is_as_slow_as_its_slowest_rollout() -> None:
 
 def test_totals_of_a_run() -> None:
     totals = RunTotals()
-    assert totals.staleness_mean == 0.0
+    assert totals.as_summary()["staleness_mean"] == 0.0
     lines = [
         {"step": 0.0, "tokens": 40.0, "staleness_max": 2.0, "staleness_mean": 1.5},
         {"step": 1.0, "tokens": 10.0, "staleness_max": 1.0, "staleness_mean": 0.5},
@@ -120,9 +122,10 @@ def test_totals_of_a_run() -> None:
     for done in lines:
         totals.add(done)
 
-    assert RunTotals(lines).staleness_mean == totals.staleness_mean, "a broker that starts again reads them"
+    assert RunTotals(lines).measures == totals.measures, "a broker that starts again reads them"
     assert [step in totals for step in range(3)] == [True, True, False]
-    assert (totals.steps, totals.tokens, totals.staleness_max, totals.staleness_mean) == (2, 50, 2, 1.0)
+    assert (totals.steps, totals.measures.tokens) == (2, 50)
+    assert (totals.measures.staleness_max, totals.measures.staleness_mean) == (2, 1.0)
 
 
 def test_the_gap_of_a_run_is_over_the_tokens_of_the_steps_that_have_one() -> None:

@@ -248,6 +248,17 @@ def test_a_node_that_is_back_ends_its_death() -> None:
     ]
 
 
+def test_a_silence_that_is_over_says_so_until_the_next_one() -> None:
+    book = IncidentBook()
+    book.add("node.quiet", {"node": "rollout-0"}, 0.0)
+    book.add("node.quiet", {"node": "rollout-1"}, 1.0)
+    book.add("node.heard", {"node": "rollout-0"}, 2.0)
+    told = [incident.sentence for incident in book.told(3.0)]
+    assert told == ["rollout-1 fell silent", "rollout-0 fell silent, and is well again"]
+    book.add("node.quiet", {"node": "rollout-0"}, 4.0)
+    assert book.told(5.0)[0] == Incident("rollout-0 fell silent", 1.0, 2)
+
+
 def test_a_node_that_an_error_ended_is_an_incident_and_one_that_was_done_is_none() -> None:
     book = IncidentBook()
     for cause in ("done", "told to stop", "ConfigError: model.path is not that of the run"):

@@ -18,6 +18,7 @@ from tests.broker.driver import a_config, a_scheduler
 from tests.broker.test_scheduler import a_published
 
 LEDGER: Any = SimpleNamespace(head=SimpleNamespace(num_records=70), num_transactions=5, transactions_s=0.25)
+PACE = {"tokens_per_s": 90.0, "step_recent_s": 1.0, "wait_trainer": 0.5, "wait_rollout": 0.25}
 LINE = {"step": 0, "reward": 0.5, "accuracy": 0.25, "tokens": 90.0, "staleness_max": 2.0, "staleness_mean": 1.5}
 
 
@@ -32,7 +33,7 @@ def scheduler() -> Scheduler:
 
 def test_every_reading_is_in_the_table_with_its_labels(scheduler):
     readings = Readings(a_config(), scheduler, LEDGER, RunTotals())
-    readings.stepped(LINE | {"length_mean": 3.0, "truncated": 0.0})
+    readings.stepped(LINE | PACE | {"length_mean": 3.0, "truncated": 0.0})
     scheduler.evaluation.results.append(Evaluated(2, 0.75, 16))
     found = list(readings)
     assert {sample.name for sample in found} == {name for name, metric in METRICS.items() if metric.owner == "broker"}

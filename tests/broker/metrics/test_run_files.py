@@ -17,7 +17,7 @@ from asyncrl.broker.metrics.run_files import FORGET_S, RunFiles, TimeBook, idle_
 from asyncrl.broker.nodes.node import Node
 from asyncrl.errors import RunFailed
 from asyncrl.files.json_lines import encoded
-from asyncrl.messages.session import Beat, Hello
+from asyncrl.messages.session import Beat, Hello, MachineUse
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.trajectory import Prompt, Unit
 from asyncrl.messages.weights import Live
@@ -377,6 +377,15 @@ def test_busy_cores_are_a_mean_over_the_heartbeats() -> None:
         node.beat = Beat(seconds={"sampling": sampled_s}, cores_busy=busy)
         book.tick(sampled_s, [node], CAUSES)
     assert book.take(4.0)[1]["rollout-0"].cores_busy == pytest.approx(0.8)
+
+
+def test_a_line_has_how_full_the_machine_was_at_its_end() -> None:
+    book, node = TimeBook(0.0), a_node()
+    for sampled_s, memory in ((0.0, 0.1), (3.0, 0.6)):
+        node.beat = Beat(seconds={"sampling": sampled_s}, machine=MachineUse(memory, 0.25, 0.5))
+        book.tick(sampled_s, [node], CAUSES)
+    found = book.take(3.0)[1]["rollout-0"]
+    assert (found.memory, found.device_memory, found.disk) == (0.6, 0.25, 0.5)
 
 
 def test_a_node_that_has_no_role_yet_is_loading() -> None:

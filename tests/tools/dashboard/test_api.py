@@ -177,7 +177,8 @@ def test_a_run_with_times_shows_them(api: Api, directory: RunDirectory) -> None:
     (directory.path / "times.jsonl").write_text(json.dumps(line) + "\n")
     assert ask(api, "runs/0/timeline")["source"] == "times.jsonl"
     overview = ask(api, "runs/0/overview")
-    assert overview["waits"] == {"rollout": {"sampling": 0.75, "waiting for weights": 0.25}}
+    assert overview["waits"] == {"rollout": {"sampling": 0.5, "waiting for weights": 0.5}}, "as the steps say"
+    assert overview["kinds"] == {"sampling": "works", "waiting for weights": "waits for a neighbour"}
     assert ask(api, "runs/0/cluster")["nodes"][0]["shares"] == {"sampling": 0.75, "waiting for weights": 0.25}
 
 

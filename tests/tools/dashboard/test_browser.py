@@ -12,6 +12,7 @@ import pytest
 from playwright import sync_api
 
 from asyncrl.records.run_directory import RunDirectory
+from asyncrl.tools.report.report import write_report
 from tests.recorded_runs import MakeRun
 from tests.tools.dashboard.browser_free import a_sample, an_episode, write
 
@@ -81,6 +82,7 @@ def test_the_overview_is_live_zooms_and_smooths(page: Any, url: str, directory: 
     directory.append_metrics({"step": 10, "time_s": 22.0, "reward": 0.25, "step_s": 2.0})
     page.get_by_text("Training, step 11 of 10").wait_for()
     chart = page.locator(".chart canvas").first
+    chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
     page.mouse.move(box["x"] + 80, box["y"] + 60)
     page.mouse.down()
@@ -93,7 +95,7 @@ def test_the_overview_is_live_zooms_and_smooths(page: Any, url: str, directory: 
     chart.focus()
     chart.press("ArrowRight")
     page.locator(".tip:visible").wait_for()
-    page.get_by_text("waiting for the trainer").first.wait_for()
+    page.get_by_text("waits for a neighbour").first.wait_for()
 
 
 def test_samples_are_filtered_sorted_and_opened_and_texts_stay_texts(page: Any, url: str) -> None:
@@ -102,8 +104,7 @@ def test_samples_are_filtered_sorted_and_opened_and_texts_stay_texts(page: Any, 
     assert "\u202e" not in page.inner_text("body")
     page.goto(f"{url}#/samples")
     page.get_by_text("210 samples").wait_for()
-    if page.viewport_size["width"] < 700:
-        page.get_by_text("Filter and sort").click()
+    page.get_by_text("Filter and sort").click()
     page.get_by_label("reward, minimum").fill("0.5")
     page.get_by_text("110 of 210 samples").wait_for()
     page.get_by_label("turns, minimum").fill("2")
@@ -154,7 +155,18 @@ def test_events_are_filtered_and_opened(page: Any, url: str) -> None:
 
 def test_settings_are_searched(page: Any, url: str) -> None:
     page.goto(f"{url}#/config")
+    page.get_by_text("settings, 1 not the default").wait_for()
+    page.get_by_label("which settings").select_option("all")
     page.get_by_label("search settings").fill("staleness")
     page.locator("td", has_text="one publish ahead").first.wait_for()
     page.get_by_label("which settings").select_option("changed")
-    page.get_by_text("0 settings, 0 not the default").wait_for()
+    page.get_by_text(re.compile("^0 of [0-9]+ settings, 0 not the default")).wait_for()
+
+
+def test_the_report_of_two_runs_fits_its_screen(page: Any, make_run: MakeRun) -> None:
+    runs = [make_run(name) for name in ("a-run-with-a-long-name", "another-run-with-a-long-name")]
+    for run in runs:
+        run.append_event("node.lost", node="rollout-0", cause="x" * 300, time_s=3.0)
+    write_report([run.path for run in runs], runs[0].report)
+    page.goto(runs[0].report.as_uri())
+    assert page.locator("svg.chart").first.bounding_box()["y"] < 400

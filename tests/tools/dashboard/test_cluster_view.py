@@ -136,7 +136,51 @@ def test_events_of_one_kind_and_cause_are_one_group() -> None:
     beat = found[1]
     assert (beat.nodes, beat.first_s, beat.last_s) == (["rollout-0", "rollout-1", "rollout-2"], 1.0, 6.0)
     assert (found[2].counted, found[3].last) == (41, "accuracy 0.1235, policy_version 10")
-    assert [group.is_trouble for group in found] == [True, True, True, False, False]
+    assert [group.weight for group in found] == ["trouble", "trouble", "trouble", "news", "news"]
+
+
+def weights(*events: dict[str, Any]) -> list[str]:
+    return [group.weight for group in groups(events, EventQuery())]
+
+
+def test_trouble_that_is_over_is_below_what_lasts_and_above_news_and_routine() -> None:
+    interrupted = {"event": "run.finished", "status": "interrupted", "time_s": 5.0}
+    resumed = {"event": "run.resumed", "time_s": 6.0}
+    cut = {"event": "completions.cut", "time_s": 1.0}
+    live = {"event": "version.live", "time_s": 9.0}
+    assert weights(event("lost", cause="silent")) == ["trouble"]
+    assert weights(event("lost", cause="silent"), event("joined", "rollout-1")) == ["trouble", "routine"]
+    assert weights(event("lost", cause="silent"), event("joined")) == ["over", "routine"]
+    assert weights(interrupted, resumed, live, cut) == ["trouble", "over", "news", "routine"]
+    assert weights(event("lost"), {"event": "run.finished", "status": "finished"}) == ["over", "news"]
+    assert weights({"event": "eval.lost"}, {"event": "eval.finished", "accuracy": 0.5}) == ["over", "news"]
+    assert weights(cut, {"event": "run.finished", "status": "finished"}) == ["trouble", "news"]
+
+
+def test_a_group_weighs_as_much_as_its_heaviest_event() -> None:
+    both = [event("lost"), event("joined"), event("lost", "rollout-1")]
+    assert weights(*both) == ["trouble", "routine"]
+
+
+def test_a_node_that_does_not_come_back_after_a_resume_is_not_shown_as_ready() -> None:
+    begun = [event("joined"), event("ready"), event("joined", "rollout-1"), event("lost", "rollout-1")]
+    resumed: dict[str, Any] = {"event": "run.resumed"}
+    assert states(*begun, resumed) == [("rollout-0", "silent"), ("rollout-1", "lost")]
+    assert states(*begun, resumed, event("joined"), event("ready"))[0] == ("rollout-0", "ready")
+
+
+def test_the_end_of_a_run_is_the_end_of_its_nodes() -> None:
+    (spool,) = nodes([event("joined", "spool", role="spool")], TimeBands(), {}, is_over=True)
+    assert (spool.state, spool.cause) == ("left", "the run is over")
+    (lost,) = nodes([event("lost", cause="silent for 10 s")], TimeBands(), {}, is_over=True)
+    assert (lost.state, lost.cause) == ("lost", "silent for 10 s")
+
+
+def test_a_node_shows_how_full_its_machine_is() -> None:
+    bands = TimeBands()
+    for cores, memory in ((0.1, 0.2), (0.9, 0.75)):
+        bands.add(TimesLine(0, 1.0, 1.0, {"a": NodeTimes("rollout", {"sampling": 1.0}, 0, 0.0, 0.0, cores, memory)}))
+    assert nodes([], bands, {})[0].use == {"cores": 0.9, "memory": 0.75}
 
 
 def test_a_group_opens_to_its_last_events() -> None:

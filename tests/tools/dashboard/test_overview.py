@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +6,8 @@ import pytest
 
 from asyncrl.records.run_directory import RunSummary
 from asyncrl.records.run_record import RunRecord, read_run
-from asyncrl.tools.dashboard.overview import overview, sentence, tiles
+from asyncrl.tools.dashboard import overview as page
+from asyncrl.tools.dashboard.overview import Tile, overview
 from tests.recorded_runs import MakeRun
 
 MakeSummary = Callable[..., RunSummary]
@@ -20,20 +21,43 @@ def record(**fields: Any) -> RunRecord:
     return RunRecord(**values | fields)
 
 
-STEPS = [{"step": step, "time_s": 10.0 * step, "step_s": 10.0, "wait_trainer": 0.4} for step in range(20)]
+def sentence(run: RunRecord, waits: Mapping[str, Mapping[str, float]], silent_s: float | None) -> str:
+    return page.sentence(run, waits, silent_s, run.measures())
+
+
+def tiles(run: RunRecord) -> list[Tile]:
+    return page.tiles(run, run.measures())
+
+
+STEPS = [
+    {"step": step, "time_s": 10.0 * step, "step_s": 10.0, "wait_s": 4.0, "wait_rollout_s": 7.0 * (step > 9)}
+    for step in range(20)
+]
 
 
 def test_a_running_run_says_where_it_is_how_long_it_takes_and_who_waits() -> None:
     said = sentence(record(metrics=STEPS), {}, silent_s=3.0)
-    assert (
-        said == "Training, step 20 of 100, about 13 min 20 s left. The trainer waits for trajectories 40% of the time."
-    )
+    left = "Training, step 20 of 100, about 13 min 20 s left."
+    assert said == f"{left} Of the time of all steps, the trainer waited 40%; rollouts waited 35%."
     waits = {
         "reward": {"waiting for sampling": 1.0},
-        "rollout": {"sampling": 0.3, "waiting for the trainer": 0.7},
+        "rollout": {"sampling": 0.3, "waiting for the trainer": 0.6, "waiting for newer weights": 0.1},
         "trainer": {"training": 1.0},
     }
-    assert "The rollout spends 70% of its time waiting for the trainer." in sentence(record(metrics=STEPS), waits, 3.0)
+    told = "rollouts waited 35% (for the trainer 30%, for newer weights 5%)."
+    assert told in sentence(record(metrics=STEPS), waits, 3.0)
+
+
+def test_nodes_that_are_gone_are_named_until_they_are_back() -> None:
+    lost = [
+        {"event": "node.lost", "node": f"rollout-{n}", "role": "rollout", "cause": "silent for 10 s"} for n in (0, 1)
+    ]
+    told = "2 nodes (rollout-0, rollout-1) are lost: silent for 10 s."
+    assert told in sentence(record(metrics=STEPS, events=lost), {}, 3.0)
+    assert told in sentence(record(metrics=STEPS, events=lost), {}, 500.0)
+    assert [overview(record(events=events), {}, 3.0)["num_lost"] for events in ([], lost)] == [0, 2]
+    back = {"event": "node.joined", "node": "rollout-1", "role": "rollout"}
+    assert "rollout-0 is lost: silent" in sentence(record(metrics=STEPS, events=[*lost, back]), {}, 3.0)
 
 
 def test_a_run_before_its_first_step_says_what_it_waits_for() -> None:
@@ -45,7 +69,7 @@ def test_a_run_before_its_first_step_says_what_it_waits_for() -> None:
 
 def test_a_silent_run_without_an_end_may_have_been_killed() -> None:
     assert "was killed, or a step takes long" in sentence(record(metrics=STEPS), {}, silent_s=500.0)
-    slow = [line | {"step_s": 300.0} for line in STEPS]
+    slow = [line | {"time_s": 300.0 * line["step"]} for line in STEPS]
     assert sentence(record(metrics=slow), {}, silent_s=500.0).startswith("Training")
 
 
@@ -64,7 +88,7 @@ def test_each_end_is_told_with_its_cause(make_run: MakeRun, summary: MakeSummary
 def test_the_headline_numbers_are_the_same_ones_whatever_was_recorded(make_run: MakeRun) -> None:
     full, empty = tiles(read_run(make_run().path)), tiles(record())
     assert [tile.label for tile in full] == [tile.label for tile in empty]
-    assert [tile.value for tile in full] == ["0.7", "75.0 %", "500", "30", "1", "2.0e−6"]
+    assert [tile.value for tile in full] == ["0.45", "75.0 %", "500", "2 s", "25% / 50%", "30", "0.5", "2.0e−6"]
     assert {tile.value for tile in empty} == {"–"}
 
 
@@ -76,5 +100,12 @@ def test_shares_of_waiting_come_from_metrics_without_times(make_run: MakeRun, tm
         "rollout": {"working": 0.5, "waiting": 0.5},
     }
     assert (shown["waits_are_whole"], shown["status"]) == (False, "stopped" if silent_s is None else "running")
+    waits = {"trainer": {"training": 0.4, "publishing": 0.1, "waiting for sampling": 0.4, "waiting for prompts": 0.1}}
+    scaled = overview(record(metrics=STEPS), waits, silent_s)["waits"]
+    assert scaled == {
+        "trainer": pytest.approx(
+            {"training": 0.48, "publishing": 0.12, "waiting for sampling": 0.32, "waiting for prompts": 0.08}
+        )
+    }, "the share that every place shows, divided as times.jsonl says"
     whole = {"trainer": {"training": 1.0}}
     assert overview(record(), whole, silent_s)["waits"] == whole

@@ -7,12 +7,22 @@ import pytest
 
 from asyncrl.records.times import NodeTimes, TimesLine
 from asyncrl.tools.dashboard.time_bands import TimeBands, TimesFile, bands_of_metrics
+from asyncrl.tools.why import attribute
 
 
 def line(step: int, **nodes: dict[str, float]) -> TimesLine:
     return TimesLine(
         step, 2.0 * (step + 1), 2.0, {name: NodeTimes("rollout", seconds) for name, seconds in nodes.items()}
     )
+
+
+def test_shares_of_a_role_are_of_its_steady_part_as_in_why() -> None:
+    bands, lines = TimeBands(), list[TimesLine]()
+    first = {"loading": 30.0, "sampling": 10.0}
+    for step, seconds in enumerate((first, {"sampling": 1.0, "idle": 1.0}, {"sampling": 2.0, "loading": 5.0})):
+        lines.append(line(step, a=seconds, b={"sampling": 1.0}))
+        bands.add(lines[-1])
+    assert bands.by_role() == {"rollout": pytest.approx(attribute(lines, is_steady=True).shares("rollout"))}
 
 
 def test_seconds_are_kept_by_span_node_and_activity() -> None:

@@ -146,7 +146,7 @@ def test_a_single_point_is_visible() -> None:
 
     dot = root.find(f"{SVG}circle")
     assert dot is not None
-    assert dot.get("class") is None
+    assert dot.get("class") == "f0"
     assert (dot.get("cx"), dot.get("cy")) == ("300.0", "128.0")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from asyncrl.errors import ConfigError
 from asyncrl.records.run_directory import RunDirectory, RunSummary
+from asyncrl.tools.report.charts import COLOURS, DARK_COLOURS
 from asyncrl.tools.report.report import SHOWN, write_report
 
 MakeRun = Callable[..., RunDirectory]
@@ -136,3 +137,33 @@ def test_a_report_about_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such run"):
         write_report([tmp_path / "nowhere"], tmp_path / "report.html")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_curves_come_first_and_the_reader_chooses_light_or_dark(make_run: MakeRun) -> None:
+    html = report(make_run())
+    body = html[html.index("<body>") :]
+    assert body.index("Reward, mean of the step") < body.index("Numbers") < body.index("Further curves")
+    assert "10 of 10 steps in 20.0 s, held-out accuracy 25.0 % → 75.0 %, 500 trained tokens / s" in body
+    assert "color-scheme: light dark" in html
+    assert "@media (prefers-color-scheme: dark)" in html
+    assert 'class="line c0"' in body
+    for place in range(len(DARK_COLOURS)):
+        assert f".chart .c{place} {{ stroke: {DARK_COLOURS[place]}; }}" in html
+
+
+def test_both_palettes_stand_out_from_their_ground() -> None:
+    assert min(contrast(colour, "#ffffff") for colour in COLOURS) >= 4
+    assert min(contrast(colour, "#1a1e25") for colour in DARK_COLOURS) >= 4
+    assert len(COLOURS) == len(DARK_COLOURS)
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio of WCAG 2."""
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

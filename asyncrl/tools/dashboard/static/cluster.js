@@ -2,28 +2,40 @@
 
 import {get} from "./api.js";
 import {h, put} from "./dom.js";
-import {plural, seconds, UNKNOWN} from "./format.js";
-import {activityLegend, shareBar} from "./shares.js";
+import {percent, plural, seconds, UNKNOWN} from "./format.js";
+import {kindLegend, shareBar} from "./shares.js";
 import {VirtualTable} from "./virtual_table.js";
 
+const GONE = ["lost", "exited"];
+const NAMED = 5; // nodes whose end is told in a sentence
+
 export function cluster(context) {
-  let nodes = [], activities = [], isClosed = false;
+  let nodes = [], kinds = {}, isClosed = false;
   const summary = h("p", {class: "sentence"});
+  const ends = h("div", {});
   const legend = h("div", {});
   const search = h("input", {type: "search", placeholder: "node, role, state or cause", "aria-label": "filter nodes", oninput: () => draw()});
   const count = h("span", {class: "muted"});
-  const table = new VirtualTable([
+  const use = (name, label, title, kind = "wide-only") => ({name, label, title, class: `number use ${kind}`, sort: (node) => node.use[name], cell: (node) =>
+    h("span", {class: name !== "cores" && node.use[name] > 0.9 ? "bad" : "", title}, node.use[name] == null ? UNKNOWN : percent(node.use[name], 0))});
+  const columns = [
     {name: "name", label: "node", class: "name", sort: (node) => node.name, cell: (node) => h("span", {title: node.name}, node.name)},
-    {name: "role", label: "role", class: "wide-only", sort: (node) => node.role, cell: (node) => node.role},
-    {name: "state", label: "state", class: "state", sort: (node) => node.state, cell: (node) => h("span", {class: `pill ${node.state}`}, node.state)},
-    {name: "since", label: "since", class: "number wide-only", sort: (node) => node.since_s, cell: (node) => seconds(node.since_s)},
-    {name: "version", label: "version", class: "number", sort: (node) => node.version, cell: (node) => node.version ?? UNKNOWN},
-    {name: "shares", label: "time, last steps", class: "bar wide-only", sort: waiting, cell: (node) => (Object.keys(node.shares).length ? shareBar(node.shares, activities) : UNKNOWN)},
-    {name: "joined", label: "joins", class: "number wide-only", sort: (node) => node.joined, cell: (node) => node.joined},
-    {name: "losses", label: "losses", class: "number", sort: (node) => node.losses, cell: (node) => h("span", {class: node.losses ? "bad" : "muted"}, node.losses)},
-    {name: "cause", label: "cause of its last end", class: "text", sort: (node) => node.cause, cell: (node) => h("span", {title: node.cause}, node.cause)},
-  ], {label: "nodes"});
-  const element = h("div", {class: "cluster"}, summary, legend, h("div", {class: "tools"}, search, count), table.element);
+    {name: "role", label: "role", class: "role wide-only", sort: (node) => node.role, cell: (node) => node.role},
+    {name: "state", label: "state", class: "state", sort: (node) => node.state, cell: (node) => h("span", {class: `pill ${node.state}`, title: node.cause}, node.state)},
+    {name: "since", label: "since", class: "number since wide-only", sort: (node) => node.since_s, cell: (node) => seconds(node.since_s)},
+    {name: "version", label: "version", class: "number wide-only", sort: (node) => node.version, cell: (node) => node.version ?? UNKNOWN},
+    use("cores", "CPU", "busy cores of its machine", ""), use("memory", "memory", "memory of its machine in use", ""),
+    use("device", "device", "memory of its device in use"), use("disk", "disk", "disk of its working folder in use"),
+    {name: "shares", label: "time, last steps", class: "bar wide-only", sort: waiting, cell: (node) => (Object.keys(node.shares).length ? shareBar(node.shares, kinds) : UNKNOWN)},
+    {name: "losses", label: "losses", class: "number losses", sort: (node) => node.losses, cell: (node) => h("span", {class: node.losses ? "bad" : "muted", title: `joined ${plural(node.joined, "time")}`}, node.losses)},
+    {name: "cause", label: "its last end", class: "text wide-only", sort: (node) => node.cause, cell: (node) => h("span", {title: node.cause}, node.cause)},
+  ];
+  const table = new VirtualTable(columns, {label: "nodes"});
+  const element = h("div", {class: "cluster"}, summary, ends, legend, h("div", {class: "tools"}, search, count), table.element);
+
+  function waiting(node) {
+    return Object.entries(node.shares).filter(([name]) => (kinds[name] || "").startsWith("waits")).reduce((sum, [, share]) => sum + share, 0);
+  }
 
   function draw() {
     const wanted = search.value.toLowerCase();
@@ -32,22 +44,28 @@ export function cluster(context) {
     table.set(shown);
   }
 
-  function describe(hasTimes) {
+  function describe({has_times: hasTimes, stale_s: staleS}) {
     const roles = [...new Set(nodes.map((node) => node.role))];
     put(summary, h("span", {}, roles.map((role) => {
       const own = nodes.filter((node) => node.role === role);
-      const ready = own.filter((node) => node.state === "ready").length;
-      const gone = own.filter((node) => node.state === "lost" || node.state === "exited").length;
-      return `${own.length} ${role || "unknown"}${ready && ready < own.length ? ` (${ready} ready)` : ""}${gone ? `, ${gone} lost` : ""}`;
+      const states = [...new Set(own.map((node) => node.state))].map((state) => [state, own.filter((node) => node.state === state).length]);
+      return `${own.length} ${role || "unknown"}: ${states.map(([state, number]) => (number === own.length ? state : `${number} ${state}`)).join(", ")}`;
     }).join(" · ") || "No node has joined yet."));
-    put(legend, hasTimes ? activityLegend(activities) : h("p", {class: "muted"}, "This run has no times.jsonl, so the shares of each node's time are not known; version is that of the newest sample a node wrote."));
+    const gone = nodes.filter((node) => GONE.includes(node.state));
+    put(ends, staleS == null ? null : h("p", {class: "problem"}, `Nothing was recorded for ${seconds(staleS)}: this is how the nodes were then.`),
+      gone.slice(0, NAMED).map((node) => h("p", {class: "end"}, h("b", {class: "bad"}, `${node.name} ${node.state}`), ` at ${seconds(node.since_s)}${node.cause ? `: ${node.cause}` : ""}`)),
+      gone.length > NAMED ? h("p", {class: "muted"}, `and ${gone.length - NAMED} more`) : null);
+    put(legend, hasTimes ? kindLegend() : h("p", {class: "muted"}, "What nodes do with their time is in times.jsonl, which begins with the first step."));
+    element.classList.toggle("stale", staleS != null);
+    table.columns = columns.filter((column) => column.name !== "device" || nodes.some((node) => node.use.device != null));
+    table.drawHead();
   }
 
   async function update() {
     const found = await get(`runs/${context.run}/cluster`);
     if (isClosed) return;
-    ({nodes, activities} = found);
-    describe(found.has_times);
+    ({nodes, kinds} = found);
+    describe(found);
     draw();
     if (found.is_partial) setTimeout(() => isClosed || context.attempt(update), 100);
   }
@@ -56,8 +74,4 @@ export function cluster(context) {
     isClosed = true;
     table.close();
   }};
-}
-
-function waiting(node) {
-  return Object.entries(node.shares).filter(([name]) => name.startsWith("waiting")).reduce((sum, [, share]) => sum + share, 0);
 }

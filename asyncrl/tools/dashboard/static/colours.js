@@ -1,12 +1,8 @@
 // Colours by meaning. All come from the style sheet, so that light and dark are decided there.
 
-const ACTIVITIES = {
-  sampling: "blue", environment: "teal", swapping: "violet", asleep: "faint", "serving users": "cyan", users: "cyan", storing: "slate", fetching: "cyan", grading: "amber",
-  training: "green", publishing: "violet", checkpointing: "brown", loading: "slate", away: "red", working: "green",
-  other: "faint", idle: "faint", unknown: "faint",
-};
-const REST = ["cyan", "brown", "slate", "teal"];
-const WAITS = ["wait0", "wait1", "wait2", "wait3", "wait4", "wait5", "wait6"];
+/** What a node does is of one of five kinds, whose names the server has in `asyncrl/records/times.py`. */
+export const KINDS = ["works", "moves data", "waits for a neighbour", "waits for room", "away"];
+const KIND_COLOURS = {works: "works", "moves data": "moves", "waits for a neighbour": "neighbour", "waits for room": "room", away: "away"};
 const cache = new Map();
 
 /** The value of a colour of the style sheet. */
@@ -21,15 +17,8 @@ export function runColour(place) {
   return colour(`run${place % 8}`);
 }
 
-/** Colour of an activity by its name; every waiting is a shade of sand, so that work stands out. */
-export function activityColour(activity, activities = []) {
-  if (activity in ACTIVITIES) return colour(ACTIVITIES[activity]);
-  if (activity.startsWith("waiting")) {
-    const waits = activities.filter((name) => name.startsWith("waiting"));
-    return colour(WAITS[Math.max(0, waits.indexOf(activity)) % WAITS.length]);
-  }
-  const others = activities.filter((name) => !(name in ACTIVITIES) && !name.startsWith("waiting"));
-  return colour(REST[Math.max(0, others.indexOf(activity)) % REST.length]);
+export function kindColour(kind) {
+  return colour(KIND_COLOURS[kind] || "away");
 }
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");

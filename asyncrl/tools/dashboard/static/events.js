@@ -1,8 +1,10 @@
-// Events by kind and cause: trouble first, each group opens to its last events.
+// Events by weight, kind and cause: trouble first, each group opens to its last events.
 
 import {get} from "./api.js";
 import {debounced, h, put} from "./dom.js";
 import {plural, seconds, whole} from "./format.js";
+
+const WEIGHTS = [["trouble", "Trouble"], ["over", "Trouble that is over"], ["news", "News"], ["routine", "Routine"]];
 
 export function events(context) {
   let isClosed = false;
@@ -11,7 +13,7 @@ export function events(context) {
   const node = h("input", {type: "search", placeholder: "node", "aria-label": "node", oninput: soon});
   const text = h("input", {type: "search", placeholder: "text in any field", "aria-label": "text", oninput: soon});
   const count = h("span", {class: "muted"});
-  const list = h("div", {class: "groups"});
+  const list = h("div", {});
   const element = h("div", {class: "events"}, h("div", {class: "tools"}, kind, node, text, count), list);
   const open = new Set();
 
@@ -23,7 +25,9 @@ export function events(context) {
     kind.value = kinds.includes(chosen) ? chosen : "";
     const shown = groups.reduce((sum, group) => sum + group.num, 0);
     put(count, `${shown === total ? plural(total, "event") : `${whole(shown)} of ${plural(total, "event")}`} in ${plural(groups.length, "group")}`);
-    put(list, groups.map(groupElement), groups.length ? null : h("p", {class: "muted"}, "No event matches."));
+    const sections = WEIGHTS.map(([weight, title]) => [title, weight, groups.filter((group) => group.weight === weight)]).filter(([, , own]) => own.length);
+    put(list, sections.map(([title, weight, own]) => h("section", {}, h("h2", {class: weight === "trouble" ? "bad" : ""}, title), h("div", {class: "groups"}, own.map(groupElement)))),
+      groups.length ? null : h("p", {class: "muted"}, "No event matches."));
   }
 
   function groupElement(group) {
@@ -34,7 +38,7 @@ export function events(context) {
       if (!event.target.open) return open.delete(group.id);
       open.add(group.id);
       return context.attempt(() => fill(group, inside));
-    }}, h("summary", {}, h("span", {class: `kind ${group.is_trouble ? "trouble" : ""}`}, group.kind), h("b", {class: "times"}, `× ${whole(group.num)}`),
+    }}, h("summary", {}, h("span", {class: `kind ${group.weight}`}, group.kind), h("b", {class: "times"}, `× ${whole(group.num)}`),
       h("span", {class: group.cause ? "cause" : "cause muted"}, group.cause || group.last, group.counted ? h("b", {}, ` ${whole(group.counted)} in all`) : null),
       h("span", {class: "muted nodes"}, nodes), h("span", {class: "muted when"}, when)), inside);
     if (open.has(group.id)) element.open = true;

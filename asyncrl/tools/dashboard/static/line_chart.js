@@ -37,12 +37,12 @@ export class LineChart {
   constructor(view, options) {
     this.view = view;
     this.options = options;
-    this.series = [];
+    this.series = this.all = [];
     this.canvas = h("canvas", {tabindex: "0", role: "img"});
     this.line = h("div", {class: "crosshair", hidden: true});
     this.selection = h("div", {class: "selection", hidden: true});
     this.value = h("span", {class: "now"});
-    this.legend = h("div", {class: "legend"});
+    this.legend = h("div", {class: options.hasEnds ? "legend finals" : "legend"});
     this.tip = h("div", {class: "tip", hidden: true});
     this.element = h("figure", {class: "chart"},
       h("figcaption", {}, h("span", {class: "title"}, options.title), this.value), this.legend,
@@ -58,12 +58,12 @@ export class LineChart {
     this.view.charts.delete(this);
   }
 
-  /** `series`: [{label, colour, xs, ys, dash, hasDots, bridges}]; `bridges`: steps without a value do not break the line */
-  set(series) {
+  /** `all`: lines whose values decide the y axis, if not these alone. `series`: [{label, colour, xs, ys, dash, hasDots, bridges}]; `bridges`: steps without a value do not break the line */
+  set(series, all = series) {
     this.series = series.filter((one) => one.xs.length);
+    this.all = all.filter((one) => one.xs.length);
     const labelled = this.series.filter((one) => one.label);
-    put(this.legend, labelled.map((one) =>
-      h("span", {}, h("i", {class: one.dash?.length ? "dash" : "", style: {borderColor: one.colour}}), one.label)));
+    if (!this.options.hasEnds) put(this.legend, labelled.map((one) => h("span", {}, h("i", {style: {borderColor: one.colour}}), one.label)));
     this.legend.hidden = labelled.length < 2;
     this.draw();
   }
@@ -80,7 +80,9 @@ export class LineChart {
     pen.clearRect(0, 0, width, height);
     pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
     this.isLog = this.options.isLog || view.isLog;
-    this.drawn = this.series.map((one) => ({...one, smooth: smoothed(one.ys, one.hasDots ? 0 : view.smoothing)}));
+    const smooth = (one) => ({...one, smooth: smoothed(one.ys, one.hasDots ? 0 : view.smoothing)});
+    this.drawn = this.series.map(smooth);
+    this.ranged = this.all === this.series ? this.drawn : this.all.map(smooth);
     const x = this.xAxis(width), y = this.yAxis(height, x);
     this.x = x;
     this.y = y;
@@ -90,7 +92,7 @@ export class LineChart {
     pen.rect(LEFT - 3, TOP - 4, width - LEFT - RIGHT + 6, height - TOP - BOTTOM + 8);
     pen.clip();
     for (const one of this.drawn) {
-      if (one.smooth !== one.ys) this.path(pen, one, one.ys, 0.22);
+      if (one.smooth !== one.ys) this.path(pen, one, one.ys, this.drawn.length > 1 ? 0.1 : 0.22);
       this.path(pen, one, one.smooth, 1);
     }
     pen.restore();
@@ -116,7 +118,7 @@ export class LineChart {
 
   yAxis(height, x) {
     let low = Infinity, high = -Infinity;
-    for (const {xs, smooth} of this.drawn) {
+    for (const {xs, smooth} of this.ranged) {
       for (let i = 0; i < xs.length; i++) {
         const value = smooth[i];
         if (value == null || xs[i] < x.low || xs[i] > x.high || (this.isLog && value <= 0)) continue;
@@ -218,7 +220,8 @@ export class LineChart {
 
   describe() {
     const last = this.drawn.map((one) => lastOf(one.smooth)).filter((value) => value != null);
-    put(this.value, last.length ? this.text(last[0]) : "no data");
+    put(this.value, !last.length ? "no data" : this.options.hasEnds ? "" : this.text(last[0]));
+    if (this.options.hasEnds) put(this.legend, this.drawn.map((one) => h("span", {title: one.label}, h("i", {style: {borderColor: one.colour}}), this.text(lastOf(one.smooth)))));
     this.canvas.setAttribute("aria-label",
       `${this.options.title}, last ${last.map((value) => this.text(value)).join(", ")}. Arrow keys read values, plus and minus zoom, Escape shows everything.`);
   }

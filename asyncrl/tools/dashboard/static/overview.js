@@ -1,12 +1,13 @@
-// How a run goes: state, headline numbers, curves over steps or time, who waits for whom, and histograms.
+// How a run goes: state, headline numbers, who waits for whom, curves over steps or time, and the newest samples.
 
 import {get} from "./api.js";
 import {runColour} from "./colours.js";
 import {h, put} from "./dom.js";
-import {percent} from "./format.js";
+import {percent, plural} from "./format.js";
 import {histogram} from "./histogram.js";
 import {LineChart, View} from "./line_chart.js";
-import {activityLegend, shareBar} from "./shares.js";
+import {rewardElement} from "./samples.js";
+import {kindLegend, shareBar, short} from "./shares.js";
 
 // Curves in order of interest. `keys`: legend entry to metric. Those without any data are left out.
 const CURVES = [
@@ -28,23 +29,26 @@ const CURVES = [
   {title: "Groups without an advantage", keys: {"": "zero_advantage_fraction"}, isPercent: true, fromZero: true},
 ];
 const KNOWN = new Set(["step", ...CURVES.flatMap((curve) => Object.values(curve.keys || {}))]);
-const DASHES = [[], [4, 3], [1.5, 3]]; // of the parts of a curve, when colours tell runs apart
+const SMOOTHING = 0.6; // of several runs, whose raw curves hide each other
+const SHOWN_SAMPLES = 3;
 const HISTOGRAM_MS = 10_000; // between two looks at the newest samples
 
 export function overview(context) {
-  const view = new View();
+  const view = new View(), many = context.runs.length > 1;
+  view.smoothing = many ? SMOOTHING : 0;
   const state = context.runs.map(() => ({columns: {}, rewrites: 0, overview: null}));
   const hidden = new Set();
   const head = h("section", {class: "head"});
   const charts = h("section", {class: "charts"});
   const more = h("section", {class: "charts"});
   const waits = h("section", {class: "waits"});
+  const texts = h("section", {class: "cards texts"});
   const histograms = h("section", {class: "charts three"});
   const others = h("details", {class: "more", ontoggle: () => drawOthers()}, h("summary", {}, "More metrics"), more);
   const drawn = new Map();
-  let xKey = "step", isClosed = false, countedAt = -Infinity;
+  let xKey = "step", isApart = false, isClosed = false, countedAt = -Infinity;
 
-  const smoothing = h("input", {type: "range", min: "0", max: "0.98", step: "0.02", value: "0", "aria-label": "smoothing",
+  const smoothing = h("input", {type: "range", min: "0", max: "0.98", step: "0.02", value: String(view.smoothing), "aria-label": "smoothing",
     oninput: (event) => {
       view.smoothing = Number(event.target.value);
       view.redraw();
@@ -61,12 +65,17 @@ export function overview(context) {
   }}, h("option", {value: "step"}, "over steps"), h("option", {value: "time_s"}, "over time"));
   const reset = h("button", {type: "button", disabled: true, onclick: () => view.zoom(null)}, "show everything");
   view.onzoom = () => { reset.disabled = !view.range; };
-  const tools = h("div", {class: "tools"}, axis, h("label", {}, "smoothing ", smoothing), h("label", {class: "check"}, log, " log axis"),
+  const layout = many ? h("select", {"aria-label": "layout", onchange: (event) => {
+    isApart = event.target.value === "apart";
+    forget();
+    drawCurves();
+  }}, h("option", {value: "together"}, "runs together"), h("option", {value: "apart"}, "a chart for each run")) : null;
+  const tools = h("div", {class: "tools"}, axis, layout, h("label", {}, "smoothing ", smoothing), h("label", {class: "check"}, log, " log axis"),
     reset, h("span", {class: "muted hint"}, "drag over a chart to zoom, double-click for everything"));
-  const element = h("div", {class: "overview"}, head, tools, charts, waits, h("h2", {}, "The newest samples"), histograms, others);
+  const newest = h("h2", {}, "The newest samples");
+  const element = h("div", {class: "overview"}, head, many ? null : waits, tools, charts, many ? waits : null, newest, texts, histograms, others);
 
   function legendOf(run) {
-    const many = context.runs.length > 1;
     return many ? h("button", {type: "button", class: "run", "aria-pressed": String(!hidden.has(run)), onclick: () => {
       hidden.has(run) ? hidden.delete(run) : hidden.add(run);
       drawHead();
@@ -74,8 +83,8 @@ export function overview(context) {
     }}, h("i", {style: {background: runColour(run)}}), context.runs[run].name) : null;
   }
 
-  function pill({status}) {
-    return h("span", {class: `pill ${status}`}, status);
+  function pill({status, num_lost: lost}) {
+    return h("span", {}, h("span", {class: `pill ${status}`}, status), lost ? h("a", {class: "pill lost", href: "#/cluster"}, `${plural(lost, "node")} lost`) : null);
   }
 
   function progress({steps, planned}) {
@@ -96,16 +105,19 @@ export function overview(context) {
       return;
     }
     const labels = found[0].tiles.map((tile) => tile.label);
+    const best = labels.map((label, place) => bestOf(label, state.map((one) => one.overview?.tiles[place].value)));
     put(head, h("div", {class: "scroll"}, h("table", {class: "compare"},
-      h("thead", {}, h("tr", {}, h("th", {}, "run"), h("th", {}, "state"), h("th", {}, "steps"), labels.map((label) => h("th", {class: "number"}, label)))),
-      h("tbody", {}, state.map((one, run) => one.overview && h("tr", {title: one.overview.sentence}, h("td", {}, legendOf(run)), h("td", {}, pill(one.overview)),
-        h("td", {}, progress(one.overview)), one.overview.tiles.map((tile) => h("td", {class: "number"}, tile.value))))))));
+      h("thead", {}, h("tr", {}, h("th", {}, "run"), h("th", {class: "wide-only"}, "state"), h("th", {}, "steps"), labels.map((label) => h("th", {class: "number"}, label)))),
+      h("tbody", {}, state.map((one, run) => one.overview && h("tr", {title: one.overview.sentence}, h("td", {}, legendOf(run)), h("td", {class: "wide-only"}, pill(one.overview)),
+        h("td", {}, progress(one.overview)), one.overview.tiles.map((tile, place) => h("td", {class: `number ${best[place] === run ? "best" : ""}`, title: tile.note}, tile.value))))))),
+      h("p", {class: "muted"}, "The run in bold is ahead; a colour is the same in every chart, and the numbers above a chart are where its curves end."));
   }
 
-  function seriesOf(curve) {
-    const series = [], many = context.runs.length > 1;
+  /** Lines of a curve, of all runs or of `only` one. Of several runs only the first line of a curve is drawn. */
+  function seriesOf(curve, only = null) {
+    const series = [];
     state.forEach((one, run) => {
-      if (hidden.has(run)) return;
+      if (hidden.has(run) || (only != null && run !== only)) return;
       const name = many ? context.runs[run].name : "";
       if (curve.isEvaluation) {
         const found = one.overview ? one.overview.evaluations.filter((each) => xKey === "step" || each.time_s != null) : [];
@@ -114,30 +126,48 @@ export function overview(context) {
           xs: found.map((each) => (xKey === "step" ? each.policy_version * perPublish : each.time_s))});
         return;
       }
-      Object.entries(curve.keys).forEach(([label, key], place) => {
+      Object.entries(curve.keys).slice(0, many ? 1 : undefined).forEach(([label, key], place) => {
         const ys = one.columns[key];
         if (!ys || !ys.some((value) => value != null)) return;
-        series.push({label: [name, label].filter(Boolean).join(" "), colour: runColour(many ? run : place),
-          dash: many ? DASHES[place % DASHES.length] : [], bridges: true, xs: one.columns[xKey] || [], ys});
+        series.push({label: name || label, colour: runColour(many ? run : place), bridges: true, xs: one.columns[xKey] || [], ys});
       });
     });
     return series;
   }
 
+  function forget() {
+    for (const chart of drawn.values()) {
+      chart.close();
+      chart.element.remove();
+    }
+    drawn.clear();
+  }
+
+  function titleOf({title, keys}) {
+    const [first] = Object.keys(keys || {});
+    return many && first ? `${title}: ${first}` : title;
+  }
+
   function drawInto(parent, curve) {
-    const series = seriesOf(curve);
-    let chart = drawn.get(curve.title);
+    const all = seriesOf(curve);
+    if (isApart) context.runs.forEach((run, place) => drawOne(parent, `${titleOf(curve)} · ${run.name}`, curve, seriesOf(curve, place), all));
+    else drawOne(parent, titleOf(curve), curve, all, all);
+  }
+
+  /** `all`: every line of the curve, which charts of one run beside another have the y axis of. */
+  function drawOne(parent, title, curve, series, all) {
+    let chart = drawn.get(title);
     if (!series.some((one) => one.xs.length)) {
       if (chart) chart.element.hidden = true;
       return;
     }
     if (!chart) {
-      chart = new LineChart(view, curve);
-      drawn.set(curve.title, chart);
+      chart = new LineChart(view, {...curve, title, hasEnds: many && !isApart});
+      drawn.set(title, chart);
       parent.append(chart.element);
     }
     chart.element.hidden = false;
-    chart.set(series);
+    chart.set(series, all);
   }
 
   function drawCurves() {
@@ -153,20 +183,15 @@ export function overview(context) {
   }
 
   function drawWaits() {
-    const rows = [], activities = [];
-    state.forEach((one, run) => {
-      for (const [role, shares] of Object.entries(one.overview ? one.overview.waits : {})) {
-        activities.push(...Object.keys(shares));
-        rows.push([run, role, shares]);
-      }
-    });
-    const unique = [...new Set(activities)];
+    const rows = state.flatMap((one, run) => (one.overview && !hidden.has(run) ? Object.entries(one.overview.waits).map(([role, shares]) => [run, role, shares]) : []));
     const isWhole = state.every((one) => !one.overview || one.overview.waits_are_whole);
     put(waits, h("h2", {}, "Who waits for whom"), rows.map(([run, role, shares]) => {
-      const [longest, share] = Object.entries(shares).filter(([name]) => name.startsWith("waiting")).sort((a, b) => b[1] - a[1])[0] || [];
-      return h("div", {class: "wait"}, h("span", {class: "role"}, context.runs.length > 1 ? `${context.runs[run].name} ` : "", role),
-        shareBar(shares, unique), h("span", {class: "muted"}, longest ? `${percent(share)} ${longest}` : "never waits"));
-    }), rows.length ? activityLegend(unique) : h("p", {class: "muted"}, "No step was recorded yet."),
+      const {kinds, waited} = state[run].overview, found = waited[role];
+      const causes = Object.entries(found?.causes || {}).filter(([, part]) => part >= 0.01).slice(0, 4).map(([name, part]) => `${short(name)} ${percent(part, 0)}`);
+      const text = found ? `waits ${percent(found.share, 0)}${causes.length ? `: ${causes.join(", ")}` : ""}` : "";
+      return h("div", {class: "wait"}, h("span", {class: "role"}, many ? h("i", {class: "dot", style: {background: runColour(run)}}) : null, many ? `${context.runs[run].name} ` : "", role),
+        shareBar(shares, kinds), h("span", {class: "muted", title: text}, text));
+    }), rows.length ? kindLegend() : h("p", {class: "muted"}, "No step was recorded yet."),
     isWhole || !rows.length ? null : h("p", {class: "muted"}, "Shares of metrics.jsonl: this run has no times.jsonl, which tells activities apart."));
   }
 
@@ -190,8 +215,23 @@ export function overview(context) {
     put(histograms, histogram("Staleness, versions", found.staleness, true), histogram("Reward", found.reward, false),
       histogram("Length, tokens", found.length, true));
     const steps = from == null ? "" : from === to ? `, step ${from}` : `, steps ${from} to ${to}`;
-    put(histograms.previousSibling, `The newest samples${context.runs.length > 1 ? ` of ${context.runs[run].name}` : ""}${steps}`);
+    put(newest, `The newest samples${many ? ` of ${context.runs[run].name}` : ""}${steps}`);
+    await loadTexts(run);
     if (found.files_waiting && !(to - from >= 49)) setTimeout(() => context.attempt(loadHistograms), 50);
+  }
+
+  /** A few samples of the newest step, each of another prompt. */
+  async function loadTexts(run) {
+    const {rows} = await get(`runs/${run}/samples`, {limit: 50, split: "train"});
+    const groups = new Map(rows.map((row) => [row.group_id, row]));
+    const shown = [...groups.values()].slice(0, SHOWN_SAMPLES).filter((row) => row.file === rows[0].file);
+    if (!shown.length || isClosed) return put(texts);
+    const [{split, file}] = shown;
+    const {excerpts} = await get(`runs/${run}/excerpts`, {split, file, rows: shown.map((row) => row.row).join(",")});
+    if (isClosed) return null;
+    return put(texts, shown.map((row, i) => h("a", {class: "card sample", href: `#/samples?${new URLSearchParams({...(run ? {run} : {}), open: `${split}/${file}/${row.group_id}/${row.index}`})}`},
+      h("header", {}, h("b", {}, "reward ", rewardElement(row.reward)), h("span", {class: "muted"}, `${row.num_tokens} tokens${row.finish_reason === "length" ? ", cut" : ""}`)),
+      h("pre", {class: "muted"}, excerpts[i].prompt), h("pre", {}, excerpts[i].completion))));
   }
 
   async function update(changed) {
@@ -213,6 +253,17 @@ export function overview(context) {
       isClosed = true;
       for (const chart of drawn.values()) chart.close();
     }};
+}
+
+const HIGHER = ["reward", "held-out accuracy", "tokens / s"], LOWER = ["a step"]; // what is better
+
+/** Which of several texts with a number is best; null if there is nothing to choose. */
+function bestOf(label, texts) {
+  const sign = HIGHER.includes(label) ? 1 : LOWER.includes(label) ? -1 : 0;
+  const values = texts.map((text) => sign * parseFloat(text) * (/k$/.test(text) ? 1e3 : /M$/.test(text) ? 1e6 : 1));
+  const best = Math.max(...values.filter(Number.isFinite));
+  const found = values.filter((value) => value === best);
+  return sign && found.length === 1 ? values.indexOf(best) : null;
 }
 
 /** Steps that one version stands for: what was recorded of both. */

@@ -12,6 +12,7 @@ const SORTS = {step: "step", reward: "reward", length: "length", staleness: "sta
 export function samples(context) {
   let isClosed = false, offset = 0, request = null, asked = 0, isBuilding = false;
   const parameters = context.parameters;
+  const isFiltered = [...parameters.keys()].some((name) => !["run", "open"].includes(name));
   const inputs = {};
   const soon = debounced(() => { offset = 0; changed(); }, 80);
   const now = () => { offset = 0; changed(); };
@@ -40,7 +41,7 @@ export function samples(context) {
       for (const [name, input] of Object.entries(inputs)) input.value = name === "sort" ? "step" : name === "order" ? "descending" : "";
       now();
     }}, "clear"));
-  const folded = h("details", {class: "folded", open: window.innerWidth > 700}, h("summary", {}, "Filter and sort"), filters);
+  const folded = h("details", {class: "folded", open: isFiltered}, h("summary", {}, "Filter and sort"), filters);
   const status = h("p", {class: "status", "aria-live": "polite"});
   const body = h("tbody", {});
   const columns = [["step", "number"], ["group", "number wide-only"], ["reward", "number"], ["length", "number"], ["staleness", "number"], ["turns", "number wide-only"]];
@@ -106,6 +107,8 @@ export function samples(context) {
       context.attempt(load);
       element.scrollIntoView();
     }}, label);
+    pager.hidden = !found.files;
+    table.hidden = !found.files;
     put(pager, turn(-PAGE, "← previous", offset > 0), h("span", {}, found.total ? `${whole(offset + 1)}–${whole(last)} of ${whole(found.total)}` : "nothing matches"), turn(PAGE, "next →", last < found.total));
   }
 

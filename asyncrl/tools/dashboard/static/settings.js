@@ -1,4 +1,4 @@
-// Every setting with its value, default and meaning; with several runs, a column for each.
+// Settings with value, default and meaning, at first those that differ; with several runs, a column for each.
 
 import {get} from "./api.js";
 import {h, put} from "./dom.js";
@@ -9,7 +9,7 @@ export function settings(context) {
   let rows = [], isClosed = false;
   const search = h("input", {type: "search", placeholder: "key, value or meaning", "aria-label": "search settings", oninput: () => draw()});
   const which = h("select", {"aria-label": "which settings", onchange: () => draw()},
-    h("option", {value: "all"}, "all settings"), h("option", {value: "changed"}, "not the default"), many ? h("option", {value: "differing"}, "different between runs") : null);
+    many ? h("option", {value: "differing"}, "different between runs") : null, h("option", {value: "changed"}, "not the default"), h("option", {value: "all"}, "all settings"));
   const count = h("span", {class: "muted"});
   const body = h("div", {class: "settings-list"});
   const element = h("div", {class: "settings"}, h("div", {class: "tools"}, search, which, count), body);
@@ -18,14 +18,14 @@ export function settings(context) {
     const wanted = search.value.toLowerCase();
     const shown = rows.filter((row) => (which.value === "all" || (which.value === "changed" ? row.isChanged : row.differs))
       && (!wanted || `${row.key} ${row.values.join(" ")} ${row.meaning}`.toLowerCase().includes(wanted)));
-    put(count, `${plural(shown.length, "setting")}, ${shown.filter((row) => row.isChanged).length} not the default`);
+    put(count, `${shown.length} of ${plural(rows.length, "setting")}, ${shown.filter((row) => row.isChanged).length} not the default`);
     const sections = new Map();
     for (const row of shown) {
       const section = row.key.split(".")[0];
       if (!sections.has(section)) sections.set(section, []);
       sections.get(section).push(row);
     }
-    put(body, [...sections].map(([section, own]) => h("section", {}, h("h2", {}, section), h("div", {class: "scroll"}, h("table", {},
+    put(body, shown.length ? null : h("p", {class: "muted"}, which.value === "differing" ? "The runs have the same settings." : "No setting matches."), [...sections].map(([section, own]) => h("section", {}, h("h2", {}, section), h("div", {class: "scroll"}, h("table", {},
       h("thead", {}, h("tr", {}, h("th", {}, "setting"), context.runs.map((run) => h("th", {}, many ? run.name : "value")), h("th", {class: "default"}, "default"), h("th", {}, "meaning"))),
       h("tbody", {}, own.map((row) => h("tr", {class: row.isChanged ? "changed" : ""}, h("td", {class: "key"}, row.key.slice(section.length + 1), row.isChanged ? h("span", {class: "sr"}, " (not the default)") : null),
         row.values.map((value, run) => h("td", {class: "value", "data-run": many ? `${context.runs[run].name} ` : null}, value === "" ? h("span", {class: "muted"}, "empty") : value)),

@@ -1,10 +1,10 @@
 // What every node does over time, as stacked bands, with publishes, evaluations and losses above; zoom by dragging.
 
 import {get} from "./api.js";
-import {activityColour, colour} from "./colours.js";
+import {colour, kindColour} from "./colours.js";
 import {debounced, h, put} from "./dom.js";
 import {number, percent, plural, seconds, ticks} from "./format.js";
-import {activityLegend} from "./shares.js";
+import {byKind, kindLegend, short} from "./shares.js";
 
 const HEAD = 44, LIMIT = 60;
 const MARKS = {publish: ["grid-strong", 6], evaluation: ["blue", 12], checkpoint: ["brown", 10], joined: ["green", 12], left: ["slate", 12], lost: ["bad", 22], resumed: ["violet", 22], started: ["green", 22], finished: ["slate", 22]};
@@ -66,10 +66,10 @@ export function timeline(context) {
     put(roles, h("option", {value: ""}, "every role"), found.roles.map((name) => h("option", {value: name}, name)));
     roles.value = role;
     put(count, plural(found.num_nodes, "node"));
-    put(legend, activityLegend(found.activities), h("div", {class: "legend wide"}, Object.entries(SHOWN_MARKS).map(([kind, label]) =>
+    put(legend, kindLegend(), h("div", {class: "legend wide"}, Object.entries(SHOWN_MARKS).map(([kind, label]) =>
       h("span", {}, h("i", {class: "mark", style: {background: colour(MARKS[kind][0])}}), label))));
     const reading = found.is_partial ? `Reading times.jsonl, ${percent(found.read, 0)}. ` : "";
-    put(note, found.source === "metrics.jsonl"
+    put(note, !found.num_nodes ? "What nodes do is in times.jsonl, which begins with the first step." : found.source === "metrics.jsonl"
       ? "This run has no times.jsonl, so only the trainer's time of each step is known, from metrics.jsonl." : `${reading}${found.num_damaged ? `${plural(found.num_damaged, "damaged line")} of times.jsonl left out.` : ""}`);
     note.hidden = !note.textContent;
     row = found.num_nodes <= 3 ? 72 : found.num_nodes <= 10 ? 44 : 26;
@@ -130,10 +130,9 @@ export function timeline(context) {
     for (let i = 0; i < found.starts.length; i++) {
       const from = of(found.starts[i]), to = Math.max(of(found.ends[i]), from + 0.6);
       let bottom = top + 2 + inner;
-      for (const [activity, shares] of Object.entries(node.shares)) {
-        const part = shares[i] * inner;
-        if (!part) continue;
-        pen.fillStyle = activityColour(activity, found.activities);
+      for (const [kind, share] of byKind(column(node, i), found.kinds)) {
+        const part = share * inner;
+        pen.fillStyle = kindColour(kind);
         pen.fillRect(from, bottom - part, to - from + 0.3, part);
         bottom -= part;
       }
@@ -205,11 +204,13 @@ export function timeline(context) {
       lines.push(...near.map((mark) => h("div", {}, `${seconds(mark.time_s)} ${mark.text}`)));
     } else {
       const node = found.nodes[Math.floor((y - HEAD + scroller.scrollTop) / row) - found.offset];
-      const column = found.starts.findIndex((from, i) => time >= from && time <= found.ends[i]);
-      if (node && column >= 0) {
-        lines.push(h("b", {}, node.node), h("div", {class: "muted"}, `${seconds(found.starts[column])} to ${seconds(found.ends[column])}`));
-        const parts = Object.entries(node.shares).map(([name, shares]) => [name, shares[column]]).filter(([, share]) => share > 0.001).sort((a, b) => b[1] - a[1]);
-        lines.push(...parts.map(([name, share]) => h("div", {}, h("i", {class: "square", style: {background: activityColour(name, found.activities)}}), `${percent(share)} ${name}`)));
+      const place = found.starts.findIndex((from, i) => time >= from && time <= found.ends[i]);
+      if (node && place >= 0) {
+        lines.push(h("b", {}, node.node), h("div", {class: "muted"}, `${seconds(found.starts[place])} to ${seconds(found.ends[place])}`));
+        for (const [kind, , own] of byKind(column(node, place), found.kinds)) {
+          lines.push(...own.filter(([, share]) => share > 0.001).map(([name, share]) => h("div", {}, h("i", {class: "square", style: {background: kindColour(kind)}}),
+            `${percent(share)} ${kind.startsWith("waits") ? `${kind}: ${short(name)}` : name}`)));
+        }
       }
     }
     tip.hidden = !lines.length;
@@ -222,6 +223,11 @@ export function timeline(context) {
     isClosed = true;
     size.disconnect();
   }};
+}
+
+/** Shares of a node in one column, by activity. */
+function column(node, place) {
+  return Object.fromEntries(Object.entries(node.shares).map(([name, shares]) => [name, shares[place]]));
 }
 
 function fitted(pen, text, width) {
