@@ -104,6 +104,13 @@ def test_the_metadata_says_what_it_is_and_names_every_extra(wheel: Path) -> None
     assert {"node", "train", "vllm", "math", "tracking"} <= set(said.get_all("Provides-Extra") or [])
 
 
+def test_pages_and_citation_name_this_version(wheel: Path) -> None:
+    for page in ("README.md", "docs/own-run.md"):
+        assert f"dist/{wheel.name}[train]" in (ROOT / page).read_text(encoding="utf-8"), page
+    assert f'version: "{VERSION}"' in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"## {VERSION}, " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
 def test_the_core_needs_nothing_large(wheel: Path) -> None:
     core = [need for need in metadata(wheel).get_all("Requires-Dist") or [] if "extra ==" not in need]
     names = {need.partition(">")[0].strip() for need in core}
