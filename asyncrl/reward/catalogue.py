@@ -117,6 +117,22 @@ BUILT_IN = {
 EXTRA = {"math": "math", "geo3k": "math", "remote": "remote", "reward_model": "remote"}
 """Optional dependency group of asyncrl that a verifier needs."""
 
+METRICS: Mapping[str, tuple[str, ...]] = {
+    "gsm8k": (),
+    "math": ("not_computed",),
+    "math_dapo": (),
+    "geo3k": ("accuracy", "format", "not_computed"),
+    "code": ("passed",),
+    "exact": (),
+    "numeric": (),
+    "format": (),
+    "length": (),
+    "overlong": ("overlong",),
+    "reasoning_gym": (),
+    "reward_model": (),
+}
+"""Metrics beside ``correct`` of the verifiers that always have the same ones; those of others only a run shows."""
+
 Options = Mapping[str, str | int | float | bool]
 """Keyword arguments of a verifier: ``reward.options``."""
 

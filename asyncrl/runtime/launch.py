@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -40,6 +40,7 @@ from asyncrl.records.samples import newest_file
 from asyncrl.records.trackers import check_trackers
 from asyncrl.runtime.check_architecture import check_architecture
 from asyncrl.runtime.checks import CHECKS, devices_of, resolved, where
+from asyncrl.runtime.local_address import choose
 from asyncrl.runtime.machine import INSTALL, TRAIN, Devices, missing_packages, require_dashboard, require_train
 from asyncrl.runtime.metrics_server import TARGETS_VARIABLE, MetricsOptions
 from asyncrl.runtime.model_files import with_local_copies
@@ -47,7 +48,8 @@ from asyncrl.runtime.origin import copy_sentence, original_of
 from asyncrl.runtime.process import handle
 from asyncrl.runtime.screen import Screen
 from asyncrl.runtime.supervisor import RunSupervisor
-from asyncrl.terminal import say
+from asyncrl.terminal import say, told_if_slow
+from asyncrl.weights.groups.network_interface import interface_addresses
 from asyncrl.workers.child import dies_with, why
 
 # ── beside ────────────────────────────────────────────────────────────────────────────────────
@@ -61,6 +63,9 @@ REPORT_S = 120.0
 """Most seconds that the report may take."""
 NICENESS = 10
 """The run goes first."""
+
+LARGE_BYTES = 1 << 30
+"""Weights that take longer to load than to check."""
 
 
 @contextmanager
@@ -240,6 +245,9 @@ def run(
     config = resolve_steps(with_local_copies(config, partial(say, console)))
     trainer, shares = _check(config, console)
     config = resolved(config, shares)
+    if is_slow_to_load(config, [trainer, *shares]):
+        with told_if_slow(f"checking the architecture and the memory of {config.model.path}"):
+            check_architecture(config)
     if owns_process:  # Only now: a cache that models were fetched into may belong to several users.
         restrict_umask(group_reads=config.run.share_with_group)
     directory = RunDirectory.create(
@@ -365,11 +373,23 @@ def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devic
     config.broker.check_one_machine()
     found = devices_of(config)
     resolved(config, found[1])
+    if wanted := config.weights.interface:
+        choose(wanted, "weights.interface", interface_addresses())
     for sentence in advice(config):
         say(console, f"note: {sentence}")
     for check in CHECKS.values():
         check(config, partial(say, console))
     return found
+
+
+def is_slow_to_load(config: Config, devices: Iterable[Devices | None]) -> bool:
+    """
+    True if what needs torch is checked before a run starts, which takes seconds: on devices, and for large models.
+
+    The processes of a small run on CPUs find the same mistakes themselves, as soon as they have imported torch.
+    """
+    weights = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
+    return weights > LARGE_BYTES or any(each.ids for each in devices if each)
 
 
 def _extended(config: Config, steps: int) -> Config:

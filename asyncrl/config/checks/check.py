@@ -55,6 +55,7 @@ def check(config: Config) -> None:
     config.reward.check()
     check_algorithm(config)
     _check_reward_names(config)
+    _length_penalties(config)
     _check_trainer(config)
     if config.evaluation.answers and not config.data.held_out_files:
         raise ConfigError(
@@ -82,6 +83,7 @@ def advice(config: Config) -> list[str]:
         sentences.append(
             f"sampling.{cause}: trajectories of a group are nearly the same, and a run learns from their differences"
         )
+    sentences += _length_penalties(config)
     return [*sentences, *algorithm_advice(config), *replay_advice(config), *environment_advice(config)]
 
 
@@ -196,6 +198,37 @@ def _check_reward_names(config: Config) -> None:
         for name in names:
             if name.partition(".")[0] not in known:
                 raise ConfigError(f"{key} names {name!r}, which no reward.parts returns: {hint(name, known)}")
+
+
+PENALTIES = {"overlong": lambda most, options: most - options.get("buffer", 0), "length": lambda _, o: o.get("free", 0)}
+"""Built-in penalties on lengths: tokens up to which there is none, by ``max_tokens`` and the options."""
+
+
+def _length_penalties(config: Config) -> list[str]:
+    """
+    Sentences of advice on penalties whose ``max_tokens`` is not the longest completion.
+
+    Raises `ConfigError` for one that no completion can reach. Options of other types are refused when they are bound.
+    """
+    reward, limit = config.reward, config.longest_written("train")
+    parts = {f"reward.parts[{place}]": part for place, part in enumerate(reward.parts)} or {"reward": reward}
+    sentences = []
+    for key, part in parts.items():
+        most = part.options.get("max_tokens")
+        if part.function not in PENALTIES or type(most) is not int:
+            continue
+        free = PENALTIES[part.function](most, part.options)
+        if isinstance(free, int) and free >= limit:
+            raise ConfigError(
+                f"{key}.options: {part.function!r} has no penalty up to {free} tokens, and no completion is longer "
+                f"than {_written_limit(config)} = {limit}; set its max_tokens to {limit}"
+            )
+        if most != limit:
+            sentences.append(
+                f"{key}.options.max_tokens of {part.function!r} is {most}, and the longest completion has {limit} "
+                f"tokens ({_written_limit(config)}): the whole penalty is that of {most} tokens"
+            )
+    return sentences
 
 
 def _check_trainer(config: Config) -> None:
