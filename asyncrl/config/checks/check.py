@@ -5,7 +5,9 @@ Contradictions within a section are found by its own methods, in asyncrl/config/
 """
 
 import math
+from collections.abc import Mapping
 from math import inf
+from typing import Any
 
 import msgspec
 
@@ -200,8 +202,13 @@ def _check_reward_names(config: Config) -> None:
                 raise ConfigError(f"{key} names {name!r}, which no reward.parts returns: {hint(name, known)}")
 
 
-PENALTIES = {"overlong": lambda most, options: most - options.get("buffer", 0), "length": lambda _, o: o.get("free", 0)}
-"""Built-in penalties on lengths: tokens up to which there is none, by ``max_tokens`` and the options."""
+def _free_tokens(function: str, options: Mapping[str, Any]) -> int:
+    """Tokens up to which a built-in penalty on lengths is zero; 0 of options of other types."""
+    if function == "length":
+        free = options.get("free", 0)
+    else:
+        free = options["max_tokens"] - buffer if isinstance(buffer := options.get("buffer"), int) else 0
+    return free if isinstance(free, int) else 0
 
 
 def _length_penalties(config: Config) -> list[str]:
@@ -211,21 +218,21 @@ def _length_penalties(config: Config) -> list[str]:
     Raises `ConfigError` for one that no completion can reach. Options of other types are refused when they are bound.
     """
     reward, limit = config.reward, config.longest_written("train")
-    parts = {f"reward.parts[{place}]": part for place, part in enumerate(reward.parts)} or {"reward": reward}
+    parts = [(f"reward.parts[{place}]", part.function, part.options) for place, part in enumerate(reward.parts)]
     sentences = []
-    for key, part in parts.items():
-        most = part.options.get("max_tokens")
-        if part.function not in PENALTIES or type(most) is not int:
+    for key, function, options in parts or [("reward", reward.function, reward.options)]:
+        most = options.get("max_tokens")
+        if function not in ("overlong", "length") or not isinstance(most, int):
             continue
-        free = PENALTIES[part.function](most, part.options)
-        if isinstance(free, int) and free >= limit:
+        free = _free_tokens(function, options)
+        if free >= limit:
             raise ConfigError(
-                f"{key}.options: {part.function!r} has no penalty up to {free} tokens, and no completion is longer "
+                f"{key}.options: {function!r} has no penalty up to {free} tokens, and no completion is longer "
                 f"than {_written_limit(config)} = {limit}; set its max_tokens to {limit}"
             )
         if most != limit:
             sentences.append(
-                f"{key}.options.max_tokens of {part.function!r} is {most}, and the longest completion has {limit} "
+                f"{key}.options.max_tokens of {function!r} is {most}, and the longest completion has {limit} "
                 f"tokens ({_written_limit(config)}): the whole penalty is that of {most} tokens"
             )
     return sentences
