@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from asyncrl.cli.parts import report_errors, together
 from asyncrl.config.sections.data import Data
@@ -201,6 +202,7 @@ def check(
     dataset alone are guessed if they are not `prompt` and `answer`.
     """
     from asyncrl.data.chat_template import text_advice
+    from asyncrl.data.check import shared_lines
     from asyncrl.reward.routing import check_routes
 
     if max_prompt_tokens and not model:
@@ -218,6 +220,8 @@ def check(
             echo(f"{row.place}: {row.reason}")
         for sentence in text_advice(template, has_texts=inspection.num_texts > 0):
             echo(f"note: {sentence}")
+    for line in shared_lines([inspection for inspection, _, _ in checked]):
+        echo(line)
     for inspection, _, reward in checked:
         inspection.require_usable()
         if reward:
@@ -258,5 +262,7 @@ def _check_run(path: Path) -> "list[Checked]":
         inspect(Path(file), settings, count_tokens=count_tokens, find_spelled=find_spelled, max_tokens=max_tokens)
         for file in files
     ]
-    template = "" if config.environment.is_set else read_template(model)
+    if config.environment.is_set:  # it may tell rows of one prompt apart
+        return [(replace(inspection, odd=[], keys=()), "", config.reward) for inspection in inspections]
+    template = read_template(model)
     return [(inspection, template, config.reward) for inspection in inspections]

@@ -32,7 +32,7 @@ from asyncrl.config.sections.models import ServedModel, hidden_keys, key_of
 from asyncrl.data.chat_template import check_template, read_special_tokens, read_template, text_advice
 from asyncrl.data.check import CountTokens, FindSpelled, bad_row_lines
 from asyncrl.data.images import check_model_reads
-from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
+from asyncrl.data.prompts import PromptStream, held_out_stream, oddities, train_stream
 from asyncrl.episodes.containers import ContainerPool
 from asyncrl.episodes.environment import Description
 from asyncrl.episodes.pool import make_environments
@@ -379,6 +379,8 @@ def _data(config: Config, say: Say) -> str:
             resolve(verifier, setting="reward.function = 'auto':")
         if stream.summary.bad:
             say("\n".join([f"data.{name}:", *bad_row_lines(stream.summary.bad)]))
+    if not config.environment.is_set and (odd := oddities(streams["train"], streams.get("held_out"))):
+        say(f"note: {odd} (asyncrl data check FILE)")  # an environment may tell rows of one prompt apart
     check_names(config, {name: stream.summary.data_sources for name, stream in streams.items()}, say)
     for name, stream in streams.items():
         check_lengths(config, name, stream, say)

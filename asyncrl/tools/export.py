@@ -15,6 +15,7 @@ from asyncrl.config.model.weights import read_config
 from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.config.sections.reward import Reward
 from asyncrl.config.sections.trainer import Lora
+from asyncrl.data.census import shared_sentence
 from asyncrl.errors import ConfigError
 from asyncrl.records.evaluation_metrics import accuracy_by_source, multi_sample_metrics
 from asyncrl.records.run_directory import RunDirectory
@@ -246,6 +247,8 @@ def _results(record: RunRecord, policy_version: int) -> list[str]:
     if columns:
         head = ["", *("before" if e.policy_version == 0 and policy_version else "these weights" for e in columns)]
         lines += [*_table(head, _metric_rows(columns)), "", _protocol(record), ""]
+        if any(shared := record.shared_prompts()):
+            lines += [f"{shared_sentence(*shared)}: of these the accuracy is not that of unseen prompts.", ""]
     if policy_version not in found:
         lines += [f"The run did not evaluate version {policy_version}, which this model is.", ""]
     return lines if record.config.get("data.held_out") else []
