@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
 
 import click
 
-from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.errors import AsyncrlError, ConfigError, RunInterrupted
 from asyncrl.terminal import echo
 from asyncrl.tools.verl.names import verl_names_answered
 
@@ -48,13 +48,15 @@ def errors_reported() -> Iterator[None]:
     """
     Print an `AsyncrlError` as one line and exit with its code; any other exception is a bug and keeps its trace.
 
-    An optional package that is not installed is a mistake in the configuration of the machine.
+    An optional package that is not installed is a mistake in the configuration of the machine. Ctrl-C is one line too.
     """
     try:
         with verl_names_answered():
             yield
     except AsyncrlError as error:
         _end(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _end("interrupted", RunInterrupted.exit_code)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
@@ -64,7 +66,8 @@ def errors_reported() -> Iterator[None]:
 
 
 def _end(sentence: str, exit_code: int) -> None:
-    echo(f"asyncrl: {sentence}", err=True)
+    with suppress(OSError):  # nobody reads it: the exit code says it all the same
+        echo(f"asyncrl: {sentence}", err=True)
     sys.exit(exit_code)
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 import uvloop
 from msgspec.structs import replace
-from rich.console import Console
 
 from asyncrl.broker.failures import recorded, recorded_attempts
 from asyncrl.broker.metrics.batch_metrics import RunTotals
@@ -46,7 +45,7 @@ from asyncrl.runtime.metrics_server import TARGETS_VARIABLE, MetricsOptions
 from asyncrl.runtime.model_files import with_local_copies
 from asyncrl.runtime.origin import copy_sentence, original_of
 from asyncrl.runtime.process import handle
-from asyncrl.runtime.screen import Screen
+from asyncrl.runtime.screen import RunConsole, Screen
 from asyncrl.runtime.supervisor import RunSupervisor
 from asyncrl.terminal import say, told_if_slow
 from asyncrl.weights.groups.network_interface import interface_addresses
@@ -211,6 +210,8 @@ def _is_all_zero(directory: RunDirectory, summary: RunSummary) -> bool:
 
 # ── run ───────────────────────────────────────────────────────────────────────────────────────
 
+Began = Callable[[RunDirectory], object]
+
 
 def run(
     config: Config,
@@ -220,6 +221,7 @@ def run(
     metrics: MetricsOptions | None = None,
     is_traced: bool = False,
     owns_process: bool = False,
+    began: Began | None = None,
 ) -> RunSummary:
     """
     Run every role as a child process, to the end; then write the report and print where the results are.
@@ -233,6 +235,7 @@ def run(
         metrics: Where the processes serve their metrics; None serves none.
         is_traced: Send spans to the collector that the environment names.
         owns_process: This process does nothing else, so that its umask may be changed.
+        began: Called once the run has its directory, and nothing is left that is checked before it starts.
 
     Raises:
         ConfigError: The configuration cannot work; found before the start, or by a node.
@@ -241,7 +244,7 @@ def run(
     require_train()
     if is_shown:
         require_dashboard()
-    console = Console()
+    console = RunConsole()
     config = resolve_steps(with_local_copies(config, partial(say, console)))
     trainer, shares = _check(config, console)
     config = resolved(config, shares)
@@ -255,7 +258,7 @@ def run(
     )
     directory.write_config(to_toml(with_absolute_paths(config, Path.cwd())))
     with _held(directory), dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
-        return _execute(config, directory, trainer, shares, console, metrics, is_traced=is_traced)
+        return _execute(config, directory, trainer, shares, console, metrics, is_traced=is_traced, began=began)
 
 
 def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> None:
@@ -267,7 +270,7 @@ def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> N
 
     Raises `ConfigError` as `run` does. Without the trainer's packages, what needs them is named and not checked.
     """
-    console = Console()
+    console = RunConsole()
     config = with_local_copies(config, partial(say, console))
     epochs, config = config.run.epochs, resolve_steps(config)
     trainer, shares = _check(config, console)
@@ -292,7 +295,7 @@ def begun(config: Config, name: str) -> Path | None:
 
     Raises `ConfigError` if the newest run of its name has other settings.
     """
-    config = resolve_steps(with_local_copies(config, partial(say, Console())))
+    config = resolve_steps(with_local_copies(config, partial(say, RunConsole())))
     directory = RunDirectory.newest(Path(config.run.dir), config.run.name or name)
     if directory is None:
         return None
@@ -317,6 +320,7 @@ def resume(
     is_shown: bool = False,
     is_traced: bool = False,
     owns_process: bool = False,
+    began: Began | None = None,
 ) -> None:
     """
     Continue a run that stopped, unless it is complete; or extend one to a new total of ``steps``.
@@ -330,7 +334,7 @@ def resume(
     directory = RunDirectory(path)
     if (summary := directory.finished_summary()) and steps is None:
         say(
-            Console(),
+            RunConsole(),
             f"{path} is complete ({summary.steps} steps): there is nothing to resume; to train it longer: "
             f"asyncrl resume {path} --steps {2 * summary.steps}",
         )
@@ -341,7 +345,7 @@ def resume(
     if owns_process:
         restrict_umask(group_reads=share)
     if was_open := directory.close(group_reads=share):
-        say(Console(), was_open)
+        say(RunConsole(), was_open)
     with _held(directory):
         load_config(directory.config).broker.check_one_machine()
         if steps is not None:
@@ -353,9 +357,10 @@ def resume(
         config = load_config(directory.config)
         check_trackers(config.trackers)
         trainer, shares = devices_of(config)
-        console = Console()
+        console = RunConsole()
         with dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
-            _execute(resolved(config, shares), directory, trainer, shares, console, metrics, is_traced=is_traced)
+            config = resolved(config, shares)
+            _execute(config, directory, trainer, shares, console, metrics, is_traced=is_traced, began=began)
 
 
 @contextmanager
@@ -368,7 +373,7 @@ def _held(directory: RunDirectory) -> Iterator[None]:
         yield
 
 
-def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devices]]:
+def _check(config: Config, console: RunConsole) -> tuple[Devices | None, list[Devices]]:
     """Run every check that is possible before the start. Return the devices of the trainer and of each rollout."""
     config.broker.check_one_machine()
     found = devices_of(config)
@@ -412,18 +417,15 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     directory: RunDirectory,
     trainer: Devices | None,
     shares: list[Devices],
-    console: Console,
+    console: RunConsole,
     metrics: MetricsOptions | None,
     *,
     is_traced: bool,
+    began: Began | None,
 ) -> RunSummary:
-    say(console, f"run directory {directory.path}  (logs in {directory.logs})")
-    for line in continuation_lines(directory):
-        say(console, line)
-    if metrics:
-        where = f"from {metrics.host}:{metrics.port} on" if metrics.port else f"on free ports of {metrics.host}"
-        targets = os.environ.get(TARGETS_VARIABLE) or directory.path / "metrics"
-        say(console, f"metrics {where}  (addresses for Prometheus in {targets})")
+    _say_beginning(directory, console, metrics)
+    if began:
+        began(directory)
     before_s = time_so_far(directory)
     failure: AsyncrlError | None = RunFailed("asyncrl run itself crashed")
     try:
@@ -432,12 +434,15 @@ def _execute(  # noqa: PLR0917  private, and all of different types
             if _has_loop() or threading.current_thread() is not threading.main_thread():
                 _supervise_in_thread(supervisor)
             else:
-                uvloop.run(_until_signal(supervisor))
+                stays = config.run.on_hangup == "continue"
+                uvloop.run(_until_signal(supervisor, partial(screen.say, STAYS) if stays else None))
         failure = None
     except AsyncrlError as error:
         failure = error
+    except KeyboardInterrupt:
+        failure = RunInterrupted("the run was interrupted before its processes started")
     finally:
-        summary = _ensure_summary(config, directory, str(failure or ""), console)
+        summary = _ensure_summary(config, directory, failure, console)
     if no_report := _write_report(directory):  # The outcome matters more; `asyncrl report` can write it later.
         say(console, f"no report was written: {no_report}")
     for line in outcome_lines(directory, summary, before_s, can_resume=not isinstance(failure, ConfigError)):
@@ -451,6 +456,17 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     return directory.located(summary)
 
 
+def _say_beginning(directory: RunDirectory, console: RunConsole, metrics: MetricsOptions | None) -> None:
+    console.keep(directory)
+    say(console, f"run directory {directory.path}  (logs in {directory.logs})")
+    for line in continuation_lines(directory):
+        say(console, line)
+    if metrics:
+        where = f"from {metrics.host}:{metrics.port} on" if metrics.port else f"on free ports of {metrics.host}"
+        targets = os.environ.get(TARGETS_VARIABLE) or directory.path / "metrics"
+        say(console, f"metrics {where}  (addresses for Prometheus in {targets})")
+
+
 def _has_loop() -> bool:
     try:
         asyncio.get_running_loop()
@@ -459,9 +475,12 @@ def _has_loop() -> bool:
     return True
 
 
-async def _until_signal(supervisor: RunSupervisor) -> None:
+STAYS = "the terminal has hung up, and the run goes on without it (run.on_hangup = 'continue')"
+
+
+async def _until_signal(supervisor: RunSupervisor, on_hangup: Callable[[], object] | None) -> None:
     stopping = asyncio.Event()
-    handle(asyncio.get_running_loop(), stopping.set)
+    handle(asyncio.get_running_loop(), stopping.set, on_hangup)
     await supervisor.run(stopping)
 
 
@@ -483,8 +502,10 @@ def _supervise_in_thread(supervisor: RunSupervisor) -> None:
             running.result()
 
 
-def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console: Console) -> RunSummary:
-    """The broker's summary; if it wrote none, write one from the metrics, with ``cause``."""
+def _ensure_summary(
+    config: Config, directory: RunDirectory, failure: AsyncrlError | None, console: RunConsole
+) -> RunSummary:
+    """The broker's summary; if it wrote none, write one from the metrics, with the cause of ``failure``."""
     if (summary := directory.read_summary()) is not None:
         return summary
     try:
@@ -494,8 +515,8 @@ def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console
     totals = RunTotals(lines)
     summary = RunSummary(
         name=directory.path.name,
-        status="failed",
-        cause=cause or "the broker ended without writing a summary",
+        status="interrupted" if isinstance(failure, RunInterrupted) else "failed",
+        cause=str(failure or "the broker ended without writing a summary"),
         seed=config.run.seed,
         steps=totals.steps,
         steps_planned=config.run.steps,

@@ -44,7 +44,20 @@ def test_the_commands_are_these():
         "export",
         "track",
     }
-    operating = {"drain", "admit", "status", "ls", "top", "logs", "stop", "pause", "resume-sampling", "set", "stacks"}
+    operating = {
+        "drain",
+        "admit",
+        "status",
+        "ls",
+        "top",
+        "logs",
+        "attach",
+        "stop",
+        "pause",
+        "resume-sampling",
+        "set",
+        "stacks",
+    }
     assert set(main.commands) == {
         "run",
         "resume",
@@ -80,6 +93,7 @@ def test_the_commands_are_these():
         "--host-memory",
         "--scale",
         "--resume",
+        "--detach",
         "--dashboard",
         "--metrics",
         "--metrics-open",
@@ -166,3 +180,14 @@ def test_h_is_short_for_help_everywhere(command: str) -> None:
     result = asyncrl(*command.split(), "-h")
     assert result.exit_code == 0
     assert result.output == asyncrl(*command.split(), "--help").output
+
+
+def test_ctrl_c_is_one_sentence_and_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("asyncrl.cli.launch.load_config", interrupted)
+    monkeypatch.setattr("asyncrl.records.run_record.find_runs", interrupted)
+    for command in ("run x.toml", "attach", "status"):  # in a command, and while its arguments are read
+        result = asyncrl(*command.split())
+        assert (result.exit_code, result.stdout, result.stderr) == (130, "", "asyncrl: interrupted\n")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from rich.console import Console
 
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode, load_config, to_toml, with_absolute_paths, with_backend
@@ -18,6 +17,7 @@ from asyncrl.files.lock import locked
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.runtime import launch as run_module
 from asyncrl.runtime.launch import dry_run, resume, run
+from asyncrl.runtime.screen import RunConsole
 
 METRICS: dict[str, float] = {
     "step": 0,
@@ -60,7 +60,7 @@ def config(tmp_path: Path) -> Config:
 def printed(monkeypatch: pytest.MonkeyPatch) -> StringIO:
     """Receives the terminal output; datasets, models and functions are not checked."""
     text = StringIO()
-    monkeypatch.setattr(run_module, "Console", lambda: Console(file=text, width=200))
+    monkeypatch.setattr(run_module, "RunConsole", lambda: RunConsole(text, width=200))
     monkeypatch.setattr(run_module, "CHECKS", {})
     monkeypatch.setattr(run_module, "check_architecture", lambda *_: [])
     return text
