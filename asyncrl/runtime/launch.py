@@ -251,12 +251,13 @@ def run(
     if is_slow_to_load(config, [trainer, *shares]):
         with told_if_slow(f"checking the architecture and the memory of {config.model.path}"):
             check_architecture(config)
+    settings = to_toml(with_absolute_paths(config, Path.cwd()))
     if owns_process:  # Only now: a cache that models were fetched into may belong to several users.
         restrict_umask(group_reads=config.run.share_with_group)
     directory = RunDirectory.create(
         Path(config.run.dir), config.run.name or name, group_reads=config.run.share_with_group
     )
-    directory.write_config(to_toml(with_absolute_paths(config, Path.cwd())))
+    directory.write_config(settings)
     with _held(directory), dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
         return _execute(config, directory, trainer, shares, console, metrics, is_traced=is_traced, began=began)
 

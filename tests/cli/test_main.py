@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -191,3 +192,23 @@ def test_ctrl_c_is_one_sentence_and_130(monkeypatch: pytest.MonkeyPatch) -> None
     for command in ("run x.toml", "attach", "status"):  # in a command, and while its arguments are read
         result = asyncrl(*command.split())
         assert (result.exit_code, result.stdout, result.stderr) == (130, "", "asyncrl: interrupted\n")
+
+
+def test_a_path_that_cannot_be_used_is_one_sentence_in_every_command(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for command in (("example", "quickstart", "--to"), ("toy", "step-sums")):
+        result = asyncrl(*command, tmp_path / "file" / "sub")
+        (sentence,) = result.stderr.splitlines()
+        assert result.exit_code == 78
+        assert f"{tmp_path}/file/sub" in sentence
+        assert "Not a directory" in sentence
+
+
+def test_a_file_name_that_the_locale_cannot_read_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def encoded(*_: object) -> None:
+        "/r\udcc3".encode()
+
+    monkeypatch.setattr("asyncrl.cli.launch.load_config", encoded)
+    result = asyncrl("run", "x.toml")
+    assert result.exit_code == 78
+    assert result.stderr.startswith("asyncrl: '/r\\udcc3' is no text in UTF-8, because this shell has file names in ")
