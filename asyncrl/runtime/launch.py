@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 from msgspec.structs import replace
+from rich.console import Console
 
 from asyncrl.broker.failures import recorded, recorded_attempts
 from asyncrl.broker.metrics.batch_metrics import RunTotals
@@ -31,6 +32,7 @@ from asyncrl.files.access import restrict_umask
 from asyncrl.files.checkpoints import newest_complete
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import locked
+from asyncrl.messages.supervisor import Evaluated, Progress
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.failure_sentences import by_site, sentences
 from asyncrl.records.formatting import counted, share
@@ -214,14 +216,16 @@ Began = Callable[[RunDirectory], object]
 
 
 def run(
-    config: Config,
-    *,
-    name: str = "run",
+    config: Config | str | os.PathLike[str],
+    *overrides: str,
+    name: str = "",
     is_shown: bool = False,
     metrics: MetricsOptions | None = None,
     is_traced: bool = False,
     owns_process: bool = False,
     began: Began | None = None,
+    on_step: Callable[[Progress], object] | None = None,
+    on_evaluation: Callable[[Evaluated], object] | None = None,
 ) -> RunSummary:
     """
     Run every role as a child process, to the end; then write the report and print where the results are.
@@ -229,18 +233,26 @@ def run(
     It may be called from a notebook, and from a thread. KeyboardInterrupt and SIGTERM end the run early.
 
     Args:
-        config: Checked already; see `asyncrl.load_config`.
-        name: Name of the run directory, unless ``run.name`` is set.
+        config: Path of a run file, or what `asyncrl.load_config` has made of one.
+        overrides: With a path: ``"section.key=value"``, as after ``--set``.
+        name: Name of the run directory, unless ``run.name`` is set; empty takes that of the run file.
         is_shown: Start a dashboard of the run, and print its address.
         metrics: Where the processes serve their metrics; None serves none.
         is_traced: Send spans to the collector that the environment names.
         owns_process: This process does nothing else, so that its umask may be changed.
         began: Called once the run has its directory, and nothing is left that is checked before it starts.
+        on_step: Called after each step, with its number and its metrics. If it raises, the run ends.
+        on_evaluation: Called after each evaluation, likewise.
 
     Raises:
         ConfigError: The configuration cannot work; found before the start, or by a node.
         RunFailed, LinkError: The run ended early; the message is the cause.
     """
+    if not isinstance(config, Config):
+        name = name or Path(config).stem
+        config = load_config(config, overrides)
+    elif overrides:
+        raise ConfigError(f"overrides such as {overrides[0]!r} are for the path of a run file, and this is a Config")
     require_train()
     if is_shown:
         require_dashboard()
@@ -255,11 +267,13 @@ def run(
     if owns_process:  # Only now: a cache that models were fetched into may belong to several users.
         restrict_umask(group_reads=config.run.share_with_group)
     directory = RunDirectory.create(
-        Path(config.run.dir), config.run.name or name, group_reads=config.run.share_with_group
+        Path(config.run.dir), config.run.name or name or "run", group_reads=config.run.share_with_group
     )
     directory.write_config(settings)
     with _held(directory), dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
-        return _execute(config, directory, trainer, shares, console, metrics, is_traced=is_traced, began=began)
+        console.keep(directory)
+        screen = Screen(console, config.run.steps, on_step=on_step, on_evaluation=on_evaluation)
+        return _execute(config, directory, trainer, shares, screen, metrics, is_traced=is_traced, began=began)
 
 
 def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> None:
@@ -361,7 +375,9 @@ def resume(
         console = RunConsole()
         with dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
             config = resolved(config, shares)
-            _execute(config, directory, trainer, shares, console, metrics, is_traced=is_traced, began=began)
+            console.keep(directory)
+            screen = Screen(console, config.run.steps)
+            _execute(config, directory, trainer, shares, screen, metrics, is_traced=is_traced, began=began)
 
 
 @contextmanager
@@ -374,7 +390,7 @@ def _held(directory: RunDirectory) -> Iterator[None]:
         yield
 
 
-def _check(config: Config, console: RunConsole) -> tuple[Devices | None, list[Devices]]:
+def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devices]]:
     """Run every check that is possible before the start. Return the devices of the trainer and of each rollout."""
     config.broker.check_one_machine()
     found = devices_of(config)
@@ -418,19 +434,20 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     directory: RunDirectory,
     trainer: Devices | None,
     shares: list[Devices],
-    console: RunConsole,
+    screen: Screen,
     metrics: MetricsOptions | None,
     *,
     is_traced: bool,
     began: Began | None,
 ) -> RunSummary:
+    console = screen.console
     _say_beginning(directory, console, metrics)
     if began:
         began(directory)
     before_s = time_so_far(directory)
     failure: AsyncrlError | None = RunFailed("asyncrl run itself crashed")
     try:
-        with Screen(console, config.run.steps) as screen:
+        with screen:
             supervisor = RunSupervisor(config, directory, screen, trainer, shares, metrics=metrics, is_traced=is_traced)
             if _has_loop() or threading.current_thread() is not threading.main_thread():
                 _supervise_in_thread(supervisor)
@@ -457,8 +474,7 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     return directory.located(summary)
 
 
-def _say_beginning(directory: RunDirectory, console: RunConsole, metrics: MetricsOptions | None) -> None:
-    console.keep(directory)
+def _say_beginning(directory: RunDirectory, console: Console, metrics: MetricsOptions | None) -> None:
     say(console, f"run directory {directory.path}  (logs in {directory.logs})")
     for line in continuation_lines(directory):
         say(console, line)
@@ -504,7 +520,7 @@ def _supervise_in_thread(supervisor: RunSupervisor) -> None:
 
 
 def _ensure_summary(
-    config: Config, directory: RunDirectory, failure: AsyncrlError | None, console: RunConsole
+    config: Config, directory: RunDirectory, failure: AsyncrlError | None, console: Console
 ) -> RunSummary:
     """The broker's summary; if it wrote none, write one from the metrics, with the cause of ``failure``."""
     if (summary := directory.read_summary()) is not None:

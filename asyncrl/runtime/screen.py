@@ -8,16 +8,18 @@ Terminal output of a run: one line per step and event, with a progress bar if th
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TextIO, cast
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from asyncrl.errors import RunFailed
 from asyncrl.foreign_text import shown
 from asyncrl.messages.supervisor import Evaluated, Paused, Returned, SettingsChanged
 from asyncrl.messages.supervisor import Progress as Step
+from asyncrl.plug_in import describe
 from asyncrl.records.evaluation_metrics import failed_note, multi_sample_metrics
 from asyncrl.records.failure_sentences import sentences
 from asyncrl.records.run_directory import RunDirectory
@@ -129,11 +131,24 @@ class Bar(Progress):
 
 
 class Screen:
-    """Prints the progress of a run; ``steps`` is its total number of steps."""
+    """
+    Prints the progress of a run; ``steps`` is its total number of steps.
 
-    def __init__(self, console: Console, steps: int) -> None:
-        self._console = console
+    ``on_step`` and ``on_evaluation`` are called with what is printed; if one raises, `RunFailed` names it.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        steps: int,
+        *,
+        on_step: Callable[[Step], object] | None = None,
+        on_evaluation: Callable[[Evaluated], object] | None = None,
+    ) -> None:
+        self.console = console
         self._steps = steps
+        self._on_step = on_step
+        self._on_evaluation = on_evaluation
         self._first: tuple[int, float] | None = None
         """Number of the first step seen, and its time in seconds since the run's start."""
         self._bar = Bar(
@@ -159,7 +174,7 @@ class Screen:
         self._bar.stop()
 
     def say(self, text: str) -> None:
-        say(self._console, text)
+        say(self.console, text)
 
     def waiting(self, what: str, waited_s: float) -> None:
         self.say(f"waiting for {what}: {waited_s:.0f} s so far")
@@ -169,12 +184,18 @@ class Screen:
             self.say(LEGEND)
             if "turns_mean" in step.metrics:
                 self.say(LEGEND_OF_TURNS)
-        width = self._console.width if self._console.is_terminal else None
+        width = self.console.width if self.console.is_terminal else None
         self.say(step_line(step, self._eta_s(step), width) + (" (paused)" if self._is_paused else ""))
         self._bar.update(self._task, completed=step.step + 1)
+        if self._on_step:
+            with _blamed("on_step"):
+                self._on_step(step)
 
     def evaluated(self, evaluated: Evaluated) -> None:
         self.say(eval_line(evaluated))
+        if self._on_evaluation:
+            with _blamed("on_evaluation"):
+                self._on_evaluation(evaluated)
 
     def failures(self, counts: Mapping[str, int], attempts: Mapping[str, int]) -> None:
         """
@@ -183,7 +204,7 @@ class Screen:
         """
         self._bar.failed = f"failed: {'; '.join(sentences(counts, attempts))}"
         total = sum(counts.values())
-        if not self._console.is_terminal and total >= 2 * self._printed:
+        if not self.console.is_terminal and total >= 2 * self._printed:
             self._printed = total
             self.say(self._bar.failed)
 
@@ -223,6 +244,15 @@ class Screen:
         if step.step < first_step + 2:
             return None
         return (now_s - first_s) / (step.step - first_step) * (self._steps - 1 - step.step)
+
+
+@contextlib.contextmanager
+def _blamed(name: str) -> Iterator[None]:
+    """Turn what a function of the caller of `run` raises into `RunFailed`, with its name and the line."""
+    try:
+        yield
+    except Exception as error:  # theirs may raise anything
+        raise RunFailed(f"{name} raised {describe(error, __file__, contextlib.__file__)}") from error
 
 
 def eval_line(evaluated: Evaluated) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from asyncrl.errors import RunFailed
 from asyncrl.messages.supervisor import Evaluated, Paused, Progress, Returned, SettingsChanged
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.runtime.screen import LEGEND, LEGEND_OF_TURNS, RunConsole, Screen, step_line
@@ -238,3 +239,18 @@ def test_a_run_outlives_the_reader_of_its_output_and_tells_it_once(
     assert told.getvalue() == (
         f"asyncrl: nobody reads this output any more: asyncrl attach '{directory.path}' shows the run\n"
     )
+
+
+def test_functions_of_the_caller_get_steps_and_evaluations_and_are_named_if_they_raise():
+    seen: list[object] = []
+    screen = Screen(RunConsole(io.StringIO()), steps=60, on_step=seen.append, on_evaluation=seen.append)
+    evaluated = Evaluated(policy_version=3, accuracy=0.5, num_prompts=8, metrics={})
+    screen.step(progress(0))
+    screen.evaluated(evaluated)
+    assert seen == [progress(0), evaluated]
+
+    def plotted(_: object) -> None:
+        raise ValueError("no figure")
+
+    with pytest.raises(RunFailed, match=r"^on_step raised ValueError: no figure \(.*test_screen.py:\d+\)$"):
+        Screen(RunConsole(io.StringIO()), steps=60, on_step=plotted).step(progress(0))
