@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
-from asyncrl.cli.parts import report_errors, together
+from asyncrl.cli.parts import columns_options, named_columns, report_errors, together
 from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.reward import Reward
 from asyncrl.terminal import echo
@@ -67,16 +67,6 @@ _add_published("math", "FILE", "published:MATH", "Convert MATH from JSONL or par
 _add_published("dapo-math", "FILE", "published:DAPO_MATH", "Convert DAPO-Math from its parquet; keep each prompt once.")
 
 
-_columns = together(
-    click.option("--answer-column", metavar="NAME", help="Column of texts or numbers.  [default: guessed]"),
-    click.option("--prompt-column", metavar="NAME", help="Column of texts or chats.  [default: guessed]"),
-)
-
-
-def _named(prompt_column: str | None, answer_column: str | None) -> dict[str, str]:
-    return {kind: name for kind, name in (("prompt", prompt_column), ("answer", answer_column)) if name}
-
-
 _own_options = together(
     _options,
     click.option("--unique", is_flag=True, help="Keep a repeated prompt once."),
@@ -87,7 +77,7 @@ _own_options = together(
         metavar="NAME",
         help="Name that selects a built-in verifier, such as openai/gsm8k; with a reward of your own, any name.",
     ),
-    _columns,
+    columns_options,
     click.argument("source", metavar="FILE", type=PATH),
 )
 
@@ -141,7 +131,7 @@ def _prepare_own(
     from asyncrl.data.table import Columns, columns_of
 
     rows = open_file(source)
-    columns = columns_of(rows, _named(prompt_column, answer_column), COLUMN_OPTION)
+    columns = columns_of(rows, named_columns(prompt_column, answer_column), COLUMN_OPTION)
     if columns != Columns(prompt_column or "prompt", answer_column or "answer"):
         echo(f"{source}: {columns}")
     _prepare(own_rows(data_source, columns, repeats=unique, open_file=lambda _: rows), source, choices)
@@ -184,7 +174,7 @@ def _prepare(dataset: "PublishedDataset", source: Path, choices: dict[str, Any])
 @click.option("--model", type=PATH, help="Model directory whose tokenizer and chat template count the tokens.")
 @click.option("--max-prompt-tokens", type=click.IntRange(1), help="Longest usable prompt; needs --model.")
 @click.option("--list", "all_bad", is_flag=True, help="List every row that cannot be used.")
-@_columns
+@columns_options
 @report_errors
 def check(
     paths: tuple[Path, ...],
@@ -207,7 +197,7 @@ def check(
 
     if max_prompt_tokens and not model:
         raise click.UsageError("--max-prompt-tokens needs --model")
-    named = _named(prompt_column, answer_column)
+    named = named_columns(prompt_column, answer_column)
     if named and any(path.suffix == ".toml" for path in paths):
         raise click.UsageError("--prompt-column and --answer-column are for datasets: a run file names its columns")
     checked: list[Checked] = []

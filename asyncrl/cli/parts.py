@@ -40,6 +40,17 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
+columns_options = together(
+    click.option("--answer-column", metavar="NAME", help="Column of texts or numbers.  [default: guessed]"),
+    click.option("--prompt-column", metavar="NAME", help="Column of texts or chats.  [default: guessed]"),
+)
+
+
+def named_columns(prompt_column: str | None, answer_column: str | None) -> dict[str, str]:
+    """Columns that were named, by their kind, ``prompt`` or ``answer``."""
+    return {kind: name for kind, name in (("prompt", prompt_column), ("answer", answer_column)) if name}
+
+
 def report_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Run a command within `errors_reported`."""
 

@@ -202,6 +202,7 @@ ANSWERS = (
     "ground_truth",
     "final_answer",
     "solution",
+    "gold",
     "target",
     "label",
     "output",

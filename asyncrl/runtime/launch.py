@@ -49,7 +49,7 @@ from asyncrl.runtime.origin import copy_sentence, original_of
 from asyncrl.runtime.process import handle
 from asyncrl.runtime.screen import RunConsole, Screen
 from asyncrl.runtime.supervisor import RunSupervisor
-from asyncrl.terminal import say, told_if_slow
+from asyncrl.terminal import command_line, say, told_if_slow
 from asyncrl.weights.groups.network_interface import interface_addresses
 from asyncrl.workers.child import dies_with, why
 
@@ -187,18 +187,18 @@ def outcome_lines(directory: RunDirectory, summary: RunSummary, before_s: float,
         dropped, issued = summary.groups_failed, summary.groups_issued
         yield (
             f"dropped     {dropped:,} of {issued:,} prompts ({share(dropped / issued)}), because a completion of each "
-            f"failed for good: asyncrl dead-letters {directory.path}"
+            f"failed for good: {command_line('asyncrl', 'dead-letters', directory.path)}"
         )
     if _is_all_zero(directory, summary):
-        yield f"every reward was 0: look at the samples: asyncrl samples {directory.path}"
+        yield f"every reward was 0: look at the samples: {command_line('asyncrl', 'samples', directory.path)}"
     checkpoints = sorted(directory.checkpoints.glob("step_*"))
-    yield f"dashboard   asyncrl dashboard {directory.path}"
+    yield f"dashboard   {command_line('asyncrl', 'dashboard', directory.path)}"
     yield f"report      {directory.report if directory.report.exists() else 'none'}"
     if newest_file(directory.samples):
-        yield f"samples     asyncrl samples {directory.path}"
+        yield f"samples     {command_line('asyncrl', 'samples', directory.path)}"
     yield f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}"
     if summary.status != "finished" and can_resume:
-        yield f"resume      asyncrl resume {directory.path}"
+        yield f"resume      {command_line('asyncrl', 'resume', directory.path)}"
 
 
 def _is_all_zero(directory: RunDirectory, summary: RunSummary) -> bool:
@@ -318,10 +318,11 @@ def begun(config: Config, name: str) -> Path | None:
     theirs = dict(leaves(msgspec.to_builtins(load_config(directory.config))))
     for key, value in leaves(msgspec.to_builtins(wanted)):
         if value != theirs.get(key):
+            going_on = command_line("asyncrl", "resume", directory.path)
             raise ConfigError(
                 f"--resume: {directory.path} was begun with {key} = {value_in_words(theirs.get(key))}, and here it is "
-                f"{value_in_words(value)}; asyncrl resume {directory.path} goes on with its own settings, and without "
-                f"--resume a new run begins"
+                f"{value_in_words(value)}; {going_on} goes on with its own settings, and without --resume a new run "
+                f"begins"
             )
     return directory.path
 
@@ -351,7 +352,7 @@ def resume(
         say(
             RunConsole(),
             f"{path} is complete ({summary.steps} steps): there is nothing to resume; to train it longer: "
-            f"asyncrl resume {path} --steps {2 * summary.steps}",
+            f"{command_line('asyncrl', 'resume', path, '--steps', 2 * summary.steps)}",
         )
         return
     if not directory.config.is_file():
