@@ -13,9 +13,10 @@ from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import SHARED_EVENT, RunRecord, read_run
-from asyncrl.tools import export as models
 from asyncrl.tools.export import export_run, model_card
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
+
+EXPORT = "asyncrl.trainer.checkpoints.export"
 
 
 def test_an_existing_directory_is_never_overwritten(tmp_path: Path) -> None:
@@ -52,8 +53,8 @@ def test_an_adapter_names_its_base_model_on_the_hub_and_the_scale_of_its_run(
         given.update(options)
         paths[2].mkdir()
 
-    monkeypatch.setattr(models, "find_checkpoint", lambda *_: (folder, manifest))
-    monkeypatch.setattr(models, "export_adapter", write)
+    monkeypatch.setattr(f"{EXPORT}.find_checkpoint", lambda *_: (folder, manifest))
+    monkeypatch.setattr(f"{EXPORT}.export_adapter", write)
     export_run(tmp_path, tmp_path / "out", is_adapter=True)
     assert (given["base"], given["revision"], given["lora"]) == ("org/name", "0123abc", Lora(rank=4, alpha=6.0))
     assert 'base_model: "org/name"' in given["card"]
