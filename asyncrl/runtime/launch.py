@@ -241,7 +241,7 @@ def run(
         is_traced: Send spans to the collector that the environment names.
         owns_process: This process does nothing else, so that its umask may be changed.
         began: Called once the run has its directory, and nothing is left that is checked before it starts.
-        on_step: Called after each step, with its number and its metrics. If it raises, the run ends.
+        on_step: Called after each step, with its number and its metrics. If it raises, the run ends with a checkpoint.
         on_evaluation: Called after each evaluation, likewise.
 
     Raises:
@@ -466,6 +466,8 @@ def _execute(  # noqa: PLR0917  private, and all of different types
         say(console, f"no report was written: {no_report}")
     for line in outcome_lines(directory, summary, before_s, can_resume=not isinstance(failure, ConfigError)):
         say(console, line)
+    if screen.failure:
+        raise screen.failure
     if summary.status == "interrupted":
         raise RunInterrupted(summary.cause)
     if failure:

@@ -8,8 +8,8 @@ Terminal output of a run: one line per step and event, with a progress bar if th
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TextIO, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TextIO, TypeVar, cast
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -24,6 +24,8 @@ from asyncrl.records.evaluation_metrics import failed_note, multi_sample_metrics
 from asyncrl.records.failure_sentences import sentences
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.terminal import command_line, say
+
+T = TypeVar("T")
 
 LEGEND = """\
 columns: v policy version, reward and acc accuracy of the batch as it was sampled, loss
@@ -134,7 +136,7 @@ class Screen:
     """
     Prints the progress of a run; ``steps`` is its total number of steps.
 
-    ``on_step`` and ``on_evaluation`` are called with what is printed; if one raises, `RunFailed` names it.
+    ``on_step`` and ``on_evaluation`` are called with what is printed, until one raises, which `failure` then names.
     """
 
     def __init__(
@@ -149,6 +151,8 @@ class Screen:
         self._steps = steps
         self._on_step = on_step
         self._on_evaluation = on_evaluation
+        self.failure: RunFailed | None = None
+        """Error of a function of the caller, with which the run is to end."""
         self._first: tuple[int, float] | None = None
         """Number of the first step seen, and its time in seconds since the run's start."""
         self._bar = Bar(
@@ -187,15 +191,20 @@ class Screen:
         width = self.console.width if self.console.is_terminal else None
         self.say(step_line(step, self._eta_s(step), width) + (" (paused)" if self._is_paused else ""))
         self._bar.update(self._task, completed=step.step + 1)
-        if self._on_step:
-            with _blamed("on_step"):
-                self._on_step(step)
+        if self._on_step and not self.failure:
+            self._call("on_step", self._on_step, step)
 
     def evaluated(self, evaluated: Evaluated) -> None:
         self.say(eval_line(evaluated))
-        if self._on_evaluation:
-            with _blamed("on_evaluation"):
-                self._on_evaluation(evaluated)
+        if self._on_evaluation and not self.failure:
+            self._call("on_evaluation", self._on_evaluation, evaluated)
+
+    def _call(self, name: str, function: Callable[[T], object], value: T) -> None:
+        try:
+            function(value)
+        except Exception as error:  # noqa: BLE001  theirs may raise anything
+            self.failure = RunFailed(f"{name} raised {describe(error, __file__)}")
+            self.failure.__cause__ = error
 
     def failures(self, counts: Mapping[str, int], attempts: Mapping[str, int]) -> None:
         """
@@ -244,15 +253,6 @@ class Screen:
         if step.step < first_step + 2:
             return None
         return (now_s - first_s) / (step.step - first_step) * (self._steps - 1 - step.step)
-
-
-@contextlib.contextmanager
-def _blamed(name: str) -> Iterator[None]:
-    """Turn what a function of the caller of `run` raises into `RunFailed`, with its name and the line."""
-    try:
-        yield
-    except Exception as error:  # theirs may raise anything
-        raise RunFailed(f"{name} raised {describe(error, __file__, contextlib.__file__)}") from error
 
 
 def eval_line(evaluated: Evaluated) -> str:

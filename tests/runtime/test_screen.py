@@ -1,12 +1,12 @@
 """Terminal output of a run: short lines, with a progress bar on a terminal only."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from asyncrl.errors import RunFailed
 from asyncrl.messages.supervisor import Evaluated, Paused, Progress, Returned, SettingsChanged
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.runtime.screen import LEGEND, LEGEND_OF_TURNS, RunConsole, Screen, step_line
@@ -252,5 +252,8 @@ def test_functions_of_the_caller_get_steps_and_evaluations_and_are_named_if_they
     def plotted(_: object) -> None:
         raise ValueError("no figure")
 
-    with pytest.raises(RunFailed, match=r"^on_step raised ValueError: no figure \(.*test_screen.py:\d+\)$"):
-        Screen(RunConsole(io.StringIO()), steps=60, on_step=plotted).step(progress(0))
+    failing = Screen(RunConsole(io.StringIO()), steps=60, on_step=plotted, on_evaluation=seen.append)
+    failing.step(progress(0))
+    failing.evaluated(evaluated)
+    assert re.fullmatch(r"on_step raised ValueError: no figure \(.*test_screen.py:\d+\)", str(failing.failure))
+    assert len(seen) == 2, "none is called after one has failed"
