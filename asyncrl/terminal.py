@@ -9,6 +9,7 @@ the same.
 """
 
 import json
+import shlex
 import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -45,6 +46,11 @@ def say(console: "Console", text: "str | Text" = "") -> None:
     for segment in text.render(console):
         shown.append(shown_lines(segment.text), segment.style)
     console.print(shown, soft_wrap=True, highlight=False)
+
+
+def command_line(*words: object) -> str:
+    """A command to copy into a shell, with its words quoted."""
+    return shlex.join(map(str, words))
 
 
 @contextmanager

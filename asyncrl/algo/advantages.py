@@ -344,7 +344,7 @@ def gdpo(outcomes: Sequence[Outcome], *, reward_weights: Mapping[str, float]) ->
 def _reward(outcome: Outcome, key: str) -> float:
     rewards = {**outcome.metrics, "reward": outcome.reward}
     if key not in rewards:
-        raise AsyncrlError(
+        raise ConfigError(
             f"algorithm.reward_weights names {key!r}, but a verdict of group {outcome.group_id} has only "
             f"{', '.join(rewards)}; the reward function must return it"
         )

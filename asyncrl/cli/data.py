@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
-from asyncrl.cli.parts import report_errors, together
+from asyncrl.cli.parts import columns_options, named_columns, report_errors, together
 from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.reward import Reward
 from asyncrl.terminal import echo
@@ -66,16 +67,6 @@ _add_published("math", "FILE", "published:MATH", "Convert MATH from JSONL or par
 _add_published("dapo-math", "FILE", "published:DAPO_MATH", "Convert DAPO-Math from its parquet; keep each prompt once.")
 
 
-_columns = together(
-    click.option("--answer-column", metavar="NAME", help="Column of texts or numbers.  [default: guessed]"),
-    click.option("--prompt-column", metavar="NAME", help="Column of texts or chats.  [default: guessed]"),
-)
-
-
-def _named(prompt_column: str | None, answer_column: str | None) -> dict[str, str]:
-    return {kind: name for kind, name in (("prompt", prompt_column), ("answer", answer_column)) if name}
-
-
 _own_options = together(
     _options,
     click.option("--unique", is_flag=True, help="Keep a repeated prompt once."),
@@ -86,7 +77,7 @@ _own_options = together(
         metavar="NAME",
         help="Name that selects a built-in verifier, such as openai/gsm8k; with a reward of your own, any name.",
     ),
-    _columns,
+    columns_options,
     click.argument("source", metavar="FILE", type=PATH),
 )
 
@@ -140,7 +131,7 @@ def _prepare_own(
     from asyncrl.data.table import Columns, columns_of
 
     rows = open_file(source)
-    columns = columns_of(rows, _named(prompt_column, answer_column), COLUMN_OPTION)
+    columns = columns_of(rows, named_columns(prompt_column, answer_column), COLUMN_OPTION)
     if columns != Columns(prompt_column or "prompt", answer_column or "answer"):
         echo(f"{source}: {columns}")
     _prepare(own_rows(data_source, columns, repeats=unique, open_file=lambda _: rows), source, choices)
@@ -183,7 +174,7 @@ def _prepare(dataset: "PublishedDataset", source: Path, choices: dict[str, Any])
 @click.option("--model", type=PATH, help="Model directory whose tokenizer and chat template count the tokens.")
 @click.option("--max-prompt-tokens", type=click.IntRange(1), help="Longest usable prompt; needs --model.")
 @click.option("--list", "all_bad", is_flag=True, help="List every row that cannot be used.")
-@_columns
+@columns_options
 @report_errors
 def check(
     paths: tuple[Path, ...],
@@ -201,11 +192,12 @@ def check(
     dataset alone are guessed if they are not `prompt` and `answer`.
     """
     from asyncrl.data.chat_template import text_advice
+    from asyncrl.data.check import shared_lines
     from asyncrl.reward.routing import check_routes
 
     if max_prompt_tokens and not model:
         raise click.UsageError("--max-prompt-tokens needs --model")
-    named = _named(prompt_column, answer_column)
+    named = named_columns(prompt_column, answer_column)
     if named and any(path.suffix == ".toml" for path in paths):
         raise click.UsageError("--prompt-column and --answer-column are for datasets: a run file names its columns")
     checked: list[Checked] = []
@@ -218,6 +210,8 @@ def check(
             echo(f"{row.place}: {row.reason}")
         for sentence in text_advice(template, has_texts=inspection.num_texts > 0):
             echo(f"note: {sentence}")
+    for line in shared_lines([inspection for inspection, _, _ in checked]):
+        echo(line)
     for inspection, _, reward in checked:
         inspection.require_usable()
         if reward:
@@ -258,5 +252,7 @@ def _check_run(path: Path) -> "list[Checked]":
         inspect(Path(file), settings, count_tokens=count_tokens, find_spelled=find_spelled, max_tokens=max_tokens)
         for file in files
     ]
-    template = "" if config.environment.is_set else read_template(model)
+    if config.environment.is_set:  # it may tell rows of one prompt apart
+        return [(replace(inspection, odd=[], keys=()), "", config.reward) for inspection in inspections]
+    template = read_template(model)
     return [(inspection, template, config.reward) for inspection in inspections]

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from asyncrl.cli.parts import RUN_PATH, report_errors
 from asyncrl.errors import ConfigError
-from asyncrl.terminal import say
+from asyncrl.terminal import command_line, say
 
 # ── command ───────────────────────────────────────────────────────────────────────────────────
 
@@ -82,7 +82,7 @@ def show(run_directory: Path, step: int | None, group: int | None, index: int | 
     if not found:
         raise ConfigError(
             f"{path} has no such episode: the group is of another step, or the run has no [environment]; samples "
-            f"without turns: asyncrl samples {run_directory}"
+            f"without turns: {command_line('asyncrl', 'samples', run_directory)}"
         )
     console = Console(highlight=False)
     for one in islice(found, count):

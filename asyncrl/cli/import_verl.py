@@ -14,7 +14,7 @@ from asyncrl.config.run_file import decode
 from asyncrl.data.table import open_rows
 from asyncrl.errors import ConfigError, DataError
 from asyncrl.files.atomic import output
-from asyncrl.terminal import aligned, echo
+from asyncrl.terminal import aligned, command_line, echo
 from asyncrl.tools.verl.launch import Launch, expand, find_launch, of_options
 from asyncrl.tools.verl.options import files
 from asyncrl.tools.verl.overrides import Fate
@@ -138,4 +138,4 @@ def import_verl(arguments: tuple[str, ...], out: Path | None, environment: tuple
     if verdict == "cannot":
         sys.exit(1)
     if out:
-        echo(f"to try it on a CPU: asyncrl run {out} --scale tiny --set run.steps=3", err=True)
+        echo(f"to try it on a CPU: {command_line('asyncrl', 'run', out)} --scale tiny --set run.steps=3", err=True)

@@ -1,9 +1,12 @@
 """Commands that write the files of a first run, and that start or continue a run."""
 
+import sys
 from pathlib import Path
 
 import click
 
+from asyncrl.cli import detached
+from asyncrl.cli.detached import detach_option
 from asyncrl.cli.parts import RUN_PATH, report_errors
 from asyncrl.cli.plan import device_memory_option, first_given, host_memory_option
 from asyncrl.cli.settings import set_option
@@ -107,6 +110,7 @@ traces_option = click.option(
     "--scale", type=click.Choice(["tiny"]), help="Run the same options with a tiny model and few rows, on a CPU."
 )
 @click.option("--resume", "is_resumed", is_flag=True, help="Go on with the newest run of this file, if there is one.")
+@detach_option
 @dashboard_option
 @metrics_option
 @metrics_open_option
@@ -117,6 +121,7 @@ def run(
     overrides: tuple[str, ...],
     *,
     is_resumed: bool,
+    detach: bool,
     is_shown: bool,
     dry_run: bool,
     device_memory: str,
@@ -131,7 +136,8 @@ def run(
 
     Starts the broker, the rollouts, the reward node and the trainer as processes of this machine, prints one line per
     optimizer step, and writes everything to a new run directory, by default below runs/. With --resume the same command
-    goes on with that run, for schedulers that begin a job again. `asyncrl config explain` tells what a setting means.
+    goes on with that run, for schedulers that begin a job again. With --detach the run goes on by itself, and this
+    command ends once it has begun. `asyncrl config explain` tells what a setting means.
 
     \b
     Example:
@@ -142,6 +148,8 @@ def run(
     from asyncrl.runtime import launch
     from asyncrl.runtime.metrics_server import metrics_options, require_opentelemetry
 
+    if detach and not dry_run:
+        sys.exit(detached.detach(detached.again()))
     if traces:
         require_opentelemetry()
     serving = metrics_options(metrics, is_open=metrics_open)
@@ -150,11 +158,19 @@ def run(
     config = tiny(config_path, overrides) if scale else load_config(config_path, overrides)
     if dry_run:
         launch.dry_run(config, device_memory, host_memory)
-    elif is_resumed and (begun := launch.begun(config, config_path.stem)):
-        launch.resume(begun, metrics=serving, is_shown=is_shown, is_traced=traces, owns_process=True)
+        return
+    began = detached.when_begun()
+    if is_resumed and (begun := launch.begun(config, config_path.stem)):
+        launch.resume(begun, metrics=serving, is_shown=is_shown, is_traced=traces, owns_process=True, began=began)
     else:
         launch.run(
-            config, name=config_path.stem, is_shown=is_shown, metrics=serving, is_traced=traces, owns_process=True
+            config,
+            name=config_path.stem,
+            is_shown=is_shown,
+            metrics=serving,
+            is_traced=traces,
+            owns_process=True,
+            began=began,
         )
 
 
@@ -169,6 +185,7 @@ def run(
     type=click.IntRange(0),
     help="Leave out the batch of step N, counted from 0, at which the trainer fails; may be repeated.",
 )
+@detach_option
 @dashboard_option
 @metrics_option
 @metrics_open_option
@@ -179,6 +196,7 @@ def resume(
     *,
     steps: int | None,
     skip_steps: tuple[int, ...],
+    detach: bool,
     is_shown: bool,
     metrics: str | None,
     metrics_open: bool,
@@ -196,6 +214,8 @@ def resume(
     from asyncrl.runtime.launch import resume as resume_run
     from asyncrl.runtime.metrics_server import metrics_options, require_opentelemetry
 
+    if detach:
+        sys.exit(detached.detach(detached.again()))
     if traces:
         require_opentelemetry()
     serving = metrics_options(metrics, is_open=metrics_open)
@@ -207,6 +227,7 @@ def resume(
         is_shown=is_shown,
         is_traced=traces,
         owns_process=True,
+        began=detached.when_begun(),
     )
 
 

@@ -19,8 +19,9 @@ from asyncrl.cli.status import opened
 from asyncrl.errors import ConfigError
 from asyncrl.foreign_text import escaped
 from asyncrl.messages.spool import HOSTED_SPOOL
-from asyncrl.records.run_directory import RunDirectory
+from asyncrl.records.run_directory import SCREEN, RunDirectory
 from asyncrl.records.run_record import is_run, is_served, is_supervised
+from asyncrl.terminal import command_line
 from asyncrl.workers.printed import PRINTED
 
 POLL_S = 0.25
@@ -93,7 +94,8 @@ class Logs:
     def read(self) -> list[LogLine]:
         """Lines of all logs since the last call, by time."""
         for path in sorted(self._directory.logs.glob(f"{self._node or '*'}.log")):
-            self._files.setdefault(path, LogFile(path))
+            if self._node or path != self._directory.screen:  # what it says has no time, and nodes say it too
+                self._files.setdefault(path, LogFile(path))
         lines = [line for file in self._files.values() for line in file.read()]
         shown = [line for line in lines if line.level not in self._hidden and self._about in ("", line.about)]
         return sorted(shown, key=lambda line: line.at)
@@ -108,6 +110,17 @@ class Logs:
             if is_over:
                 return
             await sleep(POLL_S)
+
+
+def open_screen(where: Path) -> Logs:
+    """The lines that `asyncrl run` prints about a run; raises `ConfigError` if there is no run, or none started it."""
+    directory = opened(str(where))
+    if not directory.screen.is_file():
+        raise ConfigError(
+            f"{where} was not started by asyncrl run, which alone keeps what it prints; to watch it: "
+            f"{command_line('asyncrl', 'top', where)}, or {command_line('asyncrl', 'logs', '-f', where)}"
+        )
+    return Logs(directory, SCREEN)
 
 
 def open_logs(where: Path, node: str, level: str = "debug") -> tuple[Logs, list[str]]:

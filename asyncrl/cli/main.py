@@ -1,5 +1,7 @@
 """The command `asyncrl`: a subcommand imports what it needs once it runs, so that `--help` stays fast."""
 
+from typing import Any
+
 import click
 
 from asyncrl.cli.data import data
@@ -11,6 +13,7 @@ from asyncrl.cli.launch import COMMANDS as LAUNCH
 from asyncrl.cli.launch import example, init
 from asyncrl.cli.models import COMMANDS as MODELS
 from asyncrl.cli.operate import COMMANDS as OPERATE
+from asyncrl.cli.parts import errors_reported
 from asyncrl.cli.plan import plan
 from asyncrl.cli.plug_ins import advantage, loss, reward
 from asyncrl.cli.recorded import COMMANDS as RECORDED
@@ -22,7 +25,15 @@ from asyncrl.version import VERSION
 GROUPS = (advantage, config, data, episode, keys, loss, reward, services, toy)
 
 
-@click.group(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """Commands whose interruption is one sentence, also while their arguments are read."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with errors_reported():
+            return super().invoke(ctx)
+
+
+@click.group(cls=Commands, context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION)
 def main() -> None:
     """

@@ -25,7 +25,7 @@ from asyncrl.messages.supervisor import (
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import count, duration
 from asyncrl.records.run_record import RunOverview, find_runs, overview
-from asyncrl.terminal import Row, aligned, echo, to_json
+from asyncrl.terminal import Row, aligned, command_line, echo, to_json
 from asyncrl.wire.link import Link
 from asyncrl.wire.run_address import RunAddress
 
@@ -283,6 +283,39 @@ def logs(run: Path, node: str, *, follow: bool, number: int | None, level: str, 
 
 
 @click.command()
+@click.argument("run", metavar="[RUN]", type=RUN_PATH, default=newest_run)
+@click.option("-n", "--lines", "number", type=click.IntRange(0), default=40, help="Number of earlier lines to show.")
+@report_errors
+def attach(run: Path, number: int) -> None:
+    """
+    Show what `asyncrl run` prints of a run that goes on.
+
+    From the files of RUN, by default the newest below runs/, until the run is over. Ctrl-C ends this command, and not
+    the run. For a run without a terminal, such as one of `asyncrl run --detach`.
+
+    \b
+    Example:
+      asyncrl attach runs/quickstart
+    """
+    from asyncrl.cli.logs import open_screen
+
+    screen = open_screen(run)
+    first = screen.read()
+
+    async def show_further() -> None:
+        async for lines in screen.follow():
+            for line in lines:
+                echo(line.text)
+
+    for line in first[len(first) - min(number, len(first)) :]:
+        echo(line.text)
+    try:
+        asyncio.run(show_further())
+    except KeyboardInterrupt:
+        echo(f"the run goes on; to end it: {command_line('asyncrl', 'stop', run)}", err=True)
+
+
+@click.command()
 @on_run
 @click.option("--wait", "wait_s", type=click.FloatRange(0), default=170.0, help="Seconds to wait for the end.")
 @report_errors
@@ -419,4 +452,4 @@ def admit(run: str, key: Path | None, node: str) -> None:
     echo(f"{node} is given work again")
 
 
-COMMANDS = (drain, admit, status, list_, top, logs, stop, pause, resume_sampling, set_, stacks)
+COMMANDS = (drain, admit, status, list_, top, logs, attach, stop, pause, resume_sampling, set_, stacks)

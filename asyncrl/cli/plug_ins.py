@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
-from asyncrl.cli.parts import report_errors
+from asyncrl.cli.parts import columns_options, named_columns, report_errors
 from asyncrl.errors import ConfigError, RunFailed
+from asyncrl.files.json_lines import toml_value
 from asyncrl.plug_in import is_path
 from asyncrl.terminal import aligned, echo
 
@@ -60,11 +61,21 @@ def reward() -> None:
 @reward.command("try")
 @click.argument("function", metavar="FUNCTION|CONFIG")
 @click.argument("data", metavar="[DATA]", type=PATH, required=False)
+@columns_options
 @click.option("--num", type=click.IntRange(1), default=5, show_default=True, help="Rows to try, from the first.")
 @click.option("--completion", "given", multiple=True, metavar="TEXT", help="Completion to grade; repeatable.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A setting of [reward] or [data].")
 @report_errors
-def try_reward(function: str, data: Path | None, num: int, given: tuple[str, ...], overrides: tuple[str, ...]) -> None:
+def try_reward(
+    function: str,
+    data: Path | None,
+    prompt_column: str | None,
+    answer_column: str | None,
+    *,
+    num: int,
+    given: tuple[str, ...],
+    overrides: tuple[str, ...],
+) -> None:
     """
     Grade some rows of a dataset, in the killable workers of a run.
 
@@ -73,9 +84,10 @@ def try_reward(function: str, data: Path | None, num: int, given: tuple[str, ...
     `answer`. Without --completion each row is graded with its reference answer in three forms, with nothing, and with
     nonsense as the completion. Exits with 1 if a verdict fails.
 
-    A function of your own is `def score(inputs)`, which gets a VerifierInput, or verl's `def
-    compute_score(data_source, solution_str, ground_truth, extra_info)`. It returns a number, or a dict with `score`.
-    With reward.group, the completions of a row are then compared as one group.
+    A function of your own is `def score(inputs)`, which gets a VerifierInput, verl's `def
+    compute_score(data_source, solution_str, ground_truth, extra_info)`, or TRL's `def score(prompts, completions,
+    **columns)`. It returns a number, or a dict with `score`; TRL's, a list of numbers. With reward.group, the
+    completions of a row are then compared as one group.
 
     \b
     Example:
@@ -86,14 +98,18 @@ def try_reward(function: str, data: Path | None, num: int, given: tuple[str, ...
     from asyncrl.runtime.model_files import with_local_copies
     from asyncrl.tools.plug_ins import reward as module
 
+    columns = named_columns(prompt_column, answer_column)
     if data is None:
+        if columns:
+            raise click.UsageError("--prompt-column and --answer-column are for DATA: a run file names its columns")
         if not function.endswith(".toml"):
             raise click.UsageError("Missing argument 'DATA': the dataset whose rows FUNCTION grades")
         config = module.run_config(Path(function), overrides)
         config = with_local_copies(config, partial(echo, err=True), has_weights=False)
     else:
         name = full_name(function, ("compute_score", "score", "reward"))
-        config = module.trial_config(name, data, echo, overrides)
+        named = [f"data.{kind}_column={toml_value(column)}" for kind, column in columns.items()]
+        config = module.trial_config(name, data, echo, [*named, *overrides])
     if not module.try_reward(config, num, given, echo):
         sys.exit(RunFailed.exit_code)
 

@@ -26,7 +26,7 @@ from asyncrl.records.measures import RECENTLY
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunOverview, is_run, is_served, is_starting, is_supervised, overview
 from asyncrl.similar_path import did_you_mean
-from asyncrl.terminal import Row, aligned
+from asyncrl.terminal import Row, aligned, command_line
 from asyncrl.wire.run_address import RunAddress, locate
 
 STARTING = "the broker is starting: it reads the prompts and the ledger"
@@ -134,7 +134,7 @@ def how_to_resume(where: str) -> str:
     except ConfigError:  # The command then says what is wrong with the configuration.
         exposed = []
     if not exposed:
-        return f"asyncrl resume {where}"
+        return command_line("asyncrl", "resume", where)
     run = Path(where).absolute()
     known = [command for file, command in COMMANDS.items() if f"--run-dir {run} " in _text(file)]
     return f"start its services again on every machine: {known[0]}" if len(known) == 1 else SERVICES

@@ -19,6 +19,7 @@ from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import share
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunOverview, is_served, is_supervised, overview
+from asyncrl.terminal import command_line
 from asyncrl.wire.addresses import is_loopback
 from asyncrl.wire.run_address import RunAddress, locate
 
@@ -96,7 +97,7 @@ def _ended_elsewhere(address: str, end: Finished, run_dir: str) -> list[str]:
     lines = [f"the run is over: {end.status}{f' ({end.cause})' if end.cause else ''}"]
     lines.append(f"kept        {run_dir}, on the broker's machine")
     if end.status != "finished":
-        command = f"asyncrl resume {run_dir}, there; or " if is_loopback(address) else ""
+        command = f"{command_line('asyncrl', 'resume', run_dir)}, there; or " if is_loopback(address) else ""
         lines.append(f"resume      {command}{SERVICES}")
     return lines
 

@@ -84,6 +84,11 @@ class Config(Section, frozen=True, kw_only=True):
         """Tokens of the longest prompt and the longest completion together."""
         return self.data.max_prompt_tokens + max(self.longest_written("train"), self.longest_written("held_out"))
 
+    @property
+    def longest_slot(self) -> int:
+        """Positions of a slot of the engine: those that it was told, or of the longest request."""
+        return self.rollout.own(self.rollout.entry.max_tokens, 0) or self.longest_request
+
     def longest_written(self, split: Split) -> int:
         """Most tokens after a prompt: of a completion, or of an episode with those of its environment."""
         if self.environment.is_set:

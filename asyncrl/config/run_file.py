@@ -5,7 +5,7 @@ Reads a run file: defaults < TOML file < ``--set a.b=value``, checked and return
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
@@ -35,12 +35,12 @@ class Origin(Struct, frozen=True):
     """
 
 
-def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | os.PathLike[str], overrides: str | Sequence[str] = ()) -> Config:
     """
     Read and check a run file.
 
     Args:
-        overrides: ``"section.key=value"``; the value is TOML, and text that is not TOML is a string.
+        overrides: ``"section.key=value"``, or several; the value is TOML, and text that is not TOML is a string.
 
     Raises:
         ConfigError: The file cannot be read, or `decode` refuses it.
@@ -48,10 +48,14 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     return decode(read_raw(Path(path), overrides))
 
 
-def read_raw(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def read_raw(path: Path, overrides: str | Sequence[str] = ()) -> dict[str, Any]:
     """Read a run file with ``overrides`` as a nested dict, unchecked; raises `ConfigError` if it is not TOML."""
     raw = read(path, "config file")
-    for override in overrides:
+    for override in [overrides] if isinstance(overrides, str) else overrides:
+        if not isinstance(override, str) or isinstance(overrides, Mapping):
+            raise ConfigError(
+                f"overrides of {path} have {override!r}: expected texts such as 'run.steps=20', one or a list of them"
+            )
         override_one(raw, override)
     return raw
 

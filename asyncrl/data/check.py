@@ -9,6 +9,7 @@ Inspection of a dataset, as ``asyncrl data check FILE`` prints it.
       pictures       7470   largest 1024 x 768   512.3 MB
       spelled        <|im_end|> 2
       dropped keys   extra_info.tools_kwargs 7470
+      odd            4 of 7470 rows repeat the prompt of an earlier one
       3 rows cannot be used
              2  'prompt' is empty: train.parquet row 17, ...
              1  it has videos, but prompts must be text and pictures: train.parquet row 90
@@ -21,6 +22,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from asyncrl.config.sections.data import Data
+from asyncrl.data.census import Census, num_chars, num_shared
 from asyncrl.data.dataset import BadRow, Dataset, count_reasons
 from asyncrl.data.row import dropped_keys
 from asyncrl.data.table import Rows, open_rows
@@ -55,6 +57,10 @@ class Inspection(Struct, frozen=True, kw_only=True):
     """Quantiles of prompt length in tokens; empty without ``count_tokens``."""
     images: list[Image]
     """Pictures of the usable rows."""
+    odd: list[str]
+    """Clauses about usable rows that are unlike what one expects; see `asyncrl.data.census`."""
+    keys: Sequence[int]
+    """Keys of the prompts of the usable rows."""
     spelled: dict[str, int]
     """Special tokens that the texts of usable chats spell, with the number of rows; empty without ``find_spelled``."""
     dropped_keys: dict[str, int]
@@ -68,10 +74,11 @@ class Inspection(Struct, frozen=True, kw_only=True):
         return self.num_rows - len(self.bad) - self.num_chats
 
     def text(self) -> str:
+        num_usable = self.num_rows - len(self.bad)
         facts = {
             "columns": ", ".join(map(shown, self.columns)),
             "data sources": _listed({name or "(none)": count for name, count in self.data_sources.items()}) or "-",
-            "answers": f"{self.num_without_answer} of the rows have none" if self.num_without_answer else "",
+            "answers": "none of the rows has one" if self.num_without_answer == num_usable > 0 else "",
             "prompts": f"{self.num_chats} chat, {self.num_texts} text",
             "prompt chars": _listed(self.prompt_chars) or "-",
             "prompt tokens": _listed(self.prompt_tokens),
@@ -81,6 +88,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
         }
         lines = [f"{self.path}: {self.num_rows} rows"]
         lines += [f"  {name:<13}  {fact}" for name, fact in facts.items() if fact]
+        lines += [f"  {'odd':<13}  {clause}" for clause in self.odd]
         return "\n".join(lines + bad_row_lines(self.bad))
 
     def require_usable(self) -> None:
@@ -126,16 +134,19 @@ def inspect(
         else:
             prompts.append(prompt)
     spelled = Counter(text for prompt in prompts for text in set(find_spelled(prompt))) if find_spelled else Counter()
+    census = Census()
+    for prompt in prompts:
+        census.add(prompt)
     return Inspection(
         path=path,
         num_rows=len(rows),
         columns=rows.columns,
         data_sources=dict(Counter(prompt.data_source for prompt in prompts).most_common()),
-        num_without_answer=sum(not prompt.answer for prompt in prompts),
+        num_without_answer=census.num_without_answer,
         num_chats=sum(bool(prompt.chat) for prompt in prompts),
-        prompt_chars=_quantiles(
-            [len(prompt.text) + sum(len(turn["content"]) for turn in prompt.chat) for prompt in prompts]
-        ),
+        prompt_chars=_quantiles(list(map(num_chars, prompts))),
+        odd=census.sentences(),
+        keys=census.keys,
         prompt_tokens=_quantiles(lengths) if count_tokens else {},
         images=[image for prompt in prompts for image in prompt.images],
         spelled=dict(spelled.most_common()),
@@ -146,6 +157,16 @@ def inspect(
             *(overlong if not data.filter_overlong_prompts else []),
         ],
     )
+
+
+def shared_lines(inspections: Sequence[Inspection]) -> list[str]:
+    """A line for each file that has prompts of an earlier one, such as a held-out file with rows of the training."""
+    lines, seen = [], set[int]()
+    for inspection in inspections:
+        if found := num_shared(inspection.keys, seen):
+            lines.append(f"{inspection.path}: {found} of {len(inspection.keys)} prompts are in a file before it too")
+        seen.update(inspection.keys)
+    return lines
 
 
 def bad_row_lines(bad: Sequence[BadRow]) -> list[str]:

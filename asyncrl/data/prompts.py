@@ -12,11 +12,13 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
+import msgspec
 from msgspec import Struct
 
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import with_steps
 from asyncrl.config.sections.data import Data
+from asyncrl.data.census import Census, num_shared, shared_sentence
 from asyncrl.data.dataset import BadRow, Dataset
 from asyncrl.data.digest import DatasetDigest, joined
 from asyncrl.data.images import Keep, keep_nothing
@@ -152,6 +154,7 @@ class DatasetSummary(Struct, frozen=True, kw_only=True):
     """Number of usable rows with the mark of a picture and no picture."""
     bad: Sequence[BadRow] = ()
     """The other rows, which are skipped."""
+    census: Census = msgspec.field(default_factory=Census)
     digest: str = ""
     """Digest of the rows of each file, used or not; see `asyncrl.data.digest.check_same`."""
 
@@ -186,6 +189,10 @@ class PromptStream:
     def num_rows(self) -> int:
         """Rows of one epoch, over all parts."""
         return sum(map(len, self._parts))
+
+    def keys(self) -> list[int]:
+        """Key of each prompt of one epoch; see `asyncrl.data.census`."""
+        return [self.summary.census.keys[row] for part in self._parts for row in part.rows]
 
     def prompts(self, every: int = 1) -> Iterator[Prompt]:
         """Prompts of one epoch in the order of the files, each once, or only ``every`` second, third and so on."""
@@ -247,14 +254,31 @@ def held_out_stream(data: Data, max_prompts: int, keep: Keep = keep_nothing) -> 
     return PromptStream(dataset, [Epochs(rows, None)], limit=len(rows), summary=summary)
 
 
+def num_shared_prompts(train: PromptStream, held_out: PromptStream) -> int:
+    """Number of held-out prompts that are also trained on."""
+    return num_shared(held_out.keys(), train.keys())
+
+
+def oddities(train: PromptStream, held_out: PromptStream | None) -> str:
+    """One sentence with all that is odd about the rows of a run; empty if nothing is."""
+    shared = num_shared_prompts(train, held_out) if held_out else 0
+    clauses = [f"data.train: {clause}" for clause in train.summary.census.sentences()]
+    if held_out:
+        clauses += [f"data.held_out: {clause}" for clause in held_out.summary.census.sentences()]
+        clauses += [shared_sentence(shared, held_out.num_rows)] if shared else []
+    return "; ".join(clauses)
+
+
 def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
     """Read every row; raise `DataError` for bad ones that the configuration refuses, or if no row is usable."""
     usable, bad, data_sources = list[int](), list[BadRow](), set[str]()
     has_chats = has_texts = False
+    census = Census()
     num_images = num_marked = 0
     digests = [DatasetDigest() for _ in dataset.files]
     for row, (file, found) in enumerate(dataset.scan()):
         digests[file].add(found)
+        census.add(None if isinstance(found, BadRow) else found)
         if isinstance(found, BadRow):
             bad.append(found)
             continue
@@ -279,6 +303,7 @@ def _summary(dataset: Dataset, data: Data) -> DatasetSummary:
         num_images=num_images,
         num_marked=num_marked,
         bad=bad,
+        census=census,
         digest=joined(digests),
     )
 

@@ -173,7 +173,7 @@ def _read_parquet(path: Path, on_disk: str) -> ParquetRows:
 
 def _read_jsonl(path: Path, start: bytes) -> JsonRows:
     first = start.lstrip()[:1]
-    if first == b"[":
+    if first == b"[" and path.suffix != ".toml":  # whose first section is in such brackets, too
         raise DataError(f"dataset {path} is one JSON array: write one object per line (JSONL), or parquet")
     if first not in (b"{", b"") and path.suffix in (".csv", ".tsv"):
         converted = path.with_suffix(".parquet")
@@ -202,6 +202,7 @@ ANSWERS = (
     "ground_truth",
     "final_answer",
     "solution",
+    "gold",
     "target",
     "label",
     "output",

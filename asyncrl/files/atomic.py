@@ -51,6 +51,12 @@ def refuse_folder(path: Path) -> None:
         raise IsADirectoryError(errno.EISDIR, "it is a folder, not a file", str(path))
 
 
+def refuse_existing(out: Path) -> None:
+    """Raise `ConfigError` if there is anything at ``out``."""
+    if out.exists():
+        raise ConfigError(f"{out} exists and is never overwritten; give a directory that does not exist")
+
+
 def flush(path: Path) -> None:
     """Sync the contents of a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -14,7 +14,7 @@ extracted answers.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from math import nan
 
@@ -149,6 +149,15 @@ def named_metrics(prompts: Sequence[EvaluatedPrompt], samples: int) -> dict[str,
             accuracy = {"accuracy": found.accuracy} if samples == 1 else {}
             metrics |= {f"{source}/{name}": value for name, value in (accuracy | found.metrics).items()}
     return metrics
+
+
+def metric_names(data_sources: Collection[str], samples: int) -> list[str]:
+    """Names by which an evaluation may be judged: ``accuracy``, and those of `named_metrics` for these sources."""
+    curve = [f"avg@{samples}", *(f"pass@{m}" for m in curve_points(samples)), f"maj@{samples}"] if samples > 1 else []
+    names = [*curve, "reward", "length_mean", "truncated", "failed"]
+    sources = [source or UNNAMED for source in sorted(data_sources)] if len(data_sources) > 1 else []
+    of_each = [*([] if curve else ["accuracy"]), *names]
+    return ["accuracy", *names, *(f"{source}/{name}" for source in sources for name in of_each)]
 
 
 def pass_curve(metrics: Mapping[str, float]) -> list[tuple[float, float]]:

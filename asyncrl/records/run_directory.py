@@ -107,6 +107,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
 
 
 PLACES = ("directory", "checkpoint")
+SCREEN = "screen"
+"""Name of the log with the lines that `asyncrl run` has printed, which are no events."""
 
 
 def content_of(summary: RunSummary) -> bytes:
@@ -133,6 +135,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.spool = path / "spool"
         self.logs = path / "logs"
+        self.screen = self.logs / f"{SCREEN}.log"
         self.models = path / "models"
         self.trackers = path / "trackers"
         self.report = path / "report.html"

@@ -41,6 +41,9 @@ NOT_METRICS = ("policy_version", "accuracy", "num_prompts", "time_s")
 ENDS = ("run.started", "run.resumed", "run.finished")
 """Events of which the last tells whether the run has ended."""
 
+SHARED_EVENT = "data.prompts_shared"
+"""Event that counts held-out prompts which are trained on."""
+
 # ── runs ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -363,6 +366,11 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     def accuracies(self) -> tuple[float | None, float | None, int]:
         """Held-out accuracy before the first step and of the last evaluation, see `accuracies`."""
         return accuracies(self.summary, self.evaluations())
+
+    def shared_prompts(self) -> tuple[int, int]:
+        """Number of held-out prompts that were trained on, and of all; zeros if there were none."""
+        last: Event = next((event for event in reversed(self.events) if event.get("event") == SHARED_EVENT), {})
+        return int(last.get("num_shared") or 0), int(last.get("num_held_out") or 0)
 
     def _changes(self) -> list[dict[str, Any]]:
         return [event for event in self.events if event.get("event") == "setting.changed"]

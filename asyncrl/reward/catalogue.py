@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.plug_in import hint, is_path, load_function
 from asyncrl.reward.verifier import GroupFunction, Verifier, VerifierInput, is_async
 
@@ -93,6 +93,71 @@ def _with_correct(value: Any) -> Any:
     return value
 
 
+# ── functions of batches ──────────────────────────────────────────────────────────────────────
+# TRL's reward functions as verifiers, told by their argument ``completions``.
+#
+#     def score(prompts, completions, **columns) -> list[float]: ...
+#
+#   VerifierInput ── prompts=[prompt], completions=[completion], answer=[answer], ... ──▶ function ── [0.5] ──▶ verdict
+#
+# Each completion is judged alone, in a list of one. Of a chat it is ``[{"role": "assistant", "content": ...}]``; other
+# columns are the row's: ``answer``, ``data_source`` and what is in ``extra``. To compare the completions of a
+# prompt there is ``reward.group``.
+
+COMPLETIONS = "completions"
+
+
+def is_of_batches(function: Callable[..., Any]) -> bool:
+    """True if the function takes a list of completions by TRL's name."""
+    try:
+        return COMPLETIONS in inspect.signature(function).parameters
+    except ValueError:  # written in C
+        return False
+
+
+def adapt_batches(function: Callable[..., Any], options: Mapping[str, Any], *, path: str, setting: str) -> Verifier:
+    """
+    Make a verifier of such a function, with its options bound. It fails on a row that lacks a column.
+
+    Raises `ConfigError` if an option is none of its arguments; ``path`` and ``setting`` are for the message.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    names = {parameter.name for parameter in parameters}
+    if not takes_any and (unknown := [name for name in options if name not in names]):
+        raise ConfigError(f"{setting}: {path!r} has no argument {unknown[0]!r}: {hint(unknown[0], sorted(names))}")
+
+    def call(inputs: VerifierInput) -> Any:
+        is_chat = not isinstance(inputs.prompt, str)
+        columns = {
+            **{name: [value] for name, value in inputs.extra.items()},
+            "answer": [inputs.answer],
+            "data_source": [inputs.data_source],
+            "prompts": [inputs.prompt],
+            COMPLETIONS: [[{"role": "assistant", "content": inputs.completion}] if is_chat else inputs.completion],
+        }
+        return function(**{name: each for name, each in columns.items() if takes_any or name in names}, **options)
+
+    async def judge(inputs: VerifierInput, /) -> Any:
+        return _only(await call(inputs))
+
+    def judge_in_order(inputs: VerifierInput, /) -> Any:
+        return _only(call(inputs))
+
+    return judge if is_async(function) else judge_in_order
+
+
+def _only(rewards: Any) -> Any:
+    """The one reward of a list of one; raises `VerifierError` for anything else."""
+    try:
+        (reward,) = rewards
+    except (TypeError, ValueError):
+        raise VerifierError(
+            f"the function of completions returned {rewards!r:.80} for one completion, expected a list of one number"
+        ) from None
+    return reward
+
+
 # ── catalogue ─────────────────────────────────────────────────────────────────────────────────
 
 BUILT_IN = {
@@ -116,6 +181,22 @@ BUILT_IN = {
 
 EXTRA = {"math": "math", "geo3k": "math", "remote": "remote", "reward_model": "remote"}
 """Optional dependency group of asyncrl that a verifier needs."""
+
+METRICS: Mapping[str, tuple[str, ...]] = {
+    "gsm8k": (),
+    "math": ("not_computed",),
+    "math_dapo": (),
+    "geo3k": ("accuracy", "format", "not_computed"),
+    "code": ("passed",),
+    "exact": (),
+    "numeric": (),
+    "format": (),
+    "length": (),
+    "overlong": ("overlong",),
+    "reasoning_gym": (),
+    "reward_model": (),
+}
+"""Metrics beside ``correct`` of the verifiers that always have the same ones; those of others only a run shows."""
 
 Options = Mapping[str, str | int | float | bool]
 """Keyword arguments of a verifier: ``reward.options``."""
@@ -188,6 +269,8 @@ def _bound(found: Callable[..., Any], options: Options, function: str, setting: 
     """Bind the options, after checking that the signature accepts them; a function of verl's is called as there."""
     if is_compute_score(found):
         return adapt(found, options, path=function, setting=setting)
+    if is_of_batches(found):
+        return adapt_batches(found, options, path=function, setting=setting)
     like = "def score(inputs), or verl's def compute_score(data_source, solution_str, ground_truth, extra_info)"
     _check_signature(found, options, f"{setting} {function!r}", takes="the input", like=like)
     return partial(found, **options) if options else found

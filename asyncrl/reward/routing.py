@@ -16,7 +16,7 @@ from typing import Any
 
 from asyncrl.config.sections.reward import Reward, RewardPart
 from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.reward.catalogue import resolve, resolve_group
+from asyncrl.reward.catalogue import METRICS, resolve, resolve_group
 from asyncrl.reward.verifier import GroupFunction, Verdict, Verifier, VerifierInput, is_async, verdict_of
 
 AUTO = "auto"
@@ -79,6 +79,26 @@ def auto_routed(reward: Reward, data_sources: Collection[str]) -> list[str]:
     for part in reward.parts:
         used |= {source for source in data_sources if part.function == AUTO and applies(part, source)}
     return sorted({name for source in used if (name := route(source))})
+
+
+def metrics_of(reward: Reward, data_sources: Collection[str]) -> list[str] | None:
+    """Metrics that ``reward.function`` returns for rows with these data sources, sorted; None if only a run shows."""
+    if reward.parts or reward.group:
+        return None
+    functions = auto_routed(reward, data_sources) if reward.function == AUTO else [reward.function]
+    if any(function not in METRICS for function in functions):
+        return None
+    return sorted({"correct", *(name for function in functions for name in METRICS[function])})
+
+
+def unmatched(reward: Reward, data_sources: Collection[str]) -> list[tuple[str, str]]:
+    """Name and pattern of each part of the reward whose pattern matches none of these data sources."""
+    return [
+        (part.name, pattern)
+        for part in reward.parts
+        for pattern in part.data_sources
+        if not any(fnmatchcase(source, pattern) for source in data_sources)
+    ]
 
 
 def no_route(data_source: str) -> str:

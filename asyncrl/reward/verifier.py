@@ -41,30 +41,35 @@ class JudgedTurn(Struct, frozen=True, kw_only=True):
 
 
 class VerifierInput(Struct, frozen=True, kw_only=True):
-    """Argument of a verifier: one completion or one episode, and the row of its prompt."""
+    """
+    Argument of a verifier: one completion or one episode, and the row of its prompt.
+
+    prompt           text of the prompt, or the chat as ``[{"role": ..., "content": ...}]``
+    completion       text that the policy wrote, without special tokens; of an episode, in its last turn. Hostile: the
+                     policy writes whatever is rewarded
+    opened           thought that the prompt had opened, such as ``<think>``: it precedes ``completion``; often empty
+    answer           reference answer of the row
+    data_source      data source of the row, such as ``openai/gsm8k``; empty without
+    extra            the row's other values, ``extra_info``: texts, numbers, bools and None by name
+    finish_reason    ``stop``, ``length`` if a limit cut the completion, or another of ``FinishReason``
+    num_tokens       number of tokens that the policy wrote
+    turns            turns of an episode, a `JudgedTurn` each, in the order written; empty without an environment
+    episode_reward   reward of the environment, the sum of its turns, or the mean over the seats; None without an
+                     environment
+    scores           metrics of the environment by name
+    """
 
     prompt: str | list[dict[str, str]] = ""
-    """The text, or the chat as ``[{"role": ..., "content": ...}]``."""
     completion: str
-    """
-    Text the policy generated, without special tokens; of an episode, in its last turn. Hostile: the policy writes
-    whatever is rewarded.
-    """
     opened: str = ""
-    """Thought that the prompt had opened, such as ``<think>``: it comes before ``completion``. Often empty."""
     answer: str = ""
-    """Reference answer."""
     data_source: str = ""
     extra: dict[str, str | int | float | bool | None] = {}
     finish_reason: FinishReason = "stop"
     num_tokens: int = 0
-    """Tokens that the policy wrote."""
     turns: list[JudgedTurn] = []
-    """Turns of an episode, in the order written; empty without an environment."""
     episode_reward: float | None = None
-    """Reward of the environment, the sum of its turns, or the mean over the seats; None without an environment."""
     scores: dict[str, float] = {}
-    """Metrics of the environment."""
 
 
 def verifier_input(
@@ -113,13 +118,17 @@ class Verdict(Struct, frozen=True):
 
 
 class GroupMember(VerifierInput, frozen=True, kw_only=True):
-    """One of the trajectories that a group function compares, with the verdict of ``reward.function`` on it."""
+    """
+    One of the trajectories that a group function compares: a `VerifierInput`, and the verdict of ``reward.function``.
+
+    reward      reward of the verdict
+    metrics     metrics of the verdict by name; always with ``correct``
+    extracted   answer found in the completion; empty: none found; None: the function reports none
+    """
 
     reward: float
     metrics: dict[str, float]
-    """Metrics of the verdict; always with ``correct``."""
     extracted: str | None = None
-    """Answer that ``reward.function`` found in the completion; empty: none found; None: it reports none."""
 
 
 def group_member(inputs: VerifierInput, verdict: Verdict) -> GroupMember:

@@ -14,10 +14,11 @@ program continues with the weights of the newest checkpoint and the batches afte
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -61,8 +62,26 @@ class TrainingBatch:
     is_done: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
 
 
-@asynccontextmanager
-async def batches(
+class Joining:
+    """A run that is joined by ``async with``, and left at the end of its block."""
+
+    def __init__(self, joined: AbstractAsyncContextManager["BatchStream"]) -> None:
+        self._joined = joined
+
+    async def __aenter__(self) -> "BatchStream":
+        return await self._joined.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        return await self._joined.__aexit__(*error)
+
+    def __aiter__(self) -> NoReturn:
+        raise TypeError(
+            "asyncrl.batches(...) has no batches before it has joined the run: write `async with asyncrl.batches(...) "
+            "as stream:`, and in its block `async for batch in stream:`"
+        )
+
+
+def batches(
     address: str | os.PathLike[str],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -70,9 +89,9 @@ async def batches(
     name: str = "trainer",
     key: str | os.PathLike[str] | None = None,
     wait_s: float = 30.0,
-) -> AsyncIterator["BatchStream"]:
+) -> Joining:
     """
-    Join a run as its trainer.
+    Join a run as its trainer: ``async with asyncrl.batches(...) as stream``, a `BatchStream`.
 
     Args:
         address: Address of the broker, or a run directory of this machine.
@@ -87,7 +106,21 @@ async def batches(
     Raises:
         LinkError: The broker does not answer, refuses this node, or restarted; start the program again then.
     """
-    run = await find_run(os.fspath(address), Path(key) if key else None, wait_s)
+    secret = Path(key) if key else None
+    return Joining(_joined(os.fspath(address), model, tokenizer, name=name, key=secret, wait_s=wait_s))
+
+
+@asynccontextmanager
+async def _joined(
+    address: str,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    name: str,
+    key: Path | None,
+    wait_s: float,
+) -> AsyncIterator["BatchStream"]:
+    run = await find_run(address, key, wait_s)
     node = RunNode(identity("trainer", name), run, wait_s=wait_s)
     session = await anext(node.sessions())  # The program ends with it.
     config, checkpoints = session.config, checkpoint_folder(session.welcome)

@@ -30,7 +30,7 @@ from asyncrl.config.sections.data import Data
 from asyncrl.data.check import SHOWN
 from asyncrl.data.dataset import count_reasons
 from asyncrl.data.digest import check_same
-from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
+from asyncrl.data.prompts import PromptStream, held_out_stream, num_shared_prompts, train_stream
 from asyncrl.errors import AsyncrlError, ConfigError, LinkReset
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import private_socket
@@ -41,6 +41,7 @@ from asyncrl.messages.spool import HOSTED_SPOOL, SpoolAddress
 from asyncrl.messages.wire import CODEC
 from asyncrl.records.metrics_targets import belongs_to, read_from
 from asyncrl.records.run_directory import RunDirectory
+from asyncrl.records.run_record import SHARED_EVENT
 from asyncrl.records.spans import SendSpans
 from asyncrl.reward.routing import check_routes
 from asyncrl.runtime.held_run import require_consistent_files
@@ -231,6 +232,8 @@ async def run_broker(
             files.callback(weights.close)
         _report_torn_tails(directory, ledger, segments)
         _report_skipped_rows(directory, {"train": prompts, "held_out": held_out})
+        if held_out and not config.environment.is_set:
+            _report_shared_prompts(directory, prompts, held_out)
         draws = list(held_out.since(0)) if held_out else []
         held_out_prompts, held_out_rows = [draw.prompt for draw in draws], [draw.row for draw in draws]
         permits = Permits(bytes.fromhex(str(ledger.read_meta(PERMIT_KEY))))
@@ -407,6 +410,14 @@ def _report_skipped_rows(directory: RunDirectory, streams: Mapping[str, PromptSt
             skipped = {"split": split, "num_rows": len(stream.summary.bad), "reasons": reasons}
             log.warning("data.rows_skipped", **skipped)
             directory.append_event("data.rows_skipped", **skipped)
+
+
+def _report_shared_prompts(directory: RunDirectory, train: PromptStream, held_out: PromptStream) -> None:
+    """Report held-out prompts that are trained on, for whoever reads an accuracy."""
+    if num_shared := num_shared_prompts(train, held_out):
+        shared = {"num_shared": num_shared, "num_held_out": held_out.num_rows}
+        log.warning(SHARED_EVENT, **shared)
+        directory.append_event(SHARED_EVENT, **shared)
 
 
 async def _run_spool(

@@ -94,8 +94,7 @@ def _check_adapter(config: Config) -> None:
 def _positions(config: Config, text_config: Any) -> str:
     from asyncrl.weights.contents.architecture import check_positions, num_positions
 
-    rollout, entry = config.rollout, config.rollout.entry
-    longest = rollout.own(entry.max_tokens) or config.longest_request
+    entry, longest = config.rollout.entry, config.longest_slot
     if entry.check_architecture:
         imported(entry.check_architecture)(text_config, longest)
     check_positions(text_config, longest)

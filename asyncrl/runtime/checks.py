@@ -9,7 +9,7 @@ Each returns a short text, or raises one error. The architecture, which needs to
 import asyncio
 import heapq
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
@@ -22,9 +22,9 @@ from asyncrl.config.checks.environment import check_experts
 from asyncrl.config.config import Config
 from asyncrl.config.engines import imported
 from asyncrl.config.model.adapter import check_adapter
-from asyncrl.config.model.directory import check_model, require_directory
+from asyncrl.config.model.directory import check_model, known_positions, refuse_beyond, require_directory
 from asyncrl.config.model.tokenizer import FAST, num_experts
-from asyncrl.config.model.weights import check_weights
+from asyncrl.config.model.weights import check_weights, read_config
 from asyncrl.config.run_file import with_backend
 from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.models import INSTALL as INSTALL_MODELS
@@ -32,18 +32,21 @@ from asyncrl.config.sections.models import ServedModel, hidden_keys, key_of
 from asyncrl.data.chat_template import check_template, read_special_tokens, read_template, text_advice
 from asyncrl.data.check import CountTokens, FindSpelled, bad_row_lines
 from asyncrl.data.images import check_model_reads
-from asyncrl.data.prompts import PromptStream, held_out_stream, train_stream
+from asyncrl.data.prompts import PromptStream, held_out_stream, oddities, train_stream
 from asyncrl.episodes.containers import ContainerPool
 from asyncrl.episodes.environment import Description
 from asyncrl.episodes.pool import make_environments
 from asyncrl.episodes.workers import named
 from asyncrl.errors import ConfigError, ServiceFailed
 from asyncrl.messages.trajectory import Prompt
+from asyncrl.plug_in import hint
+from asyncrl.records.evaluation_metrics import metric_names
 from asyncrl.records.trackers import check_trackers
 from asyncrl.reward.catalogue import resolve
-from asyncrl.reward.routing import auto_routed, check_routes
+from asyncrl.reward.routing import auto_routed, check_routes, metrics_of, unmatched
 from asyncrl.runtime.check_functions import check_functions
 from asyncrl.runtime.machine import TRAIN, Devices, apart, find, missing_packages, require_train, share
+from asyncrl.similar_path import did_you_mean
 from asyncrl.weights.groups.device import installed_version
 
 # ── engine ────────────────────────────────────────────────────────────────────────────────────
@@ -257,6 +260,40 @@ def _count(tokenizer: Any, template: str, arguments: dict[str, Any], prompt: Pro
     return len(tokenizer.encode(text, add_special_tokens=False))
 
 
+# ── names ─────────────────────────────────────────────────────────────────────────────────────
+# Names that settings give to metrics and data sources, against those that the reward and the data can have. Metrics of
+# a function of the user's only a run shows: the first verdict without one ends it.
+
+
+def check_names(config: Config, data_sources: Mapping[str, Collection[str]], say: Callable[[str], None]) -> None:
+    """
+    Check the names of metrics by the data sources of ``train`` and ``held_out``.
+
+    ``say`` gets a remark on each pattern of ``reward.parts`` that matches no row. Raises `ConfigError` for a metric
+    that nothing reports.
+    """
+    checkpoint, schedule = config.checkpoint, config.schedule
+    sources = {source for some in data_sources.values() for source in some}
+    if checkpoint.keep_best:
+        known = metric_names(data_sources.get("held_out", ()), config.evaluation.samples)
+        _refuse_unknown("checkpoint.best_metric", checkpoint.best_metric, known, "no evaluation of this run reports")
+    if (metrics := metrics_of(config.reward, data_sources["train"])) is not None:
+        lack = f"reward.function = {config.reward.function!r} does not return"
+        if schedule.filter_metric:
+            remedy = " (leave it empty for the reward)"
+            _refuse_unknown("schedule.filter_metric", schedule.filter_metric, metrics, lack, remedy)
+        for name in config.algorithm.reward_weights:
+            _refuse_unknown("algorithm.reward_weights", name, ["reward", *metrics], lack)
+    for name, pattern in unmatched(config.reward, sources):
+        here = ", ".join(repr(source) if source else "(none)" for source in sorted(sources)[:5])
+        say(f"note: no row is for {pattern!r}, a pattern of the reward part {name!r}: the data sources are {here}")
+
+
+def _refuse_unknown(key: str, name: str, known: Collection[str], lack: str, remedy: str = "") -> None:
+    if name not in known:
+        raise ConfigError(f"{key} names {name!r}, which {lack}: {hint(name, known)}{remedy}")
+
+
 # ── checks ────────────────────────────────────────────────────────────────────────────────────
 
 Say = Callable[[str], None]
@@ -316,10 +353,15 @@ def _model(config: Config, say: Say) -> str:
         check_weights(require_directory(config.critic.path, "critic.path"), "critic.path")
     if config.trainer.lora.path:
         check_adapter(config.trainer.lora)
+    refuse_beyond(known_positions(read_config(Path(config.model.path)), config.model.overrides), config.longest_slot)
     return " and ".join(filter(None, [config.model.path, config.critic.path, config.trainer.lora.path]))
 
 
 def _data(config: Config, say: Say) -> str:
+    for folder in config.data.image_folders:
+        if not Path(folder).is_dir():
+            meant = did_you_mean(Path(folder), Path.is_dir)
+            raise ConfigError(f"data.image_folders: there is no folder {folder}{meant}")
     streams = {"train": train_stream(config.data, config.run.seed)}
     if config.data.held_out_files:
         streams["held_out"] = held_out_stream(config.data, config.evaluation.max_prompts)
@@ -337,6 +379,9 @@ def _data(config: Config, say: Say) -> str:
             resolve(verifier, setting="reward.function = 'auto':")
         if stream.summary.bad:
             say("\n".join([f"data.{name}:", *bad_row_lines(stream.summary.bad)]))
+    if not config.environment.is_set and (odd := oddities(streams["train"], streams.get("held_out"))):
+        say(f"note: {odd} (asyncrl data check FILE)")  # an environment may tell rows of one prompt apart
+    check_names(config, {name: stream.summary.data_sources for name, stream in streams.items()}, say)
     for name, stream in streams.items():
         check_lengths(config, name, stream, say)
     return _rows(streams)

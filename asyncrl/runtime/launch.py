@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -32,6 +32,7 @@ from asyncrl.files.access import restrict_umask
 from asyncrl.files.checkpoints import newest_complete
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import locked
+from asyncrl.messages.supervisor import Evaluated, Progress
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.failure_sentences import by_site, sentences
 from asyncrl.records.formatting import counted, share
@@ -40,14 +41,16 @@ from asyncrl.records.samples import newest_file
 from asyncrl.records.trackers import check_trackers
 from asyncrl.runtime.check_architecture import check_architecture
 from asyncrl.runtime.checks import CHECKS, devices_of, resolved, where
+from asyncrl.runtime.local_address import choose
 from asyncrl.runtime.machine import INSTALL, TRAIN, Devices, missing_packages, require_dashboard, require_train
 from asyncrl.runtime.metrics_server import TARGETS_VARIABLE, MetricsOptions
 from asyncrl.runtime.model_files import with_local_copies
 from asyncrl.runtime.origin import copy_sentence, original_of
 from asyncrl.runtime.process import handle
-from asyncrl.runtime.screen import Screen
+from asyncrl.runtime.screen import RunConsole, Screen
 from asyncrl.runtime.supervisor import RunSupervisor
-from asyncrl.terminal import say
+from asyncrl.terminal import command_line, say, told_if_slow
+from asyncrl.weights.groups.network_interface import interface_addresses
 from asyncrl.workers.child import dies_with, why
 
 # ── beside ────────────────────────────────────────────────────────────────────────────────────
@@ -61,6 +64,9 @@ REPORT_S = 120.0
 """Most seconds that the report may take."""
 NICENESS = 10
 """The run goes first."""
+
+LARGE_BYTES = 1 << 30
+"""Weights that take longer to load than to check."""
 
 
 @contextmanager
@@ -181,18 +187,18 @@ def outcome_lines(directory: RunDirectory, summary: RunSummary, before_s: float,
         dropped, issued = summary.groups_failed, summary.groups_issued
         yield (
             f"dropped     {dropped:,} of {issued:,} prompts ({share(dropped / issued)}), because a completion of each "
-            f"failed for good: asyncrl dead-letters {directory.path}"
+            f"failed for good: {command_line('asyncrl', 'dead-letters', directory.path)}"
         )
     if _is_all_zero(directory, summary):
-        yield f"every reward was 0: look at the samples: asyncrl samples {directory.path}"
+        yield f"every reward was 0: look at the samples: {command_line('asyncrl', 'samples', directory.path)}"
     checkpoints = sorted(directory.checkpoints.glob("step_*"))
-    yield f"dashboard   asyncrl dashboard {directory.path}"
+    yield f"dashboard   {command_line('asyncrl', 'dashboard', directory.path)}"
     yield f"report      {directory.report if directory.report.exists() else 'none'}"
     if newest_file(directory.samples):
-        yield f"samples     asyncrl samples {directory.path}"
+        yield f"samples     {command_line('asyncrl', 'samples', directory.path)}"
     yield f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}"
     if summary.status != "finished" and can_resume:
-        yield f"resume      asyncrl resume {directory.path}"
+        yield f"resume      {command_line('asyncrl', 'resume', directory.path)}"
 
 
 def _is_all_zero(directory: RunDirectory, summary: RunSummary) -> bool:
@@ -206,15 +212,20 @@ def _is_all_zero(directory: RunDirectory, summary: RunSummary) -> bool:
 
 # ── run ───────────────────────────────────────────────────────────────────────────────────────
 
+Began = Callable[[RunDirectory], object]
+
 
 def run(
-    config: Config,
-    *,
-    name: str = "run",
+    config: Config | str | os.PathLike[str],
+    *overrides: str,
+    name: str = "",
     is_shown: bool = False,
     metrics: MetricsOptions | None = None,
     is_traced: bool = False,
     owns_process: bool = False,
+    began: Began | None = None,
+    on_step: Callable[[Progress], object] | None = None,
+    on_evaluation: Callable[[Evaluated], object] | None = None,
 ) -> RunSummary:
     """
     Run every role as a child process, to the end; then write the report and print where the results are.
@@ -222,32 +233,47 @@ def run(
     It may be called from a notebook, and from a thread. KeyboardInterrupt and SIGTERM end the run early.
 
     Args:
-        config: Checked already; see `asyncrl.load_config`.
-        name: Name of the run directory, unless ``run.name`` is set.
+        config: Path of a run file, or what `asyncrl.load_config` has made of one.
+        overrides: With a path: ``"section.key=value"``, as after ``--set``.
+        name: Name of the run directory, unless ``run.name`` is set; empty takes that of the run file.
         is_shown: Start a dashboard of the run, and print its address.
         metrics: Where the processes serve their metrics; None serves none.
         is_traced: Send spans to the collector that the environment names.
         owns_process: This process does nothing else, so that its umask may be changed.
+        began: Called once the run has its directory, and nothing is left that is checked before it starts.
+        on_step: Called after each step, with its number and its metrics. If it raises, the run ends with a checkpoint.
+        on_evaluation: Called after each evaluation, likewise.
 
     Raises:
         ConfigError: The configuration cannot work; found before the start, or by a node.
         RunFailed, LinkError: The run ended early; the message is the cause.
     """
+    if not isinstance(config, Config):
+        name = name or Path(config).stem
+        config = load_config(config, overrides)
+    elif overrides:
+        raise ConfigError(f"overrides such as {overrides[0]!r} are for the path of a run file, and this is a Config")
     require_train()
     if is_shown:
         require_dashboard()
-    console = Console()
+    console = RunConsole()
     config = resolve_steps(with_local_copies(config, partial(say, console)))
     trainer, shares = _check(config, console)
     config = resolved(config, shares)
+    if is_slow_to_load(config, [trainer, *shares]):
+        with told_if_slow(f"checking the architecture and the memory of {config.model.path}"):
+            check_architecture(config)
+    settings = to_toml(with_absolute_paths(config, Path.cwd()))
     if owns_process:  # Only now: a cache that models were fetched into may belong to several users.
         restrict_umask(group_reads=config.run.share_with_group)
     directory = RunDirectory.create(
-        Path(config.run.dir), config.run.name or name, group_reads=config.run.share_with_group
+        Path(config.run.dir), config.run.name or name or "run", group_reads=config.run.share_with_group
     )
-    directory.write_config(to_toml(with_absolute_paths(config, Path.cwd())))
+    directory.write_config(settings)
     with _held(directory), dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
-        return _execute(config, directory, trainer, shares, console, metrics, is_traced=is_traced)
+        console.keep(directory)
+        screen = Screen(console, config.run.steps, on_step=on_step, on_evaluation=on_evaluation)
+        return _execute(config, directory, trainer, shares, screen, metrics, is_traced=is_traced, began=began)
 
 
 def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> None:
@@ -259,7 +285,7 @@ def dry_run(config: Config, device_memory: str = "", host_memory: str = "") -> N
 
     Raises `ConfigError` as `run` does. Without the trainer's packages, what needs them is named and not checked.
     """
-    console = Console()
+    console = RunConsole()
     config = with_local_copies(config, partial(say, console))
     epochs, config = config.run.epochs, resolve_steps(config)
     trainer, shares = _check(config, console)
@@ -284,7 +310,7 @@ def begun(config: Config, name: str) -> Path | None:
 
     Raises `ConfigError` if the newest run of its name has other settings.
     """
-    config = resolve_steps(with_local_copies(config, partial(say, Console())))
+    config = resolve_steps(with_local_copies(config, partial(say, RunConsole())))
     directory = RunDirectory.newest(Path(config.run.dir), config.run.name or name)
     if directory is None:
         return None
@@ -292,10 +318,11 @@ def begun(config: Config, name: str) -> Path | None:
     theirs = dict(leaves(msgspec.to_builtins(load_config(directory.config))))
     for key, value in leaves(msgspec.to_builtins(wanted)):
         if value != theirs.get(key):
+            going_on = command_line("asyncrl", "resume", directory.path)
             raise ConfigError(
                 f"--resume: {directory.path} was begun with {key} = {value_in_words(theirs.get(key))}, and here it is "
-                f"{value_in_words(value)}; asyncrl resume {directory.path} goes on with its own settings, and without "
-                f"--resume a new run begins"
+                f"{value_in_words(value)}; {going_on} goes on with its own settings, and without --resume a new run "
+                f"begins"
             )
     return directory.path
 
@@ -309,6 +336,7 @@ def resume(
     is_shown: bool = False,
     is_traced: bool = False,
     owns_process: bool = False,
+    began: Began | None = None,
 ) -> None:
     """
     Continue a run that stopped, unless it is complete; or extend one to a new total of ``steps``.
@@ -322,9 +350,9 @@ def resume(
     directory = RunDirectory(path)
     if (summary := directory.finished_summary()) and steps is None:
         say(
-            Console(),
+            RunConsole(),
             f"{path} is complete ({summary.steps} steps): there is nothing to resume; to train it longer: "
-            f"asyncrl resume {path} --steps {2 * summary.steps}",
+            f"{command_line('asyncrl', 'resume', path, '--steps', 2 * summary.steps)}",
         )
         return
     if not directory.config.is_file():
@@ -333,7 +361,7 @@ def resume(
     if owns_process:
         restrict_umask(group_reads=share)
     if was_open := directory.close(group_reads=share):
-        say(Console(), was_open)
+        say(RunConsole(), was_open)
     with _held(directory):
         load_config(directory.config).broker.check_one_machine()
         if steps is not None:
@@ -345,9 +373,12 @@ def resume(
         config = load_config(directory.config)
         check_trackers(config.trackers)
         trainer, shares = devices_of(config)
-        console = Console()
+        console = RunConsole()
         with dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
-            _execute(resolved(config, shares), directory, trainer, shares, console, metrics, is_traced=is_traced)
+            config = resolved(config, shares)
+            console.keep(directory)
+            screen = Screen(console, config.run.steps)
+            _execute(config, directory, trainer, shares, screen, metrics, is_traced=is_traced, began=began)
 
 
 @contextmanager
@@ -365,11 +396,23 @@ def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devic
     config.broker.check_one_machine()
     found = devices_of(config)
     resolved(config, found[1])
+    if wanted := config.weights.interface:
+        choose(wanted, "weights.interface", interface_addresses())
     for sentence in advice(config):
         say(console, f"note: {sentence}")
     for check in CHECKS.values():
         check(config, partial(say, console))
     return found
+
+
+def is_slow_to_load(config: Config, devices: Iterable[Devices | None]) -> bool:
+    """
+    True if what needs torch is checked before a run starts, which takes seconds: on devices, and for large models.
+
+    The processes of a small run on CPUs find the same mistakes themselves, as soon as they have imported torch.
+    """
+    weights = sum(file.stat().st_size for file in Path(config.model.path).glob("*.safetensors"))
+    return weights > LARGE_BYTES or any(each.ids for each in devices if each)
 
 
 def _extended(config: Config, steps: int) -> Config:
@@ -392,36 +435,39 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     directory: RunDirectory,
     trainer: Devices | None,
     shares: list[Devices],
-    console: Console,
+    screen: Screen,
     metrics: MetricsOptions | None,
     *,
     is_traced: bool,
+    began: Began | None,
 ) -> RunSummary:
-    say(console, f"run directory {directory.path}  (logs in {directory.logs})")
-    for line in continuation_lines(directory):
-        say(console, line)
-    if metrics:
-        where = f"from {metrics.host}:{metrics.port} on" if metrics.port else f"on free ports of {metrics.host}"
-        targets = os.environ.get(TARGETS_VARIABLE) or directory.path / "metrics"
-        say(console, f"metrics {where}  (addresses for Prometheus in {targets})")
+    console = screen.console
+    _say_beginning(directory, console, metrics)
+    if began:
+        began(directory)
     before_s = time_so_far(directory)
     failure: AsyncrlError | None = RunFailed("asyncrl run itself crashed")
     try:
-        with Screen(console, config.run.steps) as screen:
+        with screen:
             supervisor = RunSupervisor(config, directory, screen, trainer, shares, metrics=metrics, is_traced=is_traced)
             if _has_loop() or threading.current_thread() is not threading.main_thread():
                 _supervise_in_thread(supervisor)
             else:
-                uvloop.run(_until_signal(supervisor))
+                stays = config.run.on_hangup == "continue"
+                uvloop.run(_until_signal(supervisor, partial(screen.say, STAYS) if stays else None))
         failure = None
     except AsyncrlError as error:
         failure = error
+    except KeyboardInterrupt:
+        failure = RunInterrupted("the run was interrupted before its processes started")
     finally:
-        summary = _ensure_summary(config, directory, str(failure or ""), console)
+        summary = _ensure_summary(config, directory, failure, console)
     if no_report := _write_report(directory):  # The outcome matters more; `asyncrl report` can write it later.
         say(console, f"no report was written: {no_report}")
     for line in outcome_lines(directory, summary, before_s, can_resume=not isinstance(failure, ConfigError)):
         say(console, line)
+    if screen.failure:
+        raise screen.failure
     if summary.status == "interrupted":
         raise RunInterrupted(summary.cause)
     if failure:
@@ -429,6 +475,16 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     if summary.status != "finished":
         raise RunFailed(summary.cause)
     return directory.located(summary)
+
+
+def _say_beginning(directory: RunDirectory, console: Console, metrics: MetricsOptions | None) -> None:
+    say(console, f"run directory {directory.path}  (logs in {directory.logs})")
+    for line in continuation_lines(directory):
+        say(console, line)
+    if metrics:
+        where = f"from {metrics.host}:{metrics.port} on" if metrics.port else f"on free ports of {metrics.host}"
+        targets = os.environ.get(TARGETS_VARIABLE) or directory.path / "metrics"
+        say(console, f"metrics {where}  (addresses for Prometheus in {targets})")
 
 
 def _has_loop() -> bool:
@@ -439,9 +495,12 @@ def _has_loop() -> bool:
     return True
 
 
-async def _until_signal(supervisor: RunSupervisor) -> None:
+STAYS = "the terminal has hung up, and the run goes on without it (run.on_hangup = 'continue')"
+
+
+async def _until_signal(supervisor: RunSupervisor, on_hangup: Callable[[], object] | None) -> None:
     stopping = asyncio.Event()
-    handle(asyncio.get_running_loop(), stopping.set)
+    handle(asyncio.get_running_loop(), stopping.set, on_hangup)
     await supervisor.run(stopping)
 
 
@@ -463,8 +522,10 @@ def _supervise_in_thread(supervisor: RunSupervisor) -> None:
             running.result()
 
 
-def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console: Console) -> RunSummary:
-    """The broker's summary; if it wrote none, write one from the metrics, with ``cause``."""
+def _ensure_summary(
+    config: Config, directory: RunDirectory, failure: AsyncrlError | None, console: Console
+) -> RunSummary:
+    """The broker's summary; if it wrote none, write one from the metrics, with the cause of ``failure``."""
     if (summary := directory.read_summary()) is not None:
         return summary
     try:
@@ -474,8 +535,8 @@ def _ensure_summary(config: Config, directory: RunDirectory, cause: str, console
     totals = RunTotals(lines)
     summary = RunSummary(
         name=directory.path.name,
-        status="failed",
-        cause=cause or "the broker ended without writing a summary",
+        status="interrupted" if isinstance(failure, RunInterrupted) else "failed",
+        cause=str(failure or "the broker ended without writing a summary"),
         seed=config.run.seed,
         steps=totals.steps,
         steps_planned=config.run.steps,

@@ -196,11 +196,32 @@ def _told_by_signals(manager: ServiceManager) -> StopEvent:
     return stopping
 
 
-def handle(loop: asyncio.AbstractEventLoop, on_signal: Callable[[], object]) -> None:
-    """Call ``on_signal`` for each of `SIGNALS`."""
+def handle(
+    loop: asyncio.AbstractEventLoop, on_signal: Callable[[], object], on_hangup: Callable[[], object] | None = None
+) -> None:
+    """
+    Call ``on_signal`` for each of `SIGNALS`, or ``on_hangup`` for SIGHUP if it is given.
+
+    A hangup after another signal is none of its own: of one closed terminal the shell and the kernel send one each.
+    """
+    is_told = False
+
+    def told() -> None:
+        nonlocal is_told
+        is_told = True
+        on_signal()
+
+    def hung_up() -> None:
+        nonlocal is_told
+        if not is_told:
+            is_told = True
+            (on_hangup or on_signal)()
+
     for number in SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, on_signal)
+        if number != signal.SIGHUP:
+            loop.add_signal_handler(number, told)
+        elif signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, hung_up)
 
 
 class _LossyStream:

@@ -1,17 +1,31 @@
-"""Terminal output of a run: one line per step and event, with a progress bar if the console is a terminal."""
+"""
+Terminal output of a run: one line per step and event, with a progress bar if the console is a terminal.
 
-from collections.abc import Iterable, Mapping
+    RunConsole ─┬─▶ terminal or pipe, until nobody reads it any more
+                └─▶ RUN/logs/screen.log, which `asyncrl attach` shows
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TextIO, TypeVar, cast
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from asyncrl.errors import RunFailed
 from asyncrl.foreign_text import shown
 from asyncrl.messages.supervisor import Evaluated, Paused, Returned, SettingsChanged
 from asyncrl.messages.supervisor import Progress as Step
+from asyncrl.plug_in import describe
 from asyncrl.records.evaluation_metrics import failed_note, multi_sample_metrics
 from asyncrl.records.failure_sentences import sentences
-from asyncrl.terminal import say
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.terminal import command_line, say
+
+T = TypeVar("T")
 
 LEGEND = """\
 columns: v policy version, reward and acc accuracy of the batch as it was sampled, loss
@@ -22,6 +36,89 @@ columns: v policy version, reward and acc accuracy of the batch as it was sample
 """Explains the abbreviations of `step_line`; printed before the first step."""
 LEGEND_OF_TURNS = "         turns mean turns of an episode"
 """Further line for episodes."""
+
+
+# ── console ───────────────────────────────────────────────────────────────────────────────────
+
+
+class LastingStream:
+    """A text stream that outlives its reader: once a pipe or a terminal is closed, ``gone`` is called, and no more."""
+
+    def __init__(self, stream: TextIO, gone: Callable[[], object]) -> None:
+        self._stream = stream
+        self._gone = gone
+        self._is_gone = False
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        if not self._is_gone:
+            try:
+                return self._stream.write(text)
+            except OSError:
+                self._leave()
+        return len(text)
+
+    def flush(self) -> None:
+        if not self._is_gone:
+            try:
+                self._stream.flush()
+            except OSError:
+                self._leave()
+
+    def isatty(self) -> bool:
+        return not self._is_gone and self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def _leave(self) -> None:
+        """Lead what is buffered nowhere, because the interpreter writes it when it ends, and fails."""
+        self._is_gone = True
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+        self._gone()
+
+
+class RunConsole(Console):
+    """
+    The console of a run, by default standard output, whose lines are also kept in the run directory.
+
+    The run outlives whoever reads them. ``width`` is that of a console of rich.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, width: int | None = None) -> None:
+        super().__init__(file=cast("TextIO", LastingStream(stream or sys.stdout, self._gone)), width=width)
+        self._kept: list[str] = []
+        """Lines before there is a run directory."""
+        self._directory: RunDirectory | None = None
+
+    def keep(self, directory: RunDirectory) -> None:
+        """Append what was and will be printed to the screen's log of a run."""
+        self._directory = directory
+        lines, self._kept = self._kept, []
+        self._append(lines)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        lines = [str(each) for each in objects if isinstance(each, str | Text)]  # the bar's are neither
+        if self._directory:
+            self._append(lines)
+        else:
+            self._kept += lines
+        super().print(*objects, **options)
+
+    def _append(self, lines: list[str]) -> None:
+        if lines and self._directory:
+            with contextlib.suppress(OSError), self._directory.screen.open("a", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in lines)
+
+    def _gone(self) -> None:
+        shows = f": {command_line('asyncrl', 'attach', self._directory.path)} shows the run" if self._directory else ""
+        with contextlib.suppress(OSError, AttributeError):  # the bar may stand in for standard error
+            sys.__stderr__.write(f"asyncrl: nobody reads this output any more{shows}\n")  # type: ignore[union-attr]
+            sys.__stderr__.flush()  # type: ignore[union-attr]
+
+
+# ── screen ────────────────────────────────────────────────────────────────────────────────────
 
 
 class Bar(Progress):
@@ -36,11 +133,26 @@ class Bar(Progress):
 
 
 class Screen:
-    """Prints the progress of a run; ``steps`` is its total number of steps."""
+    """
+    Prints the progress of a run; ``steps`` is its total number of steps.
 
-    def __init__(self, console: Console, steps: int) -> None:
-        self._console = console
+    ``on_step`` and ``on_evaluation`` are called with what is printed, until one raises, which `failure` then names.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        steps: int,
+        *,
+        on_step: Callable[[Step], object] | None = None,
+        on_evaluation: Callable[[Evaluated], object] | None = None,
+    ) -> None:
+        self.console = console
         self._steps = steps
+        self._on_step = on_step
+        self._on_evaluation = on_evaluation
+        self.failure: RunFailed | None = None
+        """Error of a function of the caller, with which the run is to end."""
         self._first: tuple[int, float] | None = None
         """Number of the first step seen, and its time in seconds since the run's start."""
         self._bar = Bar(
@@ -66,7 +178,7 @@ class Screen:
         self._bar.stop()
 
     def say(self, text: str) -> None:
-        say(self._console, text)
+        say(self.console, text)
 
     def waiting(self, what: str, waited_s: float) -> None:
         self.say(f"waiting for {what}: {waited_s:.0f} s so far")
@@ -76,12 +188,23 @@ class Screen:
             self.say(LEGEND)
             if "turns_mean" in step.metrics:
                 self.say(LEGEND_OF_TURNS)
-        width = self._console.width if self._console.is_terminal else None
+        width = self.console.width if self.console.is_terminal else None
         self.say(step_line(step, self._eta_s(step), width) + (" (paused)" if self._is_paused else ""))
         self._bar.update(self._task, completed=step.step + 1)
+        if self._on_step and not self.failure:
+            self._call("on_step", self._on_step, step)
 
     def evaluated(self, evaluated: Evaluated) -> None:
         self.say(eval_line(evaluated))
+        if self._on_evaluation and not self.failure:
+            self._call("on_evaluation", self._on_evaluation, evaluated)
+
+    def _call(self, name: str, function: Callable[[T], object], value: T) -> None:
+        try:
+            function(value)
+        except Exception as error:  # noqa: BLE001  theirs may raise anything
+            self.failure = RunFailed(f"{name} raised {describe(error, __file__)}")
+            self.failure.__cause__ = error
 
     def failures(self, counts: Mapping[str, int], attempts: Mapping[str, int]) -> None:
         """
@@ -90,7 +213,7 @@ class Screen:
         """
         self._bar.failed = f"failed: {'; '.join(sentences(counts, attempts))}"
         total = sum(counts.values())
-        if not self._console.is_terminal and total >= 2 * self._printed:
+        if not self.console.is_terminal and total >= 2 * self._printed:
             self._printed = total
             self.say(self._bar.failed)
 

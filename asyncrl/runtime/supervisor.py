@@ -203,6 +203,8 @@ class RunSupervisor:
         """True after the first step or evaluation."""
         self._is_config_error = False
         """True if a child exited because of a mistake in the configuration."""
+        self._gives_up = False
+        """True after a function of the caller has failed, and the broker was told to end the run."""
         self._leaving = False
         self._tasks: asyncio.TaskGroup
         self._background: list[asyncio.Task[None]] = []
@@ -342,10 +344,12 @@ class RunSupervisor:
             while self._unsent:
                 await link.send(self._unsent.pop(0))
             beats = asyncio.create_task(send_beats(link, welcome.beat_s, Beat))
-            with contextlib.suppress(LinkError):  # The broker died; `_watch` reports that.
-                await self._listen(link)
-            beats.cancel()
-            await asyncio.gather(beats, return_exceptions=True)
+            try:
+                with contextlib.suppress(LinkError):  # The broker died; `_watch` reports that.
+                    await self._listen(link)
+            finally:
+                beats.cancel()
+                await asyncio.gather(beats, return_exceptions=True)
 
     async def _listen(self, link: Link) -> None:
         async for message in link:
@@ -369,6 +373,10 @@ class RunSupervisor:
                 case Finished(cause=cause):
                     self._end(cause)
                     return
+            if self._screen.failure and not self._gives_up:
+                self._gives_up = True
+                self._screen.say(f"{self._screen.failure}: saving a checkpoint")
+                await self._send(Interrupt())
 
     async def _report_waiting(self) -> None:
         """Print what the first step waits for, at doubling intervals."""

@@ -1,4 +1,8 @@
-"""`asyncrl eval` and `asyncrl sample`: a model directory, or a checkpoint of a run, on held-out or own prompts."""
+"""
+`asyncrl eval` and `asyncrl sample`: a model directory, or a checkpoint of a run, on held-out or own prompts.
+
+torch is imported after options and files are checked, so that a mistake is told at once.
+"""
 
 import asyncio
 import time
@@ -48,13 +52,9 @@ from asyncrl.runtime.offline import (
     summarize,
 )
 from asyncrl.runtime.process import configure_logging
-from asyncrl.runtime.rollout import load_engine, models_of_rollout, open_episodes
 from asyncrl.spool.images import ImageStore
 from asyncrl.terminal import aligned, echo, say, to_json
 from asyncrl.tools.play import text_prompt
-from asyncrl.trainer.checkpoints.export import find_checkpoint
-from asyncrl.weights.contents.architecture import num_positions
-from asyncrl.weights.contents.architecture import read_config as load_model_config
 
 
 def model_and_run_file(model: str) -> tuple[str, Path | None]:
@@ -65,6 +65,8 @@ def model_and_run_file(model: str) -> tuple[str, Path | None]:
     """
     path = Path(model)
     if is_run(path):
+        from asyncrl.trainer.checkpoints.export import find_checkpoint
+
         directory = RunDirectory(path)
         return str(find_checkpoint(directory.checkpoints, None)[0]), directory.config
     folder = path.resolve().parent
@@ -179,6 +181,9 @@ def with_room(config: Config) -> Config:
 
     Raises `ConfigError` if the lengths that were given do not fit.
     """
+    from asyncrl.weights.contents.architecture import num_positions
+    from asyncrl.weights.contents.architecture import read_config as load_model_config
+
     known = num_positions(load_model_config(Path(config.model.path), config.model.overrides).get_text_config())
     if known is None:
         return config
@@ -224,6 +229,8 @@ async def _evaluate(
     config: Config, prompts: Sequence[Prompt], images: ImageStore, console: Console
 ) -> tuple[list[CompletionRow], float]:
     """Return the rows, and the seconds it took without loading the model; a terminal shows a progress bar."""
+    from asyncrl.runtime.rollout import load_engine, models_of_rollout, open_episodes
+
     what = "episodes" if config.environment.is_set else "completions"
     columns = TextColumn(f"[bold]{what}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     async with open_rewards(config) as pool:
@@ -382,6 +389,8 @@ async def _sample(
     prompts: Sequence[tuple[Prompt, list[bytes]]],
     show: Callable[[int, int, SampledTrajectory], None],
 ) -> None:
+    from asyncrl.runtime.rollout import load_engine
+
     engine = await asyncio.to_thread(load_engine, config)
     sampler = OfflineSampler(config, engine)
     at_once = asyncio.Semaphore(PER_SLOT * config.rollout.slots)

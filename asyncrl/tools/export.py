@@ -5,7 +5,7 @@ one that PEFT loads.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -15,21 +15,24 @@ from asyncrl.config.model.weights import read_config
 from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.config.sections.reward import Reward
 from asyncrl.config.sections.trainer import Lora
+from asyncrl.data.census import shared_sentence
 from asyncrl.errors import ConfigError
+from asyncrl.files.atomic import refuse_existing
 from asyncrl.records.evaluation_metrics import accuracy_by_source, multi_sample_metrics
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import EvaluationEvent, RunRecord, SettingChange, read_run
 from asyncrl.runtime.model_files import snapshot_name
 from asyncrl.runtime.process import configure_logging
 from asyncrl.tools.report.charts import interval
-from asyncrl.trainer.checkpoints.export import Dtype, export_adapter, find_checkpoint, refuse_existing
-from asyncrl.trainer.checkpoints.export import export as export_model
 from asyncrl.version import VERSION
 from asyncrl.vision.settings import FAMILIES
 
+if TYPE_CHECKING:  # torch is imported after options and files are checked
+    from asyncrl.trainer.checkpoints.export import Dtype
+
 
 def export_run(
-    path: Path, out: Path, *, step: str | None = None, dtype: Dtype | None = None, is_adapter: bool = False
+    path: Path, out: Path, *, step: str | None = None, dtype: "Dtype | None" = None, is_adapter: bool = False
 ) -> str:
     """
     Write the model of one checkpoint of a run to ``out``, and return a one-line summary.
@@ -47,7 +50,10 @@ def export_run(
     record, name = read_run(path), out.resolve().name
     lora = _lora(record, path) if is_adapter else Lora()
     base, revision = _base(record) if is_adapter else ("", None)
-    folder, manifest = find_checkpoint(RunDirectory(path).checkpoints, _step(step))
+    wanted = _step(step)
+    from asyncrl.trainer.checkpoints.export import export, export_adapter, find_checkpoint
+
+    folder, manifest = find_checkpoint(RunDirectory(path).checkpoints, wanted)
     card = model_card(
         record,
         name,
@@ -60,7 +66,7 @@ def export_run(
     if is_adapter:
         export_adapter(folder, manifest, out, lora=lora, base=base, revision=revision, card=card, dtype=dtype)
     else:
-        export_model(folder, manifest, out, card=card, dtype=dtype)
+        export(folder, manifest, out, card=card, dtype=dtype)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     return f"{out}: step {manifest.step} of {record.name}, {size / 1e6:,.1f} MB"
 
@@ -246,6 +252,8 @@ def _results(record: RunRecord, policy_version: int) -> list[str]:
     if columns:
         head = ["", *("before" if e.policy_version == 0 and policy_version else "these weights" for e in columns)]
         lines += [*_table(head, _metric_rows(columns)), "", _protocol(record), ""]
+        if any(shared := record.shared_prompts()):
+            lines += [f"{shared_sentence(*shared)}: of these the accuracy is not that of unseen prompts.", ""]
     if policy_version not in found:
         lines += [f"The run did not evaluate version {policy_version}, which this model is.", ""]
     return lines if record.config.get("data.held_out") else []

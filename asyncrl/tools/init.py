@@ -26,6 +26,7 @@ from asyncrl.files.json_lines import toml_value
 from asyncrl.reward.routing import unrouted
 from asyncrl.runtime.machine import TRAIN, Devices, find, missing_packages
 from asyncrl.runtime.model_files import model_folder, model_name
+from asyncrl.terminal import command_line
 from asyncrl.tools.plug_ins.reward import attempt, read_rows, run_config, summary_lines
 from asyncrl.weights.groups.device import installed_version
 
@@ -362,9 +363,9 @@ def write_files(folder: Path, model: str | None, data: str | None, columns: Mapp
         say(line)
     say(f"wrote     {', '.join(map(str, written))}")
     say("next:")
-    tries = [f"asyncrl reward try {run_file}"] if reward_file in written else []
-    for command in (*tries, f"asyncrl run {run_file} --dry-run", f"asyncrl run {run_file}"):
-        say(f"  {command}")
+    tries = [("reward", "try", run_file)] if reward_file in written else []
+    for command in (*tries, ("run", run_file, "--dry-run"), ("run", run_file)):
+        say(f"  {command_line('asyncrl', *command)}")
 
 
 def _find(model: str | None, data: str | None, columns: Mapping[str, str], say: Say) -> Findings:

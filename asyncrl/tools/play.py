@@ -32,7 +32,6 @@ from asyncrl.reward.verifier import episode_reward, verifier_input
 from asyncrl.runtime.model_files import with_local_copies
 from asyncrl.runtime.offline import OfflineSampler, open_rewards
 from asyncrl.runtime.process import configure_logging
-from asyncrl.runtime.rollout import load_engine, models_of_rollout, open_episodes
 from asyncrl.spool.images import ImageStore
 from asyncrl.terminal import say
 
@@ -224,6 +223,8 @@ def play(config: Config, console: Console, *, row: int = 0, text: str | None = N
 
 
 async def _play(config: Config, prompt: Prompt, files: tuple[bytes, ...], say: Say) -> None:
+    from asyncrl.runtime.rollout import load_engine, models_of_rollout, open_episodes  # torch
+
     engine = await asyncio.to_thread(load_engine, config)
     try:
         async with (

@@ -122,7 +122,7 @@ def test_the_reward_of_the_verdict_is_one_of_the_metrics() -> None:
 
 
 def test_a_verdict_without_the_metric_is_told_with_what_it_has() -> None:
-    with pytest.raises(AsyncrlError, match="names 'format', but a verdict of group 1 has only right, reward"):
+    with pytest.raises(ConfigError, match="names 'format', but a verdict of group 1 has only right, reward"):
         gdpo(group({"right": 1.0}, {"right": 1.0}), reward_weights={"format": 1.0})
 
 

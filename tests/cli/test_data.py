@@ -240,3 +240,16 @@ def test_a_limit_without_a_tokenizer_is_a_mistake(tmp_path):
     result = asyncrl("check", tmp_path, "--max-prompt-tokens", 1)
     assert result.exit_code == 2
     assert "--max-prompt-tokens needs --model" in result.stderr
+
+
+def test_check_counts_prompts_of_a_file_that_are_in_one_before_it(tmp_path, model):
+    rows = [{"prompt": letter, "answer": "1", "data_source": "openai/gsm8k"} for letter in "abca"]
+    train, held_out = jsonl(tmp_path / "train.jsonl", *rows), jsonl(tmp_path / "held.jsonl", *rows[:1])
+    run = tmp_path / "run.toml"
+    run.write_text(f'[model]\npath = "{model}"\n[data]\ntrain = "{train}"\nheld_out = "{held_out}"\n')
+    for arguments in ([train, held_out], [run]):
+        lines = asyncrl("check", *arguments).output.splitlines()
+        assert "  odd            1 of 4 rows repeat the prompt of an earlier one" in lines
+        assert f"{held_out}: 1 of 1 prompts are in a file before it too" in lines
+    run.write_text(f'{run.read_text()}[environment]\ntools = ["calculator"]\n')
+    assert "before it" not in asyncrl("check", run).output

@@ -1,5 +1,6 @@
 """Runs that are refused before anything starts, dry runs, and the examples that come before a first run."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from asyncrl.config.run_file import load_config, to_toml
 from asyncrl.records.run_directory import RunDirectory
+from asyncrl.runtime.launch import LARGE_BYTES, is_slow_to_load
+from asyncrl.runtime.machine import Devices
 from tests.cli.invoke import asyncrl
 from tests.config.model.directories import write_tokenizer
 
@@ -36,6 +39,18 @@ def _without(name):
     return lambda folder: (folder / name).unlink()
 
 
+def _as_it_is(folder):
+    pass
+
+
+def _with_positions(count):
+    def spoil(folder):
+        path = folder / "model" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": count}))
+
+    return spoil
+
+
 def _with_a_critic_without_weights(folder):
     (folder / "critic").mkdir()
     (folder / "critic" / "config.json").write_text("{}")
@@ -58,8 +73,50 @@ def _with_a_critic_without_weights(folder):
             ["--set", "algorithm.loss=DIR/mine.py:loss"],
             "algorithm.loss 'DIR/mine.py:loss' must be def loss(tokens, *, <settings and options>), but 'advantages'",
         ),
+        (
+            _with_positions(100),
+            ["--set", "data.max_prompt_tokens=64"],
+            "a slot holds 192 tokens (prompt and completion), but the model knows 100 positions",
+        ),
+        (
+            _as_it_is,
+            ["--set", "schedule.filter=zero_variance", "--set", "schedule.filter_metric=corect"],
+            "schedule.filter_metric names 'corect', which reward.function = 'gsm8k' does not return: did you mean "
+            "'correct'? (leave it empty for the reward)",
+        ),
+        (
+            _as_it_is,
+            ["--set", "algorithm.advantage=gdpo", "--set", "algorithm.reward_weights={acc = 1.0}"],
+            "algorithm.reward_weights names 'acc', which reward.function = 'gsm8k' does not return: expected one of: "
+            "reward, correct",
+        ),
+        (
+            _as_it_is,
+            [
+                "--set=data.held_out=DIR/train.parquet",
+                "--set=checkpoint.keep_best=true",
+                "--set=checkpoint.every_steps=10",
+                "--set=checkpoint.best_metric=acuracy",
+            ],
+            "checkpoint.best_metric names 'acuracy', which no evaluation of this run reports: did you mean 'accuracy'?",
+        ),
+        (_as_it_is, ["--set", "data.image_folders=['DIR/modle']"], "no folder DIR/modle; did you mean DIR/model?"),
+        (_as_it_is, ["--set", "weights.interface=eth77"], "weights.interface is 'eth77', which no network interface"),
     ],
-    ids=["no dataset", "no tokenizer", "no weights", "another tokenizer", "no critic", "another signature"],
+    ids=[
+        "no dataset",
+        "no tokenizer",
+        "no weights",
+        "another tokenizer",
+        "no critic",
+        "another signature",
+        "too few positions",
+        "no such metric of the filter",
+        "no such weighted metric",
+        "no such metric of evaluations",
+        "no such folder",
+        "no such interface",
+    ],
 )
 @pytest.mark.parametrize("is_dry", [True, False])
 def test_what_a_node_would_refuse_is_refused_before_anything_starts(config, tmp_path, spoil, options, sentence, is_dry):
@@ -142,6 +199,21 @@ def test_a_run_can_be_extended_but_not_shortened(config, tmp_path, steps):
     assert directory.config.read_text() == before
 
 
+def test_a_pattern_of_a_reward_that_no_row_matches_is_noted(config):
+    parts = "reward.parts=[{name='a', function='gsm8k', data_sources=['toy*', 'aime*']}]"
+    noted = asyncrl("run", config, "--dry-run", "--set", "reward.function=auto", "--set", parts)
+    assert "note: no row is for 'aime*', a pattern of the reward part 'a': the data sources are 'toy'\n" in noted.output
+
+
+def test_what_needs_torch_is_checked_before_a_run_only_if_loading_takes_longer(config, tmp_path):
+    read = load_config(config)
+    assert not is_slow_to_load(read, [None, Devices("cpu")])
+    assert is_slow_to_load(read, [Devices("cuda", ("0",)), Devices("cpu")])
+    with (tmp_path / "model" / "model-2.safetensors").open("wb") as file:
+        file.truncate(LARGE_BYTES + 1)
+    assert is_slow_to_load(read, [None])
+
+
 def test_a_missing_run_cannot_be_extended(tmp_path):
     result = asyncrl("resume", tmp_path, "--steps", "9")
     assert result.exit_code == 78
@@ -170,3 +242,11 @@ def test_example_says_which_files_were_there_already(tmp_path: Path) -> None:
     asyncrl("example", "quickstart", "--to", tmp_path)
     again = asyncrl("example", "quickstart", "--to", tmp_path)
     assert again.output.splitlines()[0] == (f"{tmp_path}/conf/quickstart.toml, which is there already, was left alone")
+
+
+def test_held_out_prompts_that_are_trained_on_are_told_once_and_refuse_nothing(config, tmp_path):
+    told = asyncrl("run", config, "--dry-run", "--set", f"data.held_out={tmp_path}/train.parquet")
+    assert told.exit_code == 0
+    (note,) = [line for line in told.output.splitlines() if "held-out prompts" in line]
+    assert note.startswith("note: data.train: 3 of 4 rows repeat the prompt of an earlier one; data.held_out: 3 of 4")
+    assert note.endswith("; 4 of 4 held-out prompts are among those trained on (asyncrl data check FILE)")

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.cli.logs import LogFile, Logs, elsewhere_note, log_lines, open_logs
+from asyncrl.cli.logs import LogFile, Logs, elsewhere_note, log_lines, open_logs, open_screen
 from asyncrl.errors import ConfigError
 from asyncrl.files.lock import locked
 from asyncrl.records.run_directory import RunDirectory
+from tests.cli.invoke import asyncrl
 
 
 def entry(second: int, event: str, **fields: object) -> str:
@@ -142,3 +143,17 @@ def test_logs_of_services_are_read_without_a_run_and_followed_for_ever(tmp_path:
 
     assert elsewhere == []
     assert asyncio.run(followed(3)) == [1, 1, 1]
+
+
+def test_the_lines_of_the_screen_are_read_alone_and_are_no_log_of_a_node(directory: RunDirectory) -> None:
+    with pytest.raises(ConfigError, match=r"was not started by asyncrl run.*: asyncrl top .*/tiny, or asyncrl logs -f"):
+        open_screen(directory.path)
+    directory.screen.write_text("step   1/4\nstep   2/4\n")
+    assert [line.text for line in open_screen(directory.path).read()] == ["step   1/4", "step   2/4"]
+    assert "screen" not in {line.node for line in Logs(directory).read()}
+
+
+def test_attach_shows_the_last_lines_of_a_run_that_is_over_and_ends(directory: RunDirectory) -> None:
+    directory.screen.write_text("".join(f"line {number}\n" for number in range(9)))
+    shown = asyncrl("attach", directory.path, "-n", 2)
+    assert (shown.exit_code, shown.output) == (0, "line 7\nline 8\n")

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -44,7 +45,20 @@ def test_the_commands_are_these():
         "export",
         "track",
     }
-    operating = {"drain", "admit", "status", "ls", "top", "logs", "stop", "pause", "resume-sampling", "set", "stacks"}
+    operating = {
+        "drain",
+        "admit",
+        "status",
+        "ls",
+        "top",
+        "logs",
+        "attach",
+        "stop",
+        "pause",
+        "resume-sampling",
+        "set",
+        "stacks",
+    }
     assert set(main.commands) == {
         "run",
         "resume",
@@ -80,6 +94,7 @@ def test_the_commands_are_these():
         "--host-memory",
         "--scale",
         "--resume",
+        "--detach",
         "--dashboard",
         "--metrics",
         "--metrics-open",
@@ -166,3 +181,34 @@ def test_h_is_short_for_help_everywhere(command: str) -> None:
     result = asyncrl(*command.split(), "-h")
     assert result.exit_code == 0
     assert result.output == asyncrl(*command.split(), "--help").output
+
+
+def test_ctrl_c_is_one_sentence_and_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("asyncrl.cli.launch.load_config", interrupted)
+    monkeypatch.setattr("asyncrl.records.run_record.find_runs", interrupted)
+    for command in ("run x.toml", "attach", "status"):  # in a command, and while its arguments are read
+        result = asyncrl(*command.split())
+        assert (result.exit_code, result.stdout, result.stderr) == (130, "", "asyncrl: interrupted\n")
+
+
+def test_a_path_that_cannot_be_used_is_one_sentence_in_every_command(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for command in (("example", "quickstart", "--to"), ("toy", "step-sums")):
+        result = asyncrl(*command, tmp_path / "file" / "sub")
+        (sentence,) = result.stderr.splitlines()
+        assert result.exit_code == 78
+        assert f"{tmp_path}/file/sub" in sentence
+        assert "Not a directory" in sentence
+
+
+def test_a_file_name_that_the_locale_cannot_read_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def encoded(*_: object) -> None:
+        "/r\udcc3".encode()
+
+    monkeypatch.setattr("asyncrl.cli.launch.load_config", encoded)
+    result = asyncrl("run", "x.toml")
+    assert result.exit_code == 78
+    assert result.stderr.startswith("asyncrl: '/r\\udcc3' is no text in UTF-8, because this shell has file names in ")

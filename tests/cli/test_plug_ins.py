@@ -100,3 +100,13 @@ def test_a_doubtful_file_is_refused_with_what_it_has(tmp_path: Path, text: str, 
         full_name(str(path), ())
     with pytest.raises(ConfigError, match="cannot read"):
         full_name(str(tmp_path / "none.py"), ())
+
+
+def test_reward_try_takes_the_columns_of_its_data(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1", "text": "2", "answer": "wrong"}\n')
+    tried = asyncrl("reward", "try", "exact", tmp_path / "rows.jsonl", "--answer-column", "text", "--completion", "2")
+    assert tried.exit_code == 0, tried.output
+    assert "1 of 1 correct" in tried.output
+    refused = asyncrl("reward", "try", tmp_path / "run.toml", "--answer-column", "text")
+    assert refused.exit_code == 2
+    assert "a run file names its columns" in refused.stderr

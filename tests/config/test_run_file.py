@@ -373,3 +373,10 @@ def test_the_warm_up_is_compared_with_the_steps_of_the_epochs() -> None:
     config = lasting(1, trainer={"warmup_steps": 100})
     with pytest.raises(ConfigError, match=r"warmup_steps is 100, longer than the run \(2 steps\)"):
         with_steps(config, 16)
+
+
+def test_one_override_may_be_a_text_of_its_own(file: Path) -> None:
+    assert load_config(file, "run.steps=7") == load_config(file, ["run.steps=7"])
+    for wrong in ({"run.steps": 7}, [("run.steps", 7)]):
+        with pytest.raises(ConfigError, match=r"expected texts such as 'run\.steps=20', one or a list of them"):
+            load_config(file, wrong)  # type: ignore[arg-type]

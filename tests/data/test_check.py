@@ -50,7 +50,9 @@ def test_a_good_dataset_is_described(tmp_path: Path) -> None:
 
 def test_rows_without_an_answer_are_counted(tmp_path: Path) -> None:
     path = write(tmp_path, {"prompt": "x", "answer": ""}, {"prompt": "y", "answer": "1"})
-    assert "  answers        1 of the rows have none" in inspect(path).text().splitlines()
+    assert "  odd            1 of 2 rows have no answer, and the others have one" in inspect(path).text().splitlines()
+    path = write(tmp_path, {"prompt": "x", "answer": ""})
+    assert "  answers        none of the rows has one" in inspect(path).text().splitlines()
 
 
 def test_bad_rows_are_counted_by_their_reason(tmp_path: Path) -> None:

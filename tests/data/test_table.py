@@ -32,6 +32,7 @@ def found_in(row: dict[str, Any], **given: str) -> Columns:
         ({"level": 2, "Question": "2 + 3?", "final_answer": 5}, "Question", "final_answer"),
         ({"messages": CHAT, "ground_truth": "5"}, "messages", "ground_truth"),
         ({"prompt": CHAT, "reward_model": {"ground_truth": "5"}}, "prompt", ""),
+        ({"question": "2 + 3?", "gold": "5"}, "question", "gold"),
         ({"problem_text": "2 + 3?", "my_solution": "5"}, "problem_text", "my_solution"),
         ({"prompt": 17, "question": "2 + 3?", "answer": None, "target": "5"}, "question", "target"),
     ],

@@ -15,6 +15,7 @@ from asyncrl.records.evaluation_metrics import (
     compute_metrics_by_source,
     curve_points,
     majority,
+    metric_names,
     named_metrics,
     pass_at,
 )
@@ -199,3 +200,10 @@ def test_the_order_of_completions_decides_nothing(answers: list[str], random: Ra
 @pytest.mark.parametrize(("samples", "points"), [(1, [1]), (2, [1, 2]), (12, [1, 2, 4, 8, 12]), (16, [1, 2, 4, 8, 16])])
 def test_pass_at_m_is_reported_for_powers_of_two_and_for_all(samples: int, points: list[int]) -> None:
     assert list(curve_points(samples)) == points
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("sources", [("sums",), ("sums", "a/b"), ("", "sums")])
+def test_every_metric_of_an_evaluation_has_its_name_beforehand(samples: int, sources: tuple[str, ...]) -> None:
+    found = named_metrics([a_prompt(*[RIGHT] * samples, source=source) for source in sources], samples)
+    assert set(metric_names(sources, samples)) == {"accuracy", *found}

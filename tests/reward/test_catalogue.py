@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.errors import ConfigError
-from asyncrl.reward.catalogue import adapt, is_compute_score, resolve
+from asyncrl.errors import ConfigError, VerifierError
+from asyncrl.reward.catalogue import adapt, adapt_batches, is_compute_score, resolve
 from asyncrl.reward.verifier import Verdict, Verifier, VerifierInput, is_async, verdict_of
 
 
@@ -158,3 +158,46 @@ def test_further_arguments_and_unknown_options_are_refused() -> None:
         adapted(needs_more)
     with pytest.raises(ConfigError, match="unexpected keyword argument 'metod'"):
         adapted(short, metod="strict")
+
+
+def of_completions(prompts: list[Any], completions: list[Any], answer: list[str], **columns: list[Any]) -> list[float]:
+    text = completions[0] if isinstance(completions[0], str) else completions[0][0]["content"]
+    return [float(len(prompts) == 1 and text == answer[0]) + float(columns.get("bonus", [0])[0])]
+
+
+def test_a_function_with_trls_arguments_gets_lists_of_one() -> None:
+    verifier = adapt_batches(of_completions, {}, path="f.py:f", setting="reward.function")
+    assert verifier(VerifierInput(prompt="?", completion="7", answer="7")) == 1.0
+    chat = VerifierInput(prompt=[{"role": "user", "content": "?"}], completion="7", answer="7", extra={"bonus": 2})
+    assert verifier(chat) == 3.0
+
+
+def test_a_function_of_completions_gets_only_what_it_takes_and_its_options() -> None:
+    def short(completions: list[str], most: int = 1) -> list[float]:
+        return [float(len(text) <= most) for text in completions]
+
+    verifier = adapt_batches(short, {"most": 3}, path="f.py:short", setting="reward.function")
+    assert verifier(VerifierInput(completion="abc", extra={"difficulty": 1})) == 1.0
+    with pytest.raises(ConfigError, match=r"'f\.py:short' has no argument 'mosst': did you mean 'most'\?"):
+        adapt_batches(short, {"mosst": 3}, path="f.py:short", setting="reward.function")
+
+
+def test_an_async_function_of_completions_stays_async() -> None:
+    async def judge(completions: list[str], **_: Any) -> list[float]:
+        return [0.5 for _ in completions]
+
+    verifier = adapt_batches(judge, {}, path="f.py:judge", setting="reward.function")
+    assert is_async(verifier)
+    assert asyncio.run(awaited(verifier)) == 0.5
+
+
+def test_a_function_of_completions_that_returns_no_list_of_one_fails_and_is_no_zero() -> None:
+    for wrong in (None, 0.5, [], [1.0, 2.0]):
+        verifier = adapt_batches(lambda completions, wrong=wrong: wrong, {}, path="f.py:f", setting="reward.function")
+        with pytest.raises(VerifierError, match="expected a list of one number"):
+            verifier(VerifierInput(completion=""))
+
+
+def test_a_function_is_told_by_its_completions(tmp_path: Path) -> None:
+    (tmp_path / "trl.py").write_text("def f(prompts, completions, **kwargs):\n    return [1.0 for _ in completions]\n")
+    assert resolve(f"{tmp_path}/trl.py:f")(VerifierInput(completion="x")) == 1.0

@@ -8,8 +8,17 @@ import pytest
 
 from asyncrl.config.sections.reward import Reward, RewardPart
 from asyncrl.errors import ConfigError, VerifierError
-from asyncrl.reward.catalogue import BUILT_IN
-from asyncrl.reward.routing import ROUTES, auto_routed, check_routes, make_verifier, route, unrouted
+from asyncrl.reward.catalogue import BUILT_IN, METRICS, resolve
+from asyncrl.reward.routing import (
+    ROUTES,
+    auto_routed,
+    check_routes,
+    make_verifier,
+    metrics_of,
+    route,
+    unmatched,
+    unrouted,
+)
 from asyncrl.reward.verifier import Verdict, VerifierInput, is_async, verdict_of
 from asyncrl.reward.workers.pool import WorkerPool
 
@@ -200,3 +209,37 @@ def test_a_dataset_with_such_rows_is_refused_with_advice() -> None:
         check_routes(Reward(parts=[part]), SOURCES)
     with pytest.raises(ConfigError, match="'4' and 5 more"):
         check_routes(Reward(parts=[part]), map(str, range(10)))
+
+
+OPTIONS: dict[str, dict[str, str | int]] = {
+    "format": {"template": "<a>...</a>"},
+    "length": {"max_tokens": 9},
+    "overlong": {"max_tokens": 9, "buffer": 2},
+}
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "math", "math_dapo", "geo3k", "exact", "numeric", "format", *OPTIONS])
+def test_metrics_of_a_built_in_reward_are_those_of_its_verdicts(name: str) -> None:
+    verdict = verdict_of(resolve(name, OPTIONS.get(name))(VerifierInput(completion="#### 1", answer="1")))
+    assert set(verdict.metrics) == {"correct", *METRICS[name]}
+
+
+@pytest.mark.parametrize(
+    ("reward", "known"),
+    [
+        (Reward(function="geo3k"), ["accuracy", "correct", "format", "not_computed"]),
+        (Reward(function="auto"), ["correct", "not_computed"]),
+        (Reward(function="mine.py:score"), None),
+        (Reward(function="remote"), None),
+        (Reward(function="gsm8k", group="mine.py:rank"), None),
+    ],
+)
+def test_metrics_are_known_beforehand_unless_a_function_of_the_users_returns_them(
+    reward: Reward, known: list[str] | None
+) -> None:
+    assert metrics_of(reward, ["openai/gsm8k", "lighteval/MATH"]) == known
+
+
+def test_a_pattern_that_matches_no_row_is_found() -> None:
+    parts = [RewardPart(name="a", function="gsm8k", data_sources=["aime*", "math"]), RewardPart(name="b", function="x")]
+    assert unmatched(Reward(parts=parts), ["math", "aimo"]) == [("a", "aime*")]

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from asyncrl.errors import VerifierError
-from asyncrl.reward.verifier import Verdict, VerifierInput, is_async, verdict_of
+from asyncrl.reward.verifier import GroupMember, Verdict, VerifierInput, is_async, verdict_of
 
 
 @pytest.mark.parametrize(
@@ -74,3 +74,15 @@ def test_async_functions_are_told_from_plain_ones() -> None:
     assert is_async(later)
     assert is_async(Later())
     assert not is_async(lambda inputs: 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        (VerifierInput, set(VerifierInput.__struct_fields__)),
+        (GroupMember, set(GroupMember.__struct_fields__) - set(VerifierInput.__struct_fields__)),
+    ],
+)
+def test_help_tells_of_every_field(kind: type[VerifierInput], own: set[str]) -> None:
+    lines = (kind.__doc__ or "").splitlines()
+    assert {line.split()[0] for line in lines if re.match(r"    \w+  +\S", line)} == own

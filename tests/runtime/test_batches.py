@@ -13,6 +13,7 @@ import pytest
 from msgspec import structs
 from transformers import AutoModelForCausalLM
 
+import asyncrl
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import LinkReset
 from asyncrl.messages.trajectory import Span
@@ -132,3 +133,12 @@ def test_every_trajectory_is_trained_by_this_process(toy: Path) -> None:
         return make_stream(toy).assign_ranks(step.infos)
 
     assert asyncio.run(main()) == [0, 0]
+
+
+def test_batches_that_nobody_has_joined_say_how() -> None:
+    async def loop() -> None:
+        async for _ in asyncrl.batches("tcp://127.0.0.1:1", None, None):
+            pass
+
+    with pytest.raises(TypeError, match=r"write `async with asyncrl\.batches\(\.\.\.\) as stream:`"):
+        asyncio.run(loop())

@@ -16,7 +16,7 @@ from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.staleness_control import StalenessChoice, steps_between
 from asyncrl.config.sections.data import Data
 from asyncrl.data.images import describe
-from asyncrl.data.prompts import train_stream
+from asyncrl.data.prompts import held_out_stream, train_stream
 from asyncrl.errors import AsyncrlError, ConfigError, DataError
 from asyncrl.files.access import write_secret
 from asyncrl.messages.session import Hello
@@ -24,9 +24,11 @@ from asyncrl.messages.spool import Fetch, Fetched, SpoolRef
 from asyncrl.messages.wire import PROTOCOL
 from asyncrl.messages.words import Role
 from asyncrl.records.run_directory import RunDirectory
+from asyncrl.records.run_record import read_run
 from asyncrl.runtime import broker
 from asyncrl.runtime.broker import (
     Choose,
+    _report_shared_prompts,
     _report_skipped_rows,
     _status,
     control_staleness,
@@ -112,6 +114,17 @@ def test_nothing_is_asked_after_an_operator_has_decided() -> None:
 
 SECRET = bytes(range(32))
 DEADLINE_S = 30.0
+
+
+def test_held_out_prompts_that_are_trained_on_are_an_event(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "run")
+    (tmp_path / "train.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"prompt": "b", "answer": 1}\n')
+    (tmp_path / "held.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"prompt": "c", "answer": 1}\n')
+    data = Data(train=str(tmp_path / "train.jsonl"), held_out=str(tmp_path / "held.jsonl"))
+
+    _report_shared_prompts(directory, train_stream(data, seed=0), held_out_stream(data, 0))
+
+    assert read_run(directory.path).shared_prompts() == (1, 2)
 
 
 def test_rows_that_are_skipped_are_counted_with_their_reasons(tmp_path: Path) -> None:

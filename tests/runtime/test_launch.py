@@ -1,5 +1,6 @@
 """A resumed run tells from which step it goes on, and with which settings."""
 
+import shlex
 import shutil
 import sys
 import urllib.error
@@ -187,3 +188,11 @@ def test_the_tenth_run_is_newer_than_the_ninth(tmp_path: Path) -> None:
     assert RunDirectory.newest(tmp_path, "mine") is not None
     assert str(RunDirectory.newest(tmp_path, "mine")) == str(newest)
     assert newest.path.name == "mine-10"
+
+
+def test_commands_of_a_run_with_a_space_in_its_name_can_be_copied_into_a_shell(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "a run")
+    summary = replace(SUMMARY, status="failed")
+    commands = [line for line in outcome_lines(directory, summary, 0.0, can_resume=True) if "asyncrl " in line]
+    assert len(commands) >= 2
+    assert all(shlex.split(line.partition("asyncrl ")[2])[1] == str(directory.path) for line in commands)

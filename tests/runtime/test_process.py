@@ -1,6 +1,8 @@
 """One role as a process: exit codes, signals, and one sentence on standard error."""
 
+import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import asyncrl
-from asyncrl.runtime.process import EPISODE_PLACES, PLACES, SHARD_PLACES, TURN_PLACES
+from asyncrl.runtime.process import EPISODE_PLACES, PLACES, SHARD_PLACES, TURN_PLACES, handle
 
 FROM_A_TERMINAL = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
 """Whatever started the tests."""
@@ -20,7 +22,7 @@ import asyncio
 import sys
 
 from asyncrl import errors
-from asyncrl.runtime.process import run_process
+from asyncrl.runtime.process import handle, run_process
 
 def say(word):
     print(word, flush=True)
@@ -120,6 +122,36 @@ def test_a_process_under_nohup_hears_no_sighup(start):
     assert process.returncode == 0
 
 
+def test_a_closed_terminal_counts_once_though_shell_and_kernel_send_a_hangup_each(start):
+    process = start(
+        "    say('serving')\n    await stopping.wait()\n    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    await asyncio.sleep(0.01)\n    say('stored')",
+        before=f"{FROM_A_TERMINAL}import os, signal\n",
+    )
+    assert process.stdout.readline() == "serving\n"
+    process.send_signal(signal.SIGHUP)
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, "stored\n")
+
+
+def test_a_hangup_may_be_answered_unlike_other_signals():
+    heard: asyncio.Queue[str] = asyncio.Queue()
+
+    async def answers() -> list[str]:
+        loop = asyncio.get_running_loop()
+        handle(loop, lambda: heard.put_nowait("told"), lambda: heard.put_nowait("hung up"))
+        os.kill(os.getpid(), signal.SIGHUP)
+        answers = [await heard.get()]
+        os.kill(os.getpid(), signal.SIGTERM)
+        return [*answers, await heard.get()]
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert asyncio.run(answers()) == ["hung up", "told"]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_second_signal_exits_at_once(start):
     process = start(
         "    say('serving')\n    await stopping.wait()\n    say('draining')\n    await asyncio.Event().wait()"
@@ -143,7 +175,7 @@ def test_a_log_that_cannot_be_written_changes_neither_the_work_nor_the_exit_code
 def test_workers_are_told_the_form_of_the_log():
     source = """
 import os, sys
-from asyncrl.runtime.process import run_process
+from asyncrl.runtime.process import handle, run_process
 async def job(stopping):
     print(os.environ["ASYNCRL_LOG_FORMAT"])
 sys.exit(run_process(job, name="reward-0", log_format=sys.argv[1]))
@@ -161,7 +193,7 @@ def test_nothing_in_a_log_or_a_last_sentence_commands_a_terminal(form):
 import sys
 from asyncrl.errors import RunFailed
 from asyncrl.log import get_logger
-from asyncrl.runtime.process import run_process
+from asyncrl.runtime.process import handle, run_process
 ACTS = "\\x1b]0;OWNED\\x07\\x9b31m\\u202e"
 async def job(stopping):
     get_logger().warning("unit.failed", reason=ACTS, nodes=[ACTS], long="x" * 90_000)
@@ -181,7 +213,7 @@ def test_every_line_of_the_log_names_the_node_its_role_and_its_run():
     source = f"""
 import asyncio, sys
 from asyncrl.log import about, get_logger
-from asyncrl.runtime.process import run_process
+from asyncrl.runtime.process import handle, run_process
 async def job(stopping):
     {job}
 sys.exit(run_process(job, name='rollout-7', role='rollout', log_format=sys.argv[1]))

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from rich.console import Console
 
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode, load_config, to_toml, with_absolute_paths, with_backend
-from asyncrl.errors import AsyncrlError, ConfigError, LinkError, RunFailed
+from asyncrl.errors import AsyncrlError, ConfigError, LinkError, RunFailed, RunInterrupted
 from asyncrl.files.lock import locked
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.runtime import launch as run_module
 from asyncrl.runtime.launch import dry_run, resume, run
+from asyncrl.runtime.screen import RunConsole
 
 METRICS: dict[str, float] = {
     "step": 0,
@@ -60,7 +60,7 @@ def config(tmp_path: Path) -> Config:
 def printed(monkeypatch: pytest.MonkeyPatch) -> StringIO:
     """Receives the terminal output; datasets, models and functions are not checked."""
     text = StringIO()
-    monkeypatch.setattr(run_module, "Console", lambda: Console(file=text, width=200))
+    monkeypatch.setattr(run_module, "RunConsole", lambda: RunConsole(text, width=200))
     monkeypatch.setattr(run_module, "CHECKS", {})
     monkeypatch.setattr(run_module, "check_architecture", lambda *_: [])
     return text
@@ -313,3 +313,31 @@ def test_a_configuration_that_others_could_have_written_is_not_resumed(config: C
     directory.config.chmod(0o666)
     with pytest.raises(ConfigError, match=r"other users can write the configuration .* chmod 600"):
         resume(directory.path)
+
+
+def test_a_run_file_is_run_by_its_path(tmp_path: Path, printed: StringIO, supervised: Install) -> None:
+    def finish(directory: RunDirectory) -> None:
+        directory.write_summary(SUMMARY)
+
+    supervised(finish)
+    file = tmp_path / "sums.toml"
+    file.write_text(f'[run]\ndir = "{tmp_path}/runs"\n[model]\npath = "m"\n[data]\ntrain = "t"\n')
+    run(file, "run.steps=3", "trainer.warmup_steps=0")
+    assert load_config(tmp_path / "runs" / "sums" / "config.toml").run.steps == 3
+    assert "run directory" in (tmp_path / "runs" / "sums" / "logs" / "screen.log").read_text()
+    with pytest.raises(ConfigError, match=r"overrides such as 'run\.steps=3' are for the path of a run file"):
+        run(load_config(file), "run.steps=3")
+
+
+def test_ctrl_c_before_the_processes_start_is_an_interruption(
+    config: Config, printed: StringIO, supervised: Install
+) -> None:
+    def interrupted(_: RunDirectory) -> None:
+        raise KeyboardInterrupt
+
+    supervised(interrupted)
+    with pytest.raises(RunInterrupted):
+        run(config)
+    summary = RunDirectory(Path(config.run.dir) / "tiny").read_summary()
+    assert summary
+    assert summary.status == "interrupted"

@@ -1,12 +1,16 @@
 """Terminal output of a run: short lines, with a progress bar on a terminal only."""
 
 import io
+import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from asyncrl.messages.supervisor import Evaluated, Paused, Progress, Returned, SettingsChanged
-from asyncrl.runtime.screen import LEGEND, LEGEND_OF_TURNS, Screen, step_line
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.runtime.screen import LEGEND, LEGEND_OF_TURNS, RunConsole, Screen, step_line
+from asyncrl.terminal import say
 
 METRICS = {
     "version": 40,
@@ -195,3 +199,61 @@ def test_a_pause_is_told_and_marks_the_steps_that_what_is_in_hand_completes():
     assert lines[0] == "paused by alice-7: no new leases; `asyncrl resume-sampling` lets sampling go on"
     assert [line.endswith("(paused)") for line in lines if line.startswith("step")] == [True, False]
     assert "sampling goes on: bob-8 ended the pause" in lines
+
+
+class ClosedPipe(io.StringIO):
+    """A pipe whose reader leaves after so many writes."""
+
+    left = 0
+
+    def write(self, text: str) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise BrokenPipeError
+        return super().write(text)
+
+
+def test_what_is_printed_before_and_after_a_run_has_its_directory_is_kept_there(tmp_path: Path) -> None:
+    directory, written = RunDirectory.create(tmp_path, "run"), io.StringIO()
+    console = RunConsole(written, width=20)
+    say(console, "note: before")
+    console.keep(directory)
+    say(console, "[1/2] " + "after " * 9)
+    assert directory.screen.read_text() == "note: before\n[1/2] " + "after " * 9 + "\n"
+    assert written.getvalue().startswith("note: before\n[1/2] after")
+
+
+def test_a_run_outlives_the_reader_of_its_output_and_tells_it_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, pipe, told = RunDirectory.create(tmp_path, "a run"), ClosedPipe(), io.StringIO()
+    monkeypatch.setattr("sys.__stderr__", told)
+    pipe.left = 1
+    console = RunConsole(pipe, width=200)
+    console.keep(directory)
+    with Screen(console, steps=60) as screen:
+        for number in range(3):
+            screen.say(f"line {number}")
+    assert pipe.getvalue() == "line 0\n"
+    assert directory.screen.read_text() == "line 0\nline 1\nline 2\n"
+    assert told.getvalue() == (
+        f"asyncrl: nobody reads this output any more: asyncrl attach '{directory.path}' shows the run\n"
+    )
+
+
+def test_functions_of_the_caller_get_steps_and_evaluations_and_are_named_if_they_raise():
+    seen: list[object] = []
+    screen = Screen(RunConsole(io.StringIO()), steps=60, on_step=seen.append, on_evaluation=seen.append)
+    evaluated = Evaluated(policy_version=3, accuracy=0.5, num_prompts=8, metrics={})
+    screen.step(progress(0))
+    screen.evaluated(evaluated)
+    assert seen == [progress(0), evaluated]
+
+    def plotted(_: object) -> None:
+        raise ValueError("no figure")
+
+    failing = Screen(RunConsole(io.StringIO()), steps=60, on_step=plotted, on_evaluation=seen.append)
+    failing.step(progress(0))
+    failing.evaluated(evaluated)
+    assert re.fullmatch(r"on_step raised ValueError: no figure \(.*test_screen.py:\d+\)", str(failing.failure))
+    assert len(seen) == 2, "none is called after one has failed"

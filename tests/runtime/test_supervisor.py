@@ -3,8 +3,9 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,12 +17,13 @@ from asyncrl.config.sections.run import Model
 from asyncrl.config.sections.trainer import Trainer
 from asyncrl.errors import ConfigError, RunFailed, TrackerError
 from asyncrl.messages.codec import Message
-from asyncrl.messages.supervisor import Exited, Failures, Finished
+from asyncrl.messages.supervisor import Evaluated, Exited, Failures, Finished, Interrupt
 from asyncrl.messages.words import Role
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.runtime import supervisor
 from asyncrl.runtime.machine import Devices
 from asyncrl.runtime.metrics_server import MetricsOptions
+from asyncrl.runtime.screen import RunConsole, Screen
 from asyncrl.runtime.supervisor import RunSupervisor, awaited, keep_tracking, role_process, tracker_process
 from asyncrl.wire.memory import MemoryHub
 from asyncrl.workers.child import Child, Exit
@@ -224,6 +226,8 @@ def test_failures_are_shown_before_any_step(tmp_path: Path) -> None:
     shown: list[dict[str, int]] = []
 
     class FakeScreen:
+        failure = None
+
         def failures(self, counts: dict[str, int], attempts: dict[str, int]) -> None:
             shown.extend((counts, attempts))
 
@@ -244,6 +248,35 @@ def test_failures_are_shown_before_any_step(tmp_path: Path) -> None:
 
     asyncio.run(main())
     assert shown == [{"reward: boom": 2}, {"reward": 3}]
+
+
+def test_a_run_whose_callers_function_fails_is_interrupted_once_and_listened_to_until_its_end(tmp_path: Path) -> None:
+    sent: list[Message] = []
+
+    class FakeLink:
+        async def __aiter__(self) -> AsyncIterator[Message]:
+            for number in range(2):
+                yield Evaluated(policy_version=number, accuracy=0.5, num_prompts=8, metrics={})
+            yield Finished("interrupted", "told so")
+
+        async def send(self, message: Message) -> None:
+            sent.append(message)
+
+    def plot(_: object) -> None:
+        raise ValueError("no figure")
+
+    nothing: Any = None
+    screen = Screen(RunConsole(StringIO()), steps=4, on_evaluation=plot)
+    made = RunSupervisor(nothing, RunDirectory(tmp_path), screen, None, [])
+
+    async def main() -> None:
+        made._ended = asyncio.get_running_loop().create_future()
+        made._link = link = cast("Any", FakeLink())
+        await made._listen(link)
+        assert made._ended.result() == "told so"
+
+    asyncio.run(main())
+    assert sent == [Interrupt()]
 
 
 def test_messages_about_waiting_come_at_doubling_intervals_until_the_first_step(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """From options to a configuration, and from rows to a table; whole evaluations are in tests/integration."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,6 @@ from asyncrl.records.evaluation_files import CompletionRow
 from asyncrl.records.evaluation_metrics import EvaluationMetrics
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.runtime.offline import OfflineEvaluation
-from asyncrl.tools import evaluate as models
 from asyncrl.tools.evaluate import (
     SampledText,
     eval_config,
@@ -257,7 +258,10 @@ def test_a_checkpoint_has_the_run_file_of_its_run(run: RunDirectory, monkeypatch
 
 def test_a_run_is_its_newest_checkpoint(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     newest = run.checkpoints / "step_000004"
-    monkeypatch.setattr(models, "find_checkpoint", lambda *asked: asked == (run.checkpoints, None) and [newest])
+    monkeypatch.setattr(
+        "asyncrl.trainer.checkpoints.export.find_checkpoint",
+        lambda *asked: asked == (run.checkpoints, None) and [newest],
+    )
     assert model_and_run_file(str(run.path)) == (str(newest), run.config)
 
 
@@ -354,3 +358,9 @@ def test_a_model_of_text_is_given_no_pictures(tmp_path: Path) -> None:
     (tmp_path / PICTURE).write_bytes(draw_picture(24, 24, seed=1))
     with pytest.raises(ConfigError, match=r"the model .* reads none"):
         own_prompt(tmp_path, "how many?", files=[tmp_path / PICTURE])
+
+
+def test_a_mistake_in_the_options_is_told_before_torch_is_imported() -> None:
+    source = "import sys, asyncrl.tools.evaluate; print({'torch', 'transformers'} & sys.modules.keys())"
+    found = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert found.stdout == "set()\n"

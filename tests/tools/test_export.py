@@ -12,10 +12,11 @@ import pytest
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.records.run_record import RunRecord, read_run
-from asyncrl.tools import export as models
+from asyncrl.records.run_record import SHARED_EVENT, RunRecord, read_run
 from asyncrl.tools.export import export_run, model_card
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
+
+EXPORT = "asyncrl.trainer.checkpoints.export"
 
 
 def test_an_existing_directory_is_never_overwritten(tmp_path: Path) -> None:
@@ -52,8 +53,8 @@ def test_an_adapter_names_its_base_model_on_the_hub_and_the_scale_of_its_run(
         given.update(options)
         paths[2].mkdir()
 
-    monkeypatch.setattr(models, "find_checkpoint", lambda *_: (folder, manifest))
-    monkeypatch.setattr(models, "export_adapter", write)
+    monkeypatch.setattr(f"{EXPORT}.find_checkpoint", lambda *_: (folder, manifest))
+    monkeypatch.setattr(f"{EXPORT}.export_adapter", write)
     export_run(tmp_path, tmp_path / "out", is_adapter=True)
     assert (given["base"], given["revision"], given["lora"]) == ("org/name", "0123abc", Lora(rank=4, alpha=6.0))
     assert 'base_model: "org/name"' in given["card"]
@@ -169,6 +170,14 @@ def test_results_stand_beside_those_of_the_base_model(make_run: MakeRun) -> None
     assert "| math |  | 40.0% |" in lines
     assert "| tokens, mean |  | 12.5 |" in lines
     assert "For each prompt 4 completions, at temperature 0.6, of at most 64 tokens." in lines
+
+
+def test_held_out_prompts_that_were_trained_on_are_counted_beside_the_accuracy(make_run: MakeRun) -> None:
+    record = a_record(make_run)
+    assert not any("trained on" in line for line in card(record))
+    record.events.append({"event": SHARED_EVENT, "num_shared": 12, "num_held_out": 64})
+    sentence = "12 of 64 held-out prompts are among those trained on"
+    assert f"{sentence}: of these the accuracy is not that of unseen prompts." in card(record)
 
 
 def test_a_version_that_was_not_evaluated_has_no_results(make_run: MakeRun) -> None:

@@ -204,8 +204,8 @@ def engine(environments: StagedEnvironments, monkeypatch: pytest.MonkeyPatch) ->
     async def opened(config: Config, _engine: Any, *, run_id: str, **_: object) -> AsyncIterator[Episodes]:
         yield Episodes(config.environment, environments, WordBoundary(), run=run_id)
 
-    monkeypatch.setattr(module, "load_engine", lambda _: engine)
-    monkeypatch.setattr(module, "open_episodes", opened)
+    monkeypatch.setattr("asyncrl.runtime.rollout.load_engine", lambda _: engine)
+    monkeypatch.setattr("asyncrl.runtime.rollout.open_episodes", opened)
     for name in ("check_model", "check_model_reads"):
         monkeypatch.setattr(module, name, lambda *_, **__: None)
     return engine

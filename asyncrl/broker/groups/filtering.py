@@ -101,8 +101,9 @@ class GroupFilter:
         except KeyError:
             there = ", ".join(sorted(slot.metrics)) or "none at all"
             raise RunFailed(
-                f"schedule.filter_metric is {self._metric!r}, but the verdict on {slot.unit} has no such metric (it "
-                f"has: {there}); let reward.function return it, or leave filter_metric empty for the reward"
+                f"schedule.filter_metric is {self._metric!r}, but the verdict on trajectory {slot.unit.index} of group "
+                f"{slot.unit.group_id} has no such metric (it has: {there}); let reward.function return it, or leave "
+                f"filter_metric empty for the reward"
             ) from None
 
 

@@ -5,7 +5,9 @@ Contradictions within a section are found by its own methods, in asyncrl/config/
 """
 
 import math
+from collections.abc import Mapping
 from math import inf
+from typing import Any
 
 import msgspec
 
@@ -55,6 +57,7 @@ def check(config: Config) -> None:
     config.reward.check()
     check_algorithm(config)
     _check_reward_names(config)
+    _length_penalties(config)
     _check_trainer(config)
     if config.evaluation.answers and not config.data.held_out_files:
         raise ConfigError(
@@ -82,6 +85,7 @@ def advice(config: Config) -> list[str]:
         sentences.append(
             f"sampling.{cause}: trajectories of a group are nearly the same, and a run learns from their differences"
         )
+    sentences += _length_penalties(config)
     return [*sentences, *algorithm_advice(config), *replay_advice(config), *environment_advice(config)]
 
 
@@ -196,6 +200,42 @@ def _check_reward_names(config: Config) -> None:
         for name in names:
             if name.partition(".")[0] not in known:
                 raise ConfigError(f"{key} names {name!r}, which no reward.parts returns: {hint(name, known)}")
+
+
+def _free_tokens(function: str, options: Mapping[str, Any]) -> int:
+    """Tokens up to which a built-in penalty on lengths is zero; 0 of options of other types."""
+    if function == "length":
+        free = options.get("free", 0)
+    else:
+        free = options["max_tokens"] - buffer if isinstance(buffer := options.get("buffer"), int) else 0
+    return free if isinstance(free, int) else 0
+
+
+def _length_penalties(config: Config) -> list[str]:
+    """
+    Sentences of advice on penalties whose ``max_tokens`` is not the longest completion.
+
+    Raises `ConfigError` for one that no completion can reach. Options of other types are refused when they are bound.
+    """
+    reward, limit = config.reward, config.longest_written("train")
+    parts = [(f"reward.parts[{place}]", part.function, part.options) for place, part in enumerate(reward.parts)]
+    sentences = []
+    for key, function, options in parts or [("reward", reward.function, reward.options)]:
+        most = options.get("max_tokens")
+        if function not in ("overlong", "length") or not isinstance(most, int):
+            continue
+        free = _free_tokens(function, options)
+        if free >= limit:
+            raise ConfigError(
+                f"{key}.options: {function!r} has no penalty up to {free} tokens, and no completion is longer "
+                f"than {_written_limit(config)} = {limit}; set its max_tokens to {limit}"
+            )
+        if most != limit:
+            sentences.append(
+                f"{key}.options.max_tokens of {function!r} is {most}, and the longest completion has {limit} "
+                f"tokens ({_written_limit(config)}): the whole penalty is that of {most} tokens"
+            )
+    return sentences
 
 
 def _check_trainer(config: Config) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from msgspec import Struct
@@ -107,6 +108,49 @@ def _with_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _copied(value: Any) -> Any:
     return {key: _copied(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+# ── positions ─────────────────────────────────────────────────────────────────────────────────
+# The longest sequence that a language model knows, with its scaled rotary embeddings.
+
+POSITIONS = ("max_position_embeddings", "n_positions")
+"""Keys of config.json."""
+
+
+def scaled_positions(longest: int | None, rope: Mapping[str, Any]) -> int | None:
+    """Positions of a model whose rotary embeddings are scaled by ``rope``; None if it has no limit."""
+    original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+    if longest and original and factor:
+        return max(longest, int(original * factor))
+    return longest
+
+
+def known_positions(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> int | None:
+    """
+    Positions by the contents of a config.json with overrides, and no fewer than transformers would find.
+
+    None if it names none: then only transformers knows the default of the architecture.
+    """
+    changed = merged(config, overrides)
+    language = changed.get("text_config")
+    values = _with_parameters(language if isinstance(language, Mapping) else changed)
+    longest = next((values[key] for key in POSITIONS if isinstance(values.get(key), int)), None)
+    rope = values.get(PARAMETERS) or {}
+    scaling = {"original_max_position_embeddings": longest, **rope} if isinstance(rope, Mapping) else {"factor": ""}
+    numbers = (scaling.get("factor"), scaling.get("original_max_position_embeddings"))
+    if not all(isinstance(number, int | float | NoneType) for number in numbers):
+        return None  # transformers says what is wrong with it
+    return scaled_positions(longest, scaling)
+
+
+def refuse_beyond(longest: int | None, positions: int) -> None:
+    """Raise `ConfigError` unless a model that knows ``longest`` positions, None for any, can hold a slot of so many."""
+    if longest and positions > longest:
+        raise ConfigError(
+            f"a slot holds {positions} tokens (prompt and completion), but the model knows {longest} positions; "
+            f"shorten data.max_prompt_tokens, or sampling.max_tokens and evaluation.max_tokens (of episodes: "
+            f"environment.max_tokens), or set model.overrides.max_position_embeddings"
+        )
 
 
 # ── hub snapshot ──────────────────────────────────────────────────────────────────────────────

@@ -36,7 +36,8 @@ class Reward(Section, frozen=True, kw_only=True):
     ``math_dapo``, ``geo3k``, ``code``, ``exact``, ``numeric``, ``format``, ``length``, ``overlong``, ``reasoning_gym``,
     ``remote``, ``reward_model`` (asyncrl/reward/verifiers) are for all rows; ``episode`` takes the word of the
     ``[environment]``; ``file.py:name`` is a custom function of one `VerifierInput`, or with the arguments of verl's
-    ``compute_score``, sync or async, that returns a float or a dict with ``score`` [reward.custom_reward_function].
+    ``compute_score`` or of TRL's reward functions (``completions``), sync or async, that returns a float or a dict with
+    ``score`` [reward.custom_reward_function].
     """
     options: dict[str, str | int | float | bool] = {}
     """Keyword arguments of the function, checked against its signature at the start."""

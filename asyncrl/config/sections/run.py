@@ -26,6 +26,11 @@ class Run(Section, frozen=True, kw_only=True):
     ``schedule.groups_per_step`` groups as fit into them [total_epochs]. Prompts that ``data.filter_overlong_prompts``
     leaves out are among them, so others are taken again in their place; verl counts without them.
     """
+    on_hangup: Literal["stop", "continue"] = "stop"
+    """
+    When the terminal of `asyncrl run` or `asyncrl resume` is closed, or the connection to it is lost (SIGHUP): ``stop``
+    ends the run as Ctrl-C does, ``continue`` lets it go on, for `asyncrl attach` and `asyncrl stop`.
+    """
     skip_steps: list[Natural] = []
     """
     Steps, counted from 0, that train on nothing: the groups of their batch are left out and accounted for. For a batch

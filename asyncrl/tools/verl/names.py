@@ -21,7 +21,7 @@ IN_EVERY_RUN_FILE = "algorithm.advantage"
 """Setting by which run files are recognised: other files have no such key."""
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: Path | str, overrides: str | Sequence[str] = ()) -> Config:
     """Read and check a run file as `asyncrl.config.run_file.load_config` does; errors answer verl's names too."""
     with verl_names_answered():
         return run_file.load_config(path, overrides)

@@ -26,7 +26,7 @@ from asyncrl.config.model import weights
 from asyncrl.config.model.adapter import CONFIG, WEIGHTS, adapter_config, layers_of, target_modules
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError, LedgerError, RunFailed
-from asyncrl.files.atomic import flush, flush_folder
+from asyncrl.files.atomic import flush, flush_folder, refuse_existing
 from asyncrl.files.checkpoints import BEST, step_folder
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
@@ -101,12 +101,6 @@ def new_directory(out: Path) -> Iterator[Path]:
         raise RunFailed(f"cannot write {out}: {reason}; free space or repair the disk") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def refuse_existing(out: Path) -> None:
-    """Raise `ConfigError` if there is anything at ``out``."""
-    if out.exists():
-        raise ConfigError(f"{out} exists and is never overwritten; give a directory that does not exist")
 
 
 def copy_files(folder: Path, out: Path, names: Iterable[str]) -> None:

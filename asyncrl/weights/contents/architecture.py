@@ -17,7 +17,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from asyncrl.config.model import weights
-from asyncrl.config.model.directory import PARAMETERS, ROPE, merged
+from asyncrl.config.model.directory import PARAMETERS, ROPE, merged, refuse_beyond, scaled_positions
 from asyncrl.errors import ConfigError
 from asyncrl.plug_in import describe
 
@@ -52,23 +52,12 @@ def read_config(path: Path, overrides: Mapping[str, Any] = NONE) -> PreTrainedCo
 
 def num_positions(config: Any) -> int | None:
     """Longest sequence that a language model knows, with its scaled rotary embeddings; None if it has no limit."""
-    longest: int | None = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, PARAMETERS, None) or {}
-    original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
-    if longest and original and factor:
-        return max(longest, int(original * factor))
-    return longest
+    return scaled_positions(getattr(config, "max_position_embeddings", None), getattr(config, PARAMETERS, None) or {})
 
 
 def check_positions(config: Any, positions: int) -> None:
     """Raise `ConfigError` unless the language model knows ``positions``, those of prompt and completion together."""
-    longest = num_positions(config)
-    if longest and positions > longest:
-        raise ConfigError(
-            f"a slot holds {positions} tokens (prompt and completion), but the model knows {longest} positions; "
-            f"shorten data.max_prompt_tokens, or sampling.max_tokens and evaluation.max_tokens (of episodes: "
-            f"environment.max_tokens), or set {SETTING}.max_position_embeddings"
-        )
+    refuse_beyond(num_positions(config), positions)
 
 
 def config_changes(path: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:

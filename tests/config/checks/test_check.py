@@ -400,3 +400,37 @@ def test_float32_on_a_gpu_is_advised_against_in_one_sentence(sections: dict[str,
     raw = {"model": {"path": "m"} | sections.get("model", {}), "data": {"train": "t"}}
     sentences = advice(decode(raw | {key: value for key, value in sections.items() if key != "model"}))
     assert [one.split(" with ")[1].split(":")[0] for one in sentences] == named
+
+
+def penalised(function: str, options: dict[str, int], **sections: dict[str, Any]) -> dict[str, Any]:
+    parts = [{"name": "right", "function": "gsm8k"}, {"name": "short", "function": function, "options": options}]
+    return {"reward": {"parts": parts}, "sampling": {"max_tokens": 100}, **sections}
+
+
+@pytest.mark.parametrize(
+    ("sections", "free", "limit"),
+    [
+        (penalised("overlong", {"max_tokens": 120, "buffer": 20}), 100, "sampling.max_tokens = 100"),
+        (penalised("length", {"max_tokens": 200, "free": 100}), 100, "sampling.max_tokens = 100"),
+    ],
+)
+def test_a_penalty_that_no_completion_reaches_is_refused(sections: dict[str, Any], free: int, limit: str) -> None:
+    function = sections["reward"]["parts"][1]["function"]
+    assert refused(**sections) == (
+        f"reward.parts[1].options: {function!r} has no penalty up to {free} tokens, and no completion is longer than "
+        f"{limit}; set its max_tokens to 100"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "is_noted"),
+    [
+        ({"max_tokens": 100, "buffer": 20}, False),
+        ({"max_tokens": 110, "buffer": 20}, True),
+        ({"max_tokens": 80, "buffer": 20}, True),
+    ],
+)
+def test_a_penalty_for_another_length_than_the_longest_is_noted(options: dict[str, int], *, is_noted: bool) -> None:
+    said = [line for line in advice(made(**penalised("overlong", options))) if "reward.parts[1]" in line]
+    assert len(said) == is_noted
+    assert all(f"is {options['max_tokens']}, and the longest completion has 100 tokens" in line for line in said)

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.model.directory import HubSnapshot, check_model, check_overrides, merged, snapshot_of
+from asyncrl.config.model.directory import (
+    HubSnapshot,
+    check_model,
+    check_overrides,
+    known_positions,
+    merged,
+    snapshot_of,
+)
 from asyncrl.errors import ConfigError
 from tests.config.model.directories import write_model, write_tokenizer
 
@@ -96,3 +103,22 @@ def test_a_path_in_the_cache_tells_name_commit_and_file() -> None:
 def test_any_other_path_is_none() -> None:
     assert snapshot_of("/models/org--name") is None
     assert snapshot_of("/cache/models--org--name/refs/main") is None
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "positions"),
+    [
+        ({"max_position_embeddings": 64}, {}, 64),
+        ({"n_positions": 64}, {}, 64),
+        ({}, {}, None),
+        ({"max_position_embeddings": 64}, {"max_position_embeddings": 128}, 128),
+        ({"max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 4.0}}, {}, 256),
+        ({"max_position_embeddings": 64}, {"rope_scaling": YARN | {"original_max_position_embeddings": 32}}, 256),
+        ({"max_position_embeddings": 8, "text_config": {"max_position_embeddings": 64}}, {}, 64),
+        ({"max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": "four"}}, {}, None),
+    ],
+)
+def test_positions_are_known_without_transformers(
+    config: dict[str, object], overrides: dict[str, object], positions: int | None
+) -> None:
+    assert known_positions(config, overrides) == positions
