@@ -26,7 +26,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "broker_memory": {"seconds": 1.0, "every": 0.2},
     "chaos": {"faults": 1, "every": 0.1, "kinds": ["kill"], "seed": REWARD_IS_HIT, "steps_after": 1},
     "container_kills": {
-        "kills": 10, "every": 1.0, "calm": 1.0, "steps_after": 1, "overrides": ["rollout.replicas=2"],
+        "kills": 3, "every": 1.0, "calm": 1.0, "steps_after": 1, "overrides": ["rollout.replicas=2"],
     },
     "dashboard": {"samples": 2000, "nodes": 10, "rounds": 1, "idle": 1, "folder": f"{FOLDER}/run"},
     "encryption": {**BRIEF, "nodes": [20]},
@@ -49,7 +49,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "real_memory": {"cases": ["tiny:1"]},
     "recovery": {"kills": 1, "roles": ["reward"], "pace": 1},
     "scraped": {"turns": 1, "steps": 2},
-    "services": {"kills": 1, "every": 0.1, "seed": REWARD_ALONE_IS_HIT, "steps": 60},
+    "services": {"kills": 1, "every": 0.1, "seed": REWARD_ALONE_IS_HIT, "steps": 25},
     "shared_memory": {"rounds": 1, "receivers": 1, "buckets": 1},
     "soak": {"minutes": 0.05, "every_s": 0.1, "sample_s": 0.5, "rollouts": 2},
     "staleness": {
