@@ -1,6 +1,7 @@
 """The names that a host imports from asyncrl."""
 
 import ast
+import inspect
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,14 @@ def test_the_call_in_the_readme_reads_a_run_file(tmp_path: Path, monkeypatch: py
     snippet = README.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     calls = [node for node in ast.walk(compile(snippet, README, "exec", flags)) if isinstance(node, ast.Call)]
-    (called,) = [call for call in calls if ast.unparse(call.func) == "asyncrl.load_config"]
-    arguments = [ast.literal_eval(argument) for argument in called.args]
+    (called,) = [call for call in calls if ast.unparse(call.func) == "asyncrl.run"]
+    path, *overrides = [ast.literal_eval(argument) for argument in called.args]
     monkeypatch.chdir(tmp_path)
-    Path(arguments[0]).write_text('model.path = "m"\ndata.train = "t"\n')
+    Path(path).write_text('model.path = "m"\ndata.train = "t"\n')
 
-    assert asyncrl.load_config(*arguments) == asyncrl.load_config(Path(arguments[0]))
-    assert asyncrl.load_config(*arguments).model.path == "m"
+    inspect.signature(asyncrl.run).bind(
+        path, *overrides, **{given.arg: print for given in called.keywords if given.arg}
+    )
+    config = asyncrl.load_config(path, overrides)
+    assert config == asyncrl.load_config(Path(path), overrides)
+    assert (config.model.path, config.run.steps) == ("m", 20)
