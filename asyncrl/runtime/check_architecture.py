@@ -1,7 +1,7 @@
 """Check by a model's config, in a process with torch, that trainer and rollouts can compute it in their memory."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from asyncrl.runtime.machine import CheckLine
 CHECK_S = 300.0
 """Seconds for the whole check, most of which is the import of torch on a busy machine."""
 SECTION = "run"
+MEMORY = "memory"
+"""Name of the line about it."""
 NOT_CHECKED = "not checked, because the model cannot be computed"
 
 
@@ -31,6 +33,15 @@ def check_architecture(config: Config, device_memory: str = "", host_memory: str
     if problem := next((line.problem for line in lines if line.state == "bad"), ""):
         raise ConfigError(problem)
     return lines
+
+
+def refuse_certain(lines: Sequence[CheckLine], note: Callable[[str], object]) -> None:
+    """Raise `ConfigError` for a model that cannot be computed; tell ``note`` of memory, which is only estimated."""
+    for line in lines:
+        if line.state == "bad" and line.name == MEMORY:
+            note(line.problem)
+        elif line.state == "bad":
+            raise ConfigError(line.problem)
 
 
 def examine(config: Config, device_memory: str = "", host_memory: str = "") -> list[CheckLine]:
@@ -49,10 +60,10 @@ def _lines(config: Config, device_memory: str = "", host_memory: str = "") -> It
     text_config: list[Any] = []
     yield (architecture := result_line("architecture", lambda: _architecture(config, text_config)))
     if architecture.state == "bad":
-        yield from (CheckLine(SECTION, name, "absent", NOT_CHECKED) for name in ("positions", "memory"))
+        yield from (CheckLine(SECTION, name, "absent", NOT_CHECKED) for name in ("positions", MEMORY))
         return
     yield result_line("positions", lambda: _positions(config, text_config[0]))
-    yield result_line("memory", lambda: _memory(config, device_memory, host_memory))
+    yield result_line(MEMORY, lambda: _memory(config, device_memory, host_memory))
 
 
 def result_line(name: str, find: Callable[[], str]) -> CheckLine:

@@ -39,10 +39,18 @@ from asyncrl.records.formatting import counted, share
 from asyncrl.records.run_directory import LOCK_WAIT_S, RunDirectory, RunSummary
 from asyncrl.records.samples import newest_file
 from asyncrl.records.trackers import check_trackers
-from asyncrl.runtime.check_architecture import check_architecture
+from asyncrl.runtime.check_architecture import MEMORY, SECTION, check_architecture, examine, refuse_certain
 from asyncrl.runtime.checks import CHECKS, devices_of, resolved, where
 from asyncrl.runtime.local_address import choose
-from asyncrl.runtime.machine import INSTALL, TRAIN, Devices, missing_packages, require_dashboard, require_train
+from asyncrl.runtime.machine import (
+    INSTALL,
+    TRAIN,
+    CheckLine,
+    Devices,
+    missing_packages,
+    require_dashboard,
+    require_train,
+)
 from asyncrl.runtime.metrics_server import TARGETS_VARIABLE, MetricsOptions
 from asyncrl.runtime.model_files import with_local_copies
 from asyncrl.runtime.origin import copy_sentence, original_of
@@ -261,8 +269,7 @@ def run(
     trainer, shares = _check(config, console)
     config = resolved(config, shares)
     if is_slow_to_load(config, [trainer, *shares]):
-        with told_if_slow(f"checking the architecture and the memory of {config.model.path}"):
-            check_architecture(config)
+        _look_at_model(config, partial(say, console))
     settings = to_toml(with_absolute_paths(config, Path.cwd()))
     if owns_process:  # Only now: a cache that models were fetched into may belong to several users.
         restrict_umask(group_reads=config.run.share_with_group)
@@ -403,6 +410,16 @@ def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devic
     for check in CHECKS.values():
         check(config, partial(say, console))
     return found
+
+
+def _look_at_model(config: Config, note: Callable[[str], object]) -> None:
+    """Refuse a model that cannot be computed; if the check itself fails, the run shows more."""
+    with told_if_slow(f"checking the architecture and the memory of {config.model.path}"):
+        try:
+            lines = examine(config)
+        except ConfigError as error:
+            lines = [CheckLine(SECTION, MEMORY, "bad", "cannot be checked", str(error))]
+    refuse_certain(lines, lambda problem: note(f"note: {problem}"))
 
 
 def is_slow_to_load(config: Config, devices: Iterable[Devices | None]) -> bool:

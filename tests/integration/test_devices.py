@@ -21,6 +21,6 @@ def test_trainer_and_rollout_share_the_only_device_or_have_their_own(start_run, 
     names = {"FAKE_NPU": fake["FAKE_NPU"], "PYTHONPATH": path, "ASCEND_RT_VISIBLE_DEVICES": devices}
     run = start_run(*ON_NPU, steps=3, environment=names).end()
 
-    assert (run.code, run.steps_done()) == (0, 3), run.log_tails()
+    assert (run.code, run.steps_done()) == (0, 3), (run.errors, run.log_tails())
     assert load_config(run.directory.config).weights.backend == backend
     assert not [event for event in run.events if event["event"] == "transfer.failed"]

@@ -41,7 +41,7 @@ from asyncrl.runtime.checks import (
     resolved,
     token_count,
 )
-from asyncrl.runtime.machine import Devices
+from asyncrl.runtime.machine import CheckLine, Devices
 from tests.config.configs import made
 from tests.config.model.directories import Shapes, write_model, write_safetensors
 from tests.served.judge import KEY, Judge
@@ -522,3 +522,14 @@ def test_a_key_that_is_refused_and_a_server_that_is_away_are_remarks(monkeypatch
 def test_a_key_that_is_not_set_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"models\.judge\.key_env names the variable NO_SUCH_KEY, which is not set"):
         checked_models(Judge(), monkeypatch, key_env="NO_SUCH_KEY")
+
+
+def test_a_run_is_refused_for_what_is_certain_and_told_of_memory_which_is_estimated() -> None:
+    notes: list[str] = []
+    memory = CheckLine("run", "memory", "bad", "see below", "it needs 90 GiB")
+    check_architecture.refuse_certain([CheckLine("run", "architecture", "good", "fine"), memory], notes.append)
+    assert notes == ["it needs 90 GiB"]
+    with pytest.raises(ConfigError, match="too few positions"):
+        check_architecture.refuse_certain(
+            [memory, CheckLine("run", "positions", "bad", "see below", "too few positions")], notes.append
+        )

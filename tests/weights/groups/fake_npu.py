@@ -31,14 +31,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._device import _device_constructors
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NUM_DEVICES = 2
+DEVICE_BYTES = 64 << 30
 MADE: list[dict[str, object]] = []
 """Options of each group, for assertions."""
 STRAYS: list[str] = []
@@ -139,7 +141,7 @@ class DeviceTensor(torch.Tensor):
 
 def device_bytes() -> int:
     """Bytes of all tensors that are on devices now."""
-    found = [storage() for storage in _ALIVE.values()]
+    found = [storage() for storage in list(_ALIVE.values())]  # other threads make and drop tensors meanwhile
     return sum(storage.nbytes() for storage in found if storage is not None)
 
 
@@ -415,6 +417,8 @@ def _become_torch_npu() -> None:
     npu.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     npu._is_in_bad_fork = lambda: False
     npu.empty_cache = lambda: None
+    npu.get_device_properties = lambda _: SimpleNamespace(total_memory=DEVICE_BYTES)
+    npu.memory_reserved = lambda _: device_bytes()
     npu.synchronize = lambda device=None: None  # Every operation of this device has ended when its call returns.
     npu.manual_seed_all = lambda seed: None
     _setup_privateuseone_for_python_backend("npu", npu)
@@ -428,6 +432,7 @@ def _become_torch_npu() -> None:
         KERNELS.impl(name, function, "PrivateUse1")
     setattr(torch.Tensor, "pin_memory", _pin_memory)  # noqa: B010  a method of torch
     setattr(torch.Tensor, "is_pinned", _is_pinned)  # noqa: B010
+    _device_constructors()  # keeps those that it finds: with wrappers, torch.device("meta") would be no default device
     for name in ("empty", "zeros"):
         setattr(torch, name, _with_pinning(getattr(torch, name)))
     dist.Backend.register_backend("hccl", lambda options, _: _group(options), extended_api=True, devices=["npu"])
