@@ -26,7 +26,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "broker_memory": {"seconds": 1.0, "every": 0.2},
     "chaos": {"faults": 1, "every": 0.1, "kinds": ["kill"], "seed": REWARD_IS_HIT, "steps_after": 1},
     "container_kills": {
-        "kills": 3, "every": 1.0, "calm": 1.0, "steps_after": 1, "overrides": ["rollout.replicas=2"],
+        "kills": 1, "every": 1.0, "calm": 1.0, "steps_after": 1, "overrides": ["rollout.replicas=2"],
     },
     "dashboard": {"samples": 2000, "nodes": 10, "rounds": 1, "idle": 1, "folder": f"{FOLDER}/run"},
     "encryption": {**BRIEF, "nodes": [20]},

@@ -133,6 +133,7 @@ def test_a_run_can_be_resumed_after_all_its_processes_were_killed(start_run):
     assert_complete(run)
 
 
+@pytest.mark.long("each failpoint kills one above, and benches kill at random")
 def test_the_records_of_a_run_are_consistent_after_many_kills(start_run):
     run = start_run(TWO_ROLLOUTS, CHECKPOINTS, "supervisor.max_restarts=20", steps=STEPS)
     for step, node in ((1, "broker-0"), (3, "trainer-0"), (5, "rollout-1"), (8, "broker-0"), (9, "trainer-0")):

@@ -62,6 +62,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> StringIO:
     text = StringIO()
     monkeypatch.setattr(run_module, "RunConsole", lambda: RunConsole(text, width=200))
     monkeypatch.setattr(run_module, "CHECKS", {})
+    monkeypatch.setattr(run_module, "check_architecture", lambda *_: [])
     monkeypatch.setattr(run_module, "examine", lambda *_: [])
     return text
 
