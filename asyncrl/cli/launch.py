@@ -1,19 +1,21 @@
 """Commands that write the files of a first run, and that start or continue a run."""
 
+import os
+import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
 
-from asyncrl.cli import detached
-from asyncrl.cli.detached import detach_option
 from asyncrl.cli.parts import RUN_PATH, report_errors
 from asyncrl.cli.plan import device_memory_option, first_given, host_memory_option
 from asyncrl.cli.settings import set_option
 from asyncrl.cli.toy import tiny
 from asyncrl.config.run_file import load_config
 from asyncrl.errors import ConfigError
-from asyncrl.terminal import echo
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.terminal import command_line, echo
 
 # ── before a first run ─────────────────────────────────────────────────────────────────────────
 # `asyncrl example` and `asyncrl init`: the files that a first run needs.
@@ -76,6 +78,71 @@ def example(name: str | None, folder: Path) -> None:
         echo("next:")
         for command in commands:
             echo(f"  {command}")
+
+
+# ── detached ──────────────────────────────────────────────────────────────────────────────────
+# `asyncrl run --detach`: a run in a session of its own, which no terminal ends.
+#
+#     asyncrl run FILE --detach ─▶ asyncrl run FILE, in a new session ─ checks, run directory ─▶ "detached as ..."
+#             └── waits, and ends with its code if it ends before that ◀── pipe ──────────────────────┘
+#
+# Until the run begins it prints to the same terminal, so that a mistake is told as by `asyncrl run`.
+
+VARIABLE = "ASYNCRL_DETACHED"
+"""Descriptor of the pipe on which the detached process says that its run has begun."""
+BEGAN = b"began"
+
+detach_option = click.option("--detach", is_flag=True, help="Let the run go on by itself; asyncrl attach shows it.")
+
+
+def begin_apart(command: Sequence[str]) -> int:
+    """
+    Start a command that calls `let_go` in a session of its own; returns 0 once it has, or else its exit code.
+
+    Ctrl-C before that ends it.
+    """
+    reader, writer = os.pipe()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=[writer],
+        env={**os.environ, VARIABLE: str(writer)},
+    )
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        try:
+            return 0 if pipe.read() == BEGAN else process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            raise
+
+
+def again() -> list[str]:
+    """This command without ``--detach``."""
+    return [sys.executable, "-m", "asyncrl", *(word for word in sys.argv[1:] if word != "--detach")]
+
+
+def when_begun() -> Callable[[RunDirectory], None] | None:
+    """Function for a run to call once it has begun, which leaves the terminal; None if this process stays there."""
+    writer = os.environ.pop(VARIABLE, "")
+    return (lambda directory: let_go(directory, int(writer))) if writer else None
+
+
+def let_go(directory: RunDirectory, writer: int) -> None:
+    """Say where the run is, and leave standard output and error to the log of its screen."""
+    path = directory.path
+    echo(
+        f"detached as process {os.getpid()}; watch it: {command_line('asyncrl', 'attach', path)}, end it: "
+        f"{command_line('asyncrl', 'stop', path)}"
+    )
+    sys.stdout.flush()
+    with directory.screen.open("ab") as log, open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())  # the console writes its lines there itself
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    os.write(writer, BEGAN)
+    os.close(writer)
 
 
 # ── a run ──────────────────────────────────────────────────────────────────────────────────────
@@ -149,7 +216,7 @@ def run(
     from asyncrl.runtime.metrics_server import metrics_options, require_opentelemetry
 
     if detach and not dry_run:
-        sys.exit(detached.detach(detached.again()))
+        sys.exit(begin_apart(again()))
     if traces:
         require_opentelemetry()
     serving = metrics_options(metrics, is_open=metrics_open)
@@ -159,7 +226,7 @@ def run(
     if dry_run:
         launch.dry_run(config, device_memory, host_memory)
         return
-    began = detached.when_begun()
+    began = when_begun()
     if is_resumed and (begun := launch.begun(config, config_path.stem)):
         launch.resume(begun, metrics=serving, is_shown=is_shown, is_traced=traces, owns_process=True, began=began)
     else:
@@ -215,7 +282,7 @@ def resume(
     from asyncrl.runtime.metrics_server import metrics_options, require_opentelemetry
 
     if detach:
-        sys.exit(detached.detach(detached.again()))
+        sys.exit(begin_apart(again()))
     if traces:
         require_opentelemetry()
     serving = metrics_options(metrics, is_open=metrics_open)
@@ -227,7 +294,7 @@ def resume(
         is_shown=is_shown,
         is_traced=traces,
         owns_process=True,
-        began=detached.when_begun(),
+        began=when_begun(),
     )
 
 

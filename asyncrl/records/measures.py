@@ -93,11 +93,6 @@ class Sums:
                 sums[1] += lasts_s
 
     @property
-    def staleness_mean(self) -> float:
-        """Mean over steps of each step's mean over trajectories; 0 before the first."""
-        return self._staleness / max(self._num_stale, 1)
-
-    @property
     def measures(self) -> Measures:
         return Measures(
             steps=self.steps,
@@ -107,7 +102,7 @@ class Sums:
             step_s=_ratio(self.seconds, self.steps) or None,
             wait_trainer=_ratio(*self._waited[TRAINER_S]),
             wait_rollout=_ratio(*self._waited[ROLLOUT_S]),
-            staleness_mean=self.staleness_mean if self._num_stale else None,
+            staleness_mean=_ratio(self._staleness, self._num_stale),
             staleness_max=self.staleness_max,
         )
 

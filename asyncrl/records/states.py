@@ -64,3 +64,6 @@ NODE_STATES: Mapping[NodeState, str] = {
 """Meaning of each state of a node."""
 
 CONNECTED_STATES: tuple[ConnectedState, ...] = get_args(ConnectedState)
+
+WELL_AGAIN = {"node.quiet": "node.heard", "node.stalled": "node.moving", "node.barred": "node.admitted"}
+"""Event that ends a trouble of a node, by the event with which it began."""

@@ -39,13 +39,12 @@ from asyncrl.records.formatting import counted, share
 from asyncrl.records.run_directory import LOCK_WAIT_S, RunDirectory, RunSummary
 from asyncrl.records.samples import newest_file
 from asyncrl.records.trackers import check_trackers
-from asyncrl.runtime.check_architecture import MEMORY, SECTION, check_architecture, examine, refuse_certain
+from asyncrl.runtime.check_architecture import check_architecture, examine, refuse_certain
 from asyncrl.runtime.checks import CHECKS, devices_of, resolved, where
 from asyncrl.runtime.local_address import choose
 from asyncrl.runtime.machine import (
     INSTALL,
     TRAIN,
-    CheckLine,
     Devices,
     missing_packages,
     require_dashboard,
@@ -413,12 +412,13 @@ def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devic
 
 
 def _look_at_model(config: Config, note: Callable[[str], object]) -> None:
-    """Refuse a model that cannot be computed; if the check itself fails, the run shows more."""
-    with told_if_slow(f"checking the architecture and the memory of {config.model.path}"):
-        try:
+    """Refuse a model that cannot be computed; if the check itself fails, that is a note, and the run shows more."""
+    try:
+        with told_if_slow(f"checking the architecture and the memory of {config.model.path}"):
             lines = examine(config)
-        except ConfigError as error:
-            lines = [CheckLine(SECTION, MEMORY, "bad", "cannot be checked", str(error))]
+    except ConfigError as error:
+        note(f"note: {error}")
+        return
     refuse_certain(lines, lambda problem: note(f"note: {problem}"))
 
 

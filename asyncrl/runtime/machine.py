@@ -418,8 +418,16 @@ MEMORY = Path("/proc/meminfo")
 
 def machine_use(path: Path = MEMORY) -> MachineUse:
     """Used shares of memory, device and disk now. The device is that of torch, if this process has begun to use one."""
-    disk = shutil.disk_usage(Path.cwd())
-    return MachineUse(_memory_used(path), _device_used(), 1 - disk.free / disk.total if disk.total else 0.0)
+    return MachineUse(_memory_used(path), _device_used(), _disk_used())
+
+
+def _disk_used() -> float:
+    """Used share of the disk with the working folder; 0 if the folder was removed, which ends no node."""
+    try:
+        disk = shutil.disk_usage(Path.cwd())
+    except OSError:
+        return 0.0
+    return 1 - disk.free / disk.total if disk.total else 0.0
 
 
 def _memory_used(path: Path) -> float:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.cli.detached import VARIABLE, detach, when_begun
+from asyncrl.cli.launch import VARIABLE, begin_apart, when_begun
 
 BEGUN = """
 import os, sys
 from pathlib import Path
-from asyncrl.cli.detached import when_begun
+from asyncrl.cli.launch import when_begun
 from asyncrl.records.run_directory import RunDirectory
 print("checked", flush=True)
 when_begun()(RunDirectory(Path(sys.argv[1])))
@@ -24,7 +24,9 @@ print(os.getsid(0) == os.getpid(), file=sys.stderr, flush=True)
 
 def test_a_detached_run_says_where_it_is_and_then_writes_to_the_log_of_its_screen(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
-    starter = f"import sys; from asyncrl.cli.detached import detach; sys.exit(detach({[sys.executable, '-c', BEGUN]}"
+    starter = (
+        f"import sys; from asyncrl.cli.launch import begin_apart; sys.exit(begin_apart({[sys.executable, '-c', BEGUN]}"
+    )
     command = [sys.executable, "-c", f"{starter} + {[str(tmp_path)]}))"]
     started = subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -37,7 +39,7 @@ def test_a_detached_run_says_where_it_is_and_then_writes_to_the_log_of_its_scree
 
 
 def test_a_run_that_ends_before_it_begins_ends_the_command_with_its_code() -> None:
-    assert detach([sys.executable, "-c", "raise SystemExit(78)"]) == 78
+    assert begin_apart([sys.executable, "-c", "raise SystemExit(78)"]) == 78
 
 
 def test_a_run_in_a_terminal_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -433,3 +433,10 @@ def test_memory_of_devices_is_what_torch_has_taken_of_the_fullest(monkeypatch: p
     assert machine_use().device_memory == 0.75
     cuda.is_initialized = lambda: False
     assert machine_use().device_memory == 0.0
+
+
+def test_a_removed_working_folder_leaves_the_disk_untold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert machine_use().disk == 0.0

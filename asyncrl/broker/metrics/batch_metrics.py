@@ -1,7 +1,7 @@
 """A step's line of metrics: the trainer's numbers, statistics of the batch, and the rollouts' waiting time."""
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -78,11 +78,11 @@ class WaitShare:
 
     def share(self, nodes: Iterable[Node]) -> float:
         """Idle share since the last call; the previous value if no heartbeat arrived in between."""
-        sums: Counter[str] = Counter()
+        sums: defaultdict[str, float] = defaultdict(float)
         for node in nodes:
             before = self._before.get(node.peer, {})
             for activity, seconds in node.beat.seconds.items():
-                sums[activity] += seconds - before.get(activity, 0.0)  # type: ignore[assignment]  # seconds, not counts
+                sums[activity] += seconds - before.get(activity, 0.0)
             self._before[node.peer] = node.beat.seconds
         if sum(sums.values()) > 0:
             self._last = waited_share(sums)

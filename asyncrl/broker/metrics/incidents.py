@@ -23,6 +23,7 @@ from asyncrl.config.correction import WIDE, clips_to_sampler, with_clip_high
 from asyncrl.config.sections.sampling import LOW, greedy
 from asyncrl.messages.supervisor import Incident
 from asyncrl.records.alarms import NO_LEARNING
+from asyncrl.records.states import WELL_AGAIN
 
 KEPT = 12
 """Incidents kept, one for each sentence."""
@@ -78,8 +79,6 @@ CONSEQUENCES = ("transfer.failed", "transfer.aborted", "lease.expired", "eval.lo
 """Kinds that follow from a death of a node that they name."""
 USUAL_ENDS = ("done", "told to stop")
 """Causes of a ``node.left`` that is no incident: any other is an error that ended the node."""
-ENDED_BY = {"node.heard": "node.quiet", "node.moving": "node.stalled", "node.admitted": "node.barred"}
-"""Kind of incident that an event of the same node ends."""
 LATEST_ALONE = ("run.resumed",)
 """Kinds of which the last one alone is kept."""
 COUNTED_TOTALS = ("units.failed",)
@@ -119,7 +118,7 @@ class IncidentBook:
     def add(self, kind: str, fields: Mapping[str, Any], at_s: float) -> None:
         """Keep an event, if it is an incident; count it with the death that it follows from, if there is one."""
         for kept in self._kept.values():
-            if kept.kind == ENDED_BY.get(kind) and kept.node == fields.get("node"):
+            if WELL_AGAIN.get(kept.kind) == kind and kept.node == fields.get("node"):
                 kept.is_over = True
         if not is_incident(kind, fields):
             return

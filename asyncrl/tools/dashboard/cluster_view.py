@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from asyncrl.config.meanings import meanings
 from asyncrl.records.run_record import RunRecord
-from asyncrl.records.states import NodeState
+from asyncrl.records.states import WELL_AGAIN, NodeState
 from asyncrl.records.times import APART, NodeTimes
 from asyncrl.tools.dashboard.sample_index import SampleIndex
 from asyncrl.tools.dashboard.time_bands import TimeBands
@@ -218,9 +218,9 @@ BACK = ("node.joined", "node.ready")
 ENDED_BY: Mapping[str, tuple[str, ...]] = {
     "node.lost": BACK,
     "node.exited": BACK,
-    "node.quiet": ("node.heard", *BACK),
-    "node.stalled": ("node.moving", *BACK),
-    "node.barred": ("node.admitted",),
+    "node.quiet": (WELL_AGAIN["node.quiet"], *BACK),
+    "node.stalled": (WELL_AGAIN["node.stalled"], *BACK),
+    "node.barred": (WELL_AGAIN["node.barred"],),
     "ledger.locked": ("ledger.unlocked",),
     "eval.lost": ("eval.finished",),
     "eval.left_out": ("eval.finished",),
