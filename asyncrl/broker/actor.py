@@ -366,7 +366,7 @@ class BrokerActor:
             failpoint("broker.step_recorded")
             self._readings.stepped(line)
             for supervisor in self._scheduler.nodes.with_role("supervisor"):
-                self._hub.send(supervisor.peer, Progress(step, self._config.run.steps, line))
+                self._hub.send(supervisor.peer, Progress(step, training.num_steps, line))
         self._sample(message, groups)
 
     def _sample(self, stepped: Stepped, groups: Sequence[Group]) -> None:
@@ -379,7 +379,7 @@ class BrokerActor:
         for evaluation in self._scheduler.evaluation.take_finished():
             if number and self._tasks:
                 version = evaluation.policy_version
-                steps = min(version * schedule.steps_per_publish, self._config.run.steps)
+                steps = min(version * schedule.steps_per_publish, self._scheduler.training.num_steps)
                 self._samples.begin_answers(self._tasks, steps, version, evaluation.spread(number))
 
     @shell

@@ -4,7 +4,7 @@ Restart of a broker: applies the ledger's records to the books of a fresh schedu
     Admitted ─▶ window, groups, batches          Taken ─▶ window, batches           VersionLive ─▶ window, transfers
     Result, Rewarded, FailedAttempt ─▶ slots     Committed, Dropped ─▶ closed       Measured ─▶ evaluation
     Refused, Reissued, LeftOut ─▶ slots          Restarted ─▶ groups, batches       Untrained ─▶ groups
-    SamplingPaused ─▶ pause                      SettingsSet ─▶ settings
+    SamplingPaused ─▶ pause                      SettingsSet ─▶ settings           GoalMet ─▶ steps
 
 State that is not in the ledger is reported by the nodes (leases, who is connected) or starts afresh: ongoing gradings,
 the staged version, and the count of groups dropped in a row, whose cause may be repaired by now.
@@ -20,6 +20,7 @@ from asyncrl.broker.ledger.records import (
     Dropped,
     Duplicate,
     FailedAttempt,
+    GoalMet,
     LeftOut,
     Measured,
     NodeEvent,
@@ -93,12 +94,21 @@ def _apply(scheduler: Scheduler, record: AnyRecord) -> None:
         case Measured():
             result = Evaluated(record.policy_version, record.accuracy, record.num_prompts, record.metrics)
             scheduler.evaluation.measured(result)
+        case SamplingPaused() | SettingsSet() | GoalMet():
+            _decide(scheduler, record)
+        case Duplicate() | NodeEvent() | Started() | Written():
+            pass  # They are for audits, and change no book.
+
+
+def _decide(scheduler: Scheduler, record: SamplingPaused | SettingsSet | GoalMet) -> None:
+    match record:
         case SamplingPaused(is_paused=is_paused, by=by):
             scheduler.settings.pause(is_paused=is_paused, by=by)
         case SettingsSet(values=values, by=by):
             scheduler.settings.apply(values, by)
-        case Duplicate() | NodeEvent() | Started() | Written():
-            pass  # They are for audits, and change no book.
+        case GoalMet(stop_when=stop_when, steps=steps):
+            if stop_when == scheduler.config.run.stop_when:  # It may have another goal by now, or none.
+                scheduler.end_after(steps)
 
 
 def _apply_to_unit(

@@ -10,7 +10,7 @@ handled by one `rule` of the object that owns its subject, and then `Scheduler._
 possible.
 
 Messages that announce durable facts are sent with ``once_durable``: `Settled`, `Batch`, `Trim`, `Paused`,
-`SettingsChanged`, and no others.
+`SettingsChanged`, `Shortened`, and no others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from asyncrl.broker.handlers import rule
 from asyncrl.broker.leases.dispatcher import Dispatcher
 from asyncrl.broker.leases.grading import GradeBook
 from asyncrl.broker.leases.trajectories import Trajectories, VerdictLimits
-from asyncrl.broker.ledger.records import SamplingPaused, SettingsSet
+from asyncrl.broker.ledger.records import GoalMet, SamplingPaused, SettingsSet
 from asyncrl.broker.nodes.availability import WORKERS, AbsenceBook, Availability, waits
 from asyncrl.broker.nodes.device_turns import DeviceTurnBook
 from asyncrl.broker.nodes.faults import FaultBook
@@ -38,6 +38,7 @@ from asyncrl.broker.versions.transfers import MAX_FAILURES, TransferBook
 from asyncrl.broker.versions.versions import Versions
 from asyncrl.config.config import Config
 from asyncrl.config.live import Value, value_of
+from asyncrl.config.sections.run import goal_of
 from asyncrl.data.prompts import PromptStream
 from asyncrl.errors import BrokenInvariant
 from asyncrl.messages.codec import Message
@@ -47,9 +48,10 @@ from asyncrl.messages.rollout import Failed, Offer, StartedOver
 from asyncrl.messages.session import Beat, Draining, Hello, Ready
 from asyncrl.messages.spool import Stored
 from asyncrl.messages.supervisor import Paused, SettingsChanged
-from asyncrl.messages.trainer import Commit
+from asyncrl.messages.trainer import Commit, Shortened
 from asyncrl.messages.trajectory import Prompt, Unit
 from asyncrl.messages.words import Stage
+from asyncrl.records.formatting import counted
 from asyncrl.wire.permissions import refusal
 
 OWN_FAULTS: tuple[Stage, ...] = ("environment", "reward")
@@ -77,7 +79,6 @@ class Scheduler:
         permits: Permits = Permits(),  # noqa: B008  stateless
     ) -> None:
         schedule = config.schedule
-        self.final_version = -(-config.run.steps // schedule.steps_per_publish)
         self.out = Outbox()
         """Output of all calls since it was drained."""
         self.nodes = NodeBook(config.broker)
@@ -95,7 +96,9 @@ class Scheduler:
         )
         if broker_term > 1:
             self.transfers.restore(-1)  # The ledger may lack the version that was offered last.
-        self.evaluation = EvaluationBook(config.evaluation, held_out, self.final_version, self.groups, held_out_rows)
+        self.evaluation = EvaluationBook(
+            config.evaluation, held_out, final_version_of(config, config.run.steps), self.groups, held_out_rows
+        )
         self.versions = Versions(
             self.transfers, self.evaluation, self.nodes, self.window, turns=self.turns, out=self.out
         )
@@ -162,6 +165,9 @@ class Scheduler:
         )
         self.rules = rule.table(self, self.training, self.versions, self.supervisors)
         """The handler of each message that has a rule; the others concern the shell alone."""
+        self._goal = goal_of(config.run.stop_when) if config.run.stop_when else None
+        self._num_judged = 0
+        """Evaluations that were compared with the goal."""
         self.is_over = False
         """Set by the caller once the run ends: nobody joins again."""
 
@@ -171,6 +177,8 @@ class Scheduler:
             self._availability.judge(now_s)
         if self.versions.has_changed:
             self.versions.advance(now_s)
+        if len(self.evaluation.results) > self._num_judged:
+            self._judge_goal()
         if self.turns.advance(may_train=self.versions.are_at_rest, now_s=now_s):
             self.versions.advance(now_s)
         for group in self.evaluation.take_abandoned():
@@ -200,8 +208,49 @@ class Scheduler:
     @property
     def is_trained(self) -> bool:
         """True if a checkpoint contains every step, and the last version is live."""
-        is_committed = self.training.committed_step >= self.config.run.steps - 1
+        is_committed = self.training.committed_step >= self.training.num_steps - 1
         return is_committed and self.transfers.live_version >= self.final_version
+
+    @property
+    def final_version(self) -> int:
+        """Policy version of the weights after the last step."""
+        return final_version_of(self.config, self.training.num_steps)
+
+    @property
+    def has_met_goal(self) -> bool:
+        """True if the run ends before its last step, as ``run.stop_when`` asks."""
+        return self.training.num_steps < self.config.run.steps
+
+    def end_after(self, steps: int) -> None:
+        """End the run after so many steps, now or when the record is replayed."""
+        self.training.end_after(steps)
+        self.evaluation.ends_at(self.final_version)
+        self.versions.has_changed = True
+
+    def _judge_goal(self) -> None:
+        """End the run after the steps that are taken, if an evaluation meets ``run.stop_when``."""
+        news = self.evaluation.results[self._num_judged :]
+        self._num_judged += len(news)
+        goal, schedule = self._goal, self.config.schedule
+        met = next((result for result in news if goal and result.num_prompts and goal.is_met(result.by_name)), None)
+        steps = final_version_of(self.config, self.training.batches.next_step) * schedule.steps_per_publish
+        if goal is None or met is None or steps >= self.training.num_steps:
+            return
+        self.end_after(steps)
+        version, asked = met.policy_version, self.config.run.stop_when
+        self.out.record(GoalMet(asked, version, steps))
+        cause = (
+            f"v{version} has {goal.metric} {met.by_name[goal.metric]:g}, as run.stop_when = {asked!r} asks: the run "
+            f"ends after {counted(steps, 'step')}"
+        )
+        self.out.event("run.goal_met", policy_version=version, steps=steps, cause=cause)
+        self.supervisors.notice(cause)
+        for trainer in self.nodes.with_role("trainer"):
+            self._tell_end(trainer)
+
+    def _tell_end(self, trainer: Node) -> None:
+        if self.has_met_goal:
+            self.out.send(trainer.peer, Shortened(self.training.num_steps), once_durable=True)
 
     def joined(self, peer: str, hello: Hello, now_s: float) -> Node:
         """A node was welcomed. Its earlier incarnations are lost."""
@@ -361,6 +410,8 @@ class Scheduler:
         if message.vocab_size and (node.role == "trainer" or not self._trajectories.vocab_size):
             self._trajectories.vocab_size = message.vocab_size
         self.versions.ready(node)
+        if node.role == "trainer":
+            self._tell_end(node)
 
     @rule
     def _draining(self, message: Draining, node: Node, now_s: float) -> None:
@@ -456,3 +507,8 @@ class Scheduler:
         if ended:
             for node in ended.members:
                 self._remove(node, ended.reason, now_s, on_purpose=True)
+
+
+def final_version_of(config: Config, steps: int) -> int:
+    """Policy version of the weights after so many steps, the last of a run."""
+    return -(-steps // config.schedule.steps_per_publish)

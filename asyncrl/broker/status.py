@@ -202,7 +202,7 @@ def run_status(
         run=run,
         state="ending" if scheduler.is_over else "paused" if scheduler.settings.paused_by else "running",
         step=scheduler.training.batches.next_step,
-        steps=scheduler.config.run.steps,
+        steps=scheduler.training.num_steps,
         policy_version=scheduler.transfers.live_version,
         window=scheduler.window.size,
         open_groups=scheduler.window.num_open,

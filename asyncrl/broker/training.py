@@ -50,10 +50,13 @@ class TrainingGroups:
         faults: FaultBook,
     ) -> None:
         schedule = config.schedule
-        num_needed = config.run.steps * schedule.groups_per_step
+        self.num_steps = config.run.steps
+        """Steps of the run: those of the configuration, unless it has met ``run.stop_when``."""
+        num_needed = self.num_steps * schedule.groups_per_step
         bound, self._stragglers = _max_staleness(schedule)
         self._groups = groups
         self._window = window
+        self._groups_per_step = schedule.groups_per_step
         self._dispatcher = dispatcher
         self._grading = grading
         self._nodes = nodes
@@ -85,6 +88,13 @@ class TrainingGroups:
         """Let ``window`` groups be open from now on, and as many more fail in a row."""
         self._window.resize(window)
         self._drops.window = self.filtering.window = window
+
+    def end_after(self, steps: int) -> None:
+        """Train so many steps, not more: all that are taken are among them."""
+        self.admission.no_longer_needed((self.num_steps - steps) * self._groups_per_step)
+        self.num_steps = steps
+        if self._wanted_step and self._wanted_step[0] >= steps:
+            self._wanted_step = None
 
     def opened(self, group: Group) -> None:
         self._window.admit(group.group_id)
@@ -167,9 +177,11 @@ class TrainingGroups:
 
     @rule
     def take(self, message: Take, node: Node, now_s: float) -> None:
-        self._wanted_step = (message.step, node.peer)
+        wanted = message.step, node.peer
+        if message.step < self.num_steps:  # Else it was sent before the trainer heard that the run is `Shortened`.
+            self._wanted_step = wanted
         if self._first_take is None or self._first_take[1] != node.peer:
-            self._first_take = self._wanted_step
+            self._first_take = wanted
 
     def has_computed(self, step: int, peer: str) -> bool:
         """True if a trainer that reports a step has computed it itself; earlier ones are from its checkpoint."""

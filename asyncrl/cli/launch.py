@@ -252,6 +252,11 @@ def run(
     type=click.IntRange(0),
     help="Leave out the batch of step N, counted from 0, at which the trainer fails; may be repeated.",
 )
+@click.option(
+    "--stop-when",
+    metavar="GOAL",
+    help="End the run once an evaluation has such a value, in place of run.stop_when; '' trains every step.",
+)
 @detach_option
 @dashboard_option
 @metrics_option
@@ -262,6 +267,7 @@ def resume(
     run_directory: Path,
     *,
     steps: int | None,
+    stop_when: str | None,
     skip_steps: tuple[int, ...],
     detach: bool,
     is_shown: bool,
@@ -291,6 +297,7 @@ def resume(
         steps,
         serving,
         skip_steps=skip_steps,
+        stop_when=stop_when,
         is_shown=is_shown,
         is_traced=traces,
         owns_process=True,

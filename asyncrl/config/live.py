@@ -110,10 +110,10 @@ def _live_keys(section: type[Struct], where: str) -> Iterator[str]:
 # Settings that may change between two starts of one run.
 
 MAY_CHANGE = (
-    "run.dir", "run.name", "run.share_with_group", "run.skip_steps", "broker.", "supervisor.", "trackers.", "models",
-    "checkpoint.", "rollout.", "weights.", "reward.workers", "reward.timeout_s", "trainer.nodes", "trainer.min_nodes",
-    "trainer.wait_s", "trainer.ranks", "trainer.shard_size", "trainer.sequence_parallel", "trainer.expert_parallel",
-    "trainer.collective_timeout_s", "evaluation.answers",
+    "run.dir", "run.name", "run.share_with_group", "run.skip_steps", "run.stop_when", "broker.", "supervisor.",
+    "trackers.", "models", "checkpoint.", "rollout.", "weights.", "reward.workers", "reward.timeout_s",
+    "trainer.nodes", "trainer.min_nodes", "trainer.wait_s", "trainer.ranks", "trainer.shard_size",
+    "trainer.sequence_parallel", "trainer.expert_parallel", "trainer.collective_timeout_s", "evaluation.answers",
 )  # fmt: skip
 """Settings, and beginnings of settings, that do not change what the records of a run mean."""
 STEPS = "run.steps"

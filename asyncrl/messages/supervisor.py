@@ -72,6 +72,11 @@ class Evaluated(Message, frozen=True):
     metrics: dict[str, float] = {}
 
     @property
+    def by_name(self) -> dict[str, float]:
+        """All metrics, ``accuracy`` among them."""
+        return {"accuracy": self.accuracy, **self.metrics}
+
+    @property
     def num_failed(self) -> int:
         """Completions that failed, and are in no other number."""
         return int(self.metrics.get("failed", 0))

@@ -54,6 +54,13 @@ class Batch(Message, frozen=True):
     """Digest of these records, for the manifests of checkpoints."""
 
 
+@sent(by="broker", to="trainer")
+class Shortened(Message, frozen=True):
+    """The run ends after fewer steps than it was to have: no batch follows them. They end a policy version."""
+
+    steps: int
+
+
 class Refusal(Value, frozen=True):
     """A trajectory of a batch that the trainer left out, with its group, because it is damaged."""
 

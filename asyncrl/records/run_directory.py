@@ -59,6 +59,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     seed: int
     steps: int
     steps_planned: int
+    goal: str = ""
+    """The ``run.stop_when`` that an evaluation has met, so that the run is complete with fewer steps than planned."""
     versions: int
     """Number of policy versions published."""
     wall_s: float

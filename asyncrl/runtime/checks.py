@@ -29,6 +29,7 @@ from asyncrl.config.run_file import with_backend
 from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.models import INSTALL as INSTALL_MODELS
 from asyncrl.config.sections.models import ServedModel, hidden_keys, key_of
+from asyncrl.config.sections.run import goal_of
 from asyncrl.data.chat_template import check_template, read_special_tokens, read_template, text_advice
 from asyncrl.data.check import CountTokens, FindSpelled, bad_row_lines
 from asyncrl.data.images import check_model_reads
@@ -272,11 +273,13 @@ def check_names(config: Config, data_sources: Mapping[str, Collection[str]], say
     ``say`` gets a remark on each pattern of ``reward.parts`` that matches no row. Raises `ConfigError` for a metric
     that nothing reports.
     """
-    checkpoint, schedule = config.checkpoint, config.schedule
+    checkpoint, schedule, wanted = config.checkpoint, config.schedule, config.run.stop_when
     sources = {source for some in data_sources.values() for source in some}
-    if checkpoint.keep_best:
+    judged = {"checkpoint.best_metric": checkpoint.best_metric} if checkpoint.keep_best else {}
+    judged |= {"run.stop_when": goal_of(wanted).metric} if wanted else {}
+    for key, name in judged.items():
         known = metric_names(data_sources.get("held_out", ()), config.evaluation.samples)
-        _refuse_unknown("checkpoint.best_metric", checkpoint.best_metric, known, "no evaluation of this run reports")
+        _refuse_unknown(key, name, known, "no evaluation of this run reports")
     if (metrics := metrics_of(config.reward, data_sources["train"])) is not None:
         lack = f"reward.function = {config.reward.function!r} does not return"
         if schedule.filter_metric:

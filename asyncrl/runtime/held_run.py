@@ -85,9 +85,11 @@ def held_run(path: Path, config: Config, secret_file: Path | None = None) -> Ite
 
 
 def is_complete(path: Path, config: Config) -> bool:
-    """True if the run in ``path`` has made all steps of ``config``."""
+    """True if the run in ``path`` has made all steps of ``config``, or has met its ``run.stop_when``."""
     summary = RunDirectory(path).finished_summary()
-    return summary is not None and summary.steps >= config.run.steps
+    if summary is None:
+        return False
+    return summary.steps >= config.run.steps or bool(summary.goal and summary.goal == config.run.stop_when)
 
 
 # ── consistency ───────────────────────────────────────────────────────────────────────────────

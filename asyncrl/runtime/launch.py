@@ -22,7 +22,7 @@ from rich.console import Console
 
 from asyncrl.broker.failures import recorded, recorded_attempts
 from asyncrl.broker.metrics.batch_metrics import RunTotals
-from asyncrl.config.checks.check import advice
+from asyncrl.config.checks.check import advice, check
 from asyncrl.config.config import Config, leaves
 from asyncrl.config.meanings import value_in_words
 from asyncrl.config.run_file import changes, load_config, to_toml, with_absolute_paths
@@ -186,7 +186,8 @@ def outcome_lines(directory: RunDirectory, summary: RunSummary, before_s: float,
         accuracy += failed_note(summary.held_out_failed)
     resumed = f" ({summary.wall_s - before_s:.1f} s since it was resumed)" if before_s else ""
     yield (
-        f"{summary.status}: {summary.steps} of {summary.steps_planned} steps in {summary.wall_s:.1f} s{resumed}"
+        f"{summary.status}: {summary.steps} of {summary.steps_planned} steps{_goal(summary)} in "
+        f"{summary.wall_s:.1f} s{resumed}"
         f"{accuracy}, mean staleness {summary.staleness_mean:.2f} (max {summary.staleness_max}) policy versions"
     )
     yield from (f"failed      {sentence}" for sentence in summary.failures)
@@ -206,6 +207,10 @@ def outcome_lines(directory: RunDirectory, summary: RunSummary, before_s: float,
     yield f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}"
     if summary.status != "finished" and can_resume:
         yield f"resume      {command_line('asyncrl', 'resume', directory.path)}"
+
+
+def _goal(summary: RunSummary) -> str:
+    return f" (run.stop_when: {summary.goal})" if summary.goal else ""
 
 
 def _is_all_zero(directory: RunDirectory, summary: RunSummary) -> bool:
@@ -339,6 +344,7 @@ def resume(
     metrics: MetricsOptions | None = None,
     *,
     skip_steps: Sequence[int] = (),
+    stop_when: str | None = None,
     is_shown: bool = False,
     is_traced: bool = False,
     owns_process: bool = False,
@@ -347,18 +353,21 @@ def resume(
     """
     Continue a run that stopped, unless it is complete; or extend one to a new total of ``steps``.
 
-    The batches of ``skip_steps`` are left out from now on. The other arguments are those of `run`. Raises as `run`, and
-    `ConfigError` if there is no run, ``steps`` does not exceed the old total, or the run has no such step to skip.
+    The batches of ``skip_steps`` are left out from now on, and ``stop_when`` takes the place of ``run.stop_when``,
+    which may have ended the run. The other arguments are those of `run`. Raises as `run`, and `ConfigError` if there is
+    no run, ``steps`` does not exceed the old total, or the run has no such step to skip.
     """
     require_train()
     if is_shown:
         require_dashboard()
     directory = RunDirectory(path)
-    if (summary := directory.finished_summary()) and steps is None:
+    summary = directory.finished_summary()
+    if summary and stop_when in (None, summary.goal) and (summary.goal or steps is None):
+        longer = ("--stop-when", "") if summary.goal else ("--steps", 2 * summary.steps)
         say(
             RunConsole(),
-            f"{path} is complete ({summary.steps} steps): there is nothing to resume; to train it longer: "
-            f"{command_line('asyncrl', 'resume', path, '--steps', 2 * summary.steps)}",
+            f"{path} is complete ({summary.steps} steps{_goal(summary)}): there is nothing to resume; to train it "
+            f"longer: {command_line('asyncrl', 'resume', path, *longer)}",
         )
         return
     if not directory.config.is_file():
@@ -372,6 +381,8 @@ def resume(
         load_config(directory.config).broker.check_one_machine()
         if steps is not None:
             directory.write_config(to_toml(_extended(load_config(directory.config), steps)))
+        if stop_when is not None:
+            directory.write_config(to_toml(_until(load_config(directory.config), stop_when)))
         if skip_steps:
             directory.write_config(to_toml(_without(load_config(directory.config), skip_steps)))
         directory = RunDirectory.reopen(path)
@@ -406,8 +417,8 @@ def _check(config: Config, console: Console) -> tuple[Devices | None, list[Devic
         choose(wanted, "weights.interface", interface_addresses())
     for sentence in advice(config):
         say(console, f"note: {sentence}")
-    for check in CHECKS.values():
-        check(config, partial(say, console))
+    for look in CHECKS.values():
+        look(config, partial(say, console))
     return found
 
 
@@ -439,6 +450,12 @@ def _extended(config: Config, steps: int) -> Config:
             f"shortened"
         )
     return replace(config, run=replace(config.run, steps=steps))
+
+
+def _until(config: Config, stop_when: str) -> Config:
+    config = replace(config, run=replace(config.run, stop_when=stop_when))
+    check(config)
+    return config
 
 
 def _without(config: Config, skip_steps: Sequence[int]) -> Config:

@@ -37,7 +37,7 @@ from asyncrl.messages.codec import Message
 from asyncrl.messages.session import Beat, Drain, Draining, Ready, Reject, Stop, StoreValue, Wake
 from asyncrl.messages.spool import Spools
 from asyncrl.messages.supervisor import Evaluated, Stacks, StacksWanted
-from asyncrl.messages.trainer import Batch, Commit, DamagedCheckpoint, Evaluating, Resumed, Stepped, Work
+from asyncrl.messages.trainer import Batch, Commit, DamagedCheckpoint, Evaluating, Resumed, Shortened, Stepped, Work
 from asyncrl.messages.weights import Abort, Published, Transfer, Upload
 from asyncrl.messages.words import TRAINER_ACTIVITIES, Activity, vocab_size_of
 from asyncrl.records.metrics import Sample
@@ -139,6 +139,8 @@ class TrainerActor:
             self._link, shared, others, in_thread=self._in_thread, occupancy=self._occupancy, clock=clock
         )
         self._start = start
+        self._num_steps = config.run.steps
+        """Steps of the run, which may become fewer while it goes on."""
         self._ledger = 0, ""
         """Number of the ledger's records at the last batch, and their digest."""
         self._others = others
@@ -243,7 +245,7 @@ class TrainerActor:
     def status(self) -> str:
         """Steps done, and the newest published version."""
         done = self._stepped[-1].step + 1 if self._stepped else self._start.step
-        return f"step {done} of {self._config.run.steps}, v{self._publications.live}"
+        return f"step {done} of {self._num_steps}, v{self._publications.live}"
 
     def metrics(self) -> Iterator[Sample]:
         """Values of its metrics now, for a scrape."""
@@ -263,11 +265,14 @@ class TrainerActor:
             else:
                 self._handle(message)
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:  # noqa: PLR0912  one for each message
         match message:
             case Batch():
                 self._ledger = message.ledger_records, message.ledger_head
                 self._batches.arrived(message)
+            case Shortened(steps=steps):
+                self._num_steps = steps
+                self._batches.end_at(steps)
             case Transfer() | Upload():
                 self._publications.request(message)
             case StoreValue():
@@ -295,7 +300,7 @@ class TrainerActor:
     # ── steps ───────────────────────────────────────────────────────────────────────────────
 
     async def _train(self) -> None:
-        start, steps = self._start, self._config.run.steps
+        start = self._start
         await self._link.send(Ready(self._layout_hash, vocab_size=self._vocab_size))
         if start.checkpoint or start.damaged:
             await self._link.send(Resumed(start.step, start.checkpoint, start.damaged))
@@ -305,16 +310,16 @@ class TrainerActor:
             await self._link.send(stepped)
         if start.checkpoint:
             await self._link.send(Commit(start.step - 1, start.checkpoint))
-        if start.step < steps:
+        if start.step < self._num_steps:
             self._batches.request(start.step, self._tasks)
         num_done, free_s = start.step, self._clock()
-        while num_done < steps and await self._may_train(num_done):
+        while num_done < self._num_steps and await self._may_train(num_done):
             await self._step(num_done, free_s)
             num_done, free_s = num_done + 1, self._clock()
-        await self._drain_began.wait()
         if num_done > self._num_saved and self._ends_version(num_done):
             async with self._turns.turn():
                 await self._checkpoint(num_done - 1)
+        await self._drain_began.wait()
         await self._checkpoints.wait_idle()
         self._is_drained.set()
 
@@ -322,6 +327,8 @@ class TrainerActor:
         """Wait for the next batch, or for `drain`. False if no further step is to be trained."""
         upcoming = self._batches.upcoming
         await asyncio.wait([upcoming, self._draining], return_when=asyncio.FIRST_COMPLETED)
+        if num_done >= self._num_steps:
+            return False
         if not self._ends_version(num_done):
             await asyncio.wait([upcoming])
             return True
@@ -329,11 +336,11 @@ class TrainerActor:
 
     def _ends_version(self, num_done: int) -> bool:
         """True if the weights after so many steps are those of a policy version."""
-        return num_done % self._config.schedule.steps_per_publish == 0 or num_done == self._config.run.steps
+        return num_done % self._config.schedule.steps_per_publish == 0 or num_done == self._num_steps
 
     async def _step(self, step: int, free_s: float) -> None:
         """Train a step, which the trainer was free for from ``free_s`` on."""
-        is_last = step + 1 == self._config.run.steps
+        is_last = step + 1 == self._num_steps
         async with told(self._link, step, self._checkpoints.wait_idle):
             fetched = await self._batches.take()
             if not is_last:

@@ -31,7 +31,7 @@ from asyncrl.messages.reward import Grade, GradeItem, Scored, ScoredItem
 from asyncrl.messages.rollout import Cancelled, Failed, Hold, Lease, Offer, Release, Settled
 from asyncrl.messages.session import Beat, Bye, Hello, Ready
 from asyncrl.messages.spool import Permit, SpoolAddress, SpoolRef, Spools, Stored, StoredItem
-from asyncrl.messages.trainer import Batch, Commit, Refusal, ScoredTrajectory, Stepped, Take
+from asyncrl.messages.trainer import Batch, Commit, Refusal, ScoredTrajectory, Shortened, Stepped, Take
 from asyncrl.messages.trajectory import Prompt, TrajectorySummary, Unit
 from asyncrl.messages.weights import Live, Published, Publishing, Transfer, TransferFailed, Transferred
 from asyncrl.messages.wire import PROTOCOL
@@ -339,6 +339,7 @@ class Trainer(Transferring):
         super().__init__(name, incarnation)
         self._config = config
         self._disk = disk or Disk()
+        self._num_steps = config.run.steps
         self.next_step = self._disk.checkpoints[-1]
         self.policy_version = version_of(config, self.next_step)
         self.live_version = self.policy_version - 1
@@ -364,6 +365,10 @@ class Trainer(Transferring):
                 self.live_version = max(self.live_version, version)
             case Transfer():
                 self.transfers.append(message)
+            case Shortened(steps=steps):
+                self._num_steps = steps
+                if self.next_step == steps > self._disk.checkpoints[-1]:
+                    self._save()
 
     def actions(self) -> list[Action]:
         can_train = self.next_step in self.batches and self.live_version >= self.policy_version - 1
@@ -380,7 +385,7 @@ class Trainer(Transferring):
         return unit
 
     def train(self) -> None:
-        step, steps, version = self.next_step, self._config.run.steps, self.policy_version
+        step, steps, version = self.next_step, self._num_steps, self.policy_version
         trajectories = self.batches.pop(step).trajectories
         refused = [Refusal(one.unit, DAMAGED) for one in trajectories if one.unit in self._disk.damaged]
         refused += [Refusal(one.unit, DAMAGED, "spool") for one in trajectories if one.ref.spool in self._disk.lossy]
@@ -398,9 +403,13 @@ class Trainer(Transferring):
         self.say(self._stepped[-1])
         every = self._config.checkpoint.every_steps
         if is_last or (every and self.next_step % every == 0):
-            self._disk.checkpoints.append(self.next_step)
-            self._disk.stepped[self.next_step] = list(self._stepped)
-            self.say(Commit(step, f"step_{self.next_step:06d}"))
+            self._save()
+
+    def _save(self) -> None:
+        steps = self.next_step
+        self._disk.checkpoints.append(steps)
+        self._disk.stepped[steps] = list(self._stepped)
+        self.say(Commit(steps - 1, f"step_{steps:06d}"))
 
 
 def version_of(config: Config, step: int) -> int:

@@ -76,6 +76,12 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("resume nope", CONFIG, "no run to resume"),
     ("resume over --steps 1", CONFIG, "--steps 1"),
     ("resume over --skip-step 99", CONFIG, "--skip-step 99"),
+    ("resume over --stop-when accuracy", CONFIG, "such as 'accuracy >= .95'"),
+    (
+        "run toy.toml --dry-run --set run.stop_when=acuracy>.9 --set data.held_out=train.parquet",
+        CONFIG,
+        "did you mean 'accuracy'?",
+    ),
     ("status nope", CONFIG, "nope is neither a run directory nor a broker's address"),
     ("status tcp://127.0.0.1", CONFIG, "tcp://127.0.0.1"),
     ("status tcp://127.0.0.1:1", CONFIG, "tcp://127.0.0.1:1"),

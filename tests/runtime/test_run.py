@@ -251,6 +251,27 @@ def test_a_resumed_run_leaves_out_the_steps_that_its_operator_names_and_keeps_th
         assert left_out() == expected
 
 
+def test_a_run_that_met_its_goal_goes_on_with_another_one(
+    config: Config, supervised: Install, printed: StringIO, tmp_path: Path
+) -> None:
+    directory = RunDirectory.create(tmp_path, "old")
+    evaluated = structs.replace(config, data=structs.replace(config.data, held_out=["held_out.jsonl"]))
+    directory.write_config(to_toml(structs.replace(evaluated, run=structs.replace(config.run, stop_when="reward > 1"))))
+    directory.write_summary(structs.replace(SUMMARY, status="finished", steps=2, goal="reward > 1"))
+
+    for same in ({}, {"steps": 9}, {"stop_when": "reward > 1"}):
+        resume(directory.path, **same)
+        assert "old is complete (2 steps (run.stop_when: reward > 1))" in printed.getvalue()
+        assert "--stop-when ''" in printed.getvalue()
+    with pytest.raises(ConfigError, match=r"run\.stop_when is 'reward'"):
+        resume(directory.path, stop_when="reward")
+    for goal in ("reward > 2", ""):
+        supervised(failing(RunFailed("again")))
+        with pytest.raises(RunFailed, match="again"):
+            resume(directory.path, stop_when=goal)
+        assert load_config(directory.config).run.stop_when == goal
+
+
 def test_a_run_of_several_machines_is_not_resumed_on_one(config: Config, tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "old")
     directory.write_config(to_toml(structs.replace(config, broker=structs.replace(config.broker, bind="tcp://*:1"))))

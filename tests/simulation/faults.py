@@ -81,7 +81,7 @@ async def fill_the_disk(world: World, name: str) -> None:
 async def damage(world: World, name: str) -> None:
     """Damage the newest checkpoint and kill the trainer; only once, because a run keeps two checkpoints."""
     newest = world.checkpoints.newest()
-    is_last = newest is not None and newest.step == world.plan.config.run.steps  # No trainer reads the last one.
+    is_last = newest is not None and newest.step == world.invariants.num_steps  # No trainer reads the last one.
     if not (world.was_damaged or is_last) and world.checkpoints.damage():
         world.was_damaged = True
         world.trace.say("the newest checkpoint is damaged")

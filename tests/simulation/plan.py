@@ -116,35 +116,34 @@ def _token_s(dice: Random, seed: int, *, episodic: bool) -> float:
 
 def _config(dice: Random, seed: int, *, colocated: bool, episodic: bool, grouped: bool) -> Config:
     publish = dice.choice([1, 1, 2])
-    return decode(
-        {
-            "run": {"steps": dice.choice([3, 4]), "seed": seed},
-            "model": {"path": "model"},
-            "data": {"train": "train", "held_out": dice.choice(["", "held_out"])},
-            "schedule": _schedule(dice, publish) | ({"group_size": 3} if grouped else {}),
-            "reward": {"group": "sim:tournament"} if grouped else {},
-            "environment": {"function": "sim:Environment", "max_turns": MAX_TURNS, "max_tokens": 64}
-            if episodic
-            else {},
-            "sampling": {"max_tokens": 64} if episodic else {},
-            "evaluation": {"every_versions": dice.choice([0, 1])},
-            "checkpoint": {"every_steps": publish * dice.choice([0, 1, 1, 2])},
-            "rollout": {
-                "colocated": colocated,
-                "slots": dice.choice([1, 2]),
-                "progress_every_s": dice.choice([0.0, 0.1]),
-                "drain_s": 2.0,
-            },
-            "weights": {"deadline_s": 1.0},
-            "broker": {
-                "bind": ADDRESS,
-                "beat_s": 0.5,
-                "node_ttl_s": 2.5,
-                "samples": False,
-                "segment_bytes": dice.choice([500, 100_000]),
-            },
-        }
-    )
+    raw: dict[str, Any] = {
+        "run": {"steps": dice.choice([3, 4]), "seed": seed},
+        "model": {"path": "model"},
+        "data": {"train": "train", "held_out": dice.choice(["", "held_out"])},
+        "schedule": _schedule(dice, publish) | ({"group_size": 3} if grouped else {}),
+        "reward": {"group": "sim:tournament"} if grouped else {},
+        "environment": {"function": "sim:Environment", "max_turns": MAX_TURNS, "max_tokens": 64} if episodic else {},
+        "sampling": {"max_tokens": 64} if episodic else {},
+        "evaluation": {"every_versions": dice.choice([0, 1])},
+        "checkpoint": {"every_steps": publish * dice.choice([0, 1, 1, 2])},
+        "rollout": {
+            "colocated": colocated,
+            "slots": dice.choice([1, 2]),
+            "progress_every_s": dice.choice([0.0, 0.1]),
+            "drain_s": 2.0,
+        },
+        "weights": {"deadline_s": 1.0},
+        "broker": {
+            "bind": ADDRESS,
+            "beat_s": 0.5,
+            "node_ttl_s": 2.5,
+            "samples": False,
+            "segment_bytes": dice.choice([500, 100_000]),
+        },
+    }
+    if raw["data"]["held_out"] and raw["evaluation"]["every_versions"]:
+        raw["run"]["stop_when"] = Random(f"goal {seed}").choice(["", "", "accuracy >= 0", "accuracy > .5"])
+    return decode(raw)
 
 
 def _schedule(dice: Random, publish: int) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def summary_problems(state: LedgerState, lines: Sequence[Line], summary: RunSumm
         "trained_tokens": sum(item.result.summary.num_tokens for item in trained),
         "staleness_max": max(staleness, default=0),
         "staleness_mean": sum(_expected(state, step)["staleness_mean"] for step in steps) / max(len(steps), 1),
-        "steps_planned": state.next_step,
+        "steps_planned": summary.steps_planned if summary.goal else state.next_step,
         "versions": max(state.versions.live_version, 0),
     }
     pace = measures(lines)
@@ -99,6 +99,12 @@ def summary_problems(state: LedgerState, lines: Sequence[Line], summary: RunSumm
     for key, value in expected.items():
         if not math.isclose(got := getattr(summary, key), value, rel_tol=ROUNDING, abs_tol=ROUNDING):
             yield f"{SUMMARY}: {key} is {got:g}: expected {value:g}, as in ledger and metrics"
+    met = [record for record in state.goals if record.stop_when == summary.goal]
+    if summary.goal and (not met or met[-1].steps != len(steps)):
+        ends = f"after {met[-1].steps} steps" if met else "nowhere"
+        yield (
+            f"{SUMMARY}: goal is {summary.goal!r}, met after {len(steps)} steps: in the ledger the run ends so {ends}"
+        )
     if state.committed_step + 1 < state.next_step:
         yield (
             f"{SUMMARY}: the run is finished, but the ledger has {state.committed_step + 1} of {state.next_step} steps "

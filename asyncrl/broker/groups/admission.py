@@ -115,6 +115,10 @@ class AdmissionBook:
         """A group was dropped: one more is admitted in its place."""
         self.num_needed += 1
 
+    def no_longer_needed(self, num_groups: int) -> None:
+        """Admit so many groups fewer, or no more if they are fewer."""
+        self.num_needed = max(self.num_needed - num_groups, 0)
+
     def _group(self, draw: Draw, policy_version: int) -> Group:
         self.next_group_id = draw.group_id + 1
         self.num_needed -= 1

@@ -21,6 +21,7 @@ from asyncrl.broker.ledger.records import (
     Admitted,
     AnyRecord,
     Committed,
+    GoalMet,
     LeftOut,
     Measured,
     Record,
@@ -33,7 +34,9 @@ from asyncrl.broker.ledger.records import (
     VersionLive,
 )
 from asyncrl.broker.ledger.state import LedgerState, unit_name
+from asyncrl.config.sections.run import goal_of
 from asyncrl.config.sections.schedule import Schedule
+from asyncrl.errors import ConfigError
 from asyncrl.messages.trajectory import Unit
 
 # ── rules ──────────────────────────────────────────────────────────────────────────────────────
@@ -49,6 +52,7 @@ from asyncrl.messages.trajectory import Unit
 #     Committed              a later step than before, which was taken
 #     VersionLive            a newer version, of steps that were taken
 #     Measured               of a version that was live; a finite accuracy
+#     GoalMet                by a version that was measured so; no step more was taken
 #     the end                group ids are consecutive, each group ended once; one result and one reward of each unit
 #                            that was trained on; whole steps, none skipped; the window was never exceeded
 #
@@ -127,6 +131,20 @@ def _measured(state: LedgerState, record: Measured) -> Iterator[str]:
         yield f"version {record.policy_version} has the accuracy {record.accuracy}: expected a finite number"
 
 
+def _goal_met(state: LedgerState, record: GoalMet) -> Iterator[str]:
+    version = record.policy_version
+    try:
+        goal = goal_of(record.stop_when)
+    except ConfigError as error:
+        yield str(error)
+        return
+    values = [{"accuracy": one.accuracy, **one.metrics} for one in state.measured if one.policy_version == version]
+    if not any(map(goal.is_met, values)):
+        yield f"the run was ended because version {version} meets {record.stop_when!r}, which no evaluation shows"
+    if record.steps < state.next_step:
+        yield f"the run was ended after {record.steps} steps, but {state.next_step} were taken"
+
+
 RULES: Mapping[type[Record], Callable[[LedgerState, Any], Iterator[str]]] = {
     Admitted: _admitted,
     Restarted: _restarted,
@@ -138,6 +156,7 @@ RULES: Mapping[type[Record], Callable[[LedgerState, Any], Iterator[str]]] = {
     Committed: _committed,
     VersionLive: _live,
     Measured: _measured,
+    GoalMet: _goal_met,
 }
 """Rule of each kind of record that counts at once. Nothing follows from the records before those that are not here."""
 

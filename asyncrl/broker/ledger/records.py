@@ -13,6 +13,7 @@ Records of the ledger: the events of a run in order, without anything that can b
     Duplicate                                                 a second trajectory of a unit: counted, not kept
     VersionLive · Measured · NodeEvent                        weights, evaluations, membership
     SamplingPaused · SettingsSet                              an operator's decisions
+    GoalMet                                                   the run ends before its last step
     Started · Written                                         digests of the config, the data and the run's other files
 
 A restarted broker replays the records from first to last to recover its state. Leases are not recorded: the nodes that
@@ -233,6 +234,16 @@ class SettingsSet(Record, frozen=True):
     """Unix time at the broker. Informative only: no rule reads it."""
 
 
+class GoalMet(Record, frozen=True):
+    """An evaluation has met ``run.stop_when``: the run ends after so many steps, if it is continued with the same."""
+
+    stop_when: str
+    policy_version: int
+    """Version that was evaluated."""
+    steps: int
+    """Number of steps whose batches were taken by then, up to the end of a version."""
+
+
 class Started(Record, frozen=True):
     """A broker serves the run from here on."""
 
@@ -255,7 +266,7 @@ class Written(Record, frozen=True):
 AnyRecord = (
     Admitted | Progressed | Result | Duplicate | Rewarded | Refused | FailedAttempt | Reissued | Restarted | Dropped
     | LeftOut | Taken | Untrained | Committed | VersionLive | Measured | NodeEvent | SamplingPaused | SettingsSet
-    | Started | Written
+    | GoalMet | Started | Written
 )  # fmt: skip
 
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)

@@ -22,6 +22,7 @@ from asyncrl.broker.ledger.records import (
     Dropped,
     Duplicate,
     FailedAttempt,
+    GoalMet,
     LeftOut,
     Measured,
     Progressed,
@@ -285,6 +286,7 @@ class LedgerState:
         """Last step that a checkpoint contains; -1 if none does."""
         self.versions = TrainedVersions(schedule.steps_per_publish)
         self.measured: list[Measured] = []
+        self.goals: list[GoalMet] = []
         self.discarded = Discarded()
         self.bounds = PromisedBounds(schedule)
         self.open = OpenGroups()
@@ -365,7 +367,7 @@ class LedgerState:
                 self._add_attempt(record)
             case Admitted() | Restarted() | Taken() | Untrained() | Dropped():
                 self._add_to_group(record)
-            case Committed() | VersionLive() | Measured() | SettingsSet() | Started() | Written():
+            case Committed() | VersionLive() | Measured() | SettingsSet() | GoalMet() | Started() | Written():
                 self._add_to_run(record)
             case _:
                 pass  # NodeEvent and SamplingPaused change nothing that an audit asks for.
@@ -460,7 +462,9 @@ class LedgerState:
                 self.discarded.num_duplicates += 1
                 self.discarded.num_tokens["duplicates"] += record.num_tokens
 
-    def _add_to_run(self, record: Committed | VersionLive | Measured | SettingsSet | Started | Written) -> None:
+    def _add_to_run(
+        self, record: Committed | VersionLive | Measured | SettingsSet | GoalMet | Started | Written
+    ) -> None:
         match record:
             case Committed(step=step):
                 self.commits.append(record)
@@ -473,6 +477,8 @@ class LedgerState:
             case SettingsSet(values=values):
                 self.bounds.changed(values)
                 self.window = max(self.window, self.bounds.schedule.window)
+            case GoalMet():
+                self.goals.append(record)
             case Started():
                 self.started = record
                 self.written.pop((SUMMARY, -1), None)  # That of an earlier end, which this broker has removed.

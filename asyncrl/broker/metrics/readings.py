@@ -63,7 +63,7 @@ class Readings:
 
     def _progress(self) -> Iterator[Sample]:
         yield _sample("steps_trained", self._totals.steps)
-        yield _sample("steps_planned", self._config.run.steps)
+        yield _sample("steps_planned", self._scheduler.training.num_steps)
         yield _sample("tokens_trained", self._totals.measures.tokens)
         yield _sample("last_step_timestamp_seconds", self._last_step_at)
         yield _sample("policy_version", self._scheduler.transfers.live_version)

@@ -206,7 +206,7 @@ def _trainer_waits_for(scheduler: Scheduler) -> str:
     training, config = scheduler.training, scheduler.config
     if scheduler.transfers.live_version < 0:
         return "weights to arrive"
-    if training.batches.next_step >= config.run.steps:
+    if training.batches.next_step >= training.num_steps:
         return "the end of the run"
     if training.awaited_step is None:
         return "the ledger"  # The batch is formed, and is sent once its record is on disk.
@@ -417,6 +417,7 @@ class RunFiles:
             seed=self._config.run.seed,
             steps=totals.steps,
             steps_planned=self._config.run.steps,
+            goal=self._config.run.stop_when if self._scheduler.has_met_goal else "",
             versions=max(self._scheduler.transfers.live_version, 0),
             wall_s=round(self.time_s, 3),
             base_accuracy=self._scheduler.evaluation.base_accuracy,

@@ -119,6 +119,13 @@ class EvaluationBook:
         left_out, self._due = self._due, policy_version
         return left_out
 
+    def ends_at(self, final_version: int) -> None:
+        """The run ends with this version, earlier than it was to. If it is live by now, it may have to be evaluated."""
+        self._final_version = final_version
+        known = self.ongoing.policy_version if self.ongoing else self.results[-1].policy_version if self.results else -1
+        if self._config.at_end and self._last_version == final_version > known:
+            self._due = final_version
+
     def start(self, peer: str, policy_version: int) -> OngoingEvaluation | None:
         """Start the evaluation that is due, or go on with one, on this node; None if none needs a node."""
         if not self.is_waiting:

@@ -64,6 +64,7 @@ def check(config: Config) -> None:
             f"evaluation.answers is {config.evaluation.answers}, but data.held_out is empty, so there are no "
             f"evaluations; name a file, or remove it"
         )
+    _check_goal(config)
     _check_best(config)
     _check_weights(config)
     config.broker.check_addresses()
@@ -280,6 +281,18 @@ def _written_limit(config: Config, *others: str) -> str:
     if config.environment.is_set:
         return "environment.max_tokens"
     return " or ".join(f"{section}.max_tokens" for section in ("sampling", *others))
+
+
+def _check_goal(config: Config) -> None:
+    if not config.run.stop_when:
+        return
+    if not config.data.held_out:
+        raise ConfigError("run.stop_when is judged by evaluations on data.held_out, which is empty; name a file")
+    if not config.evaluation.every_versions:
+        raise ConfigError(
+            "run.stop_when is judged by evaluations, and evaluation.every_versions is 0, so there is none between the "
+            "first step and the last; set it"
+        )
 
 
 def _check_best(config: Config) -> None:

@@ -1,9 +1,51 @@
 """Settings of the run and of the model."""
 
-from typing import Any, Literal
+import operator
+import re
+from collections.abc import Callable, Mapping
+from math import isnan
+from typing import Any, Literal, NamedTuple
 
 from asyncrl.config.sections.section import Count, Natural, Positive, Section, Seed
 from asyncrl.errors import ConfigError
+
+
+class Goal(NamedTuple):
+    """A metric of evaluations, and the value that it should reach: ``run.stop_when``, read."""
+
+    metric: str
+    """Name: ``accuracy``, or another that `asyncrl.records.evaluation_metrics` gives."""
+    sign: str
+    bound: float
+
+    def is_met(self, metrics: Mapping[str, float]) -> bool:
+        """True for the metrics of an evaluation that have the value; an evaluation may lack one, or have NaN."""
+        value = metrics.get(self.metric, float("nan"))
+        return not isnan(value) and SIGNS[self.sign](value, self.bound)
+
+
+SIGNS: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+GOAL = re.compile(r"\s*(?P<metric>[^\s<>=]+)\s*(?P<sign>>=|<=|>|<)\s*(?P<number>[-+.\de]+)\s*(?P<percent>%?)\s*")
+
+
+def goal_of(text: str) -> Goal:
+    """The goal that a text such as ``accuracy >= .95`` or ``pass@4 > 60%`` names; raises `ConfigError`."""
+    found = GOAL.fullmatch(text)
+    try:
+        number = float(found["number"]) if found else None
+    except ValueError:
+        number = None
+    if found is None or number is None:
+        raise ConfigError(
+            f"run.stop_when is {text!r}: expected a metric of evaluations, one of {', '.join(SIGNS)}, and a number, "
+            f"such as 'accuracy >= .95'"
+        )
+    return Goal(found["metric"], found["sign"], number / 100 if found["percent"] else number)
 
 
 class Run(Section, frozen=True, kw_only=True):
@@ -26,6 +68,12 @@ class Run(Section, frozen=True, kw_only=True):
     ``schedule.groups_per_step`` groups as fit into them [total_epochs]. Prompts that ``data.filter_overlong_prompts``
     leaves out are among them, so others are taken again in their place; verl counts without them.
     """
+    stop_when: str = ""
+    """
+    End the run before its last step, with status ``finished``, once an evaluation has such a value: a metric as in
+    ``checkpoint.best_metric``, ``>=``, ``>``, ``<=`` or ``<``, and a number, such as ``"accuracy >= .95"``. The steps
+    whose batches are formed by then are trained, up to the end of a version, which is evaluated. Empty: never.
+    """
     on_hangup: Literal["stop", "continue"] = "stop"
     """
     When the terminal of `asyncrl run` or `asyncrl resume` is closed, or the connection to it is lost (SIGHUP): ``stop``
@@ -46,6 +94,8 @@ class Run(Section, frozen=True, kw_only=True):
                 raise ConfigError(
                     f"run.skip_steps has {step}, but the run has the steps 0 to {self.steps - 1}; remove it"
                 )
+        if self.stop_when:
+            goal_of(self.stop_when)
 
 
 class Model(Section, frozen=True, kw_only=True):

@@ -82,7 +82,7 @@ class Retention:
             return
         if result.policy_version == self._in_evaluation:
             self._in_evaluation = -1
-        metrics = {"accuracy": result.accuracy, **result.metrics}
+        metrics = result.by_name
         if (value := metrics.get(self._config.best_metric)) is None:
             raise ConfigError(
                 f"checkpoint.best_metric is {self._config.best_metric!r}, which evaluations do not report; use one of "

@@ -281,6 +281,11 @@ class Batches:
         if (future := self._asked.get(batch.step)) and not future.done():
             future.set_result(batch)
 
+    def end_at(self, steps: int) -> None:
+        """No batch follows ``steps`` steps: wait for none that was asked for."""
+        if steps in self._asked:
+            self.cancel()
+
     def cancel(self) -> None:
         if self._upcoming:
             self._upcoming.cancel()
