@@ -12,8 +12,10 @@ memory, or call `sys.exit`. None of that harms this process, and none of it beco
 import asyncio
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -375,19 +377,30 @@ class WorkerPool:
     async def _serve(self, slot: RewardSlot) -> None:
         while True:
             batch = await self._next_batch()
+            error = _closed()
             try:
                 await slot.judge(batch)
+            except Exception as fault:  # noqa: BLE001  costs its batch: a task that ended would grade no more
+                place = traceback.extract_tb(fault.__traceback__)[-1]
+                cause = f"{type(fault).__name__}: {fault} at {Path(place.filename).name}:{place.lineno}"
+                log.error("pool.failed", cause=cause)
+                error = VerifierError(f"the reward pool failed: {cause}", retryable=True)
             finally:
-                for pending in batch:
-                    pending.fail(_closed())
+                _fail(batch, error)
 
     async def _next_batch(self) -> list[PendingVerdict]:
-        """Take one slot's share of the waiting inputs, so that a slow verifier keeps all workers busy."""
-        batch = [await self._waiting.get()]
-        share = min(MAX_BATCH, -(-(self._waiting.qsize() + 1) // len(self._slots)))
-        while len(batch) < share:
-            batch.append(self._waiting.get_nowait())
-        return [pending for pending in batch if not pending.verdicts.done()]
+        """
+        Take one slot's share of the waiting inputs, so that a slow verifier keeps all workers busy.
+
+        It is never empty: callers that have gone, as all do when the broker restarts, are passed over.
+        """
+        while True:
+            batch = [await self._waiting.get()]
+            share = min(MAX_BATCH, -(-(self._waiting.qsize() + 1) // len(self._slots)))
+            while len(batch) < share:
+                batch.append(self._waiting.get_nowait())
+            if wanted := [pending for pending in batch if not pending.verdicts.done()]:
+                return wanted
 
 
 def _closed() -> VerifierError:

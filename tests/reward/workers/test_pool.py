@@ -8,7 +8,7 @@ import pytest
 from asyncrl.config.sections.reward import Reward
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.reward.verifier import Verdict, VerifierInput
-from asyncrl.reward.workers.pool import WorkerPool
+from asyncrl.reward.workers.pool import RewardSlot, WorkerPool
 
 FUNCTIONS = """
 import os, time
@@ -108,6 +108,31 @@ def test_a_cancelled_call_does_not_affect_others(functions: Path) -> None:
             return await other
 
     assert asyncio.run(cancel_one()).reward == 2.0
+
+
+def test_when_all_callers_have_gone_as_at_a_restart_of_the_broker_later_ones_are_served(functions: Path) -> None:
+    async def cancel_all_and_ask() -> Verdict:
+        async with WorkerPool(Reward(function=f"{functions}:score", timeout_s=5.0)) as pool:
+            gone = [asyncio.create_task(pool.judge(VerifierInput(completion="0"))) for _ in range(3)]
+            await asyncio.sleep(0)
+            for task in gone:
+                task.cancel()
+            return await asyncio.wait_for(pool.judge(VerifierInput(completion="2")), timeout=60)
+
+    assert asyncio.run(cancel_all_and_ask()).reward == 2.0
+
+
+def test_a_fault_of_the_pool_costs_its_batch_and_no_later_one(functions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail_once() -> list[Verdict | BaseException]:
+        async with WorkerPool(Reward(function=f"{functions}:score", timeout_s=5.0)) as pool:
+            with monkeypatch.context() as patched:
+                patched.setattr(RewardSlot, "judge", lambda slot, batch: [].pop())
+                first = await asyncio.gather(pool.judge(VerifierInput(completion="1")), return_exceptions=True)
+            return [*first, await asyncio.wait_for(pool.judge(VerifierInput(completion="2")), timeout=60)]
+
+    failed, verdict = asyncio.run(fail_once())
+    assert "the reward pool failed: IndexError" in str(failed)
+    assert verdict == Verdict(2.0, {"correct": 1.0})
 
 
 def test_an_input_that_is_no_valid_text_fails_alone() -> None:
