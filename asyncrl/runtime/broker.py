@@ -298,6 +298,9 @@ async def _serve(
     if segments is not None:
         bulk = ZmqHub(spool_binds, CODEC, keys=keys.hub)
         hubs.append(bulk)
+        hosted = SpoolAddress(HOSTED_SPOOL, announced(bulk.addresses, config.broker.advertise))
+        # From the start: a node may say Hello before the spool does, and some links are made by its Welcome alone.
+        scheduler.spools.joined(hosted)
     models = model_files(config)
     broker = BrokerActor(
         config,
@@ -331,7 +334,7 @@ async def _serve(
             images=images,
             permits=scheduler.dispatcher.permits,
         )
-        spool = _run_spool(hub, bulk, actor, config.broker.beat_s, advertise=config.broker.advertise)
+        spool = _run_spool(hub, hosted, actor, config.broker.beat_s)
         background.append(asyncio.create_task(keep_socket(bulk), name="socket"))
         background.append(asyncio.create_task(spool, name="spool"))
         background[-1].add_done_callback(lambda task: _stop_on_error(task, broker))
@@ -421,15 +424,15 @@ def _report_shared_prompts(directory: RunDirectory, train: PromptStream, held_ou
 
 
 async def _run_spool(
-    hub: ZmqHub, bulk: ZmqHub, make_actor: Callable[[Link], SpoolActor], beat_s: float, *, advertise: str = ""
+    hub: ZmqHub, address: SpoolAddress, make_actor: Callable[[Link], SpoolActor], beat_s: float
 ) -> None:
     """Serve the spool until the run is over, joining the broker again whenever it declares the spool lost."""
 
     def say(who: Identity) -> Hello:
-        return replace(hello(who), spool=SpoolAddress(HOSTED_SPOOL, announced(bulk.addresses, advertise)))
+        return replace(hello(who), spool=address)
 
     while True:
-        who = identity("spool", HOSTED_SPOOL)
+        who = identity("spool", address.name)
         link = hub.local.connect(who.peer)
         await shake_hands(link, who, say)
         beats = asyncio.create_task(send_beats(link, beat_s, Beat))

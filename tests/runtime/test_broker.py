@@ -236,6 +236,39 @@ def test_a_node_reaches_the_spool_of_a_broker_that_it_reached(
     asyncio.run(scene())
 
 
+def test_a_node_that_joins_before_the_brokers_own_spool_is_told_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker, "_run_spool", lambda *_: asyncio.Event().wait())
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "answer": 1, "data_source": "openai/gsm8k"}\n')
+    config = made(data={"train": str(rows)}, schedule={"groups_per_step": 1})
+    directory = RunDirectory.create(tmp_path, "run")
+    write_secret(directory.secret, SECRET)
+
+    async def scene() -> list[str]:
+        stopping: asyncio.Event = asyncio.Event()
+        listening: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        serve = run_broker(
+            config,
+            directory,
+            bind=["tcp://127.0.0.1:0"],
+            keys=BrokerKeys(hub_keys_of(SECRET), directory.secret),
+            listening=listening.set_result,
+            stopping=stopping,
+        )
+        serving = asyncio.create_task(serve)
+        async with asyncio.timeout(DEADLINE_S):
+            (bound,) = await listening
+            link, welcome = await join(RunAddress(bound, directory.secret), identity("rollout", "far"), DEADLINE_S)
+            await leave(link, "done")
+            stopping.set()
+            await serving
+        return [spool.name for spool in welcome.spools.spools]
+
+    assert asyncio.run(scene()) == ["spool"]
+
+
 def with_picture(folder: Path) -> tuple[dict[str, Any], bytes]:
     """Settings of a dataset of one prompt with a picture, and the file."""
     content = draw_picture(24, 16)

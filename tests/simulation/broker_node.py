@@ -53,9 +53,11 @@ async def run_broker(world: World, who: Identity, stopping: asyncio.Event) -> No
     named = [slot.ref for group in scheduler.groups for slot in group.slots if slot.ref]
     world.invariants.restarted(scheduler, segments.missing(named))
     hub, bulk = ZmqHub(ADDRESS, CODEC), ZmqHub("ipc://*", CODEC)
+    hosted = SpoolAddress(HOSTED_SPOOL, bulk.addresses[0])
+    scheduler.spools.joined(hosted)
     broker = WatchedBroker(world, scheduler, hub, ledger, spool_connector(who, None))
     actor = partial(SpoolActor, HOSTED_SPOOL, segments, bulk, permits=PERMITS)
-    spool = asyncio.create_task(process._run_spool(hub, bulk, actor, config.broker.beat_s), name="spool")
+    spool = asyncio.create_task(process._run_spool(hub, hosted, actor, config.broker.beat_s), name="spool")
     spool.add_done_callback(lambda task: process._stop_on_error(task, broker))
     stop_on_signal = asyncio.create_task(process._stop_when(stopping, broker))
     try:
