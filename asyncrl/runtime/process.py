@@ -30,7 +30,7 @@ from asyncrl.foreign_text import shown_lines, shown_values
 from asyncrl.log import about
 from asyncrl.runtime.metrics_server import MetricsOptions, metrics_served
 from asyncrl.runtime.service_manager import ServiceManager, report_to, show_stacks_on_abort
-from asyncrl.workers.child import OURS
+from asyncrl.workers.child import OURS, dies_with
 from asyncrl.workers.printed import FORMAT_VARIABLE
 
 # ── failpoints ────────────────────────────────────────────────────────────────────────────────
@@ -94,6 +94,9 @@ LogFormat = Literal["auto", "json", "text"]
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that tell a process to leave; SIGHUP unless it was ignored before, as ``nohup`` does."""
 
+SUPERVISED = "SUPERVISOR_ENABLED"
+"""Environment variable that supervisord gives to the processes that it starts."""
+
 MAX_LOG_CHARS = 4096
 """Length of a text in a field of an event."""
 TRACES = frozenset(("exception", "stack"))
@@ -135,6 +138,7 @@ def run_process(
     if plan := os.environ.get(failpoints.VARIABLE):
         failpoints.arm(plan, PLACES + SHARD_PLACES + TURN_PLACES + EPISODE_PLACES)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    leave_with_supervisord()
     try:
         manager = ServiceManager.from_environment(os.environ, os.getpid())
         uvloop.run(_as_service(job, manager, metrics, {"role": role, "node": name}))
@@ -154,6 +158,17 @@ def run_process(
         _LossyStream(sys.stderr).write(shown_lines(traceback.format_exc()))
         return AsyncrlError.exit_code
     return 0
+
+
+def leave_with_supervisord() -> None:
+    """
+    Have the kernel tell this process to leave when the supervisord that started it dies, however that happens.
+
+    An orphan would keep its port, its device and its run from the service that the next supervisord starts, and be
+    reached by no `supervisorctl`. systemd ends what is left of a service itself.
+    """
+    if SUPERVISED in os.environ and (leaves := dies_with(os.getppid())):
+        leaves()
 
 
 def _say(error: AsyncrlError) -> None:

@@ -163,6 +163,18 @@ def test_a_second_signal_exits_at_once(start):
     assert process.wait(timeout=30) == 143
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a child when its parent dies")
+def test_a_service_leaves_in_order_when_its_supervisord_is_killed():
+    job = "    say('ready')\n    await stopping.wait()\n    say('told')"
+    source = f"{FROM_A_TERMINAL}{PREAMBLE}async def job(stopping):\n{job}\n\nsys.exit(run_process(job, name='n'))"
+    supervisord = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {source!r}])"
+    command, environment = [sys.executable, "-c", supervisord], os.environ | {"SUPERVISOR_ENABLED": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+        assert process.stdout.readline() == "told\n"
+
+
 def test_a_log_that_cannot_be_written_changes_neither_the_work_nor_the_exit_code():
     """/dev/full takes nothing, as a full disk does."""
     job = "import structlog\n    structlog.get_logger().info('hello')\n    raise errors.RunFailed('this and that')"
