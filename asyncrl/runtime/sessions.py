@@ -370,7 +370,7 @@ async def join_steadily(
     holds the broker's port, and while the secret cannot be read: a broker that ends removes it for nodes of its user.
     One that was killed does not, so a new node waits for the secret of the next broker at that address.
     """
-    tolerated: type[LinkError] = LinkError if wait_s is None else LinkReset
+    tolerated = (LinkError,) if wait_s is None else (LinkReset, LinkSilent)
     pauses_s = chain(REJOIN_PAUSES_S, repeat(REJOIN_PAUSES_S[-1]))
     clock = asyncio.get_running_loop().time
     deadline_s = None if wait_s is None else clock() + wait_s

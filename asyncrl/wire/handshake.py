@@ -172,12 +172,13 @@ def _wrong_hub(run: RunAddress) -> str:
 
 
 async def _warn(address: str, who: Identity) -> None:
-    """Log that the broker has not answered yet, at doubling intervals."""
+    """Log that the broker has not answered yet, and what a connection to it finds, at doubling intervals."""
     pause_s, waited_s = FIRST_WARNING_S, 0.0
     while True:
         await asyncio.sleep(pause_s)
         waited_s += pause_s
-        log.warning("broker.awaited", node=who.node, address=address, waited_s=round(waited_s, 1))
+        cause = await why_silent(address)
+        log.warning("broker.awaited", node=who.node, address=address, waited_s=round(waited_s, 1), cause=cause)
         pause_s = min(waited_s, LONGEST_PAUSE_S)
 
 

@@ -435,6 +435,12 @@ def test_without_a_limit_every_loss_of_the_broker_is_waited_out_with_growing_pau
     assert (joined["event"], joined["run"], joined["incarnation"]) == ("node.joined", "run", who.incarnation)
 
 
+def test_within_the_limit_a_broker_that_is_lost_in_the_handshake_is_asked_again(monkeypatch):
+    broker = Broker(monkeypatch, LinkSilent("has not answered for 30 s"), LinkReset("it restarted"))
+    asyncio.run(join_steadily(RunAddress("tcp://a:1"), WHO, 600.0, sleep=broker.sleep))
+    assert len(broker.joined) == 3
+
+
 @pytest.mark.parametrize(("wait_s", "error"), [(30.0, LinkError("no broker answered")), (None, LinkRefused("over"))])
 def test_a_limit_and_a_refusal_end_the_wait(monkeypatch, wait_s, error):
     broker = Broker(monkeypatch, error)
