@@ -26,6 +26,7 @@ from asyncrl.broker.ledger.records import (
     Untrained,
     VersionLive,
 )
+from asyncrl.broker.metrics.incidents import sentence
 from asyncrl.broker.outbox import Event, OutgoingMessage
 from asyncrl.config.config import Config
 from asyncrl.errors import BrokenInvariant
@@ -327,6 +328,23 @@ def test_an_overdue_lease_is_given_to_somebody_else() -> None:
     assert {r.unit for r in of(cluster, Reissued) if r.cause == "expired"} == held
     finish_all(cluster, b)
     assert set(b.running) == held
+
+
+def test_the_only_reward_node_that_beats_and_grades_nothing_is_told_of_once() -> None:
+    cluster = a_published(capacity=2)
+    (a,) = rollouts(cluster)
+    (judge,) = (node for node in cluster.nodes.values() if node.role == "reward")
+    for unit in list(a.running):
+        a.finish(unit)
+    cluster.exchange()
+    assert isinstance(judge, Reward)
+    assert len(judge.in_hand) == 2
+    for _ in range(6):
+        cluster.tick(300.0)
+
+    (told,) = events(cluster, "grading.overdue")
+    assert (told.fields["node"], told.fields["trajectories"]) == ("r", 2)
+    assert "restart it, or add one" in sentence(told.kind, told.fields)
 
 
 def test_a_quiet_node_is_noticed_and_given_nothing_new_until_it_is_heard() -> None:

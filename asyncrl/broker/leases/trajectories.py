@@ -8,7 +8,7 @@ A trajectory between its nodes: stored by a rollout, graded by a reward node, re
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
@@ -146,6 +146,8 @@ class Trajectories:
             for split in splits
         }
         self._durations = Durations()
+        self._told: set[str] = set()
+        """Reward nodes that keep work for too long, and of which that was told."""
         self._done = _Done()
         self.credits = CreditBook()
         self.vocab_size = 0
@@ -334,13 +336,19 @@ class Trajectories:
         self._out.send(node.peer, Grade(group.prompt, items, self._limits[group.split], together))
 
     def take_back(self, now_s: float) -> None:
-        """Give to others what a node has kept for far longer than they need, if there are others."""
+        """Give to others what a node has kept for far longer than they need; if there are none, tell of it."""
         verdict_s = self._durations.limit_s("reward", least_s=TIMEOUTS * self._config.verdict_s)
+        kept = Counter[str]()
         for slot, peer in self._grading.older(verdict_s, now_s):
             if self._is_overdue(peer, "reward", verdict_s):
                 self._grading.withdraw(slot)
                 slot.ask_others_first(name_of(peer))
                 self._grading.add(slot)
+            else:
+                kept[peer] += 1
+        for peer in kept.keys() - self._told:
+            self._out.event("grading.overdue", node=name_of(peer), trajectories=kept[peer], seconds=round(verdict_s))
+        self._told = {*kept}
         most_tokens = self._config.longest_written("train")
         busy_s, idle_s = (self._durations.limit_s("rollout", most_tokens, is_idle=is_idle) for is_idle in (False, True))
         for lease in self._leases.older(idle_s, now_s):

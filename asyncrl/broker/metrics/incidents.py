@@ -44,6 +44,8 @@ SENTENCES = {
     "trainer.disbanded": "the trainer's machines parted: {cause}",
     "lease.expired": "a lease of {node} expired",
     "lease.overdue": "{node} kept a lease for far longer than others take",
+    "grading.overdue": "{node} has kept {trajectories} trajectories for more than {seconds} s without a verdict, and "
+    "there is no other reward node: restart it, or add one",
     "group.dropped": "group dropped: {reason}",
     "trajectory.left_out": "a group goes on without a trajectory: {reason}",
     "group.untrained": "group left out of its step: {reason}",

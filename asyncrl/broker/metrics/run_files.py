@@ -262,7 +262,7 @@ log = get_logger()
 
 FREQUENT = ("version.live",)
 """Events of almost every step, which are in events.jsonl and would hide the others in the log."""
-ON_SCREEN = (*NO_LEARNING, "eval.left_out", "step.skipped", "ledger.locked", "ledger.unlocked")
+ON_SCREEN = (*NO_LEARNING, "eval.left_out", "step.skipped", "grading.overdue", "ledger.locked", "ledger.unlocked")
 """Kinds that whoever started the run should read at once: it learns nothing, leaves out what was due, or waits."""
 
 
