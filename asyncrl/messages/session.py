@@ -189,6 +189,8 @@ class MachineUse(Value, frozen=True):
     """Memory of the device that the process computes on, as far as torch has taken it for this process."""
     disk: float = 0.0
     """Disk with the process's working folder."""
+    device_busy: float = 0.0
+    """Time in which the device computed something for any process, of the last moments, as its driver tells."""
 
     def out_of_bounds(self) -> str:
         return bounds.numbers(self)

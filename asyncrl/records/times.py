@@ -35,6 +35,8 @@ class NodeTimes(Struct, frozen=True):
     """Share of its device's memory, likewise."""
     disk: float = 0.0
     """Share of the disk with its working folder, likewise."""
+    device_busy: float = 0.0
+    """Share of the last moments in which its device computed, likewise."""
 
 
 class TimesLine(Struct, frozen=True):

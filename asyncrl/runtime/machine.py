@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -418,7 +418,8 @@ MEMORY = Path("/proc/meminfo")
 
 def machine_use(path: Path = MEMORY) -> MachineUse:
     """Used shares of memory, device and disk now. The device is that of torch, if this process has begun to use one."""
-    return MachineUse(_memory_used(path), _device_used(), _disk_used())
+    used, busy = _device_use()
+    return MachineUse(_memory_used(path), used, _disk_used(), busy)
 
 
 def _disk_used() -> float:
@@ -439,24 +440,30 @@ def _memory_used(path: Path) -> float:
     return 1 - free / total if total else 0.0
 
 
-def _device_used() -> float:
+def _device_use() -> tuple[float, float]:
     """
-    Share of a device's memory that torch's allocator has for this process, the highest of its devices; 0 without.
+    Share of a device's memory that torch's allocator has for this process, and of its time in which it computed.
 
-    The allocator's own count, because to ask the driver would open every device in the thread that asks.
+    Each is the highest of its devices; 0 without. Memory is the allocator's own count, because to ask the runtime would
+    open every device in the thread that asks. Time is asked of the driver's monitor, which opens none.
     """
     torch = sys.modules.get("torch")
     kinds = (getattr(torch, kind, None) for kind in ("cuda", "npu"))
-    return max(
-        (
-            reserved / kind.get_device_properties(number).total_memory
-            for kind in kinds
-            if kind is not None and kind.is_initialized()
-            for number in range(kind.device_count())
-            if (reserved := kind.memory_reserved(number))
-        ),
-        default=0.0,
-    )
+    uses = [
+        (reserved / kind.get_device_properties(number).total_memory, _busy(kind, number))
+        for kind in kinds
+        if kind is not None and kind.is_initialized()
+        for number in range(kind.device_count())
+        if (reserved := kind.memory_reserved(number))
+    ]
+    return max((used for used, _ in uses), default=0.0), max((busy for _, busy in uses), default=0.0)
+
+
+def _busy(kind: Any, number: int) -> float:
+    try:
+        return min(float(kind.utilization(number)) / 100, 1.0)
+    except Exception:  # noqa: BLE001  nvidia-ml-py is not installed, or the driver does not tell
+        return 0.0
 
 
 # ── pressure ──────────────────────────────────────────────────────────────────────────────────

@@ -1,5 +1,6 @@
 """Busy cores are read as Linux counts them."""
 
+import importlib
 import shutil
 import subprocess
 import sys
@@ -427,10 +428,13 @@ def test_memory_of_devices_is_what_torch_has_taken_of_the_fullest(monkeypatch: p
         is_initialized=lambda: True,
         device_count=lambda: 3,
         memory_reserved=[0, 20, 60].__getitem__,
+        utilization=[100, 35, 20].__getitem__,
         get_device_properties=lambda number: SimpleNamespace(total_memory=80),
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert machine_use().device_memory == 0.75
+    assert (machine_use().device_memory, machine_use().device_busy) == (0.75, 0.35), "of its own devices"
+    cuda.utilization = lambda number: importlib.import_module("pynvml_that_is_absent")
+    assert (machine_use().device_memory, machine_use().device_busy) == (0.75, 0.0)
     cuda.is_initialized = lambda: False
     assert machine_use().device_memory == 0.0
 

@@ -112,7 +112,7 @@ class _Account(Struct):
         use = self.beat.machine or MachineUse()
         taken = NodeTimes(
             self.role, seconds, self.tokens, self.memory_stall, self.decode_steps, cores_busy,
-            use.memory, use.device_memory, use.disk,
+            use.memory, use.device_memory, use.disk, use.device_busy,
         )  # fmt: skip
         self.seconds, self.tokens, self.memory_stall = defaultdict(float), 0, 0.0
         self.decode_steps, self.cores_busy_s = 0.0, 0.0

@@ -103,7 +103,13 @@ def nodes(
 
 
 def _use(times: NodeTimes) -> dict[str, float]:
-    told = {"cores": times.cores_busy, "memory": times.memory, "device": times.device_memory, "disk": times.disk}
+    told = {
+        "cores": times.cores_busy,
+        "memory": times.memory,
+        "device": times.device_busy,
+        "device memory": times.device_memory,
+        "disk": times.disk,
+    }
     return {name: round(part, 3) for name, part in told.items() if part > 0}
 
 

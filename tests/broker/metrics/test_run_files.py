@@ -382,10 +382,10 @@ def test_busy_cores_are_a_mean_over_the_heartbeats() -> None:
 def test_a_line_has_how_full_the_machine_was_at_its_end() -> None:
     book, node = TimeBook(0.0), a_node()
     for sampled_s, memory in ((0.0, 0.1), (3.0, 0.6)):
-        node.beat = Beat(seconds={"sampling": sampled_s}, machine=MachineUse(memory, 0.25, 0.5))
+        node.beat = Beat(seconds={"sampling": sampled_s}, machine=MachineUse(memory, 0.25, 0.5, 0.75))
         book.tick(sampled_s, [node], CAUSES)
     found = book.take(3.0)[1]["rollout-0"]
-    assert (found.memory, found.device_memory, found.disk) == (0.6, 0.25, 0.5)
+    assert (found.memory, found.device_memory, found.disk, found.device_busy) == (0.6, 0.25, 0.5, 0.75)
 
 
 def test_a_node_that_has_no_role_yet_is_loading() -> None:

@@ -17,7 +17,7 @@ export function cluster(context) {
   const search = h("input", {type: "search", placeholder: "node, role, state or cause", "aria-label": "filter nodes", oninput: () => draw()});
   const count = h("span", {class: "muted"});
   const use = (name, label, title, kind = "wide-only") => ({name, label, title, class: `number use ${kind}`, sort: (node) => node.use[name], cell: (node) =>
-    h("span", {class: name !== "cores" && node.use[name] > 0.9 ? "bad" : "", title}, node.use[name] == null ? UNKNOWN : percent(node.use[name], 0))});
+    h("span", {class: !["cores", "device"].includes(name) && node.use[name] > 0.9 ? "bad" : "", title}, node.use[name] == null ? UNKNOWN : percent(node.use[name], 0))});
   const columns = [
     {name: "name", label: "node", class: "name", sort: (node) => node.name, cell: (node) => h("span", {title: node.name}, node.name)},
     {name: "role", label: "role", class: "role wide-only", sort: (node) => node.role, cell: (node) => node.role},
@@ -25,7 +25,8 @@ export function cluster(context) {
     {name: "since", label: "since", class: "number since wide-only", sort: (node) => node.since_s, cell: (node) => seconds(node.since_s)},
     {name: "version", label: "version", class: "number wide-only", sort: (node) => node.version, cell: (node) => node.version ?? UNKNOWN},
     use("cores", "CPU", "busy cores of its machine", ""), use("memory", "memory", "memory of its machine in use", ""),
-    use("device", "device", "memory of its device in use"), use("disk", "disk", "disk of its working folder in use"),
+    use("device", "device", "share of time in which its device computes"), use("device memory", "dev. mem", "memory of its device in use"),
+    use("disk", "disk", "disk of its working folder in use"),
     {name: "shares", label: "time, last steps", class: "bar wide-only", sort: waiting, cell: (node) => (Object.keys(node.shares).length ? shareBar(node.shares, kinds) : UNKNOWN)},
     {name: "losses", label: "losses", class: "number losses", sort: (node) => node.losses, cell: (node) => h("span", {class: node.losses ? "bad" : "muted", title: `joined ${plural(node.joined, "time")}`}, node.losses)},
     {name: "cause", label: "its last end", class: "text wide-only", sort: (node) => node.cause, cell: (node) => h("span", {title: node.cause}, node.cause)},
