@@ -197,8 +197,9 @@ def track(run_directory: Path, tracker: str, overrides: tuple[str, ...], once: b
     """
     Send the metrics and events of a run to a tracker.
 
-    RUN is a run directory; TRACKER is tensorboard, wandb, mlflow or file.py:name. Continues after the last record sent,
-    and follows a running run to its end. `asyncrl run` starts this command for each tracker in trackers.use.
+    RUN is a run directory; TRACKER is tensorboard, wandb, mlflow, trackio or file.py:name. Continues after the last
+    record sent, and follows a running run to its end. `asyncrl run` starts this command for each tracker in
+    trackers.use.
 
     \b
     Example:

@@ -1,7 +1,7 @@
 """
 Trackers by name: the built-in ones, and a user's own.
 
-    "tensorboard" | "wandb" | "mlflow"        need the extra `tracking`
+    "tensorboard" | "wandb" | "mlflow" | "trackio"        need the extra `tracking`
     "my.py:slack"                             a function that takes options and returns a `Tracker`
 """
 
@@ -180,6 +180,56 @@ class TensorBoard:
         self._writer.flush()
 
 
+# ── trackio ───────────────────────────────────────────────────────────────────────────────────
+# Trackio, of Hugging Face: a database on this machine, which `trackio show` shows, or a Space.
+
+
+class Trackio:
+    """
+    One trackio run per asyncrl run; a restarted process continues it.
+
+    Without ``space_id`` the run stays on this machine, in TRACKIO_DIR. Its name ends with letters of its own, because
+    trackio tells runs of a project apart by their names.
+    """
+
+    def __init__(self, *, project: str = "asyncrl", group: str = "", space_id: str = "") -> None:
+        self._settings = {"project": project, "group": group or None, "space_id": space_id or None}
+        self._run: Any = None
+
+    def start(self, run: RunDescription, /) -> None:
+        """Create or continue the trackio run, with credentials of the Hub from the environment."""
+        import trackio
+
+        self._run = trackio.init(
+            name=f"{run.name}-{_identity(run.folder)[:6]}",
+            resume="allow",
+            config=dict(run.config),
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+            **self._settings,
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float], /) -> None:
+        """Queue the metrics in trackio's own thread, which stores or sends them."""
+        self._run.log(dict(metrics), step=step)
+
+    def event(self, step: int, kind: str, fields: Mapping[str, Any], /) -> None:
+        """Count the event alone, as ``events/KIND`` of `log` does: alerts of trackio are for what a person set up."""
+
+    def finish(self, summary: RunSummary | None, /) -> None:
+        self._run.finish()
+
+
+def _identity(folder: Path) -> str:
+    """Random name of a run at a tracker, made once for its folder."""
+    path = folder / "run_id"
+    if not path.exists():
+        with replacing(path) as unfinished:
+            unfinished.write_text(token_hex(8))
+    return path.read_text()
+
+
 # ── wandb ─────────────────────────────────────────────────────────────────────────────────────
 # Weights & Biases, online or offline.
 
@@ -214,12 +264,8 @@ class WandB:
         """Create or continue the W&B run, with credentials from the environment."""
         import wandb
 
-        identity = run.folder / "run_id"
-        if not identity.exists():  # It is made once per run.
-            with replacing(identity) as unfinished:
-                unfinished.write_text(token_hex(8))
         self._run = wandb.init(
-            id=identity.read_text(),
+            id=_identity(run.folder),
             resume="allow",
             name=run.name,
             dir=str(run.folder),
@@ -250,7 +296,12 @@ class WandB:
 
 # ── catalogue ─────────────────────────────────────────────────────────────────────────────────
 
-BUILT_IN: Mapping[str, Callable[..., Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+BUILT_IN: Mapping[str, Callable[..., Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+    "trackio": Trackio,
+}
 """Name to class; the name is also that of the package it needs."""
 
 

@@ -10,7 +10,9 @@ class Trackers(Section, frozen=True, kw_only=True):
     """Experiment trackers. Each runs in its own process and cannot stop the run."""
 
     use: list[str] = []
-    """``tensorboard``, ``wandb``, ``mlflow``, or ``file.py:name``: a function that returns a tracker [logger]."""
+    """
+    ``tensorboard``, ``wandb``, ``mlflow``, ``trackio``, or ``file.py:name``: a function that gives a tracker [logger].
+    """
     options: dict[str, dict[str, str | int | float | bool | list[str]]] = {}
     """Options of each tracker by its name, such as ``wandb.mode = "offline"``."""
     timeout_s: Positive = 60.0

@@ -10,13 +10,13 @@ from asyncrl.records.trackers import WandB
 
 WRITE = """
 from pathlib import Path
-from asyncrl.records.trackers import Tracked
+from asyncrl.records.trackers import RunDescription
 from asyncrl.records.trackers import WandB
 
 folder = Path({folder!r})
 for reward in (0.25, 0.5):
     tracker = WandB(mode="offline", tags=["toy"])
-    tracker.start(Tracked(name="tiny", path=folder, folder=folder, config={{"trainer.lr": 1e-3}}))
+    tracker.start(RunDescription(name="tiny", path=folder, folder=folder, config={{"trainer.lr": 1e-3}}))
     tracker.log(1, {{"train/reward": reward}})
     tracker.event(1, "node.lost", {{"node": "r-0"}})
     tracker.finish(None)

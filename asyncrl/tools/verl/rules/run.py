@@ -13,7 +13,7 @@ A, M = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 OPTIM = f"{A}.optim"
 DROPOUTS = ("attention_dropout", "embd_pdrop", "resid_pdrop")
 """Dropout rates in config.json. asyncrl trains without dropout, so 0 needs no override."""
-TRACKERS = {"tensorboard": "", "wandb": "project", "mlflow": "experiment"}
+TRACKERS = {"tensorboard": "", "wandb": "project", "mlflow": "experiment", "trackio": "project"}
 """asyncrl's trackers, and the option of each that takes verl's project_name; empty without one."""
 
 
