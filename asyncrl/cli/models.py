@@ -11,6 +11,7 @@ import click
 from asyncrl.cli.parts import RUN_PATH, json_option, report_errors
 from asyncrl.cli.settings import set_option
 from asyncrl.config.engines import ENGINES
+from asyncrl.errors import ConfigError
 from asyncrl.terminal import echo
 
 # ── commands ──────────────────────────────────────────────────────────────────────────────────
@@ -131,8 +132,10 @@ def sample(
     "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="Cast weights.  [default: as trained]"
 )
 @click.option("--adapter", "is_adapter", is_flag=True, help="Export the LoRA adapter alone, for PEFT.")
+@click.option("--push", "push_to", metavar="OWNER/NAME", default="", help="Upload it to a model of the Hub, too.")
+@click.option("--private", "is_private", is_flag=True, help="With --push: make the model for its owner's eyes.")
 @report_errors
-def export(run_directory: Path, step: str | None, out: Path, dtype: Any, *, is_adapter: bool) -> None:
+def export(run_directory: Path, out: Path, *, is_private: bool, push_to: str, **choices: Any) -> None:
     """
     Export a checkpoint as a Hugging Face model directory.
 
@@ -143,13 +146,16 @@ def export(run_directory: Path, step: str | None, out: Path, dtype: Any, *, is_a
     Examples:
       asyncrl export runs/quickstart --step best -o models/mine
       asyncrl export runs/quickstart --adapter -o adapters/mine
+      asyncrl export runs/quickstart -o models/mine --push me/mine --private
     """
+    if is_private and not push_to:
+        raise ConfigError("--private is for --push OWNER/NAME, which is missing")
     from asyncrl.runtime.machine import require_train
 
     require_train()
     from asyncrl.tools.export import export_run
 
-    echo(export_run(run_directory, out, step=step, dtype=dtype, is_adapter=is_adapter))
+    echo(export_run(run_directory, out, push_to=push_to, is_private=is_private, **choices))
 
 
 COMMANDS = (evaluate, sample, export)

@@ -4,6 +4,7 @@ one that PEFT loads.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Literal
 
@@ -32,7 +33,14 @@ if TYPE_CHECKING:  # torch is imported after options and files are checked
 
 
 def export_run(
-    path: Path, out: Path, *, step: str | None = None, dtype: "Dtype | None" = None, is_adapter: bool = False
+    path: Path,
+    out: Path,
+    *,
+    step: str | None = None,
+    dtype: "Dtype | None" = None,
+    is_adapter: bool = False,
+    push_to: str = "",
+    is_private: bool = False,
 ) -> str:
     """
     Write the model of one checkpoint of a run to ``out``, and return a one-line summary.
@@ -41,9 +49,11 @@ def export_run(
         step: A number of optimizer steps, or ``best``; None takes the newest intact checkpoint.
         dtype: Dtype that weights are cast to; None keeps the trained one.
         is_adapter: Write the adapter alone, for PEFT.
+        push_to: Model of the Hub, ``OWNER/NAME``, to upload the directory to; empty uploads nothing.
+        is_private: Make that model for its owner's eyes, if it does not exist.
 
-    Raises `ConfigError` if run, checkpoint or adapter do not exist or ``out`` does, `LedgerError` if the checkpoint is
-    damaged, and `RunFailed` if the disk refuses a write.
+    Raises `ConfigError` if run, checkpoint or adapter do not exist, ``out`` does, or the Hub refuses, `LedgerError` if
+    the checkpoint is damaged, and `RunFailed` if the disk refuses a write.
     """
     configure_logging("export")
     refuse_existing(out)  # before gigabytes are read
@@ -51,6 +61,7 @@ def export_run(
     lora = _lora(record, path) if is_adapter else Lora()
     base, revision = _base(record) if is_adapter else ("", None)
     wanted = _step(step)
+    hub = HubModel(push_to, is_private=is_private) if push_to else None
     from asyncrl.trainer.checkpoints.export import export, export_adapter, find_checkpoint
 
     folder, manifest = find_checkpoint(RunDirectory(path).checkpoints, wanted)
@@ -68,7 +79,9 @@ def export_run(
     else:
         export(folder, manifest, out, card=card, dtype=dtype)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    return f"{out}: step {manifest.step} of {record.name}, {size / 1e6:,.1f} MB"
+    what = f"step {manifest.step} of {record.name}"
+    pushed = f", and at {hub.upload(out, what)}" if hub else ""
+    return f"{out}: {what}, {size / 1e6:,.1f} MB{pushed}"
 
 
 def _lora(record: RunRecord, path: Path) -> Lora:
@@ -91,6 +104,37 @@ def _base(record: RunRecord) -> tuple[str, str | None]:
     path: str = record.config["model.path"]
     name = snapshot_name(path)
     return (name.repo, name.revision) if name else (path, None)
+
+
+class HubModel:
+    """A model of the Hugging Face Hub, made at once if it does not exist; raises `ConfigError` if the Hub refuses."""
+
+    def __init__(self, name: str, *, is_private: bool = False) -> None:
+        from huggingface_hub import HfApi
+
+        self._name = name
+        self._api = HfApi()
+        with self._refusals("nothing was exported"):  # Before gigabytes are read.
+            self._url = str(self._api.create_repo(name, private=is_private or None, exist_ok=True))
+
+    def upload(self, folder: Path, message: str) -> str:
+        """Upload a directory as one commit, and return the address of the model."""
+        with self._refusals(f"the export is in {folder}"):
+            self._api.upload_folder(repo_id=self._name, folder_path=folder, commit_message=message)
+        return self._url
+
+    @contextmanager
+    def _refusals(self, state: str) -> Iterator[None]:
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            yield
+        except (OSError, ValueError, HfHubHTTPError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"--push {self._name}: the Hub does not take it ({why}); {state}; `hf auth login` logs in with a token "
+                f"that may write"
+            ) from error
 
 
 def _step(text: str | None) -> int | Literal["best"] | None:

@@ -3,17 +3,20 @@
 a run, and no others. The command itself is in test_main.py.
 """
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.errors import LocalTokenNotFoundError
 
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import SHARED_EVENT, RunRecord, read_run
-from asyncrl.tools.export import export_run, model_card
+from asyncrl.tools.export import HubModel, export_run, model_card
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
 
 EXPORT = "asyncrl.trainer.checkpoints.export"
@@ -36,6 +39,49 @@ def test_a_run_without_an_adapter_has_none_to_export(tmp_path: Path, config: str
     (tmp_path / "config.toml").write_text(config)
     with pytest.raises(ConfigError, match=sentence):
         export_run(tmp_path, tmp_path / "out", is_adapter=True)
+
+
+class Hub:
+    """The calls that the Hub's client gets, which takes no others; ``error`` is its answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        for name, answer in (("create_repo", "https://huggingface.co/me/mine"), ("upload_folder", None)):
+            known = inspect.signature(getattr(HfApi, name))
+
+            def call(
+                _: HfApi, *args: Any, name: str = name, answer: Any = answer, known: Any = known, **kw: Any
+            ) -> Any:
+                self.calls.append((name, known.bind(None, *args, **kw).arguments))
+                if error:
+                    raise error
+                return answer
+
+            monkeypatch.setattr(HfApi, name, call)
+
+
+def test_a_push_makes_the_model_first_and_uploads_the_export_in_one_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(monkeypatch)
+    url = HubModel("me/mine", is_private=True).upload(tmp_path, "step 3 of sums")
+    made, uploaded = hub.calls
+    assert (made[0], made[1]["repo_id"], made[1]["private"], made[1]["exist_ok"]) == (
+        "create_repo",
+        "me/mine",
+        True,
+        True,
+    )
+    assert (uploaded[1]["folder_path"], uploaded[1]["commit_message"]) == (tmp_path, "step 3 of sums")
+    assert url == "https://huggingface.co/me/mine"
+
+
+def test_a_hub_that_refuses_does_so_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Hub(monkeypatch, LocalTokenNotFoundError("Token is required"))
+    (tmp_path / "config.toml").write_text('[model]\npath = "m"\n')
+    with pytest.raises(ConfigError, match=r"Token is required\); nothing was exported; `hf auth login`"):
+        export_run(tmp_path, tmp_path / "out", push_to="me/mine")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_adapter_names_its_base_model_on_the_hub_and_the_scale_of_its_run(
