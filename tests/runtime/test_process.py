@@ -170,6 +170,7 @@ def test_a_service_leaves_in_order_when_its_supervisord_is_killed():
     supervisord = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {source!r}])"
     command, environment = [sys.executable, "-c", supervisord], os.environ | {"SUPERVISOR_ENABLED": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
         assert process.stdout.readline() == "ready\n"
         process.kill()
         assert process.stdout.readline() == "told\n"
