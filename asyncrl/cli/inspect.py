@@ -1,4 +1,4 @@
-"""`asyncrl audit`, `events` and `dead-letters`: read a run directory, also during the run, and format what it holds."""
+"""`asyncrl audit` and `dead-letters`: read a run directory, also during the run, and format what it holds."""
 
 import asyncio
 import math
@@ -166,11 +166,6 @@ def read_dead_letters(path: Path) -> list[DeadLetter]:
     return dead_letters(read_records(require_run(path).ledger))
 
 
-def read_events(path: Path, kinds: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """The events of a run, in order; only those of ``kinds`` if given. Raises as `read_audit`."""
-    return [event for event in require_run(path).read_events() if not kinds or event.get("event") in kinds]
-
-
 # ── tables ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -179,18 +174,6 @@ def audit_table(audit: Audit) -> str:
     sections = (_groups, _trajectories, _tokens, _staleness, _lengths, _extent)
     rows = [row for section in sections for row in section(audit)]
     return "\n".join([*aligned(rows, right=[1]), *_conclusion(audit)])
-
-
-def event_table(events: Sequence[Mapping[str, Any]]) -> str:
-    """One line per event: time, kind, and the other fields as ``key=value``."""
-    if not events:
-        return "no such events"
-    rows = []
-    for event in events:
-        rest = {key: value for key, value in event.items() if key not in ("at", "event")}
-        fields = " ".join(f"{key}={field_text(value)}" for key, value in rest.items())
-        rows.append([str(event.get("at", "")), str(event.get("event", "")), fields])
-    return "\n".join(aligned(rows))
 
 
 def dead_letter_table(letters: Sequence[DeadLetter]) -> str:

@@ -1,4 +1,4 @@
-"""Output and exit codes of `asyncrl audit`, `events` and `dead-letters` on a small run directory."""
+"""Output and exit codes of `asyncrl audit` and `dead-letters` on a small run directory."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from asyncrl.broker.ledger.audit import Audit, LengthBucket
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import DeadLetter
 from asyncrl.broker.ledger.records import Admitted, FailedAttempt, Rewarded, Taken, VersionLive
-from asyncrl.cli.inspect import audit_table, dead_letter_table, event_table, regraded
+from asyncrl.cli.inspect import audit_table, dead_letter_table, regraded
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
 from asyncrl.data.prompts import train_stream
@@ -95,26 +95,6 @@ def test_a_run_without_a_ledger_is_refused(command, tmp_path, run):
     result = asyncrl(command, run.path)
     assert (result.exit_code, result.stdout) == (74, "")
     assert result.stderr == f"asyncrl: there is no ledger at {run.ledger}\n"
-
-
-def test_events_are_lines_in_order(run):
-    run.append_event("run.started", name="toy")
-    run.append_event("node.lost", node="rollout-0", cause="silent for 10 s")
-    result = asyncrl("events", run.path)
-    assert result.exit_code == 0
-    started, lost = result.output.splitlines()
-    assert started.split()[1:] == ["run.started", "name=toy"]
-    assert lost.endswith('  node.lost    node=rollout-0 cause="silent for 10 s"')
-
-
-def test_events_of_one_kind(run):
-    for kind in ("run.started", "node.lost", "node.joined", "node.lost"):
-        run.append_event(kind)
-    kinds = [line.split()[1] for line in asyncrl("events", run.path, "--kind", "node.lost").output.splitlines()]
-    assert kinds == ["node.lost", "node.lost"]
-    both = asyncrl("events", run.path, "--kind", "run.started", "--kind", "node.joined")
-    assert [line.split()[1] for line in both.output.splitlines()] == ["run.started", "node.joined"]
-    assert asyncrl("events", run.path, "--kind", "node.exited").output == "no such events\n"
 
 
 def test_dead_letters_name_the_row_of_the_prompt(run):
@@ -217,27 +197,6 @@ def test_rare_reasons_of_drops_are_counted_together():
     lines = audit_table(audit).splitlines()
     assert lines[3].split() == ["dropped", str(sum(dropped.values()))]
     assert lines[12].split(maxsplit=1) == ["33", "for 3 other reasons"]
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        pytest.param("rollout-0", "rollout-0", id="a word"),
-        pytest.param("killed by SIGKILL", '"killed by SIGKILL"', id="words"),
-        pytest.param("a\nb", '"a\\nb"', id="lines stay one"),
-        pytest.param("a=b", '"a=b"', id="looks like a field"),
-        pytest.param("", '""', id="empty"),
-        pytest.param(0.25, "0.25", id="a number"),
-        pytest.param(0.5094000000000003, "0.5094", id="a sum of fractions"),
-        pytest.param(12345678.0, "12345678.0", id="a large number"),
-        pytest.param({"a": [1 / 3]}, '{"a":[0.333333]}', id="fractions within"),
-        pytest.param(None, "null", id="nothing"),
-        pytest.param(True, "true", id="a claim"),
-        pytest.param([1, 2], "[1,2]", id="a list"),
-    ],
-)
-def test_a_field_of_an_event_is_one_word_or_json(value, shown):
-    assert event_table([{"event": "e", "at": "t", "field": value}]) == f"t  e  field={shown}"
 
 
 def test_a_reason_with_lines_is_one_line():

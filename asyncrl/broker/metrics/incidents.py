@@ -3,8 +3,8 @@ Incidents of a run, made from its events: deaths, drops, failures and waits in s
 
     node.lost, group.dropped, units.failed, ... ─▶ one sentence per cause, with a count and the last time
 
-The same sentence again, also of another step or version, is counted, not repeated. What follows from the death of a node, such as the end of the weight
-transfers that it was in, is counted with the death. The oldest are forgotten.
+The same sentence again, also of another step or version, is counted, not repeated. What follows from the death of a
+node, such as the end of the weight transfers that it was in, is counted with the death. The oldest are forgotten.
 """
 
 import re
