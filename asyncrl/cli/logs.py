@@ -20,7 +20,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.foreign_text import escaped
 from asyncrl.messages.spool import HOSTED_SPOOL
 from asyncrl.records.run_directory import SCREEN, RunDirectory
-from asyncrl.records.run_record import is_run, is_served, is_supervised
+from asyncrl.records.run_record import is_going_on, is_run
 from asyncrl.terminal import command_line, echo
 from asyncrl.workers.printed import PRINTED
 
@@ -143,7 +143,7 @@ async def followed(
     What ``read`` returns, again and again, until no process serves the run; for ever if the run is on another machine.
     """
     while True:
-        is_over = is_run(directory.path) and not (is_served(directory) or is_supervised(directory))
+        is_over = is_run(directory.path) and not is_going_on(directory)
         yield read()
         if is_over:
             return

@@ -97,6 +97,11 @@ def is_supervised(directory: RunDirectory) -> bool:
     return _is_held(directory.supervisor_lock)
 
 
+def is_going_on(directory: RunDirectory) -> bool:
+    """True if a process of this user on this machine serves the run, or starts and ends its broker."""
+    return is_served(directory) or is_supervised(directory)
+
+
 def _is_held(lock: Path) -> bool:
     try:
         return is_locked(lock)
@@ -287,7 +292,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     """One entry per step, in order."""
     events: list[dict[str, Any]]
     is_served: bool = False
-    """A broker of this user on this machine serves the run."""
+    """A broker of this user on this machine serves the run, or `asyncrl run` is about to start one again."""
     pictured: list[PicturedSample]
     """Samples whose prompts have pictures, for the report."""
     times: list[TimesLine] = []
@@ -387,7 +392,7 @@ def read_run(path: Path) -> RunRecord:
         summary=_read(directory.read_summary, None, notes, NO_SUMMARY),
         metrics=_read(directory.read_metrics, [], notes, "metrics.jsonl is missing or empty"),
         events=_read(directory.read_events, [], notes, "events.jsonl is missing or empty"),
-        is_served=is_served(directory),
+        is_served=is_going_on(directory),
         pictured=_read(partial(read_pictured_samples, directory.samples), [], notes),
         episodes=_read(partial(read_first_episodes, directory.samples), [], notes),
         notes=notes,

@@ -32,7 +32,7 @@ class NodeView(Struct, kw_only=True):
     state: NodeState = "loading"
     """State that its events tell: never ``working`` or ``waiting``."""
     cause: str = ""
-    """Reason of its last end."""
+    """Reason of its state; empty for one that needs none."""
     joined: int = 0
     """Times that it joined."""
     losses: int = 0
@@ -125,8 +125,7 @@ def _follow(node: NodeView, state: NodeState, event: dict[str, Any]) -> None:
     if state == "loading" and node.role not in LOADING:
         node.state = "ready"
     node.losses += state in GONE
-    if state in (*GONE, "left"):
-        node.cause = str(event.get("cause") or "")
+    node.cause = str(event.get("cause") or "")
     if isinstance(event.get("time_s"), int | float):
         node.since_s = float(event["time_s"])
 
