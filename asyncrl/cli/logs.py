@@ -140,7 +140,7 @@ async def followed(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncIterator[list[T]]:
     """
-    What ``read`` returns, again and again, until no process serves the run; for ever if the run is on another machine.
+    Yield what ``read`` returns, again and again, until no process serves the run; for ever if it is on another machine.
     """
     while True:
         is_over = is_run(directory.path) and not is_going_on(directory)

@@ -68,6 +68,7 @@ SENTENCES = {
     "completions.cut": "most completions are cut since step {step}: {advice}",
     "ess.low": "a few tokens outweigh the others since step {step}: `asyncrl why` says what to change",
     "clip.high": "many tokens are clipped since step {step}: `asyncrl why` says what to change",
+    "broker.refused": "the broker refused to start: {cause}",
     "broker.slept": "the broker's process stood still",
     "run.resumed": "the broker was started again (start {start} of this run)",
 }
@@ -95,7 +96,7 @@ def is_incident(kind: str, fields: Mapping[str, Any]) -> bool:
 
 class _Kept(Struct):
     sentence: str
-    """Of the last occurrence."""
+    """Text of the last occurrence."""
     sameness: str
     """The sentence without what varies, by which occurrences are counted."""
     kind: str

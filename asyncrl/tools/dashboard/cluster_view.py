@@ -196,7 +196,7 @@ NOT_DETAILS = ("event", "at", "time_s", "node", "incarnation", *CAUSES)
 VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|[-+]?\d[\d.,_]*(?:e[-+]?\d+)?|'[^']*'|\"[^\"]*\"")
 TROUBLE = re.compile(
     r"\.(lost|exited|rejected|quiet|dropped|failed|aborted|expired|away|skipped|cut|exceeded|slept|left_out|untrained"
-    r"|disbanded|started_over|damaged)$|^run\.(waiting|suspended|interrupted)"
+    r"|disbanded|started_over|damaged)$|^run\.(waiting|suspended|interrupted)|^broker\.refused"
 )
 """Kinds that somebody may want to look into."""
 
@@ -223,6 +223,7 @@ ENDED_BY: Mapping[str, tuple[str, ...]] = {
     "ledger.locked": ("ledger.unlocked",),
     "eval.lost": ("eval.finished",),
     "eval.left_out": ("eval.finished",),
+    "broker.refused": BEGINS,
     "run.waiting": ("version.live",),
     "run.suspended": ("run.resumed",),
     "run.interrupted": ("run.resumed",),

@@ -59,7 +59,8 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
 
 def is_live(record: RunRecord, silent_s: float | None) -> bool:
     """True if the run is served here, or no end is recorded and something was recorded lately."""
-    return record.is_served or (record.status == "stopped" and not is_silent(record, silent_s))
+    is_open = record.status == "stopped" and not record.cause
+    return record.is_served or (is_open and not is_silent(record, silent_s))
 
 
 def is_silent(record: RunRecord, silent_s: float | None) -> bool:
@@ -90,6 +91,8 @@ def sentence(
         took = f" in {formatting.duration(record.wall_s)}" if record.wall_s else ""
         return f"Finished {steps(record)} steps{took}{_accuracy(record)}.{_alarms(record)}"
     if not is_live(record, silent_s):
+        if record.cause:
+            return f"Stopped after step {steps(record)}{of}: {record.cause}."
         since = f" for {formatting.duration(silent_s)}" if silent_s is not None else ""
         return (
             f"Nothing was recorded{since} and no end either, and no broker of this user on this machine serves the "

@@ -29,9 +29,9 @@ class Installed(Struct, frozen=True):
     """Files of the services of a machine."""
 
     written: list[Path]
-    """Those of `asyncrl services install`."""
+    """Files of `asyncrl services install`."""
     others: list[Path]
-    """An operator's own, beside them."""
+    """Files of an operator, beside them."""
 
 
 def find_installed(manager: Manager, folder: Path, *, force: bool) -> Installed:
