@@ -22,7 +22,7 @@ from asyncrl.messages.session import ContainerCounts
 from asyncrl.messages.supervisor import NodeStatus, Status, StatusWanted
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import count, duration, share
-from asyncrl.records.measures import RECENTLY
+from asyncrl.records.measures import recently
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import RunOverview, is_awaited, is_run, is_served, is_starting, is_supervised, overview
 from asyncrl.similar_path import did_you_mean
@@ -168,7 +168,7 @@ METRICS = (
     ("accuracy", "batch accuracy", ".3f"),
     ("length_mean", "length", ".0f"),
     ("staleness_mean", "staleness", ".2f"),
-    ("kl", "kl", ".4f"),
+    ("kl", "kl", "z.4f"),
 )
 """Metrics of the last step that are shown, as many as fit: key, name, format."""
 PACE: tuple[tuple[str, Callable[[float], str]], ...] = (
@@ -269,7 +269,7 @@ def _metric_rows(run: Status | RunOverview) -> list[Row]:
         shown.pop()
     rows = [[LAST_STEP, ", ".join(shown)]] if shown else []
     if pace := [text(metrics[key]) for key, text in PACE if isinstance(metrics.get(key), int | float)]:
-        rows.append([RECENTLY, ", ".join(pace)])
+        rows.append([recently(run.step), ", ".join(pace)])
     if run.accuracy is not None:
         first = f"{share(run.base_accuracy)} at first, " if run.base_accuracy is not None else ""
         last = f"{share(run.accuracy)} at the last evaluation{failed_note(run.accuracy_failed)}"

@@ -223,6 +223,12 @@ def test_a_running_run_is_told_in_80_columns() -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_the_pace_of_a_run_with_fewer_steps_than_its_span_says_how_many() -> None:
+    metrics = {"tokens_per_s": 10.0, "kl": -0.0}
+    young = Status("run", "running", 8, 20, 0, 4, 0, 2, {}, [], metrics=metrics)
+    assert live_lines(young)[2:4] == ["last step     kl 0.0000", "last 8 steps  10 tok/s"]
+
+
 def test_completions_that_failed_are_told_beside_the_held_out_accuracy() -> None:
     told = "held out       8.6 % at first, 79.7 % at the last evaluation (6 failed)"
     assert live_lines(replace(LIVE, accuracy_failed=6))[4] == told

@@ -9,7 +9,7 @@ from asyncrl.records import formatting
 from asyncrl.records.alarms import alarms
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import UNKNOWN
-from asyncrl.records.measures import RECENT, RECENTLY, Measures, number
+from asyncrl.records.measures import RECENT, Measures, number, recently
 from asyncrl.records.run_record import NO_SUMMARY, RunRecord
 from asyncrl.records.times import WAITS, kind_of
 from asyncrl.tools.dashboard.cluster_view import GONE, NodeView, nodes, role_order
@@ -199,7 +199,7 @@ def _waits(pace: Measures) -> str:
 
 def _span(record: RunRecord) -> str:
     """Span of the tiles of pace: all steps of a run that is over, else the last ones."""
-    return f"all {record.summary.steps} steps" if record.summary else RECENTLY
+    return f"all {record.summary.steps} steps" if record.summary else recently(len(record.metrics))
 
 
 def _pace_tile(
@@ -296,4 +296,4 @@ def _text(value: float | None) -> str:
     if 0 < abs(value) < 1e-3:
         digits, _, power = f"{value:.1e}".partition("e")
         return f"{digits}e−{abs(int(power))}"
-    return f"{value:.3g}"
+    return f"{value:z.3g}"
