@@ -34,8 +34,8 @@ def write(directory: RunDirectory, *new: records.Record) -> None:
     ledger.close()
 
 
-def result(group_id: int, index: int, num_tokens: int) -> records.Result:
-    summary = TrajectorySummary(num_tokens, 5, 0, 0, 1, "stop")
+def result(group_id: int, index: int, num_tokens: int, version: int = 0) -> records.Result:
+    summary = TrajectorySummary(num_tokens, 5, version, version, 1, "stop")
     return records.Result(Unit(group_id, index), 1, SpoolRef("s", 0, 0, 1, 0), summary)
 
 
@@ -59,6 +59,23 @@ def test_a_ledger_that_adds_up_ends_with_0(run):
     assert ["issued", "1"] in rows
     assert ["trained", "32"] in rows, "tokens"
     assert rows[-1][:3] == ["everything", "adds", "up:"]
+
+
+def test_a_step_that_was_handed_out_and_not_reported_is_named(run):
+    group = [Admitted(1, epoch=0, row=41, policy_version=1), result(1, 0, 8, version=1), result(1, 1, 8, version=1)]
+    verdicts = [Rewarded(Unit(1, 0), 1.0), Rewarded(Unit(1, 1), 0.0)]
+    write(run, *group, *verdicts, Taken(1, [1]))
+    output = asyncrl("audit", run.path).output
+    rows = [" ".join(line.split()) for line in output.splitlines()]
+    assert "trained or taken 2 in 2 steps, 1 of them handed out and not reported yet; 0 in a checkpoint" in rows
+    assert "staleness, versions trained or taken share of trained or taken trajectories" in rows
+    assert "issued = trained or taken + dropped + open" in output
+
+
+def test_an_audit_leaves_no_file_behind(run):
+    before = sorted(run.path.iterdir())
+    assert asyncrl("audit", run.path).exit_code == 0
+    assert sorted(run.path.iterdir()) == before
 
 
 def test_a_ledger_that_does_not_ends_with_74_and_one_line_per_problem(run):
