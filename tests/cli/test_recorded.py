@@ -129,9 +129,18 @@ def test_an_episode_points_at_its_turns(tmp_path: Path) -> None:
     assert last == f"2 turns: asyncrl episode show {tmp_path} --step 41 --group 7 --index 0"
 
 
-def test_held_out_samples_that_are_not_stored_say_how_to_store_them(run: Path) -> None:
-    refused = samples(run, "--held-out")
-    assert (refused.exit_code, "evaluation.answers is 0" in refused.output) == (78, True)
+def test_held_out_samples_that_are_not_stored_say_why_and_how_to_store_them(run: Path) -> None:
+    def refusal(answers: int) -> str:
+        (run / "config.toml").write_text(f"[evaluation]\nanswers = {answers}\n")
+        refused = samples(run, "--held-out")
+        assert refused.exit_code == 78
+        return refused.output.partition("samples: ")[2]
+
+    assert refusal(16).startswith("no evaluation is done yet; see evaluation.at_start")
+    RunDirectory(run).append_event("eval.finished", policy_version=0, accuracy=0.5, num_prompts=32)
+    assert refusal(0).startswith("evaluation.answers is 0, so none of 1 evaluation has kept completions; set it")
+    assert f"in {run}/config.toml, or in the run file of the broker's service" in refusal(0)
+    assert refusal(16) == "evaluation.answers was 0 in the 1 evaluation so far; the next one keeps its completions\n"
 
 
 # ── test why ──────────────────────────────────────────────────────────────────────────────────
