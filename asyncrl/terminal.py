@@ -10,7 +10,6 @@ the same.
 
 import json
 import shlex
-import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -55,11 +54,10 @@ def command_line(*words: object) -> str:
 
 @contextmanager
 def told_if_slow(sentence: str, slow_s: float = SLOW_S) -> Iterator[None]:
-    """Print a sentence to standard error, if that is a terminal, when what is done takes longer than ``slow_s``."""
+    """Print a sentence to standard error, be it a terminal or a log, when what is done takes longer than ``slow_s``."""
     timer = threading.Timer(slow_s, partial(echo, sentence, err=True))
     timer.daemon = True
-    if sys.stderr.isatty():
-        timer.start()
+    timer.start()
     try:
         yield
     finally:

@@ -89,7 +89,7 @@ class Operators:
             problem = f"{name} is a {node.role}: only rollouts and reward nodes can be drained"
         else:
             self._drained_by.setdefault(node.peer, []).append(peer)
-            self._files.event("node.draining", node=name, asked_by=peer)
+            self._files.event("node.draining", node=name, by=self._name(peer))
             self._hub.send(node.peer, Drain(name))
             return
         self._hub.send(peer, Drained(name, problem, is_refused=True))

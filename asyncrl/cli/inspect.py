@@ -1,4 +1,4 @@
-"""`asyncrl audit`, `events` and `dead-letters`: read a run directory, also during the run, and format what it holds."""
+"""`asyncrl audit` and `dead-letters`: read a run directory, also during the run, and format what it holds."""
 
 import asyncio
 import math
@@ -166,11 +166,6 @@ def read_dead_letters(path: Path) -> list[DeadLetter]:
     return dead_letters(read_records(require_run(path).ledger))
 
 
-def read_events(path: Path, kinds: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """The events of a run, in order; only those of ``kinds`` if given. Raises as `read_audit`."""
-    return [event for event in require_run(path).read_events() if not kinds or event.get("event") in kinds]
-
-
 # ── tables ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -179,18 +174,6 @@ def audit_table(audit: Audit) -> str:
     sections = (_groups, _trajectories, _tokens, _staleness, _lengths, _extent)
     rows = [row for section in sections for row in section(audit)]
     return "\n".join([*aligned(rows, right=[1]), *_conclusion(audit)])
-
-
-def event_table(events: Sequence[Mapping[str, Any]]) -> str:
-    """One line per event: time, kind, and the other fields as ``key=value``."""
-    if not events:
-        return "no such events"
-    rows = []
-    for event in events:
-        rest = {key: value for key, value in event.items() if key not in ("at", "event")}
-        fields = " ".join(f"{key}={field_text(value)}" for key, value in rest.items())
-        rows.append([str(event.get("at", "")), str(event.get("event", "")), fields])
-    return "\n".join(aligned(rows))
 
 
 def dead_letter_table(letters: Sequence[DeadLetter]) -> str:
@@ -210,7 +193,9 @@ def dead_letter_table(letters: Sequence[DeadLetter]) -> str:
 def _groups(audit: Audit) -> Iterator[Row]:
     yield ["groups", "", ""]
     yield ["  issued", f"{audit.issued:,}", ""]
-    yield ["  trained", f"{audit.trained:,}", f"in {audit.steps} steps; {audit.committed:,} in a checkpoint"]
+    unreported = f", {audit.unreported:,} of them handed out and not reported yet" if audit.unreported else ""
+    steps = f"in {audit.steps:,} steps{unreported}; {audit.committed:,} in a checkpoint"
+    yield [f"  {_trained(audit)}", f"{audit.trained:,}", steps]
     if audit.untrained:
         yield ["  untrained", f"{sum(audit.untrained.values()):,}", f"left out of a step: {_listed(audit.untrained)}"]
     yield ["  dropped", f"{sum(audit.dropped.values()):,}", ""]
@@ -227,6 +212,11 @@ def _groups(audit: Audit) -> Iterator[Row]:
         yield ["  passed over", f"{audit.retired:,}", "their prompts were retired (data.retire_at)"]
     yield ["  double-trained", f"{audit.double_trained:,}", ""]
     yield ["  most open at once", f"{audit.peak_open:,}", f"of at most {audit.window:,}"]
+
+
+def _trained(audit: Audit) -> str:
+    """Word for what the batches have: that of a step which nobody has reported may not be trained on yet."""
+    return "trained or taken" if audit.unreported else "trained"
 
 
 def _trajectories(audit: Audit) -> Iterator[Row]:
@@ -247,12 +237,12 @@ def _trajectories(audit: Audit) -> Iterator[Row]:
 
 def _tokens(audit: Audit) -> Iterator[Row]:
     yield ["tokens", "", ""]
-    yield ["  trained", f"{audit.tokens_trained:,}", ""]
+    yield [f"  {_trained(audit)}", f"{audit.tokens_trained:,}", ""]
     yield ["  thrown away", f"{sum(audit.tokens_thrown_away.values()):,}", _listed(audit.tokens_thrown_away)]
 
 
 def _staleness(audit: Audit) -> Iterator[Row]:
-    yield ["staleness, versions", "trained", "share of trained trajectories"]
+    yield ["staleness, versions", _trained(audit), f"share of {_trained(audit)} trajectories"]
     total = sum(audit.staleness.values())
     for staleness, count in audit.staleness.items():
         yield [f"  {staleness}", f"{count:,}", f"{count / total:.1%}"]
@@ -261,7 +251,7 @@ def _staleness(audit: Audit) -> Iterator[Row]:
 
 
 def _lengths(audit: Audit) -> Iterator[Row]:
-    yield ["length, tokens", "trained", "dropped"]
+    yield ["length, tokens", _trained(audit), "dropped"]
     shortest = 0
     for bucket in audit.lengths:
         share = bucket.dropped / max(bucket.trained + bucket.dropped, 1)
@@ -284,7 +274,7 @@ def _extent(audit: Audit) -> Iterator[Row]:
 
 def _conclusion(audit: Audit) -> Iterator[str]:
     if not audit.problems:
-        places = "trained + untrained + dropped + open" if audit.untrained else "trained + dropped + open"
+        places = " + ".join([_trained(audit), *(["untrained"] if audit.untrained else []), "dropped", "open"])
         yield f"everything adds up: issued = {places}, nothing skipped, nothing trained twice"
         return
     yield f"{len(audit.problems)} {'problem' if len(audit.problems) == 1 else 'problems'}"

@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -20,9 +20,11 @@ from asyncrl.errors import ConfigError
 from asyncrl.foreign_text import escaped
 from asyncrl.messages.spool import HOSTED_SPOOL
 from asyncrl.records.run_directory import SCREEN, RunDirectory
-from asyncrl.records.run_record import is_run, is_served, is_supervised
-from asyncrl.terminal import command_line
+from asyncrl.records.run_record import is_going_on, is_run
+from asyncrl.terminal import command_line, echo
 from asyncrl.workers.printed import PRINTED
+
+T = TypeVar("T")
 
 POLL_S = 0.25
 NUMBER = re.compile(r"-\d+$")
@@ -100,16 +102,52 @@ class Logs:
         shown = [line for line in lines if line.level not in self._hidden and self._about in ("", line.about)]
         return sorted(shown, key=lambda line: line.at)
 
-    async def follow(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> AsyncIterator[list[LogLine]]:
-        """Lines as they are written, until no process serves the run; for ever if the run is on another machine."""
-        while True:
-            is_over = is_run(self._directory.path) and not (
-                is_served(self._directory) or is_supervised(self._directory)
-            )
-            yield self.read()
-            if is_over:
-                return
-            await sleep(POLL_S)
+    def follow(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> AsyncIterator[list[LogLine]]:
+        """Lines as they are written, see `followed`."""
+        return followed(self._directory, self.read, sleep)
+
+
+class Followed(Protocol[T]):
+    """Lines of a run, each read once."""
+
+    def read(self) -> list[T]: ...
+
+    def follow(self) -> AsyncIterator[list[T]]: ...
+
+
+def show_last(
+    source: Followed[T], texts: Callable[[list[T]], list[str]], number: int | None, *, is_followed: bool
+) -> None:
+    """Print the last ``number`` lines, all if None, and then, if it is followed, further ones until the run is over."""
+
+    async def show_further() -> None:
+        async for lines in source.follow():
+            show(lines)
+
+    def show(lines: list[T]) -> None:
+        for text in texts(lines):
+            echo(text)
+
+    first = source.read()
+    show(first if number is None else first[len(first) - min(number, len(first)) :])
+    if is_followed:
+        asyncio.run(show_further())
+
+
+async def followed(
+    directory: RunDirectory,
+    read: Callable[[], list[T]],
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> AsyncIterator[list[T]]:
+    """
+    Yield what ``read`` returns, again and again, until no process serves the run; for ever if it is on another machine.
+    """
+    while True:
+        is_over = is_run(directory.path) and not is_going_on(directory)
+        yield read()
+        if is_over:
+            return
+        await sleep(POLL_S)
 
 
 def open_screen(where: Path) -> Logs:

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import click
@@ -261,25 +262,14 @@ def logs(run: Path, node: str, *, follow: bool, number: int | None, level: str, 
       asyncrl logs --level warning runs/quickstart
       asyncrl logs runs/quickstart rollout-0
     """
-    from asyncrl.cli.logs import LogLine, elsewhere_note, log_lines, open_logs
+    from asyncrl.cli.logs import elsewhere_note, log_lines, open_logs, show_last
 
     found, elsewhere = open_logs(run, node, level)
     if elsewhere and not node:
         echo(elsewhere_note(run, elsewhere), err=True)
 
-    def show(lines: list[LogLine]) -> None:
-        for line in log_lines(lines, as_json=as_json, names_node=not node):
-            echo(line)
-
-    async def show_further() -> None:
-        async for lines in found.follow():
-            show(lines)
-
-    first = found.read()
-    show(first if number is None else first[len(first) - min(number, len(first)) :])
-    if follow:
-        with suppress(KeyboardInterrupt):
-            asyncio.run(show_further())
+    with suppress(KeyboardInterrupt):
+        show_last(found, partial(log_lines, as_json=as_json, names_node=not node), number, is_followed=follow)
 
 
 @click.command()
@@ -297,20 +287,10 @@ def attach(run: Path, number: int) -> None:
     Example:
       asyncrl attach runs/quickstart
     """
-    from asyncrl.cli.logs import open_screen
+    from asyncrl.cli.logs import open_screen, show_last
 
-    screen = open_screen(run)
-    first = screen.read()
-
-    async def show_further() -> None:
-        async for lines in screen.follow():
-            for line in lines:
-                echo(line.text)
-
-    for line in first[len(first) - min(number, len(first)) :]:
-        echo(line.text)
     try:
-        asyncio.run(show_further())
+        show_last(open_screen(run), lambda lines: [line.text for line in lines], number, is_followed=True)
     except KeyboardInterrupt:
         echo(f"the run goes on; to end it: {command_line('asyncrl', 'stop', run)}", err=True)
 

@@ -1,6 +1,7 @@
 """Commands that read the files of a run, also while it goes on: report, dashboard, audit, events, why, samples, ..."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -85,17 +86,30 @@ def audit(run_directory: Path, *, is_quick: bool, is_graded: bool, as_json: bool
 
 @click.command()
 @click.argument("run_directory", metavar="RUN", type=RUN_PATH)
-@click.option("--kind", "kinds", multiple=True, help="Only this kind, such as node.lost; repeatable.")
+@click.option("--only", metavar="KIND", multiple=True, help="Only this kind, or kinds such as 'node.'; repeatable.")
+@click.option("--without", metavar="KIND", multiple=True, help="Leave out this kind, likewise; repeatable.")
+@click.option("-n", "--lines", "number", type=click.IntRange(0), help="Only this many of the last events.")
+@click.option("-f", "--follow", is_flag=True, help="Print further events as they happen, until the run is over.")
 @report_errors
-def events(run_directory: Path, kinds: tuple[str, ...]) -> None:
+def events(
+    run_directory: Path, *, only: tuple[str, ...], without: tuple[str, ...], number: int | None, follow: bool
+) -> None:
     """
     Print the events of a run, one per line.
 
-    RUN is a run directory. Events are nodes that join, leave or fail, dropped groups, evaluations, and so on.
-    """
-    from asyncrl.cli.inspect import event_table, read_events
+    RUN is a run directory. Events are nodes that join, leave or fail, dropped groups, evaluations, and so on. A KIND
+    that ends with a dot stands for all kinds that begin so.
 
-    echo(event_table(read_events(run_directory, kinds)))
+    \b
+    Example:
+      asyncrl events runs/quickstart -n 20 --without version.live
+      asyncrl events runs/quickstart -f --only node. --only eval.
+    """
+    from asyncrl.cli.events import Events, event_lines
+    from asyncrl.cli.logs import show_last
+
+    with suppress(KeyboardInterrupt):
+        show_last(Events(run_directory, only, without), event_lines, number, is_followed=follow)
 
 
 @click.command()

@@ -1,4 +1,7 @@
-"""`asyncrl services install`: service files for this machine, and the folders and the secret that they name."""
+"""
+`asyncrl services install`: service files for this machine, and the folders and the secret that they name; `uninstall`
+removes the files.
+"""
 
 import os
 import sys
@@ -7,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from asyncrl.cli.parts import report_errors
+from asyncrl.cli.parts import report_errors, together
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
 from asyncrl.config.sections.rollout import Rollout
@@ -48,9 +51,17 @@ def services() -> None:
     """Run the roles as services of systemd or supervisord."""
 
 
+manager_options = together(
+    click.option("--supervisord", "is_supervisord", is_flag=True, help="A file for supervisord."),
+    click.option("--systemd", "is_systemd", is_flag=True, help="Units for systemd."),
+)
+folder_option = click.option(
+    "--to", "folder", type=PATH, metavar="DIR", help="Folder of the files.  [default: /etc/systemd/system, or this one]"
+)
+
+
 @services.command()
-@click.option("--systemd", "is_systemd", is_flag=True, help="Write units for systemd.")
-@click.option("--supervisord", "is_supervisord", is_flag=True, help="Write a file for supervisord.")
+@manager_options
 @click.option("--config", "config_path", type=PATH, metavar="CONFIG", help="Run file. The broker needs it.")
 @click.option("--run-dir", type=PATH, metavar="DIR", help="Run directory.  [default: run.dir/NAME, as in asyncrl run]")
 @click.option(
@@ -74,7 +85,7 @@ def services() -> None:
     "--metrics", metavar="[HOST:]PORT", help="Metrics of the first service; each further one has the next port."
 )
 @click.option("--metrics-open", is_flag=True, help="Let other machines read --metrics, without a key.")
-@click.option("--to", "folder", type=PATH, metavar="DIR", help="[default: /etc/systemd/system, or this folder]")
+@folder_option
 @click.option("--force", is_flag=True, help="Also replace files that were changed by hand.")
 @report_errors
 def install(
@@ -98,7 +109,7 @@ def install(
     force: bool,
 ) -> None:
     """
-    Write the files of the services for this machine, and check them.
+    Write the service files of this machine, and check them.
 
     A machine with the role broker keeps the run; on others, --broker says where it is. An address that is not a
     loopback address needs keys: --keys on the broker's machine, --key on the others.
@@ -112,9 +123,7 @@ def install(
       asyncrl services install --systemd --roles rollout --broker tcp://10.0.0.1:5570 --key node.key --run-dir runs/my
       systemctl enable --now asyncrl.target
     """
-    if is_systemd == is_supervisord:
-        raise click.UsageError("give --supervisord or --systemd, one of the two: a machine's services have one manager")
-    manager: Manager = "systemd" if is_systemd else "supervisord"
+    manager = _manager(is_systemd=is_systemd, is_supervisord=is_supervisord)
     named = _roles(roles)
     if key and given_address is None:
         raise ConfigError(
@@ -125,7 +134,7 @@ def install(
     config, devices = load_config(config_path) if config_path else None, devices or devices_here(Path("/dev"))
     run_dir = _run_dir(run_dir, config_path, config, named)
     secret = (secret or run_dir / "secret").absolute()
-    folder = (folder or (SYSTEM_UNITS if manager == "systemd" else Path())).absolute()
+    folder = _folder(folder, manager)
     owner = find_owner(user, is_made_later=manager == "systemd")
     serving = metrics_options(metrics, is_open=metrics_open)
     python = tuple(os.path.realpath(path) for path in (sys.prefix, sys.executable))  # often links into a home
@@ -180,6 +189,49 @@ def install(
     if serving:
         echo(f"metrics  {told(serving, named)}")
     echo("\n".join(next_steps(manager, folder, owner, is_replaced=is_replaced, logs=logs)))
+
+
+@services.command()
+@manager_options
+@folder_option
+@click.option("--force", is_flag=True, help="Also remove files that were changed by hand.")
+@report_errors
+def uninstall(*, is_systemd: bool, is_supervisord: bool, folder: Path | None, force: bool) -> None:
+    """
+    Remove the files that install wrote.
+
+    Refuses while the services run. Files of your own beside them stay, and so do the run, its secret and its logs.
+
+    \b
+    Example:
+      systemctl disable --now asyncrl.target && asyncrl services uninstall --systemd
+      supervisorctl -c services/asyncrl.conf shutdown && asyncrl services uninstall --supervisord --to services
+    """
+    from asyncrl.tools.services.uninstall import find_installed, last_steps, remove, require_stopped
+
+    manager = _manager(is_systemd=is_systemd, is_supervisord=is_supervisord)
+    folder = _folder(folder, manager)
+    found = find_installed(manager, folder, force=force)
+    require_stopped(manager, folder)
+    remove(found)
+    for path in found.written:
+        echo(f"removed  {path}")
+    for path in found.others:
+        echo(f"kept     {path}")
+    if not found.written:
+        echo(f"nothing of `asyncrl services install --{manager}` in {folder}; --to names another folder")
+    for step in last_steps(manager, folder):
+        echo(step)
+
+
+def _manager(*, is_systemd: bool, is_supervisord: bool) -> Manager:
+    if is_systemd == is_supervisord:
+        raise click.UsageError("give --supervisord or --systemd, one of the two: a machine's services have one manager")
+    return "systemd" if is_systemd else "supervisord"
+
+
+def _folder(given: Path | None, manager: Manager) -> Path:
+    return (given or (SYSTEM_UNITS if manager == "systemd" else Path())).absolute()
 
 
 def _notes(

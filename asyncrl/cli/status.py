@@ -22,9 +22,9 @@ from asyncrl.messages.session import ContainerCounts
 from asyncrl.messages.supervisor import NodeStatus, Status, StatusWanted
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import count, duration, share
-from asyncrl.records.measures import RECENTLY
+from asyncrl.records.measures import recently
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.records.run_record import RunOverview, is_run, is_served, is_starting, is_supervised, overview
+from asyncrl.records.run_record import RunOverview, is_awaited, is_run, is_served, is_starting, is_supervised, overview
 from asyncrl.similar_path import did_you_mean
 from asyncrl.terminal import Row, aligned, command_line
 from asyncrl.wire.run_address import RunAddress, locate
@@ -39,8 +39,8 @@ class RunView(Struct, frozen=True):
     files: RunOverview | None = None
     unasked: str = ""
     """Reason why the broker could not be asked."""
-    is_supervised: bool = False
-    """True if `asyncrl run` runs it."""
+    is_awaited: bool = False
+    """True if a broker is likely to serve it within moments, without anybody's doing."""
 
     @property
     def is_unknown(self) -> bool:
@@ -60,9 +60,10 @@ async def run_state(where: str, key: Path | None = None) -> RunView:
     directory = opened(where)
     if not is_served(directory):
         files = overview(directory.path)
-        return RunView(None, files, _no_broker(files, directory), is_supervised(directory))
+        is_expected = not files.cause and is_awaited(directory)
+        return RunView(None, files, _no_broker(files, directory, is_expected=is_expected), is_expected)
     if is_starting(directory):
-        return RunView(None, overview(directory.path), STARTING, is_supervised(directory))
+        return RunView(None, overview(directory.path), STARTING, is_awaited=True)
     try:
         return RunView(live=await ask_status(locate(where, key)))
     except AsyncrlError as error:
@@ -83,7 +84,8 @@ def live_address(where: str, key: Path | None = None) -> RunAddress:
     """
     if "://" not in where and not is_served(directory := opened(where)):
         files = overview(directory.path)
-        raise LinkError(f"{where} cannot be steered ({files.status}): {_no_broker(files, directory)}")
+        told = _no_broker(files, directory, is_expected=is_awaited(directory))
+        raise LinkError(f"{where} cannot be steered ({files.status}): {told}")
     return locate(where, key)
 
 
@@ -105,10 +107,17 @@ def plain(value: Any) -> Any:
     return [plain(each) for each in value] if isinstance(value, list) else value
 
 
-def _no_broker(files: RunOverview, directory: RunDirectory) -> str:
+def _no_broker(files: RunOverview, directory: RunDirectory, *, is_expected: bool) -> str:
     if is_supervised(directory):
         return "its broker does not run at this moment, but `asyncrl run` does, and starts or ends it"
     if files.status == "stopped":
+        if files.cause:
+            return f"its broker does not run: {files.cause}"
+        if is_expected:
+            return (
+                "its broker ended a moment ago: its service manager starts it again within seconds, unless somebody "
+                "stopped it; look again"
+            )
         return (
             "its broker does not run, and no end of the run is recorded: the broker was told to stop, was killed, or "
             "its machine went down"
@@ -159,7 +168,7 @@ METRICS = (
     ("accuracy", "batch accuracy", ".3f"),
     ("length_mean", "length", ".0f"),
     ("staleness_mean", "staleness", ".2f"),
-    ("kl", "kl", ".4f"),
+    ("kl", "kl", "z.4f"),
 )
 """Metrics of the last step that are shown, as many as fit: key, name, format."""
 PACE: tuple[tuple[str, Callable[[float], str]], ...] = (
@@ -177,7 +186,7 @@ def state_lines(state: RunView, where: str) -> list[str]:
     if state.live:
         return live_lines(state.live)
     lines = file_lines(state.files) if state.files else []
-    if state.files and state.files.status in ("stopped", "failed", "interrupted") and not state.is_supervised:
+    if state.files and state.files.status in ("stopped", "failed", "interrupted") and not state.is_awaited:
         lines.append(f"resume: {how_to_resume(where)}")
     return lines
 
@@ -260,7 +269,7 @@ def _metric_rows(run: Status | RunOverview) -> list[Row]:
         shown.pop()
     rows = [[LAST_STEP, ", ".join(shown)]] if shown else []
     if pace := [text(metrics[key]) for key, text in PACE if isinstance(metrics.get(key), int | float)]:
-        rows.append([RECENTLY, ", ".join(pace)])
+        rows.append([recently(run.step), ", ".join(pace)])
     if run.accuracy is not None:
         first = f"{share(run.base_accuracy)} at first, " if run.base_accuracy is not None else ""
         last = f"{share(run.accuracy)} at the last evaluation{failed_note(run.accuracy_failed)}"
@@ -304,7 +313,7 @@ async def states(
     while True:
         state = await run_state(where, key)
         yield state
-        if state.files and not state.is_supervised and state.files.status != "running":
+        if state.files and not state.is_awaited and state.files.status != "running":
             return
         if state.live:
             try:

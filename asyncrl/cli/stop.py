@@ -18,7 +18,7 @@ from asyncrl.messages.supervisor import Finished, Interrupt, Stacks, StacksWante
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import share
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.records.run_record import RunOverview, is_served, is_supervised, overview
+from asyncrl.records.run_record import RunOverview, is_going_on, is_served, is_supervised, overview
 from asyncrl.terminal import command_line
 from asyncrl.wire.addresses import is_loopback
 from asyncrl.wire.run_address import RunAddress, locate
@@ -73,7 +73,7 @@ async def wait_until_left(
 ) -> None:
     """Wait until no process holds the run, for at most `LEAVE_S`; raises `LinkError` if one still does."""
     deadline_s = clock() + LEAVE_S
-    while is_served(directory) or is_supervised(directory):
+    while is_going_on(directory):
         if clock() > deadline_s:
             raise LinkError(f"the run is over, but its processes have not left within {LEAVE_S:g} s; see its logs")
         await sleep(POLL_S)

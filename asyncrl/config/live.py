@@ -134,7 +134,7 @@ def changed(recorded: Config, now: Config) -> dict[str, object]:
         if key == STEPS:
             if now.run.steps < recorded.run.steps:
                 raise ConfigError(
-                    f"run.steps is {now.run.steps}, but this run was created with {recorded.run.steps}: a run can be "
+                    f"run.steps is {now.run.steps}, but this run has {recorded.run.steps} by now: a run can be "
                     f"extended, not shortened"
                 )
         elif not key.startswith(MAY_CHANGE):

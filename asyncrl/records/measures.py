@@ -18,10 +18,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from asyncrl.records.formatting import counted
+
 RECENT = 10
 """Steps of a measure of now: a single step says little, as its batch may have been complete before it began."""
 RECENTLY = f"last {RECENT} steps"
-"""Name of their span."""
+"""Name of their span in a run that has as many."""
 TRAINER_S = ("wait_s", "wait_trainer")
 ROLLOUT_S = ("wait_rollout_s", "wait_rollout")
 """Metrics of a step: seconds waited, and in lines without them their share of ``step_s``."""
@@ -121,6 +123,11 @@ def measures(lines: Sequence[Mapping[str, Any]], newest: int = 0) -> Measures:
     for line in lines[first:]:
         sums.add(line)
     return sums.measures
+
+
+def recently(num_steps: int) -> str:
+    """Name of the span of the last steps, when there are ``num_steps`` so far."""
+    return f"last {counted(min(num_steps, RECENT), 'step')}"
 
 
 def number(line: Mapping[str, Any], key: str) -> float | None:

@@ -13,7 +13,7 @@ wrong.
 import os
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -38,8 +38,13 @@ Event = dict[str, Any]
 NO_SUMMARY = "summary.json does not exist yet: the run is still running, or it was killed"
 NOT_METRICS = ("policy_version", "accuracy", "num_prompts", "time_s")
 """Fields of an ``eval.finished`` event that do not go into `EvaluationEvent.metrics`."""
+RESTART_S = 30.0
+"""Seconds in which a service manager has started a broker again."""
 ENDS = ("run.started", "run.resumed", "run.finished")
 """Events of which the last tells whether the run has ended."""
+
+REFUSED_EVENT = "broker.refused"
+"""Event with the ``cause`` for which a broker did not serve the run: its run file is wrong, or a file is damaged."""
 
 SHARED_EVENT = "data.prompts_shared"
 """Event that counts held-out prompts which are trained on."""
@@ -97,6 +102,22 @@ def is_supervised(directory: RunDirectory) -> bool:
     return _is_held(directory.supervisor_lock)
 
 
+def is_going_on(directory: RunDirectory) -> bool:
+    """True if a process of this user on this machine serves the run, or starts and ends its broker."""
+    return is_served(directory) or is_supervised(directory)
+
+
+def is_awaited(directory: RunDirectory, *, wall_clock: Callable[[], float] = time.time) -> bool:
+    """
+    True if something is likely to start a broker within moments: `asyncrl run`, or the manager of a service that
+    served the run just now.
+    """
+    if is_supervised(directory) or directory.supervisor_lock.exists():
+        return is_supervised(directory)
+    written = [path.stat().st_mtime for path in (directory.ledger, directory.events) if path.exists()]
+    return wall_clock() - max(written, default=0.0) < RESTART_S
+
+
 def _is_held(lock: Path) -> bool:
     try:
         return is_locked(lock)
@@ -136,8 +157,12 @@ def state_of(summary: RunSummary | None, events: Iterable[Event], *, is_served: 
 
 
 def cause_of(summary: RunSummary | None, events: Iterable[Event]) -> str:
-    """Reason of a failure; empty without one."""
-    return summary.cause if summary else str((_end(events) or {}).get("cause") or "")
+    """Reason of a failure, or of the refusal of the last broker to start; empty without one."""
+    if summary:
+        return summary.cause
+    last = _last(events, (*ENDS, REFUSED_EVENT))
+    cause = str(last.get("cause") or "")
+    return f"the broker refused to start: {cause}" if last.get("event") == REFUSED_EVENT else cause
 
 
 def evaluations_of(events: Iterable[Event]) -> list[EvaluationEvent]:
@@ -159,8 +184,13 @@ def evaluations_of(events: Iterable[Event]) -> list[EvaluationEvent]:
 
 def _end(events: Iterable[Event]) -> Event | None:
     """The ``run.finished`` event; None if the run was resumed after it."""
-    last = [event for event in events if event.get("event") in ENDS][-1:]
-    return last[0] if last and last[0]["event"] == "run.finished" else None
+    last = _last(events, ENDS)
+    return last if last.get("event") == "run.finished" else None
+
+
+def _last(events: Iterable[Event], kinds: Collection[str]) -> Event:
+    found = [event for event in events if event.get("event") in kinds]
+    return found[-1] if found else {}
 
 
 # ── overview ──────────────────────────────────────────────────────────────────────────────────
@@ -173,7 +203,7 @@ class RunOverview(Struct, frozen=True, kw_only=True):
     """Name of the run directory."""
     status: RunState
     cause: str = ""
-    """Reason of a failure."""
+    """Reason of a failure, or of a refusal to start."""
     step: int
     """Steps with metrics."""
     steps: int | None
@@ -287,7 +317,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     """One entry per step, in order."""
     events: list[dict[str, Any]]
     is_served: bool = False
-    """A broker of this user on this machine serves the run."""
+    """A broker of this user on this machine serves the run, or `asyncrl run` is about to start one again."""
     pictured: list[PicturedSample]
     """Samples whose prompts have pictures, for the report."""
     times: list[TimesLine] = []
@@ -387,7 +417,7 @@ def read_run(path: Path) -> RunRecord:
         summary=_read(directory.read_summary, None, notes, NO_SUMMARY),
         metrics=_read(directory.read_metrics, [], notes, "metrics.jsonl is missing or empty"),
         events=_read(directory.read_events, [], notes, "events.jsonl is missing or empty"),
-        is_served=is_served(directory),
+        is_served=is_going_on(directory),
         pictured=_read(partial(read_pictured_samples, directory.samples), [], notes),
         episodes=_read(partial(read_first_episodes, directory.samples), [], notes),
         notes=notes,

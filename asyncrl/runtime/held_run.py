@@ -3,7 +3,7 @@ The run directory of a broker: created or continued by the same command, checked
 time.
 
     lock ─▶ no config.toml: a new run, with a secret ─▶ serve
-         └▶ config.toml: the run continues, unless it is complete
+         └▶ config.toml: the run continues, unless it is complete, or refused: events.jsonl has the cause
 """
 
 from collections.abc import Iterator
@@ -16,13 +16,14 @@ from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.config import Config
 from asyncrl.config.live import changed
 from asyncrl.config.run_file import load_config, to_toml, with_absolute_paths, with_backend
-from asyncrl.errors import ConfigError, LedgerError
+from asyncrl.errors import ConfigError, LedgerError, RunFailed
 from asyncrl.files.access import make_folder, new_secret, read_secret, write_secret
 from asyncrl.files.atomic import needed
 from asyncrl.files.checkpoints import step_folders
 from asyncrl.files.lock import locked
 from asyncrl.log import get_logger
 from asyncrl.records.run_directory import LOCK_WAIT_S, RunDirectory
+from asyncrl.records.run_record import REFUSED_EVENT
 from asyncrl.runtime.origin import disown, original_of
 from asyncrl.spool.segments import Segments
 
@@ -58,8 +59,11 @@ def held_run(path: Path, config: Config, secret_file: Path | None = None) -> Ite
     with needed(path), suppress(FileExistsError):
         make_folder(path, group_reads=config.run.share_with_group)
     served = f"another broker serves the run in {path}"
-    with locked(RunDirectory(path).lock, served, LOCK_WAIT_S, remedy="stop it, or give another --run-dir"):
-        directory = RunDirectory(path)
+    directory = RunDirectory(path)
+    with (
+        locked(directory.lock, served, LOCK_WAIT_S, remedy="stop it, or give another --run-dir"),
+        _refusal_recorded(directory),
+    ):
         if was_open := directory.close(group_reads=config.run.share_with_group):
             log.warning("run.was_open", cause=was_open)
         if original_of(directory):  # Told when its ledger is opened.
@@ -82,6 +86,18 @@ def held_run(path: Path, config: Config, secret_file: Path | None = None) -> Ite
                 with needed(secret_file):
                     write_secret(secret_file, new_secret())
         yield HeldRun(RunDirectory.reopen(path), config, read_secret(secret_file), secret_file)
+
+
+@contextmanager
+def _refusal_recorded(directory: RunDirectory) -> Iterator[None]:
+    """Leave the cause for which an existing run is not served in its events: whoever looks there has no log of it."""
+    try:
+        yield
+    except (ConfigError, LedgerError) as error:
+        if directory.config.is_file():
+            with suppress(RunFailed):
+                directory.append_event(REFUSED_EVENT, cause=str(error))
+        raise
 
 
 def is_complete(path: Path, config: Config) -> bool:

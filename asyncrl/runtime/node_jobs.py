@@ -390,7 +390,7 @@ class Replicas:
         if any(self._states.is_ready(child.pid) for child in self._children):
             service_manager().ready(self._status, stop_s=self._drain_s)
         else:
-            service_manager().waiting(self._status())
+            service_manager().starting(self._status())
 
     def _status(self) -> str:
         ready = sum(self._states.is_ready(child.pid) for child in self._children)

@@ -70,8 +70,7 @@ class ServiceManager:
         self._alarm_s = alarm_s
         self._set_alarm = set_alarm
         self._phase: Phase = "starting"
-        self._is_waiting = True
-        """False while the process does its work."""
+        self._work: Literal["starting", "waiting", "ready"] = "starting"
         self._describe: Callable[[], str] = lambda: "starting"
         self._stop_s = 0.0
 
@@ -95,10 +94,8 @@ class ServiceManager:
 
     @property
     def state(self) -> State:
-        """The phase for those that watch: ``ready`` while it does its work, ``waiting`` when it cannot any more."""
-        if self._phase != "running":
-            return self._phase
-        return "waiting" if self._is_waiting else "ready"
+        """The phase for those that watch: ``ready`` while it does its work, ``waiting`` while it waits for others."""
+        return "stopping" if self._phase == "stopping" else self._work
 
     @property
     def status(self) -> str:
@@ -113,8 +110,13 @@ class ServiceManager:
     # ── changes ─────────────────────────────────────────────────────────────────────────────
 
     def waiting(self, status: str) -> None:
-        """Report what the process waits for, such as the broker; it is as ready as before."""
-        self._describe, self._is_waiting = lambda: status, True
+        """Report what the process waits for, such as the broker; for the manager it is as ready as before."""
+        self._describe, self._work = lambda: status, "waiting"
+        self.report()
+
+    def starting(self, status: str) -> None:
+        """Report what the process does before its work, such as loading; once it has been ready, its work waits."""
+        self._describe, self._work = lambda: status, "starting" if self._phase == "starting" else "waiting"
         self.report()
 
     def ready(self, describe: Callable[[], str], *, stop_s: float = 0.0) -> None:
@@ -125,7 +127,7 @@ class ServiceManager:
             describe: Returns its status in one line; called for every report.
             stop_s: Time that it needs to drain.
         """
-        self._describe, self._stop_s, self._is_waiting = describe, stop_s, False
+        self._describe, self._stop_s, self._work = describe, stop_s, "ready"
         if self._phase == "starting":
             self._phase = "running"
         self.report()

@@ -222,7 +222,6 @@ class NodeSession:
                 return True
             case LinkError() if isinstance(error, (LinkSilent, self._rejoin_on)):
                 log.warning("broker.lost", node=self.who.node, cause=str(error))
-                service_manager().waiting(f"waiting for the broker at {self.run.broker}")
                 return True
         return False
 
@@ -374,6 +373,7 @@ async def join_steadily(
     pauses_s = chain(REJOIN_PAUSES_S, repeat(REJOIN_PAUSES_S[-1]))
     clock = asyncio.get_running_loop().time
     deadline_s = None if wait_s is None else clock() + wait_s
+    service_manager().waiting(f"waiting for the broker at {run.broker}")
     while True:
         used = _credentials_bytes(run)
         try:
@@ -395,6 +395,7 @@ async def join_steadily(
             run_name = Path(welcome.run_dir).name
             belongs_to(run_name)
             log.info("node.joined", run=run_name, incarnation=who.incarnation, broker=run.broker)
+            service_manager().starting("joined the run")
             return who, link, welcome
         await sleep(next(pauses_s))
         who = identity(who.role, who.node)
@@ -441,7 +442,7 @@ async def load_with_beats(link: Link, beat_s: float, load: Callable[[], Loaded])
         AsyncrlError: Raised by ``load``; the node has left the run.
     """
     collect_earlier_models()
-    service_manager().waiting("loading the model")
+    service_manager().starting("loading the model")
     loaded = await await_with_beats(link, beat_s, _in_thread(load))
     gc.collect()
     gc.freeze()

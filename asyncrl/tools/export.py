@@ -73,6 +73,7 @@ def export_run(
         dtype=dtype,
         reads_pictures=read_config(folder).get("model_type") in FAMILIES,
         adapter_of=base,
+        path=str(out),
     )
     if is_adapter:
         export_adapter(folder, manifest, out, lora=lora, base=base, revision=revision, card=card, dtype=dtype)
@@ -150,7 +151,9 @@ def _step(text: str | None) -> int | Literal["best"] | None:
 # ── model card ─────────────────────────────────────────────────────────────────────────────────
 # README.md of an exported model, from its run's files; missing facts are left out, and no licence is guessed.
 #
-# Models and data have their names on the Hugging Face Hub, or those of their files: a path tells of the machine.
+# Models and data have their names on the Hugging Face Hub, or those of their files: a path tells of the machine. Only
+# the commands that load an adapter have the paths, as its adapter_config.json has that of the base model: both may
+# have one name.
 
 HEADER = """\
 ---
@@ -209,8 +212,8 @@ ADAPTER_USAGE = """\
 from peft import PeftModel
 from transformers import {model}, {reader}
 
-{reader_name} = {reader}.from_pretrained("{name}")
-model = PeftModel.from_pretrained({model}.from_pretrained("{base}"), "{name}")
+{reader_name} = {reader}.from_pretrained("{path}")
+model = PeftModel.from_pretrained({model}.from_pretrained("{base_path}"), "{path}")
 ```
 """
 
@@ -238,6 +241,7 @@ def model_card(
     dtype: str | None,
     reads_pictures: bool = False,
     adapter_of: str = "",
+    path: str = "",
 ) -> str:
     """
     The card of checkpoint ``step``, exported as ``name``.
@@ -245,6 +249,7 @@ def model_card(
     Args:
         dtype: Dtype cast to; None for the trained one.
         adapter_of: Name or path of the base model, if the adapter alone is exported.
+        path: Folder of the adapter, as it was given.
     """
     words = PICTURES if reads_pictures else TEXT
     header, usage = (ADAPTER_HEADER, ADAPTER_USAGE) if adapter_of else (HEADER, USAGE)
@@ -267,7 +272,7 @@ def model_card(
         "",
         *_results(record, policy_version),
     ]
-    return "\n".join([*parts, usage.format(name=name, base=base, **words)])
+    return "\n".join([*parts, usage.format(name=name, base_path=adapter_of, path=path or name, **words)])
 
 
 def _settings(record: RunRecord, step: int, dtype: str | None) -> Iterator[list[str]]:

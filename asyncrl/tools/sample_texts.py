@@ -16,7 +16,8 @@ from msgspec import Struct
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.foreign_text import escaped
 from asyncrl.records.formatting import counted
-from asyncrl.records.run_record import require_run
+from asyncrl.records.run_directory import RunDirectory
+from asyncrl.records.run_record import evaluations_of, read_settings, require_run
 from asyncrl.records.samples import HELD_OUT, newest_file
 
 Order = Literal["spread", "best", "worst"]
@@ -58,9 +59,7 @@ def held_out_file(folder: Path, step: int | None) -> Path:
     """File of the evaluation after ``step`` steps, by default the newest; raises `ConfigError` if there is none."""
     files = sorted((folder / HELD_OUT).glob("version_*.parquet"))
     if not files:
-        raise ConfigError(
-            f"there are no held-out samples in {folder / HELD_OUT}: no evaluation is done, or evaluation.answers is 0"
-        )
+        raise ConfigError(f"there are no held-out samples in {folder / HELD_OUT}")
     if step is None:
         return files[-1]
     steps = {_first_step(path): path for path in files}
@@ -149,10 +148,32 @@ def read_samples(path: Path, *, step: int | None, is_held_out: bool, number: int
         ConfigError: There is no such run, or it has no such samples.
         LedgerError: Their file is damaged.
     """
-    file = (held_out_file if is_held_out else trained_file)(require_run(path).samples, step)
+    directory = require_run(path)
+    if is_held_out:
+        _require_kept_answers(directory)
+    file = (held_out_file if is_held_out else trained_file)(directory.samples, step)
     rows = read_texts(file)
     mean = sum(row.reward for row in rows) / max(len(rows), 1)
     return Samples(str(file), len(rows), mean, chosen(rows, number, order))
+
+
+def _require_kept_answers(directory: RunDirectory) -> None:
+    """Raise `ConfigError`, with what to do, if no evaluation of the run has kept completions."""
+    if any((directory.samples / HELD_OUT).glob("*.parquet")):
+        return
+    num_done = len(evaluations_of(directory.read_events()))
+    if not read_settings(directory, []).get("evaluation.answers"):
+        cause = f"evaluation.answers is 0, so none of {counted(num_done, 'evaluation')} has kept completions"
+        remedy = (
+            f"set it, such as to 16, in {directory.config}, or in the run file of the broker's service, and start the "
+            "run again: it counts from the next evaluation on"
+        )
+    elif num_done:
+        cause = f"evaluation.answers was 0 in the {counted(num_done, 'evaluation')} so far"
+        remedy = "the next one keeps its completions"
+    else:
+        cause, remedy = "no evaluation is done yet", "see evaluation.at_start, every_versions and data.held_out"
+    raise ConfigError(f"{directory.path} has no held-out samples: {cause}; {remedy}")
 
 
 def sample_lines(found: Samples, run: Path, columns: int) -> Iterator[str]:

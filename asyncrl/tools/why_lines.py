@@ -88,7 +88,7 @@ def _lines(name: str, found: Explanation) -> Iterator[str]:
 
 
 def _pace(found: Measures) -> str:
-    parts = [f"{counted(found.steps, 'step')} in {duration(found.seconds)}"]
+    parts = [f"all {counted(found.steps, 'step')} in {duration(found.seconds)}"]
     if found.step_s is not None and found.tokens_per_s is not None:
         parts.append(f"{found.step_s:.3g} s a step, {count(found.tokens_per_s)} trained tokens / s")
     waits = (("trainer waits", found.wait_trainer), ("rollouts wait", found.wait_rollout))
@@ -102,11 +102,11 @@ def _forecast(found: Forecast | None) -> Iterator[str]:
     yield ""
     if not found.is_close:
         yield (
-            f"No prediction: a step of this run takes {found.measured_s:.3g} s, and one of a plan fitted to it "
-            f"{found.fitted_s:.3g} s."
+            f"No prediction: a step of this run takes {found.measured_s:.3g} s without the first, and one of a plan "
+            f"fitted to it {found.fitted_s:.3g} s."
         )
         return
-    steps = f"steps of {found.fitted_s:.3g} s, measured {found.measured_s:.3g} s"
+    steps = f"steps of {found.fitted_s:.3g} s, measured {found.measured_s:.3g} s after the first"
     yield f"What a change would bring, by a plan fitted to this run ({steps}):"
     yield from (f"  {gain.speedup:.2f}x  {gain.change}" for gain in found.gains)
 

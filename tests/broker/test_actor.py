@@ -381,7 +381,7 @@ def test_a_node_is_asked_to_leave_and_who_wanted_it_hears_when_it_has(tmp_path: 
         assert await operator.receive() == Drained("a")
 
     (asked,) = run(tmp_path, script).events("node.draining")
-    assert (asked["node"], asked["asked_by"]) == ("a", "operator.0")
+    assert (asked["node"], asked["by"]) == ("a", "operator")
 
 
 def test_a_node_that_is_lost_before_it_could_leave_is_said_to_be(tmp_path: Path) -> None:

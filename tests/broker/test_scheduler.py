@@ -1308,6 +1308,7 @@ def test_an_evaluation_that_nobody_had_time_for_is_an_event_that_names_it() -> N
     assert rollouts(cluster)[0].is_held
     left_out = [(event.fields["policy_version"], event.fields["newer_version"]) for event in events(cluster, LEFT_OUT)]
     assert left_out == [(1, 2)]
+    assert "evaluate less often, or add a rollout" in events(cluster, LEFT_OUT)[0].fields["cause"]
 
 
 def test_an_evaluation_whose_node_is_lost_goes_on_on_another() -> None:

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from asyncrl.broker.failures import EVENT, FailureBook
 from asyncrl.broker.ledger.reader import DeadLetter
-from asyncrl.cli.inspect import audit_table, dead_letter_table, event_table
+from asyncrl.cli.events import event_lines
+from asyncrl.cli.inspect import audit_table, dead_letter_table
 from asyncrl.cli.logs import LogLine, log_lines
 from asyncrl.cli.status import Display, live_lines
 from asyncrl.messages.supervisor import Incident, NodeStatus, Status
@@ -56,7 +57,7 @@ def failures() -> dict[str, int]:
 VIEWS: dict[str, Callable[[], str]] = {
     "dead-letters": lambda: dead_letter_table([letter(LONG), letter("plain")]),
     "audit": lambda: audit_table(replace(AUDIT, dropped={LONG: 2}, failed_attempts={LONG: 1}, problems=[LONG])),
-    "events": lambda: event_table([{"at": "now", "event": EVENT, "cause": DECODED, DECODED: DECODED}]),
+    "events": lambda: "\n".join(event_lines([{"at": "now", "event": EVENT, "cause": DECODED, DECODED: DECODED}])),
     "status": lambda: "\n".join(live_lines(status())),
     "logs": lambda: "\n".join(
         log_lines(

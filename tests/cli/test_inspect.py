@@ -1,4 +1,4 @@
-"""Output and exit codes of `asyncrl audit`, `events` and `dead-letters` on a small run directory."""
+"""Output and exit codes of `asyncrl audit` and `dead-letters` on a small run directory."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from asyncrl.broker.ledger.audit import Audit, LengthBucket
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.ledger.reader import DeadLetter
 from asyncrl.broker.ledger.records import Admitted, FailedAttempt, Rewarded, Taken, VersionLive
-from asyncrl.cli.inspect import audit_table, dead_letter_table, event_table, regraded
+from asyncrl.cli.inspect import audit_table, dead_letter_table, regraded
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config
 from asyncrl.data.prompts import train_stream
@@ -34,8 +34,8 @@ def write(directory: RunDirectory, *new: records.Record) -> None:
     ledger.close()
 
 
-def result(group_id: int, index: int, num_tokens: int) -> records.Result:
-    summary = TrajectorySummary(num_tokens, 5, 0, 0, 1, "stop")
+def result(group_id: int, index: int, num_tokens: int, version: int = 0) -> records.Result:
+    summary = TrajectorySummary(num_tokens, 5, version, version, 1, "stop")
     return records.Result(Unit(group_id, index), 1, SpoolRef("s", 0, 0, 1, 0), summary)
 
 
@@ -59,6 +59,23 @@ def test_a_ledger_that_adds_up_ends_with_0(run):
     assert ["issued", "1"] in rows
     assert ["trained", "32"] in rows, "tokens"
     assert rows[-1][:3] == ["everything", "adds", "up:"]
+
+
+def test_a_step_that_was_handed_out_and_not_reported_is_named(run):
+    group = [Admitted(1, epoch=0, row=41, policy_version=1), result(1, 0, 8, version=1), result(1, 1, 8, version=1)]
+    verdicts = [Rewarded(Unit(1, 0), 1.0), Rewarded(Unit(1, 1), 0.0)]
+    write(run, *group, *verdicts, Taken(1, [1]))
+    output = asyncrl("audit", run.path).output
+    rows = [" ".join(line.split()) for line in output.splitlines()]
+    assert "trained or taken 2 in 2 steps, 1 of them handed out and not reported yet; 0 in a checkpoint" in rows
+    assert "staleness, versions trained or taken share of trained or taken trajectories" in rows
+    assert "issued = trained or taken + dropped + open" in output
+
+
+def test_an_audit_leaves_no_file_behind(run):
+    before = sorted(run.path.iterdir())
+    assert asyncrl("audit", run.path).exit_code == 0
+    assert sorted(run.path.iterdir()) == before
 
 
 def test_a_ledger_that_does_not_ends_with_74_and_one_line_per_problem(run):
@@ -95,26 +112,6 @@ def test_a_run_without_a_ledger_is_refused(command, tmp_path, run):
     result = asyncrl(command, run.path)
     assert (result.exit_code, result.stdout) == (74, "")
     assert result.stderr == f"asyncrl: there is no ledger at {run.ledger}\n"
-
-
-def test_events_are_lines_in_order(run):
-    run.append_event("run.started", name="toy")
-    run.append_event("node.lost", node="rollout-0", cause="silent for 10 s")
-    result = asyncrl("events", run.path)
-    assert result.exit_code == 0
-    started, lost = result.output.splitlines()
-    assert started.split()[1:] == ["run.started", "name=toy"]
-    assert lost.endswith('  node.lost    node=rollout-0 cause="silent for 10 s"')
-
-
-def test_events_of_one_kind(run):
-    for kind in ("run.started", "node.lost", "node.joined", "node.lost"):
-        run.append_event(kind)
-    kinds = [line.split()[1] for line in asyncrl("events", run.path, "--kind", "node.lost").output.splitlines()]
-    assert kinds == ["node.lost", "node.lost"]
-    both = asyncrl("events", run.path, "--kind", "run.started", "--kind", "node.joined")
-    assert [line.split()[1] for line in both.output.splitlines()] == ["run.started", "node.joined"]
-    assert asyncrl("events", run.path, "--kind", "node.exited").output == "no such events\n"
 
 
 def test_dead_letters_name_the_row_of_the_prompt(run):
@@ -217,27 +214,6 @@ def test_rare_reasons_of_drops_are_counted_together():
     lines = audit_table(audit).splitlines()
     assert lines[3].split() == ["dropped", str(sum(dropped.values()))]
     assert lines[12].split(maxsplit=1) == ["33", "for 3 other reasons"]
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        pytest.param("rollout-0", "rollout-0", id="a word"),
-        pytest.param("killed by SIGKILL", '"killed by SIGKILL"', id="words"),
-        pytest.param("a\nb", '"a\\nb"', id="lines stay one"),
-        pytest.param("a=b", '"a=b"', id="looks like a field"),
-        pytest.param("", '""', id="empty"),
-        pytest.param(0.25, "0.25", id="a number"),
-        pytest.param(0.5094000000000003, "0.5094", id="a sum of fractions"),
-        pytest.param(12345678.0, "12345678.0", id="a large number"),
-        pytest.param({"a": [1 / 3]}, '{"a":[0.333333]}', id="fractions within"),
-        pytest.param(None, "null", id="nothing"),
-        pytest.param(True, "true", id="a claim"),
-        pytest.param([1, 2], "[1,2]", id="a list"),
-    ],
-)
-def test_a_field_of_an_event_is_one_word_or_json(value, shown):
-    assert event_table([{"event": "e", "at": "t", "field": value}]) == f"t  e  field={shown}"
 
 
 def test_a_reason_with_lines_is_one_line():

@@ -81,7 +81,7 @@ def test_the_commands_are_these():
     assert (_commands("episode")) == {"try", "show"}
     assert (_commands("data")) == {"prepare", "check"}
     assert (_commands("keys")) == {"init", "add", "new", "list", "revoke", "rotate"}
-    assert (_commands("services")) == {"install"}
+    assert (_commands("services")) == {"install", "uninstall"}
     assert (_commands("reward")) == {"try"}
     assert (_commands("loss")) == {"try"}
     assert (_commands("advantage")) == {"try"}

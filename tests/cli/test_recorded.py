@@ -129,9 +129,18 @@ def test_an_episode_points_at_its_turns(tmp_path: Path) -> None:
     assert last == f"2 turns: asyncrl episode show {tmp_path} --step 41 --group 7 --index 0"
 
 
-def test_held_out_samples_that_are_not_stored_say_how_to_store_them(run: Path) -> None:
-    refused = samples(run, "--held-out")
-    assert (refused.exit_code, "evaluation.answers is 0" in refused.output) == (78, True)
+def test_held_out_samples_that_are_not_stored_say_why_and_how_to_store_them(run: Path) -> None:
+    def refusal(answers: int) -> str:
+        (run / "config.toml").write_text(f"[evaluation]\nanswers = {answers}\n")
+        refused = samples(run, "--held-out")
+        assert refused.exit_code == 78
+        return refused.output.partition("samples: ")[2]
+
+    assert refusal(16).startswith("no evaluation is done yet; see evaluation.at_start")
+    RunDirectory(run).append_event("eval.finished", policy_version=0, accuracy=0.5, num_prompts=32)
+    assert refusal(0).startswith("evaluation.answers is 0, so none of 1 evaluation has kept completions; set it")
+    assert f"in {run}/config.toml, or in the run file of the broker's service" in refusal(0)
+    assert refusal(16) == "evaluation.answers was 0 in the 1 evaluation so far; the next one keeps its completions\n"
 
 
 # ── test why ──────────────────────────────────────────────────────────────────────────────────
@@ -161,7 +170,7 @@ def test_each_role_has_its_shares_and_the_last_lines_name_the_bottleneck(tmp_pat
 
     assert result.exit_code == 0
     assert result.output == (
-        "mine: 2 steps in 2.0 s, 1 s a step, 500 trained tokens / s, trainer waits 10.0 %, rollouts wait 75.0 %\n"
+        "mine: all 2 steps in 2.0 s, 1 s a step, 500 trained tokens / s, trainer waits 10.0 %, rollouts wait 75.0 %\n"
         "What each did in 1.0 s, without the first step, loading and the end of the run:\n"
         "\n"
         "trainer\n"
@@ -214,7 +223,7 @@ def test_changes_are_listed_with_what_they_would_bring() -> None:
         "mine", Why(Explanation("finished", "", 2, 1.0, {}, {}, None), Forecast(2.0, 1.95, is_close=True, gains=gains))
     ).splitlines()
     assert lines[-3:] == [
-        "What a change would bring, by a plan fitted to this run (steps of 1.95 s, measured 2 s):",
+        "What a change would bring, by a plan fitted to this run (steps of 1.95 s, measured 2 s after the first):",
         "  1.34x  schedule.staleness = 2",
         "  1.00x  one more rollout",
     ]
@@ -238,7 +247,9 @@ def test_a_plan_that_does_not_describe_the_run_predicts_nothing() -> None:
     text = why_text(
         "mine", Why(Explanation("finished", "", 2, 1.0, {}, {}, None), Forecast(2.0, 3.0, is_close=False, gains=[]))
     )
-    assert text.endswith("No prediction: a step of this run takes 2 s, and one of a plan fitted to it 3 s.")
+    assert text.endswith(
+        "No prediction: a step of this run takes 2 s without the first, and one of a plan fitted to it 3 s."
+    )
 
 
 def test_alarms_about_learning_come_last_with_what_to_change(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`asyncrl services install` on this machine."""
+"""`asyncrl services install` and `uninstall` on this machine."""
 
 import getpass
 import os
@@ -47,6 +47,19 @@ def test_files_secret_and_folders_are_made_once(install: Install, tmp_path, mana
     assert second.exit_code == 0, second.output
     assert "nothing to change" in second.output
     assert made == {path.name: path.read_bytes() if path.is_file() else b"" for path in run.iterdir()}
+
+
+@pytest.mark.parametrize("manager", ["--systemd", "--supervisord"])
+def test_uninstalling_names_what_it_removes_and_keeps_the_run(install: Install, tmp_path, manager):
+    install(manager)
+    run = set((tmp_path / "runs").rglob("*"))
+    done = CliRunner().invoke(services, ["uninstall", manager, "--to", "files"])
+    assert done.exit_code == 0, done.output
+    assert f"removed  {tmp_path}/files/asyncrl" in done.output
+    assert not list((tmp_path / "files").glob("asyncrl*"))
+    assert set((tmp_path / "runs").rglob("*")) == run
+    again = CliRunner().invoke(services, ["uninstall", manager, "--to", "files"])
+    assert f"nothing of `asyncrl services install {manager}` in {tmp_path}/files" in again.output
 
 
 def test_the_files_name_this_machine(install: Install, tmp_path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -114,8 +115,35 @@ def test_a_killed_run_is_told_by_its_files_and_its_state_is_unknown(directory: R
 def test_a_broker_that_is_started_again_is_told_from_one_that_is_gone(directory: RunDirectory) -> None:
     with locked(directory.supervisor_lock, "held"):
         state = asyncio.run(run_state(str(directory.path)))
-    assert state.is_supervised
+    assert state.is_awaited
     assert state.unasked == "its broker does not run at this moment, but `asyncrl run` does, and starts or ends it"
+
+
+def test_a_broker_that_refused_its_run_file_is_told_with_the_cause_until_one_starts(directory: RunDirectory) -> None:
+    directory.append_event("run.started")
+    directory.append_event("broker.refused", cause="schedule.group_size is 4, but this run was created with 8")
+    cause = "the broker refused to start: schedule.group_size is 4, but this run was created with 8"
+    state = asyncio.run(run_state(str(directory.path)))
+    assert state.unasked == f"its broker does not run: {cause}"
+    lines = state_lines(state, "runs/tiny")
+    assert f"cause       {cause}" in lines
+    assert lines[-1] == "resume: asyncrl resume runs/tiny"
+    directory.append_event("run.resumed")
+    state = asyncio.run(run_state(str(directory.path)))
+    assert (state.files and state.files.cause, state.is_awaited) == ("", True)
+
+
+def test_a_broker_that_ended_a_moment_ago_is_awaited_unless_asyncrl_run_had_started_it(directory: RunDirectory) -> None:
+    directory.append_event("run.started")
+    state = asyncio.run(run_state(str(directory.path)))
+    assert (state.is_awaited, state.is_unknown) == (True, True)
+    assert state.unasked.startswith("its broker ended a moment ago: its service manager starts it again")
+    assert not any("resume" in line for line in state_lines(state, "runs/tiny"))
+    os.utime(directory.events, (1.0, 1.0))
+    assert not asyncio.run(run_state(str(directory.path))).is_awaited
+    os.utime(directory.events)
+    directory.supervisor_lock.touch()
+    assert not asyncio.run(run_state(str(directory.path))).is_awaited
 
 
 def test_a_broker_that_hangs_is_told_by_files_with_the_reason(
@@ -193,6 +221,12 @@ def test_a_running_run_is_told_in_80_columns() -> None:
         "  1 min 15 s ago  3 x  group dropped: zero_variance",
     ]
     assert max(map(len, lines)) <= 80
+
+
+def test_the_pace_of_a_run_with_fewer_steps_than_its_span_says_how_many() -> None:
+    metrics = {"tokens_per_s": 10.0, "kl": -0.0}
+    young = Status("run", "running", 8, 20, 0, 4, 0, 2, {}, [], metrics=metrics)
+    assert live_lines(young)[2:4] == ["last step     kl 0.0000", "last 8 steps  10 tok/s"]
 
 
 def test_completions_that_failed_are_told_beside_the_held_out_accuracy() -> None:

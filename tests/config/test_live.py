@@ -99,5 +99,5 @@ def test_the_form_of_prompts_may_not_change() -> None:
 
 
 def test_a_run_is_not_shortened() -> None:
-    with pytest.raises(ConfigError, match=r"run\.steps is 30, but this run was created with 60: a run can be extended"):
+    with pytest.raises(ConfigError, match=r"run\.steps is 30, but this run has 60 by now: a run can be extended"):
         changed(made(), made(run={"steps": 30}))

@@ -170,6 +170,7 @@ def test_a_run_whose_lock_is_held_runs(make_run: MakeRun) -> None:
     with locked(directory.supervisor_lock, "held"):
         assert is_supervised(directory)
         assert overview(directory.path).status == "stopped"
+        assert read_run(directory.path).status == "running", "a broker is about to start"
 
 
 def test_a_broker_is_starting_until_it_writes_its_address_anew(make_run: MakeRun) -> None:

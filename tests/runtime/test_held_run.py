@@ -15,7 +15,7 @@ from asyncrl.broker.scheduler import Scheduler
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode, load_config, with_backend
 from asyncrl.data.prompts import Draw
-from asyncrl.errors import ConfigError, LedgerError, LinkError
+from asyncrl.errors import ConfigError, LedgerError, LinkError, RunFailed
 from asyncrl.files.access import new_secret, read_secret, write_secret
 from asyncrl.files.lock import locked
 from asyncrl.messages.spool import SpoolRef
@@ -89,6 +89,15 @@ def test_a_run_of_another_configuration_is_refused_and_left_as_it_is(tmp_path: P
     ):
         pass
     assert load_config(tmp_path / "a" / "config.toml") == config()
+    (refused,) = events(tmp_path / "a", "broker.refused")
+    assert str(refused["cause"]).startswith("run.seed is 8, but this run was created with 0")
+
+
+def test_a_refusal_while_the_run_is_opened_is_an_event_too_and_a_failure_is_none(tmp_path: Path) -> None:
+    for error in (LedgerError("the ledger is damaged"), RunFailed("the disk is full")):
+        with pytest.raises(type(error)), held_run(tmp_path / "a", config()):
+            raise error
+    assert [event["cause"] for event in events(tmp_path / "a", "broker.refused")] == ["the ledger is damaged"]
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
@@ -98,6 +107,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
         held_run(tmp_path, config()),
     ):
         pass
+    assert {path.name for path in tmp_path.iterdir()} == {"thesis.tex", "broker.lock"}, "it is no run: no event"
 
 
 def test_a_broker_that_was_killed_before_it_wrote_anything_is_started_again(tmp_path: Path) -> None:

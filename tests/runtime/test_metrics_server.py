@@ -100,7 +100,9 @@ def test_a_process_is_ready_while_it_serves_the_run_and_says_what_it_does_otherw
         return response.status, body["state"], body["status"]
 
     assert now() == (503, "starting", "starting")
-    manager.waiting("loading the model")
+    manager.waiting("waiting for the broker at tcp://127.0.0.1:5570")
+    assert now() == (503, "waiting", "waiting for the broker at tcp://127.0.0.1:5570")
+    manager.starting("loading the model")
     assert now() == (503, "starting", "loading the model")
     manager.ready(lambda: "v3, 8 completions in hand")
     assert now() == (200, "ready", "v3, 8 completions in hand")

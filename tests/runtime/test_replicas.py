@@ -22,6 +22,7 @@ from asyncrl.messages.wire import CODEC
 from asyncrl.runtime.metrics_server import MetricsOptions
 from asyncrl.runtime.node_jobs import ChildStates, Replicas, run_replicas
 from asyncrl.runtime.service_manager import ServiceManager, report_to
+from asyncrl.runtime.sessions import ToldToStop
 from asyncrl.wire.run_address import RunAddress
 from asyncrl.wire.zmq_hub import ZmqHub
 from asyncrl.workers.child import Child
@@ -141,6 +142,25 @@ def test_the_parent_is_ready_once_one_replica_is() -> None:
     first, last = asyncio.run(scene())
     assert first == ("starting", "0 of 2 replicas ready")
     assert last == ("ready", "1 of 2 replicas ready")
+
+
+def test_the_parent_says_that_it_waits_for_a_broker_that_does_not_answer(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/broker"
+
+    async def scene() -> tuple[str, str]:
+        report_to(manager := Manager())
+        stopping = asyncio.Event()
+        asking = run_replicas(RunAddress(address), "gpu", count=1, only=None, wait_s=60.0, stopping=stopping)
+        running = asyncio.create_task(asking)
+        while manager.state == "starting":
+            await asyncio.sleep(0)
+        told = manager.state, manager.status
+        stopping.set()
+        with pytest.raises(ToldToStop):
+            await running
+        return told
+
+    assert asyncio.run(scene()) == ("waiting", f"waiting for the broker at {address}")
 
 
 # ── the whole way ───────────────────────────────────────────────────────────────────────────

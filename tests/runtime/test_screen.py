@@ -84,6 +84,12 @@ def test_a_step_of_episodes_shows_their_turns_and_says_so_in_the_legend():
     assert LEGEND_OF_TURNS in written.getvalue()
 
 
+def test_zero_has_no_sign():
+    line = step_line(progress(40, kl=-1e-6, loss=-1e-6), None)
+    assert " loss 0.0000 " in line
+    assert " kl 0.0000 " in line
+
+
 def test_large_numbers_are_shortened():
     large = {
         "version": 999,

@@ -60,9 +60,11 @@ def test_a_report_tells_a_process_that_waits_again_from_one_that_works(manager):
     address, listener = manager
     process = ServiceManager(address)
     for report, state in (
-        (lambda: process.waiting("loading"), "starting"),
+        (lambda: process.waiting("waiting for the broker"), "waiting"),
+        (lambda: process.starting("loading"), "starting"),
         (lambda: process.ready(lambda: "v1"), "ready"),
         (lambda: process.waiting("waiting for the broker"), "waiting"),
+        (lambda: process.starting("loading again"), "waiting"),
         (lambda: process.stopping("told to stop"), "stopping"),
     ):
         report()
@@ -130,7 +132,7 @@ def test_a_manager_that_is_gone_stops_no_work(tmp_path):
 def test_the_alarm_is_set_while_the_process_is_ready():
     alarms: list[float] = []
     process = ServiceManager(alarm_s=60, set_alarm=alarms.append)
-    process.waiting("loading the model")
+    process.starting("loading the model")
     assert alarms == [], "importing and loading may block the loop"
     process.ready(lambda: "v1")
     process.report()

@@ -176,9 +176,9 @@ def test_a_card_tells_no_path_of_the_machine(make_run: MakeRun) -> None:
     assert "| training data | `a.parquet`, `b\\|c.parquet` |" in text
     assert "`rewards.py:form`" in text
     assert "/home" not in text
-    assert "/home" not in model_card(
-        a_record(make_run), "m", step=1, policy_version=1, dtype=None, adapter_of="/home/me/models/base"
-    )
+    base = "/home/me/models/base"
+    text = model_card(a_record(make_run), "m", step=1, policy_version=1, dtype=None, adapter_of=base)
+    assert "/home" not in text.replace(f'from_pretrained("{base}")', ""), "only what loads it, as adapter_config.json"
 
 
 def test_settings_that_were_changed_before_the_checkpoint_have_both_values(make_run: MakeRun) -> None:
@@ -257,6 +257,17 @@ def test_an_adapter_is_used_with_its_base_model(make_run: MakeRun) -> None:
     assert "| trainer.lora.rank | 4 |" in text
     assert 'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("org/base"), "mine")' in text
     assert "vllm serve" not in text
+
+
+def test_an_adapter_and_its_base_model_of_one_name_are_told_apart_by_their_paths(make_run: MakeRun) -> None:
+    record = a_record(make_run)
+    text = model_card(
+        record, "dates", step=10, policy_version=10, dtype=None, adapter_of="/models/dates", path="out/dates"
+    )
+    assert 'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("/models/dates"), "out/dates")' in text
+    assert 'tokenizer = AutoTokenizer.from_pretrained("out/dates")' in text
+    assert "\n# dates\n" in text
+    assert "A LoRA adapter of `dates`" in text
 
 
 def test_a_model_that_reads_pictures_is_used_with_its_processor(make_run: MakeRun) -> None:

@@ -147,7 +147,9 @@ class RunAudit:
             *self._data(state, meta),
         ]
         checked = {**accounts.checked, **self._checked}
-        return replace(accounts, problems=problems, checked=checked, unchecked=self._unchecked)
+        reported = {line["step"] for line in claims.lines} | set(range(state.versions.num_steps))
+        unreported = len(state.batches.keys() - reported)
+        return replace(accounts, problems=problems, checked=checked, unchecked=self._unchecked, unreported=unreported)
 
     def _leave(self, file: str, reason: str) -> None:
         """Say what was not checked."""

@@ -356,6 +356,8 @@ class Audit(Struct, frozen=True, kw_only=True):
 
     steps: int
     """Steps that got a batch."""
+    unreported: int = 0
+    """Steps of these whose batch was handed out, and of which neither metrics nor a live version tell yet."""
     issued: int
     trained: int
     """Groups in the batch of a step, without those that the trainer left out."""

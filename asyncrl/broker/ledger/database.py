@@ -344,7 +344,7 @@ def open_readable(path: Path, *, is_writer_process: bool = False) -> sqlite3.Con
     if not is_writer_process:
         check_wal(path)
     try:
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+        connection = connect_readable(path)
     except sqlite3.Error as error:
         raise LedgerError(f"{path} cannot be read as a ledger: {error}") from error
     # Damaged text must not fail to decode: the damage shows when the value is compared.
@@ -356,6 +356,20 @@ def open_readable(path: Path, *, is_writer_process: bool = False) -> sqlite3.Con
         if isinstance(error, LedgerError):
             raise
         raise LedgerError(f"{path} cannot be read as a ledger: {one_line(error)}") from error
+    return connection
+
+
+def connect_readable(path: Path) -> sqlite3.Connection:
+    """
+    Connection to a ledger that changes nothing in it, and leaves no file beside it that was not there.
+
+    SQLite makes an empty log and its index for a ledger that nobody has open, and only a connection that might write
+    removes them when it closes. One with a log stays as it is: such a connection would also empty the log.
+    """
+    is_ours = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    mode = "rw" if is_ours and not path.with_name(f"{path.name}-wal").exists() else "ro"
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
+    connection.execute("PRAGMA query_only = 1")
     return connection
 
 

@@ -1,7 +1,6 @@
 """Reads a ledger: for a restarting broker, for `asyncrl audit` and for people."""
 
 import hashlib
-import sqlite3
 import zlib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
@@ -17,6 +16,7 @@ from asyncrl.broker.ledger.database import (
     HEADLESS,
     NUM_HEADLESS,
     READ_ERRORS,
+    connect_readable,
     meta_digest,
     one_line,
     open_readable,
@@ -208,7 +208,7 @@ def peek_meta(path: Path, key: str) -> str:
     if not path.is_file():
         return ""
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as found:
+        with closing(connect_readable(path)) as found:
             return str(read_meta(found, key) or "")
     except READ_ERRORS:
         return ""

@@ -68,6 +68,11 @@ class TrainedVersions:
         """Newest live version; -1 if there is none."""
         return self._known[-1][1] if self.live else -1
 
+    @property
+    def num_steps(self) -> int:
+        """Steps that the newest live version contains."""
+        return self._known[-1][0]
+
     def of_step(self, step: int) -> int:
         """Version of the weights that ``step`` trains, which contain every step before it."""
         first, version = self._known[bisect_right(self._known, step, key=itemgetter(0)) - 1]

@@ -3,8 +3,8 @@ Incidents of a run, made from its events: deaths, drops, failures and waits in s
 
     node.lost, group.dropped, units.failed, ... ─▶ one sentence per cause, with a count and the last time
 
-The same sentence again is counted, not repeated. What follows from the death of a node, such as the end of the weight
-transfers that it was in, is counted with the death. The oldest are forgotten.
+The same sentence again, also of another step or version, is counted, not repeated. What follows from the death of a
+node, such as the end of the weight transfers that it was in, is counted with the death. The oldest are forgotten.
 """
 
 import re
@@ -26,7 +26,7 @@ from asyncrl.records.alarms import NO_LEARNING
 from asyncrl.records.states import WELL_AGAIN
 
 KEPT = 12
-"""Incidents kept, one for each sentence."""
+"""Incidents kept, one for each sentence but for its `VARIED` fields."""
 MAX_CHARS = 300
 """Length of a sentence."""
 SAME_S = 60.0
@@ -70,6 +70,7 @@ SENTENCES = {
     "completions.cut": "most completions are cut since step {step}: {advice}",
     "ess.low": "a few tokens outweigh the others since step {step}: `asyncrl why` says what to change",
     "clip.high": "many tokens are clipped since step {step}: `asyncrl why` says what to change",
+    "broker.refused": "the broker refused to start: {cause}",
     "broker.slept": "the broker's process stood still",
     "run.resumed": "the broker was started again (start {start} of this run)",
 }
@@ -81,8 +82,10 @@ CONSEQUENCES = ("transfer.failed", "transfer.aborted", "lease.expired", "eval.lo
 """Kinds that follow from a death of a node that they name."""
 USUAL_ENDS = ("done", "told to stop")
 """Causes of a ``node.left`` that is no incident: any other is an error that ended the node."""
-LATEST_ALONE = ("run.resumed",)
-"""Kinds of which the last one alone is kept."""
+PLACES = {"step": "step ", "policy_version": "v"}
+"""Fields that say where in the run something happened, and the words before them."""
+VARIED = frozenset((*PLACES, "start", "advice", "away_s", "waited_s", "seconds"))
+"""Fields that tell one occurrence of an incident from the next: each would fill the list with what is known."""
 COUNTED_TOTALS = ("units.failed",)
 """Kinds whose events carry the whole count so far."""
 
@@ -95,10 +98,15 @@ def is_incident(kind: str, fields: Mapping[str, Any]) -> bool:
 
 class _Kept(Struct):
     sentence: str
+    """Text of the last occurrence."""
+    sameness: str
+    """The sentence without what varies, by which occurrences are counted."""
     kind: str
     node: str
     cause: str
     at_s: float
+    place: str = ""
+    """Step or version of the first occurrence."""
     count: int = 1
     followers: int = 0
     """Later incidents that followed from this one, and are counted with it."""
@@ -111,7 +119,7 @@ class IncidentBook:
 
     def __init__(self, earlier: Iterable[Mapping[str, Any]] = ()) -> None:
         self._kept: dict[str, _Kept] = {}
-        """Incident by sentence, the oldest first."""
+        """Incident by its sameness, the oldest first."""
         for event in earlier:
             if "at" in event:
                 at_s = datetime.fromisoformat(str(event["at"])).timestamp()
@@ -124,22 +132,22 @@ class IncidentBook:
                 kept.is_over = True
         if not is_incident(kind, fields):
             return
-        new = _Kept(sentence(kind, fields), kind, str(fields.get("node", "")), str(fields.get("cause", "")), at_s)
+        same = sentence(kind, {name: value for name, value in fields.items() if name not in VARIED})
+        node, cause = str(fields.get("node", "")), str(fields.get("cause", ""))
+        new = _Kept(sentence(kind, fields), same, kind, node, cause, at_s, _place(fields))
         for kept in reversed(self._kept.values()):
             if _follows(new, kept):
                 kept.followers += 1
                 return
-        if before := self._kept.pop(new.sentence, None):
-            new.count, new.followers = before.count + 1, before.followers
+        if before := self._kept.pop(same, None):
+            new.count, new.followers, new.place = before.count + 1, before.followers, before.place
         if kind in COUNTED_TOTALS:
             new.count = int(fields.get("count", 1))
         for kept in list(self._kept.values()):
             if _follows(kept, new):
                 new.followers += kept.count
-                del self._kept[kept.sentence]
-            elif kept.kind == kind in LATEST_ALONE:
-                del self._kept[kept.sentence]
-        self._kept[new.sentence] = new
+                del self._kept[kept.sameness]
+        self._kept[same] = new
         while len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]
 
@@ -166,8 +174,14 @@ def sentence(kind: str, fields: Mapping[str, Any]) -> str:
     return shorten(words, MAX_CHARS, placeholder=" …", break_on_hyphens=False)
 
 
+def _place(fields: Mapping[str, Any]) -> str:
+    return next((f"{words}{fields[name]}" for name, words in PLACES.items() if name in fields), "")
+
+
 def _told(kept: _Kept) -> str:
     said = f"{kept.sentence}, and is well again" if kept.is_over else kept.sentence
+    if kept.count > 1 and kept.place:
+        said += f" (the first at {kept.place})"
     return f"{said} (and {kept.followers} that follow from it)" if kept.followers else said
 
 
@@ -192,12 +206,13 @@ class _Words(dict[str, Any]):
 # run is safe and slow. bench/RESULTS.md has runs that show both.
 #
 # A run whose groups have no differences of rewards, or whose completions are cut, learns nothing from the first step
-# on: these are told after `FIRST_STEPS`, not after a day.
+# on: these are told after `FIRST_STEPS`, not after a day, and again only when as many steps have been well meanwhile:
+# a run that has solved its prompts has steps with a difference here and there.
 
 STEPS = 10
 """Steps over which a metric is averaged: single steps exceed the bound in healthy runs too."""
 FIRST_STEPS = 3
-"""Steps in a row after which a run is told that it learns nothing."""
+"""Steps in a row after which a run is told that it learns nothing, or counts as learning again."""
 MOSTLY_CUT = 0.9
 """Share of completions that end at their limit."""
 LEARNS_FROM_CLIPPED = ("cispo", "gspo")
@@ -238,20 +253,29 @@ class DriftAlarm:
 
 
 class StreakAlarm:
-    """Warns when a metric has been at a bound or above it for `FIRST_STEPS`; armed again when it is below."""
+    """
+    Warns when a metric has been at a bound or above it for `FIRST_STEPS` in a row; armed again when it has been below
+    for as many.
+    """
 
     def __init__(self, metric: str, *, bound: float) -> None:
         self._metric = metric
         self._bound = bound
+        self._is_raised = False
         self._num_steps = 0
+        """Steps in a row that contradict ``_is_raised``."""
 
     def check(self, line: Line) -> dict[str, float]:
         """Fields of the event, given the metrics of a new step; empty if there is nothing to warn about."""
         value = line.get(self._metric)
         if value is None or isnan(value):
             return {}
-        self._num_steps = self._num_steps + 1 if value >= self._bound else 0
-        if self._num_steps != FIRST_STEPS:
+        is_beyond = value >= self._bound
+        self._num_steps = self._num_steps + 1 if is_beyond != self._is_raised else 0
+        if self._num_steps < FIRST_STEPS:
+            return {}
+        self._is_raised, self._num_steps = is_beyond, 0
+        if not is_beyond:
             return {}
         return {"step": line["step"]} | {
             name: round(line.get(name, 0.0), 4) for name in (self._metric, "reward", "truncated")

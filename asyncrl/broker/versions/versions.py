@@ -41,6 +41,8 @@ class Versions:
         self._window = window
         self._turns = turns
         self._out = out
+        self._interrupted: dict[int, str] = {}
+        """Node that had begun the evaluation of a version, and has it no more."""
         self.has_changed = False
         """Set to have the next `advance` look at transfers and evaluations again. Most messages change neither."""
 
@@ -169,6 +171,7 @@ class Versions:
     def free_evaluation(self, node: Node) -> None:
         """Let another node go on with the evaluation that this one has, if it has one."""
         if lost := self._evaluation.departed(node.peer):
+            self._interrupted[lost.policy_version] = node.name
             self._out.event("eval.lost", node=node.name, policy_version=lost.policy_version)
             self.has_changed = True
 
@@ -212,7 +215,13 @@ class Versions:
 
     def _leave_out(self, policy_version: int, newer: int) -> None:
         """Report that an evaluation which was due is not made, because rollouts have a newer version."""
-        cause = f"rollouts had v{newer} before one of them could evaluate it; evaluate less often, or add a rollout"
+        leaving = [node.name for node in self._nodes.rollouts() if node.is_draining]
+        if begun_by := self._interrupted.pop(policy_version, ""):
+            cause = f"{begun_by} had begun it and has it no more, and the other rollouts had v{newer} by then"
+        elif leaving:
+            cause = f"{', '.join(leaving)} was told to leave, and the other rollouts had v{newer} by then"
+        else:
+            cause = f"rollouts had v{newer} before one of them could evaluate it; evaluate less often, or add a rollout"
         self._out.event("eval.left_out", policy_version=policy_version, newer_version=newer, cause=cause)
 
     def _advance_uploads(self, now_s: float) -> None:

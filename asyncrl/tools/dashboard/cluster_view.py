@@ -32,7 +32,7 @@ class NodeView(Struct, kw_only=True):
     state: NodeState = "loading"
     """State that its events tell: never ``working`` or ``waiting``."""
     cause: str = ""
-    """Reason of its last end."""
+    """Reason of its state; empty for one that needs none."""
     joined: int = 0
     """Times that it joined."""
     losses: int = 0
@@ -131,8 +131,7 @@ def _follow(node: NodeView, state: NodeState, event: dict[str, Any]) -> None:
     if state == "loading" and node.role not in LOADING:
         node.state = "ready"
     node.losses += state in GONE
-    if state in (*GONE, "left"):
-        node.cause = str(event.get("cause") or "")
+    node.cause = str(event.get("cause") or "")
     if isinstance(event.get("time_s"), int | float):
         node.since_s = float(event["time_s"])
 
@@ -203,7 +202,7 @@ NOT_DETAILS = ("event", "at", "time_s", "node", "incarnation", *CAUSES)
 VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|[-+]?\d[\d.,_]*(?:e[-+]?\d+)?|'[^']*'|\"[^\"]*\"")
 TROUBLE = re.compile(
     r"\.(lost|exited|rejected|quiet|dropped|failed|aborted|expired|away|skipped|cut|exceeded|slept|left_out|untrained"
-    r"|disbanded|started_over|damaged)$|^run\.(waiting|suspended|interrupted)"
+    r"|disbanded|started_over|damaged)$|^run\.(waiting|suspended|interrupted)|^broker\.refused"
 )
 """Kinds that somebody may want to look into."""
 
@@ -230,6 +229,7 @@ ENDED_BY: Mapping[str, tuple[str, ...]] = {
     "ledger.locked": ("ledger.unlocked",),
     "eval.lost": ("eval.finished",),
     "eval.left_out": ("eval.finished",),
+    "broker.refused": BEGINS,
     "run.waiting": ("version.live",),
     "run.suspended": ("run.resumed",),
     "run.interrupted": ("run.resumed",),

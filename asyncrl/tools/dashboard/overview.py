@@ -9,7 +9,7 @@ from asyncrl.records import formatting
 from asyncrl.records.alarms import alarms
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import UNKNOWN
-from asyncrl.records.measures import RECENT, RECENTLY, Measures, number
+from asyncrl.records.measures import RECENT, Measures, number, recently
 from asyncrl.records.run_record import NO_SUMMARY, RunRecord
 from asyncrl.records.times import WAITS, kind_of
 from asyncrl.tools.dashboard.cluster_view import GONE, NodeView, nodes, role_order
@@ -17,10 +17,11 @@ from asyncrl.tools.dashboard.time_bands import TimeBands
 
 NOTABLE, NAMED = 0.1, 0.02
 """Least share of waiting that is told, and of a cause that is named."""
+EVALUATED = ("eval.started", "eval.finished", "eval.lost")
 NUM_NAMED = 4
 """Lost nodes that are named."""
 SILENT_S = 60.0
-"""Seconds without a record after which a run without an end may be over; longer if its steps are longer."""
+"""Seconds without a record after which a run is silent; longer if its steps are longer."""
 
 
 class Tile(Struct, frozen=True, kw_only=True):
@@ -57,9 +58,15 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
 
 
 def is_live(record: RunRecord, silent_s: float | None) -> bool:
-    """True if no end is recorded and something was recorded lately."""
+    """True if the run is served here, or no end is recorded and something was recorded lately."""
+    is_open = record.status == "stopped" and not record.cause
+    return record.is_served or (is_open and not is_silent(record, silent_s))
+
+
+def is_silent(record: RunRecord, silent_s: float | None) -> bool:
+    """True if nothing was recorded lately, given the length of its steps."""
     step_s = record.measures(RECENT).step_s or 0.0
-    return record.status in ("running", "stopped") and silent_s is not None and silent_s <= max(SILENT_S, 5 * step_s)
+    return silent_s is None or silent_s > max(SILENT_S, 5 * step_s)
 
 
 def steps(record: RunRecord) -> int:
@@ -84,14 +91,18 @@ def sentence(
         took = f" in {formatting.duration(record.wall_s)}" if record.wall_s else ""
         return f"Finished {steps(record)} steps{took}{_accuracy(record)}.{_alarms(record)}"
     if not is_live(record, silent_s):
+        if record.cause:
+            return f"Stopped after step {steps(record)}{of}: {record.cause}."
         since = f" for {formatting.duration(silent_s)}" if silent_s is not None else ""
         return (
-            f"Nothing was recorded{since} and no end either: the run was killed, or a step takes long.{_lost(record)}"
+            f"Nothing was recorded{since} and no end either, and no broker of this user on this machine serves the "
+            f"run: it was stopped or killed, or a broker elsewhere takes long.{_lost(record)}"
         )
+    doing = _doing(record, silent_s)
     if not record.metrics:
-        return f"Before the first step{_waiting(record)}."
+        return f"Before the first step{_waiting(record)}.{doing}"
     now = f"Training, step {steps(record)}{of}{_time_left(record)}{_accuracy(record)}."
-    return f"{now}{_lost(record)}{_bottleneck(pace, waits)}{_alarms(record)}"
+    return f"{now}{doing}{_lost(record)}{_bottleneck(pace, waits)}{_alarms(record)}"
 
 
 def tiles(record: RunRecord, whole: Measures) -> list[Tile]:
@@ -188,7 +199,7 @@ def _waits(pace: Measures) -> str:
 
 def _span(record: RunRecord) -> str:
     """Span of the tiles of pace: all steps of a run that is over, else the last ones."""
-    return f"all {record.summary.steps} steps" if record.summary else RECENTLY
+    return f"all {record.summary.steps} steps" if record.summary else recently(len(record.metrics))
 
 
 def _pace_tile(
@@ -252,6 +263,16 @@ def _waiting(record: RunRecord) -> str:
     return f": {len(names)} nodes have joined" if names else ""
 
 
+def _doing(record: RunRecord, silent_s: float | None) -> str:
+    """A sentence about the evaluation that goes on, or about a silence of a run that is served."""
+    evaluations = [event for event in record.events if event.get("event") in EVALUATED]
+    if evaluations and (last := evaluations[-1])["event"] == "eval.started":
+        return f" v{last.get('policy_version', '?')} is being evaluated on {last.get('num_prompts', '?')} prompts."
+    if silent_s is None or not is_silent(record, silent_s):
+        return ""
+    return f" Its broker runs, and has recorded nothing for {formatting.duration(silent_s)}: something takes long."
+
+
 def _time_left(record: RunRecord) -> str:
     total, done = planned(record), len(record.metrics)
     if not total or done < 2 or done >= total or (step_s := record.measures(50).step_s) is None:
@@ -275,4 +296,4 @@ def _text(value: float | None) -> str:
     if 0 < abs(value) < 1e-3:
         digits, _, power = f"{value:.1e}".partition("e")
         return f"{digits}e−{abs(int(power))}"
-    return f"{value:.3g}"
+    return f"{value:z.3g}"

@@ -44,8 +44,8 @@ def to_write(manager: Manager, folder: Path, texts: Mapping[str, str], *, force:
         ConfigError: A file was changed by hand, or written by hand, and ``force`` is false; or it cannot be read.
     """
     paths = {folder / name: f"{MARK}{_checksum(text)}\n{text}" for name, text in texts.items()}
-    changed = {path: text for path, text in paths.items() if _read(path) != text}
-    edited = [path for path in changed if _is_edited(_read(path))]
+    changed = {path: text for path, text in paths.items() if read(path) != text}
+    edited = [path for path in changed if is_edited(read(path))]
     if edited and not force:
         raise ConfigError(
             f"changed by hand: {', '.join(map(str, edited))}; keep the changes in {KEPT[manager]} then replace these "
@@ -100,7 +100,7 @@ def _supervisord_problems(path: Path) -> list[str] | None:
     return []
 
 
-def _is_edited(text: str | None) -> bool:
+def is_edited(text: str | None) -> bool:
     """True unless there is no file, or `write_files` wrote this text."""
     if text is None:
         return False
@@ -112,7 +112,7 @@ def _checksum(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _read(path: Path) -> str | None:
+def read(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -243,11 +243,18 @@ def next_steps(manager: Manager, folder: Path, owner: ServiceUser, *, is_replace
 
 
 def _supervisord(folder: Path, is_replaced: bool, logs: Path) -> list[str]:
-    supervisord = shutil.which("supervisord", path=str(Path(sys.executable).parent)) or "supervisord"
-    path = folder / "asyncrl.conf"
-    control = f"{supervisord.removesuffix('d')}ctl -c {path}"
+    path, control = folder / "asyncrl.conf", ctl(folder)
     apply = [f"apply    {control} update    (if supervisord runs already)"] if is_replaced else []
-    return [f"start    {supervisord} -c {path}", *apply, f"status   {control} status", f"log      tail -F {logs}/*.log"]
+    return [f"start    {_daemon()} -c {path}", *apply, f"status   {control} status", f"log      tail -F {logs}/*.log"]
+
+
+def ctl(folder: Path) -> str:
+    """Command that controls the supervisord of the services in ``folder``."""
+    return f"{_daemon().removesuffix('d')}ctl -c {folder / 'asyncrl.conf'}"
+
+
+def _daemon() -> str:
+    return shutil.which("supervisord", path=str(Path(sys.executable).parent)) or "supervisord"
 
 
 def _systemd(folder: Path, owner: ServiceUser, is_replaced: bool) -> list[str]:

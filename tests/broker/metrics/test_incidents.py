@@ -143,13 +143,14 @@ NOTHING = {"zero_advantage_fraction": 1.0, "reward": 0.0, "truncated": 0.0}
 SOME = NOTHING | {"zero_advantage_fraction": 0.9, "reward": 0.1}
 
 
-def test_a_run_whose_groups_do_not_differ_is_told_after_three_steps_and_again_only_after_a_change() -> None:
+def test_a_run_whose_groups_do_not_differ_is_told_after_three_steps_and_again_only_after_three_that_differ() -> None:
     ((kind, fields),) = early(a_config(), *[NOTHING] * 9)
     assert (kind, fields["step"], fields["reward"]) == ("signal.none", 2, 0.0)
     assert "there is nothing to learn from" in fields["advice"]
     assert "take easier problems" in fields["advice"]
     assert early(a_config(), NOTHING, NOTHING, SOME, NOTHING, NOTHING) == []
-    assert [fields["step"] for _, fields in early(a_config(), *[NOTHING] * 3, SOME, *[NOTHING] * 3)] == [2, 6]
+    solved = early(a_config(), *[NOTHING] * 3, SOME, SOME, *[NOTHING] * 3, *[SOME] * 3, *[NOTHING] * 3)
+    assert [fields["step"] for _, fields in solved] == [2, 13]
 
 
 def test_the_advice_names_what_makes_groups_equal() -> None:
@@ -228,6 +229,23 @@ def test_the_same_sentence_is_counted_and_the_newest_comes_first() -> None:
     assert book.told(3.0) == [
         Incident("group dropped: zero_variance", 0.0, 2),
         Incident("group dropped: dead_letter", 1.0),
+    ]
+
+
+def test_what_happens_again_at_another_step_or_version_is_counted_with_its_first_place_and_hides_nothing() -> None:
+    book = IncidentBook()
+    book.add("node.rejected", {"node": "gpu-2", "cause": "wrong key"}, 0.0)
+    for step in range(100):
+        book.add("signal.none", {"step": step, "advice": f"advice {step}"}, 1.0)
+        book.add("step.skipped", {"step": step, "cause": "a loss or a gradient was not finite"}, 2.0)
+        book.add("eval.left_out", {"policy_version": 10 + step, "cause": "busy"}, 3.0)
+        book.add("node.returned", {"node": "gpu-1", "away_s": step}, 4.0)
+    assert [(one.count, one.sentence) for one in book.told(9.0)] == [
+        (100, "gpu-1 is back after 99 s"),
+        (100, "v109 was not evaluated: busy (the first at v10)"),
+        (100, "no update in step 99: a loss or a gradient was not finite (the first at step 0)"),
+        (100, "nothing to learn from since step 99: advice 99 (the first at step 0)"),
+        (1, "gpu-2 was refused: wrong key"),
     ]
 
 
@@ -325,11 +343,11 @@ def test_a_long_sentence_is_cut_between_words() -> None:
     assert len(one.sentence) <= MAX_CHARS
 
 
-def test_the_last_start_of_the_broker_is_an_incident() -> None:
+def test_the_starts_of_the_broker_are_one_incident() -> None:
     book = IncidentBook()
     for start in (2, 3):
         book.add("run.resumed", {"name": "run", "window": 4, "start": start}, float(start))
-    assert book.told(3.0) == [Incident("the broker was started again (start 3 of this run)", 0.0)]
+    assert book.told(3.0) == [Incident("the broker was started again (start 3 of this run)", 0.0, 2)]
 
 
 def transfer_failed(node: str, cause: str, role: str = "rollout") -> dict[str, object]:

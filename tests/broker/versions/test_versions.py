@@ -115,6 +115,34 @@ def test_the_evaluation_of_a_lost_node_waits_for_another_and_its_transfer_ends()
     assert desk.transfers.staged_version == -1
 
 
+def causes_of_left_out(desk: Desk) -> list[str]:
+    return [event.fields["cause"] for event in desk.out.drain()[2] if event.kind == "eval.left_out"]
+
+
+def test_an_evaluation_that_is_left_out_after_its_node_has_left_names_that_node() -> None:
+    desk = Desk()
+    desk.receive(desk.offer())
+    desk.sent()
+    desk.nodes.leave("a.0")
+    desk.versions.departed(desk.rollout)
+    other = desk.join("rollout", "b")
+    other.policy_version = other.received_version = 1
+    desk.transfers.went_live(1)
+    desk.versions.advance(0.0)
+    assert causes_of_left_out(desk) == ["a had begun it and has it no more, and the other rollouts had v1 by then"]
+
+
+def test_an_evaluation_that_is_left_out_while_a_rollout_leaves_names_that_rollout() -> None:
+    desk = Desk()
+    desk.evaluation.every_versions = 1
+    desk.rollout.is_draining = True
+    desk.receive(desk.offer(0))
+    desk.sent()
+    desk.receive(desk.offer(1))
+    desk.versions.advance(0.0)
+    assert causes_of_left_out(desk) == ["a was told to leave, and the other rollouts had v1 by then"]
+
+
 def test_a_failed_transfer_is_an_event_and_starts_again() -> None:
     desk = Desk()
     transfer = desk.offer()

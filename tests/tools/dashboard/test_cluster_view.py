@@ -33,20 +33,17 @@ def test_a_reward_node_is_ready_once_it_has_joined() -> None:
     assert states(event("joined", "reward-0", role="reward")) == [("reward-0", "ready")]
 
 
-def test_losses_are_counted_once_and_keep_their_cause_after_the_node_is_back() -> None:
-    (node,) = nodes(
-        [
-            event("joined", time_s=1.0),
-            event("exited", cause="was killed by SIGKILL", time_s=5.0),
-            event("lost", cause="its connection is gone", time_s=6.0),
-            event("joined", time_s=9.0),
-            event("ready", time_s=11.0),
-        ],
-        TimeBands(),
-        {"rollout-0": 4},
-    )
-    assert (node.state, node.losses, node.joined, node.since_s) == ("ready", 1, 2, 11.0)
-    assert (node.cause, node.version) == ("was killed by SIGKILL", 4)
+def test_losses_are_counted_once_and_their_cause_goes_when_the_node_is_back() -> None:
+    loss = [
+        event("joined", time_s=1.0),
+        event("exited", cause="was killed by SIGKILL", time_s=5.0),
+        event("lost", cause="its connection is gone", time_s=6.0),
+    ]
+    (lost,) = nodes(loss, TimeBands(), {})
+    assert (lost.state, lost.cause) == ("exited", "was killed by SIGKILL")
+    (back,) = nodes([*loss, event("joined", time_s=9.0), event("ready", time_s=11.0)], TimeBands(), {"rollout-0": 4})
+    assert (back.state, back.losses, back.joined, back.since_s) == ("ready", 1, 2, 11.0)
+    assert (back.cause, back.version) == ("", 4)
 
 
 def test_shares_of_time_are_those_of_the_last_spans_and_add_nodes_without_events() -> None:

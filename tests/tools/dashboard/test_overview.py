@@ -67,10 +67,21 @@ def test_a_run_before_its_first_step_says_what_it_waits_for() -> None:
     assert sentence(record(events=[joined, waiting]), {}, 3.0) == "Before the first step: no trainer has joined."
 
 
-def test_a_silent_run_without_an_end_may_have_been_killed() -> None:
-    assert "was killed, or a step takes long" in sentence(record(metrics=STEPS), {}, silent_s=500.0)
+def test_a_silent_run_without_an_end_may_have_been_killed_unless_it_is_served() -> None:
+    assert "was stopped or killed, or a broker elsewhere" in sentence(record(metrics=STEPS), {}, silent_s=500.0)
     slow = [line | {"time_s": 300.0 * line["step"]} for line in STEPS]
     assert sentence(record(metrics=slow), {}, silent_s=500.0).startswith("Training")
+    served = sentence(record(metrics=STEPS, is_served=True), {}, silent_s=500.0)
+    assert served.startswith("Training, step 20 of 100, about 13 min 20 s left. Its broker runs, and has recorded")
+    assert sentence(record(is_served=True), {}, silent_s=None) == "Before the first step."
+
+
+def test_an_evaluation_that_goes_on_is_told_however_long_it_takes() -> None:
+    started = {"event": "eval.started", "policy_version": 0, "num_prompts": 32}
+    said = sentence(record(events=[started], is_served=True), {}, silent_s=80.0)
+    assert said == "Before the first step. v0 is being evaluated on 32 prompts."
+    finished = {"event": "eval.finished", "policy_version": 0}
+    assert "is being evaluated" not in sentence(record(events=[started, finished], is_served=True), {}, silent_s=3.0)
 
 
 def test_each_end_is_told_with_its_cause(make_run: MakeRun, summary: MakeSummary) -> None:
