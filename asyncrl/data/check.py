@@ -8,7 +8,7 @@ Inspection of a dataset, as ``asyncrl data check FILE`` prints it.
       prompt chars   min 109   5% 184   median 284   95% 481   max 1052
       pictures       7470   largest 1024 x 768   512.3 MB
       spelled        <|im_end|> 2
-      dropped keys   extra_info.tools_kwargs 7470
+      not in extra   extra_info.tools_kwargs 7470
       odd            4 of 7470 rows repeat the prompt of an earlier one
       3 rows cannot be used
              2  'prompt' is empty: train.parquet row 17, ...
@@ -64,7 +64,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
     spelled: dict[str, int]
     """Special tokens that the texts of usable chats spell, with the number of rows; empty without ``find_spelled``."""
     dropped_keys: dict[str, int]
-    """Keys of ``extra_info`` that do not reach the verifier, with the number of rows that have them."""
+    """Columns and keys of ``extra_info`` that do not reach the verifier, with the number of rows that have them."""
     bad: list[BadRow]
     refused: list[BadRow]
     """Unusable rows that the configuration does not allow."""
@@ -84,7 +84,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
             "prompt tokens": _listed(self.prompt_tokens),
             "pictures": _pictures(self.images),
             "spelled": _listed(self.spelled),
-            "dropped keys": _listed({f"extra_info.{key}": count for key, count in self.dropped_keys.items()}),
+            "not in extra": _listed(self.dropped_keys),
         }
         lines = [f"{self.path}: {self.num_rows} rows"]
         lines += [f"  {name:<13}  {fact}" for name, fact in facts.items() if fact]
@@ -150,7 +150,7 @@ def inspect(
         prompt_tokens=_quantiles(lengths) if count_tokens else {},
         images=[image for prompt in prompts for image in prompt.images],
         spelled=dict(spelled.most_common()),
-        dropped_keys=_dropped_keys(rows),
+        dropped_keys=_dropped_keys(rows, data),
         bad=unusable + overlong,
         refused=[
             *(unusable if data.on_bad_row == "refuse" else []),
@@ -193,13 +193,11 @@ def _measured(found: Prompt | BadRow, place: str, count_tokens: CountTokens | No
         return BadRow(place, shown(str(error)))
 
 
-def _dropped_keys(rows: Rows) -> dict[str, int]:
-    if "extra_info" not in rows.columns:
-        return {}
+def _dropped_keys(rows: Rows, data: Data) -> dict[str, int]:
     counts = Counter[str]()
     for number in range(len(rows)):
         try:
-            counts.update(dropped_keys(rows[number].get("extra_info")))
+            counts.update(dropped_keys(rows[number], data))
         except DataError:  # counted among the bad rows
             continue
     return dict(counts.most_common())

@@ -298,7 +298,7 @@ def score(inputs: VerifierInput) -> dict[str, float]:
     Reward 1 if the completion ends with the reference answer, else 0.
 
     Args:
-        inputs: ``prompt``, ``completion``, ``answer``, ``data_source`` and ``extra`` of the row, and ``num_tokens``.
+        inputs: ``prompt``, ``completion`` and ``answer``; further columns of the row are ``extra["NAME"]``.
 
     Returns:
         ``score`` is the reward. ``correct`` is averaged into accuracy. Other numbers become metrics.
