@@ -177,7 +177,7 @@ def test_text_that_only_looks_like_a_chat_is_a_plain_prompt(tmp_path: Path, text
 
 
 def test_values_that_are_nested_or_no_json_or_large_are_dropped_and_told() -> None:
-    row = {
+    row: dict[str, Any] = {
         "kind": "sum",
         "none": None,
         "extra_info": {"index": 7, "tools": {"a": 1}, "none": None, "tags": ["x"]},
