@@ -24,7 +24,7 @@ from msgspec import Struct
 from asyncrl.config.sections.data import Data
 from asyncrl.data.census import Census, num_chars, num_shared
 from asyncrl.data.dataset import BadRow, Dataset, count_reasons
-from asyncrl.data.row import dropped_keys
+from asyncrl.data.row import chat_of, dropped_keys
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import AsyncrlError, DataError
 from asyncrl.foreign_text import shown
@@ -51,6 +51,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
     """Usable rows with an empty answer, which no reward that compares with it can call correct."""
     num_chats: int
     """Usable rows whose prompt is a chat; the others are plain text."""
+    num_made_chats: int
+    """Those of them that are texts in the file, which ``data.as_chat`` makes chats."""
     prompt_chars: dict[str, int]
     """Quantiles of prompt length in characters, over usable rows; empty if there are none."""
     prompt_tokens: dict[str, int]
@@ -79,7 +81,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
             "columns": ", ".join(map(shown, self.columns)),
             "data sources": _listed({name or "(none)": count for name, count in self.data_sources.items()}) or "-",
             "answers": "none of the rows has one" if self.num_without_answer == num_usable > 0 else "",
-            "prompts": f"{self.num_chats} chat, {self.num_texts} text",
+            "prompts": f"{self.num_chats - self.num_made_chats} chat, {self.num_texts + self.num_made_chats} text"
+            + (", each read as a chat of one message (data.as_chat)" if self.num_made_chats else ""),
             "prompt chars": _listed(self.prompt_chars) or "-",
             "prompt tokens": _listed(self.prompt_tokens),
             "pictures": _pictures(self.images),
@@ -122,7 +125,10 @@ def inspect(
     data = data or Data(train=str(path))
     rows = open_rows(path, on_disk=data.image_column)
     prompts, lengths, unusable, overlong = list[Prompt](), list[int](), list[BadRow](), list[BadRow]()
-    for number, (_, found) in enumerate(Dataset([rows], data).scan()):
+    num_made_chats = 0
+    for number, ((_, found), cell) in enumerate(
+        zip(Dataset([rows], data).scan(), rows.column(data.prompt_column), strict=True)
+    ):
         measured = _measured(found, rows.place(number), count_tokens)
         if isinstance(measured, BadRow):
             unusable.append(measured)
@@ -133,6 +139,7 @@ def inspect(
             overlong.append(BadRow(rows.place(number), f"it has more than {max_tokens} tokens"))
         else:
             prompts.append(prompt)
+            num_made_chats += prompt.chat == chat_of(cell)
     spelled = Counter(text for prompt in prompts for text in set(find_spelled(prompt))) if find_spelled else Counter()
     census = Census()
     for prompt in prompts:
@@ -144,6 +151,7 @@ def inspect(
         data_sources=dict(Counter(prompt.data_source for prompt in prompts).most_common()),
         num_without_answer=census.num_without_answer,
         num_chats=sum(bool(prompt.chat) for prompt in prompts),
+        num_made_chats=num_made_chats,
         prompt_chars=_quantiles(list(map(num_chars, prompts))),
         odd=census.sentences(),
         keys=census.keys,

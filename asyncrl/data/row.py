@@ -115,7 +115,7 @@ def to_prompt(values: Row, data: Data, images: Sequence[Image] = ()) -> Prompt:
     if not prompt:
         raise DataError(f"{data.prompt_column!r} is {'null or missing' if prompt is None else 'empty'}")
     if isinstance(prompt, str):
-        prompt = _chat_in_json(prompt) or ([{"role": "user", "content": prompt}] if data.as_chat else prompt)
+        prompt = _chat_in_json(prompt) or (chat_of(prompt) if data.as_chat else prompt)
     return Prompt(
         text=prompt if isinstance(prompt, str) else "",
         chat=[] if isinstance(prompt, str) else _chat(prompt, data.prompt_column),
@@ -124,6 +124,11 @@ def to_prompt(values: Row, data: Data, images: Sequence[Image] = ()) -> Prompt:
         extra=_extra(values, data),
         images=list(images),
     )
+
+
+def chat_of(text: str) -> list[dict[str, str]]:
+    """A chat of one message, by the user."""
+    return [{"role": "user", "content": text}]
 
 
 def num_marks(prompt: Prompt) -> int:

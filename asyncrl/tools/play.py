@@ -20,6 +20,7 @@ from asyncrl.config.toml import put, read
 from asyncrl.data.chat_template import check_template, read_template
 from asyncrl.data.images import Keep, check_model_reads
 from asyncrl.data.prompts import held_out_stream
+from asyncrl.data.row import chat_of
 from asyncrl.episodes.episode import Episode
 from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import ConfigError, VerifierError
@@ -107,7 +108,7 @@ def row_prompt(config: Config, row: int, keep: Keep) -> Prompt:
 def text_prompt(model: Path, text: str, answer: str = "") -> Prompt:
     """A prompt of one text, which is a message of the user if the model has a chat template."""
     if read_template(model):
-        return Prompt(chat=[{"role": "user", "content": text}], answer=answer)
+        return Prompt(chat=chat_of(text), answer=answer)
     return Prompt(text=text, answer=answer)
 
 

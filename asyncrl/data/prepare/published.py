@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.data.dataset import BadRow
+from asyncrl.data.row import chat_of
 from asyncrl.data.table import Row, Rows, open_rows
 from asyncrl.errors import DataError
 from asyncrl.files.atomic import output
@@ -141,7 +142,7 @@ def write(rows: Sequence[Row], out: Path) -> None:
 
 
 def _prompt(prompt: str | Chat, instruction: str, *, is_chat: bool) -> str | Chat:
-    chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    chat = chat_of(prompt) if isinstance(prompt, str) else prompt
     if instruction:
         last = chat[-1]
         chat = [*chat[:-1], last | {"content": f"{last['content']} {instruction}"}]
