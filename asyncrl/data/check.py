@@ -52,7 +52,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
     num_chats: int
     """Usable rows whose prompt is a chat; the others are plain text."""
     num_made_chats: int
-    """Those of them that are texts in the file, which ``data.as_chat`` makes chats."""
+    """Number of these chats that are texts in the file, which ``data.as_chat`` makes chats."""
     prompt_chars: dict[str, int]
     """Quantiles of prompt length in characters, over usable rows; empty if there are none."""
     prompt_tokens: dict[str, int]
