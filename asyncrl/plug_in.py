@@ -184,7 +184,7 @@ def blamed(path: str, *, setting: str, ours: str) -> Iterator[None]:
 
 def describe(error: BaseException, *ours: str) -> str:
     """
-    One line for an exception, such as ``ValueError: no number (score.py:12)``.
+    One line for an exception with its notes, such as ``ValueError: no number (score.py:12)``.
 
     The place is the innermost line in the outermost file that is not ours: the innermost line of all is often deep
     inside a library.
@@ -203,7 +203,7 @@ def describe(error: BaseException, *ours: str) -> str:
 def _text_of(error: BaseException) -> str:
     """At most `MAX_CHARS` characters on one line; custom exceptions may give no text, or gigabytes of it."""
     try:
-        text = str(error)[: 2 * MAX_CHARS]
+        text = "; ".join([str(error)[: 2 * MAX_CHARS], *getattr(error, "__notes__", ())])
     except Exception as second:  # noqa: BLE001  custom code may raise anything
         return f"(its text cannot be shown: __str__ raised {type(second).__name__[:MAX_CHARS]})"
     return escaped(" ".join(text.split()))[:MAX_CHARS]

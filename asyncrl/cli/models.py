@@ -80,9 +80,9 @@ def evaluate(out: Path | None, as_json: bool, **choices: Any) -> None:
 
 @click.command()
 @click.argument("model", metavar="MODEL")
-@click.option(
-    "--prompt", "texts", multiple=True, required=True, metavar="TEXT", help="Text, or - for stdin; repeatable."
-)
+@click.option("--prompt", "texts", multiple=True, metavar="TEXT", help="Text, or - for stdin; repeatable.")
+@click.option("--row", "rows", type=click.IntRange(0), multiple=True, help="Prompt of a row, from 0; repeatable.")
+@click.option("--data", metavar="FILE", help="Parquet or JSONL with the rows.  [default: from --config]")
 @click.option("--system", default="", metavar="TEXT", help="Message of the system before each prompt.")
 @click.option("--image", "files", type=PATH, multiple=True, metavar="FILE", help="Picture in each prompt; repeatable.")
 @click.option("--plain", "is_plain", is_flag=True, help="Let the model continue the bare text, without its template.")
@@ -92,6 +92,8 @@ def evaluate(out: Path | None, as_json: bool, **choices: Any) -> None:
 @report_errors
 def sample(
     texts: tuple[str, ...],
+    rows: tuple[int, ...],
+    data: str | None,
     system: str,
     files: tuple[Path, ...],
     *,
@@ -103,14 +105,21 @@ def sample(
     Sample completions of your own prompts from a model.
 
     MODEL is a Hugging Face model directory, a run directory, or a checkpoint in one; the run's settings are then the
-    defaults. A prompt is a message of the user if the model has a chat template. Pictures stand at the marks <image> of
-    a prompt, or before a prompt without marks.
+    defaults. A text is a message of the user if the model has a chat template. Pictures stand at the marks <image> of
+    a text, or before a text without marks. A row is asked as in training, with all messages of its chat.
 
     \b
     Examples:
       asyncrl sample runs/quickstart --prompt "3+4+5=" --prompt "2+2+2="
       asyncrl sample models/base --prompt "Why is the sky blue?" -n 4 --temperature 0.7
+      asyncrl sample runs/mine --data chats.jsonl --row 0 --row 7
     """
+    rows = rows or ((0,) if data else ())
+    if not texts and not rows:
+        raise click.UsageError("no prompt: give --prompt TEXT, or --row N of the data")
+    if not texts and (system or files or is_plain):
+        raise click.UsageError("--system, --image and --plain need --prompt: a row has its own messages and pictures")
+
     from asyncrl.runtime.machine import require_train
 
     require_train()
@@ -118,10 +127,10 @@ def sample(
     from asyncrl.tools.evaluate import eval_config, sample_model
     from asyncrl.tools.play import NO_DATA
 
-    config = eval_config(data=(NO_DATA,), **choices)
+    config = eval_config(data=(data,) if data else () if rows else (NO_DATA,), **choices)
     config = with_local_copies(config, partial(echo, err=True), model_setting="MODEL")
     prompts = [sys.stdin.read() if text == "-" else text for text in texts]
-    sample_model(config, prompts, system=system, files=files, is_plain=is_plain, as_json=as_json)
+    sample_model(config, prompts, rows=rows, system=system, files=files, is_plain=is_plain, as_json=as_json)
 
 
 @click.command()

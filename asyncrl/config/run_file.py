@@ -5,7 +5,7 @@ Reads a run file: defaults < TOML file < ``--set a.b=value``, checked and return
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
@@ -35,7 +35,11 @@ class Origin(Struct, frozen=True):
     """
 
 
-def load_config(path: str | os.PathLike[str], overrides: str | Sequence[str] = ()) -> Config:
+Overrides = str | Sequence["str | Sequence[str]"]
+"""Texts ``section.key=value``: one, several, or a list of them among several."""
+
+
+def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Config:
     """
     Read and check a run file.
 
@@ -45,19 +49,32 @@ def load_config(path: str | os.PathLike[str], overrides: str | Sequence[str] = (
     Raises:
         ConfigError: The file cannot be read, or `decode` refuses it.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(
+            f"expected the path of a run file, got {type(path).__name__} {path!r:.60}: write the settings to a TOML "
+            f"file, or give them after its path, as 'run.steps=20'"
+        )
     return decode(read_raw(Path(path), overrides))
 
 
-def read_raw(path: Path, overrides: str | Sequence[str] = ()) -> dict[str, Any]:
+def read_raw(path: Path, overrides: Overrides = ()) -> dict[str, Any]:
     """Read a run file with ``overrides`` as a nested dict, unchecked; raises `ConfigError` if it is not TOML."""
     raw = read(path, "config file")
-    for override in [overrides] if isinstance(overrides, str) else overrides:
-        if not isinstance(override, str) or isinstance(overrides, Mapping):
-            raise ConfigError(
-                f"overrides of {path} have {override!r}: expected texts such as 'run.steps=20', one or a list of them"
-            )
+    for override in list(_texts(overrides, path)):  # all are looked at before one is applied
         override_one(raw, override)
     return raw
+
+
+def _texts(overrides: object, path: Path) -> Iterator[str]:
+    if isinstance(overrides, str):
+        yield overrides
+    elif isinstance(overrides, Sequence):
+        for each in overrides:
+            yield from _texts(each, path)
+    else:
+        raise ConfigError(
+            f"overrides of {path} have {overrides!r}: expected texts such as 'run.steps=20', one or a list of them"
+        )
 
 
 def overridden(raw: dict[str, Any], overrides: Sequence[str]) -> Config:

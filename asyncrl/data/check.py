@@ -8,7 +8,7 @@ Inspection of a dataset, as ``asyncrl data check FILE`` prints it.
       prompt chars   min 109   5% 184   median 284   95% 481   max 1052
       pictures       7470   largest 1024 x 768   512.3 MB
       spelled        <|im_end|> 2
-      dropped keys   extra_info.tools_kwargs 7470
+      not in extra   extra_info.tools_kwargs 7470
       odd            4 of 7470 rows repeat the prompt of an earlier one
       3 rows cannot be used
              2  'prompt' is empty: train.parquet row 17, ...
@@ -24,7 +24,7 @@ from msgspec import Struct
 from asyncrl.config.sections.data import Data
 from asyncrl.data.census import Census, num_chars, num_shared
 from asyncrl.data.dataset import BadRow, Dataset, count_reasons
-from asyncrl.data.row import dropped_keys
+from asyncrl.data.row import chat_of, dropped_keys
 from asyncrl.data.table import Rows, open_rows
 from asyncrl.errors import AsyncrlError, DataError
 from asyncrl.foreign_text import shown
@@ -51,6 +51,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
     """Usable rows with an empty answer, which no reward that compares with it can call correct."""
     num_chats: int
     """Usable rows whose prompt is a chat; the others are plain text."""
+    num_made_chats: int
+    """Number of these chats that are texts in the file, which ``data.as_chat`` makes chats."""
     prompt_chars: dict[str, int]
     """Quantiles of prompt length in characters, over usable rows; empty if there are none."""
     prompt_tokens: dict[str, int]
@@ -64,7 +66,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
     spelled: dict[str, int]
     """Special tokens that the texts of usable chats spell, with the number of rows; empty without ``find_spelled``."""
     dropped_keys: dict[str, int]
-    """Keys of ``extra_info`` that do not reach the verifier, with the number of rows that have them."""
+    """Columns and keys of ``extra_info`` that do not reach the verifier, with the number of rows that have them."""
     bad: list[BadRow]
     refused: list[BadRow]
     """Unusable rows that the configuration does not allow."""
@@ -79,12 +81,13 @@ class Inspection(Struct, frozen=True, kw_only=True):
             "columns": ", ".join(map(shown, self.columns)),
             "data sources": _listed({name or "(none)": count for name, count in self.data_sources.items()}) or "-",
             "answers": "none of the rows has one" if self.num_without_answer == num_usable > 0 else "",
-            "prompts": f"{self.num_chats} chat, {self.num_texts} text",
+            "prompts": f"{self.num_chats - self.num_made_chats} chat, {self.num_texts + self.num_made_chats} text"
+            + (", each read as a chat of one message (data.as_chat)" if self.num_made_chats else ""),
             "prompt chars": _listed(self.prompt_chars) or "-",
             "prompt tokens": _listed(self.prompt_tokens),
             "pictures": _pictures(self.images),
             "spelled": _listed(self.spelled),
-            "dropped keys": _listed({f"extra_info.{key}": count for key, count in self.dropped_keys.items()}),
+            "not in extra": _listed(self.dropped_keys),
         }
         lines = [f"{self.path}: {self.num_rows} rows"]
         lines += [f"  {name:<13}  {fact}" for name, fact in facts.items() if fact]
@@ -122,7 +125,10 @@ def inspect(
     data = data or Data(train=str(path))
     rows = open_rows(path, on_disk=data.image_column)
     prompts, lengths, unusable, overlong = list[Prompt](), list[int](), list[BadRow](), list[BadRow]()
-    for number, (_, found) in enumerate(Dataset([rows], data).scan()):
+    num_made_chats = 0
+    for number, ((_, found), cell) in enumerate(
+        zip(Dataset([rows], data).scan(), rows.column(data.prompt_column), strict=True)
+    ):
         measured = _measured(found, rows.place(number), count_tokens)
         if isinstance(measured, BadRow):
             unusable.append(measured)
@@ -133,6 +139,7 @@ def inspect(
             overlong.append(BadRow(rows.place(number), f"it has more than {max_tokens} tokens"))
         else:
             prompts.append(prompt)
+            num_made_chats += prompt.chat == chat_of(cell)
     spelled = Counter(text for prompt in prompts for text in set(find_spelled(prompt))) if find_spelled else Counter()
     census = Census()
     for prompt in prompts:
@@ -144,13 +151,14 @@ def inspect(
         data_sources=dict(Counter(prompt.data_source for prompt in prompts).most_common()),
         num_without_answer=census.num_without_answer,
         num_chats=sum(bool(prompt.chat) for prompt in prompts),
+        num_made_chats=num_made_chats,
         prompt_chars=_quantiles(list(map(num_chars, prompts))),
         odd=census.sentences(),
         keys=census.keys,
         prompt_tokens=_quantiles(lengths) if count_tokens else {},
         images=[image for prompt in prompts for image in prompt.images],
         spelled=dict(spelled.most_common()),
-        dropped_keys=_dropped_keys(rows),
+        dropped_keys=_dropped_keys(rows, data),
         bad=unusable + overlong,
         refused=[
             *(unusable if data.on_bad_row == "refuse" else []),
@@ -193,13 +201,11 @@ def _measured(found: Prompt | BadRow, place: str, count_tokens: CountTokens | No
         return BadRow(place, shown(str(error)))
 
 
-def _dropped_keys(rows: Rows) -> dict[str, int]:
-    if "extra_info" not in rows.columns:
-        return {}
+def _dropped_keys(rows: Rows, data: Data) -> dict[str, int]:
     counts = Counter[str]()
     for number in range(len(rows)):
         try:
-            counts.update(dropped_keys(rows[number].get("extra_info")))
+            counts.update(dropped_keys(rows[number], data))
         except DataError:  # counted among the bad rows
             continue
     return dict(counts.most_common())

@@ -5,6 +5,7 @@ Conversion of dataset rows to prompts. Accepted forms:
     {"prompt": [{"role": "user", "content": "2 + 3 = ?"}], "answer": 5, "data_source": "sums"}
     {"prompt": [...], "reward_model": {"ground_truth": "5"}, "extra_info": {"index": 7}}       as verl writes it
     {"prompt": "<image> How many?", "answer": "3", "images": [...]}                   one mark for each picture
+    {"task": "2 + 3 = ?", "solution": "5", "level": 2}         columns by other names; further ones reach the reward
 
 A chat may also be JSON text of the same form; with ``data.as_chat`` any other text is a chat of one message. A row of
 another form is refused: nothing is guessed or truncated.
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.config.sections.data import Data
-from asyncrl.data.table import Row, Rows, require_column
+from asyncrl.data.table import VERL, Row, Rows, require_column
 from asyncrl.errors import DataError
 from asyncrl.messages.trajectory import IMAGE_MARK, Image, Prompt
 
@@ -27,9 +28,10 @@ MEDIA = ("videos", "audios")
 MAX_BYTES = 1 << 20
 """Largest prompt with its answer and scalars, encoded: each lease and each request to grade carries one."""
 
-_encoder = msgspec.msgpack.Encoder()
+MAX_COLUMN_CHARS = 1 << 16
+"""Longest text of a further column that travels: some columns, such as pictures in base64, no reward reads."""
 
-Scalar = str | int | float | bool | None
+_encoder = msgspec.msgpack.Encoder()
 
 
 def require_columns(rows: Rows, data: Data, *, is_held_out: bool = False) -> None:
@@ -79,13 +81,29 @@ def _refuse_large(prompt: Prompt) -> None:
     )
 
 
-def dropped_keys(extra: Any) -> list[str]:
-    """Keys of ``extra_info`` with nested values; they are dropped, because every lease would carry them."""
-    if extra is None:
-        return []
-    if not isinstance(extra, dict):
-        return ["(all of it)"]
-    return [key for key, value in extra.items() if not _is_scalar(value)]
+def dropped_keys(values: Row, data: Data) -> list[str]:
+    """Further columns and keys of ``extra_info`` that the prompt lacks, because every lease would carry them."""
+    columns = [name for name, value in _further_columns(values, data).items() if not _is_small(value)]
+    info = values.get("extra_info")
+    if not isinstance(info, dict):
+        return columns if info is None else [*columns, "extra_info"]
+    return columns + [f"extra_info.{key}" for key, value in info.items() if not _is_scalar(value)]
+
+
+def _extra(values: Row, data: Data) -> dict[str, Any]:
+    """Further columns of a row and its ``extra_info``, which wins, as the reward and the environment get them."""
+    columns = {name: value for name, value in _further_columns(values, data).items() if _is_small(value)}
+    info = values.get("extra_info")
+    given = info.items() if isinstance(info, dict) else ()
+    return columns | {key: value for key, value in given if _is_scalar(value)}
+
+
+def _further_columns(values: Row, data: Data) -> Row:
+    """Columns that have no name of ours. The answer's own name is one: a reward may know it by that alone."""
+    ours = {data.prompt_column, data.data_source_column, data.image_column, "extra_info", VERL, *MEDIA}
+    if data.answer_column == "answer":
+        ours.add("answer")
+    return {name: value for name, value in values.items() if name not in ours}
 
 
 def to_prompt(values: Row, data: Data, images: Sequence[Image] = ()) -> Prompt:
@@ -97,17 +115,20 @@ def to_prompt(values: Row, data: Data, images: Sequence[Image] = ()) -> Prompt:
     if not prompt:
         raise DataError(f"{data.prompt_column!r} is {'null or missing' if prompt is None else 'empty'}")
     if isinstance(prompt, str):
-        prompt = _chat_in_json(prompt) or ([{"role": "user", "content": prompt}] if data.as_chat else prompt)
-    extra = values.get("extra_info")
+        prompt = _chat_in_json(prompt) or (chat_of(prompt) if data.as_chat else prompt)
     return Prompt(
         text=prompt if isinstance(prompt, str) else "",
         chat=[] if isinstance(prompt, str) else _chat(prompt, data.prompt_column),
         answer=_answer(values, data.answer_column),
         data_source=_text(values.get(data.data_source_column), data.data_source_column),
-        # Those that are nested are dropped; see `dropped_keys`.
-        extra={key: value for key, value in extra.items() if _is_scalar(value)} if isinstance(extra, dict) else {},
+        extra=_extra(values, data),
         images=list(images),
     )
+
+
+def chat_of(text: str) -> list[dict[str, str]]:
+    """A chat of one message, by the user."""
+    return [{"role": "user", "content": text}]
 
 
 def num_marks(prompt: Prompt) -> int:
@@ -170,6 +191,13 @@ def _text(value: Any, column: str) -> str:
 
 def _is_scalar(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float | bool)
+
+
+def _is_small(value: Any) -> bool:
+    """True if each lease can carry a column's value: no bytes, list or dict, no long text, and no number of 65 bits."""
+    if isinstance(value, str):
+        return len(value) <= MAX_COLUMN_CHARS
+    return _is_scalar(value) and not (isinstance(value, int) and not -(1 << 63) <= value < 1 << 63)
 
 
 def _kind(value: Any) -> str:

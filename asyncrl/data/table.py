@@ -193,6 +193,7 @@ def _first_line(error: Exception) -> str:
 #
 #     question, final_answer, level        ─▶ question, final_answer
 #     prompt, reward_model, extra_info     ─▶ prompt, reward_model.ground_truth     (verl's form)
+#     task (chats), solution, level        ─▶ task, solution                        (a chat is told by its values alone)
 #
 # A run file names them; commands that are given a dataset alone guess them.
 
@@ -240,7 +241,7 @@ def guess(rows: Rows, given: Mapping[str, str], option: str = SETTING) -> Column
         if name not in rows.columns:
             raise DataError(_sentence(rows, f"has no column {name!r}", option.format(kind)))
     first = _first_rows(rows)
-    prompt = given.get("prompt") or _named(PROMPTS, first, rows.columns, _is_prompt)
+    prompt = given.get("prompt") or _named(PROMPTS, first, rows.columns, _is_prompt) or _chats(first, rows.columns)
     if not prompt:
         raise DataError(_sentence(rows, "has no column that looks like a prompt", option.format("prompt")))
     has_verl = VERL in rows.columns and any(isinstance(row.get(VERL), dict) for row in first)
@@ -294,10 +295,19 @@ def _named(names: Sequence[str], rows: Sequence[Row], columns: Sequence[str], fi
     return next((column for least in (len(rows) / 2, 0) for column in fitting if fitting[column] > least), "")
 
 
+def _chats(rows: Sequence[Row], columns: Sequence[str]) -> str:
+    """The first column of which most values are chats, whatever its name; empty without one."""
+    return next((name for name in columns if sum(_is_chat(row.get(name)) for row in rows) > len(rows) / 2), "")
+
+
 def _is_prompt(value: Any) -> bool:
-    if isinstance(value, list):
-        return bool(value) and all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in value)
-    return isinstance(value, str) and bool(value)
+    return _is_chat(value) or (isinstance(value, str) and bool(value))
+
+
+def _is_chat(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in value)
 
 
 def _is_answer(value: Any) -> bool:

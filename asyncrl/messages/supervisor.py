@@ -58,6 +58,7 @@ class Progress(Message, frozen=True):
     """Metrics of one step, for display."""
 
     step: int
+    """Counted from 0."""
     steps: int
     metrics: dict[str, float]
 

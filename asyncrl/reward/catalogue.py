@@ -10,7 +10,8 @@ A built-in verifier is a callable Struct whose fields are its options, so misspe
 
 import importlib
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -101,10 +102,12 @@ def _with_correct(value: Any) -> Any:
 #   VerifierInput ── prompts=[prompt], completions=[completion], answer=[answer], ... ──▶ function ── [0.5] ──▶ verdict
 #
 # Each completion is judged alone, in a list of one. Of a chat it is ``[{"role": "assistant", "content": ...}]``; other
-# columns are the row's: ``answer``, ``data_source`` and what is in ``extra``. To compare the completions of a
-# prompt there is ``reward.group``.
+# columns are the row's: ``answer``, ``data_source`` and what is in ``extra``, the answer under the name of its column
+# included. To compare the completions of a prompt there is ``reward.group``.
 
 COMPLETIONS = "completions"
+MESSAGES = "completions of chats are lists of messages, with their text in [0]['content']"
+"""Note on the failure of a function that was written for plain texts."""
 
 
 def is_of_batches(function: Callable[..., Any]) -> bool:
@@ -124,6 +127,8 @@ def adapt_batches(function: Callable[..., Any], options: Mapping[str, Any], *, p
     parameters = inspect.signature(function).parameters.values()
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     names = {parameter.name for parameter in parameters}
+    stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind not in stars]
     if not takes_any and (unknown := [name for name in options if name not in names]):
         raise ConfigError(f"{setting}: {path!r} has no argument {unknown[0]!r}: {hint(unknown[0], sorted(names))}")
 
@@ -136,15 +141,32 @@ def adapt_batches(function: Callable[..., Any], options: Mapping[str, Any], *, p
             "prompts": [inputs.prompt],
             COMPLETIONS: [[{"role": "assistant", "content": inputs.completion}] if is_chat else inputs.completion],
         }
-        return function(**{name: each for name, each in columns.items() if takes_any or name in names}, **options)
+        given = {name: each for name, each in columns.items() if takes_any or name in names} | dict(options)
+        if lacking := [name for name in needed if name not in given]:
+            there = ", ".join(sorted(columns))
+            raise VerifierError(f"{path} takes {', '.join(lacking)}, and the row has no such column: it has {there}")
+        return function(**given)
 
     async def judge(inputs: VerifierInput, /) -> Any:
-        return _only(await call(inputs))
+        with _noting_messages(inputs):
+            return _only(await call(inputs))
 
     def judge_in_order(inputs: VerifierInput, /) -> Any:
-        return _only(call(inputs))
+        with _noting_messages(inputs):
+            return _only(call(inputs))
 
     return judge if is_async(function) else judge_in_order
+
+
+@contextmanager
+def _noting_messages(inputs: VerifierInput) -> Iterator[None]:
+    """Add `MESSAGES` to the error of a function that found a list where it expected a text."""
+    try:
+        yield
+    except (AttributeError, TypeError) as error:
+        if not isinstance(inputs.prompt, str) and "list" in str(error):
+            error.add_note(MESSAGES)
+        raise
 
 
 def _only(rewards: Any) -> Any:

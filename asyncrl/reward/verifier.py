@@ -50,7 +50,7 @@ class VerifierInput(Struct, frozen=True, kw_only=True):
     opened           thought that the prompt had opened, such as ``<think>``: it precedes ``completion``; often empty
     answer           reference answer of the row
     data_source      data source of the row, such as ``openai/gsm8k``; empty without
-    extra            the row's other values, ``extra_info``: texts, numbers, bools and None by name
+    extra            the row's other columns and its ``extra_info``: texts, numbers, bools and None by name
     finish_reason    ``stop``, ``length`` if a limit cut the completion, or another of ``FinishReason``
     num_tokens       number of tokens that the policy wrote
     turns            turns of an episode, a `JudgedTurn` each, in the order written; empty without an environment

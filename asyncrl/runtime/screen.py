@@ -83,11 +83,13 @@ class RunConsole(Console):
     """
     The console of a run, by default standard output, whose lines are also kept in the run directory.
 
-    The run outlives whoever reads them. ``width`` is that of a console of rich.
+    The run outlives whoever reads them. ``width`` is that of a console of rich. A quiet one keeps lines alone.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, width: int | None = None) -> None:
-        super().__init__(file=cast("TextIO", LastingStream(stream or sys.stdout, self._gone)), width=width)
+    def __init__(self, stream: TextIO | None = None, *, width: int | None = None, is_quiet: bool = False) -> None:
+        file = cast("TextIO", LastingStream(stream or sys.stdout, self._gone))
+        # A terminal would have a bar, which also takes what the caller prints.
+        super().__init__(file=file, width=width, quiet=is_quiet, force_terminal=False if is_quiet else None)
         self._kept: list[str] = []
         """Lines before there is a run directory."""
         self._directory: RunDirectory | None = None

@@ -54,7 +54,7 @@ from asyncrl.runtime.offline import (
 from asyncrl.runtime.process import configure_logging
 from asyncrl.spool.images import ImageStore
 from asyncrl.terminal import aligned, echo, say, to_json
-from asyncrl.tools.play import text_prompt
+from asyncrl.tools.play import row_prompts, text_prompt
 
 
 def model_and_run_file(model: str) -> tuple[str, Path | None]:
@@ -349,14 +349,15 @@ def sample_model(
     config: Config,
     texts: Sequence[str],
     *,
+    rows: Sequence[int] = (),
     system: str = "",
     files: Sequence[Path] = (),
     is_plain: bool = False,
     as_json: bool = False,
 ) -> None:
     """
-    Print ``evaluation.samples`` completions of each text, in their order: each as soon as those before it are there, or
-    all as a list of JSON. Further arguments as `own_prompt`.
+    Print ``evaluation.samples`` completions of each text and of each of these rows of the data, in their order: each as
+    soon as those before it are there, or all as a list of JSON. Further arguments as `own_prompt`, for texts.
 
     Raises:
         ConfigError: The model or a prompt cannot be used.
@@ -366,7 +367,12 @@ def sample_model(
     check_model(config.model.path, setting="MODEL")
     config, model = with_room(config), Path(config.model.path)
     prompts = [own_prompt(model, text, system=system, files=files, is_plain=is_plain) for text in texts]
-    check_template(read_template(model), config.data.chat_template_kwargs, has_chats=bool(prompts[0][0].chat))
+    if rows:
+        named = guessed(config.data, config.data.held_out_files[0], partial(echo, err=True))
+        prompts += row_prompts(replace(config, data=named), rows)
+    for prompt, contents in prompts:
+        check_template(read_template(model), config.data.chat_template_kwargs, has_chats=bool(prompt.chat))
+        check_model_reads(model, len(contents), 0)
     if config.environment.is_set:
         echo("note: nothing answers here, as [environment] does in the run; asyncrl episode try plays one", err=True)
     samples, found = config.evaluation.samples, []

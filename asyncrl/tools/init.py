@@ -7,15 +7,18 @@ for them.
 
 import math
 import os
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncrl.config.engines import ENGINES
 from asyncrl.config.model.directory import check_model
 from asyncrl.config.model.weights import CONFIG, check_weights, read_config
+from asyncrl.config.run_file import decode
 from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.reward import Reward
 from asyncrl.data.chat_template import read_template
@@ -24,7 +27,8 @@ from asyncrl.data.table import LOOKED_AT, Columns, guess, open_rows
 from asyncrl.errors import ConfigError
 from asyncrl.files.json_lines import toml_value
 from asyncrl.reward.routing import unrouted
-from asyncrl.runtime.machine import TRAIN, Devices, find, missing_packages
+from asyncrl.runtime.check_architecture import MEMORY, examine
+from asyncrl.runtime.machine import TRAIN, CheckLine, Devices, find, missing_packages
 from asyncrl.runtime.model_files import model_folder, model_name
 from asyncrl.terminal import command_line
 from asyncrl.tools.plug_ins.reward import attempt, read_rows, run_config, summary_lines
@@ -174,7 +178,21 @@ SMALL, MEDIUM = 10_000_000, 500_000_000
 """Parameters up to which a model learns with the larger learning rates."""
 SHARED_MEMORY = 0.4
 """Part of the only device's memory that vLLM takes beside the trainer."""
-
+GROUP_SIZE = 8
+ON_CPUS = ((16, 256), (8, 256), (8, 128), (8, 64), (4, 64), (2, 64))
+"""Groups of a step and tokens of the longest completion without an accelerator, from most work to least."""
+CPU_STEP_S = 240.0
+"""Seconds that a step may take there if every completion is the longest."""
+CPU_FLOPS, TOKEN_FLOPS = 3e10, 8
+"""
+Operations of a core in a second, and of a parameter for each token: two to sample it, six to train on it. An estimate
+for products of small batches in float32.
+"""
+LESS_MEMORY = {
+    "max_tokens_per_micro_batch": "of one pass; more takes more memory, and on CPUs no less time",
+    "gradient_checkpointing": "recomputes activations, for which the memory is too small",
+}
+"""Reasons of settings of the trainer."""
 
 HEAD = """\
 # Written by `asyncrl init`. Paths are relative to the folder that asyncrl is run in, not to the folder of this file.
@@ -193,6 +211,10 @@ class Choices(Struct, frozen=True):
     max_prompt_tokens: int
     max_tokens: int
     lr: float
+    groups: int = 16
+    steps: int = 100
+    held_out: int = 0
+    """Prompts of an evaluation; 0 leaves the default."""
 
 
 def choose(found: Findings) -> Choices:
@@ -204,11 +226,8 @@ def choose(found: Findings) -> Choices:
     num, kind = len(found.devices.ids), found.devices.kind
     longest = min(128 if size <= SMALL else 1024, max(room, 1))
     if not num:
-        each = max(1, found.cores // 2)
-        where = f"no accelerator was found: everything runs on {found.cores} cores"
-        rollout: dict[str, object] = {"replicas": 1 if found.cores < 2 else 2, "threads": max(1, each // 2)}
-        return Choices(rollout, {"threads": each}, "float32", where, prompt, longest, lr)
-    rollout = {"engine": "vllm"} if found.has_vllm else {"device": kind}
+        return _on_cpus(found, Choices({}, {}, "float32", "", prompt, longest, lr))
+    rollout: dict[str, object] = {"engine": "vllm"} if found.has_vllm else {"device": kind}
     if num == 1:
         where = f"one {kind} device: the trainer and one rollout share it"
         rollout |= {"replicas": 1}
@@ -221,25 +240,51 @@ def choose(found: Findings) -> Choices:
     return Choices(rollout, {"device": kind, "ranks": ranks}, "bfloat16", where, prompt, longest, lr)
 
 
+def _on_cpus(found: Findings, chosen: Choices) -> Choices:
+    """Complete the choices for a machine without an accelerator, where a model that is no toy takes its time."""
+    is_toy = found.model.num_parameters <= SMALL
+    replicas = 2 if is_toy and found.cores > 1 else 1
+    each = max(1, found.cores // 2)
+    for groups, longest in ON_CPUS:
+        tokens = groups * (found.data.longest_prompt + GROUP_SIZE * min(longest, chosen.max_tokens))
+        if tokens * found.model.num_parameters * TOKEN_FLOPS <= CPU_STEP_S * CPU_FLOPS * found.cores:
+            break
+    longest = min(longest, chosen.max_tokens)
+    trainer = {} if is_toy else {"max_tokens_per_micro_batch": max(2048, chosen.max_prompt_tokens + longest)}
+    return replace(
+        chosen,
+        rollout={"replicas": replicas, "threads": max(1, each // replicas)},
+        trainer={"threads": each, **trainer},
+        placement=f"no accelerator was found: everything runs on {found.cores} cores",
+        max_tokens=longest,
+        groups=groups,
+        steps=chosen.steps if is_toy else 40,
+        held_out=0 if is_toy else 64,
+    )
+
+
 def render(found: Findings, chosen: Choices, reward: str) -> str:
     """Text of the run file; ``reward`` is ``auto`` or ``file.py:name``."""
     sections = {
-        "run": [_line("steps", 100, "optimizer steps; `asyncrl resume RUN --steps N` makes it longer")],
+        "run": [_line("steps", chosen.steps, "optimizer steps; `asyncrl resume RUN --steps N` makes it longer")],
         "model": [
             _line("path", found.model.path, f"{found.model.num_parameters:,} parameters"),
             _line("dtype", chosen.dtype, "data type of the weights"),
         ],
         "data": _data(found, chosen),
         "schedule": [
-            _line("groups_per_step", 16, "prompts of a step ..."),
-            _line("group_size", 8, "... and completions of each, which are compared with each other"),
+            _line("groups_per_step", chosen.groups, "prompts of a step ..."),
+            _line("group_size", GROUP_SIZE, "... and completions of each, which are compared with each other"),
             _line("staleness", 1, "rollouts sample the next batch while the trainer uses this one; 0 is synchronous"),
         ],
-        "sampling": [_line("max_tokens", chosen.max_tokens, "longest completion; raise it if `len` comes near")],
+        "sampling": [
+            _line("max_tokens", chosen.max_tokens, "longest completion: raise it first if `len` comes near ..."),
+            f"{'':<29} # ... and lower it first if a step takes too long",
+        ],
         "rollout": [f"# {chosen.placement}", *(_line(key, value) for key, value in chosen.rollout.items())],
         "reward": [_line("function", reward, _why(reward, found.data.data_sources))],
         "trainer": [
-            *(_line(key, value) for key, value in chosen.trainer.items()),
+            *(_line(key, value, LESS_MEMORY.get(key, "")) for key, value in chosen.trainer.items()),
             _line("lr", chosen.lr, "lower it if the reward collapses, raise it if nothing moves"),
             _line("warmup_steps", 10, "the first gradients have the most noise"),
         ],
@@ -247,9 +292,11 @@ def render(found: Findings, chosen: Choices, reward: str) -> str:
     }
     off = "" if len(found.held_out) == 1 else "# "
     sections["checkpoint"].append(off + _line("keep_best", True, "for `asyncrl export --step best`"))
-    evaluation = _line("every_versions", 10, "policy versions between two evaluations")
+    evaluation = ["[evaluation]", _line("every_versions", 10, "policy versions between two evaluations")]
+    if chosen.held_out:
+        evaluation.append(_line("max_prompts", chosen.held_out, "so that an evaluation takes no longer than a step"))
     texts = ["\n".join([f"[{name}]", *lines]) for name, lines in sections.items()]
-    return "\n\n".join([HEAD, *texts, f"{off}[evaluation]\n{off}{evaluation}"]) + "\n"
+    return "\n\n".join([HEAD, *texts, "\n".join(off + line for line in evaluation)]) + "\n"
 
 
 def _data(found: Findings, chosen: Choices) -> list[str]:
@@ -298,7 +345,7 @@ def score(inputs: VerifierInput) -> dict[str, float]:
     Reward 1 if the completion ends with the reference answer, else 0.
 
     Args:
-        inputs: ``prompt``, ``completion``, ``answer``, ``data_source`` and ``extra`` of the row, and ``num_tokens``.
+        inputs: ``prompt``, ``completion`` and ``answer``; further columns of the row are ``extra["NAME"]``.
 
     Returns:
         ``score`` is the reward. ``correct`` is averaged into accuracy. Other numbers become metrics.
@@ -325,7 +372,7 @@ def _line(key: str, value: object, why: str = "") -> str:
 # ── init ──────────────────────────────────────────────────────────────────────────────────────
 # `asyncrl init`: writes a run file and a reward function for the model, data and devices that are here.
 #
-#     find ─▶ choose ─▶ run.toml, reward.py ─▶ read back, reward tried ─▶ next commands
+#     find ─▶ choose ─▶ fit ─▶ run.toml, reward.py ─▶ read back, reward tried ─▶ next commands
 
 RUN_FILE, REWARD_FILE = "run.toml", "reward.py"
 TRIED_ROWS = 3
@@ -347,15 +394,16 @@ def write_files(folder: Path, model: str | None, data: str | None, columns: Mapp
     """
     run_file, reward_file = folder / RUN_FILE, folder / REWARD_FILE
     found = _find(model, data, columns, say)
-    chosen = choose(found)
     has_route = not unrouted(Reward(), found.data.data_sources)
     reward = "auto" if has_route else f"{reward_file}:score"
+    chosen, memory = fit(found, choose(found), reward)
     written = {run_file: render(found, chosen, reward)}
     if not has_route:
         written[reward_file] = STUB.replace("RUN_FILE", str(run_file))
     _write(written)
     for line in _described(found, chosen):
         say(line)
+    say(f"memory    {memory}")
     config = run_config(run_file)
     rows = read_rows(config, TRIED_ROWS)
     first, *rest = summary_lines(attempt(config, rows))
@@ -366,6 +414,28 @@ def write_files(folder: Path, model: str | None, data: str | None, columns: Mapp
     tries = [("reward", "try", run_file)] if reward_file in written else []
     for command in (*tries, ("run", run_file, "--dry-run"), ("run", run_file)):
         say(f"  {command_line('asyncrl', *command)}")
+
+
+def fit(found: Findings, chosen: Choices, reward: str) -> tuple[Choices, str]:
+    """
+    Recompute activations if a run does not fit the memory otherwise.
+
+    Returns:
+        The choices, and what ``asyncrl run --dry-run`` will say of them.
+    """
+    if missing := missing_packages(TRAIN):
+        return chosen, f"not checked: {', '.join(missing)} not installed here"
+    line = _checked(render(found, chosen, reward))
+    if line.name == MEMORY and line.state == "bad":
+        chosen = replace(chosen, trainer=chosen.trainer | {"gradient_checkpointing": True})
+        line = _checked(render(found, chosen, reward))
+    return chosen, line.problem or line.what
+
+
+def _checked(text: str) -> CheckLine:
+    """The first bad line about the model and the memory of a run file, or the one about the memory."""
+    lines = examine(decode(tomllib.loads(text)))
+    return next((line for line in lines if line.state == "bad"), lines[-1])
 
 
 def _find(model: str | None, data: str | None, columns: Mapping[str, str], say: Say) -> Findings:

@@ -18,8 +18,9 @@ from asyncrl.config.model.directory import check_model
 from asyncrl.config.run_file import decode, override_one
 from asyncrl.config.toml import put, read
 from asyncrl.data.chat_template import check_template, read_template
-from asyncrl.data.images import Keep, check_model_reads
+from asyncrl.data.images import check_model_reads
 from asyncrl.data.prompts import held_out_stream
+from asyncrl.data.row import chat_of
 from asyncrl.episodes.episode import Episode
 from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import ConfigError, VerifierError
@@ -89,25 +90,28 @@ def try_config(
     return decode(raw)
 
 
-def row_prompt(config: Config, row: int, keep: Keep) -> Prompt:
+def row_prompts(config: Config, rows: Sequence[int]) -> list[tuple[Prompt, list[bytes]]]:
     """
-    Usable row number ``row`` of ``data.held_out``, or of ``data.train`` without one; its pictures go to ``keep``.
+    Usable rows of ``data.held_out``, or of ``data.train`` without one, each with the files of its pictures.
 
     Raises `ConfigError` if there is no such row, or the file cannot be read.
     """
     file, *_ = config.data.held_out_files or config.data.train_files
     if file == NO_DATA:
         raise ConfigError("no prompt to begin with: give --prompt TEXT, --data FILE, or a --config with data")
-    stream = held_out_stream(replace(config.data, held_out=file), 0, keep)
-    if not 0 <= row < (usable := len(stream.summary.usable)):
-        raise ConfigError(f"--row is {row}, expected 0 .. {usable - 1}, a usable row of {file}")
-    return next(iter(stream.since(row))).prompt
+    with closing(ImageStore(Path(gettempdir()))) as images:
+        stream = held_out_stream(replace(config.data, held_out=file), 0, images.add)
+        usable = len(stream.summary.usable)
+        if beyond := [row for row in rows if not 0 <= row < usable]:
+            raise ConfigError(f"--row is {beyond[0]}, expected 0 .. {usable - 1}, a usable row of {file}")
+        prompts = [stream.at(row).prompt for row in rows]
+        return [(prompt, [images.read(image.digest) for image in prompt.images]) for prompt in prompts]
 
 
 def text_prompt(model: Path, text: str, answer: str = "") -> Prompt:
     """A prompt of one text, which is a message of the user if the model has a chat template."""
     if read_template(model):
-        return Prompt(chat=[{"role": "user", "content": text}], answer=answer)
+        return Prompt(chat=chat_of(text), answer=answer)
     return Prompt(text=text, answer=answer)
 
 
@@ -214,12 +218,10 @@ def play(config: Config, console: Console, *, row: int = 0, text: str | None = N
     config = with_local_copies(config, partial(say, console), model_setting="--model")
     model = Path(config.model.path)
     check_model(config.model.path, setting="--model")
-    with closing(ImageStore(Path(gettempdir()))) as images:
-        prompt = row_prompt(config, row, images.add) if text is None else text_prompt(model, text, answer)
-        check_template(read_template(model), config.data.chat_template_kwargs, has_chats=bool(prompt.chat))
-        check_model_reads(model, len(prompt.images), 0)
-        files = tuple(images.read(image.digest) for image in prompt.images)
-        uvloop.run(_play(config, prompt, files, partial(say, console)))
+    prompt, files = row_prompts(config, [row])[0] if text is None else (text_prompt(model, text, answer), [])
+    check_template(read_template(model), config.data.chat_template_kwargs, has_chats=bool(prompt.chat))
+    check_model_reads(model, len(prompt.images), 0)
+    uvloop.run(_play(config, prompt, tuple(files), partial(say, console)))
 
 
 async def _play(config: Config, prompt: Prompt, files: tuple[bytes, ...], say: Say) -> None:

@@ -6,7 +6,7 @@ Episodes of any environment of OpenEnv, trained through the gateway from an inte
 An environment that runs is named by its URL, and any other by the id of its Space, such as ``openenv/echo_env``, whose
 container is then started for each episode. The policy reads the row, which says how to act, and what ``reset``
 observes. Its turn is an action: a JSON object, or the text of the only field that an action must have; of one that the
-environment does not know, it reads an error. Columns of ``extra_info``, the seed, the question and the answer of the
+environment does not know, it reads an error. Further columns of a row, the seed, the question and the answer of the
 row are arguments of ``reset``, of which an environment takes those that it names. The reward is the sum of the steps;
 an environment without an end is ended by ``environment.max_turns``.
 """

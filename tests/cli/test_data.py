@@ -232,7 +232,7 @@ def test_check_with_a_model_tells_of_texts_that_its_chat_template_does_not_reach
     result = asyncrl("check", config)
 
     assert "note" not in result.output
-    assert "1 chat, 0 text" in result.output
+    assert "0 chat, 1 text, each read as a chat of one message (data.as_chat)" in result.output
     assert "prompt tokens  min 4 " in result.output
 
 

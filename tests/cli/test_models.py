@@ -67,6 +67,8 @@ def test_sample_refuses_a_directory_without_a_model_and_no_prompt(tmp_path):
     assert missing.exit_code == 78
     assert f"MODEL '{tmp_path}/nothing' is not a model directory" in missing.stderr
     assert asyncrl("sample", tmp_path / "nothing").exit_code == 2
+    of_row = asyncrl("sample", tmp_path / "nothing", "--row", 1, "--system", "Be brief.")
+    assert (of_row.exit_code, "a row has its own messages" in of_row.stderr) == (2, True)
 
 
 def test_sample_refuses_a_run_without_a_checkpoint(tmp_path):

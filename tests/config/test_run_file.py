@@ -375,8 +375,16 @@ def test_the_warm_up_is_compared_with_the_steps_of_the_epochs() -> None:
         with_steps(config, 16)
 
 
+@pytest.mark.parametrize("wrong", [{"run": {"steps": 3}}, None, 7])
+def test_what_is_no_path_of_a_run_file_is_refused_in_one_sentence(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^expected the path of a run file, got (dict|NoneType|int) .*: write the "):
+        load_config(wrong)
+
+
 def test_one_override_may_be_a_text_of_its_own(file: Path) -> None:
-    assert load_config(file, "run.steps=7") == load_config(file, ["run.steps=7"])
+    assert (
+        load_config(file, "run.steps=7") == load_config(file, ["run.steps=7"]) == load_config(file, (["run.steps=7"],))
+    )
     for wrong in ({"run.steps": 7}, [("run.steps", 7)]):
         with pytest.raises(ConfigError, match=r"expected texts such as 'run\.steps=20', one or a list of them"):
             load_config(file, wrong)  # type: ignore[arg-type]

@@ -72,6 +72,14 @@ def test_bad_rows_are_counted_by_their_reason(tmp_path: Path) -> None:
         inspection.require_usable()
 
 
+def test_texts_that_are_read_as_chats_are_counted_as_the_texts_that_they_are(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "2 + 3?"}]
+    path = write(tmp_path, *({"prompt": prompt, "answer": "5"} for prompt in ("1 + 1?", "2 + 2?", chat)))
+    read = "1 chat, 2 text, each read as a chat of one message (data.as_chat)"
+    assert f"  prompts        {read}\n" in inspect(path, Data(train=str(path), as_chat=True)).text()
+    assert "  prompts        1 chat, 2 text\n" in inspect(path).text()
+
+
 def test_many_reasons_are_counted_after_the_fifth() -> None:
     bad = [BadRow(f"row {number}", f"reason {number}") for number in range(7)]
 
@@ -94,8 +102,8 @@ def test_keys_that_do_not_reach_the_verifier_are_counted(tmp_path: Path) -> None
 
     inspection = inspect(path)
 
-    assert inspection.dropped_keys == {"tools": 2, "tags": 1}
-    assert "  dropped keys   extra_info.tools 2   extra_info.tags 1" in inspection.text()
+    assert inspection.dropped_keys == {"extra_info.tools": 2, "extra_info.tags": 1}
+    assert "  not in extra   extra_info.tools 2   extra_info.tags 1" in inspection.text()
 
 
 def test_rows_of_chats_that_spell_control_tokens_are_counted(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,27 @@ def test_columns_go_by_the_names_the_config_gives_them(tmp_path: Path) -> None:
     data = Data(train="x", prompt_column="q", answer_column="a", data_source_column="from")
     rows = rows_of(tmp_path, {"q": "2 + 3 = ?", "a": "5", "from": "sums", "prompt": 1, "answer": 2})
 
-    assert read_prompt(rows, 0, data) == Prompt(text="2 + 3 = ?", answer="5", data_source="sums")
+    assert read_prompt(rows, 0, data) == Prompt(
+        text="2 + 3 = ?", answer="5", data_source="sums", extra={"a": "5", "prompt": 1, "answer": 2}
+    )
+
+
+def test_further_columns_and_the_answer_by_the_name_of_its_column_reach_the_reward() -> None:
+    data = Data(train="x", prompt_column="task", answer_column="solution")
+    row = {
+        "task": "2 + 3 = ?",
+        "solution": 5,
+        "kind": "sum",
+        "level": None,
+        "images": [],
+        "reward_model": {"style": ""},
+    }
+    assert to_prompt(row, data).extra == {"solution": 5, "kind": "sum", "level": None}
+
+
+def test_extra_info_goes_before_a_column_of_the_same_name() -> None:
+    row = {"prompt": "?", "answer": "5", "kind": "column", "level": 1, "extra_info": {"kind": "info"}}
+    assert to_prompt(row, DATA).extra == {"kind": "info", "level": 1}
 
 
 def test_a_row_as_verl_writes_it_is_a_prompt(tmp_path: Path) -> None:
@@ -59,7 +80,7 @@ def test_a_row_as_verl_writes_it_is_a_prompt(tmp_path: Path) -> None:
         chat=[{"role": "user", "content": "2 + 3 = ?"}, {"role": "user", "content": "!", "name": "x"}],
         answer="5",
         data_source="openai/gsm8k",
-        extra={"index": 7, "split": "train", "ratio": 0.5, "need_tools_kwargs": False},
+        extra={"ability": "math", "index": 7, "split": "train", "ratio": 0.5, "need_tools_kwargs": False},
     )
 
 
@@ -155,10 +176,18 @@ def test_text_that_only_looks_like_a_chat_is_a_plain_prompt(tmp_path: Path, text
     assert read_prompt(rows_of(tmp_path, {"prompt": text, "answer": "5"}), 0, DATA).text == text
 
 
-def test_keys_with_nested_values_are_dropped() -> None:
-    assert dropped_keys({"index": 7, "tools": {"a": 1}, "none": None, "tags": ["x"]}) == ["tools", "tags"]
-    assert dropped_keys(None) == []
-    assert dropped_keys('{"index": 7}') == ["(all of it)"]
+def test_values_that_are_nested_or_no_json_or_large_are_dropped_and_told() -> None:
+    row: dict[str, Any] = {
+        "kind": "sum",
+        "none": None,
+        "extra_info": {"index": 7, "tools": {"a": 1}, "none": None, "tags": ["x"]},
+    }
+    left = {"picture": b"PNG", "day": date(2026, 1, 1), "steps": ["a"], "base64": "x" * 100_000, "id": 1 << 70}
+    row |= {"prompt": "?", "answer": "5"} | left
+    assert dropped_keys(row, DATA) == [*left, "extra_info.tools", "extra_info.tags"]
+    assert to_prompt(row, DATA).extra == {"kind": "sum", "none": None, "index": 7}
+    assert dropped_keys({"prompt": "?", "answer": "5", "extra_info": None}, DATA) == []
+    assert dropped_keys({"prompt": "?", "answer": "5", "extra_info": '{"index": 7}'}, DATA) == ["extra_info"]
 
 
 @pytest.mark.parametrize("field", ["prompt", "answer", "extra_info"])

@@ -35,6 +35,8 @@ def found_in(row: dict[str, Any], **given: str) -> Columns:
         ({"question": "2 + 3?", "gold": "5"}, "question", "gold"),
         ({"problem_text": "2 + 3?", "my_solution": "5"}, "problem_text", "my_solution"),
         ({"prompt": 17, "question": "2 + 3?", "answer": None, "target": "5"}, "question", "target"),
+        ({"level": ["x"], "task": CHAT, "solution": 5}, "task", "solution"),
+        ({"task": CHAT, "question": "2 + 3?", "solution": 5}, "question", "solution"),
     ],
 )
 def test_columns_are_found_by_their_names_and_values(row: dict[str, Any], prompt: str, answer: str) -> None:

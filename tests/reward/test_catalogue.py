@@ -1,6 +1,7 @@
 """Verifiers by name, and the messages when one cannot be loaded."""
 
 import asyncio
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 from asyncrl.errors import ConfigError, VerifierError
+from asyncrl.plug_in import describe
+from asyncrl.reward import catalogue
 from asyncrl.reward.catalogue import adapt, adapt_batches, is_compute_score, resolve
 from asyncrl.reward.verifier import Verdict, Verifier, VerifierInput, is_async, verdict_of
 
@@ -104,8 +107,9 @@ def adapted(function: Any, **options: Any) -> Verifier:
     return adapt(function, options, path="my.py:score", setting="reward.function")
 
 
-async def awaited(verifier: Verifier) -> Any:
-    return await verifier(INPUTS)
+async def awaited(verifier: Verifier, inputs: VerifierInput = INPUTS) -> Any:
+    judged = verifier(inputs)
+    return await judged if inspect.isawaitable(judged) else judged
 
 
 def test_functions_are_told_by_their_arguments() -> None:
@@ -180,6 +184,43 @@ def test_a_function_of_completions_gets_only_what_it_takes_and_its_options() -> 
     assert verifier(VerifierInput(completion="abc", extra={"difficulty": 1})) == 1.0
     with pytest.raises(ConfigError, match=r"'f\.py:short' has no argument 'mosst': did you mean 'most'\?"):
         adapt_batches(short, {"mosst": 3}, path="f.py:short", setting="reward.function")
+
+
+def test_a_function_of_completions_is_told_which_columns_the_row_lacks_and_has() -> None:
+    def exact(prompts: list[str], completions: list[str], kind: list[str], level: list[int], **_: Any) -> list[float]:
+        return [1.0]
+
+    verifier = adapt_batches(exact, {}, path="f.py:exact", setting="reward.function")
+    with pytest.raises(
+        VerifierError,
+        match=r"^f\.py:exact takes kind, and the row has no such column: it has answer, .*, level, prompts$",
+    ):
+        verifier(VerifierInput(completion="7", extra={"level": 2}))
+    assert verifier(VerifierInput(completion="7", extra={"level": 2, "kind": "sum"})) == 1.0
+
+
+def test_an_option_of_a_function_of_completions_goes_before_a_column_of_its_name() -> None:
+    def most(completions: list[str], level: float) -> list[float]:
+        return [level]
+
+    verifier = adapt_batches(most, {"level": 0.5}, path="f.py:most", setting="reward.function")
+    assert verifier(VerifierInput(completion="7", extra={"level": 2})) == 0.5
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_function_for_plain_texts_that_fails_on_chats_is_told_that_completions_are_messages(is_async: bool) -> None:
+    def strip(completions: list[str]) -> list[float]:
+        return [float(text.strip() == "7") for text in completions]
+
+    async def awaiting(completions: list[str]) -> list[float]:
+        return strip(completions)
+
+    function = awaiting if is_async else strip
+    verifier = adapt_batches(function, {}, path="f.py:strip", setting="reward.function")
+    with pytest.raises(AttributeError) as failed:
+        asyncio.run(awaited(verifier, VerifierInput(prompt=[{"role": "user", "content": "?"}], completion="7")))
+    told = describe(failed.value, catalogue.__file__)
+    assert told.startswith("AttributeError: 'list' object has no attribute 'strip'; completions of chats are lists")
 
 
 def test_an_async_function_of_completions_stays_async() -> None:

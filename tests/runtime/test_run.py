@@ -60,7 +60,7 @@ def config(tmp_path: Path) -> Config:
 def printed(monkeypatch: pytest.MonkeyPatch) -> StringIO:
     """Receives the terminal output; datasets, models and functions are not checked."""
     text = StringIO()
-    monkeypatch.setattr(run_module, "RunConsole", lambda: RunConsole(text, width=200))
+    monkeypatch.setattr(run_module, "RunConsole", lambda **options: RunConsole(text, width=200, **options))
     monkeypatch.setattr(run_module, "CHECKS", {})
     monkeypatch.setattr(run_module, "check_architecture", lambda *_: [])
     monkeypatch.setattr(run_module, "examine", lambda *_: [])
@@ -122,6 +122,32 @@ def test_a_run_is_possible_inside_a_running_event_loop(config: Config, supervise
         return run(config)
 
     assert asyncio.run(notebook()).name == SUMMARY.name
+
+
+def test_overrides_are_texts_or_a_list_of_them(
+    config: Config, supervised: Install, printed: StringIO, tmp_path: Path
+) -> None:
+    supervised(lambda directory: directory.write_summary(SUMMARY))
+    (tmp_path / "tiny.toml").write_text(to_toml(config))
+    for number, overrides in enumerate(((["run.steps=7", "run.seed=5"],), ("run.steps=7", "run.seed=5"))):
+        directory = run(tmp_path / "tiny.toml", *overrides, f"run.name=n{number}").directory
+        assert directory
+        named = load_config(RunDirectory(Path(directory)).config).run
+        assert (named.steps, named.seed) == (7, 5)
+
+
+def test_a_quiet_run_prints_nothing_and_keeps_its_lines(
+    config: Config, supervised: Install, printed: StringIO, tmp_path: Path
+) -> None:
+    supervised(lambda directory: directory.write_summary(SUMMARY))
+    run(config, is_quiet=True)
+    assert printed.getvalue() == ""
+    assert "finished: 3 of 3 steps" in RunDirectory(tmp_path / "runs" / "tiny").screen.read_text()
+
+
+def test_settings_in_a_dict_are_no_run_file() -> None:
+    with pytest.raises(ConfigError, match=r"^expected the path of a run file, got dict"):
+        run({"run": {"steps": 3}})  # type: ignore[arg-type]
 
 
 def test_a_dry_run_prints_the_settings_and_starts_nothing(

@@ -307,6 +307,18 @@ def test_every_prompt_has_its_completions_in_order(reader: Path, capsys: pytest.
     assert all(one.num_tokens <= 3 and one.completion in shown for one in found)
 
 
+def test_a_row_of_the_data_is_a_prompt_with_its_pictures(
+    reader: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / PICTURE).write_bytes(draw_picture(96, 96, seed=1))
+    row = {"question": f"<image>{drawn_squares.QUESTION}", "answer": "1", "images": [str(PICTURE)]}
+    (tmp_path / "rows.jsonl").write_bytes(msgspec.json.encode(row))
+    config = eval_config(str(reader), data=[str(tmp_path / "rows.jsonl")], max_tokens=3)
+    sample_model(config, [drawn_squares.QUESTION], rows=[0], as_json=True)
+    found = msgspec.json.decode(capsys.readouterr().out, type=list[SampledText])
+    assert [one.prompt for one in found] == [drawn_squares.QUESTION, row["question"]]
+
+
 def test_pictures_stand_before_a_prompt_without_marks(reader: Path, tmp_path: Path) -> None:
     one, two = (tmp_path / f"{seed}.png" for seed in (1, 2))
     one.write_bytes(draw_picture(24, 24, seed=1))

@@ -22,7 +22,7 @@ from asyncrl.tools.play import (
     play,
     prompt_lines,
     reward_line,
-    row_prompt,
+    row_prompts,
     text_prompt,
     try_config,
     turn_lines,
@@ -108,16 +108,16 @@ def test_what_is_missing_is_named(run_file: Path) -> None:
     with pytest.raises(ConfigError, match="are both set"):
         try_config("boxes.py:Boxes", model="m", tools=["python"])
     with pytest.raises(ConfigError, match="no prompt to begin with: give --prompt TEXT, --data FILE"):
-        row_prompt(try_config("boxes.py:Boxes", model="m"), 0, lambda *_: None)
+        row_prompts(try_config("boxes.py:Boxes", model="m"), [0])
 
 
 def test_a_prompt_is_a_row_of_the_data(tmp_path: Path) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{number} + 1?", "answer": "?"}) + "\n" for number in range(3)))
     config = try_config("boxes.py:Boxes", model="m", data=str(data))
-    assert row_prompt(config, 2, lambda *_: None).text == "2 + 1?"
+    assert [prompt.text for prompt, _ in row_prompts(config, [2, 0])] == ["2 + 1?", "0 + 1?"]
     with pytest.raises(ConfigError, match=r"--row is 3, expected 0 \.\. 2, a usable row of .*rows\.jsonl"):
-        row_prompt(config, 3, lambda *_: None)
+        row_prompts(config, [0, 3])
 
 
 def test_a_text_is_a_message_if_the_model_has_a_chat_template(tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
 from asyncrl.data.table import Columns
 from asyncrl.plug_in import load_function
 from asyncrl.reward.verifier import VerifierInput
-from asyncrl.runtime.machine import Devices
-from asyncrl.tools.init import STUB, DataFound, Findings, ModelFound, choose, render
+from asyncrl.runtime.check_architecture import MEMORY
+from asyncrl.runtime.machine import CheckLine, Devices
+from asyncrl.tools import init
+from asyncrl.tools.init import STUB, DataFound, Findings, ModelFound, choose, fit, render
 
 CPU = Devices("cpu")
 FOUND = Findings(
@@ -49,6 +52,48 @@ def test_prompts_and_completions_fit_into_the_positions_of_the_model() -> None:
     assert chosen.max_prompt_tokens == 512
     assert chosen.max_tokens == 1
     assert choose(FOUND).max_prompt_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("cores", "size", "groups", "max_tokens"),
+    [(2, 150_000, 16, 128), (2, 135_000_000, 8, 128), (64, 135_000_000, 16, 256), (2, 1_500_000_000, 2, 64)],
+)
+def test_a_step_on_cpus_takes_minutes_at_most(cores: int, size: int, groups: int, max_tokens: int) -> None:
+    found = replace(FOUND, cores=cores, model=ModelFound("m", size, 4096))
+    config = decode(tomllib.loads(render(found, choose(found), "auto")))
+    assert (config.schedule.groups_per_step, config.sampling.max_tokens) == (groups, max_tokens)
+    is_toy = size < 10**6
+    assert config.rollout.replicas == (2 if is_toy else 1)
+    assert (config.run.steps, config.evaluation.max_prompts) == ((100, 256) if is_toy else (40, 64))
+    assert config.trainer.max_tokens_per_micro_batch == (16384 if is_toy else 2048)
+
+
+def checked(monkeypatch: pytest.MonkeyPatch, problem: str) -> list[bool | str]:
+    """Replace the check by one that has a problem without recomputation; return what it will be asked for."""
+    asked: list[bool | str] = []
+
+    def examine(config: Config) -> list[CheckLine]:
+        asked.append(config.trainer.gradient_checkpointing)
+        good = CheckLine("run", MEMORY, "good", "fits: 9 GiB of 23")
+        return [good] if asked[-1] else [CheckLine("run", MEMORY, "bad", "see below", problem)]
+
+    monkeypatch.setattr(init, "missing_packages", lambda names: [])
+    monkeypatch.setattr(init, "examine", examine)
+    return asked
+
+
+def test_activations_are_recomputed_if_the_check_of_a_dry_run_wants_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = checked(monkeypatch, "the run needs 34 GiB")
+    chosen, said = fit(FOUND, choose(FOUND), "auto")
+    assert (asked, said) == ([False, True], "fits: 9 GiB of 23")
+    assert "gradient_checkpointing = true # recomputes" in render(FOUND, chosen, "auto")
+
+
+def test_without_the_packages_of_the_check_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = checked(monkeypatch, "")
+    monkeypatch.setattr(init, "missing_packages", lambda names: ["torch"])
+    assert fit(FOUND, choose(FOUND), "auto") == (choose(FOUND), "not checked: torch not installed here")
+    assert asked == []
 
 
 def test_large_models_learn_slowly() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from asyncrl.config.model import adapter
 from asyncrl.config.model.tokenizer import check_tokenizer
 from asyncrl.config.model.weights import CONFIG, check_weights, vocabulary
 from asyncrl.errors import ConfigError
@@ -29,6 +30,11 @@ def require_directory(path: str, setting: str) -> Path:
     model = Path(path)
     if _is_model(model):
         return model
+    if (model / adapter.CONFIG).is_file():
+        raise ConfigError(
+            f"{setting} {path!r} is a LoRA adapter, not a whole model: give the run directory that it is from, or the "
+            f"directory that `asyncrl export RUN -o DIR` writes without --adapter"
+        )
     meant = did_you_mean(model, _is_model)
     if path == f"models/{model.name}":
         raise ConfigError(

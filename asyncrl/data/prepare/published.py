@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncrl.data.dataset import BadRow
+from asyncrl.data.row import chat_of
 from asyncrl.data.table import Row, Rows, open_rows
 from asyncrl.errors import DataError
 from asyncrl.files.atomic import output
@@ -121,17 +122,27 @@ def text_of(row: Row, *keys: str) -> list[str]:
 
 
 def write(rows: Sequence[Row], out: Path) -> None:
-    """Write rows as parquet; raises `ConfigError` if ``out`` cannot be written."""
+    """
+    Write rows as parquet.
+
+    Raises:
+        ConfigError: ``out`` cannot be written.
+        DataError: Rows have values of different types in one column.
+    """
     import pyarrow as pa  # noqa: PLC0415 - takes a tenth of a second
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     group_rows = ROWS_WITH_IMAGES if any("images" in row for row in rows) else None
+    try:
+        table = pa.Table.from_pylist(rows)
+    except pa.ArrowException as error:
+        raise DataError(f"{error}, but parquet has one type for each column: write its values as texts") from error
     with output(out, durable=True) as unfinished:
-        pq.write_table(pa.Table.from_pylist(rows), unfinished, compression="zstd", row_group_size=group_rows)
+        pq.write_table(table, unfinished, compression="zstd", row_group_size=group_rows)
 
 
 def _prompt(prompt: str | Chat, instruction: str, *, is_chat: bool) -> str | Chat:
-    chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    chat = chat_of(prompt) if isinstance(prompt, str) else prompt
     if instruction:
         last = chat[-1]
         chat = [*chat[:-1], last | {"content": f"{last['content']} {instruction}"}]

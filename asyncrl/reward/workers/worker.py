@@ -21,7 +21,15 @@ from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.messages.verdict_limits import MAX_REASON_CHARS
 from asyncrl.plug_in import describe
 from asyncrl.reward import catalogue, routing
-from asyncrl.reward.verifier import GroupFunction, Verdict, Verifier, is_async, verdict_of, verdicts_of
+from asyncrl.reward.verifier import (
+    GroupFunction,
+    Verdict,
+    Verifier,
+    VerifierInput,
+    is_async,
+    verdict_of,
+    verdicts_of,
+)
 from asyncrl.reward.workers.messages import (
     Judge,
     Judgeable,
@@ -103,7 +111,7 @@ class RewardWorker:
                 value = self._runner.run(_awaited(value))
             return encode(Judged(number, _verdicts(inputs, value)))
         except BaseException as error:  # noqa: BLE001  user code may raise anything, SystemExit included
-            return _failed(number, error)
+            return _failed(number, error, inputs)
 
     async def _judge_concurrently(self, request: Judge) -> None:
         async def judge(number: int, encoded: Raw) -> None:
@@ -124,7 +132,7 @@ class RewardWorker:
         except BaseException as error:  # noqa: BLE001  as above
             if deadline.expired():
                 return encode(Judged(number, [], hung_message(limit_s), retryable=True))
-            return _failed(number, error)
+            return _failed(number, error, inputs)
 
 
 def _verdicts(inputs: Judgeable, value: object) -> list[Verdict]:
@@ -135,13 +143,15 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
-def _failed(number: int, error: BaseException) -> bytes:
+def _failed(number: int, error: BaseException, inputs: Judgeable) -> bytes:
     """Convert an exception. It is retryable unless the verifier says otherwise: a service may be back later."""
     if isinstance(error, ModelFailed):
         return encode(Judged(number, [], _clean(str(error)), error.retryable))
     if isinstance(error, VerifierError):
         text = str(error) if type(error) is VerifierError else describe(error, *OURS)  # a subclass that a verifier made
         return encode(Judged(number, [], _clean(text), bool(error.retryable)))
+    if type(error) is KeyError and isinstance(inputs, VerifierInput) and not any(k in error.args for k in inputs.extra):
+        error.add_note(f"extra of the row has {', '.join(inputs.extra) or 'nothing'}")
     reason = f"the function raised {describe(error, *OURS)}"
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
         reason += "; reward.file_bytes limits the size of a file"

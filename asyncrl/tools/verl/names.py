@@ -7,9 +7,9 @@ The names are those of `asyncrl.tools.verl.options`, which `asyncrl import-verl`
 meanings of the settings.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+import os
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from asyncrl.config import run_file
 from asyncrl.config.config import Config
@@ -21,7 +21,7 @@ IN_EVERY_RUN_FILE = "algorithm.advantage"
 """Setting by which run files are recognised: other files have no such key."""
 
 
-def load_config(path: Path | str, overrides: str | Sequence[str] = ()) -> Config:
+def load_config(path: str | os.PathLike[str], overrides: run_file.Overrides = ()) -> Config:
     """Read and check a run file as `asyncrl.config.run_file.load_config` does; errors answer verl's names too."""
     with verl_names_answered():
         return run_file.load_config(path, overrides)

@@ -43,6 +43,12 @@ def test_a_mistyped_directory_is_answered_with_the_model_beside_it(tmp_path: Pat
         check_model(str(tmp_path / "modle"))
 
 
+def test_an_adapter_is_told_from_a_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"^MODEL .* is a LoRA adapter, not a whole model: .* `asyncrl export RUN -o"):
+        check_model(str(tmp_path), setting="MODEL")
+
+
 def test_a_path_below_models_is_no_name_on_the_hub() -> None:
     with pytest.raises(ConfigError, match="hf download OWNER/Qwen3-8B --local-dir models/Qwen3-8B"):
         check_model("models/Qwen3-8B")

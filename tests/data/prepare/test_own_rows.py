@@ -71,8 +71,26 @@ def test_columns_go_by_any_name(tmp_path: Path) -> None:
         "prompt": [{"role": "user", "content": "2 + 3 = ?"}],
         "ability": "",
         "reward_model": {"style": "rule", "ground_truth": "5"},
-        "extra_info": {"split": "mine", "index": 0, "level": 1},
+        "extra_info": {"split": "mine", "index": 0, "a": 5.0, "level": 1},
     }
+
+
+def test_further_columns_are_kept_for_the_reward(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"q": "2 + 3 = ?", "a": "5", "kind": "sum", "index": 70}')
+
+    prepare(own_rows("sums", Columns("q", "a")), tmp_path / "mine.jsonl", tmp_path / "out.parquet")
+
+    extra = {"split": "mine", "index": 70, "a": "5", "kind": "sum"}
+    assert open_rows(tmp_path / "out.parquet")[0]["extra_info"] == extra
+
+
+def test_a_column_of_several_types_is_told_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"q": "2?", "a": "5", "kind": 1}\n{"q": "3?", "a": "5", "kind": "sum"}')
+
+    with pytest.raises(
+        DataError, match=r"'sum'.*, but parquet has one type for each column: write its values as texts"
+    ):
+        prepare(own_rows("sums", Columns("q", "a")), tmp_path / "mine.jsonl", tmp_path / "out.parquet")
 
 
 def test_a_row_without_them_is_a_bad_row(tmp_path: Path) -> None:

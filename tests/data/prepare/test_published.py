@@ -262,7 +262,7 @@ def test_what_is_written_can_be_trained_on(tmp_path: Path) -> None:
 
     assert prompt.chat == [{"role": "user", "content": "who? Answer in one word."}]
     assert (prompt.answer, prompt.data_source) == ("you", "toy")
-    assert prompt.extra == {"split": "mine", "index": 0, "level": 4}
+    assert prompt.extra == {"ability": "math", "split": "mine", "index": 0, "level": 4}
 
 
 @pytest.mark.parametrize(

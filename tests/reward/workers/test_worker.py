@@ -39,6 +39,9 @@ def talkative(sample):
 def explode(sample):
     return int(sample.completion)
 
+def look_up(sample):
+    return sample.extra["kind"]
+
 def leave(sample):
     sys.exit(sample.completion)
 
@@ -114,6 +117,17 @@ def test_an_exception_is_reported_with_file_and_line_and_the_worker_goes_on(chil
         f"the function raised ValueError: invalid literal for int() with base 10: 'two' ({functions}:{line})"
     )
     assert right.verdicts == [Verdict(2.0, {"correct": 1.0})]
+
+
+def test_a_key_that_the_row_lacks_is_answered_with_those_it_has(child: Child, functions: Path) -> None:
+    child.say(WorkerLoad(Reward(function=f"{functions}:look_up", timeout_s=1.0)))
+    child.hear()
+
+    child.say(Judge(0, [msgspec.Raw(msgspec.msgpack.encode(VerifierInput(completion="", extra={"a": 1, "b": 2})))]))
+    answer = child.hear()
+
+    assert isinstance(answer, Judged)
+    assert answer.reason.startswith("the function raised KeyError: 'kind'; extra of the row has a, b (")
 
 
 def test_sys_exit_in_the_function_is_reported_too(child: Child, functions: Path) -> None:

