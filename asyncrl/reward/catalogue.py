@@ -106,7 +106,7 @@ def _with_correct(value: Any) -> Any:
 # included. To compare the completions of a prompt there is ``reward.group``.
 
 COMPLETIONS = "completions"
-MESSAGES = "prompts of this data are chats, so each of completions is a list of messages: text = each[0]['content']"
+MESSAGES = "completions of chats are lists of messages, with their text in [0]['content']"
 """Note on the failure of a function that was written for plain texts."""
 
 

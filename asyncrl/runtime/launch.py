@@ -250,13 +250,12 @@ def run(
         overrides: With a path: ``"section.key=value"``, as after ``--set``, several or a list of them.
         name: Name of the run directory, unless ``run.name`` is set; empty takes that of the run file.
         is_shown: Start a dashboard of the run, and print its address.
-        is_quiet: Print nothing; the lines are in ``logs/screen.log`` of the run directory all the same.
+        is_quiet: Print nothing; the run directory has the lines all the same, in ``logs/screen.log``.
         metrics: Where the processes serve their metrics; None serves none.
         is_traced: Send spans to the collector that the environment names.
         owns_process: This process does nothing else, so that its umask may be changed.
         began: Called once the run has its directory, and nothing is left that is checked before it starts.
-        on_step: Called after each step, with its number, from 0, and metrics. If it raises, the run ends, with a
-            checkpoint.
+        on_step: Called after each step, with its `Progress`. If it raises, the run ends with a checkpoint.
         on_evaluation: Called after each evaluation, likewise.
 
     Raises:
@@ -498,7 +497,7 @@ def _execute(  # noqa: PLR0917  private, and all of different types
     except KeyboardInterrupt:
         failure = RunInterrupted("the run was interrupted before its processes started")
     finally:
-        summary = _ensure_summary(config, directory, failure, console)
+        summary = _summary(config, directory, failure, console)
     if no_report := _write_report(directory):  # The outcome matters more; `asyncrl report` can write it later.
         say(console, f"no report was written: {no_report}")
     for line in outcome_lines(directory, summary, before_s, can_resume=not isinstance(failure, ConfigError)):
@@ -559,9 +558,7 @@ def _supervise_in_thread(supervisor: RunSupervisor) -> None:
             running.result()
 
 
-def _ensure_summary(
-    config: Config, directory: RunDirectory, failure: AsyncrlError | None, console: Console
-) -> RunSummary:
+def _summary(config: Config, directory: RunDirectory, failure: AsyncrlError | None, console: Console) -> RunSummary:
     """The broker's summary; if it wrote none, write one from the metrics, with the cause of ``failure``."""
     if (summary := directory.read_summary()) is not None:
         return summary

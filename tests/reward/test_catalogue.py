@@ -220,7 +220,7 @@ def test_a_function_for_plain_texts_that_fails_on_chats_is_told_that_completions
     with pytest.raises(AttributeError) as failed:
         asyncio.run(awaited(verifier, VerifierInput(prompt=[{"role": "user", "content": "?"}], completion="7")))
     told = describe(failed.value, catalogue.__file__)
-    assert told.startswith("AttributeError: 'list' object has no attribute 'strip'; prompts of this data are chats")
+    assert told.startswith("AttributeError: 'list' object has no attribute 'strip'; completions of chats are lists")
 
 
 def test_an_async_function_of_completions_stays_async() -> None:
