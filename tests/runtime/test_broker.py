@@ -2,8 +2,8 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from asyncrl.broker.actor import BrokerActor
 from asyncrl.broker.ledger.database import LockWait
 from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.broker.staleness_control import StalenessChoice, steps_between
+from asyncrl.config.config import Config
 from asyncrl.config.sections.data import Data
 from asyncrl.data.images import describe
 from asyncrl.data.prompts import held_out_stream, train_stream
@@ -178,6 +179,25 @@ def test_rows_that_no_reward_is_for_stop_the_broker_before_it_listens(tmp_path: 
         asyncio.run(scene())
 
 
+@asynccontextmanager
+async def served(config: Config, directory: RunDirectory) -> AsyncIterator[list[str]]:
+    """Serve a run, and give the addresses that its broker listens at."""
+    stopping: asyncio.Event = asyncio.Event()
+    listening: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+    serve = run_broker(
+        config,
+        directory,
+        bind=config.broker.binds,
+        keys=BrokerKeys(hub_keys_of(SECRET), directory.secret),
+        listening=listening.set_result,
+        stopping=stopping,
+    )
+    serving = asyncio.create_task(serve)
+    yield await listening
+    stopping.set()
+    await serving
+
+
 @pytest.mark.parametrize(
     ("settings", "via", "expected"),
     [
@@ -202,19 +222,7 @@ def test_a_node_reaches_the_spool_of_a_broker_that_it_reached(
     write_secret(directory.secret, SECRET)
 
     async def scene() -> None:
-        stopping: asyncio.Event = asyncio.Event()
-        listening: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        serve = run_broker(
-            config,
-            directory,
-            bind=config.broker.binds,
-            keys=BrokerKeys(hub_keys_of(SECRET), directory.secret),
-            listening=listening.set_result,
-            stopping=stopping,
-        )
-        serving = asyncio.create_task(serve)
-        async with asyncio.timeout(DEADLINE_S):
-            bound = await listening
+        async with asyncio.timeout(DEADLINE_S), served(config, directory) as bound:
             assert len(bound) == len(config.broker.binds)
             run = RunAddress(f"tcp://{via}:{bound[0].rpartition(':')[2]}", directory.secret)
             who = identity("reward", "reward-0")
@@ -228,10 +236,8 @@ def test_a_node_reaches_the_spool_of_a_broker_that_it_reached(
             assert [bytes(payload) for payload in answer.payloads] == [b""], "the spool is empty"
             await spool.aclose()
             await leave(link, "done")
-            stopping.set()
-            await serving
-            if expected == "ipc://":
-                assert not Path(address.address.removeprefix(expected)).parent.exists(), "it goes with the broker"
+        if expected == "ipc://":
+            assert not Path(address.address.removeprefix(expected)).parent.exists(), "it goes with the broker"
 
     asyncio.run(scene())
 
@@ -242,28 +248,14 @@ def test_a_node_that_joins_before_the_brokers_own_spool_is_told_of_it(
     monkeypatch.setattr(broker, "_run_spool", lambda *_: asyncio.Event().wait())
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "answer": 1, "data_source": "openai/gsm8k"}\n')
-    config = made(data={"train": str(rows)}, schedule={"groups_per_step": 1})
+    config = made(data={"train": str(rows)}, schedule={"groups_per_step": 1}, broker={"bind": "tcp://127.0.0.1:0"})
     directory = RunDirectory.create(tmp_path, "run")
     write_secret(directory.secret, SECRET)
 
     async def scene() -> list[str]:
-        stopping: asyncio.Event = asyncio.Event()
-        listening: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        serve = run_broker(
-            config,
-            directory,
-            bind=["tcp://127.0.0.1:0"],
-            keys=BrokerKeys(hub_keys_of(SECRET), directory.secret),
-            listening=listening.set_result,
-            stopping=stopping,
-        )
-        serving = asyncio.create_task(serve)
-        async with asyncio.timeout(DEADLINE_S):
-            (bound,) = await listening
+        async with asyncio.timeout(DEADLINE_S), served(config, directory) as (bound,):
             link, welcome = await join(RunAddress(bound, directory.secret), identity("rollout", "far"), DEADLINE_S)
             await leave(link, "done")
-            stopping.set()
-            await serving
         return [spool.name for spool in welcome.spools.spools]
 
     assert asyncio.run(scene()) == ["spool"]
