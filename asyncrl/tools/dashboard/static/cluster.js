@@ -58,7 +58,7 @@ export function cluster(context) {
       gone.length > NAMED ? h("p", {class: "muted"}, `and ${gone.length - NAMED} more`) : null);
     put(legend, hasTimes ? kindLegend() : h("p", {class: "muted"}, "What nodes do with their time is in times.jsonl, which begins with the first step."));
     element.classList.toggle("stale", staleS != null);
-    table.columns = columns.filter((column) => column.name !== "device" || nodes.some((node) => node.use.device != null));
+    table.columns = columns.filter((column) => !column.name.startsWith("device") || nodes.some((node) => node.use[column.name] != null));
     table.drawHead();
   }
 
