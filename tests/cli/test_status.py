@@ -122,7 +122,7 @@ def test_a_broker_that_is_started_again_is_told_from_one_that_is_gone(directory:
 def test_a_broker_that_refused_its_run_file_is_told_with_the_cause_until_one_starts(directory: RunDirectory) -> None:
     directory.append_event("run.started")
     directory.append_event("broker.refused", cause="schedule.group_size is 4, but this run was created with 8")
-    cause = "the broker refused to start: schedule.group_size is 4, but this run was created with 8"
+    cause = "the broker refused the run: schedule.group_size is 4, but this run was created with 8"
     state = asyncio.run(run_state(str(directory.path)))
     assert state.unasked == f"its broker does not run: {cause}"
     lines = state_lines(state, "runs/tiny")
