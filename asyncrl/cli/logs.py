@@ -117,8 +117,12 @@ class Followed(Protocol[T]):
 
 def show_last(
     source: Followed[T], texts: Callable[[list[T]], list[str]], number: int | None, *, is_followed: bool
-) -> None:
-    """Print the last ``number`` lines, all if None, and then, if it is followed, further ones until the run is over."""
+) -> bool:
+    """
+    Print the last ``number`` lines, all if None, and then, if it is followed, further ones until the run is over.
+
+    Returns True if there were any by the time of the call.
+    """
 
     async def show_further() -> None:
         async for lines in source.follow():
@@ -132,6 +136,7 @@ def show_last(
     show(first if number is None else first[len(first) - min(number, len(first)) :])
     if is_followed:
         asyncio.run(show_further())
+    return bool(first)
 
 
 async def followed(

@@ -109,7 +109,8 @@ def events(
     from asyncrl.cli.logs import show_last
 
     with suppress(KeyboardInterrupt):
-        show_last(Events(run_directory, only, without), event_lines, number, is_followed=follow)
+        if not show_last(Events(run_directory, only, without), event_lines, number, is_followed=follow) and not follow:
+            echo("no such events", err=True)
 
 
 @click.command()

@@ -110,9 +110,9 @@ def plain(value: Any) -> Any:
 def _no_broker(files: RunOverview, directory: RunDirectory, *, is_expected: bool) -> str:
     if is_supervised(directory):
         return "its broker does not run at this moment, but `asyncrl run` does, and starts or ends it"
+    if files.status in ("stopped", "finished") and files.cause:
+        return files.cause
     if files.status == "stopped":
-        if files.cause:
-            return f"its broker does not run: {files.cause}"
         if is_expected:
             return (
                 "its broker ended a moment ago: its service manager starts it again within seconds, unless somebody "

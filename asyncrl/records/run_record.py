@@ -157,12 +157,12 @@ def state_of(summary: RunSummary | None, events: Iterable[Event], *, is_served: 
 
 
 def cause_of(summary: RunSummary | None, events: Iterable[Event]) -> str:
-    """Reason of a failure, or of the refusal of the last broker to start; empty without one."""
-    if summary:
+    """Reason of a failure, or of the last broker's refusal to serve the run; empty without one."""
+    if summary and summary.cause:
         return summary.cause
     last = _last(events, (*ENDS, REFUSED_EVENT))
     cause = str(last.get("cause") or "")
-    return f"the broker refused to start: {cause}" if last.get("event") == REFUSED_EVENT else cause
+    return f"the broker refused the run: {cause}" if last.get("event") == REFUSED_EVENT else cause
 
 
 def evaluations_of(events: Iterable[Event]) -> list[EvaluationEvent]:
@@ -203,7 +203,7 @@ class RunOverview(Struct, frozen=True, kw_only=True):
     """Name of the run directory."""
     status: RunState
     cause: str = ""
-    """Reason of a failure, or of a refusal to start."""
+    """Reason of a failure, or of a broker's refusal to serve the run."""
     step: int
     """Steps with metrics."""
     steps: int | None
@@ -245,7 +245,7 @@ def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunO
     return RunOverview(
         run=path.resolve().name,
         status=state_of(summary, events, is_served=is_served(directory)),
-        cause=cause_of(summary, events),
+        cause=cause_of(summary, events or filter(None, [_read(JsonLines(directory.events).last, None, notes)])),
         step=summary.steps if summary else int(line.get("step", -1)) + 1,
         steps=summary.steps_planned if summary else planned if isinstance(planned, int) else None,
         reward=line.get("reward"),

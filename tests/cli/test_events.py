@@ -28,7 +28,7 @@ def printed(run: RunDirectory, *options: object) -> list[str]:
     """Kinds that the command prints."""
     result = asyncrl("events", run.path, *options)
     assert result.exit_code == 0
-    return [line.split()[1] for line in result.output.splitlines()]
+    return [line.split()[1] for line in result.stdout.splitlines()]
 
 
 def test_events_are_lines_in_order_with_their_fields(run: RunDirectory) -> None:
@@ -57,6 +57,11 @@ def test_kinds_are_chosen_by_name_or_beginning_and_the_last_of_them_by_number(
     run: RunDirectory, options: list[str], kinds: list[str]
 ) -> None:
     assert printed(run, *options) == kinds
+
+
+def test_a_kind_that_no_event_has_is_told_apart_from_an_empty_choice_by_number(run: RunDirectory) -> None:
+    assert asyncrl("events", run.path, "--only", "node").stderr == "no such events\n"
+    assert asyncrl("events", run.path, "-n", "0").stderr == ""
 
 
 def test_following_prints_what_happens_until_the_run_is_over(run: RunDirectory) -> None:

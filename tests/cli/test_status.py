@@ -122,15 +122,24 @@ def test_a_broker_that_is_started_again_is_told_from_one_that_is_gone(directory:
 def test_a_broker_that_refused_its_run_file_is_told_with_the_cause_until_one_starts(directory: RunDirectory) -> None:
     directory.append_event("run.started")
     directory.append_event("broker.refused", cause="schedule.group_size is 4, but this run was created with 8")
-    cause = "the broker refused to start: schedule.group_size is 4, but this run was created with 8"
+    cause = "the broker refused the run: schedule.group_size is 4, but this run was created with 8"
     state = asyncio.run(run_state(str(directory.path)))
-    assert state.unasked == f"its broker does not run: {cause}"
+    assert state.unasked == cause
     lines = state_lines(state, "runs/tiny")
     assert f"cause       {cause}" in lines
     assert lines[-1] == "resume: asyncrl resume runs/tiny"
     directory.append_event("run.resumed")
     state = asyncio.run(run_state(str(directory.path)))
     assert (state.files and state.files.cause, state.is_awaited) == ("", True)
+
+
+def test_a_broker_that_refused_to_extend_a_finished_run_is_told_too(directory: RunDirectory) -> None:
+    finish(directory)
+    directory.append_event("run.finished", status="finished", cause="")
+    directory.append_event("broker.refused", cause="run.steps is 3, but this run has 4 by now")
+    state = asyncio.run(run_state(str(directory.path)))
+    assert (state.files and state.files.status, state.is_unknown) == ("finished", False)
+    assert state.unasked == "the broker refused the run: run.steps is 3, but this run has 4 by now"
 
 
 def test_a_broker_that_ended_a_moment_ago_is_awaited_unless_asyncrl_run_had_started_it(directory: RunDirectory) -> None:

@@ -70,7 +70,7 @@ SENTENCES = {
     "completions.cut": "most completions are cut since step {step}: {advice}",
     "ess.low": "a few tokens outweigh the others since step {step}: `asyncrl why` says what to change",
     "clip.high": "many tokens are clipped since step {step}: `asyncrl why` says what to change",
-    "broker.refused": "the broker refused to start: {cause}",
+    "broker.refused": "the broker refused the run: {cause}",
     "broker.slept": "the broker's process stood still",
     "run.resumed": "the broker was started again (start {start} of this run)",
 }
