@@ -253,11 +253,16 @@ class Api:
         raise RefusedAnswer(404, "there is nothing at this address")
 
     def revisions(self) -> list[dict[str, Any]]:
-        """Name and revision of each run, after reading what is new."""
+        """Name, state and revision of each run, after reading what is new."""
         for run in self.runs:
             run.refresh()
         return [
-            {"name": label, "revision": run.revision, "is_over": run.record.summary is not None}
+            {
+                "name": label,
+                "revision": run.revision,
+                "status": overview.state_word(run.record, self._silent_s(run)),
+                "is_over": run.record.summary is not None,
+            }
             for label, run in zip(self._labels, self.runs, strict=True)
         ]
 

@@ -99,6 +99,8 @@ def nodes(
             node.use = _use(bands.last[name])
         if is_over and node.state not in (*GONE, "left"):
             node.state, node.cause = "left", node.cause or "the run is over"
+        if node.state in (*GONE, "left"):
+            node.use = {}  # Of its machine, while it was there.
     return sorted(found.values(), key=lambda node: (*role_order(node.role), len(node.name), node.name))
 
 

@@ -43,7 +43,7 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
     pace = record.measures()
     return {
         "name": record.name,
-        "status": "running" if is_live(record, silent_s) else record.status,
+        "status": state_word(record, silent_s),
         "sentence": sentence(record, waits, silent_s, pace),
         "tiles": tiles(record, pace),
         "steps": steps(record),
@@ -55,6 +55,11 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
         "num_lost": 0 if record.summary else len(gone(record)),
         "notes": [note for note in record.notes if record.metrics and note != NO_SUMMARY],  # the sentence says more
     }
+
+
+def state_word(record: RunRecord, silent_s: float | None) -> str:
+    """State of the run in one word, one of `asyncrl.records.states.RUN_STATES`."""
+    return "running" if is_live(record, silent_s) else record.status
 
 
 def is_live(record: RunRecord, silent_s: float | None) -> bool:
@@ -95,12 +100,13 @@ def sentence(
             return f"Stopped after step {steps(record)}{of}: {record.cause}."
         since = f" for {formatting.duration(silent_s)}" if silent_s is not None else ""
         return (
-            f"Nothing was recorded{since} and no end either, and no broker of this user on this machine serves the "
-            f"run: it was stopped or killed, or a broker elsewhere takes long.{_lost(record)}"
+            f"Nothing was recorded{since} after step {steps(record)}{of}, and nothing on this machine serves the run: "
+            f"it was stopped or killed, and `asyncrl resume` continues it, or a broker elsewhere takes long."
+            f"{_lost(record)}"
         )
     doing = _doing(record, silent_s)
     if not record.metrics:
-        return f"Before the first step{_waiting(record)}.{doing}"
+        return f"Before the first step{'' if doing else _waiting(record)}.{doing}"
     now = f"Training, step {steps(record)}{of}{_time_left(record)}{_accuracy(record)}."
     return f"{now}{doing}{_lost(record)}{_bottleneck(pace, waits)}{_alarms(record)}"
 
@@ -251,16 +257,19 @@ def _lost(record: RunRecord) -> str:
     if not lost:
         return ""
     names = ", ".join(node.name for node in lost[:NUM_NAMED]) + ("" if len(lost) <= NUM_NAMED else ", ...")
-    what = f"{names} is" if len(lost) == 1 else f"{len(lost)} nodes ({names}) are"
-    return f" {what} lost{f': {lost[-1].cause}' if lost[-1].cause else ''}."
+    what = f"{names} was" if len(lost) == 1 else f"{len(lost)} nodes ({names}) were"
+    when = f" at {formatting.duration(lost[-1].since_s)}" if lost[-1].since_s is not None else ""
+    return f" {what} lost{when}{f': {lost[-1].cause}' if lost[-1].cause else ''}."
 
 
 def _waiting(record: RunRecord) -> str:
     waiting = [event for event in record.events if event.get("event") == "run.waiting"]
     if waiting and waiting[-1].get("cause"):
         return f": {waiting[-1]['cause']}"
-    names = {event.get("node") for event in record.events if event.get("event") == "node.joined"}
-    return f": {len(names)} nodes have joined" if names else ""
+    roles = {event.get("role") for event in record.events if event.get("event") == "node.joined"}
+    if lacking := [role for role in ("trainer", "rollout", "reward") if role not in roles]:
+        return f": no {' or '.join(lacking)} has joined yet"
+    return ": the nodes load the model" if not _is_live_version(record) else ""
 
 
 def _doing(record: RunRecord, silent_s: float | None) -> str:
@@ -275,9 +284,18 @@ def _doing(record: RunRecord, silent_s: float | None) -> str:
 
 def _time_left(record: RunRecord) -> str:
     total, done = planned(record), len(record.metrics)
-    if not total or done < 2 or done >= total or (step_s := record.measures(50).step_s) is None:
+    if not total or done < 2 or done >= total or (step_s := record.measures(RECENT).step_s) is None:
         return ""
-    return f", about {formatting.duration(step_s * (total - done))} left"
+    return f", about {formatting.duration(_rounded(step_s * (total - done)))} left"
+
+
+def _rounded(seconds: float) -> float:
+    """Two digits: an estimate is not known to the second."""
+    return float(f"{seconds:.1e}")
+
+
+def _is_live_version(record: RunRecord) -> bool:
+    return any(event.get("event") == "version.live" for event in record.events)
 
 
 def _recent(record: RunRecord, key: str) -> float | None:

@@ -124,7 +124,7 @@ def test_samples_are_filtered_sorted_and_opened_and_texts_stay_texts(page: Any, 
 def test_nodes_are_filtered_and_sorted(page: Any, url: str) -> None:
     page.goto(f"{url}#/cluster")
     page.get_by_text("2 nodes").wait_for()
-    page.get_by_role("button", name="losses").click()
+    page.get_by_role("button", name="times lost").click()
     page.get_by_label("filter nodes").fill("lost")
     page.get_by_text("1 of 2 nodes").wait_for()
 

@@ -52,28 +52,31 @@ def test_nodes_that_are_gone_are_named_until_they_are_back() -> None:
     lost = [
         {"event": "node.lost", "node": f"rollout-{n}", "role": "rollout", "cause": "silent for 10 s"} for n in (0, 1)
     ]
-    told = "2 nodes (rollout-0, rollout-1) are lost: silent for 10 s."
+    told = "2 nodes (rollout-0, rollout-1) were lost: silent for 10 s."
     assert told in sentence(record(metrics=STEPS, events=lost), {}, 3.0)
     assert told in sentence(record(metrics=STEPS, events=lost), {}, 500.0)
     assert [overview(record(events=events), {}, 3.0)["num_lost"] for events in ([], lost)] == [0, 2]
     back = {"event": "node.joined", "node": "rollout-1", "role": "rollout"}
-    assert "rollout-0 is lost: silent" in sentence(record(metrics=STEPS, events=[*lost, back]), {}, 3.0)
+    assert "rollout-0 was lost: silent" in sentence(record(metrics=STEPS, events=[*lost, back]), {}, 3.0)
 
 
 def test_a_run_before_its_first_step_says_what_it_waits_for() -> None:
-    joined = {"event": "node.joined", "node": "rollout-0"}
-    assert sentence(record(events=[joined]), {}, 3.0) == "Before the first step: 1 nodes have joined."
+    joined = {"event": "node.joined", "node": "rollout-0", "role": "rollout"}
+    assert sentence(record(events=[joined]), {}, 3.0) == "Before the first step: no trainer or reward has joined yet."
     waiting = {"event": "run.waiting", "cause": "no trainer has joined"}
     assert sentence(record(events=[joined, waiting]), {}, 3.0) == "Before the first step: no trainer has joined."
 
 
 def test_a_silent_run_without_an_end_may_have_been_killed_unless_it_is_served() -> None:
-    assert "was stopped or killed, or a broker elsewhere" in sentence(record(metrics=STEPS), {}, silent_s=500.0)
+    assert "was stopped or killed, and `asyncrl resume` continues it" in sentence(
+        record(metrics=STEPS), {}, silent_s=500.0
+    )
     slow = [line | {"time_s": 300.0 * line["step"]} for line in STEPS]
     assert sentence(record(metrics=slow), {}, silent_s=500.0).startswith("Training")
     served = sentence(record(metrics=STEPS, is_served=True), {}, silent_s=500.0)
     assert served.startswith("Training, step 20 of 100, about 13 min 20 s left. Its broker runs, and has recorded")
-    assert sentence(record(is_served=True), {}, silent_s=None) == "Before the first step."
+    begun = "Before the first step: no trainer or rollout or reward has joined yet."
+    assert sentence(record(is_served=True), {}, silent_s=None) == begun
 
 
 def test_an_evaluation_that_goes_on_is_told_however_long_it_takes() -> None:

@@ -28,11 +28,11 @@ export function cluster(context) {
     use("device", "device", "share of time in which its device computes"), use("device memory", "dev. mem", "memory of its device in use"),
     use("disk", "disk", "disk of its working folder in use"),
     {name: "shares", label: "time, last steps", class: "bar wide-only", sort: waiting, cell: (node) => (Object.keys(node.shares).length ? shareBar(node.shares, kinds) : UNKNOWN)},
-    {name: "losses", label: "losses", class: "number losses", sort: (node) => node.losses, cell: (node) => h("span", {class: node.losses ? "bad" : "muted", title: `joined ${plural(node.joined, "time")}`}, node.losses)},
+    {name: "losses", label: "times lost", class: "number losses", sort: (node) => node.losses, cell: (node) => h("span", {class: node.losses ? "bad" : "muted", title: `joined ${plural(node.joined, "time")}`}, node.losses)},
     {name: "cause", label: "cause", class: "text wide-only", sort: (node) => node.cause, cell: (node) => h("span", {title: node.cause}, node.cause)},
   ];
   const table = new VirtualTable(columns, {label: "nodes"});
-  const element = h("div", {class: "cluster"}, summary, ends, legend, h("div", {class: "tools"}, search, count), table.element);
+  const element = h("div", {class: "cluster"}, ends, summary, legend, h("div", {class: "tools"}, search, count), table.element);
 
   function waiting(node) {
     return Object.entries(node.shares).filter(([name]) => (kinds[name] || "").startsWith("waits")).reduce((sum, [, share]) => sum + share, 0);
@@ -47,7 +47,8 @@ export function cluster(context) {
 
   function describe({has_times: hasTimes, stale_s: staleS}) {
     const roles = [...new Set(nodes.map((node) => node.role))];
-    put(summary, h("span", {}, roles.map((role) => {
+    const isOver = nodes.length && nodes.every((node) => node.state === "left");
+    put(summary, h("span", {}, isOver ? `All ${plural(nodes.length, "node")} have left.` : roles.map((role) => {
       const own = nodes.filter((node) => node.role === role);
       const states = [...new Set(own.map((node) => node.state))].map((state) => [state, own.filter((node) => node.state === state).length]);
       return `${own.length} ${role || "unknown"}: ${states.map(([state, number]) => (number === own.length ? state : `${number} ${state}`)).join(", ")}`;

@@ -21,7 +21,8 @@ const OF_ALL_RUNS = ["overview", "config"]; // pages that show every run at once
 
 const top_ = document.getElementById("top"), main = document.getElementById("page");
 const problem = h("p", {class: "problem", role: "alert", hidden: true});
-const connection = h("span", {class: "connection", title: "following the run"});
+const connection = h("span", {class: "pill lost", title: "the dashboard's process does not answer", hidden: true}, "not connected");
+const state = h("span", {class: "pill"});
 let runs = [], page = null, shown = "", isUpdating = false;
 const waiting = new Set(); // numbers of runs that changed
 
@@ -68,7 +69,8 @@ function show() {
   put(top_, h("a", {class: "brand", href: "#/overview"}, "asyncrl"), h("nav", {"aria-label": "pages"}, Object.entries(PAGES).map(([key, [title]]) =>
     h("a", {href: link(key, run), "aria-current": key === name ? "page" : null}, title))),
     runs.length > 1 ? h("select", {"aria-label": "run", hidden: !isOne && name !== "overview", onchange: (event) => { location.hash = link(name, Number(event.target.value)); }},
-      runs.map((one, i) => h("option", {value: String(i), selected: i === run}, one.name))) : h("span", {class: "run-name"}, runs[0].name), connection);
+      runs.map((one, i) => h("option", {value: String(i), selected: i === run}, one.name))) : h("span", {class: "run-name"}, runs[0].name), state, connection);
+  describe();
   if (isOne) top_.style.setProperty("--run", runColour(run));
   put(main, problem, page.element);
   top_.querySelector("[aria-current]")?.scrollIntoView({block: "nearest", inline: "nearest"});
@@ -76,11 +78,19 @@ function show() {
   attempt(() => own.start());
 }
 
+/** The state of the run that is shown, on every page; pages of several runs tell it in their tables. */
+function describe() {
+  const {name, run} = place(), {status} = runs[run] || {};
+  state.hidden = runs.length > 1 && OF_ALL_RUNS.includes(name);
+  state.className = `pill ${status}`;
+  put(state, status);
+}
+
 function changed(found) {
   const which = found.map((run, i) => [run, runs[i]]).flatMap(([now, before], i) => (before && before.revision === now.revision ? [] : [i]));
   const isFirst = found.length !== runs.length;
   runs = found;
-  connection.hidden = runs.every((run) => run.is_over);
+  describe();
   if (isFirst) show();
   else for (const run of which) waiting.add(run);
   updateSoon();
@@ -105,4 +115,4 @@ onScheme(() => page?.redraw());
 
 put(main, problem);
 await attempt(async () => changed((await get("runs")).runs));
-follow(changed, (isConnected) => connection.classList.toggle("lost", !isConnected));
+follow(changed, (isConnected) => { connection.hidden = isConnected || runs.every((run) => run.is_over); });

@@ -110,7 +110,7 @@ export function overview(context) {
       h("thead", {}, h("tr", {}, h("th", {}, "run"), h("th", {class: "wide-only"}, "state"), h("th", {}, "steps"), labels.map((label) => h("th", {class: "number"}, label)))),
       h("tbody", {}, state.map((one, run) => one.overview && h("tr", {title: one.overview.sentence}, h("td", {}, legendOf(run)), h("td", {class: "wide-only"}, pill(one.overview)),
         h("td", {}, progress(one.overview)), one.overview.tiles.map((tile, place) => h("td", {class: `number ${best[place] === run ? "best" : ""}`, title: tile.note}, tile.value))))))),
-      h("p", {class: "muted"}, "The run in bold is ahead; a colour is the same in every chart, and the numbers above a chart are where its curves end."));
+      h("p", {class: "muted"}, "The best value of each column is bold; a colour is the same in every chart, and the numbers above a chart are where its curves end."));
   }
 
   /** Lines of a curve, of all runs or of `only` one. Of several runs only the first line of a curve is drawn. */

@@ -8,7 +8,7 @@ import {byKind, kindLegend, short} from "./shares.js";
 
 const HEAD = 44, LIMIT = 60;
 const MARKS = {publish: ["grid-strong", 6], evaluation: ["blue", 12], checkpoint: ["brown", 10], joined: ["green", 12], left: ["slate", 12], lost: ["bad", 22], resumed: ["violet", 22], started: ["green", 22], finished: ["slate", 22]};
-const SHOWN_MARKS = {publish: "publish", evaluation: "evaluation", checkpoint: "checkpoint", joined: "joined", left: "left", lost: "lost or exited"};
+const SHOWN_MARKS = {publish: "publish", evaluation: "evaluation", checkpoint: "checkpoint", joined: "joined", left: "left", lost: "lost or exited", resumed: "broker started again"};
 
 export function timeline(context) {
   let row = 26, range = null, role = "", found = null, isClosed = false, offset = 0, turn = 0, start = null;
