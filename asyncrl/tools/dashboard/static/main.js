@@ -78,10 +78,10 @@ function show() {
   attempt(() => own.start());
 }
 
-/** The state of the run that is shown, on every page; pages of several runs tell it in their tables. */
+/** The state of the run that is shown, on every page but the overview, which says more, and pages of several runs. */
 function describe() {
   const {name, run} = place(), {status} = runs[run] || {};
-  state.hidden = runs.length > 1 && OF_ALL_RUNS.includes(name);
+  state.hidden = name === "overview" || (runs.length > 1 && OF_ALL_RUNS.includes(name));
   state.className = `pill ${status}`;
   put(state, status);
 }

@@ -65,7 +65,7 @@ export function timeline(context) {
     found.offset = offset;
     put(roles, h("option", {value: ""}, "every role"), found.roles.map((name) => h("option", {value: name}, name)));
     roles.value = role;
-    put(count, plural(found.num_nodes, "node"));
+    put(count, found.num_nodes ? plural(found.num_nodes, "node") : "");
     put(legend, kindLegend(), h("div", {class: "legend wide"}, Object.entries(SHOWN_MARKS).map(([kind, label]) =>
       h("span", {}, h("i", {class: "mark", style: {background: colour(MARKS[kind][0])}}), label))));
     const reading = found.is_partial ? `Reading times.jsonl, ${percent(found.read, 0)}. ` : "";
