@@ -120,6 +120,7 @@ NOT_HERE = (
     ("asyncrl data prepare reasoning-gym", "its library: tests/data"),
     ("asyncrl data prepare harbor", "task folders: tests/data"),
     ("asyncrl export RUN --adapter", "a run with adapters: tests/trainer/checkpoints"),
+    ("asyncrl plan conf/plan", "simulates a cluster for half a minute: tests/tools/plan"),
     ("asyncrl run conf/smollm2.toml", "its model: tests/integration/test_smollm2.py"),
     ("asyncrl run conf/drawn-squares.toml", "its model: tests/examples"),
     ("asyncrl run conf/hidden-sums.toml", "its model: tests/examples"),
@@ -139,8 +140,6 @@ NAMES = {
     "HEX": "ab" * 32,
 }
 """What stands in the folder for the names that pages use."""
-QUICK = {"run": "--dry-run", "plan": "--no-search"}
-"""Options that spare the work of a command, which other tests do."""
 RUNS = (
     "my", "my-2", "run", "quickstart", "ahead", "split", "a", "b",
     "geo3k-qwen3-vl-8b-npu", "geo3k-qwen3-vl-8b-sync-npu",
@@ -218,7 +217,7 @@ def test_the_commands_of_a_page_run(page: str, commands: list[list[str]], place:
     for command in commands:
         text = re.sub("|".join(NAMES), lambda found: NAMES[found[0]], shlex.join(command))
         program, *arguments = shlex.split(text)
-        if (quick := QUICK.get(arguments[0])) and quick not in arguments:
-            arguments.append(quick)
+        if arguments[0] == "run" and "--dry-run" not in arguments:
+            arguments.append("--dry-run")
         done = CliRunner().invoke(PROGRAMS[program], arguments)
         assert done.exit_code == 0, f"{text}\n{done.output}\n{done.exception!r}"
