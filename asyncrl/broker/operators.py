@@ -168,6 +168,7 @@ class Operators:
                 self._scheduler,
                 now_s,
                 run=self._run,
+                step=files.totals.steps,
                 time_s=files.time_s,
                 incidents=files.incidents.told(self._wall_clock()),
                 restarts=self._restarts.notes(now_s),

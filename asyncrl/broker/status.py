@@ -41,6 +41,8 @@ def node_status(
     leases = scheduler.dispatcher.leases.of_node(node.peer)
     in_hand = num_graded if node.role == "reward" else sum(len(lease.open) for lease in leases)
     state, waits_for = _state(scheduler, node, groups, in_hand)
+    # A command that was killed, such as `asyncrl top`, does no work that could stand still.
+    is_still = node.role != "supervisor" and node.standstill.seconds(now_s) >= STILL_S
     return NodeStatus(
         node=node.name,
         role=node.role,
@@ -52,7 +54,7 @@ def node_status(
         tokens_per_s=round(node.tokens_per_s, 1),
         lag_s=round(node.beat.lag_s, 4),
         silent_s=round(max(now_s - node.heard_s, 0.0), 3),
-        still=node.standstill.clause(now_s) if node.standstill.seconds(now_s) >= STILL_S else "",
+        still=node.standstill.clause(now_s) if is_still else "",
         containers=node.beat.containers,
     )
 
@@ -146,6 +148,15 @@ def _trainer_waits(scheduler: Scheduler, node: Node, groups: Mapping[GroupState,
     return f"step {step + 1}: {complete} of {needed} groups complete, {rest}"
 
 
+def _lacking(scheduler: Scheduler) -> list[str]:
+    """Names of the roles that a run needs and no node has, while there is work for them."""
+    if scheduler.is_finished or scheduler.is_over:
+        return []
+    named = {"trainer": "trainer", "rollout": "rollout", "reward": "reward node"}
+    roles = [role for role in ("trainer", "rollout", "reward") if not scheduler.nodes.with_role(role)]
+    return [named[role] for role in roles]
+
+
 def _absent(scheduler: Scheduler, groups: Mapping[GroupState, int]) -> str:
     """Clause about the role that work waits for and no node has; empty if there is none."""
     if scheduler.grading.waiting and not scheduler.nodes.with_role("reward"):
@@ -176,6 +187,7 @@ def run_status(
     now_s: float,
     *,
     run: str,
+    step: int = 0,
     time_s: float = 0.0,
     incidents: Sequence[Incident] = (),
     restarts: Sequence[str] = (),
@@ -186,6 +198,7 @@ def run_status(
 
     Args:
         now_s: The scheduler's time.
+        step: Steps that were trained and recorded.
         time_s: Duration of the run so far.
         restarts: Sentences about nodes that are started again.
         metrics: Metrics of the last step.
@@ -196,12 +209,14 @@ def run_status(
     notes = list(restarts)
     if by := scheduler.settings.paused_by:
         notes.append(PAUSED.format(by=by))
+    if lacking := _lacking(scheduler):
+        notes.append(f"no {' and no '.join(lacking)} is connected")
     if values := scheduler.settings.values:
         notes.append(f"set live: {', '.join(f'{key} = {value}' for key, value in values.items())}")
     return Status(
         run=run,
         state="ending" if scheduler.is_over else "paused" if scheduler.settings.paused_by else "running",
-        step=scheduler.training.batches.next_step,
+        step=step,
         steps=scheduler.training.num_steps,
         policy_version=scheduler.transfers.live_version,
         window=scheduler.window.size,

@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -125,8 +125,17 @@ def _sentence(error: str, raw: Mapping[str, Any], root: type[Section], advice: s
         return f"{key}: {problem}"
     value = _at(raw, key)
     if what.startswith("Invalid enum value") and (kind := dict(fields(root)).get(re.sub(r"\[\d+\]", "", key))):
-        return f"{key}: expected one of {', '.join(map(repr, get_args(kind)))}, got {value!r}"
+        return f"{key}: expected one of {', '.join(_alternatives(kind))}, got {value!r}"
     return f"{key}: {_in_words(problem.partition(', got')[0], value)}, got {value!r}"
+
+
+def _alternatives(kind: Any) -> list[str]:
+    """Values of a `Literal`, and in words the types of a union with one."""
+    if get_origin(kind) is Literal:
+        return list(map(repr, get_args(kind)))
+    if inner := get_args(kind):
+        return [each for one in inner for each in _alternatives(one)]
+    return [EXAMPLES.get(getattr(kind, "__name__", ""), str(kind))]
 
 
 def _missing(key: str, root: type[Section], advice: str) -> str:

@@ -189,8 +189,9 @@ def broker_job(
     from asyncrl.data.prompts import resolve_steps
     from asyncrl.files.access import restrict_umask
     from asyncrl.files.atomic import needed, replacing
+    from asyncrl.records.run_record import is_served
     from asyncrl.runtime.broker import raise_file_limit, raise_gc_threshold, run_broker
-    from asyncrl.runtime.held_run import held_run, is_complete
+    from asyncrl.runtime.held_run import held_run, is_complete, refusal_recorded
     from asyncrl.runtime.keys import broker_keys, require_keys
     from asyncrl.runtime.metrics_server import require_opentelemetry, spans_sent
     from asyncrl.runtime.model_files import with_local_copies
@@ -204,7 +205,8 @@ def broker_job(
     if address:
         check_address(address, "--broker", binds=True)
         overrides = (*overrides, f'broker.bind="{address}"')
-    config = resolve_steps(with_local_copies(load_config(config_path, overrides), partial(echo, err=True)))
+    with refusal_recorded(run_dir if run_dir and not is_served(RunDirectory(run_dir)) else None):
+        config = resolve_steps(with_local_copies(load_config(config_path, overrides), partial(echo, err=True)))
     path = run_dir or Path(config.run.dir) / (config.run.name or config_path.stem)
 
     async def job(stopping: StopEvent) -> None:

@@ -6,6 +6,7 @@ Terminal output of a run: one line per step and event, with a progress bar if th
 """
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -263,15 +264,18 @@ def eval_line(evaluated: Evaluated) -> str:
 
     Example:
         eval v10  held-out accuracy 41.0% of 256  maj@8 52.3%  pass@8 78.1%  len 212
+        eval v10  held-out accuracy 12.5% of 256  reward .48  len 31        of a reward that is not the accuracy
         eval v10  held-out accuracy: none of 256 judged
     """
     if not evaluated.num_prompts:
         return f"eval v{evaluated.policy_version}  held-out accuracy: none of {evaluated.num_failed} judged"
     extra = multi_sample_metrics(evaluated.metrics)
     shares = "".join(f"  {name} {value:.1%}" for name, value in extra.items() if not name.startswith("avg@"))
+    reward = evaluated.metrics.get("reward", evaluated.accuracy)
+    graded = "" if math.isclose(reward, evaluated.accuracy) else f"  reward {_short(reward)}"
     return (
         f"eval v{evaluated.policy_version}  held-out accuracy {evaluated.accuracy:.1%} of {evaluated.num_prompts}"
-        f"{failed_note(evaluated.num_failed)}{shares}  len {evaluated.metrics.get('length_mean', 0):.0f}"
+        f"{failed_note(evaluated.num_failed)}{graded}{shares}  len {evaluated.metrics.get('length_mean', 0):.0f}"
     )
 
 

@@ -3,6 +3,7 @@
 one that PEFT loads.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
@@ -199,11 +200,11 @@ USAGE = """\
 ```python
 from transformers import {model}, {reader}
 
-{reader_name} = {reader}.from_pretrained("{name}")
-model = {model}.from_pretrained("{name}")
+{reader_name} = {reader}.from_pretrained("{path}")
+model = {model}.from_pretrained("{path}")
 ```
 
-or `vllm serve {name}`.
+or `vllm serve {path}`.
 """
 ADAPTER_USAGE = """\
 ## Use
@@ -249,7 +250,7 @@ def model_card(
     Args:
         dtype: Dtype cast to; None for the trained one.
         adapter_of: Name or path of the base model, if the adapter alone is exported.
-        path: Folder of the adapter, as it was given.
+        path: Folder of the export, as it was given; empty takes its name.
     """
     words = PICTURES if reads_pictures else TEXT
     header, usage = (ADAPTER_HEADER, ADAPTER_USAGE) if adapter_of else (HEADER, USAGE)
@@ -313,6 +314,8 @@ def _metric_rows(columns: list[EvaluationEvent]) -> list[list[str]]:
     for select in (multi_sample_metrics, accuracy_by_source):
         names = dict.fromkeys(n for column in columns for n in select(column.metrics) if not n.startswith("avg@"))
         rows += [[name, *(_cell(select(column.metrics).get(name)) for column in columns)] for name in names]
+    if any("reward" in e.metrics and not math.isclose(e.metrics["reward"], e.accuracy) for e in columns):
+        rows.append(["reward, mean", *(_cell(column.metrics.get("reward"), ".3g") for column in columns)])
     rows.append(["prompts", *(str(column.num_prompts) for column in columns)])
     if any(column.metrics.get("failed") for column in columns):
         rows.append(["failed, in no mean", *(_cell(column.metrics.get("failed"), ".0f") for column in columns)])
@@ -324,7 +327,8 @@ def _metric_rows(columns: list[EvaluationEvent]) -> list[list[str]]:
 def _protocol(record: RunRecord) -> str:
     config = record.config
     samples, temperature = config.get("evaluation.samples", 1), config.get("evaluation.temperature", 0.0)
-    tokens = config.get("evaluation.max_tokens") or config.get("sampling.max_tokens")
+    key = next((name for name in ("evaluation.max_tokens", "sampling.max_tokens") if config.get(name)), "")
+    tokens = _history(config.get(key), key, record.changes())
     many = f"{samples} completions" if samples != 1 else "one completion"
     decoding = f"at temperature {temperature:g}" if temperature else "greedy"
     return f"For each prompt {many}, {decoding}, of at most {tokens} tokens."

@@ -13,6 +13,7 @@ import pytest
 from asyncrl.broker.staleness_control import StalenessChoice
 from asyncrl.config.run_file import decode, load_config
 from asyncrl.errors import AsyncrlError, ConfigError, LinkError
+from asyncrl.files.lock import locked
 from asyncrl.messages.words import Role
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.runtime import broker, metrics_server, node_jobs
@@ -64,6 +65,24 @@ def test_epochs_are_counted_before_the_run_is_recorded(
     run_file.write_text(run_file.read_text() + "[run]\nepochs = 32\n")
     asyncio.run(_run(job_of(run_file, tmp_path / "run")))
     assert load_config(tmp_path / "run" / "config.toml").run.steps == 2
+
+
+def test_a_run_file_that_cannot_be_read_is_told_in_the_run_that_it_is_of(run_file: Path, tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "mine")
+    run_file.write_text(run_file.read_text() + '[trainer]\nlr = "fast"\n')
+    for path in (tmp_path / "absent", directory.path):
+        with pytest.raises(ConfigError, match="expected a number"):
+            job_of(run_file, path)
+    assert directory.read_events() == [], "it is no run yet"
+    directory.config.write_text("")
+    with pytest.raises(ConfigError, match="expected a number"):
+        job_of(run_file, directory.path)
+    (refused,) = directory.read_events()
+    assert refused["event"] == "broker.refused"
+    assert str(refused["cause"]).startswith("trainer.lr: expected a number such as 1e-5, got 'fast'")
+    with locked(directory.lock, "served"), pytest.raises(ConfigError, match="expected a number"):
+        job_of(run_file, directory.path)
+    assert len(directory.read_events()) == 1, "another broker serves it, and writes its events"
 
 
 def test_an_address_that_cannot_be_bound_is_refused(run_file: Path) -> None:

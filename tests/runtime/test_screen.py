@@ -130,6 +130,7 @@ def test_without_a_terminal_there_are_plain_lines_only():
         screen.evaluated(Evaluated(10, 0.25, 64, {"length_mean": 12.0}))
         screen.evaluated(Evaluated(15, 0.25, 58, {"length_mean": 12.0, "failed": 6.0}))
         screen.evaluated(Evaluated(20, 0.41, 64, {"length_mean": 9, "avg@4": 0.41, "pass@4": 0.8, "maj@4": 0.5}))
+        screen.evaluated(Evaluated(22, 0.05, 64, {"length_mean": 9, "reward": 0.178}))
         screen.evaluated(Evaluated(25, 0.0, 0, {"length_mean": 0.0, "failed": 50.0}))
         screen.exited("rollout-0", "was killed by SIGKILL", restarting=True)
         screen.exited("trainer-0", "exited with 1: [bold] no markup", restarting=False)
@@ -139,6 +140,7 @@ def test_without_a_terminal_there_are_plain_lines_only():
         "eval v10  held-out accuracy 25.0% of 64  len 12",
         "eval v15  held-out accuracy 25.0% of 58 (6 failed)  len 12",
         "eval v20  held-out accuracy 41.0% of 64  maj@4 50.0%  pass@4 80.0%  len 9",
+        "eval v22  held-out accuracy 5.0% of 64  reward .178  len 9",
         "eval v25  held-out accuracy: none of 50 judged",
         "rollout-0 was killed by SIGKILL; starting it again",
         "trainer-0 exited with 1: [bold] no markup",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import LocalTokenNotFoundError
+from msgspec.structs import replace
 
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
@@ -216,6 +217,15 @@ def test_results_stand_beside_those_of_the_base_model(make_run: MakeRun) -> None
     assert "| math |  | 40.0% |" in lines
     assert "| tokens, mean |  | 12.5 |" in lines
     assert "For each prompt 4 completions, at temperature 0.6, of at most 64 tokens." in lines
+
+
+def test_a_graded_reward_and_a_limit_that_was_changed_live_stand_with_the_results(make_run: MakeRun) -> None:
+    record = a_record(make_run)
+    changed = {"event": "setting.changed", "key": "evaluation.max_tokens", "value": 8, "before": 64, "time_s": 9.0}
+    evaluated = {"event": "eval.finished", "policy_version": 10, "accuracy": 0.1, "num_prompts": 64, "reward": 0.45}
+    lines = card(replace(record, events=[*record.events, changed, evaluated]))
+    assert any(line.startswith("| reward, mean |") and "0.45" in line for line in lines)
+    assert any("of at most 64; 8 after" in line for line in lines)
 
 
 def test_held_out_prompts_that_were_trained_on_are_counted_beside_the_accuracy(make_run: MakeRun) -> None:
