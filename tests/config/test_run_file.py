@@ -173,7 +173,7 @@ def test_a_key_that_is_unknown_or_missing_is_one_sentence(raw: dict[str, Any], s
             "staleness",
             "two",
             "schedule.staleness: expected one of a number such as 1e-5, 'auto', got 'two'",
-        ),  # fmt: skip
+        ),
         ("trainer", "lr", float("nan"), "trainer.lr: expected a number > 0, got nan"),
         ("trainer", "lr", float("inf"), "trainer.lr is inf: expected a finite number"),
         ("schedule", "staleness", float("inf"), "schedule.staleness is inf: expected a finite number"),
