@@ -32,8 +32,9 @@ from asyncrl.wire.refusals import Allowance
 #
 # Without it the two would displace each other for ever: a process that loses its session says Hello again.
 #
-# What a process said before it was killed may arrive behind the Hello of its successor, if the broker's machine stood
-# still. Such a late Hello displaces nobody and gets no answer: its sender is gone, or gives up and starts again.
+# What a process said before it was killed, or in an earlier session, may arrive behind the Hello of its successor, if
+# the broker's machine or the network stood still. Such a late Hello displaces nobody and gets no answer: its sender is
+# gone, or gives up and starts again.
 
 
 class DisplacedBook:
@@ -55,8 +56,8 @@ class DisplacedBook:
 
 
 def is_late(incarnation: str, joined: str) -> bool:
-    """True if the process that ``joined`` started after this one, another of its name, by clocks that may differ."""
-    return process_of(incarnation) != process_of(joined) and _started(incarnation) < _started(joined)
+    """True if the session that ``joined`` began after this one of the same name, by clocks that may differ."""
+    return _started(incarnation) < _started(joined)
 
 
 def _started(incarnation: str) -> int:

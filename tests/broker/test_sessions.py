@@ -53,7 +53,8 @@ def test_an_incarnation_that_tells_no_process_is_never_displaced() -> None:
 def test_what_a_process_said_before_its_successor_started_is_late() -> None:
     assert is_late("18ebca6fd756a632-a-7", "18ebca6fd756a633-b-9")
     assert not is_late("18ebca6fd756a633-b-9", "18ebca6fd756a632-a-7")
-    assert not is_late("1-a-7", "2-a-7"), "sessions of one process end each other"
+    assert is_late("1-a-7", "2-a-7"), "an earlier session of one process: its Hello was on the way for long"
+    assert not is_late("2-a-7", "1-a-7"), "a later session of one process ends the earlier one"
     assert not is_late("no time", "neither"), "nothing is known"
 
 
