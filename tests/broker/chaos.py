@@ -219,8 +219,8 @@ def check_calls(cluster: Cluster) -> None:
     for record in cluster.records:
         if isinstance(record, Rewarded) and record.unit.split == "train":
             calls.setdefault((record.unit.group_id, record.num_restarts), set()).add(record.metrics["call"])
-    assert calls
-    assert max(map(len, calls.values())) == 1
+    assert calls or cluster.scheduler.has_met_goal, "a base model may meet it before anything is graded"
+    assert max(map(len, calls.values()), default=1) == 1
 
 
 def left_out(cluster: Cluster) -> set[Unit]:
