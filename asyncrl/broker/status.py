@@ -148,7 +148,7 @@ def _trainer_waits(scheduler: Scheduler, node: Node, groups: Mapping[GroupState,
     return f"step {step + 1}: {complete} of {needed} groups complete, {rest}"
 
 
-def _lacking(scheduler: Scheduler) -> list[str]:
+def _missing_roles(scheduler: Scheduler) -> list[str]:
     """Names of the roles that a run needs and no node has, while there is work for them."""
     if scheduler.is_finished or scheduler.is_over:
         return []
@@ -209,8 +209,8 @@ def run_status(
     notes = list(restarts)
     if by := scheduler.settings.paused_by:
         notes.append(PAUSED.format(by=by))
-    if lacking := _lacking(scheduler):
-        notes.append(f"no {' and no '.join(lacking)} is connected")
+    if missing := _missing_roles(scheduler):
+        notes.append(f"no {' and no '.join(missing)} is connected")
     if values := scheduler.settings.values:
         notes.append(f"set live: {', '.join(f'{key} = {value}' for key, value in values.items())}")
     return Status(

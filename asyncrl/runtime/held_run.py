@@ -62,7 +62,7 @@ def held_run(path: Path, config: Config, secret_file: Path | None = None) -> Ite
     directory = RunDirectory(path)
     with (
         locked(directory.lock, served, LOCK_WAIT_S, remedy="stop it, or give another --run-dir"),
-        refusal_recorded(path),
+        refusal_recorded(directory),
     ):
         if was_open := directory.close(group_reads=config.run.share_with_group):
             log.warning("run.was_open", cause=was_open)
@@ -89,13 +89,12 @@ def held_run(path: Path, config: Config, secret_file: Path | None = None) -> Ite
 
 
 @contextmanager
-def refusal_recorded(path: Path | None) -> Iterator[None]:
+def refusal_recorded(directory: RunDirectory) -> Iterator[None]:
     """Leave the cause for which an existing run is not served in its events: whoever looks there has no log of it."""
     try:
         yield
     except (ConfigError, LedgerError) as error:
-        directory = RunDirectory(path or Path())
-        if path is not None and directory.config.is_file():
+        if directory.config.is_file():
             with suppress(RunFailed):
                 directory.append_event(REFUSED_EVENT, cause=str(error))
         raise

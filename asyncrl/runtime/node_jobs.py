@@ -205,7 +205,9 @@ def broker_job(
     if address:
         check_address(address, "--broker", binds=True)
         overrides = (*overrides, f'broker.bind="{address}"')
-    with refusal_recorded(run_dir if run_dir and not is_served(RunDirectory(run_dir)) else None):
+    directory = RunDirectory(run_dir) if run_dir else None
+    # A broker that serves the run writes its events itself.
+    with refusal_recorded(directory) if directory and not is_served(directory) else nullcontext():
         config = resolve_steps(with_local_copies(load_config(config_path, overrides), partial(echo, err=True)))
     path = run_dir or Path(config.run.dir) / (config.run.name or config_path.stem)
 
