@@ -178,9 +178,9 @@ class BrokerActor:
         if self._ending.stop(cause, is_interrupted=is_interrupted):
             self._scheduler.is_over = True
 
-    def interrupt(self) -> None:
+    def interrupt(self, cause: str = "") -> None:
         """End the run early. It can be resumed: first the trainer saves a checkpoint, and rollouts what they sample."""
-        self.stop("the run was interrupted", is_interrupted=True)
+        self.stop(cause or "the run was interrupted", is_interrupted=True)
 
     def suspend(self) -> None:
         """Stop serving, and leave the run as it is: a broker that serves it again continues it."""
@@ -329,7 +329,7 @@ class BrokerActor:
 
     @shell
     def _interrupted(self, message: Interrupt, peer: str) -> None:
-        self.interrupt()
+        self.interrupt(message.cause)
 
     @shell
     def _store_set(self, message: StoreSet, peer: str) -> None:

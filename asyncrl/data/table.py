@@ -242,12 +242,13 @@ def guess(rows: Rows, given: Mapping[str, str], option: str = SETTING) -> Column
             raise DataError(_sentence(rows, f"has no column {name!r}", option.format(kind)))
     first = _first_rows(rows)
     prompt = given.get("prompt") or _named(PROMPTS, first, rows.columns, _is_prompt) or _chats(first, rows.columns)
-    if not prompt:
-        raise DataError(_sentence(rows, "has no column that looks like a prompt", option.format("prompt")))
     has_verl = VERL in rows.columns and any(isinstance(row.get(VERL), dict) for row in first)
     answer = given.get("answer") or ("" if has_verl else _named(ANSWERS, first, rows.columns, _is_answer))
-    if not answer and not has_verl:
-        raise DataError(_sentence(rows, "has no column that looks like a reference answer", option.format("answer")))
+    missing = {} if prompt else {"prompt": "a prompt"}
+    missing |= {} if answer or has_verl else {"answer": "a reference answer"}
+    if missing:
+        what = f"has no column that looks like {' or '.join(missing.values())}"
+        raise DataError(_sentence(rows, what, " ".join(map(option.format, missing))))
     return Columns(prompt, answer)
 
 

@@ -40,9 +40,15 @@ class Returned(Message, frozen=True):
     """Trainers: steps that its checkpoint has, from which it goes on; -1 for other roles."""
 
 
-@sent(by="supervisor", to="broker")
+@sent(by="supervisor", to="broker", shown="cause")
 class Interrupt(Message, frozen=True):
     """End the run early: the trainer saves a checkpoint, rollouts store unfinished trajectories."""
+
+    cause: str = ""
+    """Reason; empty if somebody asked for it."""
+
+    def out_of_bounds(self) -> str:
+        return bounds.reason(self.cause)
 
 
 @sent(by="broker", to="supervisor")

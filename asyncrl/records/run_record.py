@@ -36,7 +36,7 @@ T = TypeVar("T")
 Event = dict[str, Any]
 
 NO_SUMMARY = "summary.json does not exist yet: the run is still running, or it was killed"
-NOT_METRICS = ("policy_version", "accuracy", "num_prompts", "time_s")
+NOT_METRICS = ("policy_version", "accuracy", "num_prompts", "max_tokens", "time_s")
 """Fields of an ``eval.finished`` event that do not go into `EvaluationEvent.metrics`."""
 RESTART_S = 30.0
 """Seconds in which a service manager has started a broker again."""
@@ -138,6 +138,8 @@ class EvaluationEvent(Struct, frozen=True):
     """Seconds since the run's start."""
     metrics: dict[str, float] = {}
     """Further metrics, such as ``pass@4``; finite numbers only."""
+    max_tokens: int = 0
+    """Longest completion, where a setting changed it while the run went on; 0 is as the run was started."""
 
 
 def state_of(summary: RunSummary | None, events: Iterable[Event], *, is_served: bool) -> RunState:
@@ -178,7 +180,8 @@ def evaluations_of(events: Iterable[Event]) -> list[EvaluationEvent]:
         if isinstance(version, int) and accuracy is not None and prompts:
             numbers = {key: number for key in event if (number := finite(event[key])) is not None}
             metrics = {key: number for key, number in numbers.items() if key not in NOT_METRICS}
-            found[version] = EvaluationEvent(version, accuracy, prompts, numbers.get("time_s"), metrics)
+            limit = int(numbers.get("max_tokens", 0))
+            found[version] = EvaluationEvent(version, accuracy, prompts, numbers.get("time_s"), metrics, limit)
     return [found[version] for version in sorted(found)]
 
 

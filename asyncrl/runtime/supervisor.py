@@ -376,7 +376,7 @@ class RunSupervisor:
             if self._screen.failure and not self._gives_up:
                 self._gives_up = True
                 self._screen.say(f"{self._screen.failure}: saving a checkpoint")
-                await self._send(Interrupt())
+                await self._send(Interrupt(str(self._screen.failure)))
 
     async def _report_waiting(self) -> None:
         """Print what the first step waits for, at doubling intervals."""

@@ -54,7 +54,7 @@ from asyncrl.runtime.offline import (
 from asyncrl.runtime.process import configure_logging
 from asyncrl.spool.images import ImageStore
 from asyncrl.terminal import aligned, echo, say, to_json
-from asyncrl.tools.play import row_prompts, text_prompt
+from asyncrl.tools.play import prompt_lines, row_prompts, text_prompt
 
 
 def model_and_run_file(model: str) -> tuple[str, Path | None]:
@@ -309,6 +309,8 @@ class SampledText(Struct, frozen=True):
     """One completion of a prompt."""
 
     prompt: str
+    answer: str
+    """Reference answer of a row; empty for a prompt of one's own."""
     completion: str
     finish_reason: FinishReason
     num_tokens: int
@@ -356,8 +358,9 @@ def sample_model(
     as_json: bool = False,
 ) -> None:
     """
-    Print ``evaluation.samples`` completions of each text and of each of these rows of the data, in their order: each as
-    soon as those before it are there, or all as a list of JSON. Further arguments as `own_prompt`, for texts.
+    Print ``evaluation.samples`` completions of each text, and of each of these rows of the data after its prompt and
+    answer, in their order: each as soon as those before it are there, or all as a list of JSON. Further arguments as
+    `own_prompt`, for texts.
 
     Raises:
         ConfigError: The model or a prompt cannot be used.
@@ -378,8 +381,11 @@ def sample_model(
     samples, found = config.evaluation.samples, []
 
     def show(place: int, index: int, sampled: SampledTrajectory) -> None:
-        found.append(_sampled(prompts[place][0], sampled))
+        prompt, _ = prompts[place]
+        found.append(_sampled(prompt, sampled))
         if not as_json:
+            if place >= len(texts) and index == 0:
+                echo("\n".join(line.plain for line in prompt_lines(found[-1].prompt, prompt.answer)))
             of = [f"prompt {place + 1} of {len(prompts)}"] * (len(prompts) > 1)
             of += [f"completion {index + 1} of {samples}"] * (samples > 1)
             head = " ── ".join([*of, f"{found[-1].num_tokens} tokens, {found[-1].finish_reason}"])
@@ -424,4 +430,4 @@ async def _sample(
 def _sampled(prompt: Prompt, sampled: SampledTrajectory) -> SampledText:
     completion = sampled.completion
     num_tokens = len(completion.completion_ids)
-    return SampledText(prompt_text(prompt), sampled.text, completion.finish_reason, num_tokens)
+    return SampledText(prompt_text(prompt), prompt.answer, sampled.text, completion.finish_reason, num_tokens)

@@ -159,7 +159,7 @@ def _step(text: str | None) -> int | Literal["best"] | None:
 HEADER = """\
 ---
 library_name: transformers
-pipeline_tag: {task}
+{base}pipeline_tag: {task}
 tags:
 - reinforcement-learning
 - asyncrl
@@ -168,8 +168,7 @@ tags:
 ADAPTER_HEADER = """\
 ---
 library_name: peft
-base_model: "{base}"
-pipeline_tag: {task}
+{base}pipeline_tag: {task}
 tags:
 - reinforcement-learning
 - asyncrl
@@ -254,15 +253,16 @@ def model_card(
     """
     words = PICTURES if reads_pictures else TEXT
     header, usage = (ADAPTER_HEADER, ADAPTER_USAGE) if adapter_of else (HEADER, USAGE)
-    base = _name(adapter_of or record.config.get("model.path", "a language model"))
+    path_of_base = record.config.get("model.path", "a language model")
+    on_hub = snapshot_of(path_of_base)
     about = (
-        f"{'A LoRA adapter of ' if adapter_of else ''}`{base}` after {step} optimizer steps of asynchronous "
-        f"reinforcement learning: "
+        f"{'A LoRA adapter of ' if adapter_of else ''}{_base_model(path_of_base)} after {step} optimizer steps of "
+        f"asynchronous reinforcement learning: "
         f"run `{record.name}`, policy version {policy_version}. Exported by asyncrl {VERSION}."
     )
     training = _table(["setting", "value"], [*_settings(record, step, dtype)])
     parts = [
-        header.format(base=base, **words),
+        header.format(base=f'base_model: "{on_hub.repo}"\n' if on_hub else "", **words),
         f"# {name}",
         "",
         about,
@@ -283,7 +283,8 @@ def _settings(record: RunRecord, step: int, dtype: str | None) -> Iterator[list[
     changes = [change for change in record.changes() if change.step < step]
     for label, key in SETTINGS.items():
         if config.get(key) not in (None, "", []):
-            yield [label, _history(config[key], key, changes)]
+            is_base = key == "model.path"
+            yield [label, _base_model(config[key]) if is_base else _history(config[key], key, changes)]
     sections = {"algorithm": Algorithm(), "reward": Reward(), "trainer": {"lora": Lora()}}
     defaults = dict(leaves(msgspec.to_builtins(sections)))
     for key, default in defaults.items():
@@ -301,7 +302,7 @@ def _results(record: RunRecord, policy_version: int) -> list[str]:
     lines = ["## Held-out prompts", ""]
     if columns:
         head = ["", *("before" if e.policy_version == 0 and policy_version else "these weights" for e in columns)]
-        lines += [*_table(head, _metric_rows(columns)), "", _protocol(record), ""]
+        lines += [*_table(head, _metric_rows(columns, _limit(record))), "", _protocol(record), ""]
         if any(shared := record.shared_prompts()):
             lines += [f"{shared_sentence(*shared)}: of these the accuracy is not that of unseen prompts.", ""]
     if policy_version not in found:
@@ -309,7 +310,7 @@ def _results(record: RunRecord, policy_version: int) -> list[str]:
     return lines if record.config.get("data.held_out") else []
 
 
-def _metric_rows(columns: list[EvaluationEvent]) -> list[list[str]]:
+def _metric_rows(columns: list[EvaluationEvent], limit: int | None) -> list[list[str]]:
     rows = [["accuracy (95 % confidence interval)", *map(_accuracy, columns)]]
     for select in (multi_sample_metrics, accuracy_by_source):
         names = dict.fromkeys(n for column in columns for n in select(column.metrics) if not n.startswith("avg@"))
@@ -321,17 +322,22 @@ def _metric_rows(columns: list[EvaluationEvent]) -> list[list[str]]:
         rows.append(["failed, in no mean", *(_cell(column.metrics.get("failed"), ".0f") for column in columns)])
     rows.append(["tokens, mean", *(_cell(column.metrics.get("length_mean"), ".1f") for column in columns)])
     rows.append(["cut at the limit", *(_cell(column.metrics.get("truncated")) for column in columns)])
+    if any(column.max_tokens not in (0, limit) for column in columns):
+        rows.append(["limit in tokens, set while the run went on", *(str(c.max_tokens or limit) for c in columns)])
     return rows
 
 
 def _protocol(record: RunRecord) -> str:
     config = record.config
     samples, temperature = config.get("evaluation.samples", 1), config.get("evaluation.temperature", 0.0)
-    key = next((name for name in ("evaluation.max_tokens", "sampling.max_tokens") if config.get(name)), "")
-    tokens = _history(config.get(key), key, record.changes())
     many = f"{samples} completions" if samples != 1 else "one completion"
     decoding = f"at temperature {temperature:g}" if temperature else "greedy"
-    return f"For each prompt {many}, {decoding}, of at most {tokens} tokens."
+    return f"For each prompt {many}, {decoding}, of at most {_limit(record)} tokens."
+
+
+def _limit(record: RunRecord) -> int | None:
+    """Longest completion of an evaluation, in tokens, as the run was started."""
+    return record.config.get("evaluation.max_tokens") or record.config.get("sampling.max_tokens")
 
 
 def _accuracy(evaluation: EvaluationEvent) -> str:
@@ -347,6 +353,11 @@ def _history(first: object, key: str, changes: list[SettingChange]) -> str:
     """A value, and those that took its place while the run went on."""
     later = [f"{_value(change.value)} after {change.step} steps" for change in changes if change.key == key]
     return "; ".join([_value(first), *later])
+
+
+def _base_model(path: str) -> str:
+    is_local = path.startswith("/") and not snapshot_of(path)
+    return f"{_value(path)}{' (a local folder)' if is_local else ''}"
 
 
 def _name(path: str) -> str:

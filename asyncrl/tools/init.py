@@ -94,18 +94,26 @@ _TOY = "; `asyncrl toy step-sums cache/step-sums` makes a small model with its d
 
 
 def find_data(
-    path: str | None, given: Mapping[str, str], count_tokens: CountTokens | None, *, has_template: bool = False
+    path: str | None,
+    given: Mapping[str, str],
+    load_count: Callable[[], CountTokens] | None,
+    *,
+    has_template: bool = False,
 ) -> DataFound:
     """
     The dataset in ``path``, or the only one to train on near the working directory; raises `ConfigError`.
 
-    ``has_template`` is true if the model has a chat template, which prompts of plain text should get.
+    Args:
+        given: ``prompt`` and ``answer`` columns, as far as the user named them.
+        load_count: Loads the function that counts the tokens of a prompt, once the columns are known; None estimates.
+        has_template: The model has a chat template, which prompts of plain text should get.
     """
     if path is None:
         near = [str(found) for suffix in DATA for found in _near(f"*{suffix}") if not _is_held_out(found)]
         path = _only(sorted(near), "dataset", "--data FILE", "")
     rows = open_rows(Path(path))
     columns = guess(rows, given, "--{}-column NAME")
+    count_tokens = load_count() if load_count else None
     is_text = any(isinstance(value, str) for value in islice(rows.column(columns.prompt), LOOKED_AT))
     as_chat = has_template and is_text
     inspection = inspect(
@@ -127,7 +135,7 @@ def find_data(
         columns=columns,
         data_sources=list(inspection.data_sources),
         longest_prompt=longest,
-        is_counted=count_tokens is not None,
+        is_counted=load_count is not None,
         num_bad=len(inspection.bad),
         as_chat=as_chat,
     )
@@ -291,7 +299,9 @@ def render(found: Findings, chosen: Choices, reward: str) -> str:
         "checkpoint": [_line("every_steps", 10, "a killed trainer continues from the newest one")],
     }
     off = "" if len(found.held_out) == 1 else "# "
-    sections["checkpoint"].append(off + _line("keep_best", True, "for `asyncrl export --step best`"))
+    sections["checkpoint"].append(
+        off + _line("keep_best", True, "for `export --step best`; needs every_versions to be a multiple of every_steps")
+    )
     evaluation = ["[evaluation]", _line("every_versions", 10, "policy versions between two evaluations")]
     if chosen.held_out:
         evaluation.append(_line("max_prompts", chosen.held_out, "so that an evaluation takes no longer than a step"))
@@ -393,7 +403,8 @@ def write_files(folder: Path, model: str | None, data: str | None, columns: Mapp
         ConfigError: Something cannot be found out, or a file is in the way. Nothing is written then.
     """
     run_file, reward_file = folder / RUN_FILE, folder / REWARD_FILE
-    found = _find(model, data, columns, say)
+    _refuse_existing(run_file)
+    found = _found(model, data, columns, say)
     has_route = not unrouted(Reward(), found.data.data_sources)
     reward = "auto" if has_route else f"{reward_file}:score"
     chosen, memory = fit(found, choose(found), reward)
@@ -401,8 +412,7 @@ def write_files(folder: Path, model: str | None, data: str | None, columns: Mapp
     if not has_route:
         written[reward_file] = STUB.replace("RUN_FILE", str(run_file))
     _write(written)
-    for line in _described(found, chosen):
-        say(line)
+    say(f"devices   {chosen.placement}")
     say(f"memory    {memory}")
     config = run_config(run_file)
     rows = read_rows(config, TRIED_ROWS)
@@ -438,19 +448,29 @@ def _checked(text: str) -> CheckLine:
     return next((line for line in lines if line.state == "bad"), lines[-1])
 
 
-def _find(model: str | None, data: str | None, columns: Mapping[str, str], say: Say) -> Findings:
+def _found(model: str | None, data: str | None, columns: Mapping[str, str], say: Say) -> Findings:
+    """Find everything, and say model, data and held-out file as soon as they are found: a tokenizer takes its time."""
     name = model_name(model) if model else None
     try:
         found_model = find_model(model_folder(name, "--model", say) if name else model)
     except ConfigError as error:
         raise ConfigError(f"{error}{_also_missing(data, columns)}") from error
-    from asyncrl.runtime.checks import readers
+    positions = found_model.positions or "unknown"
+    say(f"model     {found_model.path}: {found_model.num_parameters:,} parameters, {positions} positions")
 
-    count = None if missing_packages(TRAIN) else readers(Path(found_model.path), Data(train=""))[0]
-    found_data = find_data(data, columns, count, has_template=found_model.has_template)
+    def load_count() -> CountTokens:
+        from asyncrl.runtime.checks import readers
+
+        return readers(Path(found_model.path), Data(train=""))[0]
+
+    loads = None if missing_packages(TRAIN) else load_count
+    found_data = find_data(data, columns, loads, has_template=found_model.has_template)
+    say(f"data      {_described(found_data)}")
+    held_out = find_held_out(found_data.path)
+    say(f"held out  {_held_out(held_out)}")
     devices, cores = find_machine(os.environ)
     has_vllm = any(installed_version(name) for name in ENGINES["vllm"].packages)
-    return Findings(found_model, found_data, find_held_out(found_data.path), devices, cores, has_vllm)
+    return Findings(found_model, found_data, held_out, devices, cores, has_vllm)
 
 
 def _also_missing(data: str | None, columns: Mapping[str, str]) -> str:
@@ -462,26 +482,24 @@ def _also_missing(data: str | None, columns: Mapping[str, str]) -> str:
     return ""
 
 
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise ConfigError(f"{path} exists, and is left alone: move it away, or name another folder")
+
+
 def _write(written: Mapping[Path, str]) -> None:
     for path in written:
-        if path.exists():
-            raise ConfigError(f"{path} exists, and is left alone: move it away, or name another folder")
+        _refuse_existing(path)
     for path, text in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
-def _described(found: Findings, chosen: Choices) -> Sequence[str]:
-    model, data = found.model, found.data
+def _described(data: DataFound) -> str:
     length = f"longest prompt {data.longest_prompt} tokens{'' if data.is_counted else ' (estimated)'}"
     bad = f", {data.num_bad} of them cannot be used" if data.num_bad else ""
     form = "; the chat template is applied (data.as_chat)" if data.as_chat else ""
-    return [
-        f"model     {model.path}: {model.num_parameters:,} parameters, {model.positions or 'unknown'} positions",
-        f"data      {data.path}: {data.num_rows:,} rows{bad}; {data.columns}; {length}{form}",
-        f"held out  {_held_out(found.held_out)}",
-        f"devices   {chosen.placement}",
-    ]
+    return f"{data.path}: {data.num_rows:,} rows{bad}; {data.columns}; {length}{form}"
 
 
 def _held_out(found: Sequence[str]) -> str:

@@ -46,6 +46,7 @@ from asyncrl.messages.supervisor import (
     Exited,
     Failures,
     Finished,
+    Interrupt,
     Pause,
     Paused,
     Progress,
@@ -641,6 +642,19 @@ def test_everybody_hears_why_the_run_failed(tmp_path: Path) -> None:
 
     assert (house.summary.status, house.cause, house.summary.steps) == ("failed", cause, 0)
     assert [(e["status"], e["cause"]) for e in house.events("run.finished")] == [("failed", cause)]
+
+
+def test_a_run_that_its_callers_function_interrupted_says_so(tmp_path: Path) -> None:
+    cause = "on_step raised ValueError: no figure (plot.py:3)"
+
+    async def script(house: House) -> None:
+        supervisor = await house.welcomed("supervisor", "s")
+        await supervisor.send(Interrupt(cause))
+        assert await ended(supervisor) == [Finished("interrupted", cause)]
+
+    house = run(tmp_path, script)
+
+    assert (house.summary.status, house.summary.cause) == ("interrupted", cause)
 
 
 def test_a_broker_that_stood_still_blames_nobody_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,6 +279,17 @@ def test_an_evaluation_keeps_its_own_length_and_otherwise_takes_the_new_one() ->
         assert {group.max_tokens for group in groups} == {expected}
 
 
+def test_a_result_tells_the_length_that_it_was_measured_with_if_a_setting_changed_it() -> None:
+    for assignments, expected in (((), [None, None]), (("sampling.max_tokens=64",), [64, 64])):
+        cluster = Cluster(with_no_length(HELD_OUT), num_held_out=2)
+        change(cluster, *assignments)
+        cluster.start_rollout("a", 64)
+        cluster.start_reward("r")
+        cluster.start_trainer()
+        cluster.settle()
+        assert [event.fields.get("max_tokens") for event in events(cluster, "eval.finished")] == expected
+
+
 def with_no_length(config: Config) -> Config:
     return replace(config, evaluation=replace(config.evaluation, max_tokens=0))
 

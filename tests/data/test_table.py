@@ -58,7 +58,13 @@ def test_a_named_column_is_taken() -> None:
 @pytest.mark.parametrize(
     ("row", "given", "said"),
     [
-        ({"text": 1}, {}, "no column that looks like a prompt: it has text; name it with --prompt-column"),
+        ({"answer": 1}, {}, "no column that looks like a prompt: it has answer; name it with --prompt-column"),
+        (
+            {"text": 1},
+            {},
+            "no column that looks like a prompt or a reference answer: it has text; name it with --prompt-column "
+            "--answer-column",
+        ),
         ({"prompt": "q", "x": 1}, {}, "looks like a reference answer: it has prompt, x; name it with --answer-column"),
         (
             {"prompt": "q"},

@@ -276,7 +276,9 @@ def test_a_run_whose_callers_function_fails_is_interrupted_once_and_listened_to_
         assert made._ended.result() == "told so"
 
     asyncio.run(main())
-    assert sent == [Interrupt()]
+    (interrupt,) = sent
+    assert isinstance(interrupt, Interrupt)
+    assert interrupt.cause.startswith("on_evaluation raised ValueError: no figure (")
 
 
 def test_messages_about_waiting_come_at_doubling_intervals_until_the_first_step(tmp_path: Path) -> None:

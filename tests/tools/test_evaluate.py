@@ -316,7 +316,14 @@ def test_a_row_of_the_data_is_a_prompt_with_its_pictures(
     config = eval_config(str(reader), data=[str(tmp_path / "rows.jsonl")], max_tokens=3)
     sample_model(config, [drawn_squares.QUESTION], rows=[0], as_json=True)
     found = msgspec.json.decode(capsys.readouterr().out, type=list[SampledText])
-    assert [one.prompt for one in found] == [drawn_squares.QUESTION, row["question"]]
+    assert [(one.prompt, one.answer) for one in found] == [(drawn_squares.QUESTION, ""), (row["question"], "1")]
+    sample_model(config, [drawn_squares.QUESTION], rows=[0])
+    lines = capsys.readouterr().out.splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("── prompt 2 of 2"))
+    assert [line.split(maxsplit=1) for line in lines[place - 2 : place]] == [
+        ["prompt", row["question"]],
+        ["answer", "1"],
+    ]
 
 
 def test_pictures_stand_before_a_prompt_without_marks(reader: Path, tmp_path: Path) -> None:

@@ -221,11 +221,11 @@ def test_results_stand_beside_those_of_the_base_model(make_run: MakeRun) -> None
 
 def test_a_graded_reward_and_a_limit_that_was_changed_live_stand_with_the_results(make_run: MakeRun) -> None:
     record = a_record(make_run)
-    changed = {"event": "setting.changed", "key": "evaluation.max_tokens", "value": 8, "before": 64, "time_s": 9.0}
     evaluated = {"event": "eval.finished", "policy_version": 10, "accuracy": 0.1, "num_prompts": 64, "reward": 0.45}
-    lines = card(replace(record, events=[*record.events, changed, evaluated]))
+    lines = card(replace(record, events=[*record.events, evaluated | {"max_tokens": 8}]))
     assert any(line.startswith("| reward, mean |") and "0.45" in line for line in lines)
-    assert any("of at most 64; 8 after" in line for line in lines)
+    assert any(line.startswith("| limit in tokens, set while the run went on |") and "| 8 |" in line for line in lines)
+    assert not any("limit in tokens" in line for line in card(replace(record, events=[*record.events, evaluated])))
 
 
 def test_held_out_prompts_that_were_trained_on_are_counted_beside_the_accuracy(make_run: MakeRun) -> None:
@@ -260,7 +260,8 @@ def test_a_run_directory_without_records_still_gives_a_card(tmp_path: Path) -> N
 
 
 def test_an_adapter_is_used_with_its_base_model(make_run: MakeRun) -> None:
-    record = a_record(make_run, CONFIG + "[trainer.lora]\nrank = 4\n")
+    snapshot = "/cache/models--org--base/snapshots/0123abc"
+    record = a_record(make_run, CONFIG.replace("models/base", snapshot) + "[trainer.lora]\nrank = 4\n")
     text = model_card(record, "mine", step=10, policy_version=10, dtype=None, adapter_of="org/base")
     assert text.startswith('---\nlibrary_name: peft\nbase_model: "org/base"\n')
     assert "A LoRA adapter of `org/base` after 10 optimizer steps" in text
@@ -269,8 +270,16 @@ def test_an_adapter_is_used_with_its_base_model(make_run: MakeRun) -> None:
     assert "vllm serve" not in text
 
 
+def test_a_base_model_that_is_a_folder_is_called_one_and_is_no_name_on_the_hub(make_run: MakeRun) -> None:
+    record = a_record(make_run, CONFIG.replace("models/base", "/home/me/tags"))
+    text = model_card(record, "mine", step=10, policy_version=10, dtype=None, adapter_of="/home/me/tags")
+    assert "A LoRA adapter of `tags` (a local folder) after 10 optimizer steps" in text
+    assert "| base model | `tags` (a local folder) |" in text
+    assert "base_model:" not in text
+
+
 def test_an_adapter_and_its_base_model_of_one_name_are_told_apart_by_their_paths(make_run: MakeRun) -> None:
-    record = a_record(make_run)
+    record = a_record(make_run, CONFIG.replace("models/base", "/models/dates"))
     text = model_card(
         record, "dates", step=10, policy_version=10, dtype=None, adapter_of="/models/dates", path="out/dates"
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, DataError
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.tools import init
 from tests.config.model.directories import write_model
@@ -68,17 +68,23 @@ def test_texts_become_chats_if_the_model_has_a_chat_template() -> None:
         seen.append(bool(prompt.chat))
         return 17
 
-    assert init.find_data("texts.jsonl", {}, count, has_template=True).as_chat
-    assert not init.find_data("chats.jsonl", {}, count, has_template=True).as_chat
-    assert not init.find_data("texts.jsonl", {}, count).as_chat
+    assert init.find_data("texts.jsonl", {}, lambda: count, has_template=True).as_chat
+    assert not init.find_data("chats.jsonl", {}, lambda: count, has_template=True).as_chat
+    assert not init.find_data("texts.jsonl", {}, lambda: count).as_chat
     assert seen == [True, True, False]
 
 
 def test_prompts_are_counted_in_tokens_if_the_tokenizer_can_be_loaded() -> None:
     write("train.jsonl", text=ROW + "{}\n")
-    found = init.find_data("train.jsonl", {"prompt": "prompt", "answer": "answer"}, lambda prompt: 17)
+    found = init.find_data("train.jsonl", {"prompt": "prompt", "answer": "answer"}, lambda: lambda prompt: 17)
     assert (found.longest_prompt, found.is_counted, found.num_bad) == (17, True, 1)
     assert init.find_data("train.jsonl", {"prompt": "prompt", "answer": "answer"}, None).longest_prompt == 3
+
+
+def test_columns_that_cannot_be_guessed_are_asked_for_before_a_tokenizer_is_loaded() -> None:
+    write("train.jsonl", text='{"text": 1}\n')
+    with pytest.raises(DataError, match="a prompt or a reference answer: it has text; name it with --prompt-column"):
+        init.find_data("train.jsonl", {}, lambda: pytest.fail("loaded"))
 
 
 def test_the_machine_is_its_drivers_devices_and_its_cores() -> None:

@@ -30,6 +30,11 @@ class OngoingEvaluation:
         self.waiting = WaitingGroups(groups)
         """Groups with missing completions."""
 
+    @property
+    def max_tokens(self) -> int:
+        """Longest completion, where a setting changed it while the run went on; 0 is as the run was started."""
+        return next((group.max_tokens for group in self.groups), 0)
+
     def spread(self, number: int) -> list[tuple[Prompt, Slot]]:
         """At most ``number`` rewarded completions with their prompts, evenly spread over those of all groups."""
         all_slots = [(group.prompt, slot) for group in self.groups for slot in group.slots]

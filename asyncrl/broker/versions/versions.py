@@ -154,6 +154,7 @@ class Versions:
             policy_version=result.policy_version,
             accuracy=result.accuracy,
             num_prompts=result.num_prompts,
+            **({"max_tokens": ongoing.max_tokens} if ongoing.max_tokens else {}),
             **result.metrics,
         )
         for node in (*self._nodes.with_role("supervisor"), *self._nodes.with_role("trainer")):

@@ -257,8 +257,8 @@ def _check_trainer(config: Config) -> None:
         raise ConfigError(f"[critic] is only read with algorithm.advantage={readers}, not {advantage!r}; remove it")
     if config.run.epochs is None and trainer.warmup_steps > config.run.steps:
         raise ConfigError(
-            f"trainer.warmup_steps is {trainer.warmup_steps}, longer than the run ({config.run.steps} steps); add "
-            f"--set trainer.warmup_steps={config.run.steps // 4}, or make the run longer"
+            f"trainer.warmup_steps is {trainer.warmup_steps}, longer than the run ({config.run.steps} steps); lower "
+            f"it, to {config.run.steps // 4} for instance, or make the run longer"
         )
     every, publish = config.checkpoint.every_steps, config.schedule.steps_per_publish
     if every % publish:
@@ -307,12 +307,16 @@ def _check_best(config: Config) -> None:
         raise ConfigError(
             "checkpoint.keep is 1: with keep_best a checkpoint would be deleted before its evaluation; use at least 2"
         )
-    evaluated_every = evaluation.every_versions * config.schedule.steps_per_publish
-    if not (evaluated_every and checkpoint.every_steps) or evaluated_every % checkpoint.every_steps:
+    evaluated_every = max(evaluation.every_versions, 0) * config.schedule.steps_per_publish
+    saved_every = max(checkpoint.every_steps, 0)
+    if not (evaluated_every and saved_every) or evaluated_every % saved_every:
+        versions = saved_every // config.schedule.steps_per_publish
+        remedies = [f"evaluation.every_versions to {versions} or a multiple of it"] if versions else []
+        remedies += [f"checkpoint.every_steps to {evaluated_every}"] if evaluated_every else []
         raise ConfigError(
             f"checkpoint.keep_best needs a checkpoint of every version that is evaluated, but checkpoints are every "
-            f"{checkpoint.every_steps} steps and evaluations every {evaluated_every} (evaluation.every_versions); "
-            f"use the same number for both"
+            f"{saved_every} steps and evaluations every {evaluated_every} (evaluation.every_versions); set "
+            f"{', or '.join(remedies) or 'both'}"
         )
 
 

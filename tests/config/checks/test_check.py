@@ -250,8 +250,8 @@ from tests.config.configs import made, refused
         ),
         (
             {"trainer": {"warmup_steps": 9}, "run": {"steps": 8}},
-            "trainer.warmup_steps is 9, longer than the run (8 steps); add "
-            "--set trainer.warmup_steps=2, or make the run longer",
+            "trainer.warmup_steps is 9, longer than the run (8 steps); lower it, to 2 for instance, or make the "
+            "run longer",
         ),
         (
             {"checkpoint": {"every_steps": 3}, "schedule": {"steps_per_publish": 2}},
@@ -278,12 +278,13 @@ from tests.config.configs import made, refused
         (
             {"checkpoint": {"keep_best": True, "every_steps": 15}, "data": {"held_out": "h"}},
             "checkpoint.keep_best needs a checkpoint of every version that is evaluated, but checkpoints are every 15 "
-            "steps and evaluations every 10 (evaluation.every_versions); use the same number for both",
+            "steps and evaluations every 10 (evaluation.every_versions); set evaluation.every_versions to 15 or a "
+            "multiple of it, or checkpoint.every_steps to 10",
         ),
         (
             {"checkpoint": {"keep_best": True}, "data": {"held_out": "h"}},
             "checkpoint.keep_best needs a checkpoint of every version that is evaluated, but checkpoints are every 0 "
-            "steps and evaluations every 10 (evaluation.every_versions); use the same number for both",
+            "steps and evaluations every 10 (evaluation.every_versions); set checkpoint.every_steps to 10",
         ),
         (
             {"trainer": {"max_tokens_per_micro_batch": 319, "ranks": 2, "sequence_parallel": 2}},
