@@ -29,15 +29,11 @@ from asyncrl.config.run_file import changes, load_config, to_toml, with_absolute
 from asyncrl.data.prompts import resolve_steps
 from asyncrl.errors import AsyncrlError, ConfigError, LedgerError, RunFailed, RunInterrupted
 from asyncrl.files.access import restrict_umask
-from asyncrl.files.checkpoints import newest_complete
-from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import locked
 from asyncrl.messages.supervisor import Evaluated, Progress
-from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.failure_sentences import by_site, sentences
-from asyncrl.records.formatting import counted, share
+from asyncrl.records.formatting import counted
 from asyncrl.records.run_directory import LOCK_WAIT_S, RunDirectory, RunSummary
-from asyncrl.records.samples import newest_file
 from asyncrl.records.trackers import check_trackers
 from asyncrl.runtime.check_architecture import check_architecture, examine, refuse_certain
 from asyncrl.runtime.checks import CHECKS, devices_of, resolved, where
@@ -52,9 +48,8 @@ from asyncrl.runtime.machine import (
 )
 from asyncrl.runtime.metrics_server import TARGETS_VARIABLE, MetricsOptions
 from asyncrl.runtime.model_files import with_local_copies
-from asyncrl.runtime.origin import copy_sentence, original_of
 from asyncrl.runtime.process import handle
-from asyncrl.runtime.screen import RunConsole, Screen
+from asyncrl.runtime.screen import RunConsole, Screen, continuation_lines, goal_note, outcome_lines, time_so_far
 from asyncrl.runtime.supervisor import RunSupervisor
 from asyncrl.terminal import command_line, say, told_if_slow
 from asyncrl.weights.groups.network_interface import interface_addresses
@@ -132,94 +127,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-# ── continuation ──────────────────────────────────────────────────────────────────────────────
-# Lines about where a run goes on that is resumed: its checkpoint, and the settings that were changed meanwhile.
-
-
-def continuation_lines(directory: RunDirectory) -> Iterator[str]:
-    """Lines for the terminal; none about a run that has just been created, or whose records are damaged."""
-    if original := original_of(directory):
-        yield copy_sentence(directory, original)
-    try:
-        last, events = JsonLines(directory.metrics).last(), directory.read_events()
-    except LedgerError:  # The broker names the damage.
-        return
-    done = int((last or {}).get("step", -1)) + 1
-    found = newest_complete(directory.checkpoints)
-    steps, source = 0, "resuming from the beginning, without a checkpoint"
-    if found:  # The trainer compares every byte, and says so if it has to take an older one.
-        steps, source = found[0], f"resuming from checkpoint {found[1]}, if it is intact"
-    if done or found:
-        yield f"{source}{_repeated(steps, done)}"
-    changed = {event["key"]: event["value"] for event in events if event.get("event") == "setting.changed"}
-    if changed:
-        yield f"changed by `asyncrl set`: {', '.join(f'{key} = {value}' for key, value in changed.items())}"
-
-
-def _repeated(steps: int, done: int) -> str:
-    if steps >= done:
-        return ""
-    what = f"step {done} is" if done == steps + 1 else f"steps {steps + 1} to {done} are"
-    return f"; {what} computed again, with the same batches"
-
-
-# ── outcome ───────────────────────────────────────────────────────────────────────────────────
-# The last lines of a run on the terminal: how it ended, what to look at, and where the results are.
-
-
-def time_so_far(directory: RunDirectory) -> float:
-    """Seconds that a run has taken up to its last record; 0 of a new one, or one whose records are damaged."""
-    try:
-        last = [JsonLines(path).last() or {} for path in (directory.metrics, directory.events)]
-    except LedgerError:  # The broker names the damage.
-        return 0.0
-    return max(float(line.get("time_s") or 0.0) for line in last)
-
-
-def outcome_lines(directory: RunDirectory, summary: RunSummary, before_s: float, *, can_resume: bool) -> Iterator[str]:
-    """Lines about a run that has ended; ``before_s`` is what it had taken before it was resumed, 0 if it was not."""
-    accuracy = ""
-    if summary.base_accuracy is not None and summary.held_out_accuracy is not None:
-        accuracy = f", held-out accuracy {summary.base_accuracy:.1%} -> {summary.held_out_accuracy:.1%}"
-        accuracy += failed_note(summary.held_out_failed)
-    resumed = f" ({summary.wall_s - before_s:.1f} s since it was resumed)" if before_s else ""
-    yield (
-        f"{summary.status}: {summary.steps} of {summary.steps_planned} steps{_goal(summary)} in "
-        f"{summary.wall_s:.1f} s{resumed}"
-        f"{accuracy}, mean staleness {summary.staleness_mean:.2f} (max {summary.staleness_max}) policy versions"
-    )
-    yield from (f"failed      {sentence}" for sentence in summary.failures)
-    if summary.groups_failed:
-        dropped, issued = summary.groups_failed, summary.groups_issued
-        yield (
-            f"dropped     {dropped:,} of {issued:,} prompts ({share(dropped / issued)}), because a completion of each "
-            f"failed for good: {command_line('asyncrl', 'dead-letters', directory.path)}"
-        )
-    if _is_all_zero(directory, summary):
-        yield f"every reward was 0: look at the samples: {command_line('asyncrl', 'samples', directory.path)}"
-    checkpoints = sorted(directory.checkpoints.glob("step_*"))
-    yield f"dashboard   {command_line('asyncrl', 'dashboard', directory.path)}"
-    yield f"report      {directory.report if directory.report.exists() else 'none'}"
-    if newest_file(directory.samples):
-        yield f"samples     {command_line('asyncrl', 'samples', directory.path)}"
-    yield f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}"
-    if summary.status != "finished" and can_resume:
-        yield f"resume      {command_line('asyncrl', 'resume', directory.path)}"
-
-
-def _goal(summary: RunSummary) -> str:
-    return f" (run.stop_when: {summary.goal})" if summary.goal else ""
-
-
-def _is_all_zero(directory: RunDirectory, summary: RunSummary) -> bool:
-    """True if the reward of each step was 0, and the held-out accuracy too if it was measured."""
-    try:
-        rewards = [line.get("reward") for line in directory.read_metrics()]
-    except LedgerError:
-        return False
-    return bool(rewards) and all(reward == 0 for reward in rewards) and not summary.held_out_accuracy
 
 
 # ── run ───────────────────────────────────────────────────────────────────────────────────────
@@ -368,7 +275,7 @@ def resume(
         longer = ("--stop-when", "") if summary.goal else ("--steps", 2 * summary.steps)
         say(
             RunConsole(),
-            f"{path} is complete ({summary.steps} steps{_goal(summary)}): there is nothing to resume; to train it "
+            f"{path} is complete ({summary.steps} steps{goal_note(summary)}): there is nothing to resume; to train it "
             f"longer: {command_line('asyncrl', 'resume', path, *longer)}",
         )
         return

@@ -1,5 +1,6 @@
 """
-Terminal output of a run: one line per step and event, with a progress bar if the console is a terminal.
+Terminal output of a run: where it goes on, one line per step and event, with a progress bar if the console is a
+terminal, and how it ended.
 
     RunConsole ─┬─▶ terminal or pipe, until nobody reads it any more
                 └─▶ RUN/logs/screen.log, which `asyncrl attach` shows
@@ -9,21 +10,26 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TextIO, TypeVar, cast
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from asyncrl.errors import RunFailed
+from asyncrl.errors import LedgerError, RunFailed
+from asyncrl.files.checkpoints import newest_complete
+from asyncrl.files.json_lines import JsonLines
 from asyncrl.foreign_text import shown
 from asyncrl.messages.supervisor import Evaluated, Paused, Returned, SettingsChanged
 from asyncrl.messages.supervisor import Progress as Step
 from asyncrl.plug_in import describe
 from asyncrl.records.evaluation_metrics import failed_note, multi_sample_metrics
 from asyncrl.records.failure_sentences import sentences
-from asyncrl.records.run_directory import RunDirectory
+from asyncrl.records.formatting import share
+from asyncrl.records.run_directory import RunDirectory, RunSummary
+from asyncrl.records.samples import newest_file
+from asyncrl.runtime.origin import copy_sentence, original_of
 from asyncrl.terminal import command_line, say
 
 T = TypeVar("T")
@@ -323,3 +329,91 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+# ── continuation ──────────────────────────────────────────────────────────────────────────────
+# Lines about where a run goes on that is resumed: its checkpoint, and the settings that were changed meanwhile.
+
+
+def continuation_lines(directory: RunDirectory) -> Iterator[str]:
+    """Lines for the terminal; none about a run that has just been created, or whose records are damaged."""
+    if original := original_of(directory):
+        yield copy_sentence(directory, original)
+    try:
+        last, events = JsonLines(directory.metrics).last(), directory.read_events()
+    except LedgerError:  # The broker names the damage.
+        return
+    done = int((last or {}).get("step", -1)) + 1
+    found = newest_complete(directory.checkpoints)
+    steps, source = 0, "resuming from the beginning, without a checkpoint"
+    if found:  # The trainer compares every byte, and says so if it has to take an older one.
+        steps, source = found[0], f"resuming from checkpoint {found[1]}, if it is intact"
+    if done or found:
+        yield f"{source}{_repeated(steps, done)}"
+    changed = {event["key"]: event["value"] for event in events if event.get("event") == "setting.changed"}
+    if changed:
+        yield f"changed by `asyncrl set`: {', '.join(f'{key} = {value}' for key, value in changed.items())}"
+
+
+def _repeated(steps: int, done: int) -> str:
+    if steps >= done:
+        return ""
+    what = f"step {done} is" if done == steps + 1 else f"steps {steps + 1} to {done} are"
+    return f"; {what} computed again, with the same batches"
+
+
+# ── outcome ───────────────────────────────────────────────────────────────────────────────────
+# The last lines of a run on the terminal: how it ended, what to look at, and where the results are.
+
+
+def time_so_far(directory: RunDirectory) -> float:
+    """Seconds that a run has taken up to its last record; 0 of a new one, or one whose records are damaged."""
+    try:
+        last = [JsonLines(path).last() or {} for path in (directory.metrics, directory.events)]
+    except LedgerError:  # The broker names the damage.
+        return 0.0
+    return max(float(line.get("time_s") or 0.0) for line in last)
+
+
+def outcome_lines(directory: RunDirectory, summary: RunSummary, before_s: float, *, can_resume: bool) -> Iterator[str]:
+    """Lines about a run that has ended; ``before_s`` is what it had taken before it was resumed, 0 if it was not."""
+    accuracy = ""
+    if summary.base_accuracy is not None and summary.held_out_accuracy is not None:
+        accuracy = f", held-out accuracy {summary.base_accuracy:.1%} -> {summary.held_out_accuracy:.1%}"
+        accuracy += failed_note(summary.held_out_failed)
+    resumed = f" ({summary.wall_s - before_s:.1f} s since it was resumed)" if before_s else ""
+    yield (
+        f"{summary.status}: {summary.steps} of {summary.steps_planned} steps{goal_note(summary)} in "
+        f"{summary.wall_s:.1f} s{resumed}"
+        f"{accuracy}, mean staleness {summary.staleness_mean:.2f} (max {summary.staleness_max}) policy versions"
+    )
+    yield from (f"failed      {sentence}" for sentence in summary.failures)
+    if summary.groups_failed:
+        dropped, issued = summary.groups_failed, summary.groups_issued
+        yield (
+            f"dropped     {dropped:,} of {issued:,} prompts ({share(dropped / issued)}), because a completion of each "
+            f"failed for good: {command_line('asyncrl', 'dead-letters', directory.path)}"
+        )
+    if _is_all_zero(directory, summary):
+        yield f"every reward was 0: look at the samples: {command_line('asyncrl', 'samples', directory.path)}"
+    checkpoints = sorted(directory.checkpoints.glob("step_*"))
+    yield f"dashboard   {command_line('asyncrl', 'dashboard', directory.path)}"
+    yield f"report      {directory.report if directory.report.exists() else 'none'}"
+    if newest_file(directory.samples):
+        yield f"samples     {command_line('asyncrl', 'samples', directory.path)}"
+    yield f"checkpoint  {checkpoints[-1] if checkpoints else 'none'}"
+    if summary.status != "finished" and can_resume:
+        yield f"resume      {command_line('asyncrl', 'resume', directory.path)}"
+
+
+def goal_note(summary: RunSummary) -> str:
+    return f" (run.stop_when: {summary.goal})" if summary.goal else ""
+
+
+def _is_all_zero(directory: RunDirectory, summary: RunSummary) -> bool:
+    """True if the reward of each step was 0, and the held-out accuracy too if it was measured."""
+    try:
+        rewards = [line.get("reward") for line in directory.read_metrics()]
+    except LedgerError:
+        return False
+    return bool(rewards) and all(reward == 0 for reward in rewards) and not summary.held_out_accuracy

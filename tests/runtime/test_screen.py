@@ -1,16 +1,34 @@
-"""Terminal output of a run: short lines, with a progress bar on a terminal only."""
+"""Terminal output of a run: short lines, with a progress bar on a terminal only; where it goes on and how it ended."""
 
 import io
 import re
+import shlex
+import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
+from asyncrl.broker.ledger.ledger import Ledger
 from asyncrl.messages.supervisor import Evaluated, Paused, Progress, Returned, SettingsChanged
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.runtime.screen import LEGEND, LEGEND_OF_TURNS, RunConsole, Screen, step_line
+from asyncrl.runtime.origin import settle
+from asyncrl.runtime.screen import (
+    LEGEND,
+    LEGEND_OF_TURNS,
+    RunConsole,
+    Screen,
+    continuation_lines,
+    outcome_lines,
+    step_line,
+    time_so_far,
+)
 from asyncrl.terminal import say
+from tests.files.test_checkpoints import write_checkpoint
+from tests.runtime.test_run import METRICS as LINE
+from tests.runtime.test_run import SUMMARY
 
 METRICS = {
     "version": 40,
@@ -265,3 +283,123 @@ def test_functions_of_the_caller_get_steps_and_evaluations_and_are_named_if_they
     failing.evaluated(evaluated)
     assert re.fullmatch(r"on_step raised ValueError: no figure \(.*test_screen.py:\d+\)", str(failing.failure))
     assert len(seen) == 2, "none is called after one has failed"
+
+
+# ── continuation ────────────────────────────────────────────────────────────────────────────
+# A resumed run tells from which step it goes on, and with which settings.
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path, "run")
+
+
+def continued(directory: RunDirectory) -> list[str]:
+    return list(continuation_lines(directory))
+
+
+def test_a_new_run_is_not_resumed(directory: RunDirectory) -> None:
+    assert continued(directory) == []
+
+
+def test_steps_after_the_checkpoint_are_computed_again(directory: RunDirectory) -> None:
+    for step in range(7):
+        directory.append_metrics(LINE | {"step": step})
+    assert continued(directory) == [
+        "resuming from the beginning, without a checkpoint; steps 1 to 7 are computed again, with the same batches"
+    ]
+    folder = write_checkpoint(directory.checkpoints, 5)
+    assert continued(directory) == [
+        f"resuming from checkpoint {folder}, if it is intact; steps 6 to 7 are computed again, with the same batches"
+    ]
+    write_checkpoint(directory.checkpoints, 6)
+    assert continued(directory)[0].endswith("; step 7 is computed again, with the same batches")
+    folder = write_checkpoint(directory.checkpoints, 7)
+    assert continued(directory) == [f"resuming from checkpoint {folder}, if it is intact"]
+
+
+def test_settings_that_were_changed_meanwhile_are_named(directory: RunDirectory) -> None:
+    for value in (3, 2):
+        directory.append_event("setting.changed", key="schedule.staleness", value=value, before=1, by="operator")
+    assert continued(directory) == ["changed by `asyncrl set`: schedule.staleness = 2"]
+
+
+def test_records_that_are_damaged_are_left_to_the_broker(directory: RunDirectory) -> None:
+    directory.metrics.write_text("?\n")
+    assert continued(directory) == []
+
+
+def test_a_copy_says_that_it_is_one(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "a")
+    with closing(Ledger(directory.ledger)) as ledger:
+        settle(directory, ledger)
+    shutil.copytree(directory.path, tmp_path / "b")
+    assert continued(RunDirectory(tmp_path / "b")) == [
+        f"{tmp_path}/b is a copy of the run in {tmp_path}/a: it goes on as a run of its own, with another identity and "
+        f"secret; nodes and spools of the original are not taken"
+    ]
+
+
+# ── outcome ──────────────────────────────────────────────────────────────────────────────
+# The last lines of a run say what to look at.
+
+ZERO = "every reward was 0: look at the samples: asyncrl samples "
+
+
+def test_a_run_that_was_resumed_tells_both_times(directory: RunDirectory) -> None:
+    assert next(outcome_lines(directory, SUMMARY, 0.0, can_resume=True)).startswith("finished: 3 of 3 steps in 6.0 s, ")
+    first = next(outcome_lines(directory, SUMMARY, 2.5, can_resume=True))
+    assert first.startswith("finished: 3 of 3 steps in 6.0 s (3.5 s since it was resumed), held-out accuracy 25.0%")
+
+
+def test_completions_that_failed_are_told_beside_the_accuracy(directory: RunDirectory) -> None:
+    first = next(outcome_lines(directory, replace(SUMMARY, held_out_failed=6), 0.0, can_resume=True))
+    assert ", held-out accuracy 25.0% -> 75.0% (6 failed), mean staleness" in first
+
+
+def test_prompts_that_failures_cost_are_told_below_the_failures(directory: RunDirectory) -> None:
+    sentence = "KeyError at bad.py:4 in 1,889 of 3,495 verdicts (54 %)"
+    summary = replace(SUMMARY, failures=[sentence], groups_issued=298, groups_failed=106)
+    lines = list(outcome_lines(directory, summary, 0.0, can_resume=True))
+    assert lines[1:3] == [
+        f"failed      {sentence}",
+        "dropped     106 of 298 prompts (35.6 %), because a completion of each failed for good: "
+        f"asyncrl dead-letters {directory.path}",
+    ]
+
+
+def test_the_time_so_far_is_that_of_the_last_record(directory: RunDirectory) -> None:
+    assert time_so_far(directory) == 0.0
+    directory.append_metrics(LINE)
+    directory.append_event("run.finished", time_s=3.5)
+    assert time_so_far(directory) == 3.5
+    directory.metrics.write_text("?\n")
+    assert time_so_far(directory) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "accuracy", "is_said"), [([0, 0], 0.0, True), ([0], None, True), ([0, 0.1], 0.0, False),
+                                        ([0], 0.5, False), ([], None, False), ([None], None, False)]
+)  # fmt: skip
+def test_a_run_without_any_reward_points_at_its_samples(
+    directory: RunDirectory, rewards: list[float | None], accuracy: float | None, is_said: bool
+) -> None:
+    for step, reward in enumerate(rewards):
+        directory.append_metrics({**LINE, "step": step, "reward": reward})  # type: ignore[dict-item]
+    lines = list(outcome_lines(directory, replace(SUMMARY, held_out_accuracy=accuracy), 0.0, can_resume=True))
+    assert (f"{ZERO}{directory.path}" in lines) is is_said
+
+
+def test_samples_are_offered_once_a_step_has_some(directory: RunDirectory) -> None:
+    offer = f"samples     asyncrl samples {directory.path}"
+    assert offer not in outcome_lines(directory, SUMMARY, 0.0, can_resume=True)
+    (directory.samples / "step_000000.parquet").touch()
+    assert offer in outcome_lines(directory, SUMMARY, 0.0, can_resume=True)
+
+
+def test_commands_of_a_run_with_a_space_in_its_name_can_be_copied_into_a_shell(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "a run")
+    summary = replace(SUMMARY, status="failed")
+    commands = [line for line in outcome_lines(directory, summary, 0.0, can_resume=True) if "asyncrl " in line]
+    assert len(commands) >= 2
+    assert all(shlex.split(line.partition("asyncrl ")[2])[1] == str(directory.path) for line in commands)
