@@ -147,6 +147,7 @@ class Versions:
         if result is None or ongoing is None:
             return
         self.has_changed = True
+        self._interrupted.pop(result.policy_version, None)
         self._out.send(ongoing.peer, Release())
         self._out.record(Measured(result.policy_version, result.accuracy, result.num_prompts, result.metrics))
         self._out.event(
