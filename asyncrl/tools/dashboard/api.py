@@ -25,7 +25,7 @@ import msgspec
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.records.run_directory import RunDirectory, RunSummary
-from asyncrl.records.run_record import NO_SUMMARY, RunRecord, is_going_on, is_run, labels, read_settings
+from asyncrl.records.run_record import NO_SUMMARY, RunRecord, is_run, is_running, labels, read_settings
 from asyncrl.records.states import RunOutcome
 from asyncrl.records.times import KINDS, Kind, kind_of
 from asyncrl.similar_path import did_you_mean
@@ -106,7 +106,7 @@ class FollowedRun:
             summary=self._summary,
             metrics=self._metrics,
             events=self.events,
-            is_served=is_going_on(self.directory),
+            is_served=is_running(self.directory),
             pictured=[],
             notes=list(self._notes.values()),
         )
@@ -325,6 +325,7 @@ class Api:
         if group := query.text("group"):
             return {"events": cluster_view.members(run.events, wanted, group)}
         return {
+            "sentence": cluster_view.trouble_sentence(run.events),
             "groups": cluster_view.groups(run.events, wanted),
             "kinds": sorted({str(event.get("event")) for event in run.events}),
             "num_events": len(run.events),

@@ -132,7 +132,7 @@ def test_events_of_one_kind_and_cause_are_one_group() -> None:
     ]
     beat = found[1]
     assert (beat.nodes, beat.first_s, beat.last_s) == (["rollout-0", "rollout-1", "rollout-2"], 1.0, 6.0)
-    assert (found[2].counted, found[3].last) == (41, "accuracy 0.1235, policy_version 10")
+    assert (found[2].counted, found[3].last) == (41, "v10: accuracy 12.3 % of ? prompts")
     assert [group.weight for group in found] == ["trouble", "trouble", "trouble", "news", "news"]
 
 
