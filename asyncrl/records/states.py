@@ -38,7 +38,7 @@ def progress(state: RunState, steps: int, planned: int | None) -> str:
     if state == "finished":
         return f"{word} {steps}{of} steps"
     if not steps:
-        return f"{word} before the first step{of}"
+        return f"{word} before the first step"
     return f"{word} {'after' if state in ('stopped', *get_args(RunOutcome)) else 'at'} step {steps}{of}"
 
 

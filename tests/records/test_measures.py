@@ -122,7 +122,7 @@ def test_all_steps_have_the_same_measures_in_summary_report_why_and_dashboard(ru
         "waiting": waits,
     }
     assert tiles["staleness"].value == f"{truth['staleness, mean']:.3g}"
-    assert tiles["staleness"].note == f"versions, mean; {truth['staleness, max']:g} at most"
+    assert tiles["staleness"].note == f"versions, mean of all {STEPS} steps; {truth['staleness, max']:g} at most"
     assert tiles["held-out accuracy"].value == share(truth["held-out accuracy"])
     assert all(f"all {STEPS} steps" in tiles[label].note for label in ("tokens / s", "a step", "waiting"))
     assert page["waited"]["trainer"].causes == pytest.approx({"waiting for sampling": truth["trainer waits"]})

@@ -63,7 +63,7 @@ def test_a_state_and_its_progress_begin_a_sentence() -> None:
         ("finished", 40, 40): "Finished 40 of 40 steps",
         ("failed", 3, 40): "Failed after step 3 of 40",
         ("stopped", 3, None): "Stopped after step 3",
-        ("interrupted", 0, 40): "Interrupted before the first step of 40",
+        ("interrupted", 0, 40): "Interrupted before the first step",
         ("running", 3, 40): "Running at step 3 of 40",
         ("ending", 3, 40): "Ending at step 3 of 40",
     }

@@ -260,7 +260,7 @@ class Api:
             {
                 "name": label,
                 "revision": run.revision,
-                "status": overview.state_word(run.record, self._silent_s(run)),
+                "status": overview.state_of(run.record, self._silent_s(run)),
                 "is_over": run.record.summary is not None,
             }
             for label, run in zip(self._labels, self.runs, strict=True)
@@ -312,6 +312,7 @@ class Api:
         run.times.advance()
         bands = run.times.bands if run.times.bands.nodes else bands_of_metrics(run.record.metrics)
         return {
+            "sentence": overview.timeline_sentence(run.record, run.times.bands.by_role()),
             "source": "times.jsonl" if run.times.bands.nodes else "metrics.jsonl",
             "is_partial": run.times.is_behind,
             "read": round(run.times.read_share, 3),
@@ -334,7 +335,8 @@ class Api:
     def _samples(self, run: FollowedRun, query: Query) -> Any:
         wanted = SampleQuery.read(query)
         run.samples.advance()
-        return sample_index.page(run.samples, wanted)
+        page = msgspec.structs.asdict(sample_index.page(run.samples, wanted))
+        return {"sentence": overview.samples_sentence(run.record), **page}
 
     def _excerpts(self, run: FollowedRun, query: Query) -> Any:
         rows = query.text("rows").split(",")

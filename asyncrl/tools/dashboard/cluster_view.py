@@ -4,6 +4,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -244,13 +245,17 @@ def groups(events: Sequence[dict[str, Any]], query: EventQuery) -> list[EventGro
     return made[:MAX_GROUPS]
 
 
+ENDS = ("run.suspended", "run.interrupted", "run.finished")
+"""Ends of earlier lives of a run, once it was resumed: none of them was a trouble."""
+
+
 def trouble_sentence(events: Sequence[dict[str, Any]]) -> str:
     """Tell whether anything is wrong now, and of the last trouble that is over."""
     told = [one for one in weighed(events) if not one.is_echo]
     lasting = [one for one in told if one.weight == "trouble"]
     if lasting:
         return f"{counted(len(lasting), 'event')} of trouble, and nothing has ended the last: {_named(lasting[-1])}."
-    over = [one for one in told if one.weight == "over"]
+    over = [one for one in told if one.weight == "over" and one.event.get("event") not in ENDS]
     return f"No trouble now.{f' The last was {_named(over[-1])}, {over[-1].end}.' if over else ''}"
 
 
@@ -334,12 +339,13 @@ def settings(record: RunRecord) -> list[dict[str, Any]]:
         value, is_set = _taken(values, key)
         default = msgspec.to_builtins(meaning.default)
         value = value if is_set else default
+        is_live = key in record.live_settings
         rows.append(
             {
                 "key": key,
-                "value": _shown(key, value),
+                "value": record.history(key, _shown(key, value), partial(_shown, key)),
                 "default": "required" if meaning.is_required else _shown(key, default),
-                "is_changed": is_set and not meaning.is_required and not _same(value, default),
+                "is_changed": is_live or (is_set and not meaning.is_required and not _same(value, default)),
                 "meaning": meaning.text,
             }
         )

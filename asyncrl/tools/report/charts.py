@@ -112,6 +112,9 @@ COLOURS = ("#0072b2", "#c85400", "#007a5a", "#a8478a", "#8a6100", "#3a3a3a")
 CHARACTER = 6.4
 """Upper estimate of a legend character's mean width, pixels; SVG text cannot be measured here."""
 
+RESTARTED = "broker started again"
+"""Legend entry of restarts."""
+
 HOVERED = 150
 """A line with more points shows no values on hover: the points would be too close to aim at."""
 
@@ -138,9 +141,18 @@ def line_chart(
     zero: bool = False,
     percent: bool = False,
     whole: bool = True,
+    restarts: Sequence[float] = (),
 ) -> str:
-    """An ``<svg>`` chart. ``zero``: y includes 0; ``percent``: y is a fraction of 1; ``whole``: x ticks are whole."""
-    legend, rows = _legend([line for line in series if line.label])
+    """
+    An ``<svg>`` chart.
+
+    Args:
+        zero: y includes 0.
+        percent: y is a fraction of 1.
+        whole: x ticks are whole.
+        restarts: Places on x when a broker was started again: a thin line each.
+    """
+    legend, rows = _legend([line for line in series if line.label], has_restarts=bool(restarts))
     top = TOP + rows * LEGEND_ROW
     xs = [x for line in series for x, _ in line.points]
     ys = [y for line in series for _, y in line.points]
@@ -151,6 +163,7 @@ def line_chart(
         f'<text class="title" x="14" y="22">{plain(title)}</text>',
         *legend,
         *_grid(x_axis, y_axis, x_label, percent),
+        *_restarts(restarts, x_axis, top),
         *(_band(line, x_axis, y_axis) for line in series if line.band),
         *(_line(line, x_axis, y_axis) for line in series if line.points),
         *(dot for line in series for dot in _dots(line, x_axis, y_axis, x_label, percent)),
@@ -167,6 +180,7 @@ STYLE = """
 .chart .title { font-size: 13px; font-weight: 600; fill: #1c1f23; }
 .chart .grid { stroke: #e9ebee; }
 .chart .foot { stroke: #9aa1ab; }
+.chart .restart { stroke: #6b727c; stroke-dasharray: 2 3; }
 .chart .line { fill: none; stroke-width: 1.6; stroke-linejoin: round; }
 .chart .band { opacity: .13; }
 .chart .hover { opacity: 0; }
@@ -187,6 +201,7 @@ DARK = """
 .chart .title { fill: #dfe4ea; }
 .chart .grid { stroke: #262c35; }
 .chart .foot { stroke: #4a5462; }
+.chart .restart { stroke: #8c97a5; }
 .chart .band { opacity: .2; }
 """ + "".join(
     f".chart .c{place} {{ stroke: {colour}; }}\n.chart .f{place} {{ fill: {colour}; }}\n"
@@ -208,7 +223,7 @@ def _dash(series: Series) -> str:
     return ' stroke-dasharray="4 3"' if series.dashed else ""
 
 
-def _legend(series: Sequence[Series]) -> tuple[list[str], int]:
+def _legend(series: Sequence[Series], *, has_restarts: bool) -> tuple[list[str], int]:
     """The legend's elements and its number of rows."""
     parts, x, row = [], 14.0, 0
     for line in series:
@@ -223,7 +238,20 @@ def _legend(series: Sequence[Series]) -> tuple[list[str], int]:
             f'stroke-width="2"{_dash(line)}/><text class="key" x="{x + 24:.0f}" y="{y}">{plain(label)}</text>'
         )
         x += width
+    if has_restarts:
+        if x + 24 + CHARACTER * len(RESTARTED) > WIDTH - RIGHT:
+            x, row = 14.0, row + 1
+        y = TOP + row * LEGEND_ROW + 4
+        parts.append(
+            f'<line class="restart" x1="{x + 9:.0f}" x2="{x + 9:.0f}" y1="{y - 10}" y2="{y + 2}"/>'
+            f'<text class="key" x="{x + 24:.0f}" y="{y}">{RESTARTED}</text>'
+        )
     return parts, row + 1 if parts else 0
+
+
+def _restarts(places: Sequence[float], x_axis: Axis, top: float) -> list[str]:
+    xs = [f"{x_axis.place(x):.1f}" for x in places if x_axis.low <= x <= x_axis.high]
+    return [f'<line class="restart" x1="{x}" x2="{x}" y1="{top}" y2="{HEIGHT - BOTTOM}"/>' for x in xs]
 
 
 def _grid(x_axis: Axis, y_axis: Axis, x_label: str, percent: bool) -> list[str]:
@@ -416,7 +444,11 @@ def _over_steps(curve: Curve, records: Sequence[RunRecord]) -> str | None:
         for place, (label, key) in enumerate(curve.keys.items())
         if (points := record.curve(key))
     ]
-    return line_chart(curve.title, series, zero=curve.zero, percent=curve.percent) if series else None
+    # Between the last step before and the first one after.
+    restarts = [restart.step - 0.5 for record in records for restart in record.restarts()]
+    if not series:
+        return None
+    return line_chart(curve.title, series, zero=curve.zero, percent=curve.percent, restarts=restarts)
 
 
 def _accuracy(

@@ -175,6 +175,7 @@ p { margin: 6px 0; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr)); gap: 14px; }
 .side > *, .scroll { max-width: 100%; overflow-x: auto; }
 .side > table { display: block; }
+.runs tr > :first-child { position: sticky; left: 0; background: #fff; }
 table { border-collapse: collapse; background: #fff; border: 1px solid #e3e6ea; }
 th, td { text-align: left; padding: 4px 14px; border-bottom: 1px solid #eceef1; vertical-align: top; }
 th { font-weight: 600; }
@@ -197,7 +198,7 @@ body { color: #dfe4ea; background: #12151a; }
 .failed { background: #44211e; color: #f59a92; }
 .running, .stopped, .interrupted { background: #1d2d47; color: #9cc1f7; }
 .cause { background: #1a1e25; }
-table { background: #1a1e25; border-color: #2b313b; }
+table, .runs tr > :first-child { background: #1a1e25; border-color: #2b313b; }
 th, td { border-color: #262c35; }
 img { border-color: #2b313b; }
 summary { color: #6ba1ff; }
@@ -224,9 +225,9 @@ def picture(content: bytes) -> Markup:
     return text("a picture in another format", "span", "quiet")
 
 
-def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> Markup:
-    """A table of text whose first column holds the row names."""
-    lines = ["<table>"]
+def table(head: Sequence[str], body: Iterable[Sequence[str]], style: str = "") -> Markup:
+    """A table of text whose first column holds the row names; with the ``style`` ``runs`` that column never scrolls."""
+    lines = [f'<table class="{plain(style)}">' if style else "<table>"]
     if any(head):
         lines.append("<thead><tr>" + "".join(text(cell, "th") for cell in head) + "</tr></thead>")
     lines.append("<tbody>")
@@ -326,7 +327,7 @@ SHOWN = 200
 
 FIRST = 4
 """Charts above the numbers."""
-SIGNS = {"finished": "✓", "failed": "✗", "interrupted": "⏸", "running": "…", "stopped": "…"}
+SIGNS = {"finished": "✓", "failed": "✗", "interrupted": "‖", "running": "…", "stopped": "…"}
 """Sign before each state that the files of a run tell."""
 
 SETTINGS = (
@@ -387,7 +388,7 @@ def _header(record: RunRecord, *, alone: bool) -> Iterator[Markup]:
     name = [] if alone else [text(record.name, "strong"), _pill(record)]
     notes = [text("; ".join(record.notes), "span", "quiet")] if record.notes else []
     yield row([*name, text(_outcome(record), "span"), *notes])
-    if record.cause:
+    if record.cause and record.status != "interrupted":  # The state says it.
         yield text(record.cause, style="cause")
 
 
@@ -411,8 +412,10 @@ def _outcome(record: RunRecord) -> str:
 def _numbers(records: Sequence[RunRecord]) -> Iterator[Markup]:
     columns = [headline(record) for record in records]
     head = ["", *(record.name for record in records)] if len(records) > 1 else []
-    numbers = table(head, [[label, *(column[label] for column in columns)] for label in columns[0]])
+    lines = [[label, *(column[label] for column in columns)] for label in columns[0]]
+    numbers = table(head, lines, "runs" if len(records) > 1 else "")
     yield text("Numbers", "h2")
+    yield text("Of all steps, unless a row names others.", style="quiet")
     yield row([numbers, _settings(records)], "div", "side")
 
 
@@ -427,7 +430,7 @@ def _settings(records: Sequence[RunRecord]) -> Markup:
     different = [line for line in lines if len(set(line[1:])) > 1]
     if not different:
         return text("The runs have the same config.", style="quiet")
-    return table(["differing settings", *(record.name for record in records)], different)
+    return table(["differing settings", *(record.name for record in records)], different, "runs")
 
 
 def _value(record: RunRecord, key: str) -> str:

@@ -142,7 +142,7 @@ def ask(api: Api, path: str) -> Any:
 
 def test_every_view_of_a_run_answers(api: Api) -> None:
     assert ask(api, "runs") == {"runs": [{"name": "tiny", "revision": 1, "status": "running", "is_over": False}]}
-    assert ask(api, "runs/0/overview")["sentence"].startswith("Training, step 10 of 10")
+    assert ask(api, "runs/0/overview")["sentence"].startswith("Running at step 10 of 10")
     assert ask(api, "runs/0/curves")["columns"]["reward"][-1] == 0.9
     assert ask(api, "runs/0/histograms")["staleness"]["counts"] == [3]
     assert [node["name"] for node in ask(api, "runs/0/cluster")["nodes"]] == []
