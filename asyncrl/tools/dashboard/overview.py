@@ -1,5 +1,6 @@
 """The top of the first page: a sentence about the state, headline numbers, and who waits for whom."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -233,11 +234,15 @@ def _from_first(rewards: Ends) -> str:
 
 
 def _last_evaluation(record: RunRecord, base: float | None, accuracy: float | None) -> str:
-    """Version that the accuracy is of, and the accuracy before the first step."""
+    """Version that the accuracy is of, the accuracy before the first step, and a reward that is not the accuracy."""
     found = record.evaluations()
-    parts = [f"v{found[-1].policy_version}"] if found and accuracy is not None else []
+    if not found or accuracy is None:
+        return ""
+    parts = [f"v{found[-1].policy_version}"]
     if base is not None and base != accuracy:
         parts.append(f"from {formatting.share(base)}")
+    if (reward := found[-1].reward) is not None and not math.isclose(reward, accuracy):
+        parts.append(f"reward {_text(reward)}")
     return ", ".join(parts)
 
 

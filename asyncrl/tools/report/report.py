@@ -387,7 +387,7 @@ def render(records: Sequence[RunRecord]) -> str:
 def _header(record: RunRecord, *, alone: bool) -> Iterator[Markup]:
     name = [] if alone else [text(record.name, "strong"), _pill(record)]
     notes = [text("; ".join(record.notes), "span", "quiet")] if record.notes else []
-    yield row([*name, text(_outcome(record), "span"), *notes])
+    yield row([*name, text(_outcome(record, alone=alone), "span"), *notes])
     if record.cause and record.status != "interrupted":  # The state says it.
         yield text(record.cause, style="cause")
 
@@ -396,11 +396,11 @@ def _pill(record: RunRecord) -> Markup:
     return text(f"{SIGNS[record.status]} {record.status}", "span", f"pill {record.status}")
 
 
-def _outcome(record: RunRecord) -> str:
-    """The run in one line."""
+def _outcome(record: RunRecord, *, alone: bool) -> str:
+    """The run in one line, with the meaning of its state if there is room."""
     numbers = headline(record)
     told = f"{progress(record.status, record.steps, record.planned)} in {numbers['wall time']}"
-    if record.status in ("interrupted", "stopped"):
+    if alone and record.status in ("interrupted", "stopped"):
         told += f" ({RUN_STATES[record.status]})"
     base, last, _ = record.accuracies()
     if last is not None:

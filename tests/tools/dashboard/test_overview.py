@@ -91,6 +91,12 @@ def test_an_evaluation_that_goes_on_is_told_however_long_it_takes() -> None:
     assert "is being evaluated" not in sentence(record(events=[started, finished], is_served=True), {}, silent_s=3.0)
 
 
+def test_a_held_out_reward_is_told_beside_the_accuracy_that_it_is_not() -> None:
+    for reward, told in ((0.5, "v3"), (0.75, "v3, reward 0.75")):
+        finished = {"event": "eval.finished", "policy_version": 3, "accuracy": 0.5, "num_prompts": 8, "reward": reward}
+        assert [tile.note for tile in tiles(record(events=[finished])) if tile.label == "held-out accuracy"] == [told]
+
+
 def test_restarts_are_told_for_the_charts() -> None:
     resumed = {"event": "run.resumed", "start": 2, "time_s": 45.0}
     (restart,) = overview(record(metrics=STEPS, events=[resumed]), {}, 3.0)["restarts"]
