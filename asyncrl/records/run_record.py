@@ -36,7 +36,6 @@ from asyncrl.similar_path import did_you_mean
 T = TypeVar("T")
 Event = dict[str, Any]
 
-NO_SUMMARY = "summary.json does not exist yet: the run is still running, or it was killed"
 NOT_METRICS = ("policy_version", "accuracy", "num_prompts", "time_s")
 """Fields of an ``eval.finished`` event that do not go into `EvaluationEvent.metrics`."""
 RESTART_S = 30.0
@@ -482,7 +481,7 @@ def read_run(path: Path) -> RunRecord:
     return RunRecord(
         name=path.resolve().name,
         config=read_settings(directory, notes),
-        summary=_read(directory.read_summary, None, notes, NO_SUMMARY),
+        summary=_read(directory.read_summary, None, notes),
         metrics=_read(directory.read_metrics, [], notes, "metrics.jsonl is missing or empty"),
         events=_read(directory.read_events, [], notes, "events.jsonl is missing or empty"),
         is_served=is_running(directory),

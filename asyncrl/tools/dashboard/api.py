@@ -25,7 +25,7 @@ import msgspec
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.records.run_directory import RunDirectory, RunSummary
-from asyncrl.records.run_record import NO_SUMMARY, RunRecord, is_run, is_running, labels, read_settings
+from asyncrl.records.run_record import RunRecord, is_run, is_running, labels, read_settings
 from asyncrl.records.states import RunOutcome
 from asyncrl.records.times import KINDS, Kind, kind_of
 from asyncrl.similar_path import did_you_mean
@@ -141,10 +141,7 @@ class FollowedRun:
             self._notes[self.directory.config.name] = notes[0]
 
     def _read_summary(self) -> None:
-        found = self._noted(self.directory.summary, self.directory.read_summary, None)
-        self._summary = found
-        if found is None:
-            self._notes.setdefault(self.directory.summary.name, NO_SUMMARY)
+        self._summary = self._noted(self.directory.summary, self.directory.read_summary, None)
 
     def _read_metrics(self) -> None:
         for line in self._new_lines(self.directory.metrics, self._steps.clear):

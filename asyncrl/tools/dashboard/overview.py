@@ -11,7 +11,7 @@ from asyncrl.records.alarms import alarms
 from asyncrl.records.evaluation_metrics import failed_note
 from asyncrl.records.formatting import UNKNOWN, counted
 from asyncrl.records.measures import RECENT, RECENTLY, Ends, Measures, number, recently
-from asyncrl.records.run_record import NO_SUMMARY, RunRecord
+from asyncrl.records.run_record import RunRecord
 from asyncrl.records.states import RunState, progress
 from asyncrl.records.times import WAITS, kind_of
 from asyncrl.tools.dashboard.cluster_view import GONE, NodeView, nodes, role_order
@@ -57,7 +57,7 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
         "waited": waited(pace, waits),
         "waits_are_whole": bool(waits),
         "num_lost": 0 if record.summary else len(gone(record)),
-        "notes": [note for note in record.notes if record.metrics and note != NO_SUMMARY],  # the sentence says more
+        "notes": record.notes if record.metrics else [],  # the sentence says more
     }
 
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 from asyncrl.foreign_text import shown_lines
 from asyncrl.records import formatting
 from asyncrl.records.measures import RECENTLY
-from asyncrl.records.run_record import EvaluationEvent, RunRecord
+from asyncrl.records.run_record import EvaluationEvent, Restart, RunRecord
 
 # ── axes ──────────────────────────────────────────────────────────────────────────────────────
 # Chart axes: ranges that end on round numbers, with ticks on multiples of 1, 2 or 5 times a power of ten.
@@ -112,6 +112,9 @@ COLOURS = ("#0072b2", "#c85400", "#007a5a", "#a8478a", "#8a6100", "#3a3a3a")
 CHARACTER = 6.4
 """Upper estimate of a legend character's mean width, pixels; SVG text cannot be measured here."""
 
+GREY = 5
+"""Index of the grey."""
+
 RESTARTED = "broker started again"
 """Legend entry of restarts."""
 
@@ -141,7 +144,7 @@ def line_chart(
     zero: bool = False,
     percent: bool = False,
     whole: bool = True,
-    restarts: Sequence[float] = (),
+    restarts: Sequence[tuple[float, int]] = (),
 ) -> str:
     """
     An ``<svg>`` chart.
@@ -150,7 +153,7 @@ def line_chart(
         zero: y includes 0.
         percent: y is a fraction of 1.
         whole: x ticks are whole.
-        restarts: Places on x when a broker was started again: a thin line each.
+        restarts: Places on x when a broker was started again, a thin line each, and indices into `COLOURS`.
     """
     legend, rows = _legend([line for line in series if line.label], has_restarts=bool(restarts))
     top = TOP + rows * LEGEND_ROW
@@ -180,7 +183,7 @@ STYLE = """
 .chart .title { font-size: 13px; font-weight: 600; fill: #1c1f23; }
 .chart .grid { stroke: #e9ebee; }
 .chart .foot { stroke: #9aa1ab; }
-.chart .restart { stroke: #6b727c; stroke-dasharray: 2 3; }
+.chart .restart { stroke-dasharray: 2 3; }
 .chart .line { fill: none; stroke-width: 1.6; stroke-linejoin: round; }
 .chart .band { opacity: .13; }
 .chart .hover { opacity: 0; }
@@ -201,7 +204,6 @@ DARK = """
 .chart .title { fill: #dfe4ea; }
 .chart .grid { stroke: #262c35; }
 .chart .foot { stroke: #4a5462; }
-.chart .restart { stroke: #8c97a5; }
 .chart .band { opacity: .2; }
 """ + "".join(
     f".chart .c{place} {{ stroke: {colour}; }}\n.chart .f{place} {{ fill: {colour}; }}\n"
@@ -243,15 +245,21 @@ def _legend(series: Sequence[Series], *, has_restarts: bool) -> tuple[list[str],
             x, row = 14.0, row + 1
         y = TOP + row * LEGEND_ROW + 4
         parts.append(
-            f'<line class="restart" x1="{x + 9:.0f}" x2="{x + 9:.0f}" y1="{y - 10}" y2="{y + 2}"/>'
+            f'<line class="restart c{GREY}" stroke="{COLOURS[GREY]}" x1="{x + 9:.0f}" x2="{x + 9:.0f}" y1="{y - 10}" '
+            f'y2="{y + 2}"/>'
             f'<text class="key" x="{x + 24:.0f}" y="{y}">{RESTARTED}</text>'
         )
     return parts, row + 1 if parts else 0
 
 
-def _restarts(places: Sequence[float], x_axis: Axis, top: float) -> list[str]:
-    xs = [f"{x_axis.place(x):.1f}" for x in places if x_axis.low <= x <= x_axis.high]
-    return [f'<line class="restart" x1="{x}" x2="{x}" y1="{top}" y2="{HEIGHT - BOTTOM}"/>' for x in xs]
+def _restarts(restarts: Sequence[tuple[float, int]], x_axis: Axis, top: float) -> list[str]:
+    return [
+        f'<line class="restart c{place}" stroke="{COLOURS[place]}" x1="{at:.1f}" x2="{at:.1f}" y1="{top}" '
+        f'y2="{HEIGHT - BOTTOM}"/>'
+        for x, colour in restarts
+        if x_axis.low <= x <= x_axis.high
+        for at, place in [(x_axis.place(x), colour % len(COLOURS))]
+    ]
 
 
 def _grid(x_axis: Axis, y_axis: Axis, x_label: str, percent: bool) -> list[str]:
@@ -445,10 +453,20 @@ def _over_steps(curve: Curve, records: Sequence[RunRecord]) -> str | None:
         if (points := record.curve(key))
     ]
     # Between the last step before and the first one after.
-    restarts = [restart.step - 0.5 for record in records for restart in record.restarts()]
+    restarts = _restarts_of(records, lambda restart: restart.step - 0.5)
     if not series:
         return None
     return line_chart(curve.title, series, zero=curve.zero, percent=curve.percent, restarts=restarts)
+
+
+def _restarts_of(records: Sequence[RunRecord], x_of: Callable[[Restart], float]) -> list[tuple[float, int]]:
+    """Restarts of all runs, each in the colour of its run if there are several."""
+    colours = range(len(records)) if len(records) > 1 else [GREY]
+    return [
+        (x_of(restart), colour)
+        for colour, record in zip(colours, records, strict=True)
+        for restart in record.restarts()
+    ]
 
 
 def _accuracy(
@@ -467,7 +485,10 @@ def _accuracy(
                     band=[(x, *interval(e.accuracy, e.num_prompts)) for x, e in found if e.num_prompts],
                 )
             )
-    return line_chart(title, series, x_label=x_label, zero=True, percent=True, whole=whole) if series else None
+    if not series:
+        return None
+    restarts = [] if whole else _restarts_of(records, lambda restart: restart.time_s)
+    return line_chart(title, series, x_label=x_label, zero=True, percent=True, whole=whole, restarts=restarts)
 
 
 def run_label(records: Sequence[RunRecord], record: RunRecord, part: str) -> str:

@@ -400,7 +400,9 @@ def _outcome(record: RunRecord, *, alone: bool) -> str:
     """The run in one line, with the meaning of its state if there is room."""
     numbers = headline(record)
     told = f"{progress(record.status, record.steps, record.planned)} in {numbers['wall time']}"
-    if alone and record.status in ("interrupted", "stopped"):
+    if record.status == "running":
+        told += ", as far as it had come when this page was made"
+    elif alone and record.status in ("interrupted", "stopped"):
         told += f" ({RUN_STATES[record.status]})"
     base, last, _ = record.accuracies()
     if last is not None:

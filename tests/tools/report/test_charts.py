@@ -227,6 +227,9 @@ def test_a_restart_is_a_thin_line_between_two_steps_with_a_word_in_the_legend(ma
     reward = draw([read_run(directory.path)])[0][0]
 
     axis = tight_axis(range(10), 58, 560 - 58 - 18)
-    assert reward.count('class="restart"') == 2, "the line, and that of the legend"
+    assert reward.count('class="restart c5"') == 2, "the line, and that of the legend"
     assert f'x1="{axis.place(3.5):.1f}"' in reward
     assert ">broker started again</text>" in reward
+    _, over_time, compared, *_ = draw([read_run(make_run("other").path), read_run(directory.path)])[0]
+    for chart in (over_time, compared):
+        assert chart.count('class="restart c1"') == 1, "in the colour of its run"

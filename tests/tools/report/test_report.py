@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import ConfigError
+from asyncrl.files.lock import locked
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.tools.report.charts import COLOURS, DARK_COLOURS
 from asyncrl.tools.report.report import SHOWN, write_report
@@ -85,7 +86,12 @@ def test_a_failed_run_shows_its_cause_and_the_events_before(
 
 def test_a_running_run_and_an_empty_directory_give_a_page_too(make_run: MakeRun) -> None:
     directory = make_run()
-    assert "the run is still running, or it was killed" in report(directory)
+    assert "… stopped" in (html := report(directory))
+    assert "it was told to stop, was killed, or its machine went down" in html
+    with locked(directory.lock, "held"):
+        html = report(directory)
+    assert "… running" in html
+    assert "Running at step 10 of 10 in 20.0 s, as far as it had come when this page was made, held-out" in html
 
     shutil.rmtree(directory.path)
     directory.path.mkdir()
