@@ -263,7 +263,8 @@ def _named(one: WeighedEvent) -> str:
     event = one.event
     of = f" of {event['node']}" if event.get("node") else ""
     at = "" if (time_s := _number(event.get("time_s"))) is None else f" at {formatting.duration(time_s)}"
-    return f"{event.get('event')}{of}{at}"
+    cause = f" ({found[:MAX_CHARS]})" if (found := _cause(event)) else ""
+    return f"{event.get('event')}{of}{at}{cause}"
 
 
 def members(events: Sequence[dict[str, Any]], query: EventQuery, wanted_id: str) -> list[dict[str, Any]]:

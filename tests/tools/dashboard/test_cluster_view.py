@@ -167,9 +167,9 @@ def test_the_page_begins_with_whether_anything_is_wrong_now() -> None:
     lost = event("lost", cause="silent", time_s=3.0, at="2026-01-31T12:00:03Z")
     back = event("joined", time_s=9.0, at="2026-01-31T12:00:09Z")
     assert trouble_sentence([]) == "No trouble now."
-    told = "1 event of trouble, and nothing has ended the last: node.lost of rollout-0 at 3.0 s."
+    told = "1 event of trouble, and nothing has ended the last: node.lost of rollout-0 at 3.0 s (silent)."
     assert trouble_sentence([lost]) == told
-    healed = "No trouble now. The last was node.lost of rollout-0 at 3.0 s, over after 6.0 s."
+    healed = "No trouble now. The last was node.lost of rollout-0 at 3.0 s (silent), over after 6.0 s."
     assert trouble_sentence([lost, back]) == healed
     assert [group.end for group in groups([lost, back], EventQuery())] == ["over after 6.0 s", ""]
 
