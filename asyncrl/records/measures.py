@@ -14,7 +14,7 @@ Held-out accuracy has no span: it is that of the last evaluation (`asyncrl.recor
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -123,6 +123,34 @@ def measures(lines: Sequence[Mapping[str, Any]], newest: int = 0) -> Measures:
     for line in lines[first:]:
         sums.add(line)
     return sums.measures
+
+
+class Ends(Struct, frozen=True):
+    """Means of a metric over as many of the first steps as of the last, which share none."""
+
+    first: float
+    last: float
+    span: int
+    """Number of steps of each mean; 0 if there is only one step, which is both."""
+
+    def told(self, which: Literal["first", "last"]) -> str:
+        """Name of the span of a mean: ``last 10 steps``, ``first step``."""
+        if not self.span:
+            return "the only step"
+        return f"{which} step" if self.span == 1 else f"{which} {self.span} steps"
+
+
+def ends_of(values: Sequence[float]) -> Ends | None:
+    """
+    The first and last `RECENT` values of a metric, mean; of fewer than twice as many, the first and the last half.
+
+    None without a value.
+    """
+    if not values:
+        return None
+    span = min(RECENT, len(values) // 2)
+    first, last = (values[:span], values[-span:]) if span else (values, values)
+    return Ends(sum(first) / len(first), sum(last) / len(last), span)
 
 
 def recently(num_steps: int) -> str:

@@ -68,6 +68,10 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Held-out accuracy before the first step; None if it was not evaluated."""
     held_out_accuracy: float | None = None
     """Held-out accuracy at the last evaluation; None if there was none."""
+    base_reward: float | None = None
+    """Mean held-out reward before the first step; None if it was not evaluated."""
+    held_out_reward: float | None = None
+    """Mean held-out reward at the last evaluation, the accuracy if rewards are 1 and 0; None if there was none."""
     held_out_failed: int = 0
     """Completions of the last evaluation that failed, and are not in its accuracy."""
     trained_tokens: int

@@ -10,6 +10,7 @@ becomes a note, not an error, and the other files are read all the same: a repor
 wrong.
 """
 
+import math
 import os
 import time
 import tomllib
@@ -25,7 +26,8 @@ from asyncrl.config.config import leaves
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import is_locked
-from asyncrl.records.measures import Measures, finite, measures
+from asyncrl.records.formatting import counted, duration
+from asyncrl.records.measures import Ends, Measures, ends_of, finite, measures
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.samples import PicturedSample, SampledEpisode, read_first_episodes, read_pictured_samples
 from asyncrl.records.states import RunState
@@ -35,7 +37,6 @@ from asyncrl.similar_path import did_you_mean
 T = TypeVar("T")
 Event = dict[str, Any]
 
-NO_SUMMARY = "summary.json does not exist yet: the run is still running, or it was killed"
 NOT_METRICS = ("policy_version", "accuracy", "num_prompts", "max_tokens", "time_s")
 """Fields of an ``eval.finished`` event that do not go into `EvaluationEvent.metrics`."""
 RESTART_S = 30.0
@@ -107,6 +108,14 @@ def is_going_on(directory: RunDirectory) -> bool:
     return is_served(directory) or is_supervised(directory)
 
 
+def is_running(directory: RunDirectory) -> bool:
+    """
+    True if a broker serves the run, or `asyncrl run` is about to start one again: once there is a summary, it only
+    tells the outcome and writes the report.
+    """
+    return is_served(directory) or (is_supervised(directory) and not directory.summary.exists())
+
+
 def is_awaited(directory: RunDirectory, *, wall_clock: Callable[[], float] = time.time) -> bool:
     """
     True if something is likely to start a broker within moments: `asyncrl run`, or the manager of a service that
@@ -140,6 +149,11 @@ class EvaluationEvent(Struct, frozen=True):
     """Further metrics, such as ``pass@4``; finite numbers only."""
     max_tokens: int = 0
     """Longest completion, where a setting changed it while the run went on; 0 is as the run was started."""
+
+    @property
+    def reward(self) -> float | None:
+        """Mean reward, which equals the accuracy if rewards are 1 and 0; None if it was not recorded."""
+        return self.metrics.get("reward")
 
 
 def state_of(summary: RunSummary | None, events: Iterable[Event], *, is_served: bool) -> RunState:
@@ -189,6 +203,10 @@ def _end(events: Iterable[Event]) -> Event | None:
     """The ``run.finished`` event; None if the run was resumed after it."""
     last = _last(events, ENDS)
     return last if last.get("event") == "run.finished" else None
+
+
+def _time_s(event: Event) -> float:
+    return finite(event.get("time_s")) or 0.0
 
 
 def _last(events: Iterable[Event], kinds: Collection[str]) -> Event:
@@ -307,6 +325,17 @@ class SettingChange(Struct, frozen=True):
     value: Any
     step: int
     """Optimizer steps done before it."""
+    time_s: float
+    """Seconds since the run's start."""
+
+
+class Restart(Struct, frozen=True):
+    """A moment when a broker was started again: a ``run.resumed`` event."""
+
+    step: int
+    """Optimizer steps done before it."""
+    time_s: float
+    """Seconds since the run's start."""
 
 
 class RunRecord(Struct, frozen=True, kw_only=True):
@@ -339,6 +368,17 @@ class RunRecord(Struct, frozen=True, kw_only=True):
         return cause_of(self.summary, self.events)
 
     @property
+    def steps(self) -> int:
+        """Optimizer steps done."""
+        return self.summary.steps if self.summary else len(self.metrics)
+
+    @property
+    def planned(self) -> int | None:
+        """Optimizer steps planned; None if nothing tells."""
+        found = self.summary.steps_planned if self.summary else self.config.get("run.steps")
+        return found if isinstance(found, int) else None
+
+    @property
     def wall_s(self) -> float | None:
         """Duration of the run, or up to its last recorded step; None if no step was recorded."""
         if self.summary:
@@ -357,17 +397,38 @@ class RunRecord(Struct, frozen=True, kw_only=True):
 
     def changes(self) -> list[SettingChange]:
         """Settings that were changed while the run went on, in order."""
-        done_s = [time_s for _, time_s in self.curve("time_s")]
         return [
-            SettingChange(event["key"], event["value"], sum(s <= (finite(event.get("time_s")) or 0.0) for s in done_s))
+            SettingChange(event["key"], event["value"], self.steps_at(time_s := _time_s(event)), time_s)
             for event in self._changes()
             if "key" in event and "value" in event
         ]
 
+    def history(self, key: str, first: str, form: Callable[[Any], str], *, steps: float = math.inf) -> str:
+        """
+        A setting that began as ``first``, and what took its place, such as ``2e-4; 1e-4 after 6 steps (9.0 s)``.
+
+        Of a checkpoint of so many ``steps``, what took its place before that.
+        """
+        later = [
+            f"{form(change.value)} after {counted(change.step, 'step')} ({duration(change.time_s)})"
+            for change in self.changes()
+            if change.key == key and change.step < steps
+        ]
+        return "; ".join([first, *later])
+
+    def restarts(self) -> list[Restart]:
+        """The times when a broker was started again, in order."""
+        times_s = [_time_s(event) for event in self.events if event.get("event") == "run.resumed"]
+        return [Restart(self.steps_at(time_s), time_s) for time_s in times_s]
+
+    def steps_at(self, time_s: float) -> int:
+        """Optimizer steps done by then, in seconds since the run's start."""
+        return sum(done_s <= time_s for _, done_s in self.curve("time_s"))
+
     @property
     def changed_s(self) -> float:
         """Time of the last change of a setting, in seconds since the run's start; 0 without one."""
-        return max((finite(event.get("time_s")) or 0.0 for event in self._changes()), default=0.0)
+        return max(map(_time_s, self._changes()), default=0.0)
 
     def curve(self, key: str, x_key: str = "step") -> list[tuple[float, float]]:
         """``(x, value)`` of every step that recorded a finite number under both keys."""
@@ -382,6 +443,10 @@ class RunRecord(Struct, frozen=True, kw_only=True):
             return sum(x * y for x, y in pairs) / total
         values = [y for _, y in self.curve(key)]
         return sum(values) / len(values) if values else None
+
+    def ends(self, key: str) -> Ends | None:
+        """Means of a metric over the first and the last steps, see `ends_of`."""
+        return ends_of([value for _, value in self.curve(key)])
 
     def total(self, key: str) -> float | None:
         """Sum over steps; None if nothing was recorded."""
@@ -400,6 +465,13 @@ class RunRecord(Struct, frozen=True, kw_only=True):
         """Held-out accuracy before the first step and of the last evaluation, see `accuracies`."""
         return accuracies(self.summary, self.evaluations())
 
+    def held_out_rewards(self) -> tuple[float | None, float | None]:
+        """Mean held-out reward before the first step and of the last evaluation; None without."""
+        found = self.evaluations()
+        if not found:
+            return None, None
+        return (found[0].reward if found[0].policy_version == 0 else None), found[-1].reward
+
     def shared_prompts(self) -> tuple[int, int]:
         """Number of held-out prompts that were trained on, and of all; zeros if there were none."""
         last: Event = next((event for event in reversed(self.events) if event.get("event") == SHARED_EVENT), {})
@@ -417,10 +489,10 @@ def read_run(path: Path) -> RunRecord:
     return RunRecord(
         name=path.resolve().name,
         config=read_settings(directory, notes),
-        summary=_read(directory.read_summary, None, notes, NO_SUMMARY),
+        summary=_read(directory.read_summary, None, notes),
         metrics=_read(directory.read_metrics, [], notes, "metrics.jsonl is missing or empty"),
         events=_read(directory.read_events, [], notes, "events.jsonl is missing or empty"),
-        is_served=is_going_on(directory),
+        is_served=is_running(directory),
         pictured=_read(partial(read_pictured_samples, directory.samples), [], notes),
         episodes=_read(partial(read_first_episodes, directory.samples), [], notes),
         notes=notes,

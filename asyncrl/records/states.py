@@ -31,6 +31,17 @@ RUN_STATES: Mapping[RunState, str] = {
 }
 """Meaning of each state of a run. Files alone do not tell ``paused`` and ``ending`` from ``running``."""
 
+
+def progress(state: RunState, steps: int, planned: int | None) -> str:
+    """A state of a run and the steps done, such as ``Interrupted after step 3 of 40``, to begin a sentence."""
+    of, word = f" of {planned}" if planned else "", state.capitalize()
+    if state == "finished":
+        return f"{word} {steps}{of} steps"
+    if not steps:
+        return f"{word} before the first step"
+    return f"{word} {'after' if state in ('stopped', *get_args(RunOutcome)) else 'at'} step {steps}{of}"
+
+
 # ── group ─────────────────────────────────────────────────────────────────────────────────────
 
 GroupState = Literal["unleased", "sampling", "grading", "complete", "taken"]

@@ -22,7 +22,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.files.atomic import refuse_existing
 from asyncrl.records.evaluation_metrics import accuracy_by_source, multi_sample_metrics
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.records.run_record import EvaluationEvent, RunRecord, SettingChange, read_run
+from asyncrl.records.run_record import EvaluationEvent, RunRecord, read_run
 from asyncrl.runtime.model_files import snapshot_name
 from asyncrl.runtime.process import configure_logging
 from asyncrl.tools.report.charts import interval
@@ -280,17 +280,20 @@ def _settings(record: RunRecord, step: int, dtype: str | None) -> Iterator[list[
     config = record.config
     planned = config.get("run.steps")
     yield ["optimizer steps", f"{step} of {planned} planned" if planned else str(step)]
-    changes = [change for change in record.changes() if change.step < step]
+
+    def history(key: str, first: object) -> str:
+        return record.history(key, _value(first), _value, steps=step)
+
     for label, key in SETTINGS.items():
         if config.get(key) not in (None, "", []):
             is_base = key == "model.path"
-            yield [label, _base_model(config[key]) if is_base else _history(config[key], key, changes)]
+            yield [label, _base_model(config[key]) if is_base else history(key, config[key])]
     sections = {"algorithm": Algorithm(), "reward": Reward(), "trainer": {"lora": Lora()}}
     defaults = dict(leaves(msgspec.to_builtins(sections)))
     for key, default in defaults.items():
-        first = config.get(key, default)
-        if key not in SETTINGS.values() and (first != default or any(change.key == key for change in changes)):
-            yield [key, _history(first, key, changes)]
+        told = history(key, config.get(key, default))
+        if key not in SETTINGS.values() and told != _value(default):
+            yield [key, told]
     if dtype:
         yield ["weights", f"cast to {dtype}"]
 
@@ -347,12 +350,6 @@ def _accuracy(evaluation: EvaluationEvent) -> str:
 
 def _cell(value: float | None, form: str = ".1%") -> str:
     return "" if value is None else format(value, form)
-
-
-def _history(first: object, key: str, changes: list[SettingChange]) -> str:
-    """A value, and those that took its place while the run went on."""
-    later = [f"{_value(change.value)} after {change.step} steps" for change in changes if change.key == key]
-    return "; ".join([_value(first), *later])
 
 
 def _base_model(path: str) -> str:

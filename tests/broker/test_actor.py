@@ -277,6 +277,7 @@ def test_a_run_leaves_its_metrics_events_accounts_and_summary(tmp_path: Path) ->
     assert (summary.status, summary.cause, summary.seed) == ("finished", "", 5)
     assert (summary.steps, summary.steps_planned, summary.versions) == (3, 3, 3)
     assert (summary.base_accuracy, summary.held_out_accuracy) == (1.0, 1.0)
+    assert (summary.base_reward, summary.held_out_reward) == (1.0, 1.0)
     assert summary.trained_tokens == 3 * 2 * 2 * 8
     assert summary.staleness_max <= 1
     lines = house.directory.read_metrics()

@@ -15,7 +15,7 @@ from asyncrl.messages.supervisor import Evaluated, Progress
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.trajectory import Prompt, TrajectorySummary
 from asyncrl.records import formatting
-from asyncrl.records.measures import RECENT, measures
+from asyncrl.records.measures import RECENT, ends_of, measures
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.run_record import overview, read_run
 from asyncrl.records.times import NodeTimes, TimesLine, kind_of, waited_share
@@ -122,7 +122,7 @@ def test_all_steps_have_the_same_measures_in_summary_report_why_and_dashboard(ru
         "waiting": waits,
     }
     assert tiles["staleness"].value == f"{truth['staleness, mean']:.3g}"
-    assert tiles["staleness"].note == f"versions, mean; {truth['staleness, max']:g} at most"
+    assert tiles["staleness"].note == f"versions, mean of all {STEPS} steps; {truth['staleness, max']:g} at most"
     assert tiles["held-out accuracy"].value == share(truth["held-out accuracy"])
     assert all(f"all {STEPS} steps" in tiles[label].note for label in ("tokens / s", "a step", "waiting"))
     assert page["waited"]["trainer"].causes == pytest.approx({"waiting for sampling": truth["trainer waits"]})
@@ -230,3 +230,16 @@ def test_each_activity_is_of_one_of_five_kinds() -> None:
     assert {activity: kind_of(activity) for activity in kinds} == kinds
     assert waited_share({"sampling": 1.0, "storing": 1.0, "idle": 1.0, "waiting for the trainer": 1.0}) == 0.5
     assert waited_share({}) == 0.0
+
+
+def test_the_ends_of_a_short_run_share_no_step() -> None:
+    def told(*values: float) -> tuple[float, str, float, str]:
+        found = ends_of(values)
+        assert found
+        return found.first, found.told("first"), found.last, found.told("last")
+
+    assert ends_of([]) is None
+    assert told(0.5) == (0.5, "the only step", 0.5, "the only step")
+    assert told(0.25, 9.0, 0.5) == (0.25, "first step", 0.5, "last step")
+    assert told(1.0, 2.0, 3.0, 4.0) == (1.5, "first 2 steps", 3.5, "last 2 steps")
+    assert told(*[0.0] * 12, *[1.0] * 12) == (0.0, "first 10 steps", 1.0, "last 10 steps")

@@ -43,7 +43,7 @@ def test_a_running_run_is_read_up_to_its_last_complete_line(make_run: MakeRun) -
     assert record.status == "stopped"
     assert record.wall_s == 20.0
     assert len(record.metrics) == 10
-    assert record.notes == ["summary.json does not exist yet: the run is still running, or it was killed"]
+    assert record.notes == []
 
 
 def test_an_empty_directory_gives_notes_only(tmp_path: Path) -> None:
@@ -52,7 +52,6 @@ def test_an_empty_directory_gives_notes_only(tmp_path: Path) -> None:
     assert record.status == "stopped"
     assert record.notes == [
         "config.toml is missing",
-        "summary.json does not exist yet: the run is still running, or it was killed",
         "metrics.jsonl is missing or empty",
         "events.jsonl is missing or empty",
     ]
@@ -171,6 +170,42 @@ def test_a_run_whose_lock_is_held_runs(make_run: MakeRun) -> None:
         assert is_supervised(directory)
         assert overview(directory.path).status == "stopped"
         assert read_run(directory.path).status == "running", "a broker is about to start"
+
+
+def test_a_run_is_over_once_its_summary_is_written_while_the_report_is_being_written(
+    make_run: MakeRun, summary: Callable[..., RunSummary]
+) -> None:
+    directory = make_run()
+    directory.write_summary(summary())
+    with locked(directory.supervisor_lock, "held"):
+        assert read_run(directory.path).status == "finished"
+    with locked(directory.lock, "held"):
+        assert read_run(directory.path).status == "running", "its nodes are leaving"
+
+
+def test_a_setting_is_told_with_what_took_its_place(make_run: MakeRun) -> None:
+    directory = make_run()
+    for value, time_s in ((1e-4, 6.5), (5e-5, 13.0)):
+        directory.append_event("setting.changed", key="trainer.lr", value=value, before=2e-4, by="alice", time_s=time_s)
+    record = read_run(directory.path)
+    assert (
+        record.history("trainer.lr", "2e-4", str) == "2e-4; 0.0001 after 3 steps (6.5 s); 5e-05 after 6 steps (13.0 s)"
+    )
+    assert record.history("run.steps", "10", str) == "10"
+
+
+def test_restarts_are_told_with_the_steps_before_them(make_run: MakeRun) -> None:
+    directory = make_run()
+    directory.append_event("run.resumed", start=2, time_s=9.0)
+    assert [(one.step, one.time_s) for one in read_run(directory.path).restarts()] == [(4, 9.0)]
+
+
+def test_held_out_rewards_are_those_before_the_first_step_and_of_the_last_evaluation(make_run: MakeRun) -> None:
+    directory = make_run()
+    assert read_run(directory.path).held_out_rewards() == (None, None)
+    for version, reward in ((0, 0.1), (12, 0.6)):
+        directory.append_event("eval.finished", policy_version=version, accuracy=0.5, num_prompts=8, reward=reward)
+    assert read_run(directory.path).held_out_rewards() == (0.1, 0.6)
 
 
 def test_a_broker_is_starting_until_it_writes_its_address_anew(make_run: MakeRun) -> None:

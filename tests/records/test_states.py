@@ -16,6 +16,7 @@ from asyncrl.records.states import (
     NodeState,
     RunOutcome,
     RunState,
+    progress,
 )
 from asyncrl.tools.dashboard.cluster_view import STATES
 from asyncrl.tools.report.report import SIGNS
@@ -55,3 +56,15 @@ def test_the_documentation_names_every_state_of_a_group_and_of_a_connected_node(
     text = (ROOT / "docs/operations.md").read_text()
     words = {*GROUP_STATES, *CONNECTED_STATES, "working", "waiting"}
     assert {word for word in words if f"`{word}`" not in text} == set()
+
+
+def test_a_state_and_its_progress_begin_a_sentence() -> None:
+    told = {
+        ("finished", 40, 40): "Finished 40 of 40 steps",
+        ("failed", 3, 40): "Failed after step 3 of 40",
+        ("stopped", 3, None): "Stopped after step 3",
+        ("interrupted", 0, 40): "Interrupted before the first step",
+        ("running", 3, 40): "Running at step 3 of 40",
+        ("ending", 3, 40): "Ending at step 3 of 40",
+    }
+    assert {args: progress(*args) for args in told} == told  # type: ignore[arg-type]

@@ -195,9 +195,11 @@ def test_settings_that_were_changed_before_the_checkpoint_have_both_values(make_
         directory.append_event("setting.changed", key=key, value=value, time_s=time_s)
     lines = card(a_record(lambda: directory, CONFIG + "[trainer]\nlr = 1e-6\n[schedule]\nstaleness = 1\n"))
 
-    assert "| learning rate | 1e-06; 2e-06 after 4 steps |" in lines
-    assert "| staleness, at most | 1; 4 after 5 steps |" in lines
-    assert "| algorithm.entropy_coef | 0; 0.1 after 5 steps |" in lines
+    told = "\n".join(lines)
+    assert "| learning rate | 1e-06; 2e-06 after 4 steps (" in told
+    assert "| staleness, at most | 1; 4 after 5 steps (" in told
+    assert "| algorithm.entropy_coef | 0; 0.1 after 5 steps (" in told
+    assert "5 after" not in told, "changed after the checkpoint"
 
 
 def test_failed_completions_are_counted_below_the_accuracy(make_run: MakeRun) -> None:

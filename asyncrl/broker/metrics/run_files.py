@@ -403,7 +403,7 @@ class RunFiles:
 
     def _write_summary(self, cause: str, status: RunOutcome) -> None:
         # An evaluation in which every prompt failed measured nothing.
-        results = self._scheduler.evaluation.measurements
+        base, results = self._scheduler.evaluation.base, self._scheduler.evaluation.measurements
         totals = self.totals
         failures = self._scheduler.failures
         for fields in failures.events(self._clock(), is_over=True):
@@ -420,8 +420,10 @@ class RunFiles:
             goal=self._config.run.stop_when if self._scheduler.has_met_goal else "",
             versions=max(self._scheduler.transfers.live_version, 0),
             wall_s=round(self.time_s, 3),
-            base_accuracy=self._scheduler.evaluation.base_accuracy,
+            base_accuracy=base.accuracy if base else None,
             held_out_accuracy=results[-1].accuracy if results else None,
+            base_reward=base.metrics.get("reward") if base else None,
+            held_out_reward=results[-1].metrics.get("reward") if results else None,
             held_out_failed=results[-1].num_failed if results else 0,
             **totals.as_summary(),
             **_fields_of(self._head()),

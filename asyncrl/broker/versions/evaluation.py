@@ -97,9 +97,14 @@ class EvaluationBook:
         return [result for result in self.results if result.num_prompts]
 
     @property
+    def base(self) -> Evaluated | None:
+        """Result before the first step; None if it was not measured."""
+        return next((result for result in self.measurements if result.policy_version == 0), None)
+
+    @property
     def base_accuracy(self) -> float | None:
         """Accuracy before the first step; None if it was not measured."""
-        return next((result.accuracy for result in self.measurements if result.policy_version == 0), None)
+        return self.base.accuracy if self.base else None
 
     def waiting(self) -> list[int]:
         """Versions of which an evaluation is due, or goes on without a node."""

@@ -25,7 +25,7 @@ import msgspec
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.records.run_directory import RunDirectory, RunSummary
-from asyncrl.records.run_record import NO_SUMMARY, RunRecord, is_going_on, is_run, labels, read_settings
+from asyncrl.records.run_record import RunRecord, is_run, is_running, labels, read_settings
 from asyncrl.records.states import RunOutcome
 from asyncrl.records.times import KINDS, Kind, kind_of
 from asyncrl.similar_path import did_you_mean
@@ -106,7 +106,7 @@ class FollowedRun:
             summary=self._summary,
             metrics=self._metrics,
             events=self.events,
-            is_served=is_going_on(self.directory),
+            is_served=is_running(self.directory),
             pictured=[],
             notes=list(self._notes.values()),
         )
@@ -141,10 +141,7 @@ class FollowedRun:
             self._notes[self.directory.config.name] = notes[0]
 
     def _read_summary(self) -> None:
-        found = self._noted(self.directory.summary, self.directory.read_summary, None)
-        self._summary = found
-        if found is None:
-            self._notes.setdefault(self.directory.summary.name, NO_SUMMARY)
+        self._summary = self._noted(self.directory.summary, self.directory.read_summary, None)
 
     def _read_metrics(self) -> None:
         for line in self._new_lines(self.directory.metrics, self._steps.clear):
@@ -260,7 +257,7 @@ class Api:
             {
                 "name": label,
                 "revision": run.revision,
-                "status": overview.state_word(run.record, self._silent_s(run)),
+                "status": overview.state_of(run.record, self._silent_s(run)),
                 "is_over": run.record.summary is not None,
             }
             for label, run in zip(self._labels, self.runs, strict=True)
@@ -312,6 +309,7 @@ class Api:
         run.times.advance()
         bands = run.times.bands if run.times.bands.nodes else bands_of_metrics(run.record.metrics)
         return {
+            "sentence": overview.timeline_sentence(run.record, run.times.bands.by_role()),
             "source": "times.jsonl" if run.times.bands.nodes else "metrics.jsonl",
             "is_partial": run.times.is_behind,
             "read": round(run.times.read_share, 3),
@@ -325,6 +323,7 @@ class Api:
         if group := query.text("group"):
             return {"events": cluster_view.members(run.events, wanted, group)}
         return {
+            "sentence": cluster_view.trouble_sentence(run.events),
             "groups": cluster_view.groups(run.events, wanted),
             "kinds": sorted({str(event.get("event")) for event in run.events}),
             "num_events": len(run.events),
@@ -333,7 +332,8 @@ class Api:
     def _samples(self, run: FollowedRun, query: Query) -> Any:
         wanted = SampleQuery.read(query)
         run.samples.advance()
-        return sample_index.page(run.samples, wanted)
+        page = msgspec.structs.asdict(sample_index.page(run.samples, wanted))
+        return {"sentence": overview.samples_sentence(run.record), **page}
 
     def _excerpts(self, run: FollowedRun, query: Query) -> Any:
         rows = query.text("rows").split(",")

@@ -3,17 +3,21 @@
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
 from asyncrl.config.meanings import meanings
+from asyncrl.records import formatting
+from asyncrl.records.formatting import counted
 from asyncrl.records.run_record import RunRecord
-from asyncrl.records.states import WELL_AGAIN, NodeState
+from asyncrl.records.states import NodeState
 from asyncrl.records.times import APART, NodeTimes
+from asyncrl.records.weighed_events import BEGINS, WEIGHTS, WeighedEvent, Weight, news, weighed
 from asyncrl.tools.dashboard.sample_index import SampleIndex
 from asyncrl.tools.dashboard.time_bands import TimeBands
 from asyncrl.tools.track import SECRET
@@ -61,7 +65,6 @@ STATES: Mapping[str, NodeState] = {
     "node.lost": "lost",
     "node.exited": "exited",
 }
-BEGINS = ("run.started", "run.resumed")
 ROLES = ("trainer", "rollout", "reward", "spool")
 GONE = ("lost", "exited")
 LOADING = ("rollout", "trainer")
@@ -202,42 +205,6 @@ CAUSES = ("cause", "reason", "error", "status")
 """Fields that say why, the first that is there."""
 NOT_DETAILS = ("event", "at", "time_s", "node", "incarnation", *CAUSES)
 VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|[-+]?\d[\d.,_]*(?:e[-+]?\d+)?|'[^']*'|\"[^\"]*\"")
-TROUBLE = re.compile(
-    r"\.(lost|exited|rejected|quiet|dropped|failed|aborted|expired|away|skipped|cut|exceeded|slept|left_out|untrained"
-    r"|disbanded|started_over|damaged)$|^run\.(waiting|suspended|interrupted)|^broker\.refused"
-)
-"""Kinds that somebody may want to look into."""
-
-
-Weight = Literal["trouble", "over", "news", "routine"]
-WEIGHTS: tuple[Weight, ...] = get_args(Weight)
-"""Trouble, trouble that is over, what somebody may want to know, and what every step brings; in the order shown."""
-ROUTINE = (
-    "version.live",
-    "checkpoint.written",
-    "node.joined",
-    "node.ready",
-    "node.left",
-    "eval.started",
-    "images.sent",
-)
-BACK = ("node.joined", "node.ready")
-ENDED_BY: Mapping[str, tuple[str, ...]] = {
-    "node.lost": BACK,
-    "node.exited": BACK,
-    "node.quiet": (WELL_AGAIN["node.quiet"], *BACK),
-    "node.stalled": (WELL_AGAIN["node.stalled"], *BACK),
-    "node.barred": (WELL_AGAIN["node.barred"],),
-    "ledger.locked": ("ledger.unlocked",),
-    "eval.lost": ("eval.finished",),
-    "eval.left_out": ("eval.finished",),
-    "broker.refused": BEGINS,
-    "run.waiting": ("version.live",),
-    "run.suspended": ("run.resumed",),
-    "run.interrupted": ("run.resumed",),
-    "run.finished": ("run.resumed",),
-}
-"""Events after which a trouble is over, of the same node if it names one; so is all of these once a run finished."""
 
 
 class EventGroup(Struct, frozen=True, kw_only=True):
@@ -256,6 +223,8 @@ class EventGroup(Struct, frozen=True, kw_only=True):
     last_at: str
     weight: Weight
     """The heaviest of its events'."""
+    end: str
+    """End of the last of them, such as ``over after 5.9 s``; empty if it did not."""
 
 
 class EventQuery(Struct, frozen=True, kw_only=True):
@@ -267,70 +236,58 @@ class EventQuery(Struct, frozen=True, kw_only=True):
 
 def groups(events: Sequence[dict[str, Any]], query: EventQuery) -> list[EventGroup]:
     """Groups of the wanted events: the heaviest first, then the newest."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    weights: dict[str, int] = {}
-    by_event = dict(zip(map(id, events), weighed(events), strict=True))
-    for event in wanted(events, query):
-        found.setdefault(key := group_id(event), []).append(event)
-        weights[key] = min(weights.get(key, len(WEIGHTS)), WEIGHTS.index(by_event[id(event)]))
-    made = [_group(key, members, WEIGHTS[weights[key]]) for key, members in found.items()]
+    found: dict[str, list[WeighedEvent]] = {}
+    for one in weighed(events):
+        if is_wanted(one.event, query):
+            found.setdefault(group_id(one.event), []).append(one)
+    made = [_group(key, members) for key, members in found.items()]
     made.sort(key=lambda group: (WEIGHTS.index(group.weight), -(group.last_s or 0.0)))
     return made[:MAX_GROUPS]
 
 
-def weighed(events: Sequence[dict[str, Any]]) -> list[Weight]:
-    """Weight of each event of a run, given what came after it."""
-    later: set[tuple[str, Any]] = set()
-    weights: list[Weight] = []
-    has_finished = False
-    for event in reversed(events):
-        kind, node = str(event.get("event")), _hashable(event.get("node"))
-        if is_trouble(event):
-            ends = ENDED_BY.get(kind, ())
-            is_past = any((end, node if node and end.startswith("node.") else None) in later for end in ends)
-            weights.append("over" if is_past or (has_finished and kind in ENDED_BY) else "trouble")
-        else:
-            has_finished |= kind == "run.finished"
-            weights.append("routine" if kind in ROUTINE else "news")
-        later.add((kind, node if kind.startswith("node.") else None))
-    return weights[::-1]
+ENDS = ("run.suspended", "run.interrupted", "run.finished")
+"""Ends of earlier lives of a run, once it was resumed: none of them was a trouble."""
 
 
-def _hashable(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+def trouble_sentence(events: Sequence[dict[str, Any]]) -> str:
+    """Tell whether anything is wrong now, and of the last trouble that is over."""
+    told = [one for one in weighed(events) if not one.is_echo]
+    lasting = [one for one in told if one.weight == "trouble"]
+    if lasting:
+        return f"{counted(len(lasting), 'event')} of trouble, and nothing has ended the last: {_named(lasting[-1])}."
+    over = [one for one in told if one.weight == "over" and one.event.get("event") not in ENDS]
+    return f"No trouble now.{f' The last was {_named(over[-1])}, {over[-1].end}.' if over else ''}"
+
+
+def _named(one: WeighedEvent) -> str:
+    event = one.event
+    of = f" of {event['node']}" if event.get("node") else ""
+    at = "" if (time_s := _number(event.get("time_s"))) is None else f" at {formatting.duration(time_s)}"
+    cause = f" ({found[:MAX_CHARS]})" if (found := _cause(event)) else ""
+    return f"{event.get('event')}{of}{at}{cause}"
 
 
 def members(events: Sequence[dict[str, Any]], query: EventQuery, wanted_id: str) -> list[dict[str, Any]]:
     """The last events of a group."""
-    found = [event for event in wanted(events, query) if group_id(event) == wanted_id]
+    found = [event for event in events if is_wanted(event, query) and group_id(event) == wanted_id]
     return [{key: _short(value) for key, value in event.items()} for event in found[-SHOWN:]]
 
 
-def wanted(events: Sequence[dict[str, Any]], query: EventQuery) -> Iterator[dict[str, Any]]:
-    text = query.text.lower()
-    for event in events:
-        if query.kind and event.get("event") != query.kind:
-            continue
-        if query.node and event.get("node") != query.node:
-            continue
-        if text and text not in msgspec.json.encode(event).decode().lower():
-            continue
-        yield event
+def is_wanted(event: Mapping[str, Any], query: EventQuery) -> bool:
+    if query.kind and event.get("event") != query.kind:
+        return False
+    if query.node and event.get("node") != query.node:
+        return False
+    return not query.text or query.text.lower() in msgspec.json.encode(event).decode().lower()
 
 
-def group_id(event: dict[str, Any]) -> str:
+def group_id(event: Mapping[str, Any]) -> str:
     key = f"{event.get('event')}\n{VARYING.sub('#', _cause(event))}"
     return hashlib.sha256(key.encode(errors="replace")).hexdigest()[:12]
 
 
-def is_trouble(event: dict[str, Any]) -> bool:
-    kind = str(event.get("event"))
-    if kind == "run.finished":
-        return event.get("status") not in ("finished", None)
-    return TROUBLE.search(kind) is not None
-
-
-def _group(key: str, found: Sequence[dict[str, Any]], weight: Weight) -> EventGroup:
+def _group(key: str, members: Sequence[WeighedEvent]) -> EventGroup:
+    found = [one.event for one in members]
     last, times = found[-1], [time for event in found if (time := _number(event.get("time_s"))) is not None]
     told = {key: value for key, value in last.items() if key not in NOT_DETAILS and value not in (None, "")}
     counts = [int(count) for event in found if (count := _number(event.get("count"))) is not None]
@@ -338,18 +295,19 @@ def _group(key: str, found: Sequence[dict[str, Any]], weight: Weight) -> EventGr
         id=key,
         kind=str(last.get("event")),
         cause=_cause(last)[:MAX_CHARS],
-        last=", ".join(f"{key} {_text(value)}" for key, value in told.items())[:MAX_CHARS],
+        last=(news(last) or ", ".join(f"{key} {_text(value)}" for key, value in told.items()))[:MAX_CHARS],
         num=len(found),
         counted=max(counts, default=None),
         nodes=sorted({str(event["node"]) for event in found if event.get("node")}),
         first_s=min(times, default=None),
         last_s=max(times, default=None),
         last_at=str(last.get("at", "")),
-        weight=weight,
+        weight=min((one.weight for one in members), key=WEIGHTS.index),
+        end=members[-1].end,
     )
 
 
-def _cause(event: dict[str, Any]) -> str:
+def _cause(event: Mapping[str, Any]) -> str:
     return next((str(event[name]) for name in CAUSES if event.get(name)), "")
 
 
@@ -382,12 +340,13 @@ def settings(record: RunRecord) -> list[dict[str, Any]]:
         value, is_set = _taken(values, key)
         default = msgspec.to_builtins(meaning.default)
         value = value if is_set else default
+        is_live = key in record.live_settings
         rows.append(
             {
                 "key": key,
-                "value": _shown(key, value),
+                "value": record.history(key, _shown(key, value), partial(_shown, key)),
                 "default": "required" if meaning.is_required else _shown(key, default),
-                "is_changed": is_set and not meaning.is_required and not _same(value, default),
+                "is_changed": is_live or (is_set and not meaning.is_required and not _same(value, default)),
                 "meaning": meaning.text,
             }
         )

@@ -1,5 +1,6 @@
 """The top of the first page: a sentence about the state, headline numbers, and who waits for whom."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,9 +9,10 @@ from msgspec import Struct
 from asyncrl.records import formatting
 from asyncrl.records.alarms import alarms
 from asyncrl.records.evaluation_metrics import failed_note
-from asyncrl.records.formatting import UNKNOWN
-from asyncrl.records.measures import RECENT, Measures, number, recently
-from asyncrl.records.run_record import NO_SUMMARY, RunRecord
+from asyncrl.records.formatting import UNKNOWN, counted
+from asyncrl.records.measures import RECENT, RECENTLY, Ends, Measures, number, recently
+from asyncrl.records.run_record import RunRecord
+from asyncrl.records.states import RunState, progress
 from asyncrl.records.times import WAITS, kind_of
 from asyncrl.tools.dashboard.cluster_view import GONE, NodeView, nodes, role_order
 from asyncrl.tools.dashboard.time_bands import TimeBands
@@ -43,22 +45,24 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent
     pace = record.measures()
     return {
         "name": record.name,
-        "status": state_word(record, silent_s),
+        "status": state_of(record, silent_s),
         "sentence": sentence(record, waits, silent_s, pace),
         "tiles": tiles(record, pace),
-        "steps": steps(record),
-        "planned": planned(record),
+        "steps": record.steps,
+        "planned": record.planned,
+        "restarts": record.restarts(),
+        "recently": RECENTLY,
         "evaluations": record.evaluations(),
         "waits": shown_waits(pace, waits),
         "waited": waited(pace, waits),
         "waits_are_whole": bool(waits),
         "num_lost": 0 if record.summary else len(gone(record)),
-        "notes": [note for note in record.notes if record.metrics and note != NO_SUMMARY],  # the sentence says more
+        "notes": record.notes if record.metrics else [],  # the sentence says more
     }
 
 
-def state_word(record: RunRecord, silent_s: float | None) -> str:
-    """State of the run in one word, one of `asyncrl.records.states.RUN_STATES`."""
+def state_of(record: RunRecord, silent_s: float | None) -> RunState:
+    """State of the run; one of which something was recorded lately runs, perhaps on another machine."""
     return "running" if is_live(record, silent_s) else record.status
 
 
@@ -74,46 +78,58 @@ def is_silent(record: RunRecord, silent_s: float | None) -> bool:
     return silent_s is None or silent_s > max(SILENT_S, 5 * step_s)
 
 
-def steps(record: RunRecord) -> int:
-    return record.summary.steps if record.summary else len(record.metrics)
-
-
-def planned(record: RunRecord) -> int | None:
-    found = record.summary.steps_planned if record.summary else record.config.get("run.steps")
-    return found if isinstance(found, int) else None
-
-
 def sentence(
     record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent_s: float | None, pace: Measures
 ) -> str:
     """The state of the run in one or two sentences; ``pace`` is that of all its steps."""
-    of = f" of {total}" if (total := planned(record)) else ""
-    if record.status == "failed":
-        return f"Failed after step {steps(record)}{of}: {record.cause or 'no cause was recorded'}."
-    if record.status == "interrupted":
-        return f"Interrupted after step {steps(record)}{of}; `asyncrl resume` continues it."
-    if record.status == "finished":
+    state = state_of(record, silent_s)
+    begun = progress(state, record.steps, record.planned)
+    if state == "failed":
+        return f"{begun}: {record.cause or 'no cause was recorded'}."
+    if state == "interrupted":
+        return f"{begun}; `asyncrl resume` continues it."
+    if state == "finished":
         took = f" in {formatting.duration(record.wall_s)}" if record.wall_s else ""
-        return f"Finished {steps(record)} steps{took}{_accuracy(record)}.{_alarms(record)}"
-    if not is_live(record, silent_s):
+        return f"{begun}{took}{_accuracy(record)}.{_alarms(record)}"
+    if state == "stopped":
         if record.cause:
-            return f"Stopped after step {steps(record)}{of}: {record.cause}."
+            return f"{begun}: {record.cause}."
         since = f" for {formatting.duration(silent_s)}" if silent_s is not None else ""
         return (
-            f"Nothing was recorded{since} after step {steps(record)}{of}, and nothing on this machine serves the run: "
+            f"{begun}: nothing was recorded{since}, and nothing on this machine serves the run; "
             f"it was stopped or killed, and `asyncrl resume` continues it, or a broker elsewhere takes long."
             f"{_lost(record)}"
         )
     doing = _doing(record, silent_s)
     if not record.metrics:
-        return f"Before the first step{'' if doing else _waiting(record)}.{doing}"
-    now = f"Training, step {steps(record)}{of}{_time_left(record)}{_accuracy(record)}."
+        return f"{begun}{'' if doing else _waiting(record)}.{doing}"
+    now = f"{begun}{_time_left(record)}{_accuracy(record)}."
     return f"{now}{doing}{_lost(record)}{_bottleneck(pace, waits)}{_alarms(record)}"
+
+
+def timeline_sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> str:
+    """Tell what the timeline shows, who waited for whom, and whether a node is missing."""
+    waited = _bottleneck(record.measures(), waits) or " Nobody waited for long."
+    missing = _lost(record) or (" No node is missing." if record.events else "")
+    return f"What each node did: the height of a colour is its share of the time.{waited}{missing}"
+
+
+def samples_sentence(record: RunRecord) -> str:
+    """Tell what the samples are, and whether they are good, whole, and something to learn from."""
+    told, span = [], recently(len(record.metrics))
+    if rewards := record.ends("reward"):
+        told.append(f"the mean reward was {_text(rewards.last)} ({_from_first(rewards)})")
+    if (cut := _recent(record, "truncated")) is not None:
+        told.append(f"{formatting.share(cut)} of the completions of the {span} were cut at their limit")
+    if (equal := _recent(record, "zero_advantage_fraction")) is not None:
+        told.append(f"{formatting.share(equal)} of them taught nothing, as their group had equal rewards")
+    found = f" {'; '.join(told).capitalize()}." if told else ""
+    return f"What the policy wrote, and what it was rewarded with.{found}{_alarms(record)}"
 
 
 def tiles(record: RunRecord, whole: Measures) -> list[Tile]:
     """The headline numbers, always the same ones; ``whole`` is the pace of all steps."""
-    reward, before = _recent(record, "reward"), _first(record, "reward")
+    rewards, all_steps = record.ends("reward"), f"mean of {_all_steps(record)}"
     gap = record.summary.logprob_gap_mean if record.summary else record.mean("logprob_gap_mean", "logprob_gap_tokens")
     now = record.measures(RECENT)
     base, accuracy, failed = record.accuracies()
@@ -121,13 +137,13 @@ def tiles(record: RunRecord, whole: Measures) -> list[Tile]:
     return [
         Tile(
             label="reward",
-            value=_text(reward),
-            note=f"from {_text(before)}" if before is not None else "",
+            value=_text(rewards.last if rewards else None),
+            note=_from_first(rewards) if rewards else "",
         ),
         Tile(
             label="held-out accuracy",
             value=UNKNOWN if accuracy is None else f"{formatting.share(accuracy)}{failed_note(failed)}",
-            note=f"from {formatting.share(base)}" if base is not None and base != accuracy else "",
+            note=_last_evaluation(record, base, accuracy),
         ),
         _pace_tile("tokens / s", now.tokens_per_s, whole.tokens_per_s, formatting.count, record),
         _pace_tile("a step", now.step_s, whole.step_s, "{:.3g} s".format, record),
@@ -139,14 +155,14 @@ def tiles(record: RunRecord, whole: Measures) -> list[Tile]:
         Tile(
             label="length",
             value=UNKNOWN if length is None else f"{length:.0f}",
-            note=f"{formatting.share(cut)} cut" if cut is not None else "",
+            note=f"tokens, {recently(len(record.metrics))}{'' if cut is None else f'; {formatting.share(cut)} cut'}",
         ),
         Tile(
             label="staleness",
             value=_text(whole.staleness_mean),
-            note=f"versions, mean; {whole.staleness_max} at most" if whole.staleness_mean is not None else "",
+            note=f"versions, {all_steps}; {whole.staleness_max} at most" if whole.staleness_mean is not None else "",
         ),
-        Tile(label="log-prob gap", value=_text(gap), note="nats, mean"),
+        Tile(label="log-prob gap", value=_text(gap), note=f"nats, {all_steps}"),
     ]
 
 
@@ -205,7 +221,29 @@ def _waits(pace: Measures) -> str:
 
 def _span(record: RunRecord) -> str:
     """Span of the tiles of pace: all steps of a run that is over, else the last ones."""
-    return f"all {record.summary.steps} steps" if record.summary else recently(len(record.metrics))
+    return _all_steps(record) if record.summary else recently(len(record.metrics))
+
+
+def _all_steps(record: RunRecord) -> str:
+    return f"all {counted(record.steps, 'step')}"
+
+
+def _from_first(rewards: Ends) -> str:
+    begun = f"; {_text(rewards.first)} in the {rewards.told('first')}" if rewards.span else ""
+    return f"{rewards.told('last')}{begun}"
+
+
+def _last_evaluation(record: RunRecord, base: float | None, accuracy: float | None) -> str:
+    """Version that the accuracy is of, the accuracy before the first step, and a reward that is not the accuracy."""
+    found = record.evaluations()
+    if not found or accuracy is None:
+        return ""
+    parts = [f"v{found[-1].policy_version}"]
+    if base is not None and base != accuracy:
+        parts.append(f"from {formatting.share(base)}")
+    if (reward := found[-1].reward) is not None and not math.isclose(reward, accuracy):
+        parts.append(f"reward {_text(reward)}")
+    return ", ".join(parts)
 
 
 def _pace_tile(
@@ -283,7 +321,7 @@ def _doing(record: RunRecord, silent_s: float | None) -> str:
 
 
 def _time_left(record: RunRecord) -> str:
-    total, done = planned(record), len(record.metrics)
+    total, done = record.planned, len(record.metrics)
     if not total or done < 2 or done >= total or (step_s := record.measures(RECENT).step_s) is None:
         return ""
     return f", about {formatting.duration(_rounded(step_s * (total - done)))} left"
@@ -301,11 +339,6 @@ def _is_live_version(record: RunRecord) -> bool:
 def _recent(record: RunRecord, key: str) -> float | None:
     values = [value for line in record.metrics[-RECENT:] if (value := number(line, key)) is not None]
     return sum(values) / len(values) if values else None
-
-
-def _first(record: RunRecord, key: str) -> float | None:
-    values = [value for line in record.metrics[:RECENT] if (value := number(line, key)) is not None]
-    return sum(values) / len(values) if len(values) == RECENT else None
 
 
 def _text(value: float | None) -> str:

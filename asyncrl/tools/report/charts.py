@@ -18,7 +18,7 @@ from msgspec import Struct
 from asyncrl.foreign_text import shown_lines
 from asyncrl.records import formatting
 from asyncrl.records.measures import RECENTLY
-from asyncrl.records.run_record import EvaluationEvent, RunRecord
+from asyncrl.records.run_record import EvaluationEvent, Restart, RunRecord
 
 # ── axes ──────────────────────────────────────────────────────────────────────────────────────
 # Chart axes: ranges that end on round numbers, with ticks on multiples of 1, 2 or 5 times a power of ten.
@@ -112,6 +112,12 @@ COLOURS = ("#0072b2", "#c85400", "#007a5a", "#a8478a", "#8a6100", "#3a3a3a")
 CHARACTER = 6.4
 """Upper estimate of a legend character's mean width, pixels; SVG text cannot be measured here."""
 
+GREY = 5
+"""Index of the grey."""
+
+RESTARTED = "broker started again"
+"""Legend entry of restarts."""
+
 HOVERED = 150
 """A line with more points shows no values on hover: the points would be too close to aim at."""
 
@@ -138,9 +144,18 @@ def line_chart(
     zero: bool = False,
     percent: bool = False,
     whole: bool = True,
+    restarts: Sequence[tuple[float, int]] = (),
 ) -> str:
-    """An ``<svg>`` chart. ``zero``: y includes 0; ``percent``: y is a fraction of 1; ``whole``: x ticks are whole."""
-    legend, rows = _legend([line for line in series if line.label])
+    """
+    An ``<svg>`` chart.
+
+    Args:
+        zero: y includes 0.
+        percent: y is a fraction of 1.
+        whole: x ticks are whole.
+        restarts: Places on x when a broker was started again, a thin line each, and indices into `COLOURS`.
+    """
+    legend, rows = _legend([line for line in series if line.label], has_restarts=bool(restarts))
     top = TOP + rows * LEGEND_ROW
     xs = [x for line in series for x, _ in line.points]
     ys = [y for line in series for _, y in line.points]
@@ -151,6 +166,7 @@ def line_chart(
         f'<text class="title" x="14" y="22">{plain(title)}</text>',
         *legend,
         *_grid(x_axis, y_axis, x_label, percent),
+        *_restarts(restarts, x_axis, top),
         *(_band(line, x_axis, y_axis) for line in series if line.band),
         *(_line(line, x_axis, y_axis) for line in series if line.points),
         *(dot for line in series for dot in _dots(line, x_axis, y_axis, x_label, percent)),
@@ -167,6 +183,7 @@ STYLE = """
 .chart .title { font-size: 13px; font-weight: 600; fill: #1c1f23; }
 .chart .grid { stroke: #e9ebee; }
 .chart .foot { stroke: #9aa1ab; }
+.chart .restart { stroke-dasharray: 2 3; }
 .chart .line { fill: none; stroke-width: 1.6; stroke-linejoin: round; }
 .chart .band { opacity: .13; }
 .chart .hover { opacity: 0; }
@@ -208,7 +225,7 @@ def _dash(series: Series) -> str:
     return ' stroke-dasharray="4 3"' if series.dashed else ""
 
 
-def _legend(series: Sequence[Series]) -> tuple[list[str], int]:
+def _legend(series: Sequence[Series], *, has_restarts: bool) -> tuple[list[str], int]:
     """The legend's elements and its number of rows."""
     parts, x, row = [], 14.0, 0
     for line in series:
@@ -223,7 +240,26 @@ def _legend(series: Sequence[Series]) -> tuple[list[str], int]:
             f'stroke-width="2"{_dash(line)}/><text class="key" x="{x + 24:.0f}" y="{y}">{plain(label)}</text>'
         )
         x += width
+    if has_restarts:
+        if x + 24 + CHARACTER * len(RESTARTED) > WIDTH - RIGHT:
+            x, row = 14.0, row + 1
+        y = TOP + row * LEGEND_ROW + 4
+        parts.append(
+            f'<line class="restart c{GREY}" stroke="{COLOURS[GREY]}" x1="{x + 9:.0f}" x2="{x + 9:.0f}" y1="{y - 10}" '
+            f'y2="{y + 2}"/>'
+            f'<text class="key" x="{x + 24:.0f}" y="{y}">{RESTARTED}</text>'
+        )
     return parts, row + 1 if parts else 0
+
+
+def _restarts(restarts: Sequence[tuple[float, int]], x_axis: Axis, top: float) -> list[str]:
+    return [
+        f'<line class="restart c{place}" stroke="{COLOURS[place]}" x1="{at:.1f}" x2="{at:.1f}" y1="{top}" '
+        f'y2="{HEIGHT - BOTTOM}"/>'
+        for x, colour in restarts
+        if x_axis.low <= x <= x_axis.high
+        for at, place in [(x_axis.place(x), colour % len(COLOURS))]
+    ]
 
 
 def _grid(x_axis: Axis, y_axis: Axis, x_label: str, percent: bool) -> list[str]:
@@ -416,7 +452,21 @@ def _over_steps(curve: Curve, records: Sequence[RunRecord]) -> str | None:
         for place, (label, key) in enumerate(curve.keys.items())
         if (points := record.curve(key))
     ]
-    return line_chart(curve.title, series, zero=curve.zero, percent=curve.percent) if series else None
+    # Between the last step before and the first one after.
+    restarts = _restarts_of(records, lambda restart: restart.step - 0.5)
+    if not series:
+        return None
+    return line_chart(curve.title, series, zero=curve.zero, percent=curve.percent, restarts=restarts)
+
+
+def _restarts_of(records: Sequence[RunRecord], x_of: Callable[[Restart], float]) -> list[tuple[float, int]]:
+    """Restarts of all runs, each in the colour of its run if there are several."""
+    colours = range(len(records)) if len(records) > 1 else [GREY]
+    return [
+        (x_of(restart), colour)
+        for colour, record in zip(colours, records, strict=True)
+        for restart in record.restarts()
+    ]
 
 
 def _accuracy(
@@ -435,7 +485,10 @@ def _accuracy(
                     band=[(x, *interval(e.accuracy, e.num_prompts)) for x, e in found if e.num_prompts],
                 )
             )
-    return line_chart(title, series, x_label=x_label, zero=True, percent=True, whole=whole) if series else None
+    if not series:
+        return None
+    restarts = [] if whole else _restarts_of(records, lambda restart: restart.time_s)
+    return line_chart(title, series, x_label=x_label, zero=True, percent=True, whole=whole, restarts=restarts)
 
 
 def run_label(records: Sequence[RunRecord], record: RunRecord, part: str) -> str:

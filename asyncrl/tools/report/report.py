@@ -14,9 +14,8 @@ The report: one self-contained HTML file about one run, or about several runs si
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NewType
+from typing import Any, Literal, NewType
 
 import msgspec
 from msgspec.structs import replace
@@ -27,8 +26,11 @@ from asyncrl.records import formatting
 from asyncrl.records.episode_view import summary, views
 from asyncrl.records.evaluation_metrics import accuracy_by_source, failed_note, multi_sample_metrics, pass_curve
 from asyncrl.records.formatting import UNKNOWN
+from asyncrl.records.measures import Ends, finite
 from asyncrl.records.run_record import RunRecord, labels, read_run
 from asyncrl.records.samples import PicturedSample, SampledEpisode
+from asyncrl.records.states import RUN_STATES, progress
+from asyncrl.records.weighed_events import news, weighed
 from asyncrl.tools.report import charts
 from asyncrl.tools.report.charts import Point, Series, draw, line_chart, plain, run_label
 
@@ -81,17 +83,15 @@ def _chart(
 # ── headline ──────────────────────────────────────────────────────────────────────────────────
 # The most important numbers of a run.
 
-ENDING = 10
-"""Number of steps averaged for the start and the end of a noisy curve."""
-
 
 def headline(record: RunRecord) -> dict[str, str]:
     """Results and cost of a run, label to text. Every run has the same labels in the same order."""
     summary, evaluations = record.summary, record.evaluations()
-    start, end = _ends([value for _, value in record.curve("reward")])
+    rewards = record.ends("reward")
     pace = record.measures()
     tokens = pace.tokens if record.metrics or not summary else summary.trained_tokens
     base, last, _ = record.accuracies()
+    base_reward, last_reward = record.held_out_rewards()
     last_metrics = evaluations[-1].metrics if evaluations else {}
     failed = failed_note(last_metrics.get("failed", 0))
     gap = summary.logprob_gap_mean if summary else record.mean("logprob_gap_mean", "logprob_gap_tokens")
@@ -102,11 +102,13 @@ def headline(record: RunRecord) -> dict[str, str]:
         "wall time": _text(record.wall_s, formatting.duration),
         "held-out accuracy before": _text(base, formatting.share),
         "held-out accuracy after": _text(last, formatting.share),
+        "held-out reward before": _text(base_reward),
+        "held-out reward after": _text(last_reward),
         "held-out, of several completions": _shares(multi_sample_metrics(last_metrics)),
         "held-out, by data source": _shares(accuracy_by_source(last_metrics)),
         "held-out prompts": f"{evaluations[-1].num_prompts}{failed}" if evaluations else UNKNOWN,
-        f"reward, first {ENDING} steps": _text(start),
-        f"reward, last {ENDING} steps": _text(end),
+        "training reward at first": _with_span(rewards, "first"),
+        "training reward at last": _with_span(rewards, "last"),
         "trained tokens": formatting.count(tokens),
         "time of the steps": _text(pace.seconds or None, formatting.duration),
         "trained tokens / s": _text(pace.tokens_per_s, formatting.count),
@@ -128,17 +130,12 @@ def _highest(record: RunRecord, key: str) -> float | None:
     return max((value for _, value in record.curve(key)), default=None)
 
 
-def _ends(values: Sequence[float]) -> tuple[float | None, float | None]:
-    if not values:
-        return None, None
-    first, last = values[:ENDING], values[-ENDING:]
-    return sum(first) / len(first), sum(last) / len(last)
+def _with_span(found: Ends | None, which: Literal["first", "last"]) -> str:
+    return UNKNOWN if found is None else f"{getattr(found, which):.3g} ({found.told(which)})"
 
 
 def _steps(record: RunRecord) -> str:
-    done = record.summary.steps if record.summary else len(record.metrics)
-    planned = record.summary.steps_planned if record.summary else record.config.get("run.steps")
-    return f"{done} of {planned}" if planned else str(done)
+    return f"{record.steps} of {record.planned}" if record.planned else str(record.steps)
 
 
 def _text(value: float | None, form: Callable[[float], str] = "{:.3g}".format) -> str:
@@ -178,6 +175,7 @@ p { margin: 6px 0; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr)); gap: 14px; }
 .side > *, .scroll { max-width: 100%; overflow-x: auto; }
 .side > table { display: block; }
+.runs tr > :first-child { position: sticky; left: 0; background: #fff; }
 table { border-collapse: collapse; background: #fff; border: 1px solid #e3e6ea; }
 th, td { text-align: left; padding: 4px 14px; border-bottom: 1px solid #eceef1; vertical-align: top; }
 th { font-weight: 600; }
@@ -200,7 +198,7 @@ body { color: #dfe4ea; background: #12151a; }
 .failed { background: #44211e; color: #f59a92; }
 .running, .stopped, .interrupted { background: #1d2d47; color: #9cc1f7; }
 .cause { background: #1a1e25; }
-table { background: #1a1e25; border-color: #2b313b; }
+table, .runs tr > :first-child { background: #1a1e25; border-color: #2b313b; }
 th, td { border-color: #262c35; }
 img { border-color: #2b313b; }
 summary { color: #6ba1ff; }
@@ -227,9 +225,9 @@ def picture(content: bytes) -> Markup:
     return text("a picture in another format", "span", "quiet")
 
 
-def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> Markup:
-    """A table of text whose first column holds the row names."""
-    lines = ["<table>"]
+def table(head: Sequence[str], body: Iterable[Sequence[str]], style: str = "") -> Markup:
+    """A table of text whose first column holds the row names; with the ``style`` ``runs`` that column never scrolls."""
+    lines = [f'<table class="{plain(style)}">' if style else "<table>"]
     if any(head):
         lines.append("<thead><tr>" + "".join(text(cell, "th") for cell in head) + "</tr></thead>")
     lines.append("<tbody>")
@@ -324,18 +322,12 @@ def _card(sample: PicturedSample) -> Markup:
 
 # ── report ────────────────────────────────────────────────────────────────────────────────────
 
-ROUTINE = {
-    "run.started", "step.repeated", "node.joined", "node.ready", "node.left",
-    "version.live", "checkpoint.written", "eval.finished", "images.sent",
-}  # fmt: skip
-"""Events of normal operation, which are not listed. Any other kind is, known to this module or not."""
-
 SHOWN = 200
 """Number of events listed per run: the newest."""
 
 FIRST = 4
 """Charts above the numbers."""
-SIGNS = {"finished": "✓", "failed": "✗", "interrupted": "⏸", "running": "…", "stopped": "…"}
+SIGNS = {"finished": "✓", "failed": "✗", "interrupted": "‖", "running": "…", "stopped": "…"}
 """Sign before each state that the files of a run tell."""
 
 SETTINGS = (
@@ -377,7 +369,7 @@ def render(records: Sequence[RunRecord]) -> str:
     alone = len(records) == 1
     title = ", ".join(record.name for record in records)
     parts = [
-        text(title, "h1"),
+        row([text(title, "span"), *([_pill(records[0])] if alone else [])], "h1"),
         *(part for record in records for part in _header(record, alone=alone)),
         row([Markup(chart) for chart in charts[:FIRST]], "div", "charts"),
         *_numbers(records),
@@ -389,22 +381,29 @@ def render(records: Sequence[RunRecord]) -> str:
     parts += [*pictures(records), *episodes(records)]
     parts += [text("Events", "h2"), *(part for record in records for part in _events(record, alone=alone))]
     parts += [text("Config", "h2"), *(_config(record) for record in records if record.config)]
-    return page(f"asyncrl: {title}", parts)
+    return page(f"asyncrl: {title}{f', {records[0].status}' if alone else ''}", parts)
 
 
 def _header(record: RunRecord, *, alone: bool) -> Iterator[Markup]:
-    name = [] if alone else [text(record.name, "strong")]
+    name = [] if alone else [text(record.name, "strong"), _pill(record)]
     notes = [text("; ".join(record.notes), "span", "quiet")] if record.notes else []
-    pill = text(f"{SIGNS[record.status]} {record.status}", "span", f"pill {record.status}")
-    yield row([*name, pill, text(_outcome(record), "span"), *notes])
-    if record.cause:
+    yield row([*name, text(_outcome(record, alone=alone), "span"), *notes])
+    if record.cause and record.status != "interrupted":  # The state says it.
         yield text(record.cause, style="cause")
 
 
-def _outcome(record: RunRecord) -> str:
-    """The run in one line."""
+def _pill(record: RunRecord) -> Markup:
+    return text(f"{SIGNS[record.status]} {record.status}", "span", f"pill {record.status}")
+
+
+def _outcome(record: RunRecord, *, alone: bool) -> str:
+    """The run in one line, with the meaning of its state if there is room."""
     numbers = headline(record)
-    told = f"{numbers['steps']} steps in {numbers['wall time']}"
+    told = f"{progress(record.status, record.steps, record.planned)} in {numbers['wall time']}"
+    if record.status == "running":
+        told += ", as far as it had come when this page was made"
+    elif alone and record.status in ("interrupted", "stopped"):
+        told += f" ({RUN_STATES[record.status]})"
     base, last, _ = record.accuracies()
     if last is not None:
         first = f"{formatting.share(base)} → " if base is not None and base != last else ""
@@ -415,59 +414,59 @@ def _outcome(record: RunRecord) -> str:
 def _numbers(records: Sequence[RunRecord]) -> Iterator[Markup]:
     columns = [headline(record) for record in records]
     head = ["", *(record.name for record in records)] if len(records) > 1 else []
-    numbers = table(head, [[label, *(column[label] for column in columns)] for label in columns[0]])
+    lines = [[label, *(column[label] for column in columns)] for label in columns[0]]
+    numbers = table(head, lines, "runs" if len(records) > 1 else "")
     yield text("Numbers", "h2")
+    yield text("Of all steps, unless a row names others.", style="quiet")
     yield row([numbers, _settings(records)], "div", "side")
 
 
 def _settings(records: Sequence[RunRecord]) -> Markup:
     """The `SETTINGS` of a single run; the settings that differ between several."""
     if len(records) == 1:
-        config = records[0].config
-        return table([], [[key, _plain(config[key])] for key in SETTINGS if key in config])
-    keys = dict.fromkeys(key for record in records for key in record.config if key != "run.name")
-    lines = [[key, *(_plain(record.config.get(key)) for record in records)] for key in keys]
+        (record,) = records
+        keys = dict.fromkeys([*(key for key in SETTINGS if key in record.config), *record.live_settings])
+        return table([], [[key, _value(record, key)] for key in keys])
+    keys = dict.fromkeys(key for record in records for key in [*record.config, *record.live_settings])
+    lines = [[key, *(_value(record, key) for record in records)] for key in keys if key != "run.name"]
     different = [line for line in lines if len(set(line[1:])) > 1]
     if not different:
         return text("The runs have the same config.", style="quiet")
-    return table(["differing settings", *(record.name for record in records)], different)
+    return table(["differing settings", *(record.name for record in records)], different, "runs")
+
+
+def _value(record: RunRecord, key: str) -> str:
+    """A setting as the run began with it, and what it became."""
+    return record.history(key, _plain(record.config.get(key)), _plain)
 
 
 def _events(record: RunRecord, *, alone: bool) -> Iterator[Markup]:
-    end = ("run.finished", "finished")
-    notable = [
-        event
-        for event in record.events
-        if event.get("event") not in ROUTINE and (event.get("event"), event.get("status")) != end
-    ]
+    notable = [one for one in weighed(record.events) if one.weight != "routine" and not one.is_echo]
     many = f"{len(notable)} notable events" if notable else "no notable events"
     last = f"; the last {SHOWN}:" if len(notable) > SHOWN else ""
     yield text(f"{'' if alone else f'{record.name}: '}{many}{last}", style="quiet")
     if notable:
-        started = record.events[0].get("at")
         listed = table(
-            ["event", "time since start", "details"],
+            ["event", "at, of the run's time", "state", "details"],
             [
-                [str(event.get("event")), _after(event.get("at"), started), _details(event)]
-                for event in notable[-SHOWN:]
+                [
+                    str(one.event.get("event")),
+                    _text(finite(one.event.get("time_s")), formatting.duration),
+                    one.end or ("trouble" if one.weight == "trouble" else ""),
+                    news(one.event) or _details(one.event),
+                ]
+                for one in notable[-SHOWN:]
             ],
         )
         yield row([listed], "div", "scroll")
 
 
-def _after(at: Any, started: Any) -> str:
-    try:
-        return f"{(datetime.fromisoformat(at) - datetime.fromisoformat(started)).total_seconds():.1f} s"
-    except (TypeError, ValueError):
-        return UNKNOWN
-
-
-def _details(event: dict[str, Any]) -> str:
-    return "   ".join(f"{key}={_plain(value)}" for key, value in event.items() if key not in ("event", "at"))
+def _details(event: Mapping[str, Any]) -> str:
+    return "   ".join(f"{key}={_plain(value)}" for key, value in event.items() if key not in ("event", "at", "time_s"))
 
 
 def _config(record: RunRecord) -> Markup:
-    everything = table([], [[key, _plain(value)] for key, value in record.config.items()])
+    everything = table([], [[key, _value(record, key)] for key in record.config])
     return folded(f"Every value of {record.name}", row([everything], "div", "scroll"))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.errors import ConfigError
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.records.run_record import NO_SUMMARY, read_run
+from asyncrl.records.run_record import read_run
 from asyncrl.tools.dashboard.api import Api, FollowedRun
 from asyncrl.tools.dashboard.query import Query, RefusedAnswer
 from tests.recorded_runs import MakeRun
@@ -75,7 +75,7 @@ def test_the_end_of_a_run_and_its_resumption_are_noticed(make_run: MakeRun, summ
     directory = make_run()
     run = FollowedRun(directory.path)
     run.refresh()
-    assert (run.record.status, run.record.notes) == ("stopped", [NO_SUMMARY])
+    assert (run.record.status, run.record.notes) == ("stopped", [])
     directory.write_summary(summary())
     run.refresh()
     assert (run.record.status, run.record.notes) == ("finished", [])
@@ -142,7 +142,7 @@ def ask(api: Api, path: str) -> Any:
 
 def test_every_view_of_a_run_answers(api: Api) -> None:
     assert ask(api, "runs") == {"runs": [{"name": "tiny", "revision": 1, "status": "running", "is_over": False}]}
-    assert ask(api, "runs/0/overview")["sentence"].startswith("Training, step 10 of 10")
+    assert ask(api, "runs/0/overview")["sentence"].startswith("Running at step 10 of 10")
     assert ask(api, "runs/0/curves")["columns"]["reward"][-1] == 0.9
     assert ask(api, "runs/0/histograms")["staleness"]["counts"] == [3]
     assert [node["name"] for node in ask(api, "runs/0/cluster")["nodes"]] == []

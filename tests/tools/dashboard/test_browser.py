@@ -78,9 +78,9 @@ def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
 
 def test_the_overview_is_live_zooms_and_smooths(page: Any, url: str, directory: RunDirectory) -> None:
     page.goto(url)
-    page.get_by_text("Training, step 10 of 10").wait_for()
+    page.get_by_text("Running at step 10 of 10").wait_for()
     directory.append_metrics({"step": 10, "time_s": 22.0, "reward": 0.25, "step_s": 2.0})
-    page.get_by_text("Training, step 11 of 10").wait_for()
+    page.get_by_text("Running at step 11 of 10").wait_for()
     chart = page.locator(".chart canvas").first
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()

@@ -6,7 +6,16 @@ import pytest
 
 from asyncrl.records.run_record import RunRecord, read_run
 from asyncrl.records.times import NodeTimes, TimesLine
-from asyncrl.tools.dashboard.cluster_view import EventQuery, columns, groups, histograms, members, nodes, settings
+from asyncrl.tools.dashboard.cluster_view import (
+    EventQuery,
+    columns,
+    groups,
+    histograms,
+    members,
+    nodes,
+    settings,
+    trouble_sentence,
+)
 from asyncrl.tools.dashboard.sample_index import SampleIndex
 from asyncrl.tools.dashboard.time_bands import TimeBands
 from tests.recorded_runs import MakeRun
@@ -132,7 +141,7 @@ def test_events_of_one_kind_and_cause_are_one_group() -> None:
     ]
     beat = found[1]
     assert (beat.nodes, beat.first_s, beat.last_s) == (["rollout-0", "rollout-1", "rollout-2"], 1.0, 6.0)
-    assert (found[2].counted, found[3].last) == (41, "accuracy 0.1235, policy_version 10")
+    assert (found[2].counted, found[3].last) == (41, "v10: accuracy 12.3 % of ? prompts")
     assert [group.weight for group in found] == ["trouble", "trouble", "trouble", "news", "news"]
 
 
@@ -152,6 +161,17 @@ def test_trouble_that_is_over_is_below_what_lasts_and_above_news_and_routine() -
     assert weights(event("lost"), {"event": "run.finished", "status": "finished"}) == ["over", "news"]
     assert weights({"event": "eval.lost"}, {"event": "eval.finished", "accuracy": 0.5}) == ["over", "news"]
     assert weights(cut, {"event": "run.finished", "status": "finished"}) == ["trouble", "news"]
+
+
+def test_the_page_begins_with_whether_anything_is_wrong_now() -> None:
+    lost = event("lost", cause="silent", time_s=3.0, at="2026-01-31T12:00:03Z")
+    back = event("joined", time_s=9.0, at="2026-01-31T12:00:09Z")
+    assert trouble_sentence([]) == "No trouble now."
+    told = "1 event of trouble, and nothing has ended the last: node.lost of rollout-0 at 3.0 s (silent)."
+    assert trouble_sentence([lost]) == told
+    healed = "No trouble now. The last was node.lost of rollout-0 at 3.0 s (silent), over after 6.0 s."
+    assert trouble_sentence([lost, back]) == healed
+    assert [group.end for group in groups([lost, back], EventQuery())] == ["over after 6.0 s", ""]
 
 
 def test_a_group_weighs_as_much_as_its_heaviest_event() -> None:
@@ -225,6 +245,15 @@ def test_every_setting_has_value_default_and_meaning_and_changed_ones_are_marked
     assert (rows["model.path"]["default"], rows["model.path"]["is_changed"]) == ("required", False)
     assert rows["schedule.staleness"]["value"] == rows["schedule.staleness"]["default"]
     assert len(rows) > 150
+
+
+def test_a_setting_that_changed_while_the_run_went_on_says_so() -> None:
+    change = {"event": "setting.changed", "key": "trainer.lr", "value": 1e-4, "time_s": 10.0}
+    record = RunRecord(
+        name="a", config={"trainer.lr": 2e-4}, summary=None, metrics=[], events=[change], pictured=[], notes=[]
+    )
+    (row,) = (row for row in settings(record) if row["key"] == "trainer.lr")
+    assert (row["value"], row["is_changed"]) == ("0.0002; 0.0001 after 0 steps (10.0 s)", True)
 
 
 def test_a_table_with_keys_of_its_own_is_one_setting() -> None:

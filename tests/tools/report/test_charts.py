@@ -218,3 +218,18 @@ def test_several_runs_are_also_compared_over_time(make_run: MakeRun) -> None:
 
     assert not any("over wall time" in chart for chart in draw([one])[0])
     assert sum("over wall time" in chart for chart in draw([one, two])[0]) == 1
+
+
+def test_a_restart_is_a_thin_line_between_two_steps_with_a_word_in_the_legend(make_run: MakeRun) -> None:
+    directory = make_run()
+    assert not any("restart" in chart for chart in draw([read_run(directory.path)])[0])
+    directory.append_event("run.resumed", start=2, time_s=9.0)
+    reward = draw([read_run(directory.path)])[0][0]
+
+    axis = tight_axis(range(10), 58, 560 - 58 - 18)
+    assert reward.count('class="restart c5"') == 2, "the line, and that of the legend"
+    assert f'x1="{axis.place(3.5):.1f}"' in reward
+    assert ">broker started again</text>" in reward
+    _, over_time, compared, *_ = draw([read_run(make_run("other").path), read_run(directory.path)])[0]
+    for chart in (over_time, compared):
+        assert chart.count('class="restart c1"') == 1, "in the colour of its run"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import ConfigError
+from asyncrl.files.lock import locked
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.tools.report.charts import COLOURS, DARK_COLOURS
 from asyncrl.tools.report.report import SHOWN, write_report
@@ -58,7 +59,8 @@ def test_a_finished_run_is_one_self_contained_page(make_run: MakeRun, summary: C
     assert "<th>held-out accuracy after</th><td>75.0 %</td>" in html
     assert "<th>log-prob gap, mean</th><td>2e-06</td>" in html
     assert "<th>schedule.staleness</th><td>1.0</td>" in html
-    assert "no notable events" in html
+    assert "3 notable events" in html
+    assert "<th>eval.finished</th><td>20.0 s</td><td></td><td>v10: accuracy 75.0 % of 64 prompts</td>" in html
 
 
 def test_a_failed_run_shows_its_cause_and_the_events_before(
@@ -73,15 +75,23 @@ def test_a_failed_run_shows_its_cause_and_the_events_before(
     assert "✗ failed" in html
     assert '<p class="cause">rollout-0 exited</p>' in html
     assert (
-        "<th>node.exited</th><td>20.0 s</td><td>node=rollout-0   cause=killed by signal 9   restarting=false</td>"
-        in html
+        "<th>node.exited</th><td>–</td><td>trouble</td>"
+        "<td>node=rollout-0   cause=killed by signal 9   restarting=false</td>" in html
     )
-    assert "2 notable events" in html
+    assert "<th>run.finished</th><td>–</td><td>trouble</td><td>failed: rollout-0 exited</td>" in html
+    assert "<title>asyncrl: tiny, failed</title>" in html
+    assert '<h1><span>tiny</span> <span class="pill failed">✗ failed</span></h1>' in html
+    assert "Failed after step 10 of 10 in 20.0 s, held-out" in html
 
 
 def test_a_running_run_and_an_empty_directory_give_a_page_too(make_run: MakeRun) -> None:
     directory = make_run()
-    assert "the run is still running, or it was killed" in report(directory)
+    assert "… stopped" in (html := report(directory))
+    assert "it was told to stop, was killed, or its machine went down" in html
+    with locked(directory.lock, "held"):
+        html = report(directory)
+    assert "… running" in html
+    assert "Running at step 10 of 10 in 20.0 s, as far as it had come when this page was made, held-out" in html
 
     shutil.rmtree(directory.path)
     directory.path.mkdir()
@@ -99,7 +109,8 @@ def test_several_runs_stand_side_by_side_with_their_differing_settings(make_run:
     assert "<tr><th>wall time</th><td>20.0 s</td><td>20.0 s</td></tr>" in html
     assert "<tr><th>schedule.staleness</th><td>0.0</td><td>1.0</td></tr>" in html
     assert "differing settings" in html
-    assert '<p class="quiet">sync: no notable events</p>' in html
+    assert '<p class="quiet">sync: 3 notable events</p>' in html
+    assert '<strong>sync</strong> <span class="pill stopped">… stopped</span> <span>Stopped after step 10 of 10' in html
 
 
 def test_equal_configs_are_said_to_be_equal(make_run: MakeRun) -> None:
@@ -125,10 +136,40 @@ def test_a_flood_of_events_is_cut_to_the_last_ones(make_run: MakeRun) -> None:
         directory.append_event("group.dropped", group_id=group_id, reason="too many failures")
     html = report(directory)
 
-    assert f"{SHOWN + 50} notable events; the last {SHOWN}:" in html
+    assert f"{SHOWN + 53} notable events; the last {SHOWN}:" in html
     assert html.count("<th>group.dropped</th>") == SHOWN
     assert f"group_id={SHOWN + 49} " in html
     assert "group_id=49 " not in html
+
+
+def test_a_death_is_one_row_that_says_when_it_was_over_and_resumptions_differ_in_words(
+    make_run: MakeRun,
+) -> None:
+    directory = make_run()
+    died = {"node": "rollout-0", "cause": "was killed by SIGKILL"}
+    directory.append_event("node.exited", time_s=12.0, **died)
+    directory.append_event("node.lost", time_s=12.0, **died)
+    later = RunDirectory(directory.path, wall_clock=lambda: 1_700_000_025.5)
+    later.append_event("node.joined", node="rollout-0", time_s=17.0)
+    later.append_event("run.finished", status="interrupted", cause="stop", time_s=18.0)
+    later.append_event("run.resumed", start=2, time_s=18.0)
+    later.append_event("trainer.resumed", steps=8, path="step_000008", time_s=20.0)
+    html = report(directory)
+
+    assert "<th>node.exited</th><td>12.0 s</td><td>over after 5.5 s</td>" in html
+    assert "<th>node.lost</th>" not in html
+    assert "<td>the run was resumed after 0.0 s</td><td>interrupted: stop</td>" in html
+    assert "<td>the broker serves the run again (start 2)</td>" in html
+    assert "<td>the trainer has loaded the weights after step 8: step_000008</td>" in html
+
+
+def test_a_setting_that_changed_is_marked_with_its_step_and_time(make_run: MakeRun) -> None:
+    directory = make_run()
+    directory.append_event("setting.changed", key="schedule.staleness", value=2, before=1.0, by="alice", time_s=6.5)
+    html = report(directory)
+    assert html.count("<th>schedule.staleness</th><td>1.0; 2 after 3 steps (6.5 s)</td>") == 2
+    assert "schedule.staleness: 1.0 → 2, by alice" in html
+    assert "1.0; 2 after 3 steps" in report(directory, make_run("other")), "a setting that differs between runs"
 
 
 def test_a_report_about_nothing_is_refused(tmp_path: Path) -> None:
@@ -143,7 +184,7 @@ def test_curves_come_first_and_the_reader_chooses_light_or_dark(make_run: MakeRu
     html = report(make_run())
     body = html[html.index("<body>") :]
     assert body.index("Reward, mean of the step") < body.index("Numbers") < body.index("Further curves")
-    assert "10 of 10 steps in 20.0 s, held-out accuracy 25.0 % → 75.0 %, 500 trained tokens / s" in body
+    assert "it was told to stop, was killed, or its machine went down), held-out accuracy 25.0 % → 75.0 %" in body
     assert "color-scheme: light dark" in html
     assert "@media (prefers-color-scheme: dark)" in html
     assert 'class="line c0"' in body

@@ -141,11 +141,13 @@ EXPECTED = {
     "wall time": "20.0 s",
     "held-out accuracy before": "25.0 %",
     "held-out accuracy after": "75.0 %",
+    "held-out reward before": "–",
+    "held-out reward after": "–",
     "held-out, of several completions": "–",
     "held-out, by data source": "–",
     "held-out prompts": "64",
-    "reward, first 10 steps": "0.45",
-    "reward, last 10 steps": "0.45",
+    "training reward at first": "0.2 (first 5 steps)",
+    "training reward at last": "0.7 (last 5 steps)",
     "trained tokens": "10.0k",
     "time of the steps": "20.0 s",
     "trained tokens / s": "500",
@@ -172,6 +174,14 @@ def test_a_finished_run_in_numbers(make_run: MakeRun, summary: Callable[..., Run
 
 def test_the_same_numbers_come_out_of_the_steps_alone(make_run: MakeRun) -> None:
     assert headline(read_run(make_run().path)) == EXPECTED
+
+
+def test_held_out_rewards_are_among_the_numbers(make_run: MakeRun) -> None:
+    directory = make_run()
+    for version, reward in ((0, 0.125), (20, 0.5)):
+        directory.append_event("eval.finished", policy_version=version, accuracy=0.25, num_prompts=8, reward=reward)
+    numbers = headline(read_run(directory.path))
+    assert (numbers["held-out reward before"], numbers["held-out reward after"]) == ("0.125", "0.5")
 
 
 def test_failures_are_counted(make_run: MakeRun) -> None:

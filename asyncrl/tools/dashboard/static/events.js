@@ -14,12 +14,14 @@ export function events(context) {
   const text = h("input", {type: "search", placeholder: "text in any field", "aria-label": "text", oninput: soon});
   const count = h("span", {class: "muted"});
   const list = h("div", {});
-  const element = h("div", {class: "events"}, h("div", {class: "tools"}, kind, node, text, count), list);
+  const summary = h("p", {class: "sentence"});
+  const element = h("div", {class: "events"}, summary, h("div", {class: "tools"}, kind, node, text, count), list);
   const open = new Set();
 
   const filters = () => ({kind: kind.value, node: node.value.trim(), text: text.value.trim()});
 
-  function draw({groups, kinds, num_events: total}) {
+  function draw({groups, kinds, sentence, num_events: total}) {
+    put(summary, sentence);
     const chosen = kind.value;
     put(kind, h("option", {value: ""}, "every kind"), kinds.map((name) => h("option", {value: name}, name)));
     kind.value = kinds.includes(chosen) ? chosen : "";
@@ -39,7 +41,8 @@ export function events(context) {
       open.add(group.id);
       return context.attempt(() => fill(group, inside));
     }}, h("summary", {}, h("span", {class: `kind ${group.weight}`}, group.kind), h("b", {class: "times"}, `× ${whole(group.num)}`),
-      h("span", {class: group.cause ? "cause" : "cause muted"}, group.cause || group.last, group.counted ? h("b", {}, ` ${whole(group.counted)} in all`) : null),
+      h("span", {class: group.cause ? "cause" : "cause muted"}, group.cause || group.last, group.counted ? h("b", {}, ` ${whole(group.counted)} in all`) : null,
+        group.end ? h("span", {class: "good"}, `, ${group.num > 1 ? "the last " : ""}${group.end}`) : null),
       h("span", {class: "muted nodes"}, nodes), h("span", {class: "muted when"}, when)), inside);
     if (open.has(group.id)) element.open = true;
     return element;

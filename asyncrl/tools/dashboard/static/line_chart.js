@@ -13,6 +13,7 @@ export class View {
     this.smoothing = 0; // weight of the past, 0 to 0.99
     this.isLog = false;
     this.xLabel = "step";
+    this.marks = []; // [{x, colour}]: moments that every chart shows as a thin line
     this.charts = new Set();
     this.onzoom = () => {};
   }
@@ -33,7 +34,7 @@ export class View {
 }
 
 export class LineChart {
-  /** `options`: title, isPercent, isLog (whatever the view says), fromZero. */
+  /** `options`: title, isPercent, isLog (whatever the view says), fromZero, span (of each point, for the number above the chart). */
   constructor(view, options) {
     this.view = view;
     this.options = options;
@@ -91,6 +92,7 @@ export class LineChart {
     pen.beginPath();
     pen.rect(LEFT - 3, TOP - 4, width - LEFT - RIGHT + 6, height - TOP - BOTTOM + 8);
     pen.clip();
+    this.marks(pen, x, height);
     for (const one of this.drawn) {
       if (one.smooth !== one.ys) this.path(pen, one, one.ys, this.drawn.length > 1 ? 0.1 : 0.22);
       this.path(pen, one, one.smooth, 1);
@@ -167,6 +169,19 @@ export class LineChart {
     }
   }
 
+  marks(pen, x, height) {
+    pen.lineWidth = 1;
+    pen.setLineDash([2, 3]);
+    for (const mark of this.view.marks) {
+      pen.strokeStyle = mark.colour;
+      pen.beginPath();
+      pen.moveTo(Math.round(x.of(mark.x)) + 0.5, TOP - 4);
+      pen.lineTo(Math.round(x.of(mark.x)) + 0.5, height - BOTTOM);
+      pen.stroke();
+    }
+    pen.setLineDash([]);
+  }
+
   path(pen, one, ys, alpha) {
     const {x, y} = this;
     pen.strokeStyle = pen.fillStyle = one.colour;
@@ -220,7 +235,8 @@ export class LineChart {
 
   describe() {
     const last = this.drawn.map((one) => lastOf(one.smooth)).filter((value) => value != null);
-    put(this.value, !last.length ? "no data" : this.options.hasEnds ? "" : this.text(last[0]));
+    const isSmooth = this.drawn.some((one) => one.smooth !== one.ys);
+    put(this.value, !last.length ? "no data" : this.options.hasEnds ? "" : [h("span", {class: "span"}, isSmooth ? "smoothed " : `${this.options.span || "last step"} `), this.text(last[0])]);
     if (this.options.hasEnds) put(this.legend, this.drawn.map((one) => h("span", {title: one.label}, h("i", {style: {borderColor: one.colour}}), this.text(lastOf(one.smooth)))));
     this.canvas.setAttribute("aria-label",
       `${this.options.title}, last ${last.map((value) => this.text(value)).join(", ")}. Arrow keys read values, plus and minus zoom, Escape shows everything.`);

@@ -1,7 +1,7 @@
 // How a run goes: state, headline numbers, who waits for whom, curves over steps or time, and the newest samples.
 
 import {get} from "./api.js";
-import {runColour} from "./colours.js";
+import {colour, runColour} from "./colours.js";
 import {h, put} from "./dom.js";
 import {percent, plural} from "./format.js";
 import {histogram} from "./histogram.js";
@@ -12,13 +12,13 @@ import {kindLegend, shareBar, short} from "./shares.js";
 // Curves in order of interest. `keys`: legend entry to metric. Those without any data are left out.
 const CURVES = [
   {title: "Reward", keys: {"": "reward"}},
-  {title: "Held-out accuracy", isEvaluation: true, isPercent: true},
+  {title: "Held-out accuracy", isEvaluation: true, isPercent: true, span: "last evaluation"},
   {title: "Completion length, tokens", keys: {mean: "length_mean", longest: "length_max"}, fromZero: true},
   {title: "KL to the sampler, nats", keys: {"": "kl"}},
   {title: "Entropy, nats", keys: {"": "entropy"}},
   {title: "Staleness, versions", keys: {mean: "staleness_mean", max: "staleness_max"}, fromZero: true},
-  {title: "Trained tokens / s", keys: {"": "tokens_per_s"}, fromZero: true},
-  {title: "Time spent waiting", keys: {trainer: "wait_trainer", rollouts: "wait_rollout"}, isPercent: true, fromZero: true},
+  {title: "Trained tokens / s", keys: {"": "tokens_per_s"}, fromZero: true, isRecent: true},
+  {title: "Time spent waiting", keys: {trainer: "wait_trainer", rollouts: "wait_rollout"}, isPercent: true, fromZero: true, isRecent: true},
   {title: "Loss", keys: {"": "loss"}},
   {title: "Gradient norm", keys: {"": "grad_norm"}, fromZero: true},
   {title: "Log-prob gap, nats", keys: {mean: "logprob_gap_mean", max: "logprob_gap_max"}, isLog: true},
@@ -26,7 +26,7 @@ const CURVES = [
   {title: "Clipped tokens, cut completions", keys: {clipped: "clip_fraction", cut: "truncated"}, isPercent: true, fromZero: true},
   {title: "KL to the reference, nats", keys: {"in the loss": "kl_ref", "in the reward": "kl_in_reward"}},
   {title: "Turns of an episode", keys: {mean: "turns_mean", most: "turns_max"}, fromZero: true},
-  {title: "Groups without an advantage", keys: {"": "zero_advantage_fraction"}, isPercent: true, fromZero: true},
+  {title: "Trajectories without an advantage", keys: {"": "zero_advantage_fraction"}, isPercent: true, fromZero: true},
 ];
 const KNOWN = new Set(["step", ...CURVES.flatMap((curve) => Object.values(curve.keys || {}))]);
 const SMOOTHING = 0.6; // of several runs, whose raw curves hide each other
@@ -70,8 +70,9 @@ export function overview(context) {
     forget();
     drawCurves();
   }}, h("option", {value: "together"}, "runs together"), h("option", {value: "apart"}, "a chart for each run")) : null;
+  const marked = h("span", {class: "legend", hidden: true}, h("span", {}, h("i", {class: "restart"}), "the broker was started again"));
   const tools = h("div", {class: "tools"}, axis, layout, h("label", {}, "smoothing ", smoothing), h("label", {class: "check"}, log, " log axis"),
-    reset, h("span", {class: "muted hint"}, "drag over a chart to zoom, double-click for everything"));
+    reset, marked, h("span", {class: "muted hint"}, "drag over a chart to zoom, double-click for everything"));
   const newest = h("h2", {}, "The newest samples");
   const element = h("div", {class: "overview"}, head, many ? null : waits, tools, charts, many ? waits : null, newest, texts, histograms, others);
 
@@ -87,10 +88,9 @@ export function overview(context) {
     return h("span", {}, h("span", {class: `pill ${status}`}, status), lost ? h("a", {class: "pill lost", href: "#/cluster"}, `${plural(lost, "node")} lost`) : null);
   }
 
-  function progress({steps, planned}) {
+  function bar({steps, planned}) {
     const share = planned ? Math.min(1, steps / planned) : 0;
-    return h("span", {class: "progress"}, h("span", {}, `step ${steps}${planned ? ` of ${planned}` : ""}`),
-      planned ? h("progress", {max: "1", value: String(share), "aria-label": percent(share, 0)}) : null);
+    return planned ? h("progress", {max: "1", value: String(share), "aria-label": percent(share, 0)}) : null;
   }
 
   function drawHead() {
@@ -98,7 +98,7 @@ export function overview(context) {
     if (!found.length) return;
     if (context.runs.length === 1) {
       const one = found[0];
-      put(head, h("p", {class: "sentence"}, pill(one), progress(one), h("span", {}, one.sentence)),
+      put(head, h("p", {class: "sentence"}, pill(one), bar(one), h("span", {}, one.sentence)),
         one.notes.length ? h("p", {class: "muted notes"}, one.notes.join("; ")) : null,
         h("div", {class: "tiles"}, one.tiles.map((tile) =>
           h("div", {class: "tile"}, h("span", {class: "label"}, tile.label), h("b", {}, tile.value), h("span", {class: "muted"}, tile.note || " ")))));
@@ -107,10 +107,10 @@ export function overview(context) {
     const labels = found[0].tiles.map((tile) => tile.label);
     const best = labels.map((label, place) => bestOf(label, state.map((one) => one.overview?.tiles[place].value)));
     put(head, h("div", {class: "scroll"}, h("table", {class: "compare"},
-      h("thead", {}, h("tr", {}, h("th", {}, "run"), h("th", {class: "wide-only"}, "state"), h("th", {}, "steps"), labels.map((label) => h("th", {class: "number"}, label)))),
-      h("tbody", {}, state.map((one, run) => one.overview && h("tr", {title: one.overview.sentence}, h("td", {}, legendOf(run)), h("td", {class: "wide-only"}, pill(one.overview)),
-        h("td", {}, progress(one.overview)), one.overview.tiles.map((tile, place) => h("td", {class: `number ${best[place] === run ? "best" : ""}`, title: tile.note}, tile.value))))))),
-      h("p", {class: "muted"}, "The best value of each column is bold; a colour is the same in every chart, and the numbers above a chart are where its curves end."));
+      h("thead", {}, h("tr", {}, h("th", {}, "run"), h("th", {}, "state"), h("th", {}, "steps"), labels.map((label) => h("th", {class: "number"}, label)))),
+      h("tbody", {}, state.map((one, run) => one.overview && h("tr", {title: one.overview.sentence}, h("td", {}, legendOf(run)), h("td", {}, pill(one.overview)),
+        h("td", {}, h("span", {class: "progress"}, `${one.overview.steps}${one.overview.planned ? ` of ${one.overview.planned}` : ""}`, bar(one.overview))), one.overview.tiles.map((tile, place) => h("td", {class: `number ${best[place] === run ? "best" : ""}`, title: tile.note}, tile.value))))))),
+      h("p", {class: "muted"}, "The best value of each column is bold; a colour is the same in every chart, and the numbers above a chart are where its curves end. Hover over a number for its span."));
   }
 
   /** Lines of a curve, of all runs or of `only` one. Of several runs only the first line of a curve is drawn. */
@@ -162,7 +162,8 @@ export function overview(context) {
       return;
     }
     if (!chart) {
-      chart = new LineChart(view, {...curve, title, hasEnds: many && !isApart});
+      const span = curve.span || (curve.isRecent ? state.find((one) => one.overview).overview.recently : "last step");
+      chart = new LineChart(view, {...curve, title, span, hasEnds: many && !isApart});
       drawn.set(title, chart);
       parent.append(chart.element);
     }
@@ -170,7 +171,15 @@ export function overview(context) {
     chart.set(series, all);
   }
 
+  /** Restarts of brokers, between the last step before and the first one after. */
+  function drawMarks() {
+    view.marks = state.flatMap((one, run) => (one.overview && !hidden.has(run) ? one.overview.restarts : []).map(({step, time_s: time}) =>
+      ({x: xKey === "step" ? step - 0.5 : time, colour: many ? runColour(run) : colour("muted")})));
+    marked.hidden = !view.marks.length;
+  }
+
   function drawCurves() {
+    drawMarks();
     for (const curve of CURVES) drawInto(charts, curve);
     drawOthers();
   }

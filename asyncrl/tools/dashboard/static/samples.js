@@ -54,7 +54,8 @@ export function samples(context) {
   const table = h("div", {class: "scroll"}, h("table", {class: "samples", "aria-label": "samples"}, h("thead", {}, h("tr", {}, heads,
     h("th", {class: "wide-only"}, "end"), h("th", {class: "wide-only"}, "node"), h("th", {class: "prompt-column"}, "prompt"), h("th", {}, "completion"))), body));
   const pager = h("div", {class: "pager"});
-  const list = h("div", {}, folded, status, table, pager);
+  const summary = h("p", {class: "sentence"});
+  const list = h("div", {}, summary, folded, status, table, pager);
   const detail = h("div", {hidden: true});
   const element = h("div", {class: "samples-page"}, list, detail);
 
@@ -89,6 +90,7 @@ export function samples(context) {
   }
 
   function draw(found) {
+    put(summary, found.sentence);
     options(inputs.node, found.nodes.filter(Boolean));
     options(inputs.data_source, found.data_sources);
     heads.forEach((head, place) => {

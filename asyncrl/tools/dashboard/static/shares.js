@@ -23,8 +23,10 @@ export function shareBar(shares, kinds) {
     byKind(shares, kinds).map(([kind, share]) => h("i", {style: {width: `${100 * share}%`, background: kindColour(kind)}})));
 }
 
-export function kindLegend() {
-  return h("div", {class: "legend wide"}, KINDS.map((kind) => h("span", {}, h("i", {class: "square", style: {background: kindColour(kind)}}), kind)));
+/** `rest`: what is meant where no kind is drawn. */
+export function kindLegend(rest = "") {
+  return h("div", {class: "legend wide"}, KINDS.map((kind) => h("span", {}, h("i", {class: "square", style: {background: kindColour(kind)}}), kind)),
+    rest ? h("span", {}, h("i", {class: "square blank"}), rest) : null);
 }
 
 /** An activity without what its kind says already. */

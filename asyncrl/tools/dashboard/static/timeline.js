@@ -7,12 +7,12 @@ import {number, percent, plural, seconds, ticks} from "./format.js";
 import {byKind, kindLegend, short} from "./shares.js";
 
 const HEAD = 44, LIMIT = 60;
-const MARKS = {publish: ["grid-strong", 6], evaluation: ["blue", 12], checkpoint: ["brown", 10], joined: ["green", 12], left: ["slate", 12], lost: ["bad", 22], resumed: ["violet", 22], started: ["green", 22], finished: ["slate", 22]};
-const SHOWN_MARKS = {publish: "publish", evaluation: "evaluation", checkpoint: "checkpoint", joined: "joined", left: "left", lost: "lost or exited", resumed: "broker started again"};
+const MARKS = {publish: ["ink", 6], evaluation: ["blue", 12], checkpoint: ["brown", 10], joined: ["green", 12], left: ["amber", 12], lost: ["bad", 22], resumed: ["violet", 22], started: ["ink", 22], finished: ["ink", 22]};
+const SHOWN_MARKS = {publish: "publish", evaluation: "evaluation", checkpoint: "checkpoint", joined: "joined", left: "left", lost: "lost or exited", resumed: "broker started again", finished: "start, end"};
 
 export function timeline(context) {
   let row = 26, range = null, role = "", found = null, isClosed = false, offset = 0, turn = 0, start = null;
-  const legend = h("div", {}), note = h("p", {class: "muted"});
+  const summary = h("p", {class: "sentence"}), legend = h("div", {}), note = h("p", {class: "muted"});
   const roles = h("select", {"aria-label": "role", onchange: (event) => {
     role = event.target.value;
     offset = 0;
@@ -27,7 +27,7 @@ export function timeline(context) {
   const selection = h("div", {class: "selection", hidden: true}), tip = h("div", {class: "tip", hidden: true});
   const spacer = h("div", {class: "spacer"});
   const scroller = h("div", {class: "timeline-scroll", onscroll: () => scrolled()}, h("div", {class: "sticky"}, canvas, selection, tip), spacer);
-  const element = h("div", {class: "timeline"}, h("div", {class: "tools"}, roles, zoomButtons, reset, count, h("span", {class: "muted hint"}, "drag to zoom, double-click for everything")), legend, note, scroller);
+  const element = h("div", {class: "timeline"}, summary, h("div", {class: "tools"}, roles, zoomButtons, reset, count, h("span", {class: "muted hint"}, "drag to zoom, double-click for everything")), legend, note, scroller);
   const size = new ResizeObserver(() => draw());
   size.observe(scroller);
 
@@ -65,8 +65,9 @@ export function timeline(context) {
     found.offset = offset;
     put(roles, h("option", {value: ""}, "every role"), found.roles.map((name) => h("option", {value: name}, name)));
     roles.value = role;
+    put(summary, found.sentence);
     put(count, found.num_nodes ? plural(found.num_nodes, "node") : "");
-    put(legend, kindLegend(), h("div", {class: "legend wide"}, Object.entries(SHOWN_MARKS).map(([kind, label]) =>
+    put(legend, kindLegend("not told"), h("div", {class: "legend wide"}, Object.entries(SHOWN_MARKS).map(([kind, label]) =>
       h("span", {}, h("i", {class: "mark", style: {background: colour(MARKS[kind][0])}}), label))));
     const reading = found.is_partial ? `Reading times.jsonl, ${percent(found.read, 0)}. ` : "";
     put(note, !found.num_nodes ? "What nodes do is in times.jsonl, which begins with the first step." : found.source === "metrics.jsonl"
