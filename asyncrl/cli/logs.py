@@ -180,7 +180,7 @@ def open_logs(where: Path, node: str, level: str = "debug") -> tuple[Logs, list[
     log = _log_of(node, here) if node else ""
     if log is None:
         if node in elsewhere:
-            raise ConfigError(f"{node} {_ELSEWHERE.format(logs=directory.logs)}")
+            raise ConfigError(elsewhere_note(where, [node]))
         if any(line.about == node for line in Logs(directory).read()):
             return Logs(directory, level=level, about=node), elsewhere
         names = ", ".join(sorted(here)) or "none"
@@ -194,15 +194,12 @@ def _log_of(node: str, here: Collection[str]) -> str | None:
     return next((name for name in (node, service) if name in here), None)
 
 
-_ELSEWHERE = (
-    "logs to no file in {logs}: its log is on the machine where it runs, in `journalctl -u asyncrl@ROLE` with systemd, "
-    "in logs/ROLE.log of its --run-dir with supervisord"
-)
-
-
 def elsewhere_note(where: Path, nodes: list[str]) -> str:
     """Sentence about nodes without a log here."""
-    return f"{', '.join(nodes)}: no log here; each {_ELSEWHERE.format(logs=RunDirectory(where).logs)}"
+    return (
+        f"no log of {', '.join(nodes)} in {RunDirectory(where).logs}: a node of a service logs on its own machine, to "
+        "`journalctl -u asyncrl@ROLE` with systemd, to logs/ROLE.log of its --run-dir with supervisord"
+    )
 
 
 def log_lines(lines: Iterable[LogLine], *, as_json: bool, names_node: bool) -> list[str]:
