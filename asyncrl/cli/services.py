@@ -20,15 +20,20 @@ from asyncrl.runtime.metrics_server import metrics_options
 from asyncrl.terminal import echo
 from asyncrl.tools.cluster.probe import read_key_state
 from asyncrl.tools.services.install import (
+    CONTROL,
     SYSTEM_UNITS,
     ServiceUser,
     closed_folder,
+    find_installed,
     find_owner,
+    last_steps,
     make_folders,
     make_secret,
     metrics_by_role,
     next_steps,
     problems,
+    remove,
+    require_stopped,
     to_write,
     told,
     write_files,
@@ -138,7 +143,7 @@ def install(
     owner = find_owner(user, is_made_later=manager == "systemd")
     serving = metrics_options(metrics, is_open=metrics_open)
     python = tuple(os.path.realpath(path) for path in (sys.prefix, sys.executable))  # often links into a home
-    logs, control = run_dir / "logs", folder / "supervisord"
+    logs, control = run_dir / "logs", folder / CONTROL
     if manager == "supervisord":
         check_address(f"ipc://{control}/ctl.sock.{MAX_PID}", "the socket of supervisord, in the folder of --to,")
     is_counted, replicas = replicas is not None, _replicas(config, devices) if replicas is None else _number(replicas)
@@ -198,26 +203,25 @@ def install(
 @report_errors
 def uninstall(*, is_systemd: bool, is_supervisord: bool, folder: Path | None, force: bool) -> None:
     """
-    Remove the files that install wrote.
+    Remove the files that install wrote, and those of its supervisord.
 
-    Refuses while the services run. Files of your own beside them stay, and so do the run, its secret and its logs.
+    Refuses while the services run. Files of your own beside them stay, and so do the run, its secret, its logs and
+    keys: each is named.
 
     \b
     Example:
       systemctl disable --now asyncrl.target && asyncrl services uninstall --systemd
       supervisorctl -c services/asyncrl.conf shutdown && asyncrl services uninstall --supervisord --to services
     """
-    from asyncrl.tools.services.uninstall import find_installed, last_steps, remove, require_stopped
-
     manager = _manager(is_systemd=is_systemd, is_supervisord=is_supervisord)
     folder = _folder(folder, manager)
     found = find_installed(manager, folder, force=force)
     require_stopped(manager, folder)
     remove(found)
-    for path in found.written:
+    for path in (*found.written, *found.controls):
         echo(f"removed  {path}")
-    for path in found.others:
-        echo(f"kept     {path}")
+    for path, reason in found.kept.items():
+        echo(f"kept     {path}: {reason}")
     if not found.written:
         echo(f"nothing of `asyncrl services install --{manager}` in {folder}; --to names another folder")
     for step in last_steps(manager, folder):
