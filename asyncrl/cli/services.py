@@ -203,10 +203,10 @@ def install(
 @report_errors
 def uninstall(*, is_systemd: bool, is_supervisord: bool, folder: Path | None, force: bool) -> None:
     """
-    Remove the files that install wrote, and those of its supervisord.
+    Remove the files that install wrote.
 
-    Refuses while the services run. Files of your own beside them stay, and so do the run, its secret, its logs and
-    keys: each is named.
+    And those that its supervisord wrote. Refuses while the services run. Files of your own beside them stay, and so do
+    the run, its secret, its logs and keys: each is named.
 
     \b
     Example:

@@ -25,6 +25,7 @@ from asyncrl.config.config import leaves
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import is_locked
+from asyncrl.records.event_kinds import EventKind
 from asyncrl.records.measures import Measures, finite, measures
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.samples import PicturedSample, SampledEpisode, read_first_episodes, read_pictured_samples
@@ -43,10 +44,10 @@ RESTART_S = 30.0
 ENDS = ("run.started", "run.resumed", "run.finished")
 """Events of which the last tells whether the run has ended."""
 
-REFUSED_EVENT = "broker.refused"
+REFUSED_EVENT: EventKind = "broker.refused"
 """Event with the ``cause`` for which a broker did not serve the run: its run file is wrong, or a file is damaged."""
 
-SHARED_EVENT = "data.prompts_shared"
+SHARED_EVENT: EventKind = "data.prompts_shared"
 """Event that counts held-out prompts which are trained on."""
 
 # ── runs ──────────────────────────────────────────────────────────────────────────────────────

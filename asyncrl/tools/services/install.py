@@ -309,7 +309,7 @@ ANSWER_S = 10.0
 
 
 class Installed(Struct, frozen=True):
-    """What the services of a machine have on it."""
+    """Files of the services of a machine."""
 
     folder: Path
     written: list[Path]
@@ -317,7 +317,7 @@ class Installed(Struct, frozen=True):
     controls: list[Path]
     """Files of the supervisord that ran the services."""
     kept: dict[Path, str]
-    """What stays, and the reason: an operator's own files beside them, the run, its keys."""
+    """Paths that stay, such as an operator's own files and the run, with the reason."""
 
 
 def find_installed(manager: Manager, folder: Path, *, force: bool) -> Installed:
