@@ -38,7 +38,7 @@ from asyncrl.tools.services.install import (
     told,
     write_files,
 )
-from asyncrl.tools.services.render import ALL_ROLES, ROLES, Devices, Manager, Services, render
+from asyncrl.tools.services.render import ALL_ROLES, ROLES, WITH_DEVICES, Devices, Manager, Services, render
 from asyncrl.wire.addresses import check_address
 from asyncrl.wire.keys.key_folder import KeyFolder
 
@@ -141,6 +141,7 @@ def install(
     secret = (secret or run_dir / "secret").absolute()
     folder = _folder(folder, manager)
     owner = find_owner(user, is_made_later=manager == "systemd")
+    elsewhere = _elsewhere(config, named) if config else []
     serving = metrics_options(metrics, is_open=metrics_open)
     python = tuple(os.path.realpath(path) for path in (sys.prefix, sys.executable))  # often links into a home
     logs, control = run_dir / "logs", folder / CONTROL
@@ -189,7 +190,8 @@ def install(
     if not changed:
         echo(f"nothing to change in {folder}")
     counted = None if is_counted or config else replicas
-    for note in _notes(named, owner, python, config_path, is_user_named=user is not None, replicas=counted):
+    notes = _notes(named, owner, python, config_path, is_user_named=user is not None, replicas=counted)
+    for note in (*elsewhere, *notes):
         echo(f"note     {note}")
     if serving:
         echo(f"metrics  {told(serving, named)}")
@@ -297,6 +299,23 @@ def _run_dir(given: Path | None, config_path: Path | None, config: Config | None
     if given is None:
         raise ConfigError("--config and --run-dir are missing: give one of the two, for the folder of this machine")
     return given.absolute()
+
+
+def _elsewhere(config: Config, roles: tuple[str, ...]) -> list[str]:
+    """
+    Sentences about models that the machine of the broker lacks, as may be while no other role here loads them.
+
+    Raises `ConfigError` for a path that its services would end with.
+    """
+    from asyncrl.runtime.model_files import models_elsewhere, require_data
+
+    if "broker" not in roles:
+        return []
+    require_data(config)
+    missing = models_elsewhere(config)
+    if missing and any(role in WITH_DEVICES for role in roles):
+        raise ConfigError(missing[0])
+    return missing
 
 
 def _replicas(config: Config | None, devices: Devices) -> str:

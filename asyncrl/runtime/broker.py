@@ -48,7 +48,7 @@ from asyncrl.records.spans import SendSpans
 from asyncrl.reward.routing import check_routes
 from asyncrl.runtime.held_run import require_consistent_files
 from asyncrl.runtime.keys import BrokerKeys, cut_revoked, tell_spools
-from asyncrl.runtime.model_files import model_files
+from asyncrl.runtime.model_files import model_files, models_elsewhere
 from asyncrl.runtime.origin import settle
 from asyncrl.runtime.service_manager import service_manager
 from asyncrl.runtime.spool import keep_socket
@@ -217,7 +217,7 @@ async def run_broker(
         if ledger is None:
             return
         files.callback(ledger.close)
-        for sentence in advice(config):
+        for sentence in (*advice(config), *models_elsewhere(config)):
             log.warning("config.advice", advice=sentence)
             directory.append_event("config.advice", advice=sentence)
         await ledger.commit([ledger.started(), *written])
