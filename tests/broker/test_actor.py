@@ -707,13 +707,13 @@ def test_a_trainer_that_is_started_again_is_told_until_it_is_back(tmp_path: Path
         house.now_s += 5
         starting, lacking = (await asked(supervisor)).notes
         assert starting == "t was killed by SIGKILL 5 s ago and is starting again"
-        assert lacking == "no trainer and no rollout and no reward node is connected"
+        assert lacking == "no trainer and no rollout and no spool and no reward node is connected"
         again = await house.joined("trainer", "t", "1")
         assert isinstance(await again.receive(), Welcome)
         await again.send(Ready())
         assert await supervisor.receive() == Returned("t", 5.0, 0)
         house.now_s += 1
-        assert (await asked(supervisor)).notes == ["no rollout and no reward node is connected"]
+        assert (await asked(supervisor)).notes == ["no rollout and no spool and no reward node is connected"]
 
     async def asked(supervisor: MemoryLink) -> Status:
         await supervisor.send(StatusWanted())
