@@ -16,6 +16,7 @@ from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.messages.spool import HOSTED_SPOOL
 from asyncrl.messages.supervisor import Exited, Incident, NodeStatus, Status, ToldState
+from asyncrl.records.evaluation_metrics import graded_reward
 from asyncrl.records.states import GROUP_STATES, ConnectedState, GroupState
 
 # ── node states ───────────────────────────────────────────────────────────────────────────────
@@ -218,6 +219,7 @@ def run_status(
         notes=notes,
         base_accuracy=scheduler.evaluation.base_accuracy,
         accuracy_failed=measured[-1].num_failed if measured else 0,
+        held_out_reward=graded_reward(measured[-1].accuracy, measured[-1].metrics) if measured else None,
     )
 
 

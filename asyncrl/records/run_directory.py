@@ -71,6 +71,8 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """Held-out accuracy at the last evaluation; None if there was none."""
     held_out_failed: int = 0
     """Completions of the last evaluation that failed, and are not in its accuracy."""
+    held_out_reward: float | None = None
+    """Mean reward of the last evaluation; None if it is the accuracy."""
     trained_tokens: int
     tokens_per_s: float | None = None
     """

@@ -25,6 +25,7 @@ from asyncrl.config.config import leaves
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import is_locked
+from asyncrl.records.evaluation_metrics import graded_reward
 from asyncrl.records.event_kinds import EventKind
 from asyncrl.records.measures import Measures, finite, measures
 from asyncrl.records.run_directory import RunDirectory, RunSummary
@@ -216,6 +217,8 @@ class RunOverview(Struct, frozen=True, kw_only=True):
     """Held-out accuracy of the last evaluation; None before the first."""
     accuracy_failed: int = 0
     """Completions of the last evaluation that failed, and are not in its accuracy."""
+    held_out_reward: float | None = None
+    """Mean reward of the last evaluation; None if it is the accuracy."""
     checkpoint: str = ""
     """Path of the newest checkpoint; empty without one."""
     began_at: str = ""
@@ -238,7 +241,9 @@ def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunO
     summary = _read(directory.read_summary, None, notes)
     line = _read(JsonLines(directory.metrics).last, None, notes) or {}
     events: list[Event] = [] if summary else _read(directory.read_events, [], notes)
-    base_accuracy, accuracy, accuracy_failed = accuracies(summary, evaluations_of(events))
+    evaluations = evaluations_of(events)
+    base_accuracy, accuracy, accuracy_failed = accuracies(summary, evaluations)
+    reward = graded_reward(evaluations[-1].accuracy, evaluations[-1].metrics) if evaluations else None
     first = _read(JsonLines(directory.events).first, None, notes) or {}
     began_at = str(first.get("at", "")) or _changed_at(directory.config)
     planned = None if summary else read_settings(directory, notes).get("run.steps")
@@ -253,6 +258,7 @@ def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunO
         base_accuracy=base_accuracy,
         accuracy=accuracy,
         accuracy_failed=accuracy_failed,
+        held_out_reward=summary.held_out_reward if summary else reward,
         checkpoint=str(checkpoints[-1].parent) if checkpoints else "",
         began_at=began_at,
         age_s=wall_clock() - datetime.fromisoformat(began_at).timestamp() if began_at else None,

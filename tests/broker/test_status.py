@@ -1,10 +1,11 @@
 """A long silence is told about, and says what the run does."""
 
+import pytest
 from msgspec.structs import replace
 
 from asyncrl.broker.status import LongSilence, RestartBook, node_status, run_status, sentence
 from asyncrl.messages.session import Beat, Draining
-from asyncrl.messages.supervisor import Exited, NodeStatus, Status
+from asyncrl.messages.supervisor import Evaluated, Exited, NodeStatus, Status
 from asyncrl.messages.trajectory import Unit
 from asyncrl.records.states import GROUP_STATES
 from tests.broker.driver import Cluster, Reward, Rollout, a_config
@@ -280,6 +281,13 @@ def test_evaluations_are_told_without_those_that_measured_nothing() -> None:
     cluster = a_published()
     told = status(cluster)
     assert (told.accuracy, told.base_accuracy) == (None, None)
+
+
+@pytest.mark.parametrize(("reward", "told"), [(0.48, 0.48), (0.25, None)])
+def test_the_reward_of_an_evaluation_is_told_unless_it_is_the_accuracy(reward: float, told: float | None) -> None:
+    cluster = a_published()
+    cluster.scheduler.evaluation.results.append(Evaluated(0, 0.25, 4, {"reward": reward}))
+    assert status(cluster).held_out_reward == told
 
 
 def test_the_rate_of_tokens_follows_the_beats_and_silence_is_measured() -> None:

@@ -64,7 +64,7 @@ def test_a_summary_reads_back_equal_and_has_exactly_the_promised_fields(
     assert directory.read_summary() == failed
     assert set(msgspec.json.decode(directory.summary.read_bytes())) == {
         "name", "status", "cause", "seed", "steps", "steps_planned", "goal", "versions", "wall_s",
-        "base_accuracy", "held_out_accuracy", "held_out_failed", "trained_tokens",
+        "base_accuracy", "held_out_accuracy", "held_out_failed", "held_out_reward", "trained_tokens",
         "tokens_per_s", "step_s", "wait_trainer", "wait_rollout", "staleness_mean", "staleness_max", "logprob_gap_mean",
         "logprob_gap_max",
         "ledger_records", "ledger_head", "failed", "failures", "groups_issued", "groups_failed",

@@ -34,6 +34,7 @@ from asyncrl.messages.session import Beat, MachineUse
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.words import Role
 from asyncrl.records.alarms import NO_LEARNING
+from asyncrl.records.evaluation_metrics import graded_reward
 from asyncrl.records.event_kinds import EventKind
 from asyncrl.records.failure_sentences import by_site
 from asyncrl.records.measures import RECENT
@@ -424,6 +425,7 @@ class RunFiles:
             base_accuracy=self._scheduler.evaluation.base_accuracy,
             held_out_accuracy=results[-1].accuracy if results else None,
             held_out_failed=results[-1].num_failed if results else 0,
+            held_out_reward=graded_reward(results[-1].accuracy, results[-1].metrics) if results else None,
             **totals.as_summary(),
             **_fields_of(self._head()),
             failed=by_site(failures.counts),
