@@ -2,7 +2,9 @@
 
 import fcntl
 import os
+import re
 import secrets
+import socket
 import stat
 import tempfile
 import time
@@ -86,10 +88,11 @@ def try_lock(descriptor: int) -> bool:
 #     /tmp/asyncrl-DIGEST-RANDOM/spool      the first was another user's; PLACE/sockets remembers RANDOM
 #
 # A copy of a run has another path, and so a folder of its own. The folder lives as long as the process that has made
-# it; one that a killed process left is used again.
+# it; one that a killed process left is used again, or removed by the next start of any run.
 
 DIGEST_CHARS = 20
 RANDOM_BYTES = 4
+FOLDER = re.compile(rf"asyncrl-[0-9a-f]{{{DIGEST_CHARS}}}(-[0-9a-f]{{{2 * RANDOM_BYTES}}})?")
 REMEMBERED = "sockets"
 """File that keeps the random part of the name."""
 NAMES = 8
@@ -116,13 +119,41 @@ def private_socket(name: str, identity: str, place: Path, environment: Mapping[s
     try:
         with suppress(OSError):  # systemd-tmpfiles leaves alone what is locked.
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove_left(folder.parent)
         yield f"ipc://{folder / name}"
     finally:
         os.close(held)
-        with suppress(OSError):  # Somebody has removed it already.
-            for left in folder.iterdir():
-                left.unlink()
-            folder.rmdir()
+        _remove(folder)
+
+
+def _remove_left(parent: Path) -> None:
+    """Remove folders that killed processes of this user have left: nobody holds them, or hears at their sockets."""
+    for folder in parent.glob("asyncrl-*"):
+        if FOLDER.fullmatch(folder.name):
+            with suppress(OSError):  # another user's, or removed by another start
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    is_own = os.fstat(descriptor).st_uid == os.getuid()
+                    if is_own and try_lock(descriptor) and not any(map(_is_heard, folder.iterdir())):
+                        _remove(folder)
+                finally:
+                    os.close(descriptor)
+
+
+def _is_heard(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as link:
+        try:
+            link.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+    return True
+
+
+def _remove(folder: Path) -> None:
+    with suppress(OSError):  # Somebody has removed it already.
+        for left in folder.iterdir():
+            left.unlink()
+        folder.rmdir()
 
 
 def is_gone(address: str) -> bool:

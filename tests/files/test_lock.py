@@ -1,4 +1,5 @@
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -125,6 +126,23 @@ def test_a_folder_that_a_killed_process_left_is_used_again(sockets: Path) -> Non
     (first / "spool").touch()
     with folder(sockets) as second:
         assert second == first
+
+
+def test_a_start_removes_what_killed_processes_of_other_runs_left_and_nothing_else(
+    sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(sockets)
+    here = {"XDG_RUNTIME_DIR": "."}  # A socket has a short path.
+    left, heard, other = (Path(name) for name in (f"asyncrl-{'a' * 20}", f"asyncrl-{'b' * 20}", "asyncrl-workers-0"))
+    for path in (left, heard, other):
+        path.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as gone, socket.socket(socket.AF_UNIX) as server:
+        gone.bind(f"{left}/spool")
+        server.bind(f"{heard}/spool")
+        server.listen()
+        with private_socket("spool", "held", sockets, here), private_socket("spool", RUN_ID, sockets, here):
+            assert len(there := set(Path().iterdir())) == 4
+    assert (left in there, heard in there, other in there) == (False, True, True)
 
 
 def test_another_run_and_a_copy_of_a_run_have_other_folders(sockets: Path) -> None:
