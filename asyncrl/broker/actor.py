@@ -316,7 +316,7 @@ class BrokerActor:
     @shell
     def _bye(self, message: Bye, peer: str) -> None:
         self._hub.forget(peer)
-        self._scheduler.departed(peer, message.reason, self._clock(), on_purpose=True)
+        self._scheduler.departed(peer, message.reason, self._clock(), on_purpose=message.is_on_purpose)
 
     @shell
     def _exited(self, message: Exited, peer: str) -> None:

@@ -28,6 +28,7 @@ from asyncrl.errors import AsyncrlError, RunFailed, RunInterrupted, ToldToLeave
 from asyncrl.files.access import group_reads, restrict_umask
 from asyncrl.foreign_text import shown_lines, shown_values
 from asyncrl.log import about
+from asyncrl.messages.session import ORPHANED
 from asyncrl.runtime.metrics_server import MetricsOptions, metrics_served
 from asyncrl.runtime.service_manager import ServiceManager, report_to, show_stacks_on_abort
 from asyncrl.workers.child import OURS, dies_with, is_orphaned
@@ -93,7 +94,7 @@ class StopEvent(asyncio.Event):
 def why_told(stopping: asyncio.Event) -> str:
     """Reason of a node that leaves because ``stopping`` is set, for the events of its run."""
     is_orphaned = isinstance(stopping, StopEvent) and stopping.is_orphaned
-    return "the process that started it has died" if is_orphaned else "told to stop"
+    return ORPHANED if is_orphaned else "told to stop"
 
 
 Job = Callable[[StopEvent], Coroutine[Any, Any, None]]

@@ -322,7 +322,7 @@ class RunNode:
                     self.run = await unless_told(stopping, self._find())
                 yield
         if stopping.by_signal:
-            raise ToldToLeave(ORPHANED if stopping.is_orphaned else TOLD)
+            raise ToldToLeave(PARENT_DIED if stopping.is_orphaned else TOLD)
 
     async def sessions(self) -> AsyncIterator[NodeSession]:
         """
@@ -350,7 +350,7 @@ class RunNode:
 
 
 TOLD = "a signal told this process to leave, and its run goes on; to take a node away for good, use asyncrl drain"
-ORPHANED = "the process that started this one has died, and its run goes on: start it again"
+PARENT_DIED = "the process that started this one has died, and its run goes on: start it again"
 """Sentences of `ToldToLeave`."""
 
 

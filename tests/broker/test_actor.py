@@ -28,6 +28,7 @@ from asyncrl.errors import BrokenInvariant, LinkReset, RunFailed
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.messages.rollout import Offer
 from asyncrl.messages.session import (
+    ORPHANED,
     Beat,
     Bye,
     Drain,
@@ -337,6 +338,17 @@ def test_joining_and_leaving_nodes_are_in_the_ledger(tmp_path: Path) -> None:
         ("leaver", "left", "told to stop\\x1b[2J"),
         ("lost", "lost", "silent for 10 s"),
     ]
+
+
+def test_a_node_whose_parent_has_died_is_lost_though_it_says_so(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        rollout = await house.welcomed("rollout", "a")
+        await rollout.send(Bye(ORPHANED))
+        await house.happened("node.lost")
+
+    house = run(tmp_path, script)
+    (lost,) = house.events("node.lost")
+    assert (lost["node"], lost["cause"]) == ("a", "the process that started it has died")
 
 
 def test_a_reward_goes_to_the_ledger_with_the_next_record_of_another_kind(
