@@ -1,17 +1,26 @@
-"""``python -m asyncrl``, and the command `asyncrl`."""
+"""``python -m asyncrl``, and the commands `asyncrl` and `asyncrl-node`."""
 
 import sys
+from importlib import import_module
 
 INTERRUPTED = 130
 """Exit code of programs that SIGINT ends."""
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C is one sentence while it is still being imported, too."""
-    try:
-        from asyncrl.cli.main import main as commands  # noqa: PLC0415  takes a moment
+    """Run the command line."""
+    _run("asyncrl.cli.main")
 
-        commands()
+
+def node() -> None:
+    """Run one role of a run."""
+    _run("asyncrl.cli.node")
+
+
+def _run(module: str) -> None:
+    """Call ``main`` of a module; Ctrl-C is one sentence while it is still being imported, too, which takes a moment."""
+    try:
+        import_module(module).main()
     except KeyboardInterrupt:
         sys.stderr.write("asyncrl: interrupted\n")
         sys.exit(INTERRUPTED)

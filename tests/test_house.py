@@ -1,6 +1,7 @@
 """The house stays one that a person can hold in mind: no import cycle, one class for a name, no file past 600 lines."""
 
 import ast
+import os
 import re
 import subprocess
 from collections import Counter
@@ -87,3 +88,19 @@ def test_what_a_test_or_a_bench_finds_from_its_own_place_is_there() -> None:
             if not is_there:
                 lost.append(f"{path.relative_to(ROOT)}: parents[{steps}]{literal}")
     assert lost == []
+
+
+@pytest.mark.parametrize("name", ["check", "quickstart", "release", "venv", "venv-agents", "venv-oldest"])
+def test_a_script_of_bin_that_is_asked_for_help_says_what_it_is_for_and_installs_nothing(name: str) -> None:
+    script = ROOT / "bin" / name
+    told = subprocess.run(
+        [script, "--help"], capture_output=True, text=True, check=True, env={**os.environ, "PYTHON": "false"}
+    )
+    _, first, *_ = script.read_text().splitlines()
+    assert told.stdout.startswith(first.removeprefix("# ") + "\n")
+
+
+def test_the_environment_is_made_with_extras_that_are_named() -> None:
+    told = subprocess.run(ROOT / "bin" / "venv", capture_output=True, text=True, check=False)
+    assert told.returncode == 2
+    assert "usage: bin/venv EXTRA" in told.stderr

@@ -42,6 +42,7 @@ from asyncrl.messages.spool import SpoolAddress
 from asyncrl.messages.supervisor import Exited, Interrupt, Progress
 from asyncrl.messages.trainer import Batch, Commit, Stepped
 from asyncrl.messages.weights import Live
+from asyncrl.records.event_kinds import EventKind
 from asyncrl.records.metrics import Sample
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.samples import SamplesWriter
@@ -133,7 +134,7 @@ class BrokerActor:
 
         Raises `RunFailed` with the cause of an early end, and `RunInterrupted` if it was asked for.
         """
-        kind = "run.started" if self._broker_term == 1 else "run.resumed"
+        kind: EventKind = "run.started" if self._broker_term == 1 else "run.resumed"
         name, window = self._directory.path.name, self._scheduler.window.size
         self._files.event(kind, name=name, window=window, start=self._broker_term)
         try:
@@ -315,7 +316,7 @@ class BrokerActor:
     @shell
     def _bye(self, message: Bye, peer: str) -> None:
         self._hub.forget(peer)
-        self._scheduler.departed(peer, message.reason, self._clock(), on_purpose=True)
+        self._scheduler.departed(peer, message.reason, self._clock(), on_purpose=message.is_on_purpose)
 
     @shell
     def _exited(self, message: Exited, peer: str) -> None:

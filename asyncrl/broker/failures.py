@@ -12,6 +12,7 @@ from asyncrl.foreign_text import escaped
 from asyncrl.messages.codec import Message
 from asyncrl.messages.trainer import Commit, Resumed, StepFailed, Stepped, Take
 from asyncrl.messages.weights import Live, Publishing, Transferred, Uploaded
+from asyncrl.records.event_kinds import EventKind
 from asyncrl.records.failure_sentences import OTHERS, RaisedError, sentences
 
 # ── units ─────────────────────────────────────────────────────────────────────────────────────
@@ -36,7 +37,7 @@ FIRST_S, LONGEST_S = 10.0, 600.0
 """Seconds between the first two events of one cause, which double up to the second number."""
 SHOWN_S = 1.0
 """Seconds between two messages to a supervisor."""
-EVENT = "units.failed"
+EVENT: EventKind = "units.failed"
 ATTEMPTED = ("rollout", "reward")
 """Stages whose attempts are counted when they succeed, too."""
 

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from asyncrl.broker.ledger.records import AnyRecord
 from asyncrl.messages.codec import Message
+from asyncrl.records.event_kinds import EventKind
 
 
 class OutgoingMessage(Struct, frozen=True, gc=False):
@@ -18,7 +19,7 @@ class OutgoingMessage(Struct, frozen=True, gc=False):
 class Event(Struct, frozen=True):
     """Event of the run, written to events.jsonl and the log."""
 
-    kind: str
+    kind: EventKind
     fields: dict[str, Any]
 
 
@@ -36,7 +37,7 @@ class Outbox:
     def record(self, record: AnyRecord) -> None:
         self._records.append(record)
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, kind: EventKind, **fields: Any) -> None:
         self._events.append(Event(kind, fields))
 
     def drain(self) -> tuple[list[OutgoingMessage], list[AnyRecord], list[Event]]:

@@ -481,10 +481,9 @@ class Scheduler:
     def _remove(self, node: Node, cause: str, now_s: float, *, on_purpose: bool) -> None:
         """Remove a node that is gone, and queue its work for others. A member of the trainer takes the others along."""
         self.nodes.leave(node.peer)
-        how = "left" if on_purpose else "lost"
-        num_leases = self.dispatcher.revoke(node, f"node_{how}")
+        num_leases = self.dispatcher.revoke(node, "node_left" if on_purpose else "node_lost")
         self.out.event(
-            f"node.{how}",
+            "node.left" if on_purpose else "node.lost",
             node=node.name,
             role=node.role,
             incarnation=node.incarnation,

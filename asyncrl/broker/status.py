@@ -11,10 +11,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from msgspec import Struct
 
 from asyncrl.broker.groups.group import Group, SlotState
+from asyncrl.broker.nodes.availability import missing_roles, none_connected, waits
 from asyncrl.broker.nodes.node import Node
 from asyncrl.broker.scheduler import Scheduler
 from asyncrl.messages.spool import HOSTED_SPOOL
 from asyncrl.messages.supervisor import Exited, Incident, NodeStatus, Status, ToldState
+from asyncrl.records.evaluation_metrics import graded_reward
 from asyncrl.records.states import GROUP_STATES, ConnectedState, GroupState
 
 # ── node states ───────────────────────────────────────────────────────────────────────────────
@@ -132,38 +134,24 @@ def _trainer_awaited(scheduler: Scheduler) -> str:
 def _trainer_waits(scheduler: Scheduler, node: Node, groups: Mapping[GroupState, int]) -> str:
     if scheduler.turns.is_asleep(node.peer):
         return "the devices, which rollouts use"
+    absent = none_connected(wait.role for wait in waits(scheduler))
     if (step := scheduler.training.awaited_step) is None:
         is_done = not scheduler.training.admission.num_needed and not any(groups.values())
-        return "the last evaluation" if is_done and not scheduler.evaluation.is_finished else ""
+        return _because("the last evaluation", absent) if is_done and not scheduler.evaluation.is_finished else ""
     needed = scheduler.config.schedule.groups_per_step
     complete = groups["complete"]
-    absent = _absent(scheduler, groups)
     if complete >= needed:
         oldest = f"step {step + 1} waits for its oldest groups"
         doing = "graded" if groups["grading"] > groups["sampling"] + groups["unleased"] else "sampled"
         return f"{oldest}: {absent}" if absent else f"{oldest}, which are still {doing}"
     if scheduler.window.room <= 0 and not groups["unleased"] + groups["sampling"] + groups["grading"]:
-        return f"version {scheduler.transfers.staged_version} to be live, which frees the window"
+        return _because(f"version {scheduler.transfers.staged_version} to be live, which frees the window", absent)
     rest = absent or _whereabouts(groups, is_paused=bool(scheduler.settings.paused_by))
     return f"step {step + 1}: {complete} of {needed} groups complete, {rest}"
 
 
-def _missing_roles(scheduler: Scheduler) -> list[str]:
-    """Names of the roles that a run needs and no node has, while there is work for them."""
-    if scheduler.is_finished or scheduler.is_over:
-        return []
-    named = {"trainer": "trainer", "rollout": "rollout", "reward": "reward node"}
-    roles = [role for role in ("trainer", "rollout", "reward") if not scheduler.nodes.with_role(role)]
-    return [named[role] for role in roles]
-
-
-def _absent(scheduler: Scheduler, groups: Mapping[GroupState, int]) -> str:
-    """Clause about the role that work waits for and no node has; empty if there is none."""
-    if scheduler.grading.waiting and not scheduler.nodes.with_role("reward"):
-        return "no reward node is connected"
-    if groups["unleased"] + groups["sampling"] and not scheduler.nodes.with_role("rollout"):
-        return "no rollout is connected"
-    return ""
+def _because(wait: str, cause: str) -> str:
+    return f"{wait}: {cause}" if cause else wait
 
 
 def _whereabouts(groups: Mapping[GroupState, int], *, is_paused: bool) -> str:
@@ -209,8 +197,8 @@ def run_status(
     notes = list(restarts)
     if by := scheduler.settings.paused_by:
         notes.append(PAUSED.format(by=by))
-    if missing := _missing_roles(scheduler):
-        notes.append(f"no {' and no '.join(missing)} is connected")
+    if not (scheduler.is_finished or scheduler.is_over) and (missing := none_connected(missing_roles(scheduler))):
+        notes.append(missing)
     if values := scheduler.settings.values:
         notes.append(f"set live: {', '.join(f'{key} = {value}' for key, value in values.items())}")
     return Status(
@@ -231,6 +219,7 @@ def run_status(
         notes=notes,
         base_accuracy=scheduler.evaluation.base_accuracy,
         accuracy_failed=measured[-1].num_failed if measured else 0,
+        held_out_reward=graded_reward(measured[-1].accuracy, measured[-1].metrics.get("reward")) if measured else None,
     )
 
 

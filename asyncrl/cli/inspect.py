@@ -4,7 +4,6 @@ import asyncio
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -290,23 +289,3 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 def _one_line(text: str) -> str:
     return shown(" ".join(text.split()))
-
-
-def field_text(value: Any) -> str:
-    """
-    A single word unquoted; anything else as JSON, so that an event stays one line and its fields can be split.
-    Fractions have at most six significant digits, whole numbers all of theirs.
-    """
-    if isinstance(value, str) and value.isprintable() and value and not set(value) & set(' "='):
-        return value
-    return msgspec.json.encode(_rounded(value)).decode()
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_rounded(inner) for inner in value]
-    if isinstance(value, float) and not value.is_integer() and math.isfinite(value):
-        return float(f"{value:.6g}")
-    return value

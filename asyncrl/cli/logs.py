@@ -1,26 +1,30 @@
 """
-`asyncrl logs`: the logs of a run's processes on this machine, merged by time.
+`asyncrl logs` and `events`: what the processes of a run have written, also as they write it.
 
     runs/NAME/logs/rollout-0.log ─┐
     runs/NAME/logs/trainer-0.log ─┴▶ lines with a time; one without, of a traceback, follows the line before it
 """
 
 import asyncio
+import difflib
+import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import click
 import msgspec
 from msgspec import Struct
 
-from asyncrl.cli.inspect import field_text
 from asyncrl.cli.status import opened
 from asyncrl.errors import ConfigError
+from asyncrl.files.json_lines import JsonLines
 from asyncrl.foreign_text import escaped
 from asyncrl.messages.spool import HOSTED_SPOOL
+from asyncrl.records.event_kinds import EVENT_KINDS
 from asyncrl.records.run_directory import SCREEN, RunDirectory
-from asyncrl.records.run_record import is_going_on, is_run
+from asyncrl.records.run_record import is_going_on, is_run, require_run
 from asyncrl.terminal import command_line, echo
 from asyncrl.workers.printed import PRINTED
 
@@ -180,7 +184,7 @@ def open_logs(where: Path, node: str, level: str = "debug") -> tuple[Logs, list[
     log = _log_of(node, here) if node else ""
     if log is None:
         if node in elsewhere:
-            raise ConfigError(f"{node} {_ELSEWHERE.format(logs=directory.logs)}")
+            raise ConfigError(elsewhere_note(where, [node]))
         if any(line.about == node for line in Logs(directory).read()):
             return Logs(directory, level=level, about=node), elsewhere
         names = ", ".join(sorted(here)) or "none"
@@ -194,15 +198,12 @@ def _log_of(node: str, here: Collection[str]) -> str | None:
     return next((name for name in (node, service) if name in here), None)
 
 
-_ELSEWHERE = (
-    "logs to no file in {logs}: its log is on the machine where it runs, in `journalctl -u asyncrl@ROLE` with systemd, "
-    "in logs/ROLE.log of its --run-dir with supervisord"
-)
-
-
 def elsewhere_note(where: Path, nodes: list[str]) -> str:
     """Sentence about nodes without a log here."""
-    return f"{', '.join(nodes)}: no log here; each {_ELSEWHERE.format(logs=RunDirectory(where).logs)}"
+    return (
+        f"no log of {', '.join(nodes)} in {RunDirectory(where).logs}: a node of a service logs on its own machine, to "
+        "`journalctl -u asyncrl@ROLE` with systemd, to logs/ROLE.log of its --run-dir with supervisord"
+    )
 
 
 def log_lines(lines: Iterable[LogLine], *, as_json: bool, names_node: bool) -> list[str]:
@@ -240,3 +241,95 @@ def _known(directory: RunDirectory) -> set[str]:
     """Nodes that ever joined the run, without operators and the spool in the broker's process."""
     joined = [event for event in directory.read_events() if event.get("event") == "node.joined"]
     return {str(event["node"]) for event in joined if event.get("role") != "supervisor"} - {HOSTED_SPOOL}
+
+
+# ── events ────────────────────────────────────────────────────────────────────────────────────
+# `asyncrl events`: the events of a run, chosen by their kinds.
+
+KIND_CHARS = 20
+"""Width of the kinds: those of later events are not known."""
+
+
+class Events:
+    """
+    Events of a run, in order.
+
+    Args:
+        only: Kinds to read, or beginnings of kinds that end with a dot, such as ``node.``; all if empty.
+        without: Kinds to leave out, likewise.
+
+    Raises `ConfigError` if there is no run in ``path``, and `click.UsageError` for a kind that no event has.
+    """
+
+    def __init__(self, path: Path, only: Collection[str] = (), without: Collection[str] = ()) -> None:
+        self._directory = require_run(path)
+        self._only = only
+        self._without = without
+        self._offset = 0
+        for name in (*only, *without):
+            if not _is_of_any(name, EVENT_KINDS):
+                self._require_recorded(name)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Events since the last call. Raises `LedgerError` if the file is damaged."""
+        found = JsonLines(self._directory.events).since(self._offset)
+        self._offset = found[-1][1] if found else self._offset
+        return [event for event, _ in found if self._is_chosen(str(event.get("event", "")))]
+
+    def follow(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> AsyncIterator[list[dict[str, Any]]]:
+        """Events as they happen, see `followed`."""
+        return followed(self._directory, self.read, sleep)
+
+    def _require_recorded(self, name: str) -> None:
+        """Raise `click.UsageError` unless the run has an event of this kind: one of a newer version may."""
+        kinds = {*EVENT_KINDS, *(str(event.get("event", "")) for event in self._directory.read_events())}
+        if not _is_of_any(name, kinds):
+            beginnings = sorted({f"{kind.partition('.')[0]}." for kind in kinds})
+            close = difflib.get_close_matches(name, [*sorted(kinds), *beginnings], n=1)
+            meant = f"did you mean {close[0]!r}?" if close else f"kinds begin with {', '.join(beginnings)}"
+            raise click.UsageError(f"no event is of the kind {name!r}: {meant}")
+
+    def _is_chosen(self, kind: str) -> bool:
+        return (not self._only or _is_of(kind, self._only)) and not _is_of(kind, self._without)
+
+
+def _is_of(kind: str, names: Iterable[str]) -> bool:
+    return any(kind == name or (name.endswith(".") and kind.startswith(name)) for name in names)
+
+
+def _is_of_any(name: str, kinds: Iterable[str]) -> bool:
+    """True if ``name`` is one of these kinds, or the beginning of one."""
+    return any(_is_of(kind, (name,)) for kind in kinds)
+
+
+def event_lines(events: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One line per event: time, kind, and the other fields as ``key=value``."""
+    lines = []
+    for event in events:
+        rest = {key: value for key, value in event.items() if key not in ("at", "event")}
+        fields = " ".join(f"{key}={field_text(value)}" for key, value in rest.items())
+        lines.append(escaped(f"{event.get('at', '')}  {event.get('event', ''):<{KIND_CHARS}}  {fields}").rstrip())
+    return lines
+
+
+# ── fields ────────────────────────────────────────────────────────────────────────────────────
+
+
+def field_text(value: Any) -> str:
+    """
+    A single word unquoted; anything else as JSON, so that an event stays one line and its fields can be split.
+    Fractions have at most six significant digits, whole numbers all of theirs.
+    """
+    if isinstance(value, str) and value.isprintable() and value and not set(value) & set(' "='):
+        return value
+    return msgspec.json.encode(_rounded(value)).decode()
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_rounded(inner) for inner in value]
+    if isinstance(value, float) and not value.is_integer() and math.isfinite(value):
+        return float(f"{value:.6g}")
+    return value

@@ -251,10 +251,10 @@ def logs(run: Path, node: str, *, follow: bool, number: int | None, level: str, 
 
     Merged by time, or the log of one NODE.
 
-    RUN is a run directory, or the --run-dir of the services of this machine. What logs to no file there logs to its
-    service manager, such as `journalctl -u asyncrl@rollout`, on its machine. What a reward function or an environment
-    prints is of level info. Other text that is no event, such as a traceback, a warning of a library or the output of
-    an agent program, is printed at every level.
+    RUN is a run directory, or the --run-dir of the services of this machine. A node without a file there logs on its
+    own machine, to its service manager, such as `journalctl -u asyncrl@rollout`. What a reward function or an
+    environment prints is of level info. Other text that is no event, such as a traceback, a warning of a library or
+    the output of an agent program, is printed at every level.
 
     \b
     Example:

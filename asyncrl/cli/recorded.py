@@ -105,8 +105,7 @@ def events(
       asyncrl events runs/quickstart -n 20 --without version.live
       asyncrl events runs/quickstart -f --only node. --only eval.
     """
-    from asyncrl.cli.events import Events, event_lines
-    from asyncrl.cli.logs import show_last
+    from asyncrl.cli.logs import Events, event_lines, show_last
 
     with suppress(KeyboardInterrupt):
         if not show_last(Events(run_directory, only, without), event_lines, number, is_followed=follow) and not follow:

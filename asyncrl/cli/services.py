@@ -20,20 +20,25 @@ from asyncrl.runtime.metrics_server import metrics_options
 from asyncrl.terminal import echo
 from asyncrl.tools.cluster.probe import read_key_state
 from asyncrl.tools.services.install import (
+    CONTROL,
     SYSTEM_UNITS,
     ServiceUser,
     closed_folder,
+    find_installed,
     find_owner,
+    last_steps,
     make_folders,
     make_secret,
     metrics_by_role,
     next_steps,
     problems,
+    remove,
+    require_stopped,
     to_write,
     told,
     write_files,
 )
-from asyncrl.tools.services.render import ALL_ROLES, ROLES, Devices, Manager, Services, render
+from asyncrl.tools.services.render import ALL_ROLES, ROLES, WITH_DEVICES, Devices, Manager, Services, render
 from asyncrl.wire.addresses import check_address
 from asyncrl.wire.keys.key_folder import KeyFolder
 
@@ -136,9 +141,10 @@ def install(
     secret = (secret or run_dir / "secret").absolute()
     folder = _folder(folder, manager)
     owner = find_owner(user, is_made_later=manager == "systemd")
+    elsewhere = _elsewhere(config, named) if config else []
     serving = metrics_options(metrics, is_open=metrics_open)
     python = tuple(os.path.realpath(path) for path in (sys.prefix, sys.executable))  # often links into a home
-    logs, control = run_dir / "logs", folder / "supervisord"
+    logs, control = run_dir / "logs", folder / CONTROL
     if manager == "supervisord":
         check_address(f"ipc://{control}/ctl.sock.{MAX_PID}", "the socket of supervisord, in the folder of --to,")
     is_counted, replicas = replicas is not None, _replicas(config, devices) if replicas is None else _number(replicas)
@@ -184,7 +190,8 @@ def install(
     if not changed:
         echo(f"nothing to change in {folder}")
     counted = None if is_counted or config else replicas
-    for note in _notes(named, owner, python, config_path, is_user_named=user is not None, replicas=counted):
+    notes = _notes(named, owner, python, config_path, is_user_named=user is not None, replicas=counted)
+    for note in (*elsewhere, *notes):
         echo(f"note     {note}")
     if serving:
         echo(f"metrics  {told(serving, named)}")
@@ -200,24 +207,23 @@ def uninstall(*, is_systemd: bool, is_supervisord: bool, folder: Path | None, fo
     """
     Remove the files that install wrote.
 
-    Refuses while the services run. Files of your own beside them stay, and so do the run, its secret and its logs.
+    And those that its supervisord wrote. Refuses while the services run. Files of your own beside them stay, and so do
+    the run, its secret, its logs and keys: each is named.
 
     \b
     Example:
       systemctl disable --now asyncrl.target && asyncrl services uninstall --systemd
       supervisorctl -c services/asyncrl.conf shutdown && asyncrl services uninstall --supervisord --to services
     """
-    from asyncrl.tools.services.uninstall import find_installed, last_steps, remove, require_stopped
-
     manager = _manager(is_systemd=is_systemd, is_supervisord=is_supervisord)
     folder = _folder(folder, manager)
     found = find_installed(manager, folder, force=force)
     require_stopped(manager, folder)
     remove(found)
-    for path in found.written:
+    for path in (*found.written, *found.controls):
         echo(f"removed  {path}")
-    for path in found.others:
-        echo(f"kept     {path}")
+    for path, reason in found.kept.items():
+        echo(f"kept     {path}: {reason}")
     if not found.written:
         echo(f"nothing of `asyncrl services install --{manager}` in {folder}; --to names another folder")
     for step in last_steps(manager, folder):
@@ -293,6 +299,23 @@ def _run_dir(given: Path | None, config_path: Path | None, config: Config | None
     if given is None:
         raise ConfigError("--config and --run-dir are missing: give one of the two, for the folder of this machine")
     return given.absolute()
+
+
+def _elsewhere(config: Config, roles: tuple[str, ...]) -> list[str]:
+    """
+    Sentences about models that the machine of the broker lacks, as may be while no other role here loads them.
+
+    Raises `ConfigError` for a path that its services would end with.
+    """
+    from asyncrl.runtime.model_files import models_elsewhere, require_data
+
+    if "broker" not in roles:
+        return []
+    require_data(config)
+    missing = models_elsewhere(config)
+    if missing and any(role in WITH_DEVICES for role in roles):
+        raise ConfigError(missing[0])
+    return missing
 
 
 def _replicas(config: Config | None, devices: Devices) -> str:

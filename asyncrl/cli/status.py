@@ -273,7 +273,8 @@ def _metric_rows(run: Status | RunOverview) -> list[Row]:
     if run.accuracy is not None:
         first = f"{share(run.base_accuracy)} at first, " if run.base_accuracy is not None else ""
         last = f"{share(run.accuracy)} at the last evaluation{failed_note(run.accuracy_failed)}"
-        rows.append(["held out", f"{first}{last}"])
+        reward = f", reward {run.held_out_reward:.3f}" if run.held_out_reward is not None else ""
+        rows.append(["held out", f"{first}{last}{reward}"])
     return rows
 
 

@@ -70,13 +70,18 @@ def open_rows(path: Path, *, setting: str = "", on_disk: str = "") -> Rows:
         with path.open("rb") as file:
             start = file.read(4096)
     except FileNotFoundError as error:
-        raise DataError(f"no such dataset: {path}{f' ({setting})' if setting else ''}{did_you_mean(path)}") from error
+        raise no_dataset(path, setting) from error
     except OSError as error:
         raise DataError(f"cannot read dataset {path}: {error.strerror}") from error
     rows = _read_parquet(path, on_disk) if start.startswith(PARQUET_MAGIC) else _read_jsonl(path, start)
     if not len(rows):
         raise DataError(f"dataset {path} is empty: it has no rows")
     return rows
+
+
+def no_dataset(path: Path, setting: str = "") -> DataError:
+    """Error for a file that is missing; ``setting`` is the key that names it, empty if none does."""
+    return DataError(f"no such dataset: {path}{f' ({setting})' if setting else ''}{did_you_mean(path)}")
 
 
 def require_column(rows: Rows, column: str, setting: str, *, is_held_out: bool = False) -> None:

@@ -2,7 +2,9 @@
 
 import fcntl
 import os
+import re
 import secrets
+import socket
 import stat
 import tempfile
 import time
@@ -86,12 +88,15 @@ def try_lock(descriptor: int) -> bool:
 #     /tmp/asyncrl-DIGEST-RANDOM/spool      the first was another user's; PLACE/sockets remembers RANDOM
 #
 # A copy of a run has another path, and so a folder of its own. The folder lives as long as the process that has made
-# it; one that a killed process left is used again.
+# it; one that a killed process left is used again, or removed by the next start of any run.
 
 DIGEST_CHARS = 20
 RANDOM_BYTES = 4
+FOLDER = re.compile(rf"asyncrl-[0-9a-f]{{{DIGEST_CHARS}}}(-[0-9a-f]{{{2 * RANDOM_BYTES}}})?")
 REMEMBERED = "sockets"
 """File that keeps the random part of the name."""
+LEFT_S = 60.0
+"""Age of a folder that no start is about to take."""
 NAMES = 8
 """Names to try: whoever takes them all away from us would have to guess random ones."""
 
@@ -114,15 +119,45 @@ def private_socket(name: str, identity: str, place: Path, environment: Mapping[s
     folder = _make(Path(parent or tempfile.gettempdir()), f"asyncrl-{digest}", place / REMEMBERED)
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
+        os.utime(held)  # It may be old, and another start removes what is old and not locked.
         with suppress(OSError):  # systemd-tmpfiles leaves alone what is locked.
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove_left(folder.parent)
         yield f"ipc://{folder / name}"
     finally:
         os.close(held)
-        with suppress(OSError):  # Somebody has removed it already.
-            for left in folder.iterdir():
-                left.unlink()
-            folder.rmdir()
+        _remove(folder)
+
+
+def _remove_left(parent: Path) -> None:
+    """Remove folders that killed processes of this user have left: nobody holds them, or hears at their sockets."""
+    for folder in parent.glob("asyncrl-*"):
+        if FOLDER.fullmatch(folder.name):
+            with suppress(OSError):  # another user's, or removed by another start
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    found = os.fstat(descriptor)
+                    is_left = found.st_uid == os.getuid() and time.time() - found.st_mtime > LEFT_S
+                    if is_left and try_lock(descriptor) and not any(map(_is_heard, folder.iterdir())):
+                        _remove(folder)
+                finally:
+                    os.close(descriptor)
+
+
+def _is_heard(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as link:
+        try:
+            link.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+    return True
+
+
+def _remove(folder: Path) -> None:
+    with suppress(OSError):  # Somebody has removed it already.
+        for left in folder.iterdir():
+            left.unlink()
+        folder.rmdir()
 
 
 def is_gone(address: str) -> bool:

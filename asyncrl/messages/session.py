@@ -288,11 +288,19 @@ class Stop(Message, frozen=True):
     failed: bool = False
 
 
+ORPHANED = "the process that started it has died"
+"""Reason of a `Bye` for which nobody has asked: the run counts the node as lost."""
+
+
 @sent(by=EVERY, to=("broker", "spool"), shown="reason")
 class Bye(Message, frozen=True):
-    """The node leaves on purpose, with nothing unfinished."""
+    """The node leaves on purpose, or because it is `ORPHANED`, with nothing unfinished."""
 
     reason: str
+
+    @property
+    def is_on_purpose(self) -> bool:
+        return self.reason != ORPHANED
 
     def out_of_bounds(self) -> str:
         return bounds.reason(self.reason)

@@ -209,6 +209,8 @@ class Status(Message, frozen=True):
     """Sentences on the run as a whole, such as its pause."""
     accuracy_failed: int = 0
     """Completions of the last evaluation that failed, and are not in its accuracy."""
+    held_out_reward: float | None = None
+    """Mean reward of the last evaluation; None if it is the accuracy."""
 
 
 @sent(by="supervisor", to="broker")

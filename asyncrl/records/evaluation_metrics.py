@@ -136,6 +136,11 @@ def failed_note(num_failed: float) -> str:
     return f" ({num_failed:.0f} failed)" if num_failed else ""
 
 
+def graded_reward(accuracy: float | None, reward: float | None) -> float | None:
+    """Mean reward of an evaluation; None if that is its accuracy, as with rewards of 0 and 1, or was not recorded."""
+    return None if accuracy is None or reward is None or math.isclose(reward, accuracy) else reward
+
+
 def named_metrics(prompts: Sequence[EvaluatedPrompt], samples: int) -> dict[str, float]:
     """
     Compute all metrics as one dict: ``pass@4``, and with several data sources also ``openai/gsm8k/pass@4``.

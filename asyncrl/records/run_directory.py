@@ -41,6 +41,7 @@ from asyncrl.files.access import close_folder, make_folder, require_unaltered
 from asyncrl.files.atomic import needed, replacing
 from asyncrl.files.checkpoints import newest_complete
 from asyncrl.files.json_lines import JsonLines
+from asyncrl.records.event_kinds import EventKind
 from asyncrl.records.states import RunOutcome
 from asyncrl.records.times import TimesLine, rounded
 from asyncrl.similar_path import did_you_mean
@@ -215,7 +216,7 @@ class RunDirectory:
         with needed(self.config), replacing(self.config) as unfinished:
             unfinished.write_text(text)
 
-    def append_event(self, kind: str, /, **fields: Any) -> None:
+    def append_event(self, kind: EventKind, /, **fields: Any) -> None:
         """Append ``{"event": kind, "at": "2026-01-31T12:00:00.123Z", ...fields}`` to events.jsonl."""
         at = datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(timespec="milliseconds")
         JsonLines(self.events).append({"event": kind, "at": at.replace("+00:00", "Z"), **fields})

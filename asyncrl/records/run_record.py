@@ -26,6 +26,8 @@ from asyncrl.config.config import leaves
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import is_locked
+from asyncrl.records.evaluation_metrics import graded_reward
+from asyncrl.records.event_kinds import EventKind
 from asyncrl.records.formatting import counted, duration
 from asyncrl.records.measures import Ends, Measures, ends_of, finite, measures
 from asyncrl.records.run_directory import RunDirectory, RunSummary
@@ -44,10 +46,10 @@ RESTART_S = 30.0
 ENDS = ("run.started", "run.resumed", "run.finished")
 """Events of which the last tells whether the run has ended."""
 
-REFUSED_EVENT = "broker.refused"
+REFUSED_EVENT: EventKind = "broker.refused"
 """Event with the ``cause`` for which a broker did not serve the run: its run file is wrong, or a file is damaged."""
 
-SHARED_EVENT = "data.prompts_shared"
+SHARED_EVENT: EventKind = "data.prompts_shared"
 """Event that counts held-out prompts which are trained on."""
 
 # ── runs ──────────────────────────────────────────────────────────────────────────────────────
@@ -236,6 +238,8 @@ class RunOverview(Struct, frozen=True, kw_only=True):
     """Held-out accuracy of the last evaluation; None before the first."""
     accuracy_failed: int = 0
     """Completions of the last evaluation that failed, and are not in its accuracy."""
+    held_out_reward: float | None = None
+    """Mean reward of the last evaluation; None if it is the accuracy."""
     checkpoint: str = ""
     """Path of the newest checkpoint; empty without one."""
     began_at: str = ""
@@ -258,7 +262,9 @@ def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunO
     summary = _read(directory.read_summary, None, notes)
     line = _read(JsonLines(directory.metrics).last, None, notes) or {}
     events: list[Event] = [] if summary else _read(directory.read_events, [], notes)
-    base_accuracy, accuracy, accuracy_failed = accuracies(summary, evaluations_of(events))
+    evaluations = evaluations_of(events)
+    base_accuracy, accuracy, accuracy_failed = accuracies(summary, evaluations)
+    reward = summary.held_out_reward if summary else evaluations[-1].reward if evaluations else None
     first = _read(JsonLines(directory.events).first, None, notes) or {}
     began_at = str(first.get("at", "")) or _changed_at(directory.config)
     planned = None if summary else read_settings(directory, notes).get("run.steps")
@@ -273,6 +279,7 @@ def overview(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunO
         base_accuracy=base_accuracy,
         accuracy=accuracy,
         accuracy_failed=accuracy_failed,
+        held_out_reward=graded_reward(accuracy, reward),
         checkpoint=str(checkpoints[-1].parent) if checkpoints else "",
         began_at=began_at,
         age_s=wall_clock() - datetime.fromisoformat(began_at).timestamp() if began_at else None,

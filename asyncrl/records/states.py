@@ -69,7 +69,7 @@ NODE_STATES: Mapping[NodeState, str] = {
     "barred": "it fails what others do not, and gets no work",
     "leaving": "it finishes what it has, and gets no new work",
     "left": "it has left as it said",
-    "lost": "it was not heard for so long that the broker gave it up, or its session ended without a word",
+    "lost": "it was not heard for so long that the broker gave it up, ended without a word, or its parent has died",
     "exited": "its process ended, as its supervisor says",
 }
 """Meaning of each state of a node."""

@@ -32,6 +32,7 @@ from asyncrl.data.dataset import count_reasons
 from asyncrl.data.digest import check_same
 from asyncrl.data.prompts import PromptStream, held_out_stream, num_shared_prompts, train_stream
 from asyncrl.errors import AsyncrlError, ConfigError, LinkReset
+from asyncrl.files.atomic import TornTail
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import private_socket
 from asyncrl.log import about, get_logger
@@ -39,6 +40,7 @@ from asyncrl.messages.permit import Permits
 from asyncrl.messages.session import Beat, Hello
 from asyncrl.messages.spool import HOSTED_SPOOL, SpoolAddress
 from asyncrl.messages.wire import CODEC
+from asyncrl.records.event_kinds import EventKind
 from asyncrl.records.metrics_targets import belongs_to, read_from
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import SHARED_EVENT
@@ -46,7 +48,7 @@ from asyncrl.records.spans import SendSpans
 from asyncrl.reward.routing import check_routes
 from asyncrl.runtime.held_run import require_consistent_files
 from asyncrl.runtime.keys import BrokerKeys, cut_revoked, tell_spools
-from asyncrl.runtime.model_files import model_files
+from asyncrl.runtime.model_files import model_files, models_elsewhere
 from asyncrl.runtime.origin import settle
 from asyncrl.runtime.service_manager import service_manager
 from asyncrl.runtime.spool import keep_socket
@@ -215,7 +217,7 @@ async def run_broker(
         if ledger is None:
             return
         files.callback(ledger.close)
-        for sentence in advice(config):
+        for sentence in (*advice(config), *models_elsewhere(config)):
             log.warning("config.advice", advice=sentence)
             directory.append_event("config.advice", advice=sentence)
         await ledger.commit([ledger.started(), *written])
@@ -396,13 +398,17 @@ def require_same_data(data: Data, ledger: Ledger, streams: Mapping[str, PromptSt
 
 def _report_torn_tails(directory: RunDirectory, ledger: Ledger, segments: Segments | None) -> None:
     """Report incomplete records of an earlier broker, which were cut off on opening the files."""
-    metrics, events = (JsonLines(path).cut() for path in (directory.metrics, directory.events))
-    spool = None if segments is None else segments.torn
-    for what, torn in (("ledger", ledger.torn), ("spool", spool), ("metrics", metrics), ("events", events)):
+    torn_by_kind: dict[EventKind, TornTail | None] = {
+        "ledger.cut": ledger.torn,
+        "spool.cut": None if segments is None else segments.torn,
+        "metrics.cut": JsonLines(directory.metrics).cut(),
+        "events.cut": JsonLines(directory.events).cut(),
+    }
+    for kind, torn in torn_by_kind.items():
         if torn is not None:
             lost = {"path": str(torn.path), "offset": torn.offset, "num_bytes": torn.num_bytes}
-            log.warning(f"{what}.cut", **lost)
-            directory.append_event(f"{what}.cut", **lost)
+            log.warning(kind, **lost)
+            directory.append_event(kind, **lost)
 
 
 def _report_skipped_rows(directory: RunDirectory, streams: Mapping[str, PromptStream | None]) -> None:

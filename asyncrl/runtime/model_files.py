@@ -13,10 +13,12 @@ from asyncrl.config.config import Config
 from asyncrl.config.model import adapter
 from asyncrl.config.model.directory import snapshot_of
 from asyncrl.config.model.tokenizer import PROMPT_FILES, describe, difference
+from asyncrl.data.table import no_dataset
 from asyncrl.errors import ConfigError
 from asyncrl.messages.files import ModelFiles
 from asyncrl.messages.session import Welcome
 from asyncrl.runtime.machine import INSTALL
+from asyncrl.similar_path import did_you_mean
 from asyncrl.wire.files import cache_folder, fetch_folder
 from asyncrl.wire.handshake import Identity, hosted_links
 from asyncrl.wire.run_address import RunAddress
@@ -35,9 +37,36 @@ def model_files(config: Config) -> list[ModelFiles]:
     Raises:
         ConfigError: A file cannot be read.
     """
-    paths = dict.fromkeys(path for path in (config.model.path, config.critic.path, config.trainer.lora.path) if path)
-    found = [ModelFiles(path, describe(Path(path))) for path in paths]
+    found = [ModelFiles(path, describe(Path(path))) for path in dict.fromkeys(_models(config).values())]
     return [model for model in found if model.files]
+
+
+def models_elsewhere(config: Config) -> list[str]:
+    """A sentence for each model directory of the configuration that this machine lacks, the broker's."""
+    return [
+        f"{setting} {path!r} is not on this machine: nodes cannot fetch it from here, and each machine of the trainer "
+        f"and the rollouts needs it at that path{did_you_mean(Path(path), Path.is_dir)}"
+        for setting, path in _models(config).items()
+        if not model_name(path) and not describe(Path(path))
+    ]
+
+
+def require_data(config: Config) -> None:
+    """Raise `DataError` for a file of prompts that is not on this machine, the broker's; a name of the Hub is none."""
+    for setting, paths in (("data.train", config.data.train_files), ("data.held_out", config.data.held_out_files)):
+        for path in paths:
+            if not dataset_name(path) and not Path(path).exists():
+                raise no_dataset(Path(path), setting)
+
+
+def _models(config: Config) -> dict[str, str]:
+    """Model directories that are set, by their settings."""
+    paths = {
+        "model.path": config.model.path,
+        "critic.path": config.critic.path,
+        "trainer.lora.path": config.trainer.lora.path,
+    }
+    return {setting: path for setting, path in paths.items() if path}
 
 
 def require_same_models(welcome: Welcome) -> None:

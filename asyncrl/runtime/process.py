@@ -28,9 +28,10 @@ from asyncrl.errors import AsyncrlError, RunFailed, RunInterrupted, ToldToLeave
 from asyncrl.files.access import group_reads, restrict_umask
 from asyncrl.foreign_text import shown_lines, shown_values
 from asyncrl.log import about
+from asyncrl.messages.session import ORPHANED
 from asyncrl.runtime.metrics_server import MetricsOptions, metrics_served
 from asyncrl.runtime.service_manager import ServiceManager, report_to, show_stacks_on_abort
-from asyncrl.workers.child import OURS, dies_with
+from asyncrl.workers.child import OURS, dies_with, is_orphaned
 from asyncrl.workers.printed import FORMAT_VARIABLE
 
 # ── failpoints ────────────────────────────────────────────────────────────────────────────────
@@ -86,6 +87,14 @@ class StopEvent(asyncio.Event):
 
     by_signal = False
     """True if the signal came first: nobody took the node away, and it is to come back while its run goes on."""
+    is_orphaned = False
+    """True if the process that started this one has died, so that the kernel sent the signal."""
+
+
+def why_told(stopping: asyncio.Event) -> str:
+    """Reason of a node that leaves because ``stopping`` is set, for the events of its run."""
+    is_orphaned = isinstance(stopping, StopEvent) and stopping.is_orphaned
+    return ORPHANED if is_orphaned else "told to stop"
 
 
 Job = Callable[[StopEvent], Coroutine[Any, Any, None]]
@@ -195,7 +204,7 @@ async def _as_service(
 
 def _told_by_signals(manager: ServiceManager) -> StopEvent:
     """An event that the first signal sets; the second one ends this process."""
-    stopping = StopEvent()
+    stopping, parent = StopEvent(), os.getppid()
     signals = 0
 
     def on_signal() -> None:
@@ -204,8 +213,9 @@ def _told_by_signals(manager: ServiceManager) -> StopEvent:
         if signals > 1:
             os._exit(ToldToLeave.exit_code)
         stopping.by_signal = not stopping.is_set()
+        stopping.is_orphaned = is_orphaned(parent)
         stopping.set()
-        manager.stopping("told to stop: leaving the run")
+        manager.stopping(f"{why_told(stopping)}: leaving the run")
 
     handle(asyncio.get_running_loop(), on_signal)
     return stopping

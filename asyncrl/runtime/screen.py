@@ -7,7 +7,6 @@ terminal, and how it ended.
 """
 
 import contextlib
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +23,7 @@ from asyncrl.foreign_text import shown
 from asyncrl.messages.supervisor import Evaluated, Paused, Returned, SettingsChanged
 from asyncrl.messages.supervisor import Progress as Step
 from asyncrl.plug_in import describe
-from asyncrl.records.evaluation_metrics import failed_note, multi_sample_metrics
+from asyncrl.records.evaluation_metrics import failed_note, graded_reward, multi_sample_metrics
 from asyncrl.records.failure_sentences import sentences
 from asyncrl.records.formatting import share
 from asyncrl.records.run_directory import RunDirectory, RunSummary
@@ -277,8 +276,8 @@ def eval_line(evaluated: Evaluated) -> str:
         return f"eval v{evaluated.policy_version}  held-out accuracy: none of {evaluated.num_failed} judged"
     extra = multi_sample_metrics(evaluated.metrics)
     shares = "".join(f"  {name} {value:.1%}" for name, value in extra.items() if not name.startswith("avg@"))
-    reward = evaluated.metrics.get("reward", evaluated.accuracy)
-    graded = "" if math.isclose(reward, evaluated.accuracy) else f"  reward {_short(reward)}"
+    reward = graded_reward(evaluated.accuracy, evaluated.metrics.get("reward"))
+    graded = "" if reward is None else f"  reward {_short(reward)}"
     return (
         f"eval v{evaluated.policy_version}  held-out accuracy {evaluated.accuracy:.1%} of {evaluated.num_prompts}"
         f"{failed_note(evaluated.num_failed)}{graded}{shares}  len {evaluated.metrics.get('length_mean', 0):.0f}"

@@ -46,7 +46,7 @@ from asyncrl.records.metrics_targets import belongs_to, read_from
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.runtime.machine import Cores, OwnCores, machine_use, memory_stall
 from asyncrl.runtime.model_files import with_copies
-from asyncrl.runtime.process import StopEvent, exit_unless_cancelled
+from asyncrl.runtime.process import StopEvent, exit_unless_cancelled, why_told
 from asyncrl.runtime.service_manager import service_manager
 from asyncrl.wire.handshake import (
     Connection,
@@ -322,7 +322,7 @@ class RunNode:
                     self.run = await unless_told(stopping, self._find())
                 yield
         if stopping.by_signal:
-            raise ToldToLeave(TOLD)
+            raise ToldToLeave(PARENT_DIED if stopping.is_orphaned else TOLD)
 
     async def sessions(self) -> AsyncIterator[NodeSession]:
         """
@@ -350,7 +350,8 @@ class RunNode:
 
 
 TOLD = "a signal told this process to leave, and its run goes on; to take a node away for good, use asyncrl drain"
-"""Sentence of `ToldToLeave`."""
+PARENT_DIED = "the process that started this one has died, and its run goes on: start it again"
+"""Sentences of `ToldToLeave`."""
 
 
 async def join_steadily(
@@ -473,7 +474,7 @@ def _bye_reason(running: "asyncio.Task[None]", stopping: asyncio.Event) -> str:
     """Reason for the Bye: the error of the actor, if it failed."""
     if not running.cancelled() and (error := running.exception()):
         return f"{type(error).__name__}: {error}"
-    return "told to stop" if stopping.is_set() else "done"
+    return why_told(stopping) if stopping.is_set() else "done"
 
 
 async def _drain_on_stop(

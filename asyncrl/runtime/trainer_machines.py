@@ -54,6 +54,7 @@ from asyncrl.messages.session import (
 )
 from asyncrl.messages.trainer import Assembled, Disbanded
 from asyncrl.records.run_directory import RunDirectory
+from asyncrl.runtime.process import why_told
 from asyncrl.runtime.ranks import (
     LEAVE_S,
     HubAddress,
@@ -250,7 +251,7 @@ async def train_together(session: NodeSession, interface: str, work: SessionWork
         reason = f"{type(error).__name__}: {error}"
         raise
     finally:
-        await member.leave("told to stop" if stopping.is_set() else reason)
+        await member.leave(why_told(stopping) if stopping.is_set() else reason)
 
 
 async def _train(

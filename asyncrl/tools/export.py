@@ -3,7 +3,6 @@
 one that PEFT loads.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
@@ -20,7 +19,7 @@ from asyncrl.config.sections.trainer import Lora
 from asyncrl.data.census import shared_sentence
 from asyncrl.errors import ConfigError
 from asyncrl.files.atomic import refuse_existing
-from asyncrl.records.evaluation_metrics import accuracy_by_source, multi_sample_metrics
+from asyncrl.records.evaluation_metrics import accuracy_by_source, graded_reward, multi_sample_metrics
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import EvaluationEvent, RunRecord, read_run
 from asyncrl.runtime.model_files import snapshot_name
@@ -318,8 +317,8 @@ def _metric_rows(columns: list[EvaluationEvent], limit: int | None) -> list[list
     for select in (multi_sample_metrics, accuracy_by_source):
         names = dict.fromkeys(n for column in columns for n in select(column.metrics) if not n.startswith("avg@"))
         rows += [[name, *(_cell(select(column.metrics).get(name)) for column in columns)] for name in names]
-    if any("reward" in e.metrics and not math.isclose(e.metrics["reward"], e.accuracy) for e in columns):
-        rows.append(["reward, mean", *(_cell(column.metrics.get("reward"), ".3g") for column in columns)])
+    if any(graded_reward(column.accuracy, column.reward) is not None for column in columns):
+        rows.append(["reward, mean", *(_cell(column.reward, ".3g") for column in columns)])
     rows.append(["prompts", *(str(column.num_prompts) for column in columns)])
     if any(column.metrics.get("failed") for column in columns):
         rows.append(["failed, in no mean", *(_cell(column.metrics.get("failed"), ".0f") for column in columns)])

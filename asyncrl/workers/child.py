@@ -88,7 +88,7 @@ class Relay:
 
 # ── supervise ─────────────────────────────────────────────────────────────────────────────────
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
 FIRST_PAUSE_S = 0.2
 MAX_PAUSE_S = 10.0
 LAST_WORDS_BYTES = 4096
@@ -308,3 +308,12 @@ def dies_with(parent: int) -> Callable[[], None] | None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     return die_with_parent
+
+
+def is_orphaned(parent: int) -> bool:
+    """True if ``parent``, with which this process was started to die, has died: any signal now may be the kernel's."""
+    if sys.platform != "linux" or os.getppid() == parent:
+        return False
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
+    return number.value != 0

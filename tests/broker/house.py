@@ -19,6 +19,7 @@ from asyncrl.messages.spool import SpoolAddress, Stored
 from asyncrl.messages.supervisor import Finished
 from asyncrl.messages.wire import PROTOCOL
 from asyncrl.messages.words import Role
+from asyncrl.records.event_kinds import EventKind
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.wire.memory import MemoryHub, MemoryLink
 from tests.broker.driver import SPOOL, Node, a_config, a_scheduler
@@ -39,7 +40,7 @@ class WatchedDirectory(RunDirectory):
         super().__init__(path)
         self.appended = asyncio.Event()
 
-    def append_event(self, kind: str, /, **fields: object) -> None:
+    def append_event(self, kind: EventKind, /, **fields: object) -> None:
         super().append_event(kind, **fields)
         self.appended.set()
 

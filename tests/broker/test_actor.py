@@ -28,6 +28,7 @@ from asyncrl.errors import BrokenInvariant, LinkReset, RunFailed
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.messages.rollout import Offer
 from asyncrl.messages.session import (
+    ORPHANED,
     Beat,
     Bye,
     Drain,
@@ -339,6 +340,17 @@ def test_joining_and_leaving_nodes_are_in_the_ledger(tmp_path: Path) -> None:
         ("leaver", "left", "told to stop\\x1b[2J"),
         ("lost", "lost", "silent for 10 s"),
     ]
+
+
+def test_a_node_whose_parent_has_died_is_lost_though_it_says_so(tmp_path: Path) -> None:
+    async def script(house: House) -> None:
+        rollout = await house.welcomed("rollout", "a")
+        await rollout.send(Bye(ORPHANED))
+        await house.happened("node.lost")
+
+    house = run(tmp_path, script)
+    (lost,) = house.events("node.lost")
+    assert (lost["node"], lost["cause"]) == ("a", "the process that started it has died")
 
 
 def test_a_reward_goes_to_the_ledger_with_the_next_record_of_another_kind(
@@ -722,13 +734,13 @@ def test_a_trainer_that_is_started_again_is_told_until_it_is_back(tmp_path: Path
         house.now_s += 5
         starting, lacking = (await asked(supervisor)).notes
         assert starting == "t was killed by SIGKILL 5 s ago and is starting again"
-        assert lacking == "no trainer and no rollout and no reward node is connected"
+        assert lacking == "no trainer and no rollout and no spool and no reward node is connected"
         again = await house.joined("trainer", "t", "1")
         assert isinstance(await again.receive(), Welcome)
         await again.send(Ready())
         assert await supervisor.receive() == Returned("t", 5.0, 0)
         house.now_s += 1
-        assert (await asked(supervisor)).notes == ["no rollout and no reward node is connected"]
+        assert (await asked(supervisor)).notes == ["no rollout and no spool and no reward node is connected"]
 
     async def asked(supervisor: MemoryLink) -> Status:
         await supervisor.send(StatusWanted())

@@ -63,7 +63,7 @@ class Warm(Message, frozen=True):  # 1. its row
 class WarmScheduler(Scheduler):
     @rule
     def _warm(self, message: Warm, node: Node, now_s: float) -> None:  # 2. its handler
-        self.out.event("device.warm", node=node.name, kelvin=message.kelvin)
+        self.out.event("node.heard", node=node.name, kelvin=message.kelvin)
 
 
 async def tell(link: MemoryLink, kelvin: int) -> None:  # 3. its sender
@@ -83,11 +83,11 @@ def test_a_new_message_is_allowed_checked_and_handled_by_its_row_and_its_method(
         await tell(nodes["rollout"], -1)
         await tell(nodes["reward"], 300)
         await tell(nodes["rollout"], 301)
-        await house.happened("device.warm")
+        await house.happened("node.heard")
 
     house = run(tmp_path, script)
 
-    assert [(event["node"], event["kelvin"]) for event in house.events("device.warm")] == [("a", 301)]
+    assert [(event["node"], event["kelvin"]) for event in house.events("node.heard")] == [("a", 301)]
     assert house.summary.failed == {
         "message: Warm of a: kelvin is -1": 1,
         "message: Warm of r: a reward may not send Warm": 1,

@@ -1,12 +1,15 @@
 """A long silence is told about, and says what the run does."""
 
+import pytest
+from msgspec.structs import replace
+
 from asyncrl.broker.status import LongSilence, RestartBook, node_status, run_status, sentence
 from asyncrl.messages.session import Beat, Draining
-from asyncrl.messages.supervisor import Exited, NodeStatus, Status
+from asyncrl.messages.supervisor import Evaluated, Exited, NodeStatus, Status
 from asyncrl.messages.trajectory import Unit
 from asyncrl.records.states import GROUP_STATES
 from tests.broker.driver import Cluster, Reward, Rollout, a_config
-from tests.broker.test_scheduler import HELD_OUT, a_published, finish_all, judge, publish, rollouts
+from tests.broker.test_scheduler import HELD_OUT, a_published, finish_all, judge, publish, rollouts, trainer
 
 
 def told(silence: LongSilence, mark: int, start_s: int, end_s: int) -> list[float]:
@@ -100,6 +103,31 @@ def test_the_trainer_says_at_once_that_no_rollout_is_connected() -> None:
     cluster = a_published()
     cluster.kill(rollout(cluster))
     assert states(cluster)["trainer"] == ("waiting", "step 1: 0 of 2 groups complete, no rollout is connected")
+
+
+def test_a_version_that_waits_for_rollouts_says_that_none_is_connected() -> None:
+    cluster = a_published(a_config(schedule={"staleness": 0.0}))
+    finish_all(cluster, rollout(cluster))
+    trainer(cluster).train()
+    cluster.kill(rollout(cluster))
+    cluster.exchange()
+    assert states(cluster)["trainer"] == (
+        "waiting",
+        "version 1 to be live, which frees the window: no rollout is connected",
+    )
+
+
+def test_the_last_evaluation_says_whom_it_waits_for() -> None:
+    cluster = a_published(replace(HELD_OUT, run=replace(HELD_OUT.run, steps=1)), num_held_out=1, capacity=8)
+    finish_all(cluster, rollout(cluster))
+    trainer(cluster).train()
+    publish(cluster)
+    assert states(cluster)["trainer"] == ("waiting", "the last evaluation")
+    cluster.kill(next(node for node in cluster.nodes.values() if isinstance(node, Reward)))
+    for unit in list(rollout(cluster).running):
+        rollout(cluster).finish(unit)
+    cluster.exchange()
+    assert states(cluster)["trainer"] == ("waiting", "the last evaluation: no reward node is connected")
 
 
 def test_a_step_that_waits_for_its_oldest_groups_says_what_becomes_of_them() -> None:
@@ -253,6 +281,13 @@ def test_evaluations_are_told_without_those_that_measured_nothing() -> None:
     cluster = a_published()
     told = status(cluster)
     assert (told.accuracy, told.base_accuracy) == (None, None)
+
+
+@pytest.mark.parametrize(("reward", "told"), [(0.48, 0.48), (0.25, None)])
+def test_the_reward_of_an_evaluation_is_told_unless_it_is_the_accuracy(reward: float, told: float | None) -> None:
+    cluster = a_published()
+    cluster.scheduler.evaluation.results.append(Evaluated(0, 0.25, 4, {"reward": reward}))
+    assert status(cluster).held_out_reward == told
 
 
 def test_the_rate_of_tokens_follows_the_beats_and_silence_is_measured() -> None:

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from asyncrl.cli.events import KIND_CHARS, Events, event_lines
+from asyncrl.cli.logs import KIND_CHARS, Events, event_lines
+from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import locked
+from asyncrl.records.event_kinds import EventKind
 from asyncrl.records.run_directory import RunDirectory
 from tests.cli.invoke import asyncrl
 
-KINDS = ["run.started", "node.joined", "version.live", "node.lost", "version.live"]
+KINDS: list[EventKind] = ["run.started", "node.joined", "version.live", "node.lost", "version.live"]
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def test_events_are_lines_in_order_with_their_fields(run: RunDirectory) -> None:
     [
         (["--only", "node.lost"], ["node.lost"]),
         (["--only", "node."], ["node.joined", "node.lost"]),
-        (["--only", "node", "--only", "run.started"], ["run.started"]),
+        (["--only", "node.exited", "--only", "run.started"], ["run.started"]),
         (["--without", "version.live"], ["run.started", "node.joined", "node.lost"]),
         (["--only", "node.", "--without", "node.lost"], ["node.joined"]),
         (["-n", "2"], ["node.lost", "version.live"]),
@@ -60,8 +62,30 @@ def test_kinds_are_chosen_by_name_or_beginning_and_the_last_of_them_by_number(
 
 
 def test_a_kind_that_no_event_has_is_told_apart_from_an_empty_choice_by_number(run: RunDirectory) -> None:
-    assert asyncrl("events", run.path, "--only", "node").stderr == "no such events\n"
+    assert asyncrl("events", run.path, "--only", "node.exited").stderr == "no such events\n"
     assert asyncrl("events", run.path, "-n", "0").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "meant"),
+    [
+        ("node.lots", "did you mean 'node.lost'?"),
+        ("node", "did you mean 'node.'?"),
+        ("xyzzy", "kinds begin with broker., checkpoint., "),
+    ],
+)
+@pytest.mark.parametrize("option", ["--only", "--without"])
+def test_a_kind_that_no_event_ever_has_is_refused_with_the_nearest(
+    run: RunDirectory, option: str, kind: str, meant: str
+) -> None:
+    refused = asyncrl("events", run.path, option, kind)
+    assert refused.exit_code == 2
+    assert f"no event is of the kind {kind!r}: {meant}" in refused.stderr
+
+
+def test_a_kind_of_a_newer_version_is_known_once_the_run_has_it(run: RunDirectory) -> None:
+    JsonLines(run.events).append({"event": "moon.rose", "at": "2031-01-01T00:00:00.000Z"})
+    assert printed(run, "--only", "moon.rose") == ["moon.rose"]
 
 
 def test_following_prints_what_happens_until_the_run_is_over(run: RunDirectory) -> None:

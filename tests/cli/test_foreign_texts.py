@@ -11,9 +11,8 @@ from rich.console import Console
 
 from asyncrl.broker.failures import EVENT, FailureBook
 from asyncrl.broker.ledger.reader import DeadLetter
-from asyncrl.cli.events import event_lines
 from asyncrl.cli.inspect import audit_table, dead_letter_table
-from asyncrl.cli.logs import LogLine, log_lines
+from asyncrl.cli.logs import LogLine, event_lines, log_lines
 from asyncrl.cli.status import Display, live_lines
 from asyncrl.messages.supervisor import Incident, NodeStatus, Status
 from asyncrl.runtime.screen import Screen

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import re
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -92,8 +93,9 @@ def test_a_node_without_a_log_here_is_told_from_one_that_does_not_exist(director
     directory.append_event("node.joined", node="spool", role="spool")
     _, elsewhere = open_logs(directory.path, "")
     assert elsewhere == ["gpu2-rollout"]
-    assert elsewhere_note(directory.path, elsewhere).startswith("gpu2-rollout: no log here; each logs to no file in")
-    with pytest.raises(ConfigError, match=r"gpu2-rollout logs to no file in .*`journalctl -u asyncrl@ROLE` with syst"):
+    told = rf"^no log of gpu2-rollout in {directory.logs}: a node of a service logs on its own machine, to `journalctl"
+    assert re.match(told, elsewhere_note(directory.path, elsewhere))
+    with pytest.raises(ConfigError, match=told):
         open_logs(directory.path, "gpu2-rollout")
     with pytest.raises(ConfigError, match="has no node rollout-9; there are logs of: broker-0, trainer-0"):
         open_logs(directory.path, "rollout-9")

@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 import pytest
 
+from asyncrl import __main__ as entry
 from asyncrl.cli.main import main
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.version import VERSION
@@ -192,6 +193,19 @@ def test_ctrl_c_is_one_sentence_and_130(monkeypatch: pytest.MonkeyPatch) -> None
     for command in ("run x.toml", "attach", "status"):  # in a command, and while its arguments are read
         result = asyncrl(*command.split())
         assert (result.exit_code, result.stdout, result.stderr) == (130, "", "asyncrl: interrupted\n")
+
+
+@pytest.mark.parametrize("command", [entry.main, entry.node])
+def test_ctrl_c_is_one_sentence_while_a_command_is_being_imported_too(
+    command: Callable[[], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(entry, "import_module", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        command()
+    assert capsys.readouterr().err == "asyncrl: interrupted\n"
 
 
 def test_a_path_that_cannot_be_used_is_one_sentence_in_every_command(tmp_path: Path) -> None:

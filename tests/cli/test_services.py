@@ -26,6 +26,9 @@ def install(tmp_path, monkeypatch) -> Install:
     program.touch(mode=0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     create_key(tmp_path / "node.key", new_key("gpu1", ("spool", "rollout", "reward"), bytes(32)))
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").touch()
+    (tmp_path / "t").touch()
     (tmp_path / "my.toml").write_text('[model]\npath = "m"\n[data]\ntrain = "t"\n[rollout]\nthreads = 3\n')
 
     def install(*options: str) -> Result:
@@ -56,7 +59,8 @@ def test_uninstalling_names_what_it_removes_and_keeps_the_run(install: Install, 
     done = CliRunner().invoke(services, ["uninstall", manager, "--to", "files"])
     assert done.exit_code == 0, done.output
     assert f"removed  {tmp_path}/files/asyncrl" in done.output
-    assert not list((tmp_path / "files").glob("asyncrl*"))
+    assert f"kept     {tmp_path}/runs/my: the run, its secret and its logs\n" in done.output
+    assert not list((tmp_path / "files").iterdir())
     assert set((tmp_path / "runs").rglob("*")) == run
     again = CliRunner().invoke(services, ["uninstall", manager, "--to", "files"])
     assert f"nothing of `asyncrl services install {manager}` in {tmp_path}/files" in again.output
@@ -156,6 +160,29 @@ def test_the_broker_needs_a_run_file(install: Install, tmp_path):
     done = CliRunner().invoke(services, ["install", "--systemd", "--run-dir", "runs/x"])
     assert done.exit_code == 78
     assert "--config CONFIG is missing: the broker needs the run's configuration" in done.stderr
+
+
+def test_what_the_services_would_end_with_is_refused_before_anything_is_written(install: Install, tmp_path):
+    (tmp_path / "m").rename(tmp_path / "mm")
+    refused = install("--systemd")
+    assert refused.exit_code == 78
+    assert "model.path 'm' is not on this machine: nodes cannot fetch it from here" in refused.output
+    (tmp_path / "t").unlink()
+    assert "no such dataset: t (data.train)" in install("--systemd").output
+    assert not (tmp_path / "files").exists()
+
+
+def test_a_broker_without_the_model_is_installed_where_no_other_role_loads_it_and_says_so(install: Install, tmp_path):
+    (tmp_path / "m").rename(tmp_path / "mm")
+    done = install("--systemd", "--roles", "broker,reward")
+    assert done.exit_code == 0
+    assert "note     model.path 'm' is not on this machine: nodes cannot fetch it from here, and each" in done.output
+
+
+def test_a_run_file_of_a_machine_without_the_broker_may_name_what_is_elsewhere(install: Install, tmp_path, remote):
+    (tmp_path / "m").rename(tmp_path / "mm")
+    (tmp_path / "t").unlink()
+    assert install("--systemd", "--roles", "rollout", *remote).exit_code == 0
 
 
 def test_a_broker_for_other_machines_has_its_keys(install: Install, tmp_path):

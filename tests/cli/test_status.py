@@ -244,6 +244,12 @@ def test_completions_that_failed_are_told_beside_the_held_out_accuracy() -> None
     assert told.split("first, ")[1] in "".join(file_lines(an_overview(accuracy=0.797, accuracy_failed=6)))
 
 
+def test_a_held_out_reward_that_is_not_the_accuracy_is_told_beside_it() -> None:
+    told = "79.7 % at the last evaluation, reward 0.480"
+    assert live_lines(replace(LIVE, held_out_reward=0.48))[4].endswith(f" 8.6 % at first, {told}")
+    assert told in "".join(file_lines(an_overview(accuracy=0.797, held_out_reward=0.48)))
+
+
 def test_the_metrics_of_a_step_that_do_not_fit_are_left_out_the_least_important_first() -> None:
     metrics = {
         "reward": -123.4567, "accuracy": 0.5, "length_mean": 123456.0, "staleness_mean": 12.0, "kl": 0.1,

@@ -139,6 +139,8 @@ class UnderSystemd(ManagedRun):
 
     def end(self) -> None:
         self.target.stop()
+        for service in self.target.services.values():
+            service.forget()
 
     def restart(self, role: str) -> None:
         self.target[role].restart()

@@ -36,6 +36,7 @@ def serve(tmp_path) -> Iterator[Callable[..., Service]]:
     yield serve
     for service in started:
         service.stop()
+        service.forget()
 
 
 def test_a_service_runs_once_it_says_so_and_ends_with_0(serve):

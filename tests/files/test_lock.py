@@ -1,4 +1,5 @@
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -125,6 +126,26 @@ def test_a_folder_that_a_killed_process_left_is_used_again(sockets: Path) -> Non
     (first / "spool").touch()
     with folder(sockets) as second:
         assert second == first
+
+
+def test_a_start_removes_what_killed_processes_of_other_runs_left_and_nothing_else(
+    sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(sockets)
+    here = {"XDG_RUNTIME_DIR": "."}  # A socket has a short path.
+    left, heard, new = (Path(f"asyncrl-{letter * 20}") for letter in "abc")
+    other = Path("asyncrl-workers-0")
+    for path in (left, heard, new, other):
+        path.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as gone, socket.socket(socket.AF_UNIX) as server:
+        gone.bind(f"{left}/spool")
+        server.bind(f"{heard}/spool")
+        server.listen()
+        for path in (left, heard, other):
+            os.utime(path, (0, 0))
+        with private_socket("spool", "held", sockets, here), private_socket("spool", RUN_ID, sockets, here):
+            assert len(there := set(Path().iterdir())) == 5
+    assert [path in there for path in (left, heard, new, other)] == [False, True, True, True]
 
 
 def test_another_run_and_a_copy_of_a_run_have_other_folders(sockets: Path) -> None:

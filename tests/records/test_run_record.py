@@ -135,18 +135,18 @@ def test_a_mistyped_run_is_answered_with_the_one_beside_it(make_run: MakeRun) ->
 
 def test_a_finished_run_is_told_by_its_summary(make_run: MakeRun, summary: Callable[..., RunSummary]) -> None:
     directory = make_run()
-    directory.write_summary(summary(held_out_failed=3))
+    directory.write_summary(summary(held_out_failed=3, held_out_reward=0.5))
     found = overview(directory.path)
     assert (found.run, found.status, found.step, found.steps, found.reward) == ("tiny", "finished", 10, 10, 0.9)
     assert (found.base_accuracy, found.accuracy) == (summary().base_accuracy, summary().held_out_accuracy)
-    assert (found.accuracy_failed, found.wall_s) == (3, summary().wall_s)
+    assert (found.accuracy_failed, found.held_out_reward, found.wall_s) == (3, 0.5, summary().wall_s)
 
 
 def test_a_run_without_an_end_and_without_a_broker_has_stopped(make_run: MakeRun) -> None:
     directory = make_run()
-    directory.append_event("eval.finished", policy_version=10, accuracy=0.75, num_prompts=60, failed=4.0)
+    directory.append_event("eval.finished", policy_version=10, accuracy=0.75, num_prompts=60, failed=4.0, reward=0.5)
     found = overview(directory.path, wall_clock=lambda: 1_700_000_060.0)
-    assert found.accuracy_failed == 4
+    assert (found.accuracy_failed, found.held_out_reward) == (4, 0.5)
     assert (found.status, found.step, found.steps) == ("stopped", 10, 10)
     assert (found.base_accuracy, found.accuracy, found.age_s, found.wall_s) == (0.25, 0.75, 60.0, None)
     assert found.num_bytes > 0

@@ -163,9 +163,10 @@ def test_a_run_does_not_continue_with_other_rows(tmp_path: Path) -> None:
         start(2, 1)
 
 
-def test_rows_that_no_reward_is_for_stop_the_broker_before_it_listens(tmp_path: Path) -> None:
+def not_started(tmp_path: Path) -> RunDirectory:
+    """The run of a broker that no reward is for the rows of."""
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": 1, "data_source": "mine"}\n')
-    config = made(data={"train": str(tmp_path / "rows.jsonl")})
+    config = made(data={"train": str(tmp_path / "rows.jsonl")}, model={"path": "/nowhere"})
     directory = RunDirectory.create(tmp_path, "run")
 
     async def scene() -> None:
@@ -177,6 +178,17 @@ def test_rows_that_no_reward_is_for_stop_the_broker_before_it_listens(tmp_path: 
 
     with pytest.raises(ConfigError, match="no reward is for rows with data_source 'mine'"):
         asyncio.run(scene())
+    return directory
+
+
+def test_rows_that_no_reward_is_for_stop_the_broker_before_it_listens(tmp_path: Path) -> None:
+    not_started(tmp_path)
+
+
+def test_a_model_that_the_brokers_machine_lacks_is_told_because_only_nodes_may_have_it(tmp_path: Path) -> None:
+    (told,) = not_started(tmp_path).read_events()
+    assert told["event"] == "config.advice"
+    assert str(told["advice"]).startswith("model.path '/nowhere' is not on this machine: nodes cannot fetch it")
 
 
 @asynccontextmanager

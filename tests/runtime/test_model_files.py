@@ -12,12 +12,19 @@ from asyncrl.config.config import Config, to_json
 from asyncrl.config.model.directory import check_model
 from asyncrl.config.model.tokenizer import describe, difference
 from asyncrl.config.run_file import decode
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, DataError
 from asyncrl.messages.files import FileDigest, ModelFiles
 from asyncrl.messages.session import Welcome
 from asyncrl.messages.spool import SpoolAddress, SpoolSet
 from asyncrl.messages.wire import CODEC
-from asyncrl.runtime.model_files import local_copies, model_files, require_same_models, with_copies
+from asyncrl.runtime.model_files import (
+    local_copies,
+    model_files,
+    models_elsewhere,
+    require_data,
+    require_same_models,
+    with_copies,
+)
 from asyncrl.runtime.process import StopEvent
 from asyncrl.runtime.rollout import run_rollout
 from asyncrl.runtime.sessions import RunNode
@@ -40,6 +47,22 @@ def test_a_machine_tells_the_models_that_it_has_and_each_once(tmp_path: Path) ->
     assert [found.path for found in model_files(config)] == [model]
     nowhere = replace(config, model=replace(config.model, path="/nowhere"), critic=replace(config.critic, path=""))
     assert model_files(nowhere) == []
+
+
+def test_a_model_that_the_brokers_machine_lacks_is_named_and_one_of_the_hub_is_not(tmp_path: Path) -> None:
+    model = str(write_model(tmp_path / "model"))
+    settings = {"data": {"train": "t"}, "critic": {"path": model}, "algorithm": {"advantage": "gae"}}
+    (sentence,) = models_elsewhere(decode({"model": {"path": str(tmp_path / "modle")}, **settings}))
+    assert sentence.startswith(f"model.path '{tmp_path}/modle' is not on this machine: nodes cannot fetch it")
+    assert sentence.endswith(f"; did you mean {model}?")
+    assert models_elsewhere(decode({"model": {"path": "hf://org/name"}, **settings})) == []
+
+
+def test_a_file_of_prompts_that_is_missing_is_refused_and_a_dataset_of_the_hub_is_not(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").touch()
+    data = {"train": [str(tmp_path / "train.jsonl"), "org/name:train"], "held_out": str(tmp_path / "tests.jsonl")}
+    with pytest.raises(DataError, match=r"no such dataset: .*tests\.jsonl \(data\.held_out\)"):
+        require_data(decode({"model": {"path": "m"}, "data": data}))
 
 
 def test_an_adapter_to_start_from_is_told_and_copied_as_a_model_is(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import asyncio
 import sys
 
 from asyncrl import errors
-from asyncrl.runtime.process import handle, run_process
+from asyncrl.runtime.process import handle, run_process, why_told
 
 def say(word):
     print(word, flush=True)
@@ -85,11 +85,11 @@ def test_a_bug_shows_its_traceback(start):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_drains(start, number):
-    process = start("    say('serving')\n    await stopping.wait()\n    say('drained')")
+    process = start("    say('serving')\n    await stopping.wait()\n    say(why_told(stopping))")
     assert process.stdout.readline() == "serving\n"
     process.send_signal(number)
     output, _ = process.communicate(timeout=30)
-    assert (process.returncode, output) == (0, "drained\n")
+    assert (process.returncode, output) == (0, "told to stop\n")
 
 
 def test_who_is_told_to_leave_a_run_that_goes_on_ends_with_a_code_of_its_own(start):
@@ -164,8 +164,8 @@ def test_a_second_signal_exits_at_once(start):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a child when its parent dies")
-def test_a_service_leaves_in_order_when_its_supervisord_is_killed():
-    job = "    say('ready')\n    await stopping.wait()\n    say('told')"
+def test_a_service_leaves_in_order_when_its_supervisord_is_killed_and_says_why():
+    job = "    say('ready')\n    await stopping.wait()\n    say(why_told(stopping))"
     source = f"{FROM_A_TERMINAL}{PREAMBLE}async def job(stopping):\n{job}\n\nsys.exit(run_process(job, name='n'))"
     supervisord = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {source!r}])"
     command, environment = [sys.executable, "-c", supervisord], os.environ | {"SUPERVISOR_ENABLED": "1"}
@@ -173,7 +173,7 @@ def test_a_service_leaves_in_order_when_its_supervisord_is_killed():
         assert process.stdout
         assert process.stdout.readline() == "ready\n"
         process.kill()
-        assert process.stdout.readline() == "told\n"
+        assert process.stdout.readline() == "the process that started it has died\n"
 
 
 def test_a_log_that_cannot_be_written_changes_neither_the_work_nor_the_exit_code():

@@ -208,6 +208,22 @@ def test_beats_come_from_the_actor_until_it_ends():
     asyncio.run(main())
 
 
+def test_a_node_whose_parent_has_died_says_so_to_the_run_and_to_its_log() -> None:
+    stopping = StopEvent()
+    stopping.by_signal = stopping.is_orphaned = True
+    stopping.set()
+
+    async def main() -> None:
+        hub = MemoryHub()
+        await serve(FakeActor(), hub.connect(PEER), beat_s=60, stopping=stopping)
+        assert await last(hub) == Bye("the process that started it has died")
+        async with RunNode(WHO, RunAddress("ipc:///nowhere"), wait_s=1.0).part_of_run(stopping):
+            pass
+
+    with pytest.raises(ToldToLeave, match="the process that started this one has died, and its run goes on"):
+        asyncio.run(main())
+
+
 def test_a_stopped_node_drains_first():
     async def main():
         hub, actor, stopping, drained = MemoryHub(), FakeActor(), asyncio.Event(), asyncio.Event()

@@ -23,6 +23,7 @@ from asyncrl.config.correction import WIDE, clips_to_sampler, with_clip_high
 from asyncrl.config.sections.sampling import LOW, greedy
 from asyncrl.messages.supervisor import Incident
 from asyncrl.records.alarms import NO_LEARNING
+from asyncrl.records.event_kinds import EventKind
 from asyncrl.records.states import WELL_AGAIN
 
 KEPT = 12
@@ -288,7 +289,7 @@ class DriftAlarms:
     def __init__(self, config: Config, lines: Iterable[Line] = ()) -> None:
         algorithm = config.algorithm
         most_clipped = 1.0 if algorithm.loss in LEARNS_FROM_CLIPPED else algorithm.clip_warn
-        self._alarms: dict[str, DriftAlarm | StreakAlarm] = {
+        self._alarms: dict[EventKind, DriftAlarm | StreakAlarm] = {
             "signal.none": StreakAlarm("zero_advantage_fraction", bound=1.0),
             "completions.cut": StreakAlarm("truncated", bound=MOSTLY_CUT),
             "ess.low": DriftAlarm("ess", healthy=1.0, bound=algorithm.ess_warn),
@@ -298,7 +299,7 @@ class DriftAlarms:
             for alarm in self._alarms.values():
                 alarm.check(line)
 
-    def check(self, line: Line, config: Config) -> Iterator[tuple[str, dict[str, float | str]]]:
+    def check(self, line: Line, config: Config) -> Iterator[tuple[EventKind, dict[str, float | str]]]:
         """Kind and fields of each event of a new step; ``config`` has the settings that hold now."""
         for kind, alarm in self._alarms.items():
             if fields := alarm.check(line):

@@ -34,6 +34,7 @@ from asyncrl.messages.session import Beat, MachineUse
 from asyncrl.messages.trainer import Stepped
 from asyncrl.messages.words import Role
 from asyncrl.records.alarms import NO_LEARNING
+from asyncrl.records.event_kinds import EventKind
 from asyncrl.records.failure_sentences import by_site
 from asyncrl.records.measures import RECENT
 from asyncrl.records.run_directory import RunDirectory, RunSummary, content_of
@@ -319,7 +320,7 @@ class RunFiles:
         self._num_verdicts = scheduler.failures.attempts.get("reward", 0)
         """Verdicts up to the last line of times."""
 
-    def event(self, kind: str, /, **fields: Any) -> None:
+    def event(self, kind: EventKind, /, **fields: Any) -> None:
         """Record an event, log it, and tell those who look on; its texts may be of other nodes and of plug-ins."""
         fields = shown_values(fields, SHOWN_CHARS)
         if kind == "checkpoint.written":

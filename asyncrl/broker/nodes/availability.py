@@ -7,7 +7,7 @@ Availability of nodes: which of them get work, who does the work of the others, 
 Silence and standstill are seen by `NodeBook`, faults by `FaultBook`; what follows from them is decided here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -167,6 +167,8 @@ class Availability:
 # ── roles without a node ───────────────────────────────────────────────────────────────────────
 # Work that waits for a role without a connected node: reported once per episode, so that no run hangs silently.
 
+NEEDED: Mapping[Role, str] = {"trainer": "trainer", "rollout": "rollout", "spool": "spool", "reward": "reward node"}
+"""Roles that every run needs, and what a node of each is called."""
 PATIENCE_S = 60.0
 
 
@@ -184,7 +186,7 @@ class Wait(Struct, frozen=True):
                 f"logs"
             )
         return (
-            f"{self.work} wait, but no {self.role} node has been connected for {waited_s:.0f} s: "
+            f"{self.work} wait, but no {NEEDED[self.role]} has been connected for {waited_s:.0f} s: "
             f"start one, or look at its log if it was started"
         )
 
@@ -208,18 +210,35 @@ class AbsenceBook:
         return [(wait, wait.sentence(now_s - self._since_s[wait.role])) for wait in fresh]
 
 
+def missing_roles(scheduler: "Scheduler") -> list[Role]:
+    """Roles of which no node is connected."""
+    return [role for role in NEEDED if not scheduler.nodes.with_role(role)]
+
+
+def none_connected(roles: Iterable[Role]) -> str:
+    """Clause about roles without a node: ``no trainer and no rollout is connected``; empty if there are none."""
+    names = [NEEDED[role] for role in roles]
+    return f"no {' and no '.join(names)} is connected" if names else ""
+
+
 def waits(scheduler: "Scheduler") -> list[Wait]:
     """Work of all roles without a connected node."""
-    nodes, found = scheduler.nodes, []
-    if nodes.trainer() is None and (work := _trainer_work(scheduler)):
-        found.append(Wait("trainer", work, scheduler.machines.missing()))
-    if not (nodes.with_role("rollout") or scheduler.settings.paused_by) and (work := _rollout_work(scheduler)):
-        found.append(Wait("rollout", work))
-    if not nodes.with_role("spool") and (rollouts := nodes.rollouts()):
-        found.append(Wait("spool", f"the results of {len(rollouts)} rollouts"))
-    if not nodes.with_role("reward") and scheduler.grading.waiting:
-        found.append(Wait("reward", f"{scheduler.grading.num_waiting} trajectories"))
-    return found
+    there: dict[Role, str] = {"trainer": scheduler.machines.missing()}
+    found = [Wait(role, _work(scheduler, role), there.get(role, "")) for role in missing_roles(scheduler)]
+    return [wait for wait in found if wait.work]
+
+
+def _work(scheduler: "Scheduler", role: Role) -> str:
+    """Work that only nodes of ``role`` can do, in words; empty if there is none."""
+    match role:
+        case "trainer":
+            return _trainer_work(scheduler)
+        case "rollout":
+            return "" if scheduler.settings.paused_by else _rollout_work(scheduler)
+        case "spool":
+            return f"the results of {len(rollouts)} rollouts" if (rollouts := scheduler.nodes.rollouts()) else ""
+        case _:
+            return f"{number} trajectories" if (number := scheduler.grading.num_waiting) else ""
 
 
 def _trainer_work(scheduler: "Scheduler") -> str:

@@ -1,6 +1,5 @@
 """The top of the first page: a sentence about the state, headline numbers, and who waits for whom."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,7 +7,7 @@ from msgspec import Struct
 
 from asyncrl.records import formatting
 from asyncrl.records.alarms import alarms
-from asyncrl.records.evaluation_metrics import failed_note
+from asyncrl.records.evaluation_metrics import failed_note, graded_reward
 from asyncrl.records.formatting import UNKNOWN, counted
 from asyncrl.records.measures import RECENT, RECENTLY, Ends, Measures, number, recently
 from asyncrl.records.run_record import RunRecord
@@ -241,7 +240,7 @@ def _last_evaluation(record: RunRecord, base: float | None, accuracy: float | No
     parts = [f"v{found[-1].policy_version}"]
     if base is not None and base != accuracy:
         parts.append(f"from {formatting.share(base)}")
-    if (reward := found[-1].reward) is not None and not math.isclose(reward, accuracy):
+    if (reward := graded_reward(accuracy, found[-1].reward)) is not None:
         parts.append(f"reward {_text(reward)}")
     return ", ".join(parts)
 

@@ -1,5 +1,6 @@
 """
-Writes service files without losing what somebody changed in them by hand, and has the service manager check them.
+Writes service files without losing what somebody changed in them by hand, has the service manager check them, and
+removes them again.
 
 The first line of a written file names a checksum of the rest. A file whose checksum differs was changed by hand.
 """
@@ -9,12 +10,14 @@ import grp
 import hashlib
 import os
 import pwd
+import re
 import shutil
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +37,8 @@ KEPT: Mapping[Manager, str] = {
     "supervisord": "a file of its folder asyncrl.d, such as asyncrl.d/local.conf,",
 }
 """Place for the changes of an operator, which no install replaces."""
+CONTROL = "supervisord"
+"""Folder for the socket, the process id and the log of supervisord, beside its file."""
 
 
 def to_write(manager: Manager, folder: Path, texts: Mapping[str, str], *, force: bool) -> dict[Path, str]:
@@ -44,8 +49,8 @@ def to_write(manager: Manager, folder: Path, texts: Mapping[str, str], *, force:
         ConfigError: A file was changed by hand, or written by hand, and ``force`` is false; or it cannot be read.
     """
     paths = {folder / name: f"{MARK}{_checksum(text)}\n{text}" for name, text in texts.items()}
-    changed = {path: text for path, text in paths.items() if read(path) != text}
-    edited = [path for path in changed if is_edited(read(path))]
+    changed = {path: text for path, text in paths.items() if _read(path) != text}
+    edited = [path for path in changed if _is_edited(_read(path))]
     if edited and not force:
         raise ConfigError(
             f"changed by hand: {', '.join(map(str, edited))}; keep the changes in {KEPT[manager]} then replace these "
@@ -72,7 +77,7 @@ def problems(manager: Manager, texts: Mapping[str, str]) -> list[str] | None:
         if manager == "systemd":
             found = _systemd_problems(folder, [file for file in texts if file.endswith((".service", ".target"))])
         else:
-            found = _supervisord_problems(folder / "asyncrl.conf")
+            found = _supervisord_problems(_conf(folder))
         return found and [sentence.replace(f"{folder}/", "") for sentence in found]
 
 
@@ -100,7 +105,7 @@ def _supervisord_problems(path: Path) -> list[str] | None:
     return []
 
 
-def is_edited(text: str | None) -> bool:
+def _is_edited(text: str | None) -> bool:
     """True unless there is no file, or `write_files` wrote this text."""
     if text is None:
         return False
@@ -112,7 +117,7 @@ def _checksum(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def read(path: Path) -> str | None:
+def _read(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -243,14 +248,18 @@ def next_steps(manager: Manager, folder: Path, owner: ServiceUser, *, is_replace
 
 
 def _supervisord(folder: Path, is_replaced: bool, logs: Path) -> list[str]:
-    path, control = folder / "asyncrl.conf", ctl(folder)
+    path, control = _conf(folder), _ctl(folder)
     apply = [f"apply    {control} update    (if supervisord runs already)"] if is_replaced else []
     return [f"start    {_daemon()} -c {path}", *apply, f"status   {control} status", f"log      tail -F {logs}/*.log"]
 
 
-def ctl(folder: Path) -> str:
+def _ctl(folder: Path) -> str:
     """Command that controls the supervisord of the services in ``folder``."""
-    return f"{_daemon().removesuffix('d')}ctl -c {folder / 'asyncrl.conf'}"
+    return f"{_daemon().removesuffix('d')}ctl -c {_conf(folder)}"
+
+
+def _conf(folder: Path) -> Path:
+    return folder / "asyncrl.conf"
 
 
 def _daemon() -> str:
@@ -275,3 +284,114 @@ def _systemd(folder: Path, owner: ServiceUser, is_replaced: bool) -> list[str]:
 def _placed(folder: Path, kind: str) -> str:
     """Command that puts a file where systemd reads files of its kind."""
     return f"sudo install -Dm 644 {folder}/asyncrl.{kind} /etc/{kind}.d/asyncrl.conf"
+
+
+# ── uninstall ─────────────────────────────────────────────────────────────────────────────────
+# The files that `asyncrl services install` wrote, known by their first line, and those of supervisord are removed.
+# What an operator has added beside them, the run, its secret, its logs, keys and its user stay.
+
+PATTERNS: Mapping[Manager, tuple[str, ...]] = {
+    "systemd": ("asyncrl[-@.]*", "asyncrl@*.service.d/*"),
+    "supervisord": ("asyncrl.conf", "asyncrl.d/*"),
+}
+"""Files of the services of each manager, and of their operator."""
+CONTROLS = ("supervisord.log*", "supervisord.pid", "ctl.sock*")
+"""Files of supervisord in its folder `CONTROL`."""
+DATA = (
+    (r"(?:^d |--run-dir )(/\S+)|^stdout_logfile=(/\S+)/logs/", "the run, its secret and its logs"),
+    (r'--dir (/[^\s"]+)', "what the spool has stored"),
+    (r"--keys (/\S+)", "the broker's key and its allow-list"),
+    (r'(?:ASYNCRL_KEY_FILE="|asyncrl\.key:)(/[^\s"]+)', "the key of this machine's nodes"),
+)
+"""Paths in service files, and what is there."""
+ETC = Path("/etc")
+ANSWER_S = 10.0
+
+
+class Installed(Struct, frozen=True):
+    """Files of the services of a machine."""
+
+    folder: Path
+    written: list[Path]
+    """Files of `asyncrl services install`."""
+    controls: list[Path]
+    """Files of the supervisord that ran the services."""
+    kept: dict[Path, str]
+    """Paths that stay, such as an operator's own files and the run, with the reason."""
+
+
+def find_installed(manager: Manager, folder: Path, *, force: bool) -> Installed:
+    """
+    The files below ``folder``.
+
+    Raises `ConfigError` if a file of `asyncrl services install` was changed by hand and ``force`` is false, or cannot
+    be read.
+    """
+    paths = sorted({path for pattern in PATTERNS[manager] for path in folder.glob(pattern) if path.is_file()})
+    texts = {path: text for path in paths if (text := _read(path) or "").startswith(MARK)}
+    if not force and (edited := [path for path, text in texts.items() if _is_edited(text)]):
+        raise ConfigError(f"changed by hand: {', '.join(map(str, edited))}; copy what you need, then use --force")
+    control = folder / CONTROL
+    controls = sorted(path for pattern in CONTROLS for path in control.glob(pattern)) if _conf(folder) in texts else []
+    others = dict.fromkeys((path for path in paths if path not in texts), "not written by install")
+    return Installed(folder, list(texts), controls, others | _data(texts.values()))
+
+
+def _data(texts: Iterable[str]) -> dict[Path, str]:
+    """Paths of this machine that the files name, and what is there."""
+    named = [
+        (Path(next(filter(None, match.groups()))), what)
+        for pattern, what in DATA
+        for text in texts
+        for match in re.finditer(pattern, text, re.MULTILINE)
+    ]
+    return {path: what for path, what in named if os.access(path, os.F_OK)}
+
+
+def require_stopped(manager: Manager, folder: Path) -> None:
+    """Raise `ConfigError`, with the command that stops them, if the services in ``folder`` run or start at boot."""
+    if found := next(_in_use(folder) if manager == "systemd" else _answers(folder), ""):
+        command = "sudo systemctl disable --now asyncrl.target" if manager == "systemd" else f"{_ctl(folder)} shutdown"
+        raise ConfigError(f"{found}: stop the services on this machine first: {command}")
+
+
+def remove(found: Installed) -> None:
+    """Remove these files, and the folders that this leaves empty. Raises `ConfigError` if one cannot be."""
+    for path in (*found.written, *found.controls):
+        try:
+            path.unlink()
+        except OSError as error:
+            raise ConfigError(f"cannot remove {path}: {error.strerror}") from error
+    made = {path.parent for path in found.written} - {found.folder}
+    for folder in made | ({found.folder / CONTROL} if _conf(found.folder) in found.written else set()):
+        with suppress(OSError):  # there is none, or it has other files
+            folder.rmdir()
+
+
+def last_steps(manager: Manager, folder: Path, etc: Path = ETC) -> list[str]:
+    """Lines with the commands that follow."""
+    if manager == "supervisord" or folder != SYSTEM_UNITS:
+        return []
+    copies = [path for kind in ("tmpfiles", "sysusers") if (path := etc / f"{kind}.d" / "asyncrl.conf").exists()]
+    return ["reload   sudo systemctl daemon-reload", *(f"copy     sudo rm {path}" for path in copies)]
+
+
+def _in_use(folder: Path) -> Iterator[str]:
+    """Sentences about services that systemd runs, or would start."""
+    for link in sorted(folder.glob("*.wants/asyncrl*")):
+        yield f"{link.name} is enabled"
+    if folder == SYSTEM_UNITS and (systemctl := shutil.which("systemctl")):
+        command = [systemctl, "list-units", "--plain", "--no-legend", "--state=active,activating", "asyncrl*"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+        for line in done.stdout.splitlines():
+            yield f"{line.split()[0]} runs"
+
+
+def _answers(folder: Path) -> Iterator[str]:
+    """A sentence about a supervisord of these services that runs."""
+    with socket.socket(socket.AF_UNIX) as link:
+        try:
+            link.connect(str(folder / CONTROL / "ctl.sock"))
+        except OSError:  # nobody listens
+            return
+    yield f"supervisord runs with {_conf(folder)}"

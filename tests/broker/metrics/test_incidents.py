@@ -20,6 +20,7 @@ from asyncrl.broker.metrics.incidents import (
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import decode
 from asyncrl.messages.supervisor import Incident
+from asyncrl.records.event_kinds import EventKind
 
 
 def a_config(warn: float = 0.5, **sections: Any) -> Config:
@@ -31,7 +32,9 @@ def lines(*sizes: float | None) -> list[dict[str, Any]]:
     return [{"step": step, "ess": size} for step, size in enumerate(sizes)]
 
 
-def said_of(kind: str, steps: Iterable[dict[str, Any]], config: Config, earlier: Iterable[dict[str, Any]] = ()) -> Any:
+def said_of(
+    kind: EventKind, steps: Iterable[dict[str, Any]], config: Config, earlier: Iterable[dict[str, Any]] = ()
+) -> Any:
     """Fields of the event of this kind at each step; empty where there is none."""
     alarms = DriftAlarms(config, earlier)
     return [dict(alarms.check(line, config)).get(kind, {}) for line in steps]

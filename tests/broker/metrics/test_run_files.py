@@ -23,6 +23,7 @@ from asyncrl.messages.trajectory import Prompt, Unit
 from asyncrl.messages.weights import Live
 from asyncrl.messages.wire import PROTOCOL
 from asyncrl.messages.words import Role
+from asyncrl.records.event_kinds import EventKind
 from asyncrl.records.run_directory import RunDirectory
 from tests.broker.driver import Cluster, Reward, Rollout, Trainer, a_config, a_scheduler
 
@@ -179,7 +180,7 @@ def test_incidents_are_warnings_of_the_log_and_versions_are_left_to_debugging(di
 
 @pytest.mark.parametrize(("event", "away_s"), [("node.lost", 2.0), ("node.left", None)])
 def test_a_node_is_away_if_it_is_lost_but_not_if_it_left(
-    directory: RunDirectory, event: str, away_s: float | None
+    directory: RunDirectory, event: EventKind, away_s: float | None
 ) -> None:
     life = Life(directory, now_s=0.0)
     for name in ("stays", "goes"):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import ConfigError
+from asyncrl.files.json_lines import JsonLines
 from asyncrl.files.lock import locked
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.tools.report.charts import COLOURS, DARK_COLOURS
@@ -121,7 +122,7 @@ def test_nothing_a_run_recorded_can_inject_html(make_run: MakeRun) -> None:
     nasty = "<script>alert('&')</script>"
     directory = make_run("<i>run")
     directory.config.write_text(f'[model]\npath = "{nasty}"\n["{nasty}"]\nx = 1\n')
-    directory.append_event(nasty, **{nasty: nasty})
+    JsonLines(directory.events).append({"event": nasty, nasty: nasty})
     directory.append_event("run.finished", status="failed", cause=nasty)
     html = report(directory)
 

@@ -4,11 +4,19 @@ import socket
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from asyncrl.errors import ConfigError
-from asyncrl.tools.services.install import SYSTEM_UNITS, to_write, write_files
-from asyncrl.tools.services.render import SUPERVISORD, SYSTEMD, Manager, render
-from asyncrl.tools.services.uninstall import find_installed, last_steps, remove, require_stopped
+from asyncrl.tools.services.install import (
+    SYSTEM_UNITS,
+    find_installed,
+    last_steps,
+    remove,
+    require_stopped,
+    to_write,
+    write_files,
+)
+from asyncrl.tools.services.render import ALL_ROLES, SUPERVISORD, SYSTEMD, Manager, render
 
 SERVICES = {"systemd": SYSTEMD, "supervisord": SUPERVISORD}
 
@@ -33,11 +41,50 @@ def test_every_file_that_install_wrote_is_removed_and_no_other(tmp_path: Path, m
     found = find_installed(manager, tmp_path, force=False)
     remove(found)
 
-    assert (found.written, found.others) == (written, [own])
+    assert (found.written, found.kept) == (written, {own: "not written by install"})
     left = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     assert left == sorted([own, tmp_path / "other.service"])
     assert sorted(path for path in tmp_path.rglob("*") if path.is_dir()) == [own.parent], "empty folders go too"
     assert find_installed(manager, tmp_path, force=False).written == []
+
+
+def test_the_folder_of_supervisord_goes_with_its_services_and_no_other_folder_of_that_name(tmp_path: Path) -> None:
+    control = tmp_path / "supervisord"
+    control.mkdir()
+    (control / "supervisord.log").touch()
+    remove(find_installed("supervisord", tmp_path, force=False))
+    assert (control / "supervisord.log").exists(), "nothing was installed here"
+
+    installed("supervisord", tmp_path)
+    found = find_installed("supervisord", tmp_path, force=False)
+    remove(found)
+    assert found.controls == [control / "supervisord.log"]
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("manager", ["systemd", "supervisord"])
+def test_what_the_services_worked_with_is_kept_and_named(tmp_path: Path, manager: Manager) -> None:
+    names = ("run", "payloads", "keys", "node.key")
+    run, payloads, keys, key = (tmp_path / name for name in names)
+    for path in (run, payloads, keys):
+        path.mkdir()
+    key.touch()
+    used = structs.replace(
+        SERVICES[manager],
+        roles=ALL_ROLES,
+        run_dir=str(run),
+        logs=str(run / "logs"),
+        spool_dir=str(payloads),
+        keys=str(keys),
+        key=str(key),
+    )
+    write_files(to_write(manager, tmp_path / "files", render(manager, used), force=False))
+    assert find_installed(manager, tmp_path / "files", force=False).kept == {
+        run: "the run, its secret and its logs",
+        payloads: "what the spool has stored",
+        keys: "the broker's key and its allow-list",
+        key: "the key of this machine's nodes",
+    }
 
 
 def test_a_file_changed_by_hand_is_removed_only_by_force(tmp_path: Path) -> None:
