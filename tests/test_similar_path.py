@@ -33,5 +33,11 @@ def test_an_equal_suffix_is_no_similarity_and_neither_are_other_folders_and_kind
     assert did_you_mean(Path(path)) == ""
 
 
+def test_a_folder_that_does_not_exist_is_taken_for_one_of_a_similar_name() -> None:
+    Path("model/mine").mkdir()
+    assert did_you_mean(Path("models/mine"), Path.is_dir) == "; did you mean model/mine?"
+    assert did_you_mean(Path("models/theirs"), Path.is_dir) == ""
+
+
 def test_what_fits_is_up_to_the_caller() -> None:
     assert did_you_mean(Path("modle"), Path.is_dir) == "; did you mean model?"

@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # only the commands that need pyarrow or a tokenizer import t
     """Inspection of a dataset, the chat template of its model, and the rewards of its run if it belongs to one."""
 
 PATH = click.Path(path_type=Path)
-COLUMN_OPTION = "--{}-column NAME"
 
 
 @click.group()
@@ -128,10 +127,10 @@ def _prepare_own(
     **choices: Any,
 ) -> None:
     from asyncrl.data.prepare.own_rows import own_rows
-    from asyncrl.data.table import Columns, columns_of
+    from asyncrl.data.table import OPTION, Columns, columns_of
 
     rows = open_file(source)
-    columns = columns_of(rows, named_columns(prompt_column, answer_column), COLUMN_OPTION)
+    columns = columns_of(rows, named_columns(prompt_column, answer_column), OPTION)
     if columns != Columns(prompt_column or "prompt", answer_column or "answer"):
         echo(f"{source}: {columns}")
     _prepare(own_rows(data_source, columns, repeats=unique, open_file=lambda _: rows), source, choices)
@@ -221,7 +220,7 @@ def check(
 def _check_file(path: Path, named: dict[str, str], model: Path | None, max_tokens: int | None) -> "Checked":
     from asyncrl.data.chat_template import read_template
     from asyncrl.data.check import inspect
-    from asyncrl.data.table import guessed
+    from asyncrl.data.table import OPTION, guessed
 
     columns = Data(
         train=str(path), prompt_column=named.get("prompt", "prompt"), answer_column=named.get("answer", "answer")
@@ -229,7 +228,7 @@ def _check_file(path: Path, named: dict[str, str], model: Path | None, max_token
     from asyncrl.runtime.checks import readers
 
     count_tokens, find_spelled = readers(model, columns) if model else (None, None)
-    settings = guessed(columns, str(path), echo, COLUMN_OPTION)
+    settings = guessed(columns, str(path), echo, OPTION)
     inspection = inspect(path, settings, count_tokens=count_tokens, find_spelled=find_spelled, max_tokens=max_tokens)
     return inspection, read_template(model) if model else "", None
 

@@ -48,7 +48,9 @@ def assigned(config: Config, start: Config, assignments: Sequence[str]) -> dict[
         put(alone, key, value, where=text)
         refuse_unknown(alone, Config)
         if key not in live_keys():
-            raise ConfigError(f"{key} cannot be set while the run goes on; these can: {', '.join(live_keys())}")
+            longer = "; `asyncrl resume RUN --steps N` makes a run longer that has ended" if key == "run.steps" else ""
+            can = ", ".join(live_keys())
+            raise ConfigError(f"{key} cannot be set while the run goes on; these can: {can}{longer}")
         put(raw, key, value, where=text)
         given[key] = value
     changed = decode(raw)

@@ -91,10 +91,16 @@ class UnknownSetting(ConfigError):
         self.known = known
 
 
+ALIKE = 0.85
+"""Similarity from which a name is a typing error of one that another library has."""
+
+
 def elsewhere(name: str, known: Collection[str]) -> str | None:
     """Sentence for a name that other libraries have for one of the ``known`` settings."""
     word = name.rpartition(".")[2]
-    return next((f"did you mean {key!r}?" for key, words in ELSEWHERE.items() if word in words and key in known), None)
+    meant = {theirs: key for key, words in ELSEWHERE.items() if key in known for theirs in words}
+    close = [word] if word in meant else difflib.get_close_matches(word, meant, n=1, cutoff=ALIKE)
+    return f"did you mean {meant[close[0]]!r}?" if close else None
 
 
 # ── suggestions ───────────────────────────────────────────────────────────────────────────────

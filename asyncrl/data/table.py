@@ -218,7 +218,8 @@ VERL = "reward_model"
 """Column of verl's rows, whose ``ground_truth`` is the answer."""
 LOOKED_AT = 32
 """First rows by which columns are guessed."""
-SETTING = "--set data.{}_column=NAME"
+SETTING, OPTION = "--set data.{}_column=NAME", "--{}-column NAME"
+"""Texts by which a command without options for columns, or with, is told one; ``{}`` is ``prompt`` or ``answer``."""
 
 
 class Columns(Struct, frozen=True):

@@ -20,6 +20,8 @@ from asyncrl.errors import LedgerError
 
 MANIFEST = "manifest.json"
 BEST = "best.json"
+SETTINGS = "asyncrl.toml"
+"""File of an exported model: the settings that it was asked and evaluated with, for the next evaluation."""
 
 
 class FileEntry(Struct, frozen=True):

@@ -336,6 +336,10 @@ class SettingChange(Struct, frozen=True):
     """Seconds since the run's start."""
 
 
+def _after(step: int) -> str:
+    return f"after {counted(step, 'step')}" if step else "before the first step was done"
+
+
 class Restart(Struct, frozen=True):
     """A moment when a broker was started again: a ``run.resumed`` event."""
 
@@ -417,7 +421,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
         Of a checkpoint of so many ``steps``, what took its place before that.
         """
         later = [
-            f"{form(change.value)} after {counted(change.step, 'step')} ({duration(change.time_s)})"
+            f"{form(change.value)} {_after(change.step)} ({duration(change.time_s)})"
             for change in self.changes()
             if change.key == key and change.step < steps
         ]

@@ -296,6 +296,8 @@ def _snapshot(
         why = f"cannot be downloaded ({type(error).__name__}: {' '.join(str(error).split())[:100]})"
         if isinstance(error, LocalEntryNotFoundError):  # its text is a paragraph
             why = "the Hugging Face Hub cannot be reached"
+        if hint := did_you_mean(Path(name.repo), Path.exists):
+            raise ConfigError(f"{setting} {name.repo!r} is neither a local path nor in the cache{hint}") from error
         kind, into = " --repo-type dataset" * (repo_type == "dataset"), f"{repo_type}s/{name.repo.rpartition('/')[2]}"
         raise ConfigError(
             f"{setting} {name.repo!r} is neither a local path nor in the cache, and {why}; correct it, or copy the "

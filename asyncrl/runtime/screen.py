@@ -35,7 +35,8 @@ T = TypeVar("T")
 
 LEGEND = """\
 columns: v policy version, reward and acc accuracy of the batch as it was sampled, loss
-         of the policy (it need not fall), grad norm of the gradient, len mean tokens,
+         of the policy (it need not fall), grad norm of the gradient (no signal: the
+         rewards of each group are equal), len mean tokens,
          stale mean/max staleness in versions, kl from the policy that sampled; of the
          last 10 steps: tok/s trained tokens per second, wait t/r share of time that
          trainer/rollouts waited; eta time left"""
@@ -161,7 +162,7 @@ class Screen:
         self._on_evaluation = on_evaluation
         self.failure: RunFailed | None = None
         """Error of a function of the caller, with which the run is to end."""
-        self._first: tuple[int, float] | None = None
+        self._first: int | None = None
         """Number of the first step seen, and its time in seconds since the run's start."""
         self._bar = Bar(
             TextColumn("[bold]training"),
@@ -250,17 +251,14 @@ class Screen:
 
     def _eta_s(self, step: Step) -> float | None:
         """
-        Time left at the pace since the first step seen; None at that and the next one.
+        Time left at the pace of the last steps; None at the first step seen and the next one.
 
         The first step waits for models to load, and the batch of the second may be complete by then.
         """
-        now_s = step.metrics.get("time_s", 0.0)
         if self._first is None:
-            self._first = step.step, now_s
-        first_step, first_s = self._first
-        if step.step < first_step + 2:
-            return None
-        return (now_s - first_s) / (step.step - first_step) * (self._steps - 1 - step.step)
+            self._first = step.step
+        step_s = step.metrics.get("step_recent_s")
+        return None if step_s is None or step.step < self._first + 2 else step_s * (self._steps - 1 - step.step)
 
 
 def eval_line(evaluated: Evaluated) -> str:
@@ -300,6 +298,7 @@ def step_line(step: Step, eta_s: float | None, width: int | None = None) -> str:
         (1, f"acc {_short(m['accuracy'])}"),
         (1, f"loss {m['loss']:z.4f}" if "loss" in m else ""),
         (1, f"grad {m['grad_norm']:.2f}" if "grad_norm" in m else ""),
+        (1, "(no signal)" if m.get("zero_advantage_fraction") == 1 else ""),
         (2, f"len {m['length_mean']:.0f}"),
         (2, f"turns {m['turns_mean']:.1f}" if "turns_mean" in m else ""),
         (3, f"stale {m['staleness_mean']:.1f}/{m['staleness_max']:.0f}"),

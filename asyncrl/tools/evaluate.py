@@ -34,11 +34,13 @@ from asyncrl.data.table import guessed
 from asyncrl.episodes.record import SampledTrajectory
 from asyncrl.errors import ConfigError, DataError, RunFailed
 from asyncrl.files.atomic import check_output
+from asyncrl.files.checkpoints import SETTINGS
 from asyncrl.foreign_text import escaped
 from asyncrl.messages.trajectory import IMAGE_MARK, Prompt, Unit
 from asyncrl.messages.words import FinishReason
 from asyncrl.records.evaluation_files import CompletionRow, write_completions
 from asyncrl.records.evaluation_metrics import EvaluationMetrics
+from asyncrl.records.formatting import duration
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import is_run
 from asyncrl.records.samples import prompt_text
@@ -59,7 +61,7 @@ from asyncrl.tools.play import prompt_lines, row_prompts, text_prompt
 
 def model_and_run_file(model: str) -> tuple[str, Path | None]:
     """
-    The model, of a run directory its newest checkpoint; and the run file of its run, None if it is in no run directory.
+    The model, of a run directory its newest checkpoint; and the run file of its run, that of an export, or None.
 
     Raises `ConfigError` if a run directory has no intact checkpoint.
     """
@@ -71,13 +73,17 @@ def model_and_run_file(model: str) -> tuple[str, Path | None]:
         return str(find_checkpoint(directory.checkpoints, None)[0]), directory.config
     folder = path.resolve().parent
     directory = RunDirectory(folder.parent)
-    in_run = folder == directory.checkpoints and is_run(directory.path)
-    return model, directory.config if in_run else None
+    if folder == directory.checkpoints and is_run(directory.path):
+        return model, directory.config
+    exported = path / SETTINGS
+    return model, exported if exported.is_file() else None
 
 
 # ── eval ──────────────────────────────────────────────────────────────────────────────────────
 # `asyncrl eval`: evaluate a model directory on held-out prompts, without a run.
 
+FIRST_S = 15.0
+"""Seconds to the first line about how far it is."""
 REASONS_SHOWN = 5
 """Most frequent reasons of failures that are listed; the others are counted."""
 MAX_TOKENS = 1024
@@ -127,13 +133,16 @@ def eval_config(
     overrides: Sequence[str] = (),
 ) -> Config:
     """
-    Apply the options of the command to the run file ``path``, that of the run that ``model`` is in, or the defaults.
+    Apply the options of the command to the run file ``path``, that of the run that ``model`` is in or was exported
+    from, or the defaults. An exported one is told.
 
     ``evaluation.max_tokens`` is 0 if nobody gave the length of completions; see `with_room`.
 
     Raises `ConfigError` if an option, the file or the run cannot be used.
     """
     model, of_run = model_and_run_file(model)
+    if of_run and not path and of_run.name == SETTINGS:
+        echo(f"settings as in {of_run}; --config names others", err=True)
     path = path or of_run
     plain = {"reward": {"function": "auto"}, "evaluation": {}}
     raw: dict[str, Any] = read(path, "config file") if path else plain
@@ -248,13 +257,41 @@ async def _evaluate(
                 ) as episodes,
             ):
                 start_s = time.monotonic()
+                total = len(prompts) * config.evaluation.samples
+                pace = Pace(total, what, partial(say, console))
                 with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-                    task = bar.add_task("", total=len(prompts) * config.evaluation.samples)
+                    task = bar.add_task("", total=total)
+
+                    def advance() -> None:
+                        bar.advance(task)
+                        if not console.is_terminal:
+                            pace.advance(time.monotonic() - start_s)
+
                     evaluator = OfflineEvaluator(config, engine, pool, images.read, episodes)
-                    rows = await evaluator.evaluate(prompts, partial(bar.advance, task))
+                    rows = await evaluator.evaluate(prompts, advance)
                 return rows, time.monotonic() - start_s
         finally:
             await engine.aclose()
+
+
+class Pace:
+    """Lines about how far an evaluation is, at doubling intervals, for a log that shows no bar."""
+
+    def __init__(self, total: int, what: str, say: Callable[[str], object]) -> None:
+        self._total = total
+        self._what = what
+        self._say = say
+        self._done = 0
+        self._next_s = FIRST_S
+
+    def advance(self, now_s: float) -> None:
+        """One more is done, ``now_s`` seconds after the start."""
+        self._done += 1
+        if now_s < self._next_s or self._done == self._total:
+            return
+        self._next_s = 2 * now_s
+        left_s = now_s / self._done * (self._total - self._done)
+        self._say(f"{self._done} of {self._total} {self._what} after {duration(now_s)}, about {duration(left_s)} left")
 
 
 def table(evaluation: OfflineEvaluation) -> str:

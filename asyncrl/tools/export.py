@@ -6,19 +6,23 @@ one that PEFT loads.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from asyncrl.config.config import leaves
+from asyncrl.config.meanings import meaning_of
 from asyncrl.config.model.directory import snapshot_of
 from asyncrl.config.model.weights import read_config
+from asyncrl.config.run_file import PATH_KEYS
 from asyncrl.config.sections.algorithm import Algorithm
 from asyncrl.config.sections.reward import Reward
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.data.census import shared_sentence
+from asyncrl.data.chat_template import read_template
 from asyncrl.errors import ConfigError
 from asyncrl.files.atomic import refuse_existing
+from asyncrl.files.json_lines import toml_key, toml_value
 from asyncrl.records.evaluation_metrics import accuracy_by_source, graded_reward, multi_sample_metrics
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import EvaluationEvent, RunRecord, read_run
@@ -74,11 +78,13 @@ def export_run(
         reads_pictures=read_config(folder).get("model_type") in FAMILIES,
         adapter_of=base,
         path=str(out),
+        has_template=bool(read_template(folder)),
+        is_best=wanted == "best",
     )
     if is_adapter:
         export_adapter(folder, manifest, out, lora=lora, base=base, revision=revision, card=card, dtype=dtype)
     else:
-        export(folder, manifest, out, card=card, dtype=dtype)
+        export(folder, manifest, out, card=card, settings=settings_text(record), dtype=dtype)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     what = f"step {manifest.step} of {record.name}"
     pushed = f", and at {hub.upload(out, what)}" if hub else ""
@@ -148,6 +154,34 @@ def _step(text: str | None) -> int | Literal["best"] | None:
     return int(text)
 
 
+# ── settings ──────────────────────────────────────────────────────────────────────────────────
+
+OF_EVALUATIONS = ("data.", "evaluation.", "sampling.", "reward.")
+
+
+def settings_text(record: RunRecord) -> str:
+    """
+    Settings by which prompts were made and completions judged, as a run file without data for `asyncrl eval`; none of
+    the machine's paths is in it.
+
+    Empty for a run with an environment, which is a program: its `config.toml` is the run file then.
+    """
+    config = record.config
+    if "data.train" not in config or config.get("environment.function"):
+        return ""
+    found = {key: value for key, value in config.items() if key.startswith(OF_EVALUATIONS) and _is_portable(key, value)}
+    lines = [f"{'.'.join(map(toml_key, key.split('.')))} = {toml_value(value)}" for key, value in found.items()]
+    return "\n".join([f"# How run {record.name} asked this model, for `asyncrl eval`.", *lines, ""])
+
+
+def _is_portable(key: str, value: Any) -> bool:
+    """True unless it is the default, or names a file."""
+    known = meaning_of(key)
+    is_default = known is not None and not known.is_required and value == msgspec.to_builtins(known.default)
+    names_file = key.rpartition(".")[2] in PATH_KEYS or ".py:" in str(value)
+    return not is_default and not names_file
+
+
 # ── model card ─────────────────────────────────────────────────────────────────────────────────
 # README.md of an exported model, from its run's files; missing facts are left out, and no licence is guessed.
 #
@@ -186,6 +220,7 @@ SETTINGS = {
     "sampling temperature": "sampling.temperature",
     "reward": "reward.function",
     "learning rate": "trainer.lr",
+    "steps of warm-up": "trainer.warmup_steps",
     "seed": "run.seed",
     "training data": "data.train",
     "held-out data": "data.held_out",
@@ -200,9 +235,9 @@ from transformers import {model}, {reader}
 
 {reader_name} = {reader}.from_pretrained("{path}")
 model = {model}.from_pretrained("{path}")
-```
+{ask}```
 
-or `vllm serve {path}`.
+or `vllm serve {path}`{measured}.
 """
 ADAPTER_USAGE = """\
 ## Use
@@ -213,9 +248,23 @@ from transformers import {model}, {reader}
 
 {reader_name} = {reader}.from_pretrained("{path}")
 model = PeftModel.from_pretrained({model}.from_pretrained("{base_path}"), "{path}")
-```
+{ask}```
+"""
+CHAT = """\
+chat = [{"role": "user", "content": "..."}]
+inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"%s)
+"""
+PLAIN = """\
+inputs = tokenizer("...", return_tensors="pt")
+"""
+GENERATE = """\
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=%s)[0]))
 """
 
+
+BEST_OF = (
+    "These weights were chosen as the best of {number} evaluations on these prompts: expect a little less on others."
+)
 
 TEXT = {
     "task": "text-generation",
@@ -241,6 +290,8 @@ def model_card(
     reads_pictures: bool = False,
     adapter_of: str = "",
     path: str = "",
+    has_template: bool = False,
+    is_best: bool = False,
 ) -> str:
     """
     The card of checkpoint ``step``, exported as ``name``.
@@ -249,6 +300,8 @@ def model_card(
         dtype: Dtype cast to; None for the trained one.
         adapter_of: Name or path of the base model, if the adapter alone is exported.
         path: Folder of the export, as it was given; empty takes its name.
+        has_template: The tokenizer has a chat template.
+        is_best: The checkpoint was chosen by its evaluation.
     """
     words = PICTURES if reads_pictures else TEXT
     header, usage = (ADAPTER_HEADER, ADAPTER_USAGE) if adapter_of else (HEADER, USAGE)
@@ -270,9 +323,19 @@ def model_card(
         "",
         *training,
         "",
-        *_results(record, policy_version),
+        *_results(record, policy_version, is_best=is_best),
     ]
-    return "\n".join([*parts, usage.format(name=name, base_path=adapter_of, path=path or name, **words)])
+    ask = "" if reads_pictures else _ask(record, has_template=has_template)
+    path = path or name
+    measured = f"; `asyncrl eval {path} --data FILE` evaluates it as its run did" if settings_text(record) else ""
+    return "\n".join([*parts, usage.format(base_path=adapter_of, path=path, ask=ask, measured=measured, **words)])
+
+
+def _ask(record: RunRecord, *, has_template: bool) -> str:
+    """Lines of Python that ask the model one prompt as the run did."""
+    options = {key: value for key, value in record.config.items() if key.startswith("data.chat_template_kwargs.")}
+    given = "".join(f", {key.rpartition('.')[2]}={value!r}" for key, value in options.items())
+    return (CHAT % given if has_template else PLAIN) + GENERATE % (_limit(record) or 128)
 
 
 def _settings(record: RunRecord, step: int, dtype: str | None) -> Iterator[list[str]]:
@@ -297,7 +360,7 @@ def _settings(record: RunRecord, step: int, dtype: str | None) -> Iterator[list[
         yield ["weights", f"cast to {dtype}"]
 
 
-def _results(record: RunRecord, policy_version: int) -> list[str]:
+def _results(record: RunRecord, policy_version: int, *, is_best: bool) -> list[str]:
     """The evaluations of the base model and of these weights side by side, as far as they exist."""
     found = {evaluation.policy_version: evaluation for evaluation in record.evaluations()}
     columns = [found[v] for v in dict.fromkeys((0, policy_version)) if v in found]
@@ -305,6 +368,8 @@ def _results(record: RunRecord, policy_version: int) -> list[str]:
     if columns:
         head = ["", *("before" if e.policy_version == 0 and policy_version else "these weights" for e in columns)]
         lines += [*_table(head, _metric_rows(columns, _limit(record))), "", _protocol(record), ""]
+        if is_best and len(found) > 1:
+            lines += [BEST_OF.format(number=len(found)), ""]
         if any(shared := record.shared_prompts()):
             lines += [f"{shared_sentence(*shared)}: of these the accuracy is not that of unseen prompts.", ""]
     if policy_version not in found:

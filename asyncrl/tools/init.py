@@ -23,7 +23,7 @@ from asyncrl.config.sections.data import Data
 from asyncrl.config.sections.reward import Reward
 from asyncrl.data.chat_template import read_template
 from asyncrl.data.check import CountTokens, inspect
-from asyncrl.data.table import LOOKED_AT, Columns, guess, open_rows
+from asyncrl.data.table import LOOKED_AT, OPTION, Columns, guess, open_rows
 from asyncrl.errors import ConfigError
 from asyncrl.files.json_lines import toml_value
 from asyncrl.reward.routing import unrouted
@@ -112,7 +112,7 @@ def find_data(
         near = [str(found) for suffix in DATA for found in _near(f"*{suffix}") if not _is_held_out(found)]
         path = _only(sorted(near), "dataset", "--data FILE", "")
     rows = open_rows(Path(path))
-    columns = guess(rows, given, "--{}-column NAME")
+    columns = guess(rows, given, OPTION)
     count_tokens = load_count() if load_count else None
     is_text = any(isinstance(value, str) for value in islice(rows.column(columns.prompt), LOOKED_AT))
     as_chat = has_template and is_text
@@ -286,6 +286,7 @@ def render(found: Findings, chosen: Choices, reward: str) -> str:
             _line("staleness", 1, "rollouts sample the next batch while the trainer uses this one; 0 is synchronous"),
         ],
         "sampling": [
+            _line("temperature", 1.0, "lower it, to 0.8 for instance, if completions are noise"),
             _line("max_tokens", chosen.max_tokens, "longest completion: raise it first if `len` comes near ..."),
             f"{'':<29} # ... and lower it first if a step takes too long",
         ],

@@ -30,6 +30,7 @@ def test_values_are_converted_and_those_that_change_nothing_are_left_out() -> No
     ("config", "assignment", "sentence"),
     [
         (a_config(), "run.steps=9", "run.steps cannot be set while the run goes on; these can: schedule.staleness"),
+        (a_config(), "run.steps=9", "; `asyncrl resume RUN --steps N` makes a run longer that has ended"),
         (a_config(), "trainer.lrr=2", "unknown key 'trainer.lrr': did you mean 'trainer.lr'"),
         (a_config(), "algorithm.loss_options.a=2", "algorithm.loss_options.a cannot be set while the run goes on"),
         (a_config(), "trainer.lr=-1", "trainer.lr: expected a number > 0, got -1"),

@@ -151,6 +151,8 @@ def test_a_name_in_use_elsewhere_is_answered_in_any_section(override: str, setti
     [
         ("trainer.learning_rate", "did you mean 'trainer.lr'?"),
         ("learning.lr", "did you mean 'trainer.lr'?"),
+        ("trainer.leraning_rate", "did you mean 'trainer.lr'?"),
+        ("schedule.group_sizes", "did you mean 'schedule.group_size'?"),
         ("run.stepz", "did you mean 'run.steps'?"),
         (
             "run.zzzzzzzzzzzz",

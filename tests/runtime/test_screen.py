@@ -75,12 +75,16 @@ def test_a_step_line_fits_the_width_and_keeps_what_matters_most(width: int):
 def test_the_time_left_is_shown_once_it_is_known():
     screen, written = screen_on(is_terminal=False)
     with screen:
-        screen.step(progress(0))
-        screen.step(progress(1, time_s=10.1))
-        screen.step(progress(2, time_s=12.0))
+        for step in range(3):
+            screen.step(progress(step, step_recent_s=1.0))
     first, second, third = [line for line in written.getvalue().splitlines() if line.startswith("step ")]
     assert "eta" not in first + second
     assert third.endswith("eta 0:57")
+
+
+def test_a_step_of_which_nothing_can_be_learned_says_so():
+    assert " (no signal) len 38 " in step_line(progress(40, zero_advantage_fraction=1.0), eta_s=None)
+    assert "no signal" not in step_line(progress(40, zero_advantage_fraction=0.9), eta_s=None)
 
 
 def test_a_node_that_is_back_is_said():
@@ -195,11 +199,11 @@ def test_on_a_terminal_failures_are_one_line_under_the_bar():
         assert "ValueError in 1,200 of 5,000 verdicts" in written.getvalue().rpartition("training")[2]
 
 
-def test_the_time_left_is_estimated_from_the_pace_since_the_first_step_of_this_start():
-    """Resumed at step 17 of 60: steps at 10 s, 10.1 s, 12 s and 13 s; 40 and 39 more at 1 s each."""
+def test_the_time_left_is_at_the_pace_of_the_last_steps_once_three_are_seen():
+    """Resumed at step 17 of 60: 40 and 39 more at 1 s each."""
     screen, written = screen_on(is_terminal=False)
-    for step, time_s in enumerate((10.0, 10.1, 12.0, 13.0), start=17):
-        screen.step(progress(step, time_s=time_s))
+    for step in range(17, 21):
+        screen.step(progress(step, step_recent_s=1.0))
     assert [line.rpartition(" ")[2] for line in written.getvalue().splitlines()[len(LEGEND.splitlines()) :]] == [
         "3%/11%",
         "3%/11%",

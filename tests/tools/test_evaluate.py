@@ -17,6 +17,7 @@ from asyncrl.records.evaluation_metrics import EvaluationMetrics
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.runtime.offline import OfflineEvaluation
 from asyncrl.tools.evaluate import (
+    Pace,
     SampledText,
     eval_config,
     failures,
@@ -94,6 +95,32 @@ def test_a_run_file_says_what_options_do_not(run_file: Path) -> None:
     assert (config.data.held_out, config.reward.function) == ("held_out.parquet", "numeric")
     assert config.evaluation.sampling(config.sampling).max_tokens == 99
     assert config.evaluation.max_prompts == 0, "an offline evaluation takes all of them"
+
+
+def test_an_exported_model_is_asked_as_in_its_run_unless_told_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_file: Path
+) -> None:
+    (tmp_path / "asyncrl.toml").write_text(
+        'data.as_chat = true\ndata.prompt_column = "ask"\nevaluation.max_tokens = 7\n'
+    )
+    config = eval_config(str(tmp_path), data=["a.jsonl"])
+    assert (config.data.as_chat, config.data.prompt_column, config.evaluation.max_tokens) == (True, "ask", 7)
+    assert capsys.readouterr().err == f"settings as in {tmp_path}/asyncrl.toml; --config names others\n"
+    with pytest.raises(ConfigError, match="no prompts to evaluate the model on: give --data FILE"):
+        eval_config(str(tmp_path))
+    assert not eval_config(str(tmp_path), run_file).data.as_chat
+
+
+def test_a_long_evaluation_tells_how_far_it_is_at_doubling_intervals() -> None:
+    said: list[str] = []
+    pace = Pace(8, "completions", said.append)
+    for now_s in (10.0, 20.0, 30.0, 39.0, 40.0, 79.0, 80.0, 90.0):
+        pace.advance(now_s)
+    assert said == [
+        "2 of 8 completions after 20.0 s, about 1 min 0 s left",
+        "5 of 8 completions after 40.0 s, about 24.0 s left",
+        "7 of 8 completions after 1 min 20 s, about 11.4 s left",
+    ]
 
 
 def test_another_reward_does_not_inherit_options_of_the_run_files(run_file: Path) -> None:

@@ -4,6 +4,7 @@ a run, and no others. The command itself is in test_main.py.
 """
 
 import inspect
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import SHARED_EVENT, RunRecord, read_run
-from asyncrl.tools.export import HubModel, export_run, model_card
+from asyncrl.tools.export import HubModel, export_run, model_card, settings_text
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
 
 EXPORT = "asyncrl.trainer.checkpoints.export"
@@ -248,6 +249,40 @@ def test_a_version_that_was_not_evaluated_has_no_results(make_run: MakeRun) -> N
 
 def test_a_run_without_held_out_data_has_no_section_of_results(make_run: MakeRun) -> None:
     assert "## Held-out prompts" not in card(a_record(make_run, '[model]\npath = "models/base"\n'))
+
+
+def test_weights_that_were_chosen_by_their_evaluation_say_so(make_run: MakeRun) -> None:
+    def chosen(*, is_best: bool) -> str:
+        return model_card(a_record(make_run), "m", step=10, policy_version=10, dtype=None, is_best=is_best)
+
+    assert "chosen as the best of 2 evaluations on these prompts: expect a little less on others" in chosen(
+        is_best=True
+    )
+    assert "chosen as the best" not in chosen(is_best=False)
+
+
+def test_the_card_asks_the_model_as_its_run_did(make_run: MakeRun) -> None:
+    config = CONFIG.replace("[algorithm]", "chat_template_kwargs = { enable_thinking = false }\n[algorithm]")
+    for has_template in (True, False):
+        text = model_card(
+            a_record(make_run, config), "m", step=10, policy_version=10, dtype=None, has_template=has_template
+        )
+        program = text.partition("```python\n")[2].partition("```")[0]
+        compile(program, "README.md", "exec")
+        assert ("apply_chat_template(" in program and "enable_thinking=False" in program) is has_template
+        assert "max_new_tokens=64" in program
+        assert "`asyncrl eval m --data FILE` evaluates it as its run did" in text
+
+
+def test_settings_of_an_export_are_those_of_prompts_and_verdicts_without_a_path(make_run: MakeRun) -> None:
+    config = CONFIG.replace('"a.parquet"', '"/home/me/a.parquet"').replace("[algorithm]", "as_chat = true\n[algorithm]")
+    config += '[reward]\nfunction = "/home/me/r.py:f"\n'
+    settings = tomllib.loads(settings_text(a_record(make_run, config)))
+    assert settings == {
+        "data": {"as_chat": True},
+        "evaluation": {"samples": 4, "temperature": 0.6, "max_tokens": 64},
+    }
+    assert not settings_text(a_record(make_run, config + '[environment]\nfunction = "e.py:E"\n'))
 
 
 def test_a_cast_is_recorded(make_run: MakeRun) -> None:

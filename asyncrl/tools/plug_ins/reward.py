@@ -20,7 +20,7 @@ from asyncrl.broker.failures import FailureBook
 from asyncrl.config.config import Config
 from asyncrl.config.run_file import load_config, overridden
 from asyncrl.data.prompts import held_out_stream
-from asyncrl.data.table import guessed
+from asyncrl.data.table import OPTION, guessed
 from asyncrl.errors import ConfigError, VerifierError
 from asyncrl.messages.trajectory import Prompt
 from asyncrl.records.formatting import counted
@@ -81,7 +81,7 @@ def trial_config(function: str, data: Path, say: Say, overrides: Sequence[str] =
         "reward": {"function": function},
     }
     config = overridden(raw, overrides)
-    return replace(config, data=guessed(config.data, str(data), say))
+    return replace(config, data=guessed(config.data, str(data), say, OPTION))
 
 
 def read_rows(config: Config, number: int) -> list[Prompt]:

@@ -5,7 +5,7 @@ PEFT.
     step_000060/                               DIR/
         config.json, tokenizer…    ──copied─▶      the same
         *.safetensors              ──cast?──▶      the same, or in another dtype
-        trainer/, manifest.json        ✗           README.md, the model card
+        trainer/, manifest.json        ✗           README.md, the model card, and asyncrl.toml
 
 The files are written beside DIR under a hidden name, flushed to disk, and renamed: DIR is complete or does not exist.
 `asyncrl.trainer.checkpoints.export` writes the adapter alone.
@@ -27,7 +27,7 @@ from asyncrl.config.model.adapter import CONFIG, WEIGHTS, adapter_config, layers
 from asyncrl.config.sections.trainer import Lora
 from asyncrl.errors import ConfigError, LedgerError, RunFailed
 from asyncrl.files.atomic import flush, flush_folder, refuse_existing
-from asyncrl.files.checkpoints import BEST, step_folder
+from asyncrl.files.checkpoints import BEST, SETTINGS, step_folder
 from asyncrl.trainer.checkpoints import checkpoint
 from asyncrl.trainer.checkpoints.checkpoint import Manifest
 from asyncrl.trainer.checkpoints.snapshot import ADAPTERS, TENSORS, open_tensors, stem_of, write_tensors
@@ -61,11 +61,14 @@ def find_checkpoint(directory: Path, step: int | Literal["best"] | None) -> tupl
     return folder, checkpoint.verify(folder)
 
 
-def export(folder: Path, manifest: Manifest, out: Path, *, card: str, dtype: Dtype | None = None) -> None:
+def export(
+    folder: Path, manifest: Manifest, out: Path, *, card: str, settings: str = "", dtype: Dtype | None = None
+) -> None:
     """
     Write the model of a verified checkpoint to ``out``; once this returns, it survives a power cut.
 
-    ``card`` becomes README.md, and ``dtype`` the dtype of floating-point weights; None keeps theirs.
+    ``card`` becomes README.md, ``settings`` asyncrl.toml unless they are empty, and ``dtype`` the dtype of
+    floating-point weights; None keeps theirs.
 
     Raises:
         ConfigError: ``out`` exists.
@@ -76,6 +79,8 @@ def export(folder: Path, manifest: Manifest, out: Path, *, card: str, dtype: Dty
         if dtype:
             _cast(partial, dtype)
         (partial / CARD).write_text(card, encoding="utf-8")
+        if settings:
+            (partial / SETTINGS).write_text(settings, encoding="utf-8")
 
 
 @contextmanager

@@ -178,6 +178,9 @@ def test_it_holds_the_model_its_tokenizer_and_the_card_and_nothing_else(export_s
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
     assert not names & {"trainer", MANIFEST}
     assert (tmp_path / "out" / "README.md").read_text() == "# it\n"
+    assert "asyncrl.toml" not in names
+    export(folder, checkpoint.verify(folder), tmp_path / "asked", card="", settings="data.as_chat = true\n")
+    assert (tmp_path / "asked" / "asyncrl.toml").read_text() == "data.as_chat = true\n"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
