@@ -28,7 +28,7 @@ class SpanKind(Struct, frozen=True):
     attributes: tuple[str, ...] = ()
 
 
-class EventKind(Struct, frozen=True):
+class SpanEventKind(Struct, frozen=True):
     spans: tuple[str, ...]
     """Spans that it occurs in."""
     meaning: str
@@ -66,18 +66,18 @@ SPANS: Mapping[str, SpanKind] = {
 }
 """All spans by name."""
 
-EVENTS: Mapping[str, EventKind] = {
-    "progress stored": EventKind(
+EVENTS: Mapping[str, SpanEventKind] = {
+    "progress stored": SpanEventKind(
         ("generating",), "an unfinished part is on disk; another rollout could continue it", ("tokens",)
     ),
-    "reissued": EventKind(
+    "reissued": SpanEventKind(
         ("waiting", "generating"),
         "a lease ended without a result; or its rollout began anew under the same lease",
         ("cause", "tokens"),
     ),
-    "assigned": EventKind(("grading",), "sent to a reward node; again if that node is lost", ("node",)),
-    "restarted": EventKind((ROOT,), "too old, or its spool was lost: sampled again", ("policy_version", "tokens")),
-    "refused": EventKind((ROOT,), "the trainer found a trajectory damaged", ("index", "reason")),
+    "assigned": SpanEventKind(("grading",), "sent to a reward node; again if that node is lost", ("node",)),
+    "restarted": SpanEventKind((ROOT,), "too old, or its spool was lost: sampled again", ("policy_version", "tokens")),
+    "refused": SpanEventKind((ROOT,), "the trainer found a trajectory damaged", ("index", "reason")),
 }
 """All events by name."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.records.spans import ATTRIBUTES, EVENTS, PREFIX, ROOT, SPANS, EventKind, SpanKind, TraceSpan
+from asyncrl.records.spans import ATTRIBUTES, EVENTS, PREFIX, ROOT, SPANS, SpanEventKind, SpanKind, TraceSpan
 
 
 def test_a_span_that_has_ended_does_not_change():
@@ -35,7 +35,7 @@ def test_every_span_and_event_has_a_parent_and_attributes_that_are_explained():
     assert {kind.parent for kind in SPANS.values()} == {"", ROOT, "trajectory"}
     assert [name for name, kind in SPANS.items() if not kind.parent] == [ROOT]
     assert {span for event in EVENTS.values() for span in event.spans} < SPANS.keys()
-    kinds: list[SpanKind | EventKind] = [*SPANS.values(), *EVENTS.values()]
+    kinds: list[SpanKind | SpanEventKind] = [*SPANS.values(), *EVENTS.values()]
     used = {name for kind in kinds for name in kind.attributes}
     assert used == ATTRIBUTES.keys()
 
