@@ -93,6 +93,11 @@ def opened(where: str) -> RunDirectory:
     """A run directory; raises `ConfigError` if ``where`` is none, naming the runs there are."""
     path = Path(where)
     if not is_run(path):
+        if (logs := path / "logs").is_dir():
+            raise ConfigError(
+                f"there is no run in {where} yet: its broker was not started, or could not begin; the broker's log, in "
+                f"{logs} or with its service manager, says why"
+            )
         raise ConfigError(
             f"{where} is neither a run directory nor a broker's address: there is no config.toml in it; `asyncrl ls` "
             f"lists the runs below runs/, and an address is tcp://HOST:PORT{did_you_mean(path, is_run)}"
@@ -137,12 +142,13 @@ SERVICES = f"start its services again on every machine: {', or '.join(COMMANDS.v
 
 
 def how_to_resume(where: str) -> str:
-    """The command that continues the run in ``where``; `asyncrl resume` refuses one that other machines reach."""
+    """The command that continues the run in ``where``; `asyncrl resume` refuses one that has keys, or needs them."""
+    directory = RunDirectory(Path(where))
     try:
-        exposed = load_config(RunDirectory(Path(where)).config).broker.exposed_addresses
+        has_keys = directory.local_key.exists() or bool(load_config(directory.config).broker.exposed_addresses)
     except ConfigError:  # The command then says what is wrong with the configuration.
-        exposed = []
-    if not exposed:
+        has_keys = False
+    if not has_keys:
         return command_line("asyncrl", "resume", where)
     run = Path(where).absolute()
     known = [command for file, command in COMMANDS.items() if f"--run-dir {run} " in _text(file)]

@@ -97,7 +97,8 @@ def _ended_elsewhere(address: str, end: Finished, run_dir: str) -> list[str]:
     lines = [f"the run is over: {end.status}{f' ({end.cause})' if end.cause else ''}"]
     lines.append(f"kept        {run_dir}, on the broker's machine")
     if end.status != "finished":
-        command = f"{command_line('asyncrl', 'resume', run_dir)}, there; or " if is_loopback(address) else ""
+        is_alone = is_loopback(address) and not RunDirectory(Path(run_dir)).local_key.exists()
+        command = f"{command_line('asyncrl', 'resume', run_dir)}, there; or " if is_alone else ""
         lines.append(f"resume      {command}{SERVICES}")
     return lines
 

@@ -151,6 +151,8 @@ class RunDirectory:
         self.lock = path / "broker.lock"
         self.supervisor_lock = path / "supervisor.lock"
         self.secret = path / "secret"
+        self.local_key = path / "key"
+        """Key of nodes of this user on this machine, while and after a broker with keys serves the run."""
         self._wall_clock = wall_clock
 
     @classmethod

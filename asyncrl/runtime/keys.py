@@ -70,7 +70,7 @@ def broker_keys(run: HeldRun, folder: Path | None) -> BrokerKeys:
         ConfigError: As `require_keys`, or the allow-list cannot be read.
     """
     require_keys(run.config.broker, folder)
-    local_key = run.directory.path / "key"
+    local_key = run.directory.local_key
     if folder is None:
         local_key.unlink(missing_ok=True)
         return BrokerKeys(hub_keys_of(run.secret), run.secret_file, link=link_keys_of(run.secret))

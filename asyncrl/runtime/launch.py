@@ -281,6 +281,11 @@ def resume(
         return
     if not directory.config.is_file():
         raise ConfigError(f"no run to resume: {directory.config} does not exist")
+    if directory.local_key.exists():
+        raise ConfigError(
+            f"{path} was served with keys, which `asyncrl resume` has not: start its services again, or asyncrl-node "
+            f"--role broker --keys DIR; remove {directory.local_key} to go on without other machines"
+        )
     share = load_config(directory.config).run.share_with_group
     if owns_process:
         restrict_umask(group_reads=share)

@@ -379,7 +379,7 @@ def outcome_lines(directory: RunDirectory, summary: RunSummary, before_s: float,
     if summary.base_accuracy is not None and summary.held_out_accuracy is not None:
         accuracy = f", held-out accuracy {summary.base_accuracy:.1%} -> {summary.held_out_accuracy:.1%}"
         accuracy += failed_note(summary.held_out_failed)
-    resumed = f" ({summary.wall_s - before_s:.1f} s since it was resumed)" if before_s else ""
+    resumed = f" ({summary.wall_s - before_s:.1f} s since it was resumed)" if 0 < before_s <= summary.wall_s else ""
     yield (
         f"{summary.status}: {summary.steps} of {summary.steps_planned} steps{goal_note(summary)} in "
         f"{summary.wall_s:.1f} s{resumed}"

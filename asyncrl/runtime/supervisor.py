@@ -44,7 +44,7 @@ from asyncrl.runtime.screen import Screen
 from asyncrl.runtime.sessions import join_steadily
 from asyncrl.wire.handshake import identity, leave, send_beats
 from asyncrl.wire.link import Link
-from asyncrl.wire.run_address import locate
+from asyncrl.wire.run_address import KEY_VARIABLE, SECRET_VARIABLE, locate
 from asyncrl.workers.child import FINAL_CODES, AfterExit, Child, Exit, RestartBudget, keep_alive
 
 # ── children ──────────────────────────────────────────────────────────────────────────────────
@@ -156,6 +156,8 @@ NODES_LEAVE_S = 5.0
 """Seconds for the nodes to exit after the broker: they have left the run by then, but vLLM takes seconds to stop."""
 FINISHED_S = 2.0
 """Seconds for the broker to send `Finished`, after a node has left or cannot be restarted."""
+OWN_SECRET = {KEY_VARIABLE: "", SECRET_VARIABLE: ""}
+"""Environment of a run on one machine, whose nodes have its secret, whatever key somebody has for other runs."""
 INTERRUPT_S = 160.0
 """Seconds for the broker to end an interrupted run: longer than it gives its nodes."""
 NODE = "supervisor-0"
@@ -276,7 +278,8 @@ class RunSupervisor:
     async def _start(self, role: Role, name: str, *options: str, environment: dict[str, str] | None = None) -> Child:
         log = self._directory.logs / f"{name}.log"
         metrics = self._metrics.of_child(len(self._children)).as_options() if self._metrics else []
-        child = role_process(role, name, self._config, log, *options, *metrics, environment=environment)
+        variables = OWN_SECRET | (environment or {})
+        child = role_process(role, name, self._config, log, *options, *metrics, environment=variables)
         self._children.append(child)
         await child.start()
         self._spawn(self._watch(role, child))
@@ -338,7 +341,7 @@ class RunSupervisor:
     async def _attend(self) -> None:
         """Listen to the broker until `Finished`; reconnect after a restart of the broker."""
         while not self._is_over():
-            run = locate(str(self._directory.path))
+            run = locate(str(self._directory.path), environment=OWN_SECRET)
             _, link, welcome = await join_steadily(run, identity("supervisor", NODE), START_S)
             self._link = link
             while self._unsent:

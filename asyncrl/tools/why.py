@@ -9,7 +9,7 @@ Thresholds are shares of the steady part of a run, where the trainer's time is t
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from asyncrl.config.sections.schedule import Schedule
 from asyncrl.errors import LedgerError
 from asyncrl.messages.words import Role
 from asyncrl.records.alarms import Alarm, alarms
-from asyncrl.records.measures import Measures
+from asyncrl.records.measures import RECENT, Measures
 from asyncrl.records.run_record import RunRecord
 from asyncrl.records.states import RunState
 from asyncrl.records.times import APART, NodeTimes, TimesLine
@@ -39,6 +39,8 @@ class Attribution(Struct, frozen=True):
     span_s: float
     nodes: Mapping[str, NodeTimes]
     verdicts: int = 0
+    present: Collection[str] = ()
+    """Nodes that the last `RECENT` lines know: what others did wrong, nobody can mend any more."""
 
     def shares(self, role: Role) -> dict[str, float]:
         """Share of the time of all nodes of a role by activity, largest first; they add up to 1. Empty without any."""
@@ -61,6 +63,8 @@ class Attribution(Struct, frozen=True):
         """A rollout that samples at less than ``share`` of the others' median speed, and that; no name if none does."""
         speeds = {name: self.speed(name) for name in self.names("rollout") if self.speed(name)}
         for name, speed in sorted(speeds.items(), key=lambda item: item[1]):
+            if name not in self.present:
+                continue
             others = [other for key, other in speeds.items() if key != name]
             if others and speed < share * median(others):
                 return name, median(others)
@@ -79,6 +83,7 @@ def attribute(lines: Sequence[TimesLine], *, is_steady: bool = False) -> Attribu
         sum(line.span_s for line in lines),
         {name: _sum(of_node, without=APART if is_steady else ()) for name, of_node in by_name.items()},
         sum(line.verdicts for line in lines),
+        {name for line in lines[-RECENT:] for name in line.nodes},
     )
 
 
@@ -286,7 +291,8 @@ Finding = tuple[Bottleneck, str, str]
 
 
 def _machine_finding(steady: Attribution, evidence: Evidence) -> Finding | None:
-    lost = Counter(str(event.get("node")) for event in evidence.events if event.get("event") == "node.lost")
+    names = [str(event.get("node")) for event in evidence.events if event.get("event") == "node.lost"]
+    lost = Counter(name for name in names if name in steady.present)
     node, losses = next(iter(lost.most_common(1)), ("", 0))
     if losses >= FLAPS:
         return "flapping node", f"and {node} was lost {losses} times", f"read the log of {node}"

@@ -58,6 +58,18 @@ def test_a_run_that_other_machines_reach_is_continued_by_its_services(
     assert how_to_resume(str(tmp_path)) == expected.format(run=tmp_path)
 
 
+def test_a_run_with_keys_is_continued_by_its_services(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(to_toml(made(broker={"bind": "tcp://127.0.0.1:5570"})))
+    (tmp_path / "key").touch()
+    assert how_to_resume(str(tmp_path)) == SERVICES
+
+
+def test_a_folder_of_services_whose_broker_never_began_names_the_log_that_says_why(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    with pytest.raises(ConfigError, match=f"no run in {tmp_path} yet: .* the broker's log, in {tmp_path}/logs or with"):
+        status.opened(str(tmp_path))
+
+
 def test_a_configuration_that_cannot_be_read_is_left_to_the_command(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("run = 1")
     assert how_to_resume(str(tmp_path)) == f"asyncrl resume {tmp_path}"

@@ -307,6 +307,17 @@ def test_a_run_of_several_machines_is_not_resumed_on_one(config: Config, tmp_pat
     assert directory.config.read_text() == before
 
 
+def test_a_run_that_was_served_with_keys_is_left_to_its_services(config: Config, tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "old")
+    directory.write_config(to_toml(config))
+    directory.local_key.touch()
+    with pytest.raises(
+        ConfigError, match=r"old was served with keys, .* start its services again, .* remove .*old/key"
+    ):
+        resume(directory.path)
+    assert directory.local_key.exists()
+
+
 def test_a_finished_run_is_resumed_only_to_extend_it(
     config: Config, supervised: Install, printed: StringIO, tmp_path: Path
 ) -> None:

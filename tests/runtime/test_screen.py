@@ -354,6 +354,8 @@ def test_a_run_that_was_resumed_tells_both_times(directory: RunDirectory) -> Non
     assert next(outcome_lines(directory, SUMMARY, 0.0, can_resume=True)).startswith("finished: 3 of 3 steps in 6.0 s, ")
     first = next(outcome_lines(directory, SUMMARY, 2.5, can_resume=True))
     assert first.startswith("finished: 3 of 3 steps in 6.0 s (3.5 s since it was resumed), held-out accuracy 25.0%")
+    unheard = next(outcome_lines(directory, SUMMARY, 6.5, can_resume=True))
+    assert unheard.startswith("finished: 3 of 3 steps in 6.0 s, "), "it failed before it recorded anything"
 
 
 def test_completions_that_failed_are_told_beside_the_accuracy(directory: RunDirectory) -> None:

@@ -371,8 +371,11 @@ def test_only_the_broker_sends_traces(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_each_process_serves_its_metrics_at_a_port_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, tuple[str, ...]] = {}
 
-    def role_process(_role: str, name: str, _config: object, _log: object, *options: str, **_: object) -> FakeChild:
+    def role_process(
+        _role: str, name: str, _config: object, _log: object, *options: str, environment: dict[str, str]
+    ) -> FakeChild:
         asked[name] = options[options.index("--metrics") :]
+        assert environment["ASYNCRL_KEY_FILE"] == "", "it may be a key of another run"
         return FakeChild(name)
 
     async def start_all(metrics: MetricsOptions) -> None:

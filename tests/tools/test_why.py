@@ -61,6 +61,13 @@ def test_a_rollout_alone_is_not_slow() -> None:
     assert attribute([TimesLine(0, 1.0, 1.0, {"a": rollout(1, sampling=1.0)})]).slow_rollout(0.6) == ("", 0.0)
 
 
+def test_a_rollout_that_left_long_ago_is_not_the_slow_one() -> None:
+    both = TimesLine(0, 1.0, 1.0, {"a": rollout(1, sampling=1.0), "b": rollout(9, sampling=1.0)})
+    later = [TimesLine(step, 1.0 + step, 1.0, {"b": rollout(9, sampling=1.0)}) for step in range(1, 11)]
+    assert attribute([both, *later[:9]]).slow_rollout(0.6) == ("a", 9.0)
+    assert attribute([both, *later]).slow_rollout(0.6) == ("", 0.0)
+
+
 # ── test diagnosis ────────────────────────────────────────────────────────────────────────────
 # Planted bottlenecks are named.
 

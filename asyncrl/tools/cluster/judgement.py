@@ -189,7 +189,7 @@ def _machine_lines(findings: ClusterFindings, machine: Machine, facts: Mapping[s
     yield _interface_line(cluster, machine, here)
     yield from _version_lines(machine, facts, reference(cluster, facts))
     if here.key:
-        yield _key_line(machine, here.key)
+        yield _key_line(machine, here.key, Counter(each.key.broker for each in facts.values() if each.key))
     if here.model_config:
         yield _model_line(cluster, machine, facts)
     yield CheckLine(machine.name, "devices", "good", here.devices)
@@ -263,7 +263,16 @@ def _version_lines(machine: Machine, facts: Mapping[str, Facts], other: str) -> 
         yield CheckLine(machine.name, "packages", "bad", f"lacks {', '.join(missing)}", problem)
 
 
-def _key_line(machine: Machine, key: KeyState) -> CheckLine:
+def _key_line(machine: Machine, key: KeyState, brokers: Counter[str]) -> CheckLine:
+    """Line about the key of a machine, beside the brokers that the keys of all machines name."""
+    brokers.pop("", None)
+    usual = next(iter(dict(brokers.most_common(1))), "")
+    if key.broker and key.broker != usual:
+        problem = (
+            f"the key {key.name} of {machine.name} is for the broker with the key {key.broker}, and that of another "
+            f"machine for {usual}: copy the key that this run's broker made for {machine.name}"
+        )
+        return CheckLine(machine.name, "key", "bad", f"{key.name}, for another broker", problem)
     if key.problem:
         return CheckLine(machine.name, "key", "bad", "cannot be used", f"key of {machine.name}: {key.problem}")
     if others := key.others(list(machine.roles)):

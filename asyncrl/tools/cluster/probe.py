@@ -26,7 +26,7 @@ from asyncrl.runtime.machine import CORE, DEV, TRAIN, find, missing_packages
 from asyncrl.version import VERSION
 from asyncrl.weights.groups.device import installed_version
 from asyncrl.weights.groups.network_interface import interface_name
-from asyncrl.wire.keys.key import read_key
+from asyncrl.wire.keys.key import fingerprint, read_key
 
 # ── key state ─────────────────────────────────────────────────────────────────────────────────
 # State of a key file: its name and roles, and what keeps a node from using it. Its private key is not told.
@@ -41,6 +41,8 @@ class KeyState(Struct, frozen=True, kw_only=True):
     """Nodes that use the key are named so, or so with a dash and anything."""
     roles: list[str] = []
     """Roles that the key was made for; empty: the file does not tell."""
+    broker: str = ""
+    """Fingerprint of the key of its broker."""
 
     def others(self, roles: list[str]) -> list[str]:
         """Roles among ``roles`` that the key is not for; the broker has keys of its own."""
@@ -53,7 +55,7 @@ def read_key_state(path: Path) -> KeyState:
         key = read_key(path)
     except ConfigError as error:
         return KeyState(problem=str(error))
-    return KeyState(name=key.name, roles=list(key.roles))
+    return KeyState(name=key.name, roles=list(key.roles), broker=fingerprint(key.broker or key.public))
 
 
 # ── probe messages ────────────────────────────────────────────────────────────────────────────

@@ -363,7 +363,10 @@ def remove(found: Installed) -> None:
         except OSError as error:
             raise ConfigError(f"cannot remove {path}: {error.strerror}") from error
     made = {path.parent for path in found.written} - {found.folder}
-    for folder in made | ({found.folder / CONTROL} if _conf(found.folder) in found.written else set()):
+    emptied = [*made, *([found.folder / CONTROL] if _conf(found.folder) in found.written else [])]
+    if found.written and not found.folder.samefile(Path()):
+        emptied.append(found.folder)
+    for folder in emptied:
         with suppress(OSError):  # there is none, or it has other files
             folder.rmdir()
 

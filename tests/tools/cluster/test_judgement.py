@@ -130,6 +130,17 @@ def findings(**changes: Any) -> ClusterFindings:
     )
 
 
+def test_a_key_for_another_broker_than_the_others_is_named() -> None:
+    keys = {name: KeyState(name=name, roles=["rollout"], broker=of) for name, of in (("n1", "a1"), ("n2", "b2"))}
+    found = findings(key=keys["n2"])
+    looks = found.looks | {"n1": msgspec.structs.replace(FIRST, key=keys["n1"])}
+    told = line(msgspec.structs.replace(found, looks=looks), "n2", "key")
+    assert (told.state, told.what) == ("bad", "n2, for another broker")
+    assert (
+        "n2 of n2 is for the broker with the key b2, and that of another machine for a1: copy the key" in told.problem
+    )
+
+
 def line(found: ClusterFindings, section: str, name: str) -> CheckLine:
     return next(line for line in judge(found).lines if (line.section, line.name) == (section, name))
 

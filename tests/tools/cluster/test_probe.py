@@ -98,7 +98,7 @@ def key_file(tmp_path: Path) -> Path:
 
 
 def test_name_and_roles_are_told_and_the_private_key_is_not(key_file: Path) -> None:
-    assert read_key_state(key_file) == KeyState(name="gpu1", roles=["rollout"])
+    assert read_key_state(key_file) == KeyState(name="gpu1", roles=["rollout"], broker="0" * 16)
 
 
 def test_a_file_that_no_node_could_use_is_a_problem(key_file: Path) -> None:

@@ -59,7 +59,7 @@ def test_the_folder_of_supervisord_goes_with_its_services_and_no_other_folder_of
     found = find_installed("supervisord", tmp_path, force=False)
     remove(found)
     assert found.controls == [control / "supervisord.log"]
-    assert not any(tmp_path.iterdir())
+    assert not tmp_path.exists(), "nothing else was there"
 
 
 @pytest.mark.parametrize("manager", ["systemd", "supervisord"])
