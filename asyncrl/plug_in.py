@@ -220,6 +220,8 @@ def _load(where: str, path: str, setting: str) -> ModuleType:
     is_file = where.endswith(".py") or "/" in where
     if is_file and not Path(where).is_file():
         meant = did_you_mean(Path(where), lambda path: path.suffix == ".py")
+        if not meant and not Path(where).is_absolute():
+            meant = "; paths are relative to the folder that asyncrl is run in"
         raise ConfigError(f"{setting} is {path!r}, but there is no file {Path(where).absolute()}{meant}")
     try:
         return _run_file(Path(where).resolve()) if is_file else importlib.import_module(where)

@@ -20,7 +20,12 @@ PATH = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("runs", metavar="[RUN]...", type=RUN_PATH, nargs=-1)
-@click.option("-o", "--out", type=PATH, help="File to write.  [default: report.html in the first run directory]")
+@click.option(
+    "-o",
+    "--out",
+    type=PATH,
+    help="File to write.  [default: report.html in the run directory; of several, compared.html in the first]",
+)
 @report_errors
 def report(runs: tuple[Path, ...], out: Path | None) -> None:
     """
@@ -32,7 +37,8 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
     from asyncrl.tools.report.report import write_report
 
     runs = runs or (newest_run(),)
-    out = out or RunDirectory(runs[0]).report
+    report = RunDirectory(runs[0]).report
+    out = out or (report if len(runs) == 1 else report.with_name("compared.html"))
     write_report(runs, out)
     echo(out)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from msgspec.structs import replace
@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from asyncrl.config.checks.environment import check_experts
 from asyncrl.config.config import Config
 from asyncrl.config.engines import imported
-from asyncrl.config.model.adapter import check_adapter
-from asyncrl.config.model.directory import check_model, known_positions, refuse_beyond, require_directory
+from asyncrl.config.model.adapter import base_of, check_adapter
+from asyncrl.config.model.directory import check_model, known_positions, refuse_beyond, require_directory, snapshot_of
 from asyncrl.config.model.tokenizer import FAST, num_experts
 from asyncrl.config.model.weights import check_weights, read_config
 from asyncrl.config.run_file import with_backend
@@ -356,6 +356,12 @@ def _model(config: Config, say: Say) -> str:
         check_weights(require_directory(config.critic.path, "critic.path"), "critic.path")
     if config.trainer.lora.path:
         check_adapter(config.trainer.lora)
+        of, found = base_of(Path(config.trainer.lora.path)), snapshot_of(config.model.path)
+        if of and PurePath(of).name != PurePath(found.repo if found else config.model.path).name:
+            say(
+                f"note: the adapter of trainer.lora.path was trained on {of}, and model.path is {config.model.path}: "
+                f"on other weights it is another model"
+            )
     refuse_beyond(known_positions(read_config(Path(config.model.path)), config.model.overrides), config.longest_slot)
     return " and ".join(filter(None, [config.model.path, config.critic.path, config.trainer.lora.path]))
 

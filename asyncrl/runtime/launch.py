@@ -190,6 +190,9 @@ def run(
         Path(config.run.dir), config.run.name or name or "run", group_reads=config.run.share_with_group
     )
     directory.write_config(settings)
+    if directory.path.name != (named := config.run.name or name or "run"):
+        again = command_line("asyncrl", "resume", directory.path.with_name(named))
+        say(console, f"note: a run {named} is there: this one is new, and `{again}` goes on with that one")
     with _held(directory), dashboard_beside(directory, partial(say, console)) if is_shown else nullcontext():
         console.keep(directory)
         screen = Screen(console, config.run.steps, on_step=on_step, on_evaluation=on_evaluation)
@@ -316,8 +319,9 @@ def resume(
 def _held(directory: RunDirectory) -> Iterator[None]:
     """Hold a run that no other process runs or serves, before anything in it is changed; raises `LinkError`."""
     running = f"the run in {directory.path} is being run already"
-    with locked(directory.supervisor_lock, running, LOCK_WAIT_S):
-        with locked(directory.lock, running, LOCK_WAIT_S):
+    remedy = "`asyncrl attach` shows it, and `asyncrl resume-sampling` ends a pause"
+    with locked(directory.supervisor_lock, running, LOCK_WAIT_S, remedy=remedy):
+        with locked(directory.lock, running, LOCK_WAIT_S, remedy=remedy):
             pass  # A broker whose supervisor was killed has ended.
         yield
 

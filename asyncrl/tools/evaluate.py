@@ -42,7 +42,7 @@ from asyncrl.records.evaluation_files import CompletionRow, write_completions
 from asyncrl.records.evaluation_metrics import EvaluationMetrics
 from asyncrl.records.formatting import duration
 from asyncrl.records.run_directory import RunDirectory
-from asyncrl.records.run_record import is_run
+from asyncrl.records.run_record import is_run, read_run
 from asyncrl.records.samples import prompt_text
 from asyncrl.reward.routing import check_routes
 from asyncrl.runtime.offline import (
@@ -100,6 +100,7 @@ def evaluate_model(config: Config, *, out: Path | None, as_json: bool) -> None:
     if out:
         check_output(out)
     configure_logging("eval")
+    check_model(config.model.path, setting="MODEL")
     console = Console(stderr=True)
     tell = partial(say, console)
     config = replace(config, data=guessed(config.data, config.data.held_out_files[0], tell))
@@ -146,6 +147,9 @@ def eval_config(
     path = path or of_run
     plain = {"reward": {"function": "auto"}, "evaluation": {}}
     raw: dict[str, Any] = read(path, "config file") if path else plain
+    if path and path == of_run and is_run(path.parent):
+        for key, value in read_run(path.parent).live_settings.items():
+            put(raw, key, value, where=f"the run's {key}")
     options: dict[str, Any] = {
         "model.path": model,
         "evaluation.samples": samples,
@@ -220,7 +224,6 @@ def check_prompts(config: Config, say: Callable[[str], None], keep: Keep) -> lis
 
     Raises `ConfigError` if the model, the data or the verifier cannot be used.
     """
-    check_model(config.model.path, setting="MODEL")
     stream = held_out_stream(config.data, config.evaluation.max_prompts, keep)
     summary, template = stream.summary, read_template(Path(config.model.path))
     check_template(template, config.data.chat_template_kwargs, has_chats=summary.has_chats)

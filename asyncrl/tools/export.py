@@ -23,6 +23,7 @@ from asyncrl.data.chat_template import read_template
 from asyncrl.errors import ConfigError
 from asyncrl.files.atomic import refuse_existing
 from asyncrl.files.json_lines import toml_key, toml_value
+from asyncrl.plug_in import is_path
 from asyncrl.records.evaluation_metrics import accuracy_by_source, graded_reward, multi_sample_metrics
 from asyncrl.records.run_directory import RunDirectory
 from asyncrl.records.run_record import EvaluationEvent, RunRecord, read_run
@@ -166,12 +167,14 @@ def settings_text(record: RunRecord) -> str:
 
     Empty for a run with an environment, which is a program: its `config.toml` is the run file then.
     """
-    config = record.config
+    config = record.config | record.live_settings
     if "data.train" not in config or config.get("environment.function"):
         return ""
     found = {key: value for key, value in config.items() if key.startswith(OF_EVALUATIONS) and _is_portable(key, value)}
     lines = [f"{'.'.join(map(toml_key, key.split('.')))} = {toml_value(value)}" for key, value in found.items()]
-    return "\n".join([f"# How run {record.name} asked this model, for `asyncrl eval`.", *lines, ""])
+    own = _own_reward(record)
+    given = f"; its reward is one's own: give{own}" if own else ""
+    return "\n".join([f"# How run {record.name} asked this model, for `asyncrl eval`{given}.", *lines, ""])
 
 
 def _is_portable(key: str, value: Any) -> bool:
@@ -325,23 +328,32 @@ def model_card(
         "",
         *_results(record, policy_version, is_best=is_best),
     ]
-    ask = "" if reads_pictures else _ask(record, has_template=has_template)
+    ask = "" if reads_pictures else _ask(record, policy_version, has_template=has_template)
     path = path or name
-    measured = f"; `asyncrl eval {path} --data FILE` evaluates it as its run did" if settings_text(record) else ""
+    measured = f"; `asyncrl eval {path} --data FILE{_own_reward(record)}` evaluates it as its run did"
+    if not settings_text(record):
+        measured = ""
     return "\n".join([*parts, usage.format(base_path=adapter_of, path=path, ask=ask, measured=measured, **words)])
 
 
-def _ask(record: RunRecord, *, has_template: bool) -> str:
+def _own_reward(record: RunRecord) -> str:
+    """Option that names the run's own reward function, which is in no export; empty for a built-in one."""
+    function = record.config.get("reward.function", "")
+    return f" --reward {_name(function)}" if is_path(function) else ""
+
+
+def _ask(record: RunRecord, policy_version: int, *, has_template: bool) -> str:
     """Lines of Python that ask the model one prompt as the run did."""
     options = {key: value for key, value in record.config.items() if key.startswith("data.chat_template_kwargs.")}
     given = "".join(f", {key.rpartition('.')[2]}={value!r}" for key, value in options.items())
-    return (CHAT % given if has_template else PLAIN) + GENERATE % (_limit(record) or 128)
+    return (CHAT % given if has_template else PLAIN) + GENERATE % (_limit(record, policy_version) or 128)
 
 
 def _settings(record: RunRecord, step: int, dtype: str | None) -> Iterator[list[str]]:
     config = record.config
     planned = config.get("run.steps")
-    yield ["optimizer steps", f"{step} of {planned} planned" if planned else str(step)]
+    goal = f"; ended by run.stop_when = '{record.summary.goal}'" if record.summary and record.summary.goal else ""
+    yield ["optimizer steps", f"{step} of {planned} planned{goal}" if planned else str(step)]
 
     def history(key: str, first: object) -> str:
         return record.history(key, _value(first), _value, steps=step)
@@ -367,7 +379,7 @@ def _results(record: RunRecord, policy_version: int, *, is_best: bool) -> list[s
     lines = ["## Held-out prompts", ""]
     if columns:
         head = ["", *("before" if e.policy_version == 0 and policy_version else "these weights" for e in columns)]
-        lines += [*_table(head, _metric_rows(columns, _limit(record))), "", _protocol(record), ""]
+        lines += [*_table(head, _metric_rows(columns, _limit(record))), "", _protocol(record, columns), ""]
         if is_best and len(found) > 1:
             lines += [BEST_OF.format(number=len(found)), ""]
         if any(shared := record.shared_prompts()):
@@ -394,17 +406,22 @@ def _metric_rows(columns: list[EvaluationEvent], limit: int | None) -> list[list
     return rows
 
 
-def _protocol(record: RunRecord) -> str:
-    config = record.config
+def _protocol(record: RunRecord, columns: list[EvaluationEvent]) -> str:
+    config, limits = record.config, {column.max_tokens or _limit(record) for column in columns}
     samples, temperature = config.get("evaluation.samples", 1), config.get("evaluation.temperature", 0.0)
     many = f"{samples} completions" if samples != 1 else "one completion"
     decoding = f"at temperature {temperature:g}" if temperature else "greedy"
-    return f"For each prompt {many}, {decoding}, of at most {_limit(record)} tokens."
+    most = f"of at most {limits.pop()} tokens" if len(limits) == 1 else "of at most as many tokens as the table says"
+    return f"For each prompt {many}, {decoding}, {most}."
 
 
-def _limit(record: RunRecord) -> int | None:
-    """Longest completion of an evaluation, in tokens, as the run was started."""
-    return record.config.get("evaluation.max_tokens") or record.config.get("sampling.max_tokens")
+def _limit(record: RunRecord, policy_version: int = 0) -> int | None:
+    """Longest completion of an evaluation, in tokens: of a version, or as the run was started."""
+    of_version = (
+        one.max_tokens for one in record.evaluations() if policy_version and one.policy_version == policy_version
+    )
+    first = record.config.get("evaluation.max_tokens") or record.config.get("sampling.max_tokens")
+    return next(of_version, 0) or first
 
 
 def _accuracy(evaluation: EvaluationEvent) -> str:

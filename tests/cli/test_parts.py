@@ -55,6 +55,7 @@ def test_the_run_that_began_last_is_the_newest(tmp_path: Path, monkeypatch: pyte
     assert newest_run() == Path("runs/b")
     assert asyncrl("status").stdout.startswith("b: stopped")
     assert asyncrl("report").stdout == "runs/b/report.html\n"
+    assert asyncrl("report", "runs/b", "runs/a").stdout == "runs/b/compared.html\n"
 
 
 @pytest.mark.parametrize("command", ["status", "top", "why", "report", "samples"])

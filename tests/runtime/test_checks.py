@@ -219,6 +219,19 @@ def test_it_is_advised_to_replay_the_routes_of_a_mixture_of_experts(
     CHECKS["model"](replace(checks_a_run, rollout=replace(checks_a_run.rollout, replay_routes=True)), pytest.fail)
 
 
+@pytest.mark.parametrize(("base", "is_told"), [("base", True), ("far/{model}", False), ("", False)])
+def test_an_adapter_of_another_model_is_told(checks_a_run: Config, tmp_path: Path, base: str, is_told: bool) -> None:
+    lora = Lora(rank=2, path=str(tmp_path))
+    of = base.format(model=Path(checks_a_run.model.path).name)
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter_config(lora, ["q_proj"], of)))
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    shapes: Shapes = {f"{layer}.lora_A.weight": (2, 4), f"{layer}.lora_B.weight": (4, 2)}
+    write_safetensors(tmp_path / "adapter_model.safetensors", shapes)
+    told: list[str] = []
+    CHECKS["model"](replace(checks_a_run, trainer=replace(checks_a_run.trainer, lora=lora)), told.append)
+    assert any("was trained on base, and model.path is" in line for line in told) is is_told
+
+
 def test_an_adapter_to_start_from_is_checked_with_the_model(checks_a_run: Config, tmp_path: Path) -> None:
     lora = Lora(rank=2, path=str(tmp_path))
     with pytest.raises(ConfigError, match=r"trainer\.lora\.path=.* is not an adapter directory"):

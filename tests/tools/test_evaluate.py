@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,17 @@ def test_an_exported_model_is_asked_as_in_its_run_unless_told_otherwise(
     with pytest.raises(ConfigError, match="no prompts to evaluate the model on: give --data FILE"):
         eval_config(str(tmp_path))
     assert not eval_config(str(tmp_path), run_file).data.as_chat
+
+
+def test_a_limit_that_was_set_while_the_run_went_on_holds_for_its_evaluations(
+    make_run: Callable[..., RunDirectory], tmp_path: Path
+) -> None:
+    directory = make_run()
+    directory.config.write_text('[model]\npath = "m"\n[data]\ntrain = "t"\nheld_out = "h"\n')
+    directory.append_event("setting.changed", key="sampling.max_tokens", value=96, time_s=1.0)
+    checkpoint = directory.checkpoints / "step_000003"
+    checkpoint.mkdir(parents=True)
+    assert eval_config(str(checkpoint)).longest_written("held_out") == 96
 
 
 def test_a_long_evaluation_tells_how_far_it_is_at_doubling_intervals() -> None:

@@ -228,6 +228,7 @@ def test_a_graded_reward_and_a_limit_that_was_changed_live_stand_with_the_result
     lines = card(replace(record, events=[*record.events, evaluated | {"max_tokens": 8}]))
     assert any(line.startswith("| reward, mean |") and "0.45" in line for line in lines)
     assert any(line.startswith("| limit in tokens, set while the run went on |") and "| 8 |" in line for line in lines)
+    assert any("max_new_tokens=8)" in line for line in lines)
     assert not any("limit in tokens" in line for line in card(replace(record, events=[*record.events, evaluated])))
 
 
@@ -282,6 +283,11 @@ def test_settings_of_an_export_are_those_of_prompts_and_verdicts_without_a_path(
         "data": {"as_chat": True},
         "evaluation": {"samples": 4, "temperature": 0.6, "max_tokens": 64},
     }
+    text = settings_text(a_record(make_run, config))
+    assert text.startswith("# How run ")
+    assert "its reward is one's own: give --reward r.py:f" in text
+    told = model_card(a_record(make_run, config), "m", step=10, policy_version=10, dtype=None)
+    assert "`asyncrl eval m --data FILE --reward r.py:f` evaluates it as its run did" in told
     assert not settings_text(a_record(make_run, config + '[environment]\nfunction = "e.py:E"\n'))
 
 

@@ -117,6 +117,11 @@ def adapter_config(lora: Lora, targets: Collection[str], base: str, revision: st
     }
 
 
+def base_of(path: Path) -> str:
+    """Name or path of the model that the adapter in this directory was trained on; empty if it does not say."""
+    return str(_read_config(path, str(path)).get("base_model_name_or_path") or "")
+
+
 def _read_config(path: Path, source: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode((path / CONFIG).read_bytes(), type=dict[str, Any])
