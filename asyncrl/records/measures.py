@@ -4,9 +4,10 @@ Measures of a run's pace, over a span of steps that is always said: one definiti
     metrics.jsonl ─▶ `Sums` ─▶ `Measures`      of all steps: summary.json, report, `why`, the dashboard's notes
                                                of the last `RECENT`: screen, `status`, metrics, trackers, dashboard
 
-    tokens / s      trained tokens / seconds of the span         seconds: from the end of the step before to that of the
-    step time       seconds of the span / steps                           last step, by the broker's clock; so the first
-    waiting         seconds waited / seconds of the span                  step has no loading, and a restart counts
+    tokens / s      trained tokens / seconds of the span         seconds: from the end of the step before to that of
+    step time       seconds of the span / steps                           the last, by the broker's clock, without those
+    waiting         seconds waited / seconds of the span                  that tell nothing of the pace (`apart_s`): a
+                                                                          pause, and the loading before a first step
     staleness       mean over steps of each step's mean over trajectories; and the highest of all
 
 Held-out accuracy has no span: it is that of the last evaluation (`asyncrl.records.run_record.accuracies`).
@@ -112,7 +113,7 @@ class Sums:
         """Seconds of the step; 0 if nothing tells."""
         end_s = number(line, "time_s")
         if end_s is not None and self._end_s is not None:
-            return max(end_s - self._end_s, 0.0)
+            return max(end_s - self._end_s - (number(line, "apart_s") or 0.0), 0.0)
         return number(line, "step_s") or 0.0
 
 

@@ -80,11 +80,17 @@ def attribute(lines: Sequence[TimesLine], *, is_steady: bool = False) -> Attribu
         for name, node in line.nodes.items():
             by_name[name].append(node)
     return Attribution(
-        sum(line.span_s for line in lines),
+        sum(line.span_s - (_apart_s(line) if is_steady else 0.0) for line in lines),
         {name: _sum(of_node, without=APART if is_steady else ()) for name, of_node in by_name.items()},
         sum(line.verdicts for line in lines),
         {name for line in lines[-RECENT:] for name in line.nodes},
     )
+
+
+def _apart_s(line: TimesLine) -> float:
+    """Seconds of the trainer that say nothing about the run's pace."""
+    trainers = [node for node in line.nodes.values() if node.role == "trainer"]
+    return max((sum(node.seconds.get(name, 0.0) for name in APART) for node in trainers), default=0.0)
 
 
 def _sum(of_node: Sequence[NodeTimes], without: Iterable[str]) -> NodeTimes:

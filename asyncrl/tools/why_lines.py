@@ -69,7 +69,7 @@ def _lines(name: str, found: Explanation) -> Iterator[str]:
         yield f"{name} {found.status} after {counted(found.steps, 'step')}{cause}"
     if found.measures:
         yield f"{name}: {_pace(found.measures)}"
-    yield f"What each did in {found.steady_s:.1f} s, without the first step, loading and the end of the run:"
+    yield f"What each did in {found.steady_s:.1f} s, without the first step, loading, pauses and the end of the run:"
     for role, shares in found.roles.items():
         yield ""
         yield PLURAL[role]

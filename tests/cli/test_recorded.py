@@ -171,7 +171,7 @@ def test_each_role_has_its_shares_and_the_last_lines_name_the_bottleneck(tmp_pat
     assert result.exit_code == 0
     assert result.output == (
         "mine: all 2 steps in 2.0 s, 1 s a step, 500 trained tokens / s, trainer waits 10.0 %, rollouts wait 75.0 %\n"
-        "What each did in 1.0 s, without the first step, loading and the end of the run:\n"
+        "What each did in 1.0 s, without the first step, loading, pauses and the end of the run:\n"
         "\n"
         "trainer\n"
         "  90%  ██████████████████  training\n"

@@ -201,6 +201,15 @@ def test_a_step_that_waits_for_nothing_does_not_multiply_the_rate() -> None:
     assert measures(lines, RECENT).tokens_per_s == pytest.approx(100.0)
 
 
+def test_a_pause_and_the_loading_of_a_resumed_run_are_no_part_of_its_pace() -> None:
+    lines = [{"time_s": 10.0 * step, "tokens": 1000} for step in range(1, 21)]
+    later = [line | {"time_s": line["time_s"] + 500.0} for line in lines[10:]]
+    later[0] |= {"apart_s": 500.0}
+    found = measures([*lines[:10], *later], RECENT)
+    assert found.tokens_per_s == pytest.approx(100.0)
+    assert found.step_s == pytest.approx(10.0)
+
+
 def test_runs_of_older_versions_have_shares_in_place_of_seconds() -> None:
     old: list[dict[str, float | None]] = [
         {"step_s": 1.0, "wait_trainer": 0.1, "wait_rollout": 0.5},

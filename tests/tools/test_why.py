@@ -61,6 +61,13 @@ def test_a_rollout_alone_is_not_slow() -> None:
     assert attribute([TimesLine(0, 1.0, 1.0, {"a": rollout(1, sampling=1.0)})]).slow_rollout(0.6) == ("", 0.0)
 
 
+def test_a_pause_is_no_part_of_the_time_that_shares_are_of() -> None:
+    paused = NodeTimes("trainer", {"training": 2.0, "waiting for an operator": 6.0})
+    lines = [TimesLine(step, 10.0 * step, 10.0, {"trainer-0": paused}) for step in range(2)]
+    assert attribute(lines, is_steady=True).span_s == pytest.approx(4.0)
+    assert attribute(lines).span_s == pytest.approx(20.0)
+
+
 def test_a_rollout_that_left_long_ago_is_not_the_slow_one() -> None:
     both = TimesLine(0, 1.0, 1.0, {"a": rollout(1, sampling=1.0), "b": rollout(9, sampling=1.0)})
     later = [TimesLine(step, 1.0 + step, 1.0, {"b": rollout(9, sampling=1.0)}) for step in range(1, 11)]

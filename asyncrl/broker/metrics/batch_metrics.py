@@ -191,6 +191,8 @@ def line(
     *,
     has_turns: bool = False,
     recent: Sequence[Mapping[str, Any]] = (),
+    is_first: bool = False,
+    apart_s: float = 0.0,
 ) -> dict[str, float]:
     """
     Line of metrics.jsonl for a step. Its pace and waiting shares are of the last `RECENT` steps; its seconds are its
@@ -199,6 +201,8 @@ def line(
     Args:
         wait_rollout: Part of 1 of the time since the step before in which rollouts waited.
         recent: Lines of the `RECENT` steps before, or fewer.
+        is_first: It is the first step of the run, or since a broker was started again, before which models loaded.
+        apart_s: Seconds since the step before in which the trainer waited for an operator, who had paused the run.
     """
     made = {
         "step": stepped.step,
@@ -207,11 +211,20 @@ def line(
         **batch_metrics(groups, stepped.policy_version, max_staleness, has_turns=has_turns),
         **stepped.metrics,
     }
-    made["step_s"] = lasts_s = time_s - recent[-1]["time_s"] if recent else _own_seconds(stepped.metrics, time_s)
+    if "wait_s" in made:
+        apart_s = min(apart_s, made["wait_s"])
+        made["wait_s"] -= apart_s
+    own_s = _own_seconds(stepped.metrics, time_s)
+    lasts_s = time_s - recent[-1]["time_s"] if recent else own_s
+    if recent and is_first:
+        apart_s += max(lasts_s - own_s, 0.0)
+    if apart_s:
+        made["apart_s"] = apart_s
+    made["step_s"] = lasts_s = max(lasts_s - apart_s, 0.0)
     made["wait_rollout_s"] = wait_rollout * lasts_s
     return made | measures([*recent, made], newest=RECENT).as_metrics()
 
 
 def _own_seconds(metrics: Mapping[str, float], time_s: float) -> float:
-    """Seconds of the first step, as its trainer has them: what precedes it is loading."""
+    """Seconds of a first step, as its trainer has them: what precedes it is loading."""
     return sum(metrics.get(key, 0.0) for key in ("wait_s", "train_s", "stage_s")) or time_s

@@ -189,6 +189,7 @@ class TimeBook:
 #
 # Read-only: no rule follows from it.
 
+OPERATOR = "an operator"
 LAST = 1 / 8
 """Share of a step's trajectories that count as its last ones: too few to keep the rollouts busy."""
 
@@ -221,7 +222,7 @@ def _trainer_waits_for(scheduler: Scheduler) -> str:
     if not scheduler.nodes.rollouts():
         return "rollouts"
     if scheduler.settings.paused_by and not states[SlotState.LEASED]:
-        return "an operator"
+        return OPERATOR
     if states[SlotState.MISSING] > unsampled / 2:
         return "evaluation" if scheduler.evaluation.ongoing else "free slots"
     return "the last completions" if unsampled <= LAST * config.trajectories_per_step else "sampling"
@@ -245,7 +246,7 @@ def _rollouts_wait_for(scheduler: Scheduler, trainer: str) -> str:
     if transfers.live_version < 0:
         return "weights to arrive"
     if scheduler.settings.paused_by:
-        return "an operator"
+        return OPERATOR
     if scheduler.dispatcher.unleased.first() is not None:
         return "newer weights"  # A group is leased only to nodes at the version that was live when it was admitted.
     if not scheduler.training.admission.num_needed:
@@ -313,6 +314,11 @@ class RunFiles:
         self.recent: deque[Mapping[str, Any]] = deque(metrics[-RECENT:], RECENT)
         """Lines of the last steps."""
         self._times = TimeBook(clock())
+        self._has_line = False
+        """True once this broker has written the line of a step."""
+        self._apart_s = 0.0
+        """Seconds since the last line in which the trainer waited for an operator."""
+        self._ticked_s = clock()
         self._gap_alarm = GapAlarm(config, metrics)
         self._drift_alarms = DriftAlarms(config, metrics)
         self._is_concluded = False
@@ -337,8 +343,11 @@ class RunFiles:
     def tick(self) -> None:
         """Note what every node does; a few times a second."""
         if not self._scheduler.is_over:
-            causes = idle_causes(self._scheduler)
-            self._times.tick(self._clock(), self._scheduler.nodes.all(), causes)
+            causes, now_s = idle_causes(self._scheduler), self._clock()
+            self._times.tick(now_s, self._scheduler.nodes.all(), causes)
+            if causes["trainer"] == f"waiting for {OPERATOR}":
+                self._apart_s += now_s - self._ticked_s
+            self._ticked_s = now_s
 
     def step(self, stepped: Stepped, groups: Sequence[Group], *, is_computed: bool = True) -> dict[str, Any] | None:
         """
@@ -354,8 +363,17 @@ class RunFiles:
         wait = self._waits.share(self._scheduler.nodes.with_role("rollout"))
         max_staleness, has_turns = self._config.schedule.max_staleness, self._config.environment.is_set
         line = batch_metrics.line(
-            stepped, groups, wait, self.time_s, max_staleness, has_turns=has_turns, recent=self.recent
+            stepped,
+            groups,
+            wait,
+            self.time_s,
+            max_staleness,
+            has_turns=has_turns,
+            recent=self.recent,
+            is_first=not self._has_line,
+            apart_s=self._apart_s,
         )
+        self._has_line, self._apart_s = True, 0.0
         line |= self._scheduler.training.filtering.metrics(stepped.step)
         asking = [*self._scheduler.nodes.with_role("rollout"), *self._scheduler.nodes.with_role("reward")]
         line |= self._models.metrics(asking)

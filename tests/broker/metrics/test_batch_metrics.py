@@ -91,6 +91,18 @@ def test_a_line_has_the_step_the_batch_and_the_trainers_own_numbers() -> None:
     assert (made["tokens_per_s"], made["wait_rollout"]) == (10.0, 0.1)
 
 
+def test_a_pause_and_the_loading_before_the_first_step_of_a_start_are_apart() -> None:
+    spent = {"wait_s": 3.0, "train_s": 1.0, "stage_s": 0.5}
+    before = [{"time_s": 5.0}]
+    paused = line(Stepped(3, 5, spent), [a_group()], 0.1, 10.0, recent=before, apart_s=2.5)
+    assert (paused["step_s"], paused["wait_s"], paused["apart_s"]) == (2.5, 0.5, 2.5)
+    loaded = line(Stepped(3, 5, spent), [a_group()], 0.1, 30.0, recent=before, is_first=True)
+    assert (loaded["step_s"], loaded["wait_s"], loaded["apart_s"]) == (4.5, 3.0, 20.5)
+    usual = line(Stepped(3, 5, spent), [a_group()], 0.1, 10.0, recent=before)
+    assert usual["step_s"] == 5.0
+    assert "apart_s" not in usual
+
+
 def test_the_wait_share_is_of_the_time_since_the_last_step() -> None:
     node = Node("a.0", "a", "0", "rollout", 0.0)
     shares = WaitShare()

@@ -253,7 +253,7 @@ def test_a_setting_that_changed_while_the_run_went_on_says_so() -> None:
         name="a", config={"trainer.lr": 2e-4}, summary=None, metrics=[], events=[change], pictured=[], notes=[]
     )
     (row,) = (row for row in settings(record) if row["key"] == "trainer.lr")
-    assert (row["value"], row["is_changed"]) == ("0.0002; 0.0001 after 0 steps (10.0 s)", True)
+    assert (row["value"], row["is_changed"]) == ("0.0002; 0.0001 before the first step was done (10.0 s)", True)
 
 
 def test_a_table_with_keys_of_its_own_is_one_setting() -> None:

@@ -101,7 +101,7 @@ def test_other_columns_are_guessed_unless_they_are_named(tmp_path: Path) -> None
     assert said == [f"{path}: prompt from 'question', answer from 'solution'"]
     named = trial_config("gsm8k", path, said.append, ["data.answer_column=other"])
     assert read_rows(named, 5)[0].answer == "9"
-    with pytest.raises(DataError, match=r"no column 'text': it has .*; name it with --set data\.prompt_column=NAME"):
+    with pytest.raises(DataError, match=r"no column 'text': it has .*; name it with --prompt-column NAME"):
         trial_config("gsm8k", path, said.append, ["data.prompt_column=text"])
 
 
