@@ -319,7 +319,6 @@ class Api:
         bands = run.times.bands if run.times.bands.nodes else bands_of_metrics(run.record.metrics)
         return {
             "sentence": overview.timeline_sentence(run.record, run.times.bands.by_role()),
-            "then": overview.then(run.record),
             "source": "times.jsonl" if run.times.bands.nodes else "metrics.jsonl",
             "is_partial": run.times.is_behind,
             "read": round(run.times.read_share, 3),

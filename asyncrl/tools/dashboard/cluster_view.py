@@ -355,18 +355,18 @@ HIDDEN = "hidden"
 
 def settings(record: RunRecord) -> list[dict[str, Any]]:
     """The settings in the order of the documentation, then keys that it does not know, such as those of a table."""
-    known = meanings()
+    known, live = meanings(), record.live_settings
     values = dict(record.config)
     rows = []
     for key, meaning in known.items():
         value, is_set = _taken(values, key)
         default = msgspec.to_builtins(meaning.default)
         value = value if is_set else default
-        is_live = key in record.live_settings
+        is_live, shown = key in live, _shown(key, value)
         rows.append(
             {
                 "key": key,
-                "value": record.history(key, _shown(key, value), partial(_shown, key)),
+                "value": record.history(key, shown, partial(_shown, key)) if is_live else shown,
                 "default": "required" if meaning.is_required else _shown(key, default),
                 "is_changed": is_live or (is_set and not meaning.is_required and not _same(value, default)),
                 "meaning": meaning.text,

@@ -346,7 +346,8 @@ def _bottleneck(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> 
         if found[role].share < NOTABLE:
             continue
         named = [name.removeprefix("waiting ") for name, part in found[role].causes.items() if part >= LEAST]
-        causes = f", mostly {' and '.join(named[:IN_SENTENCE])}" if named else ""
+        first, rest = named[:1], [name.removeprefix("for ") for name in named[1:IN_SENTENCE]]
+        causes = f", mostly {' and '.join([*first, *rest])}" if named else ""
         name = "the trainer" if role == "trainer" else "rollouts"
         told.append(f"{name} waited {formatting.share(found[role].share, 0)}{causes}")
     return f" Of the time of {_all_steps(record)}, {'; '.join(told)}." if told else ""

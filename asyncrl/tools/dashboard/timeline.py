@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from asyncrl.records.formatting import share
 from asyncrl.tools.dashboard.cluster_view import role_order
 from asyncrl.tools.dashboard.query import Query
 from asyncrl.tools.dashboard.time_bands import TimeBands
@@ -153,7 +154,7 @@ def _text(event: dict[str, Any]) -> str:
     if isinstance(event.get("policy_version"), int):
         parts.append(f"version {event['policy_version']}")
     if isinstance(event.get("accuracy"), int | float):
-        parts.append(f"accuracy {event['accuracy']:.1%}")
+        parts.append(f"accuracy {share(event['accuracy'])}")
     if event.get("cause"):
         parts.append(str(event["cause"])[:200])
     return ", ".join(parts)

@@ -52,3 +52,33 @@ def test_what_nodes_do_is_told_apart_by_every_eye_in_light_and_dark(scheme: str,
         for one, other in combinations(KINDS, 2)
     }
     assert {pair: value for pair, value in differences.items() if value < 18} == {}
+
+
+PILL = re.compile(
+    r"^\.pill\.(\w+)[^{]*{ background: color-mix\(in srgb, var\(--(\w+)\) (\d+)%, transparent\); "
+    r"color: color-mix\(in srgb, var\(--\w+\) (\d+)%, var\(--ink\)\); }",
+    re.MULTILINE,
+)
+
+
+def mixed(one: str, other: str, percent: int) -> str:
+    parts = [(int(one[place : place + 2], 16), int(other[place : place + 2], 16)) for place in (1, 3, 5)]
+    return "#" + "".join(f"{round((percent * a + (100 - percent) * b) / 100):02x}" for a, b in parts)
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast of two colours as WCAG 2 defines it, 1 to 21."""
+    lights = [((lab(colour, "usual")[0] + 16) / 116) ** 3 for colour in (one, other)]
+    return (max(lights) + 0.05) / (min(lights) + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_in_pills_and_grey_words_are_readable(scheme: str) -> None:
+    found = colours(scheme)
+    pills = {
+        word: (mixed(found[name], found["panel"], int(ground)), mixed(found[name], found["ink"], int(text)))
+        for word, name, ground, text in PILL.findall(STYLE)
+    }
+    assert pills.keys() == {"finished", "running", "failed"}
+    pairs = pills | {"grey": (found["bg"], found["muted"]), "without a colour": (found["faint"], found["ink"])}
+    assert {word: contrast(*pair) for word, pair in pairs.items() if contrast(*pair) < 4.5} == {}

@@ -47,7 +47,7 @@ def test_a_running_run_says_where_it_is_how_long_it_takes_and_who_waits() -> Non
         "rollout": {"sampling": 0.3, "waiting for the trainer": 0.5, "waiting for newer weights": 0.1, "asleep": 0.1},
         "trainer": {"training": 1.0},
     }
-    told = "rollouts waited 35 %, mostly for the trainer and for newer weights."
+    told = "rollouts waited 35 %, mostly for the trainer and newer weights."
     assert told in sentence(record(metrics=STEPS), waits, 3.0)
 
 

@@ -28,7 +28,7 @@ export function cluster(context) {
     use("device", "device", "share of time in which its device computes"), use("device memory", "dev. mem", "memory of its device in use"),
     use("disk", "disk", "disk of its working folder in use"),
     {name: "shares", label: "time, last steps", class: "bar wide-only", sort: waiting, cell: (node) => (Object.keys(node.shares).length ? shareBar(node.shares, kinds) : UNKNOWN)},
-    {name: "losses", label: "losses", class: "number losses", sort: (node) => node.losses, cell: (node) => h("span", {class: node.losses ? "bad" : "muted", title: `joined ${plural(node.joined, "time")}`}, node.losses)},
+    {name: "losses", label: "times lost", class: "number losses", sort: (node) => node.losses, cell: (node) => h("span", {class: node.losses ? "bad" : "muted", title: `joined ${plural(node.joined, "time")}`}, node.losses)},
     {name: "cause", label: "cause", class: "text wide-only", sort: (node) => node.cause, cell: (node) => h("span", {title: node.cause}, node.cause)},
   ];
   const table = new VirtualTable(columns, {label: "nodes"});

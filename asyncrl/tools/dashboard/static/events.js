@@ -34,7 +34,8 @@ export function events(context) {
 
   function groupElement(group) {
     const inside = h("div", {class: "scroll"});
-    const when = group.first_s == null ? group.last_at : `at ${[...new Set([group.first_s, group.last_s].map(seconds))].join(" to ")}`;
+    const ends = [...new Set([group.first_s, group.last_s].map(seconds))];
+    const when = group.first_s == null ? group.last_at : ends.length === 1 ? `at ${ends[0]}` : ends.join(" to ");
     const nodes = group.nodes.length === 1 ? group.nodes[0] : group.nodes.length ? plural(group.nodes.length, "node") : "";
     const element = h("details", {ontoggle: (event) => {
       if (!event.target.open) return open.delete(group.id);

@@ -68,7 +68,7 @@ function show() {
   const isOne = runs.length > 1 && !OF_ALL_RUNS.includes(name);
   put(top_, h("a", {class: "brand", href: "#/overview"}, "asyncrl"), h("nav", {"aria-label": "pages"}, Object.entries(PAGES).map(([key, [title]]) =>
     h("a", {href: link(key, run), "aria-current": key === name ? "page" : null}, title))),
-    isOne ? h("span", {class: "muted wide-only"}, `one of ${runs.length} runs:`) : null,
+    isOne ? h("span", {class: "muted"}, `one of ${runs.length} runs:`) : null,
     runs.length > 1 ? h("select", {"aria-label": "run", hidden: !isOne && name !== "overview", onchange: (event) => { location.hash = link(name, Number(event.target.value)); }},
       runs.map((one, i) => h("option", {value: String(i), selected: i === run}, `${isOne ? "" : "samples of "}${one.name}`))) : h("span", {class: "run-name"}, runs[0].name), state, connection);
   describe();

@@ -67,7 +67,6 @@ export function timeline(context) {
     put(roles, h("option", {value: ""}, "every role"), found.roles.map((name) => h("option", {value: name}, name)));
     roles.value = role;
     put(summary, found.sentence);
-    element.classList.toggle("stale", Boolean(found.then));
     put(count, found.num_nodes ? plural(found.num_nodes, "node") : "");
     put(legend, kindLegend("not told"), h("div", {class: "legend wide"}, Object.entries(SHOWN_MARKS).map(([kind, label]) =>
       h("span", {}, h("i", {class: "mark", style: {background: colour(MARKS[kind][0])}}), label))));
@@ -144,7 +143,7 @@ export function timeline(context) {
     }
     for (const mark of found.marks.filter((one) => one.kind === "lost" && one.node === node.node)) {
       pen.fillStyle = colour(MARKS.lost[0]);
-      pen.fillRect(of(mark.time_s) - 1, top, 2, row);
+      pen.fillRect(Math.min(of(mark.time_s) - 1, width - 11), top, 3, row);
     }
     pen.restore();
   }
