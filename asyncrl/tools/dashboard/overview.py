@@ -107,11 +107,8 @@ def missing(record: RunRecord) -> str:
         return ""
     if cause := _waits_for(record):
         return f"{_lost(record)} It {'waits' if record.status == 'running' else 'waited'}: {cause.removesuffix('.')}."
-    return f"{_lost(record)}{_as_sentence(lacking(record))}"
-
-
-def _as_sentence(clause: str) -> str:
-    return f" {clause[0].upper()}{clause[1:]}." if clause else ""
+    clause = lacking(record)
+    return _lost(record) + (f" {clause[0].upper()}{clause[1:]}." if clause else "")
 
 
 def lacking(record: RunRecord) -> str:
@@ -148,9 +145,9 @@ def cluster_sentence(record: RunRecord, found: Sequence[NodeView]) -> str:
 
 
 def events_sentence(record: RunRecord) -> str:
-    """Tell whether anything is wrong now, and which was the last trouble that is over."""
-    now = " The run is over." if record.is_over else _as_sentence(lacking(record)) or " No trouble now."
-    return trouble_sentence(record.events, now.strip())
+    """Tell what is missing, or else whether anything is wrong now, and which was the last trouble that is over."""
+    otherwise = "The run is over." if record.is_over else "No trouble now."
+    return missing(record).strip() or trouble_sentence(record.events, otherwise)
 
 
 def settings_sentence(record: RunRecord) -> str:
@@ -170,12 +167,11 @@ def _short_path(path: str) -> str:
 
 
 def timeline_sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> str:
-    """Tell which node is missing, who waited for whom, up to when anything was recorded, and what is shown."""
+    """Tell which node is missing, who waited for whom, and up to when anything was recorded."""
     whole = " All nodes have left: the run is over." if record.is_over else " No node is missing."
     nodes_told = missing(record) or (whole if record.events else "")
-    waited = _bottleneck(record, waits) or " Nobody waited for long."
-    shown = " The height of a colour is its share of a node's time."
-    return f"{nodes_told}{waited}{_recorded(record)}{shown}".strip()
+    waited = _bottleneck(record, waits) or (" Nobody waited for long." if record.metrics else "")
+    return f"{nodes_told}{waited}{_recorded(record)}".strip()
 
 
 def _recorded(record: RunRecord) -> str:

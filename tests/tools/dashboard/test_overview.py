@@ -116,6 +116,16 @@ def test_every_page_says_which_role_is_missing_and_that_a_run_is_over(summary: M
     assert page.cluster_sentence(over, found) == "All 3 nodes have left: the run is over."
 
 
+def test_the_events_begin_with_the_nodes_that_are_lost_as_every_page_does() -> None:
+    lost = {"event": "node.lost", "node": "rollout-0", "role": "rollout", "cause": "silent for 10 s", "time_s": 9.0}
+    run = record(metrics=STEPS, events=[lost])
+    told = "rollout-0 was lost at 9.0 s: silent for 10 s."
+    assert page.events_sentence(run) == told
+    assert all(told in said for said in (sentence(run, {}), timeline_sentence(run, {})))
+    alarm = {"event": "completions.cut", "step": 3, "truncated": 0.95, "advice": ""}
+    assert page.events_sentence(record(events=[alarm], metrics=STEPS)).startswith("1 event of trouble")
+
+
 def test_the_cluster_is_told_by_role_and_state() -> None:
     joined = [
         {"event": "node.joined", "node": f"{role}-{n}", "role": role}
@@ -228,12 +238,11 @@ def test_timeline_and_samples_begin_with_what_is_seen_and_whether_all_is_well() 
     joined = {"event": "node.joined", "node": "rollout-0", "role": "rollout"}
     lost = {"event": "node.lost", "node": "rollout-0", "role": "rollout", "cause": "silent for 10 s", "time_s": 9.0}
     waited = "Of the time of all 20 steps, the trainer waited 40 %; rollouts waited 35 %."
-    shown = "The height of a colour is its share of a node's time."
     last = "The last record is of 3 min 10 s, written 3.0 s ago."
     told = timeline_sentence(record(metrics=lines, events=[joined]), {})
-    assert told == f"No node is missing. {waited} {last} {shown}"
+    assert told == f"No node is missing. {waited} {last}"
     told = timeline_sentence(record(metrics=lines, events=[joined, lost]), {})
-    assert told == f"rollout-0 was lost at 9.0 s: silent for 10 s. {waited} {last} {shown}"
+    assert told == f"rollout-0 was lost at 9.0 s: silent for 10 s. {waited} {last}"
 
     assert samples_sentence(record()) == "What the policy wrote, and what it was rewarded with."
     assert samples_sentence(record(metrics=lines)) == (
