@@ -154,7 +154,7 @@ def excerpts(path: Path, rows: Sequence[int]) -> list[dict[str, str]]:
 def _ends(text: str, most: int) -> str:
     """Beginning and end of a text: the end of a completion is what a reward reads."""
     half = most // 2
-    return text if len(text) <= most else f"{text[:half]} … {text[-half:]}"
+    return text if len(text) <= most else f"{text[:half]} … {len(text) - most} more … {text[-half:]}"
 
 
 def group(path: Path, group_id: int, texts: TokenTexts) -> list[dict[str, Any]]:

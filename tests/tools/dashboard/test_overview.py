@@ -252,4 +252,4 @@ def test_timeline_and_samples_begin_with_what_is_seen_and_whether_all_is_well() 
         "hard."
     )
     cut = {"event": "completions.cut", "step": 3, "truncated": 0.95, "advice": ""}
-    assert "95% of the completions had been cut" in samples_sentence(record(metrics=lines, events=[cut]))
+    assert "95 % of the completions had been cut" in samples_sentence(record(metrics=lines, events=[cut]))
