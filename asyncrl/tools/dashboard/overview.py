@@ -32,6 +32,8 @@ IN_SENTENCE, BESIDE_BAR = 2, 3
 EVALUATED = ("eval.started", "eval.finished", "eval.lost")
 NUM_NAMED = 4
 """Lost nodes that are named."""
+MAX_CHARS = 100
+"""Characters of a cause for which nodes were lost: Events and Cluster have all."""
 NEEDED = {"trainer": "trainer", "rollout": "rollout", "reward": "reward node"}
 """Roles without which a run stands still, and what one node of each is called."""
 
@@ -75,17 +77,22 @@ def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> dic
 # ── sentences ─────────────────────────────────────────────────────────────────────────────────
 
 
-def sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> str:
-    """The state of the run in a few sentences, trouble before what is usual; ``waits`` as in `overview`."""
+def sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]], *, is_alone: bool = True) -> str:
+    """
+    The state of the run in a few sentences, trouble before what is usual; ``waits`` as in `overview`.
+
+    Of one of several runs, what a comparison has: how accurate it is and who waits, is left out.
+    """
     state = record.status
     begun = progress(state, record.steps, record.planned)
+    accuracy = _accuracy(record) if is_alone else ""
     if state == "failed":
         return f"{begun}: {record.cause or 'no cause was recorded'}."
     if state == "interrupted":
         return f"{begun}; `asyncrl resume` continues it."
     if state == "finished":
         took = f" in {formatting.duration(record.wall_s)}" if record.wall_s else ""
-        return f"{begun}{took}{_accuracy(record)}.{_alarms(record)}"
+        return f"{begun}{took}{accuracy}.{_alarms(record)}"
     if state == "stopped":
         if record.cause:
             return f"{begun}: {record.cause}."
@@ -95,10 +102,8 @@ def sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> str
     if not record.metrics:
         loading = "" if _is_live_version(record) else " The nodes load the model."
         return f"{begun}{_elapsed(record)}.{doing or missing(record) or loading}"
-    return (
-        f"{begun}{_time_left(record)}{_accuracy(record)}.{doing}{missing(record)}{_bottleneck(record, waits)}"
-        f"{_alarms(record)}"
-    )
+    waited = _bottleneck(record, waits) if is_alone else ""
+    return f"{begun}{_time_left(record)}{accuracy}.{doing}{missing(record)}{waited}{_alarms(record)}"
 
 
 def missing(record: RunRecord) -> str:
@@ -372,7 +377,11 @@ def _lost(record: RunRecord) -> str:
     names = ", ".join(node.name for node in lost[:NUM_NAMED]) + ("" if len(lost) <= NUM_NAMED else ", ...")
     what = f"{names} was" if len(lost) == 1 else f"{len(lost)} nodes ({names}) were"
     when = f" at {formatting.duration(lost[-1].since_s)}" if lost[-1].since_s is not None else ""
-    return f" {what} lost{when}{f': {lost[-1].cause}' if lost[-1].cause else ''}."
+    return f" {what} lost{when}{f': {_cut(lost[-1].cause)}' if lost[-1].cause else ''}."
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} …"
 
 
 def _waits_for(record: RunRecord) -> str:

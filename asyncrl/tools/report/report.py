@@ -371,11 +371,11 @@ def render(records: Sequence[RunRecord], made_at: datetime) -> str:
     charts, empty = draw(records)
     alone = len(records) == 1
     title = ", ".join(record.name for record in records)
+    as_of = text(f"As of {made_at:%Y-%m-%d %H:%M %Z}.", "span", "quiet")
     parts = [
         row([text(title, "span"), *([_pill(records[0])] if alone else [])], "h1"),
-        *([] if alone else [text(compare(records).sentence)]),
-        *(_header(record, alone=alone) for record in records),
-        text(f"As of {made_at:%Y-%m-%d %H:%M %Z}.", style="quiet"),
+        *([] if alone else [row([text(compare(records).sentence, "span"), as_of])]),
+        *(_header(record, [as_of] if alone else [], alone=alone) for record in records),
         row([Markup(chart) for chart in charts[:FIRST]], "div", "charts"),
         *_numbers(records),
         text("Further curves", "h2"),
@@ -389,10 +389,10 @@ def render(records: Sequence[RunRecord], made_at: datetime) -> str:
     return page(f"asyncrl: {title}{f', {records[0].status}' if alone else ''}", parts)
 
 
-def _header(record: RunRecord, *, alone: bool) -> Markup:
+def _header(record: RunRecord, as_of: Sequence[Markup], *, alone: bool) -> Markup:
     name = [] if alone else [text(record.name, "strong"), _pill(record)]
     notes = [text("; ".join(record.notes), "span", "quiet")] if record.notes else []
-    return row([*name, text(sentence(record, {}), "span", "sentence"), *notes])
+    return row([*name, text(sentence(record, {}, is_alone=alone), "span", "sentence"), *notes, *as_of])
 
 
 def _pill(record: RunRecord) -> Markup:

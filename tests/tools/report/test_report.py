@@ -130,7 +130,8 @@ def test_several_runs_stand_side_by_side_with_their_differing_settings(make_run:
     assert "<tr><th>schedule.staleness</th><td>0.0</td><td>1.0</td></tr>" in html
     assert "differing settings" in html
     assert '<p class="quiet">sync: 3 notable events</p>' in html
-    assert '<strong>sync</strong> <span class="pill running">… running</span> <span class="sentence">Running at' in html
+    told = '<span class="sentence">Running at step 10 of 10.</span>'
+    assert f'<strong>sync</strong> <span class="pill running">… running</span> {told}' in html
 
 
 def test_equal_configs_are_said_to_be_equal(make_run: MakeRun) -> None:
