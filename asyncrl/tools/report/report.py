@@ -391,7 +391,7 @@ def render(records: Sequence[RunRecord], made_at: datetime) -> str:
 
 def _header(record: RunRecord, as_of: Sequence[Markup], *, alone: bool) -> Markup:
     name = [] if alone else [text(record.name, "strong"), _pill(record)]
-    notes = [text("; ".join(record.notes), "span", "quiet")] if record.notes else []
+    notes = [text(f"{'; '.join(record.notes)}.", "span", "quiet")] if record.notes else []
     return row([*name, text(sentence(record, {}, is_alone=alone), "span", "sentence"), *notes, *as_of])
 
 

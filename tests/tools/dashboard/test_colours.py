@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-STYLE = (Path(__file__).parents[3] / "asyncrl/tools/dashboard/static/style.css").read_text()
+STATIC = Path(__file__).parents[3] / "asyncrl/tools/dashboard/static"
+STYLE = (STATIC / "style.css").read_text()
 KINDS = ("works", "moves", "neighbour", "room", "away", "panel")
 """The five kinds, and the ground that is left where nothing is told."""
 EYES = {
@@ -50,6 +51,20 @@ def test_what_nodes_do_is_told_apart_by_every_eye_in_light_and_dark(scheme: str,
     differences = {
         (one, other): sum((a - b) ** 2 for a, b in zip(seen[one], seen[other], strict=True)) ** 0.5
         for one, other in combinations(KINDS, 2)
+    }
+    assert {pair: value for pair, value in differences.items() if value < 18} == {}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_marks_of_events_have_colours_that_nothing_that_nodes_do_has(scheme: str) -> None:
+    found = colours(scheme)
+    marks = set(re.findall(r"\w+: \[\"(\w+)\", \d+\]", (STATIC / "timeline.js").read_text()))
+    assert marks == {"ink", "pink", "brown", "lime", "bad"}
+    seen = {name: lab(found[name], "usual") for name in (*marks, *KINDS)}
+    differences = {
+        (mark, kind): sum((a - b) ** 2 for a, b in zip(seen[mark], seen[kind], strict=True)) ** 0.5
+        for mark in marks
+        for kind in KINDS
     }
     assert {pair: value for pair, value in differences.items() if value < 18} == {}
 
