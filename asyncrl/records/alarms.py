@@ -5,14 +5,18 @@ from typing import Any
 
 from msgspec import Struct
 
+from asyncrl.records.formatting import share
+
 SENTENCES = {
     "signal.none": "no rewards of a group had differed for three steps; their mean was {reward:.3g}",
-    "completions.cut": "{truncated:.0%} of the completions had been cut at their limit for three steps",
-    "ess.low": "the effective sample size of the tokens had fallen to {ess:.0%}",
-    "clip.high": "the loss clipped {clip_fraction:.0%} of the tokens",
+    "completions.cut": "{truncated} of the completions had been cut at their limit for three steps",
+    "ess.low": "the effective sample size of the tokens had fallen to {ess}",
+    "clip.high": "the loss clipped {clip_fraction} of the tokens",
     "logprob_gap.exceeded": "log-probs of rollouts and trainer differed by {logprob_gap_mean:.2g} nats",
 }
 """Sentence of each kind of event."""
+SHARES = ("truncated", "ess", "clip_fraction")
+"""Fields that are parts of 1."""
 
 
 NO_LEARNING = ("signal.none", "completions.cut")
@@ -30,11 +34,12 @@ def alarms(events: Iterable[Mapping[str, Any]]) -> list[Alarm]:
     """The last alarm of each kind, the newest last."""
     last = {event["event"]: event for event in events if event.get("event") in SENTENCES}
     newest = sorted(last.values(), key=lambda event: event["step"])
+    told = [{**event, **{name: share(event[name], 0) for name in SHARES if name in event}} for event in newest]
     return [
         Alarm(
             f"At step {event['step']:.0f} {SENTENCES[event['event']].format_map(event)}",
             event["advice"],
             is_first=event["event"] in NO_LEARNING,
         )
-        for event in newest
+        for event in told
     ]

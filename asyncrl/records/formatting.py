@@ -29,9 +29,9 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def share(value: float) -> str:
-    """A fraction of 1 as percent, with one decimal."""
-    return f"{100 * value:.1f} %"
+def share(value: float, decimals: int = 1) -> str:
+    """A fraction of 1 as percent."""
+    return f"{100 * value:.{decimals}f} %"
 
 
 def tick(value: float, step: float, *, percent: bool = False) -> str:

@@ -3,7 +3,8 @@ Reader of run directories: whether a run goes on, a few numbers of it, or everyt
 
     broker.lock held                    running
     summary.json                        finished | failed | interrupted
-    neither                             as the last event says, else stopped
+    neither                             as the last event says, else stopped; and of a `RunRecord`, whose broker may
+                                        be on another machine, running if anything was recorded lately
 
 `overview` reads the small files alone, so a long run costs no more; `read_run` reads all. A missing or damaged file
 becomes a note, not an error, and the other files are read all the same: a report is needed most when something went
@@ -18,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from msgspec import Struct
 
@@ -29,10 +30,10 @@ from asyncrl.files.lock import is_locked
 from asyncrl.records.evaluation_metrics import graded_reward
 from asyncrl.records.event_kinds import EventKind
 from asyncrl.records.formatting import counted, duration
-from asyncrl.records.measures import Ends, Measures, ends_of, finite, measures
+from asyncrl.records.measures import RECENT, Ends, Measures, ends_of, finite, measures
 from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.records.samples import PicturedSample, SampledEpisode, read_first_episodes, read_pictured_samples
-from asyncrl.records.states import RunState
+from asyncrl.records.states import RunOutcome, RunState
 from asyncrl.records.times import TimesLine
 from asyncrl.similar_path import did_you_mean
 
@@ -41,6 +42,8 @@ Event = dict[str, Any]
 
 NOT_METRICS = ("policy_version", "accuracy", "num_prompts", "max_tokens", "time_s")
 """Fields of an ``eval.finished`` event that do not go into `EvaluationEvent.metrics`."""
+SILENT_S = 60.0
+"""Seconds without a record after which a run is silent; longer if its steps are longer."""
 RESTART_S = 30.0
 """Seconds in which a service manager has started a broker again."""
 ENDS = ("run.started", "run.resumed", "run.finished")
@@ -369,10 +372,24 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     """One sentence for each file that could not be read."""
     episodes: list[SampledEpisode] = []
     """Some episodes of the last step, for the report."""
+    silent_s: float | None = None
+    """Seconds from the last change of metrics.jsonl or events.jsonl until they were read; None without either."""
 
     @property
     def status(self) -> RunState:
-        return state_of(self.summary, self.events, is_served=self.is_served)
+        """State of the run; one without an end, of which something was recorded lately, runs on another machine."""
+        found = state_of(self.summary, self.events, is_served=self.is_served)
+        return "running" if found == "stopped" and not self.cause and not self.is_silent else found
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in get_args(RunOutcome)
+
+    @property
+    def is_silent(self) -> bool:
+        """True if nothing was recorded lately, given the length of its steps."""
+        step_s = self.measures(RECENT).step_s or 0.0
+        return self.silent_s is None or self.silent_s > max(SILENT_S, 5 * step_s)
 
     @property
     def cause(self) -> str:
@@ -492,7 +509,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
         return [event for event in self.events if event.get("event") == "setting.changed"]
 
 
-def read_run(path: Path) -> RunRecord:
+def read_run(path: Path, *, wall_clock: Callable[[], float] = time.time) -> RunRecord:
     """Read a run directory. Raises `ConfigError` if ``path`` is not a directory."""
     if not path.is_dir():
         raise ConfigError(f"no such run: {path} is not a directory{did_you_mean(path, is_run)}")
@@ -506,8 +523,15 @@ def read_run(path: Path) -> RunRecord:
         is_served=is_running(directory),
         pictured=_read(partial(read_pictured_samples, directory.samples), [], notes),
         episodes=_read(partial(read_first_episodes, directory.samples), [], notes),
+        silent_s=silent_s(directory, wall_clock),
         notes=notes,
     )
+
+
+def silent_s(directory: RunDirectory, wall_clock: Callable[[], float] = time.time) -> float | None:
+    """Seconds since metrics.jsonl or events.jsonl changed; None if there is neither."""
+    changed_s = [path.stat().st_mtime for path in (directory.metrics, directory.events) if path.exists()]
+    return max(0.0, wall_clock() - max(changed_s)) if changed_s else None
 
 
 def read_settings(directory: RunDirectory, notes: list[str]) -> dict[str, Any]:

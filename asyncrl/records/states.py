@@ -21,7 +21,8 @@ RunOutcome = Literal["finished", "failed", "interrupted"]
 """Outcome of a run, as summary.json has it."""
 RunState = Literal["running", "paused", "ending", "stopped", RunOutcome]
 RUN_STATES: Mapping[RunState, str] = {
-    "running": "a broker of this user on this machine holds broker.lock, or the broker that was asked says so",
+    "running": "a broker of this user on this machine holds broker.lock, or the broker that was asked says so; on the "
+    "dashboard and in reports also one elsewhere, if no end is recorded and something was recorded lately",
     "paused": "an operator paused sampling; the trainer trains what is complete",
     "ending": "its end has begun; nodes store what they have",
     "finished": "every step was trained",

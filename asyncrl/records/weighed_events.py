@@ -50,14 +50,14 @@ ENDED_BY: Mapping[str, tuple[str, ...]] = {
     "eval.lost": ("eval.finished",),
     "eval.left_out": ("eval.finished",),
     "broker.refused": BEGINS,
-    "run.waiting": ("version.live",),
+    "run.waiting": ("node.joined", "version.live"),
     "run.suspended": ("run.resumed",),
     "run.interrupted": ("run.resumed",),
     "run.finished": ("run.resumed",),
 }
 """
-Events after which a trouble is over, of the same node if it names one: the first of these that came, before the same
-trouble came again, says when. All of these are over, too, once the run finished.
+Events after which a trouble is over, of the same node if it names one, or of the role that it waits for: the first of
+these that came, before the same trouble came again, says when. All of these are over, too, once the run finished.
 """
 
 
@@ -76,7 +76,8 @@ class WeighedEvent(Struct, frozen=True, kw_only=True):
         """End of it in words, such as ``over after 5.9 s``; empty if it did not."""
         if not self.ended:
             return ""
-        word = "the run was resumed" if str(self.event.get("event")).startswith("run.") else "over"
+        is_resumed = ENDED_BY.get(str(self.event.get("event"))) == ("run.resumed",)
+        word = "the run was resumed" if is_resumed else "over"
         return word if self.lasted_s is None else f"{word} after {duration(self.lasted_s)}"
 
 
@@ -91,13 +92,13 @@ def weighed(events: Sequence[Mapping[str, Any]]) -> list[WeighedEvent]:
     """Every event, in order, with its weight given what came after it."""
     echoes = _echoes(events)
     later: dict[tuple[str, str], int] = {}
-    """Place of the next event by kind and node."""
+    """Place of the next event by kind, and by node or role."""
     found: list[WeighedEvent] = []
     has_finished = False
     for place in range(len(events) - 1, -1, -1):
         event = events[place]
-        kind, node = str(event.get("event")), _node(event)
-        end = _end(kind, node, later)
+        kind, whose = str(event.get("event")), _whose(event)
+        end = _end(kind, whose, later)
         is_over = end is not None or (has_finished and kind in ENDED_BY)
         weight: Weight = "routine" if kind in ROUTINE else "news"
         if is_trouble(event):
@@ -107,16 +108,18 @@ def weighed(events: Sequence[Mapping[str, Any]]) -> list[WeighedEvent]:
         found.append(
             WeighedEvent(event=event, weight=weight, ended=is_over, lasted_s=lasted_s, is_echo=place in echoes)
         )
-        later[kind, node] = place
+        later[kind, whose] = place
+        if kind == "node.joined":
+            later[kind, _of_role(event)] = place
     return found[::-1]
 
 
-def _end(kind: str, node: str, later: Mapping[tuple[str, str], int]) -> int | None:
+def _end(kind: str, whose: str, later: Mapping[tuple[str, str], int]) -> int | None:
     """Place of the event that ended one of this kind; None if none has."""
-    keys = [(end, node if end.startswith("node.") else "") for end in ENDED_BY.get(kind, ())]
+    keys = [(end, whose if end.startswith("node.") else "") for end in ENDED_BY.get(kind, ())]
     ends = [later[key] for key in keys if key in later]
     same = GONE if kind in GONE else (kind,)
-    again = min((later[one, node] for one in same if (one, node) in later), default=None)
+    again = min((later[one, whose] for one in same if (one, whose) in later), default=None)
     in_time = [end for end in ends if again is None or end < again]
     return next(iter(in_time or ends), None)
 
@@ -133,6 +136,14 @@ def _echoes(events: Sequence[Mapping[str, Any]]) -> set[int]:
         elif kind in BACK:
             gone.discard(node)
     return found
+
+
+def _whose(event: Mapping[str, Any]) -> str:
+    return _of_role(event) if event.get("event") == "run.waiting" else _node(event)
+
+
+def _of_role(event: Mapping[str, Any]) -> str:
+    return f"role {event.get('role')}"
 
 
 def _node(event: Mapping[str, Any]) -> str:

@@ -257,7 +257,7 @@ def test_alarms_about_learning_come_last_with_what_to_change(tmp_path: Path) -> 
     run.append_event("clip.high", step=1, clip_fraction=0.2, bound=0.1, advice="lower trainer.lr (now 0.1)")
 
     assert why(run.path).output.endswith(
-        "\n\nAt step 1 the loss clipped 20% of the tokens: lower trainer.lr (now 0.1).\n"
+        "\n\nAt step 1 the loss clipped 20 % of the tokens: lower trainer.lr (now 0.1).\n"
     )
     (alarm,) = json.loads(why(run.path, "--json").output)["explanation"]["alarms"]
     assert alarm["advice"] == "lower trainer.lr (now 0.1)"

@@ -18,6 +18,6 @@ def test_the_last_alarm_of_each_kind_is_told_in_order_with_its_advice() -> None:
     assert alarms(events) == [
         Alarm("At step 2 no rewards of a group had differed for three steps; their mean was 0", "look", is_first=True),
         Alarm("At step 3 log-probs of rollouts and trainer differed by 0.31 nats", "check the engine"),
-        Alarm("At step 20 the effective sample size of the tokens had fallen to 68%", "lower schedule.staleness"),
-        Alarm("At step 90 the loss clipped 21% of the tokens", "lower trainer.lr (now 1)"),
+        Alarm("At step 20 the effective sample size of the tokens had fallen to 68 %", "lower schedule.staleness"),
+        Alarm("At step 90 the loss clipped 21 % of the tokens", "lower trainer.lr (now 1)"),
     ]

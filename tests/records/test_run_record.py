@@ -40,7 +40,7 @@ def test_a_running_run_is_read_up_to_its_last_complete_line(make_run: MakeRun) -
         file.write(b'{"step": 10, "rew')
     record = read_run(directory.path)
 
-    assert record.status == "stopped"
+    assert record.status == "running"
     assert record.wall_s == 20.0
     assert len(record.metrics) == 10
     assert record.notes == []
@@ -78,7 +78,16 @@ def test_without_a_summary_the_status_comes_from_the_last_event(make_run: MakeRu
     assert (read_run(directory.path).status, read_run(directory.path).cause) == ("failed", "out of memory")
 
     directory.append_event("run.resumed")
-    assert (read_run(directory.path).status, read_run(directory.path).cause) == ("stopped", "")
+    assert (read_run(directory.path).status, read_run(directory.path).cause) == ("running", "")
+
+
+def test_a_run_without_an_end_runs_as_long_as_something_is_recorded(make_run: MakeRun) -> None:
+    directory = make_run()
+    changed_s = directory.events.stat().st_mtime
+    read = [read_run(directory.path, wall_clock=lambda: changed_s + ago_s) for ago_s in (59.0, 61.0)]  # noqa: B023
+    assert [(record.status, record.is_over) for record in read] == [("running", False), ("stopped", False)]
+    directory.append_event("broker.refused", cause="the ledger is damaged")
+    assert read_run(directory.path).status == "stopped"
 
 
 def test_only_finite_numbers_are_points(tmp_path: Path) -> None:

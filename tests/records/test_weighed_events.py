@@ -22,6 +22,13 @@ def test_a_trouble_that_ended_says_how_long_it_lasted() -> None:
     assert ends(node("lost", 1), event("run.finished", 9, status="finished"))[0] == "over"
 
 
+def test_a_wait_for_a_role_ends_when_a_node_of_it_joins() -> None:
+    waits = event("run.waiting", 3, role="rollout")
+    assert ends(waits, node("joined", 5) | {"role": "trainer"})[0] == ""
+    assert ends(waits, node("joined", 5) | {"role": "rollout"})[0] == "over after 2.0 s"
+    assert ends(waits, event("version.live", 9))[0] == "over after 6.0 s"
+
+
 def test_each_of_several_losses_ends_with_its_own_return() -> None:
     first, second = [node("lost", 1), node("joined", 4)], [node("lost", 10), node("joined", 12), node("returned", 16)]
     assert ends(*first, *second) == ["over after 3.0 s", "", "over after 6.0 s", "", ""]

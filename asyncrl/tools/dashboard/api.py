@@ -2,6 +2,7 @@
 Answers of the dashboard about its runs, as JSON. Blocking: the application calls it in a thread, one call at a time.
 
     GET api/runs                                  names and revisions
+    GET api/comparison                            what differs between the runs, and which is best
     GET api/runs/0/overview                       state, headline numbers, evaluations
     GET api/runs/0/curves?start=40&rewrites=0     metrics of the steps from the 41st on
     GET api/runs/0/histograms                     of the newest samples
@@ -18,18 +19,17 @@ Answers of the dashboard about its runs, as JSON. Blocking: the application call
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import msgspec
 
 from asyncrl.errors import ConfigError, LedgerError
 from asyncrl.files.json_lines import JsonLines
 from asyncrl.records.run_directory import RunDirectory, RunSummary
-from asyncrl.records.run_record import RunRecord, is_run, is_running, labels, read_settings
-from asyncrl.records.states import RunOutcome
+from asyncrl.records.run_record import RunRecord, is_run, is_running, labels, read_settings, silent_s
 from asyncrl.records.times import KINDS, Kind, kind_of
 from asyncrl.similar_path import did_you_mean
-from asyncrl.tools.dashboard import cluster_view, overview, sample_index, sample_view, timeline
+from asyncrl.tools.dashboard import cluster_view, comparison, overview, sample_index, sample_view, timeline
 from asyncrl.tools.dashboard.cluster_view import EventQuery
 from asyncrl.tools.dashboard.query import Query, RefusedAnswer
 from asyncrl.tools.dashboard.sample_index import SampleIndex, SampleQuery
@@ -57,7 +57,7 @@ class FollowedRun:
     Raises `ConfigError` if ``path`` is not a directory.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wall_clock: Callable[[], float] = time.time) -> None:
         if not path.is_dir():
             raise ConfigError(f"no such run: {path} is not a directory{did_you_mean(path, is_run)}")
         self.directory = directory = RunDirectory(path)
@@ -66,11 +66,12 @@ class FollowedRun:
         """Number of changes noticed."""
         self.rewrites = 0
         """Times that a step was recorded again or a file was replaced, so that what was read before no longer holds."""
-        self.changed_s: float | None = None
-        """Time of the last change of metrics or events, in seconds since 1970; None without either file."""
         self.events: list[dict[str, Any]] = []
+        self.num_lost = 0
+        """Nodes that are gone and not back."""
         self.samples = SampleIndex(directory.samples)
         self.times = TimesFile(directory.times)
+        self._wall_clock = wall_clock
         self._steps: dict[int, dict[str, Any]] = {}
         self._metrics: list[dict[str, Any]] = []
         self._config: dict[str, Any] = {}
@@ -108,6 +109,7 @@ class FollowedRun:
             events=self.events,
             is_served=is_running(self.directory),
             pictured=[],
+            silent_s=silent_s(self.directory, self._wall_clock),
             notes=list(self._notes.values()),
         )
 
@@ -127,8 +129,6 @@ class FollowedRun:
         if path in self._seen and self._seen[path] == signature:
             return False
         self._seen[path] = signature
-        if signature and path in self._offsets:
-            self.changed_s = max(self.changed_s or 0.0, signature[0] / 1e9)
         return True
 
     def _read_config(self) -> None:
@@ -159,6 +159,7 @@ class FollowedRun:
         before: list[dict[str, Any]] = list(self.events)
         self.events = before
         before.extend(self._new_lines(self.directory.events, before.clear))
+        self.num_lost = len(cluster_view.gone(before))
 
     def _new_lines(self, path: Path, forget: Callable[[], None]) -> list[dict[str, Any]]:
         seen = self._seen[path]
@@ -214,9 +215,8 @@ class Api:
     def __init__(self, paths: Sequence[Path], wall_clock: Callable[[], float] = time.time) -> None:
         if not 0 < len(paths) <= MAX_RUNS:
             raise ConfigError(f"a dashboard shows 1 to {MAX_RUNS} runs, got {len(paths)}")
-        self.runs = [FollowedRun(path) for path in paths]
+        self.runs = [FollowedRun(path, wall_clock) for path in paths]
         self._labels = labels(paths)
-        self._wall_clock = wall_clock
         self._views: dict[str, Callable[[FollowedRun, Query], Any]] = {
             "overview": self._overview,
             "curves": self._curves,
@@ -224,7 +224,10 @@ class Api:
             "cluster": self._cluster,
             "timeline": self._timeline,
             "events": self._events,
-            "settings": lambda run, _: {"settings": cluster_view.settings(run.record)},
+            "settings": lambda run, _: {
+                "sentence": overview.settings_sentence(run.record),
+                "settings": cluster_view.settings(run.record),
+            },
             "samples": self._samples,
             "excerpts": self._excerpts,
             "group": self._group,
@@ -241,6 +244,8 @@ class Api:
             match parts:
                 case ["runs"]:
                     return JSON, msgspec.json.encode({"runs": self.revisions()})
+                case ["comparison"]:
+                    return JSON, msgspec.json.encode(self._comparison())
                 case ["runs", number, "picture"]:
                     return self._picture(self._run(number), query)
                 case ["runs", number, name] if name in self._views:
@@ -257,11 +262,18 @@ class Api:
             {
                 "name": label,
                 "revision": run.revision,
-                "status": overview.state_of(run.record, self._silent_s(run)),
+                "status": run.record.status,
+                "num_lost": 0 if run.record.is_over else run.num_lost,
                 "is_over": run.record.summary is not None,
             }
             for label, run in zip(self._labels, self.runs, strict=True)
         ]
+
+    def _comparison(self) -> comparison.RunComparison:
+        for run in self.runs:
+            run.refresh()
+        named = zip(self._labels, self.runs, strict=True)
+        return comparison.compare([msgspec.structs.replace(run.record, name=label) for label, run in named])
 
     def _run(self, number: str) -> FollowedRun:
         if not (number.isascii() and number.isdigit() and len(number) < 4 and int(number) < len(self.runs)):
@@ -272,13 +284,9 @@ class Api:
 
     def _overview(self, run: FollowedRun, _: Query) -> Any:
         run.times.advance(SHORT_S)
-        found = overview.overview(run.record, run.times.bands.by_role(), self._silent_s(run))
+        found = overview.overview(run.record, run.times.bands.by_role())
         activities = [activity for shares in found["waits"].values() for activity in shares]
         return found | {"is_partial": run.times.is_behind, "kinds": kinds(activities)}
-
-    def _silent_s(self, run: FollowedRun) -> float | None:
-        """Seconds since the last change of the run's files; None if nothing was recorded."""
-        return None if run.changed_s is None else max(0.0, self._wall_clock() - run.changed_s)
 
     def _curves(self, run: FollowedRun, query: Query) -> Any:
         start = query.count("start", 0, most=10**9)
@@ -294,14 +302,15 @@ class Api:
         run.times.advance(SHORT_S)
         run.samples.advance(SHORT_S)
         bands = run.times.bands
-        record, silent_s = run.record, self._silent_s(run)
-        is_over = record.status in get_args(RunOutcome)
+        record = run.record
+        nodes = cluster_view.nodes(run.events, bands, run.samples.newest_version(), is_over=record.is_over)
         return {
             "is_partial": run.times.is_behind or run.samples.num_waiting > 0,
-            "nodes": cluster_view.nodes(run.events, bands, run.samples.newest_version(), is_over=is_over),
+            "sentence": overview.cluster_sentence(record, nodes),
+            "nodes": nodes,
             "has_times": bool(bands.nodes),
             "kinds": kinds(bands.activities),
-            "stale_s": None if is_over or overview.is_live(record, silent_s) else silent_s,
+            "then": overview.then(record),
         }
 
     def _timeline(self, run: FollowedRun, query: Query) -> Any:
@@ -323,7 +332,7 @@ class Api:
         if group := query.text("group"):
             return {"events": cluster_view.members(run.events, wanted, group)}
         return {
-            "sentence": cluster_view.trouble_sentence(run.events),
+            "sentence": overview.events_sentence(run.record),
             "groups": cluster_view.groups(run.events, wanted),
             "kinds": sorted({str(event.get("event")) for event in run.events}),
             "num_events": len(run.events),

@@ -96,15 +96,21 @@ def nodes(
         if (rest := 1 - sum(parts.get(activity, 0.0) for activity in APART)) > ANY and node.state != "loading":
             parts = {name: part / rest for name, part in parts.items() if name not in APART}
         node.shares = {name: round(part, 4) for name, part in sorted(parts.items(), key=lambda item: -item[1])}
+    end_s = max((time_s for event in events if (time_s := _number(event.get("time_s"))) is not None), default=None)
     for name, node in found.items():
         node.version = versions.get(name)
         if name in bands.last:
             node.use = _use(bands.last[name])
         if is_over and node.state not in (*GONE, "left"):
-            node.state, node.cause = "left", node.cause or "the run is over"
+            node.state, node.cause, node.since_s = "left", node.cause or "the run is over", end_s
         if node.state in (*GONE, "left"):
             node.use = {}  # Of its machine, while it was there.
     return sorted(found.values(), key=lambda node: (*role_order(node.role), len(node.name), node.name))
+
+
+def gone(events: Sequence[dict[str, Any]]) -> list[NodeView]:
+    """The nodes that were lost, or whose process exited, and that are not back."""
+    return [node for node in nodes(events, TimeBands(), {}) if node.state in GONE]
 
 
 def _use(times: NodeTimes) -> dict[str, float]:
@@ -207,12 +213,16 @@ NOT_DETAILS = ("event", "at", "time_s", "node", "incarnation", *CAUSES)
 VARYING = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{8,}\b|[-+]?\d[\d.,_]*(?:e[-+]?\d+)?|'[^']*'|\"[^\"]*\"")
 
 
+DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
+"""Digests, of which the first digits are told."""
+
+
 class EventGroup(Struct, frozen=True, kw_only=True):
     id: str
     kind: str
     cause: str
-    last: str
-    """Fields of the last event that say what happened, for a group without a cause."""
+    details: str
+    """Fields that tell what happened, for a group without a cause: those of all its events, and of the last alone."""
     num: int
     """Events."""
     counted: int | None
@@ -249,14 +259,14 @@ ENDS = ("run.suspended", "run.interrupted", "run.finished")
 """Ends of earlier lives of a run, once it was resumed: none of them was a trouble."""
 
 
-def trouble_sentence(events: Sequence[dict[str, Any]]) -> str:
-    """Tell whether anything is wrong now, and of the last trouble that is over."""
+def trouble_sentence(events: Sequence[dict[str, Any]], otherwise: str) -> str:
+    """Tell of trouble that lasts, or ``otherwise``, and of the last trouble that is over."""
     told = [one for one in weighed(events) if not one.is_echo]
     lasting = [one for one in told if one.weight == "trouble"]
     if lasting:
         return f"{counted(len(lasting), 'event')} of trouble, and nothing has ended the last: {_named(lasting[-1])}."
     over = [one for one in told if one.weight == "over" and one.event.get("event") not in ENDS]
-    return f"No trouble now.{f' The last was {_named(over[-1])}, {over[-1].end}.' if over else ''}"
+    return f"{otherwise}{f' The last trouble was {_named(over[-1])}, {over[-1].end}.' if over else ''}"
 
 
 def _named(one: WeighedEvent) -> str:
@@ -289,13 +299,12 @@ def group_id(event: Mapping[str, Any]) -> str:
 def _group(key: str, members: Sequence[WeighedEvent]) -> EventGroup:
     found = [one.event for one in members]
     last, times = found[-1], [time for event in found if (time := _number(event.get("time_s"))) is not None]
-    told = {key: value for key, value in last.items() if key not in NOT_DETAILS and value not in (None, "")}
     counts = [int(count) for event in found if (count := _number(event.get("count"))) is not None]
     return EventGroup(
         id=key,
         kind=str(last.get("event")),
         cause=_cause(last)[:MAX_CHARS],
-        last=(news(last) or ", ".join(f"{key} {_text(value)}" for key, value in told.items()))[:MAX_CHARS],
+        details=_details(found)[:MAX_CHARS],
         num=len(found),
         counted=max(counts, default=None),
         nodes=sorted({str(event["node"]) for event in found if event.get("node")}),
@@ -307,6 +316,19 @@ def _group(key: str, members: Sequence[WeighedEvent]) -> EventGroup:
     )
 
 
+def _details(events: Sequence[Mapping[str, Any]]) -> str:
+    last = events[-1]
+    if told := news(last):
+        return told if len(events) == 1 else f"last: {told}"
+    names = [key for key, value in last.items() if key not in NOT_DETAILS and value not in (None, "")]
+    common = [key for key in names if all(event.get(key) == last[key] for event in events)]
+    own = [key for key in names if key not in common]
+    if last.get("node") and any(event.get("node") != last["node"] for event in events):
+        own.insert(0, "node")
+    parts = [", ".join(f"{key} {_text(last[key])}" for key in keys) for keys in (common, own)]
+    return "; last: ".join(parts) if all(parts) else f"last: {parts[1]}" if parts[1] else parts[0]
+
+
 def _cause(event: Mapping[str, Any]) -> str:
     return next((str(event[name]) for name in CAUSES if event.get(name)), "")
 
@@ -314,7 +336,7 @@ def _cause(event: Mapping[str, Any]) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return DIGEST.sub(r"\1…", value if isinstance(value, str) else msgspec.json.encode(value).decode())
 
 
 def _short(value: Any) -> Any:
@@ -333,18 +355,18 @@ HIDDEN = "hidden"
 
 def settings(record: RunRecord) -> list[dict[str, Any]]:
     """The settings in the order of the documentation, then keys that it does not know, such as those of a table."""
-    known = meanings()
+    known, live = meanings(), record.live_settings
     values = dict(record.config)
     rows = []
     for key, meaning in known.items():
         value, is_set = _taken(values, key)
         default = msgspec.to_builtins(meaning.default)
         value = value if is_set else default
-        is_live = key in record.live_settings
+        is_live, shown = key in live, _shown(key, value)
         rows.append(
             {
                 "key": key,
-                "value": record.history(key, _shown(key, value), partial(_shown, key)),
+                "value": record.history(key, shown, partial(_shown, key)) if is_live else shown,
                 "default": "required" if meaning.is_required else _shown(key, default),
                 "is_changed": is_live or (is_set and not meaning.is_required and not _same(value, default)),
                 "meaning": meaning.text,

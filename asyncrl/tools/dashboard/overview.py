@@ -1,6 +1,12 @@
-"""The top of the first page: a sentence about the state, headline numbers, and who waits for whom."""
+"""
+First words of the pages, and of the report, on a run: a sentence about its state, headline numbers, who waits for whom.
 
-from collections.abc import Callable, Mapping
+    sentence     state ─ who was lost ─ who is missing ─ what it waits for ─ who waited, for what ─ alarms
+    other pages  the same parts of it, and what is the page's own
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -11,18 +17,25 @@ from asyncrl.records.evaluation_metrics import failed_note, graded_reward
 from asyncrl.records.formatting import UNKNOWN, counted
 from asyncrl.records.measures import RECENT, RECENTLY, Ends, Measures, number, recently
 from asyncrl.records.run_record import RunRecord
-from asyncrl.records.states import RunState, progress
+from asyncrl.records.states import progress
 from asyncrl.records.times import WAITS, kind_of
-from asyncrl.tools.dashboard.cluster_view import GONE, NodeView, nodes, role_order
+from asyncrl.records.weighed_events import weighed
+from asyncrl.tools.dashboard.cluster_view import NodeView, gone, nodes, role_order, settings, trouble_sentence
 from asyncrl.tools.dashboard.time_bands import TimeBands
 
-NOTABLE, NAMED = 0.1, 0.02
-"""Least share of waiting that is told, and of a cause that is named."""
+NOTABLE = 0.1
+"""Least share of waiting that is told."""
+LEAST = 0.02
+"""Least share of time of a cause that is named."""
+IN_SENTENCE, BESIDE_BAR = 2, 3
+"""Causes of waiting that are named, the largest."""
 EVALUATED = ("eval.started", "eval.finished", "eval.lost")
 NUM_NAMED = 4
 """Lost nodes that are named."""
-SILENT_S = 60.0
-"""Seconds without a record after which a run is silent; longer if its steps are longer."""
+MAX_CHARS = 100
+"""Characters of a cause for which nodes were lost: Events and Cluster have all."""
+NEEDED = {"trainer": "trainer", "rollout": "rollout", "reward": "reward node"}
+"""Roles without which a run stands still, and what one node of each is called."""
 
 
 class Tile(Struct, frozen=True, kw_only=True):
@@ -33,84 +46,145 @@ class Tile(Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent_s: float | None) -> dict[str, Any]:
+def overview(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """
     The top of the page.
 
     Args:
         waits: Shares of time by role and activity; empty if times.jsonl has none.
-        silent_s: Seconds since the last change of the run's files; None if nothing was recorded.
     """
     pace = record.measures()
     return {
         "name": record.name,
-        "status": state_of(record, silent_s),
-        "sentence": sentence(record, waits, silent_s, pace),
+        "status": record.status,
+        "sentence": sentence(record, waits),
+        "then": then(record),
         "tiles": tiles(record, pace),
         "steps": record.steps,
         "planned": record.planned,
         "restarts": record.restarts(),
         "recently": RECENTLY,
+        "all_steps": _all_steps(record),
         "evaluations": record.evaluations(),
         "waits": shown_waits(pace, waits),
-        "waited": waited(pace, waits),
+        "waited": {role: _beside_bar(found) for role, found in waited(pace, waits).items()},
         "waits_are_whole": bool(waits),
-        "num_lost": 0 if record.summary else len(gone(record)),
+        "num_lost": 0 if record.is_over else len(gone(record.events)),
         "notes": record.notes if record.metrics else [],  # the sentence says more
     }
 
 
-def state_of(record: RunRecord, silent_s: float | None) -> RunState:
-    """State of the run; one of which something was recorded lately runs, perhaps on another machine."""
-    return "running" if is_live(record, silent_s) else record.status
+# ── sentences ─────────────────────────────────────────────────────────────────────────────────
 
 
-def is_live(record: RunRecord, silent_s: float | None) -> bool:
-    """True if the run is served here, or no end is recorded and something was recorded lately."""
-    is_open = record.status == "stopped" and not record.cause
-    return record.is_served or (is_open and not is_silent(record, silent_s))
+def sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]], *, is_alone: bool = True) -> str:
+    """
+    The state of the run in a few sentences, trouble before what is usual; ``waits`` as in `overview`.
 
-
-def is_silent(record: RunRecord, silent_s: float | None) -> bool:
-    """True if nothing was recorded lately, given the length of its steps."""
-    step_s = record.measures(RECENT).step_s or 0.0
-    return silent_s is None or silent_s > max(SILENT_S, 5 * step_s)
-
-
-def sentence(
-    record: RunRecord, waits: Mapping[str, Mapping[str, float]], silent_s: float | None, pace: Measures
-) -> str:
-    """The state of the run in one or two sentences; ``pace`` is that of all its steps."""
-    state = state_of(record, silent_s)
+    Of one of several runs, what a comparison has: how accurate it is and who waits, is left out.
+    """
+    state = record.status
     begun = progress(state, record.steps, record.planned)
+    accuracy = _accuracy(record) if is_alone else ""
     if state == "failed":
         return f"{begun}: {record.cause or 'no cause was recorded'}."
     if state == "interrupted":
         return f"{begun}; `asyncrl resume` continues it."
     if state == "finished":
         took = f" in {formatting.duration(record.wall_s)}" if record.wall_s else ""
-        return f"{begun}{took}{_accuracy(record)}.{_alarms(record)}"
+        return f"{begun}{took}{accuracy}.{_alarms(record)}"
     if state == "stopped":
         if record.cause:
             return f"{begun}: {record.cause}."
-        since = f" for {formatting.duration(silent_s)}" if silent_s is not None else ""
-        return (
-            f"{begun}: nothing was recorded{since}, and nothing on this machine serves the run; "
-            f"it was stopped or killed, and `asyncrl resume` continues it, or a broker elsewhere takes long."
-            f"{_lost(record)}"
-        )
-    doing = _doing(record, silent_s)
+        ago = "" if record.silent_s is None else f", {formatting.duration(record.silent_s)} ago"
+        return f"{begun}{ago}.{missing(record)} No broker serves it on this machine: `asyncrl resume` continues it."
+    doing = _doing(record)
     if not record.metrics:
-        return f"{begun}{'' if doing else _waiting(record)}.{doing}"
-    now = f"{begun}{_time_left(record)}{_accuracy(record)}."
-    return f"{now}{doing}{_lost(record)}{_bottleneck(pace, waits)}{_alarms(record)}"
+        loading = "" if _is_live_version(record) else " The nodes load the model."
+        return f"{begun}{_elapsed(record)}.{doing or missing(record) or loading}"
+    waited = _bottleneck(record, waits) if is_alone else ""
+    return f"{begun}{_time_left(record)}{accuracy}.{doing}{missing(record)}{waited}{_alarms(record)}"
+
+
+def missing(record: RunRecord) -> str:
+    """Sentences about nodes that were lost, and what the broker waits for or which role is missing; empty without."""
+    if record.is_over:
+        return ""
+    if cause := _waits_for(record):
+        return f"{_lost(record)} It {'waits' if record.status == 'running' else 'waited'}: {cause.removesuffix('.')}."
+    clause = lacking(record)
+    return _lost(record) + (f" {clause[0].upper()}{clause[1:]}." if clause else "")
+
+
+def lacking(record: RunRecord) -> str:
+    """The roles that nobody has yet, or has any more, such as ``no trainer has joined yet``; empty without."""
+    if record.is_over:
+        return ""
+    found = nodes(record.events, TimeBands(), {})
+    states = {role: [node.state for node in found if node.role == role] for role in NEEDED}
+    never = [NEEDED[role] for role, own in states.items() if not own]
+    if never and not record.metrics:  # A step had all of them, whatever became of the events.
+        return f"no {' or '.join(never)} has joined yet"
+    left = [NEEDED[role] for role, own in states.items() if own and set(own) == {"left"}]
+    return f"every {' and every '.join(left)} has left" if left else ""
+
+
+def then(record: RunRecord) -> str:
+    """Age of what is shown of a run that stopped without an end, in a sentence; empty for any other."""
+    if record.status != "stopped" or record.silent_s is None:
+        return ""
+    return f"This is how it was {formatting.duration(record.silent_s)} ago, when the last of it was recorded."
+
+
+def cluster_sentence(record: RunRecord, found: Sequence[NodeView]) -> str:
+    """Tell how many nodes of each role are in which state, and which role is missing."""
+    if found and all(node.state == "left" for node in found):
+        return f"All {counted(len(found), 'node')} have left{': the run is over' if record.is_over else ''}."
+    told = []
+    for role in dict.fromkeys(node.role for node in found):
+        states = Counter(node.state for node in found if node.role == role)
+        each = next(iter(states)) if len(states) == 1 else ", ".join(f"{n} {state}" for state, n in states.items())
+        many = counted(states.total(), NEEDED.get(role, role or "unknown"))
+        told.append(f"{many} {each}" if len(states) == 1 else f"{many}: {each}")
+    return " · ".join(filter(None, [*told, lacking(record)])) or "No node has joined yet."
+
+
+def events_sentence(record: RunRecord) -> str:
+    """Tell what is missing, or else whether anything is wrong now, and which was the last trouble that is over."""
+    otherwise = "The run is over." if record.is_over else "No trouble now."
+    return missing(record).strip() or trouble_sentence(record.events, otherwise)
+
+
+def settings_sentence(record: RunRecord) -> str:
+    """Tell what is trained on what, and the settings that change learning most."""
+    if not record.config:
+        return ""
+    of = {row["key"]: row["value"] for row in settings(record)}
+    return (
+        f"Trains {_short_path(of['model.path'])} on {_short_path(of['data.train'])}: trainer.lr {of['trainer.lr']}, "
+        f"{of['schedule.groups_per_step']} groups of {of['schedule.group_size']} completions a step, "
+        f"schedule.staleness {of['schedule.staleness']}."
+    )
+
+
+def _short_path(path: str) -> str:
+    return "/".join(path.split("/")[-2:])
 
 
 def timeline_sentence(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> str:
-    """Tell what the timeline shows, who waited for whom, and whether a node is missing."""
-    waited = _bottleneck(record.measures(), waits) or " Nobody waited for long."
-    missing = _lost(record) or (" No node is missing." if record.events else "")
-    return f"What each node did: the height of a colour is its share of the time.{waited}{missing}"
+    """Tell which node is missing, who waited for whom, and up to when anything was recorded."""
+    whole = " All nodes have left: the run is over." if record.is_over else " No node is missing."
+    nodes_told = missing(record) or (whole if record.events else "")
+    waited = _bottleneck(record, waits) or (" Nobody waited for long." if record.metrics else "")
+    return f"{nodes_told}{waited}{_recorded(record)}".strip()
+
+
+def _recorded(record: RunRecord) -> str:
+    times_s = [time_s for line in (*record.metrics, *record.events) if (time_s := number(line, "time_s")) is not None]
+    if record.is_over or record.silent_s is None or not times_s:
+        return ""
+    last, ago = formatting.duration(max(times_s)), formatting.duration(record.silent_s)
+    return f" The last record is of {last}, written {ago} ago."
 
 
 def samples_sentence(record: RunRecord) -> str:
@@ -121,18 +195,22 @@ def samples_sentence(record: RunRecord) -> str:
     if (cut := _recent(record, "truncated")) is not None:
         told.append(f"{formatting.share(cut)} of the completions of the {span} were cut at their limit")
     if (equal := _recent(record, "zero_advantage_fraction")) is not None:
-        told.append(f"{formatting.share(equal)} of them taught nothing, as their group had equal rewards")
+        told.append(
+            f"{formatting.share(equal)} of them taught nothing, as all rewards of their group were equal, "
+            "which is usual where prompts are too easy or too hard"
+        )
     found = f" {'; '.join(told).capitalize()}." if told else ""
     return f"What the policy wrote, and what it was rewarded with.{found}{_alarms(record)}"
 
 
 def tiles(record: RunRecord, whole: Measures) -> list[Tile]:
-    """The headline numbers, always the same ones; ``whole`` is the pace of all steps."""
+    """The headline numbers, always the same ones, with spans that an end does not change; ``whole``: of all steps."""
     rewards, all_steps = record.ends("reward"), f"mean of {_all_steps(record)}"
     gap = record.summary.logprob_gap_mean if record.summary else record.mean("logprob_gap_mean", "logprob_gap_tokens")
     now = record.measures(RECENT)
     base, accuracy, failed = record.accuracies()
     length, cut = _recent(record, "length_mean"), _recent(record, "truncated")
+    span = recently(len(record.metrics))
     return [
         Tile(
             label="reward",
@@ -144,17 +222,13 @@ def tiles(record: RunRecord, whole: Measures) -> list[Tile]:
             value=UNKNOWN if accuracy is None else f"{formatting.share(accuracy)}{failed_note(failed)}",
             note=_last_evaluation(record, base, accuracy),
         ),
-        _pace_tile("tokens / s", now.tokens_per_s, whole.tokens_per_s, formatting.count, record),
-        _pace_tile("a step", now.step_s, whole.step_s, "{:.3g} s".format, record),
-        Tile(
-            label="waiting",
-            value=_waits(now if not record.summary else whole),
-            note=f"trainer / rollouts, {_span(record)}",
-        ),
+        _pace_tile("tokens / s", now.tokens_per_s, whole.tokens_per_s, formatting.count, span),
+        _pace_tile("a step", now.step_s, whole.step_s, "{:.3g} s".format, span),
+        Tile(label="waiting", value=_waits(now), note=f"trainer / rollouts, {span}; {_waits(whole)} in all"),
         Tile(
             label="length",
             value=UNKNOWN if length is None else f"{length:.0f}",
-            note=f"tokens, {recently(len(record.metrics))}{'' if cut is None else f'; {formatting.share(cut)} cut'}",
+            note=f"tokens, {span}{'' if cut is None else f'; {formatting.share(cut)} cut'}",
         ),
         Tile(
             label="staleness",
@@ -194,17 +268,36 @@ class Waited(Struct, frozen=True, kw_only=True):
 
 def waited(pace: Measures, waits: Mapping[str, Mapping[str, float]]) -> dict[str, Waited]:
     """
-    Waiting of the roles on devices by role, and what for.
+    Waiting by role, and what for.
 
-    The share is the one that every place shows; times.jsonl, whose seconds come with heartbeats, says how to divide it.
+    The share of the trainer and of rollouts is the one that every place shows; times.jsonl, whose seconds come with
+    heartbeats, says how to divide it, and the share of any other role.
     """
-    found = {}
-    for role, share in _shares_waited(pace).items():
+    found, shares = {}, _shares_waited(pace)
+    for role in sorted({*shares, *waits}, key=role_order):
         causes = {activity: part for activity, part in waits.get(role, {}).items() if kind_of(activity) in WAITS}
         total = sum(causes.values())
-        parts = {activity: share * part / total for activity, part in causes.items() if total}
-        found[role] = Waited(share=share, causes=parts)
+        share = shares.get(role, total)
+        ordered = sorted(causes.items(), key=lambda cause: -cause[1])
+        found[role] = Waited(share=share, causes={activity: share * part / total for activity, part in ordered if part})
     return found
+
+
+def _beside_bar(found: Waited) -> str:
+    """Waiting of a role in words: whole percents, of which those of all causes make that of the whole."""
+    named = [f"{name.removeprefix('waiting for ')} {part} %" for name, part in _percents(found).items() if part]
+    rest = ", among others" if len(named) > BESIDE_BAR else ""
+    causes = f": {', '.join(named[:BESIDE_BAR])}{rest}" if named else ""
+    return f"waits {formatting.share(found.share, 0)}{causes}"
+
+
+def _percents(found: Waited) -> dict[str, int]:
+    """Percents of the causes, rounded so that they add up: those with the largest remainders are rounded up."""
+    floors = {name: int(100 * part) for name, part in found.causes.items()}
+    remainders = sorted(floors, key=lambda name: floors[name] - 100 * found.causes[name])
+    for name in remainders[: round(100 * found.share) - sum(floors.values())]:
+        floors[name] += 1
+    return floors
 
 
 def _shares_waited(pace: Measures) -> dict[str, float]:
@@ -214,13 +307,8 @@ def _shares_waited(pace: Measures) -> dict[str, float]:
 
 def _waits(pace: Measures) -> str:
     shares = pace.wait_trainer, pace.wait_rollout
-    told = [UNKNOWN if share is None else f"{share:.0%}" for share in shares]
-    return " / ".join(told) if any(share is not None for share in shares) else UNKNOWN
-
-
-def _span(record: RunRecord) -> str:
-    """Span of the tiles of pace: all steps of a run that is over, else the last ones."""
-    return _all_steps(record) if record.summary else recently(len(record.metrics))
+    told = [UNKNOWN if share is None else f"{100 * share:.0f}" for share in shares]
+    return f"{' / '.join(told)} %" if any(share is not None for share in shares) else UNKNOWN
 
 
 def _all_steps(record: RunRecord) -> str:
@@ -245,27 +333,25 @@ def _last_evaluation(record: RunRecord, base: float | None, accuracy: float | No
     return ", ".join(parts)
 
 
-def _pace_tile(
-    label: str, now: float | None, whole: float | None, form: Callable[[float], str], record: RunRecord
-) -> Tile:
-    shown = whole if record.summary else now
-    in_all = "" if record.summary or whole is None else f"; {form(whole)} in all"
-    if shown is None:
+def _pace_tile(label: str, now: float | None, whole: float | None, form: Callable[[float], str], span: str) -> Tile:
+    if now is None:
         return Tile(label=label, value=UNKNOWN)
-    return Tile(label=label, value=form(shown), note=f"{_span(record)}{in_all}")
+    in_all = "" if whole is None else f"; {form(whole)} in all"
+    return Tile(label=label, value=form(now), note=f"{span}{in_all}")
 
 
-def _bottleneck(pace: Measures, waits: Mapping[str, Mapping[str, float]]) -> str:
-    """A sentence on who waits, over all steps, for what."""
-    told = []
-    for role, found in waited(pace, waits).items():
-        if found.share < NOTABLE:
+def _bottleneck(record: RunRecord, waits: Mapping[str, Mapping[str, float]]) -> str:
+    """A sentence on how long trainer and rollouts waited, over all steps, and what for above all."""
+    told, found = [], waited(pace := record.measures(), waits)
+    for role in _shares_waited(pace):
+        if found[role].share < NOTABLE:
             continue
-        named = [(name, part) for name, part in found.causes.items() if part >= NAMED]
-        causes = ", ".join(f"{name.removeprefix('waiting ')} {part:.0%}" for name, part in named)
-        name = "the trainer waited" if role == "trainer" else "rollouts waited"
-        told.append(f"{name} {found.share:.0%}{f' ({causes})' if causes else ''}")
-    return f" Of the time of all steps, {'; '.join(told)}." if told else ""
+        named = [name.removeprefix("waiting ") for name, part in found[role].causes.items() if part >= LEAST]
+        first, rest = named[:1], [name.removeprefix("for ") for name in named[1:IN_SENTENCE]]
+        causes = f", mostly {' and '.join([*first, *rest])}" if named else ""
+        name = "the trainer" if role == "trainer" else "rollouts"
+        told.append(f"{name} waited {formatting.share(found[role].share, 0)}{causes}")
+    return f" Of the time of {_all_steps(record)}, {'; '.join(told)}." if told else ""
 
 
 def _accuracy(record: RunRecord) -> str:
@@ -283,40 +369,45 @@ def _alarms(record: RunRecord) -> str:
     return "".join(f" {alarm.sentence}: see Events." for alarm in alarms(record.events))
 
 
-def gone(record: RunRecord) -> list[NodeView]:
-    """The nodes that are gone and not back."""
-    return [node for node in nodes(record.events, TimeBands(), {}) if node.state in GONE]
-
-
 def _lost(record: RunRecord) -> str:
     """A sentence about the nodes that are gone."""
-    lost = gone(record)
+    lost = gone(record.events)
     if not lost:
         return ""
     names = ", ".join(node.name for node in lost[:NUM_NAMED]) + ("" if len(lost) <= NUM_NAMED else ", ...")
     what = f"{names} was" if len(lost) == 1 else f"{len(lost)} nodes ({names}) were"
     when = f" at {formatting.duration(lost[-1].since_s)}" if lost[-1].since_s is not None else ""
-    return f" {what} lost{when}{f': {lost[-1].cause}' if lost[-1].cause else ''}."
+    return f" {what} lost{when}{f': {_cut(lost[-1].cause)}' if lost[-1].cause else ''}."
 
 
-def _waiting(record: RunRecord) -> str:
-    waiting = [event for event in record.events if event.get("event") == "run.waiting"]
-    if waiting and waiting[-1].get("cause"):
-        return f": {waiting[-1]['cause']}"
-    roles = {event.get("role") for event in record.events if event.get("event") == "node.joined"}
-    if lacking := [role for role in ("trainer", "rollout", "reward") if role not in roles]:
-        return f": no {' or '.join(lacking)} has joined yet"
-    return ": the nodes load the model" if not _is_live_version(record) else ""
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} …"
 
 
-def _doing(record: RunRecord, silent_s: float | None) -> str:
+def _waits_for(record: RunRecord) -> str:
+    """Cause for which the broker waits, as it said last; empty if it waits no more."""
+    waiting = [one for one in weighed(record.events) if one.event.get("event") == "run.waiting"]
+    return str(waiting[-1].event.get("cause") or "") if waiting and waiting[-1].weight == "trouble" else ""
+
+
+def _elapsed(record: RunRecord) -> str:
+    """Time since the start: that of the last event, and the silence since."""
+    times_s = [time_s for event in record.events if (time_s := number(event, "time_s")) is not None]
+    if not times_s or record.silent_s is None:
+        return ""
+    return f", {formatting.duration(max(times_s) + record.silent_s)} after its start"
+
+
+def _doing(record: RunRecord) -> str:
     """A sentence about the evaluation that goes on, or about a silence of a run that is served."""
     evaluations = [event for event in record.events if event.get("event") in EVALUATED]
     if evaluations and (last := evaluations[-1])["event"] == "eval.started":
         return f" v{last.get('policy_version', '?')} is being evaluated on {last.get('num_prompts', '?')} prompts."
-    if silent_s is None or not is_silent(record, silent_s):
+    if record.silent_s is None or not record.is_silent:
         return ""
-    return f" Its broker runs, and has recorded nothing for {formatting.duration(silent_s)}: something takes long."
+    return (
+        f" Its broker runs, and has recorded nothing for {formatting.duration(record.silent_s)}: something takes long."
+    )
 
 
 def _time_left(record: RunRecord) -> str:

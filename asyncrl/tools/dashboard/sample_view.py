@@ -143,13 +143,18 @@ def sample_file(folder: Path, split: str, name: str) -> Path:
 
 
 def excerpts(path: Path, rows: Sequence[int]) -> list[dict[str, str]]:
-    """The beginnings of prompt and completion of some rows; raises `Refused` if the file has no such row."""
+    """Prompt and completion of some rows, long ones cut; raises `Refused` if the file has no such row."""
     table = _read(path, ["prompt", "completion"])
     if any(row >= table.num_rows for row in rows):
         raise RefusedAnswer(404, f"{path.name} has {table.num_rows} rows")
-    return [
-        {name: _start(table[name][row].as_py() or "", EXCERPT) for name in ("prompt", "completion")} for row in rows
-    ]
+    forms = {"prompt": _start, "completion": _ends}
+    return [{name: form(table[name][row].as_py() or "", EXCERPT) for name, form in forms.items()} for row in rows]
+
+
+def _ends(text: str, most: int) -> str:
+    """Beginning and end of a text: the end of a completion is what a reward reads."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} … {len(text) - most} more … {text[-half:]}"
 
 
 def group(path: Path, group_id: int, texts: TokenTexts) -> list[dict[str, Any]]:

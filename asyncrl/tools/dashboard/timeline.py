@@ -1,12 +1,14 @@
 """A part of the timeline as it is drawn: for each node the shares of its time, in a bounded number of columns."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from asyncrl.records.formatting import share
 from asyncrl.tools.dashboard.cluster_view import role_order
 from asyncrl.tools.dashboard.query import Query
 from asyncrl.tools.dashboard.time_bands import TimeBands
@@ -59,7 +61,8 @@ def timeline(bands: TimeBands, events: Sequence[dict[str, Any]], query: Timeline
 
     Returns:
         ``starts`` and ``ends`` of the columns in seconds; ``nodes``, each with its ``shares`` by activity, one number
-        a column; ``marks`` of events in that part; and ``extent``, the start and end of everything.
+        a column, of its time since ``joined_s``; ``marks`` of events in that part; and ``extent``, the start and end of
+        everything.
     """
     starts, ends = bands.starts_s, bands.ends_s
     times = [float(event["time_s"]) for event in events if isinstance(event.get("time_s"), int | float)]
@@ -79,7 +82,7 @@ def timeline(bands: TimeBands, events: Sequence[dict[str, Any]], query: Timeline
         "activities": bands.activities,
         "roles": sorted(set(bands.roles)),
         "num_nodes": len(places),
-        "nodes": _nodes(bands, shown, firsts, lasts),
+        "nodes": _nodes(bands, shown, firsts, lasts, _joined(events)),
         "marks": _marks(events, low, high),
     }
 
@@ -93,25 +96,42 @@ def _firsts(starts: Any, ends: Any, chosen: Any, width_s: float) -> NDArray[np.i
     return np.array(firsts, np.intp)
 
 
-def _nodes(bands: TimeBands, places: Sequence[int], firsts: Any, lasts: Any) -> list[dict[str, Any]]:
+def _joined(events: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Time at which each node joined first, in seconds since the run's start."""
+    found: dict[str, float] = {}
+    for event in events:
+        node, time_s = event.get("node"), event.get("time_s")
+        if event.get("event") == "node.joined" and isinstance(node, str) and isinstance(time_s, int | float):
+            found.setdefault(node, float(time_s))
+    return found
+
+
+def _nodes(
+    bands: TimeBands, places: Sequence[int], firsts: Any, lasts: Any, joined: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    joined_s = np.array([joined.get(bands.nodes[place], -math.inf) for place in places])
+    facts = [
+        {"node": bands.nodes[place], "role": bands.roles[place], "joined_s": joined.get(bands.nodes[place])}
+        for place in places
+    ]
     if not len(firsts):
-        return [{"node": bands.nodes[p], "role": bands.roles[p], "shares": {}} for p in places]
+        return [fact | {"shares": {}} for fact in facts]
     seconds = bands.seconds[firsts[0] : lasts[-1] + 1]
     summed = np.add.reduceat(seconds[:, list(places)], firsts - firsts[0], axis=0)
-    widths = np.maximum(bands.ends_s[lasts] - bands.starts_s[firsts], 1e-9)
+    begins = np.maximum(bands.starts_s[firsts][:, None], joined_s)
+    widths = np.maximum(bands.ends_s[lasts][:, None] - begins, 1e-9)
     # A heartbeat may bring seconds of the span before: a node's parts never fill more than its column.
-    shares = summed / np.maximum(widths[:, None], summed.sum(axis=2))[:, :, None]
+    shares = summed / np.maximum(widths, summed.sum(axis=2))[:, :, None]
     return [
-        {
-            "node": bands.nodes[place],
-            "role": bands.roles[place],
+        fact
+        | {
             "shares": {
                 activity: shares[:, i, kind].astype(np.float64).round(4).tolist()
                 for kind, activity in enumerate(bands.activities)
                 if shares[:, i, kind].any()
             },
         }
-        for i, place in enumerate(places)
+        for i, fact in enumerate(facts)
     ]
 
 
@@ -120,7 +140,7 @@ def _marks(events: Sequence[dict[str, Any]], low: float, high: float) -> list[di
     for event in events:
         kind, time_s = MARKED.get(str(event.get("event"))), event.get("time_s")
         if kind and isinstance(time_s, int | float) and low <= time_s <= high:
-            found.append({"time_s": time_s, "kind": kind, "text": _text(event)})
+            found.append({"time_s": time_s, "kind": kind, "node": event.get("node"), "text": _text(event)})
     if len(found) > MAX_MARKS:
         rare = [mark for mark in found if mark["kind"] in RARE]
         found = rare[-MAX_MARKS:]
@@ -134,7 +154,7 @@ def _text(event: dict[str, Any]) -> str:
     if isinstance(event.get("policy_version"), int):
         parts.append(f"version {event['policy_version']}")
     if isinstance(event.get("accuracy"), int | float):
-        parts.append(f"accuracy {event['accuracy']:.1%}")
+        parts.append(f"accuracy {share(event['accuracy'])}")
     if event.get("cause"):
         parts.append(str(event["cause"])[:200])
     return ", ".join(parts)

@@ -1,7 +1,7 @@
 """
 The report: one self-contained HTML file about one run, or about several runs side by side.
 
-    header      status, the outcome in a line, and the cause of a failure
+    header      status; a sentence on the run, as on the dashboard; of several, how they differ; when this was written
     curves      reward, accuracy, ...
     numbers     results, cost, and the settings that matter or differ
     curves      staleness, throughput, waiting, ...
@@ -11,9 +11,11 @@ The report: one self-contained HTML file about one run, or about several runs si
     config      every value, hidden until clicked
 """
 
+import time
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, NewType
 
@@ -29,8 +31,9 @@ from asyncrl.records.formatting import UNKNOWN
 from asyncrl.records.measures import Ends, finite
 from asyncrl.records.run_record import RunRecord, labels, read_run
 from asyncrl.records.samples import PicturedSample, SampledEpisode
-from asyncrl.records.states import RUN_STATES, progress
 from asyncrl.records.weighed_events import news, weighed
+from asyncrl.tools.dashboard.comparison import compare
+from asyncrl.tools.dashboard.overview import sentence
 from asyncrl.tools.report import charts
 from asyncrl.tools.report.charts import Point, Series, draw, line_chart, plain, run_label
 
@@ -170,7 +173,7 @@ p { margin: 6px 0; }
 .finished { background: #d9f0e6; color: #05573f; }
 .failed { background: #fbdedb; color: #8f1d12; }
 .running, .stopped, .interrupted { background: #e3ebf7; color: #1d4477; }
-.cause { border-left: 4px solid #c0392b; background: #fff; padding: 8px 14px; overflow-wrap: anywhere; }
+.sentence { overflow-wrap: anywhere; }
 .side { display: flex; flex-wrap: wrap; gap: 14px; align-items: flex-start; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(440px, 100%), 1fr)); gap: 14px; }
 .side > *, .scroll { max-width: 100%; overflow-x: auto; }
@@ -197,7 +200,6 @@ body { color: #dfe4ea; background: #12151a; }
 .finished { background: #173a2c; color: #7fd6ab; }
 .failed { background: #44211e; color: #f59a92; }
 .running, .stopped, .interrupted { background: #1d2d47; color: #9cc1f7; }
-.cause { background: #1a1e25; }
 table, .runs tr > :first-child { background: #1a1e25; border-color: #2b313b; }
 th, td { border-color: #262c35; }
 img { border-color: #2b313b; }
@@ -349,7 +351,7 @@ SETTINGS = (
 )
 
 
-def write_report(runs: Sequence[Path], out: Path) -> None:
+def write_report(runs: Sequence[Path], out: Path, *, wall_clock: Callable[[], float] = time.time) -> None:
     """
     Write the report about ``runs`` to ``out``, replacing it atomically; several runs share the charts.
 
@@ -358,19 +360,22 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     """
     if not runs:
         raise ConfigError("a report needs at least one run directory")
-    records = [read_run(path) for path in runs]
-    content = render([replace(record, name=name) for record, name in zip(records, labels(runs), strict=True)])
+    records = [read_run(path, wall_clock=wall_clock) for path in runs]
+    named = [replace(record, name=name) for record, name in zip(records, labels(runs), strict=True)]
+    content = render(named, datetime.fromtimestamp(wall_clock()).astimezone())
     with output(out) as unfinished:
         unfinished.write_text(content, encoding="utf-8")
 
 
-def render(records: Sequence[RunRecord]) -> str:
+def render(records: Sequence[RunRecord], made_at: datetime) -> str:
     charts, empty = draw(records)
     alone = len(records) == 1
     title = ", ".join(record.name for record in records)
+    as_of = text(f"As of {made_at:%Y-%m-%d %H:%M %Z}.", "span", "quiet")
     parts = [
         row([text(title, "span"), *([_pill(records[0])] if alone else [])], "h1"),
-        *(part for record in records for part in _header(record, alone=alone)),
+        *([] if alone else [row([text(compare(records).sentence, "span"), as_of])]),
+        *(_header(record, [as_of] if alone else [], alone=alone) for record in records),
         row([Markup(chart) for chart in charts[:FIRST]], "div", "charts"),
         *_numbers(records),
         text("Further curves", "h2"),
@@ -384,31 +389,14 @@ def render(records: Sequence[RunRecord]) -> str:
     return page(f"asyncrl: {title}{f', {records[0].status}' if alone else ''}", parts)
 
 
-def _header(record: RunRecord, *, alone: bool) -> Iterator[Markup]:
+def _header(record: RunRecord, as_of: Sequence[Markup], *, alone: bool) -> Markup:
     name = [] if alone else [text(record.name, "strong"), _pill(record)]
-    notes = [text("; ".join(record.notes), "span", "quiet")] if record.notes else []
-    yield row([*name, text(_outcome(record, alone=alone), "span"), *notes])
-    if record.cause and record.status != "interrupted":  # The state says it.
-        yield text(record.cause, style="cause")
+    notes = [text(f"{'; '.join(record.notes)}.", "span", "quiet")] if record.notes else []
+    return row([*name, text(sentence(record, {}, is_alone=alone), "span", "sentence"), *notes, *as_of])
 
 
 def _pill(record: RunRecord) -> Markup:
     return text(f"{SIGNS[record.status]} {record.status}", "span", f"pill {record.status}")
-
-
-def _outcome(record: RunRecord, *, alone: bool) -> str:
-    """The run in one line, with the meaning of its state if there is room."""
-    numbers = headline(record)
-    told = f"{progress(record.status, record.steps, record.planned)} in {numbers['wall time']}"
-    if record.status == "running":
-        told += ", as far as it had come when this page was made"
-    elif alone and record.status in ("interrupted", "stopped"):
-        told += f" ({RUN_STATES[record.status]})"
-    base, last, _ = record.accuracies()
-    if last is not None:
-        first = f"{formatting.share(base)} → " if base is not None and base != last else ""
-        told += f", held-out accuracy {first}{formatting.share(last)}"
-    return f"{told}, {numbers['trained tokens / s']} trained tokens / s, trainer waiting {numbers['trainer waiting']}"
 
 
 def _numbers(records: Sequence[RunRecord]) -> Iterator[Markup]:
@@ -427,12 +415,11 @@ def _settings(records: Sequence[RunRecord]) -> Markup:
         (record,) = records
         keys = dict.fromkeys([*(key for key in SETTINGS if key in record.config), *record.live_settings])
         return table([], [[key, _value(record, key)] for key in keys])
-    keys = dict.fromkeys(key for record in records for key in [*record.config, *record.live_settings])
-    lines = [[key, *(_value(record, key) for record in records)] for key in keys if key != "run.name"]
-    different = [line for line in lines if len(set(line[1:])) > 1]
+    different = compare(records).settings
     if not different:
         return text("The runs have the same config.", style="quiet")
-    return table(["differing settings", *(record.name for record in records)], different, "runs")
+    lines = [[key, *values] for key, values in different.items()]
+    return table(["differing settings", *(record.name for record in records)], lines, "runs")
 
 
 def _value(record: RunRecord, key: str) -> str:

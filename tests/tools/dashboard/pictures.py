@@ -124,6 +124,8 @@ def main() -> None:
             if options.states and state not in options.states.split(","):
                 continue
             report = Path(folder) / f"{state}.html"
+            if state in FRESH:
+                touched(runs[0], 0.0)
             write_report(runs, report)
             with served(runs) as url:
                 for page in options.pages.split(","):

@@ -18,9 +18,10 @@ from tests.tools.dashboard.browser_free import a_picture, a_sample, an_episode, 
 
 def test_a_run_is_read_as_a_report_reads_it(make_run: MakeRun) -> None:
     directory = make_run()
-    run = FollowedRun(directory.path)
+    now_s = directory.metrics.stat().st_mtime + 5
+    run = FollowedRun(directory.path, lambda: now_s)
     assert run.refresh()
-    assert run.record == read_run(directory.path)
+    assert run.record == read_run(directory.path, wall_clock=lambda: now_s)
 
 
 def test_only_what_is_new_is_read(make_run: MakeRun) -> None:
@@ -75,7 +76,7 @@ def test_the_end_of_a_run_and_its_resumption_are_noticed(make_run: MakeRun, summ
     directory = make_run()
     run = FollowedRun(directory.path)
     run.refresh()
-    assert (run.record.status, run.record.notes) == ("stopped", [])
+    assert (run.record.status, run.record.notes) == ("running", [])
     directory.write_summary(summary())
     run.refresh()
     assert (run.record.status, run.record.notes) == ("finished", [])
@@ -101,9 +102,10 @@ def test_the_last_change_is_that_of_metrics_or_events(make_run: MakeRun) -> None
     directory = make_run()
     os.utime(directory.metrics, (1000, 1000))
     os.utime(directory.events, (2000, 2000))
-    run = FollowedRun(directory.path)
+    run = FollowedRun(directory.path, lambda: 2005.0)
     run.refresh()
-    assert run.changed_s == 2000
+    assert (run.record.silent_s, run.record.status) == (5.0, "running")
+    assert FollowedRun(directory.path, lambda: 2500.0).record.silent_s == 500.0
 
 
 def test_a_folder_that_is_not_there_is_refused_and_an_empty_one_is_an_open_run(tmp_path: Path) -> None:
@@ -111,7 +113,7 @@ def test_a_folder_that_is_not_there_is_refused_and_an_empty_one_is_an_open_run(t
         FollowedRun(tmp_path / "none")
     run = FollowedRun(tmp_path)
     run.refresh()
-    assert (run.record.status, run.record.metrics, run.changed_s) == ("stopped", [], None)
+    assert (run.record.status, run.record.metrics, run.record.silent_s) == ("stopped", [], None)
     RunDirectory(tmp_path).append_event("run.started")
     run.refresh()
     assert len(run.events) == 1
@@ -141,7 +143,9 @@ def ask(api: Api, path: str) -> Any:
 
 
 def test_every_view_of_a_run_answers(api: Api) -> None:
-    assert ask(api, "runs") == {"runs": [{"name": "tiny", "revision": 1, "status": "running", "is_over": False}]}
+    told = {"name": "tiny", "revision": 1, "status": "running", "num_lost": 0, "is_over": False}
+    assert ask(api, "runs") == {"runs": [told]}
+    assert ask(api, "comparison")["settings"] == {}
     assert ask(api, "runs/0/overview")["sentence"].startswith("Running at step 10 of 10")
     assert ask(api, "runs/0/curves")["columns"]["reward"][-1] == 0.9
     assert ask(api, "runs/0/histograms")["staleness"]["counts"] == [3]

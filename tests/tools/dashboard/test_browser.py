@@ -5,13 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from playwright import sync_api
 
-from asyncrl.records.run_directory import RunDirectory
+from asyncrl.records.run_directory import RunDirectory, RunSummary
 from asyncrl.tools.report.report import write_report
 from tests.recorded_runs import MakeRun
 from tests.tools.dashboard.browser_free import a_sample, an_episode, write
@@ -53,11 +54,19 @@ def directory(make_run: MakeRun) -> RunDirectory:
 
 @pytest.fixture
 def url(directory: RunDirectory) -> Iterator[str]:
-    command = [sys.executable, "-m", "asyncrl", "dashboard", str(directory.path), "--port", "0"]
+    with served(directory) as address:
+        yield address
+
+
+@contextmanager
+def served(*runs: RunDirectory) -> Iterator[str]:
+    command = [sys.executable, "-m", "asyncrl", "dashboard", *(str(run.path) for run in runs), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        yield process.stdout.readline().decode().strip()
-        process.terminate()
+        try:
+            yield process.stdout.readline().decode().strip()
+        finally:
+            process.terminate()
 
 
 @pytest.fixture(params=[(1280, 800), (390, 844)], ids=["desk", "phone"])
@@ -96,6 +105,22 @@ def test_the_overview_is_live_zooms_and_smooths(page: Any, url: str, directory: 
     chart.press("ArrowRight")
     page.locator(".tip:visible").wait_for()
     page.get_by_text("waits for a neighbour").first.wait_for()
+
+
+def test_several_runs_begin_with_how_they_differ_and_have_their_numbers_in_the_table_alone(
+    page: Any, make_run: MakeRun, summary: Callable[..., RunSummary]
+) -> None:
+    runs = [make_run("strict", staleness=0.0), make_run("loose", staleness=1.0)]
+    runs[0].write_summary(summary())
+    with served(*runs) as url:
+        page.goto(url)
+        page.get_by_text("They differ in schedule.staleness (0.0 to 1.0). No clear difference").wait_for()
+        heads = page.locator(".compare thead th").all_inner_texts()
+        assert (heads[:3], heads[-2:]) == (["run", "held-out accuracy", "schedule.staleness"], ["state", "steps"])
+        page.locator(".chart .legend", has_text="strictloose").first.wait_for()
+        assert set(page.locator(".chart:not(.histogram) .now").all_inner_texts()) == {""}
+        page.goto(f"{url}#/cluster?run=1")
+        page.get_by_text("one of 2 runs:").wait_for()
 
 
 def test_samples_are_filtered_sorted_and_opened_and_texts_stay_texts(page: Any, url: str) -> None:
@@ -169,4 +194,4 @@ def test_the_report_of_two_runs_fits_its_screen(page: Any, make_run: MakeRun) ->
         run.append_event("node.lost", node="rollout-0", cause="x" * 300, time_s=3.0)
     write_report([run.path for run in runs], runs[0].report)
     page.goto(runs[0].report.as_uri())
-    assert page.locator("svg.chart").first.bounding_box()["y"] < 400
+    assert page.locator("svg.chart").first.bounding_box()["y"] < 450

@@ -141,8 +141,23 @@ def test_events_of_one_kind_and_cause_are_one_group() -> None:
     ]
     beat = found[1]
     assert (beat.nodes, beat.first_s, beat.last_s) == (["rollout-0", "rollout-1", "rollout-2"], 1.0, 6.0)
-    assert (found[2].counted, found[3].last) == (41, "v10: accuracy 12.3 % of ? prompts")
+    assert (found[2].counted, found[3].details) == (41, "v10: accuracy 12.3 % of ? prompts")
     assert [group.weight for group in found] == ["trouble", "trouble", "trouble", "news", "news"]
+
+
+def details(*events: dict[str, Any]) -> list[str]:
+    return [group.details for group in groups(events, EventQuery())]
+
+
+def test_a_group_says_what_all_its_events_have_and_what_only_the_last_has() -> None:
+    assert details(event("joined"), event("joined", "rollout-1")) == ["role rollout; last: node rollout-1"]
+    assert details(event("joined"), event("joined", "spool", role="spool")) == ["last: node spool, role spool"]
+    assert details(event("joined"), event("joined")) == ["role rollout"]
+    evaluations = [{"event": "eval.finished", "policy_version": v, "accuracy": 0.5, "num_prompts": 8} for v in (1, 2)]
+    assert details(*evaluations) == ["last: v2: accuracy 50.0 % of 8 prompts"]
+    assert details({"event": "checkpoint.written", "ledger_head": "0123456789abcdef" * 4}) == [
+        "ledger_head 0123456789ab…"
+    ]
 
 
 def weights(*events: dict[str, Any]) -> list[str]:
@@ -166,11 +181,11 @@ def test_trouble_that_is_over_is_below_what_lasts_and_above_news_and_routine() -
 def test_the_page_begins_with_whether_anything_is_wrong_now() -> None:
     lost = event("lost", cause="silent", time_s=3.0, at="2026-01-31T12:00:03Z")
     back = event("joined", time_s=9.0, at="2026-01-31T12:00:09Z")
-    assert trouble_sentence([]) == "No trouble now."
+    assert trouble_sentence([], "No trouble now.") == "No trouble now."
     told = "1 event of trouble, and nothing has ended the last: node.lost of rollout-0 at 3.0 s (silent)."
-    assert trouble_sentence([lost]) == told
-    healed = "No trouble now. The last was node.lost of rollout-0 at 3.0 s (silent), over after 6.0 s."
-    assert trouble_sentence([lost, back]) == healed
+    assert trouble_sentence([lost], "No trouble now.") == told
+    healed = "No trouble now. The last trouble was node.lost of rollout-0 at 3.0 s (silent), over after 6.0 s."
+    assert trouble_sentence([lost, back], "No trouble now.") == healed
     assert [group.end for group in groups([lost, back], EventQuery())] == ["over after 6.0 s", ""]
 
 
@@ -187,8 +202,10 @@ def test_a_node_that_does_not_come_back_after_a_resume_is_not_shown_as_ready() -
 
 
 def test_the_end_of_a_run_is_the_end_of_its_nodes() -> None:
-    (spool,) = nodes([event("joined", "spool", role="spool")], TimeBands(), {}, is_over=True)
-    assert (spool.state, spool.cause) == ("left", "the run is over")
+    finished = {"event": "run.finished", "time_s": 40.0}
+    joined = event("joined", "spool", role="spool", time_s=1.0)
+    (spool,) = nodes([joined, finished], TimeBands(), {}, is_over=True)
+    assert (spool.state, spool.cause, spool.since_s) == ("left", "the run is over", 40.0)
     (lost,) = nodes([event("lost", cause="silent for 10 s")], TimeBands(), {}, is_over=True)
     assert (lost.state, lost.cause) == ("lost", "silent for 10 s")
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-STYLE = (Path(__file__).parents[3] / "asyncrl/tools/dashboard/static/style.css").read_text()
+STATIC = Path(__file__).parents[3] / "asyncrl/tools/dashboard/static"
+STYLE = (STATIC / "style.css").read_text()
 KINDS = ("works", "moves", "neighbour", "room", "away", "panel")
 """The five kinds, and the ground that is left where nothing is told."""
 EYES = {
@@ -52,3 +53,47 @@ def test_what_nodes_do_is_told_apart_by_every_eye_in_light_and_dark(scheme: str,
         for one, other in combinations(KINDS, 2)
     }
     assert {pair: value for pair, value in differences.items() if value < 18} == {}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_marks_of_events_have_colours_that_nothing_that_nodes_do_has(scheme: str) -> None:
+    found = colours(scheme)
+    marks = set(re.findall(r"\w+: \[\"(\w+)\", \d+\]", (STATIC / "timeline.js").read_text()))
+    assert marks == {"ink", "pink", "brown", "lime", "bad"}
+    seen = {name: lab(found[name], "usual") for name in (*marks, *KINDS)}
+    differences = {
+        (mark, kind): sum((a - b) ** 2 for a, b in zip(seen[mark], seen[kind], strict=True)) ** 0.5
+        for mark in marks
+        for kind in KINDS
+    }
+    assert {pair: value for pair, value in differences.items() if value < 18} == {}
+
+
+PILL = re.compile(
+    r"^\.pill\.(\w+)[^{]*{ background: color-mix\(in srgb, var\(--(\w+)\) (\d+)%, transparent\); "
+    r"color: color-mix\(in srgb, var\(--\w+\) (\d+)%, var\(--ink\)\); }",
+    re.MULTILINE,
+)
+
+
+def mixed(one: str, other: str, percent: int) -> str:
+    parts = [(int(one[place : place + 2], 16), int(other[place : place + 2], 16)) for place in (1, 3, 5)]
+    return "#" + "".join(f"{round((percent * a + (100 - percent) * b) / 100):02x}" for a, b in parts)
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast of two colours as WCAG 2 defines it, 1 to 21."""
+    lights = [((lab(colour, "usual")[0] + 16) / 116) ** 3 for colour in (one, other)]
+    return (max(lights) + 0.05) / (min(lights) + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_in_pills_and_grey_words_are_readable(scheme: str) -> None:
+    found = colours(scheme)
+    pills = {
+        word: (mixed(found[name], found["panel"], int(ground)), mixed(found[name], found["ink"], int(text)))
+        for word, name, ground, text in PILL.findall(STYLE)
+    }
+    assert pills.keys() == {"finished", "running", "failed"}
+    pairs = pills | {"grey": (found["bg"], found["muted"]), "without a colour": (found["faint"], found["ink"])}
+    assert {word: contrast(*pair) for word, pair in pairs.items() if contrast(*pair) < 4.5} == {}

@@ -1,13 +1,15 @@
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.records.run_directory import RunSummary
 from asyncrl.records.run_record import RunRecord, read_run
 from asyncrl.tools.dashboard import overview as page
+from asyncrl.tools.dashboard.cluster_view import nodes
 from asyncrl.tools.dashboard.overview import Tile, overview, samples_sentence, timeline_sentence
+from asyncrl.tools.dashboard.time_bands import TimeBands
 from tests.recorded_runs import MakeRun
 
 MakeSummary = Callable[..., RunSummary]
@@ -17,12 +19,13 @@ def record(**fields: Any) -> RunRecord:
     values: dict[str, Any] = {
         "name": "a", "config": {"run.steps": 100}, "summary": None, "metrics": [], "events": [], "pictured": [],
         "notes": [],
+        "silent_s": 3.0,
     }  # fmt: skip
     return RunRecord(**values | fields)
 
 
-def sentence(run: RunRecord, waits: Mapping[str, Mapping[str, float]], silent_s: float | None) -> str:
-    return page.sentence(run, waits, silent_s, run.measures())
+def sentence(run: RunRecord, waits: Mapping[str, Mapping[str, float]], silent_s: float | None = 3.0) -> str:
+    return page.sentence(replace(run, silent_s=silent_s), waits)
 
 
 def tiles(run: RunRecord) -> list[Tile]:
@@ -38,13 +41,13 @@ STEPS = [
 def test_a_running_run_says_where_it_is_how_long_it_takes_and_who_waits() -> None:
     said = sentence(record(metrics=STEPS), {}, silent_s=3.0)
     left = "Running at step 20 of 100, about 13 min 20 s left."
-    assert said == f"{left} Of the time of all steps, the trainer waited 40%; rollouts waited 35%."
+    assert said == f"{left} Of the time of all 20 steps, the trainer waited 40 %; rollouts waited 35 %."
     waits = {
         "reward": {"waiting for sampling": 1.0},
-        "rollout": {"sampling": 0.3, "waiting for the trainer": 0.6, "waiting for newer weights": 0.1},
+        "rollout": {"sampling": 0.3, "waiting for the trainer": 0.5, "waiting for newer weights": 0.1, "asleep": 0.1},
         "trainer": {"training": 1.0},
     }
-    told = "rollouts waited 35% (for the trainer 30%, for newer weights 5%)."
+    told = "rollouts waited 35 %, mostly for the trainer and newer weights."
     assert told in sentence(record(metrics=STEPS), waits, 3.0)
 
 
@@ -55,32 +58,84 @@ def test_nodes_that_are_gone_are_named_until_they_are_back() -> None:
     told = "2 nodes (rollout-0, rollout-1) were lost: silent for 10 s."
     assert told in sentence(record(metrics=STEPS, events=lost), {}, 3.0)
     assert told in sentence(record(metrics=STEPS, events=lost), {}, 500.0)
-    assert [overview(record(events=events), {}, 3.0)["num_lost"] for events in ([], lost)] == [0, 2]
+    assert [overview(record(events=events), {})["num_lost"] for events in ([], lost)] == [0, 2]
     back = {"event": "node.joined", "node": "rollout-1", "role": "rollout"}
     assert "rollout-0 was lost: silent" in sentence(record(metrics=STEPS, events=[*lost, back]), {}, 3.0)
 
 
-def test_a_run_before_its_first_step_says_what_it_waits_for() -> None:
-    joined = {"event": "node.joined", "node": "rollout-0", "role": "rollout"}
-    assert sentence(record(events=[joined]), {}, 3.0) == (
-        "Running before the first step: no trainer or reward has joined yet."
-    )
+def test_a_run_before_its_first_step_says_how_long_it_has_started_and_what_it_waits_for() -> None:
+    joined = {"event": "node.joined", "node": "rollout-0", "role": "rollout", "time_s": 9.0}
+    begun = "Running before the first step, 12.0 s after its start."
+    assert sentence(record(events=[joined]), {}) == f"{begun} No trainer or reward node has joined yet."
     waiting = {"event": "run.waiting", "cause": "no trainer has joined"}
-    assert sentence(record(events=[joined, waiting]), {}, 3.0) == (
-        "Running before the first step: no trainer has joined."
-    )
+    assert sentence(record(events=[joined, waiting]), {}) == f"{begun} It waits: no trainer has joined."
+    rest = [joined | {"node": role, "role": role} for role in ("trainer", "reward")]
+    assert sentence(record(events=[joined, *rest]), {}) == f"{begun} The nodes load the model."
 
 
-def test_a_silent_run_without_an_end_may_have_been_killed_unless_it_is_served() -> None:
-    assert "was stopped or killed, and `asyncrl resume` continues it" in sentence(
-        record(metrics=STEPS), {}, silent_s=500.0
-    )
+def test_a_run_that_stopped_says_what_is_known_and_then_what_to_do() -> None:
+    lost = {"event": "node.lost", "node": "rollout-0", "role": "rollout", "cause": "silent for 10 s"}
+    waiting = {"event": "run.waiting", "cause": "no rollout is connected"}
+    what_to_do = "No broker serves it on this machine: `asyncrl resume` continues it."
+    told = f"rollout-0 was lost: silent for 10 s. It waited: no rollout is connected. {what_to_do}"
+    stopped = record(metrics=STEPS, events=[lost, waiting], silent_s=500.0)
+    assert sentence(stopped, {}, 500.0) == f"Stopped after step 20 of 100, 8 min 20 s ago. {told}"
+    live = {"event": "version.live", "policy_version": 20}
+    assert "It waited" not in sentence(record(events=[waiting, live]), {}, 500.0)
+    assert page.then(stopped) == "This is how it was 8 min 20 s ago, when the last of it was recorded."
+    assert page.then(record(metrics=STEPS)) == ""
+
+
+def test_a_silent_run_without_an_end_has_stopped_unless_its_steps_are_long_or_it_is_served() -> None:
     slow = [line | {"time_s": 300.0 * line["step"]} for line in STEPS]
     assert sentence(record(metrics=slow), {}, silent_s=500.0).startswith("Running")
     served = sentence(record(metrics=STEPS, is_served=True), {}, silent_s=500.0)
     assert served.startswith("Running at step 20 of 100, about 13 min 20 s left. Its broker runs, and has recorded")
-    begun = "Running before the first step: no trainer or rollout or reward has joined yet."
+    begun = "Running before the first step. No trainer or rollout or reward node has joined yet."
     assert sentence(record(is_served=True), {}, silent_s=None) == begun
+
+
+def test_every_page_says_which_role_is_missing_and_that_a_run_is_over(summary: MakeSummary) -> None:
+    joined = {"event": "node.joined", "node": "rollout-0", "role": "rollout"}
+    started = record(events=[joined])
+    told = "No trainer or reward node has joined yet."
+    assert sentence(started, {}).endswith(told)
+    assert timeline_sentence(started, {}).startswith(told)
+    assert page.events_sentence(started) == told
+    (node,) = nodes(started.events, TimeBands(), {})
+    assert page.cluster_sentence(started, [node]) == f"1 rollout loading · {told[0].lower()}{told[1:-1]}"
+
+    every = [joined | {"node": role, "role": role} for role in ("trainer", "rollout", "reward")]
+    whole = record(events=every)
+    assert page.events_sentence(whole) == "No trouble now."
+    assert "No node is missing." in timeline_sentence(whole, {})
+    over = record(events=every, summary=summary())
+    assert page.events_sentence(over) == "The run is over."
+    assert timeline_sentence(over, {}).startswith("All nodes have left: the run is over.")
+    found = nodes(every, TimeBands(), {}, is_over=True)
+    assert page.cluster_sentence(over, found) == "All 3 nodes have left: the run is over."
+
+
+def test_the_events_begin_with_the_nodes_that_are_lost_as_every_page_does() -> None:
+    lost = {"event": "node.lost", "node": "rollout-0", "role": "rollout", "cause": "silent for 10 s", "time_s": 9.0}
+    run = record(metrics=STEPS, events=[lost])
+    told = "rollout-0 was lost at 9.0 s: silent for 10 s."
+    assert page.events_sentence(run) == told
+    assert all(told in said for said in (sentence(run, {}), timeline_sentence(run, {})))
+    alarm = {"event": "completions.cut", "step": 3, "truncated": 0.95, "advice": ""}
+    assert page.events_sentence(record(events=[alarm], metrics=STEPS)).startswith("1 event of trouble")
+
+
+def test_the_cluster_is_told_by_role_and_state() -> None:
+    joined = [
+        {"event": "node.joined", "node": f"{role}-{n}", "role": role}
+        for role, many in (("trainer", 1), ("rollout", 3), ("reward", 2))
+        for n in range(many)
+    ]
+    ready = {"event": "node.ready", "node": "rollout-0", "role": "rollout"}
+    run = record(events=[*joined, ready])
+    told = "1 trainer loading · 3 rollouts: 1 ready, 2 loading · 2 reward nodes ready"
+    assert page.cluster_sentence(run, nodes(run.events, TimeBands(), {})) == told
 
 
 def test_an_evaluation_that_goes_on_is_told_however_long_it_takes() -> None:
@@ -99,7 +154,7 @@ def test_a_held_out_reward_is_told_beside_the_accuracy_that_it_is_not() -> None:
 
 def test_restarts_are_told_for_the_charts() -> None:
     resumed = {"event": "run.resumed", "start": 2, "time_s": 45.0}
-    (restart,) = overview(record(metrics=STEPS, events=[resumed]), {}, 3.0)["restarts"]
+    (restart,) = overview(record(metrics=STEPS, events=[resumed]), {})["restarts"]
     assert (restart.step, restart.time_s) == (5, 45.0)
 
 
@@ -112,19 +167,19 @@ def test_each_end_is_told_with_its_cause(make_run: MakeRun, summary: MakeSummary
     }
     for status, expected in ends.items():
         directory.write_summary(summary(status=status, cause="the disk is full" if status == "failed" else ""))
-        assert sentence(read_run(directory.path), {}, 0.0) == expected
+        assert sentence(read_run(directory.path), {}) == expected
 
 
 def test_the_headline_numbers_are_the_same_ones_whatever_was_recorded(make_run: MakeRun) -> None:
     full, empty = tiles(read_run(make_run().path)), tiles(record())
     assert [tile.label for tile in full] == [tile.label for tile in empty]
-    assert [tile.value for tile in full] == ["0.7", "75.0 %", "500", "2 s", "25% / 50%", "30", "0.5", "2.0e−6"]
+    assert [tile.value for tile in full] == ["0.7", "75.0 %", "500", "2 s", "25 / 50 %", "30", "0.5", "2.0e−6"]
     assert [tile.note for tile in full] == [
         "last 5 steps; 0.2 in the first 5 steps",
         "v10, from 25.0 %",
         "last 10 steps; 500 in all",
         "last 10 steps; 2 s in all",
-        "trainer / rollouts, last 10 steps",
+        "trainer / rollouts, last 10 steps; 25 / 50 % in all",
         "tokens, last 10 steps",
         "versions, mean of all 10 steps; 1 at most",
         "nats, mean of all 10 steps",
@@ -132,41 +187,69 @@ def test_the_headline_numbers_are_the_same_ones_whatever_was_recorded(make_run: 
     assert {tile.value for tile in empty} == {"–"}
 
 
-@pytest.mark.parametrize("silent_s", [None, 1.0])
-def test_shares_of_waiting_come_from_metrics_without_times(make_run: MakeRun, tmp_path: Path, silent_s: float) -> None:
-    shown = overview(read_run(make_run().path), {}, silent_s)
+def test_the_spans_of_the_headline_numbers_stay_when_the_run_ends(make_run: MakeRun, summary: MakeSummary) -> None:
+    directory = make_run()
+    while_running = tiles(read_run(directory.path))
+    directory.write_summary(summary())
+    assert tiles(read_run(directory.path)) == while_running
+
+
+def test_shares_of_waiting_come_from_metrics_without_times(make_run: MakeRun) -> None:
+    shown = overview(read_run(make_run().path), {})
     assert shown["waits"] == {
         "trainer": {"working": 0.75, "waiting": 0.25},
         "rollout": {"working": 0.5, "waiting": 0.5},
     }
-    assert (shown["waits_are_whole"], shown["status"]) == (False, "stopped" if silent_s is None else "running")
+    assert (shown["waits_are_whole"], shown["waited"]) == (False, {"trainer": "waits 25 %", "rollout": "waits 50 %"})
     waits = {"trainer": {"training": 0.4, "publishing": 0.1, "waiting for sampling": 0.4, "waiting for prompts": 0.1}}
-    scaled = overview(record(metrics=STEPS), waits, silent_s)["waits"]
+    scaled = overview(record(metrics=STEPS), waits)["waits"]
     assert scaled == {
         "trainer": pytest.approx(
             {"training": 0.48, "publishing": 0.12, "waiting for sampling": 0.32, "waiting for prompts": 0.08}
         )
     }, "the share that every place shows, divided as times.jsonl says"
     whole = {"trainer": {"training": 1.0}}
-    assert overview(record(), whole, silent_s)["waits"] == whole
+    assert overview(record(), whole)["waits"] == whole
+
+
+def test_every_role_has_its_waiting_beside_its_bar_in_parts_that_add_up() -> None:
+    waits = {
+        "trainer": {"training": 0.4, "waiting for sampling": 0.2, "waiting for grading": 0.2, "waiting for data": 0.2},
+        "rollout": {"sampling": 0.2, **{f"waiting for {cause}": 0.2 for cause in "abcd"}},
+        "reward": {"grading": 0.3, "waiting for sampling": 0.7},
+    }
+    assert overview(record(metrics=STEPS), waits)["waited"] == {
+        "trainer": "waits 40 %: sampling 14 %, grading 13 %, data 13 %",
+        "rollout": "waits 35 %: a 9 %, b 9 %, c 9 %, among others",
+        "reward": "waits 70 %: sampling 70 %",
+    }
+
+
+def test_a_run_says_what_it_trains_and_how() -> None:
+    config = {"model.path": "/a/b/model", "data.train": "/a/c/train.parquet", "trainer.lr": 2e-4}
+    assert page.settings_sentence(record(config=config)).startswith(
+        "Trains b/model on c/train.parquet: trainer.lr 0.0002, "
+    )
+    assert page.settings_sentence(record(config={})) == ""
 
 
 def test_timeline_and_samples_begin_with_what_is_seen_and_whether_all_is_well() -> None:
     lines = [line | {"reward": line["step"] / 20, "truncated": 0.25, "zero_advantage_fraction": 0.5} for line in STEPS]
     joined = {"event": "node.joined", "node": "rollout-0", "role": "rollout"}
     lost = {"event": "node.lost", "node": "rollout-0", "role": "rollout", "cause": "silent for 10 s", "time_s": 9.0}
-    shown = "What each node did: the height of a colour is its share of the time."
-    waited = " Of the time of all steps, the trainer waited 40%; rollouts waited 35%."
-    assert timeline_sentence(record(metrics=lines, events=[joined]), {}) == f"{shown}{waited} No node is missing."
+    waited = "Of the time of all 20 steps, the trainer waited 40 %; rollouts waited 35 %."
+    last = "The last record is of 3 min 10 s, written 3.0 s ago."
+    told = timeline_sentence(record(metrics=lines, events=[joined]), {})
+    assert told == f"No node is missing. {waited} {last}"
     told = timeline_sentence(record(metrics=lines, events=[joined, lost]), {})
-    assert told == f"{shown}{waited} rollout-0 was lost at 9.0 s: silent for 10 s."
-    assert timeline_sentence(record(), {}) == f"{shown} Nobody waited for long."
+    assert told == f"rollout-0 was lost at 9.0 s: silent for 10 s. {waited} {last}"
 
     assert samples_sentence(record()) == "What the policy wrote, and what it was rewarded with."
     assert samples_sentence(record(metrics=lines)) == (
         "What the policy wrote, and what it was rewarded with. The mean reward was 0.725 (last 10 steps; 0.225 in the "
         "first 10 steps); 25.0 % of the completions of the last 10 steps were cut at their limit; 50.0 % of them "
-        "taught nothing, as their group had equal rewards."
+        "taught nothing, as all rewards of their group were equal, which is usual where prompts are too easy or too "
+        "hard."
     )
     cut = {"event": "completions.cut", "step": 3, "truncated": 0.95, "advice": ""}
-    assert "95% of the completions had been cut" in samples_sentence(record(metrics=lines, events=[cut]))
+    assert "95 % of the completions had been cut" in samples_sentence(record(metrics=lines, events=[cut]))

@@ -55,13 +55,19 @@ def test_long_samples_are_cut_and_say_how_much_is_missing(tmp_path: Path, monkey
     assert found["prompt"] == "2 + … 6 more characters"
 
 
-def test_excerpts_are_beginnings(tmp_path: Path) -> None:
-    path = write(tmp_path, a_sample(prompt="x" * 500), a_sample(index=1, completion="short"))
-    long, short = excerpts(path, [0, 1])
+def test_excerpts_are_beginnings_of_prompts_and_both_ends_of_completions(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        a_sample(prompt="x" * 500),
+        a_sample(index=1, completion="short"),
+        a_sample(index=2, completion="y" * 420 + "z" * 80),
+    )
+    long, short, ends = excerpts(path, [0, 1, 2])
     assert long["prompt"].startswith("x" * 160 + " … 340 more")
     assert short["completion"] == "short"
-    with pytest.raises(RefusedAnswer, match="has 2 rows"):
-        excerpts(path, [2])
+    assert ends["completion"] == f"{'y' * 80} … 340 more … {'z' * 80}"
+    with pytest.raises(RefusedAnswer, match="has 3 rows"):
+        excerpts(path, [3])
 
 
 def test_pictures_are_served_by_what_they_are(tmp_path: Path) -> None:

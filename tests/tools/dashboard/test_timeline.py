@@ -69,12 +69,20 @@ def test_marks_are_the_events_of_that_part(bands: TimeBands) -> None:
         LIVE,
     ]
     found = asked(bands, "start=0&end=20", events)
-    assert [(mark["kind"], mark["text"]) for mark in found["marks"]] == [
-        ("publish", "version.live, version 3"),
-        ("lost", "node.lost, rollout-1, no beat"),
+    assert [(mark["kind"], mark["node"], mark["text"]) for mark in found["marks"]] == [
+        ("publish", None, "version.live, version 3"),
+        ("lost", "rollout-1", "node.lost, rollout-1, no beat"),
     ]
     assert found["extent"][1] == 20
     assert asked(bands, "", events[:3])["extent"][1] == 30
+
+
+def test_a_node_has_no_time_before_it_joined() -> None:
+    bands = TimeBands()
+    bands.add(TimesLine(0, 10.0, 10.0, {"rollout-0": NodeTimes("rollout", {"sampling": 2.0})}))
+    joined = {"event": "node.joined", "node": "rollout-0", "time_s": 6.0}
+    (node,) = asked(bands, "", [joined, joined | {"time_s": 9.0}])["nodes"]
+    assert (node["joined_s"], node["shares"]) == (6.0, {"sampling": [0.5]})
 
 
 def test_too_many_marks_leave_the_rare_ones(bands: TimeBands) -> None:

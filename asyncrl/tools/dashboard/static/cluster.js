@@ -22,7 +22,7 @@ export function cluster(context) {
     {name: "name", label: "node", class: "name", sort: (node) => node.name, cell: (node) => h("span", {title: node.name}, node.name)},
     {name: "role", label: "role", class: "role wide-only", sort: (node) => node.role, cell: (node) => node.role},
     {name: "state", label: "state", class: "state", sort: (node) => node.state, cell: (node) => h("span", {class: `pill ${node.state}`, title: node.cause}, node.state)},
-    {name: "since", label: "since", class: "number since wide-only", sort: (node) => node.since_s, cell: (node) => seconds(node.since_s)},
+    {name: "since", label: "since", class: "number since wide-only", sort: (node) => node.since_s, cell: (node) => (node.since_s == null ? UNKNOWN : `at ${seconds(node.since_s)}`)},
     {name: "version", label: "version", class: "number wide-only", sort: (node) => node.version, cell: (node) => node.version ?? UNKNOWN},
     use("cores", "CPU", "busy cores of its machine", ""), use("memory", "memory", "memory of its machine in use", ""),
     use("device", "device", "share of time in which its device computes"), use("device memory", "dev. mem", "memory of its device in use"),
@@ -45,20 +45,14 @@ export function cluster(context) {
     table.set(shown);
   }
 
-  function describe({has_times: hasTimes, stale_s: staleS}) {
-    const roles = [...new Set(nodes.map((node) => node.role))];
-    const isOver = nodes.length && nodes.every((node) => node.state === "left");
-    put(summary, h("span", {}, isOver ? `All ${plural(nodes.length, "node")} have left.` : roles.map((role) => {
-      const own = nodes.filter((node) => node.role === role);
-      const states = [...new Set(own.map((node) => node.state))].map((state) => [state, own.filter((node) => node.state === state).length]);
-      return `${own.length} ${role || "unknown"}: ${states.map(([state, number]) => (number === own.length ? state : `${number} ${state}`)).join(", ")}`;
-    }).join(" · ") || "No node has joined yet."));
+  function describe({has_times: hasTimes, sentence, then}) {
+    put(summary, sentence);
     const gone = nodes.filter((node) => GONE.includes(node.state));
-    put(ends, staleS == null ? null : h("p", {class: "problem"}, `Nothing was recorded for ${seconds(staleS)}: this is how the nodes were then.`),
+    put(ends, then ? h("p", {class: "problem"}, then) : null,
       gone.slice(0, NAMED).map((node) => h("p", {class: "end"}, h("b", {class: "bad"}, `${node.name} ${node.state}`), ` at ${seconds(node.since_s)}${node.cause ? `: ${node.cause}` : ""}`)),
       gone.length > NAMED ? h("p", {class: "muted"}, `and ${gone.length - NAMED} more`) : null);
     put(legend, hasTimes ? kindLegend() : h("p", {class: "muted"}, "What nodes do with their time is in times.jsonl, which begins with the first step."));
-    element.classList.toggle("stale", staleS != null);
+    element.classList.toggle("stale", Boolean(then));
     table.columns = columns.filter((column) => !column.name.startsWith("device") || nodes.some((node) => node.use[column.name] != null));
     table.drawHead();
   }

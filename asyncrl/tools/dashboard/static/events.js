@@ -34,14 +34,15 @@ export function events(context) {
 
   function groupElement(group) {
     const inside = h("div", {class: "scroll"});
-    const when = group.first_s == null ? group.last_at : group.num === 1 ? `at ${seconds(group.last_s)}` : `${seconds(group.first_s)} to ${seconds(group.last_s)}`;
+    const ends = [...new Set([group.first_s, group.last_s].map(seconds))];
+    const when = group.first_s == null ? group.last_at : ends.length === 1 ? `at ${ends[0]}` : ends.join(" to ");
     const nodes = group.nodes.length === 1 ? group.nodes[0] : group.nodes.length ? plural(group.nodes.length, "node") : "";
     const element = h("details", {ontoggle: (event) => {
       if (!event.target.open) return open.delete(group.id);
       open.add(group.id);
       return context.attempt(() => fill(group, inside));
     }}, h("summary", {}, h("span", {class: `kind ${group.weight}`}, group.kind), h("b", {class: "times"}, `× ${whole(group.num)}`),
-      h("span", {class: group.cause ? "cause" : "cause muted"}, group.cause || group.last, group.counted ? h("b", {}, ` ${whole(group.counted)} in all`) : null,
+      h("span", {class: group.cause ? "cause" : "cause muted"}, group.cause || group.details, group.counted ? h("b", {}, ` ${whole(group.counted)} in all`) : null,
         group.end ? h("span", {class: "good"}, `, ${group.num > 1 ? "the last " : ""}${group.end}`) : null),
       h("span", {class: "muted nodes"}, nodes), h("span", {class: "muted when"}, when)), inside);
     if (open.has(group.id)) element.open = true;

@@ -34,7 +34,7 @@ export class View {
 }
 
 export class LineChart {
-  /** `options`: title, isPercent, isLog (whatever the view says), fromZero, span (of each point, for the number above the chart). */
+  /** `options`: title, isPercent, isLog (whatever the view says), fromZero, span (of each point), hasNumber (the end of the first line, above the chart). */
   constructor(view, options) {
     this.view = view;
     this.options = options;
@@ -43,7 +43,7 @@ export class LineChart {
     this.line = h("div", {class: "crosshair", hidden: true});
     this.selection = h("div", {class: "selection", hidden: true});
     this.value = h("span", {class: "now"});
-    this.legend = h("div", {class: options.hasEnds ? "legend finals" : "legend"});
+    this.legend = h("div", {class: "legend"});
     this.tip = h("div", {class: "tip", hidden: true});
     this.element = h("figure", {class: "chart"},
       h("figcaption", {}, h("span", {class: "title"}, options.title), this.value), this.legend,
@@ -64,7 +64,7 @@ export class LineChart {
     this.series = series.filter((one) => one.xs.length);
     this.all = all.filter((one) => one.xs.length);
     const labelled = this.series.filter((one) => one.label);
-    if (!this.options.hasEnds) put(this.legend, labelled.map((one) => h("span", {}, h("i", {style: {borderColor: one.colour}}), one.label)));
+    put(this.legend, labelled.map((one) => h("span", {}, h("i", {style: {borderColor: one.colour}}), one.label)));
     this.legend.hidden = labelled.length < 2;
     this.draw();
   }
@@ -236,8 +236,7 @@ export class LineChart {
   describe() {
     const last = this.drawn.map((one) => lastOf(one.smooth)).filter((value) => value != null);
     const isSmooth = this.drawn.some((one) => one.smooth !== one.ys);
-    put(this.value, !last.length ? "no data" : this.options.hasEnds ? "" : [h("span", {class: "span"}, isSmooth ? "smoothed " : `${this.options.span || "last step"} `), this.text(last[0])]);
-    if (this.options.hasEnds) put(this.legend, this.drawn.map((one) => h("span", {title: one.label}, h("i", {style: {borderColor: one.colour}}), this.text(lastOf(one.smooth)))));
+    put(this.value, !last.length ? "no data" : !this.options.hasNumber ? "" : [h("span", {class: "span"}, isSmooth ? "smoothed " : `${this.options.span || "last step"} `), this.text(last[0])]);
     this.canvas.setAttribute("aria-label",
       `${this.options.title}, last ${last.map((value) => this.text(value)).join(", ")}. Arrow keys read values, plus and minus zoom, Escape shows everything.`);
   }

@@ -7,7 +7,7 @@ import {runColour, onScheme} from "./colours.js";
 import {cluster} from "./cluster.js";
 import {h, put} from "./dom.js";
 import {events} from "./events.js";
-import {overview} from "./overview.js";
+import {overview, statePills} from "./overview.js";
 import {samples} from "./samples.js";
 import {settings} from "./settings.js";
 import {timeline} from "./timeline.js";
@@ -22,7 +22,7 @@ const OF_ALL_RUNS = ["overview", "config"]; // pages that show every run at once
 const top_ = document.getElementById("top"), main = document.getElementById("page");
 const problem = h("p", {class: "problem", role: "alert", hidden: true});
 const connection = h("span", {class: "pill lost", title: "the dashboard's process does not answer", hidden: true}, "not connected");
-const state = h("span", {class: "pill"});
+const state = h("span", {class: "states"});
 let runs = [], page = null, shown = "", isUpdating = false;
 const waiting = new Set(); // numbers of runs that changed
 
@@ -68,8 +68,9 @@ function show() {
   const isOne = runs.length > 1 && !OF_ALL_RUNS.includes(name);
   put(top_, h("a", {class: "brand", href: "#/overview"}, "asyncrl"), h("nav", {"aria-label": "pages"}, Object.entries(PAGES).map(([key, [title]]) =>
     h("a", {href: link(key, run), "aria-current": key === name ? "page" : null}, title))),
+    isOne ? h("span", {class: "muted"}, `one of ${runs.length} runs:`) : null,
     runs.length > 1 ? h("select", {"aria-label": "run", hidden: !isOne && name !== "overview", onchange: (event) => { location.hash = link(name, Number(event.target.value)); }},
-      runs.map((one, i) => h("option", {value: String(i), selected: i === run}, one.name))) : h("span", {class: "run-name"}, runs[0].name), state, connection);
+      runs.map((one, i) => h("option", {value: String(i), selected: i === run}, `${isOne ? "" : "samples of "}${one.name}`))) : h("span", {class: "run-name"}, runs[0].name), state, connection);
   describe();
   if (isOne) top_.style.setProperty("--run", runColour(run));
   put(main, problem, page.element);
@@ -78,12 +79,11 @@ function show() {
   attempt(() => own.start());
 }
 
-/** The state of the run that is shown, on every page but the overview, which says more, and pages of several runs. */
+/** The state of the run that is shown, on every page but those of several runs. */
 function describe() {
-  const {name, run} = place(), {status} = runs[run] || {};
-  state.hidden = name === "overview" || (runs.length > 1 && OF_ALL_RUNS.includes(name));
-  state.className = `pill ${status}`;
-  put(state, status);
+  const {name, run} = place();
+  state.hidden = runs.length > 1 && OF_ALL_RUNS.includes(name);
+  put(state, runs[run] ? statePills(runs[run], link("cluster", run)) : null);
 }
 
 function changed(found) {

@@ -3,11 +3,11 @@
 import {get} from "./api.js";
 import {colour, runColour} from "./colours.js";
 import {h, put} from "./dom.js";
-import {percent, plural} from "./format.js";
+import {percent, plural, UNKNOWN} from "./format.js";
 import {histogram} from "./histogram.js";
 import {LineChart, View} from "./line_chart.js";
 import {rewardElement} from "./samples.js";
-import {kindLegend, shareBar, short} from "./shares.js";
+import {kindLegend, shareBar} from "./shares.js";
 
 // Curves in order of interest. `keys`: legend entry to metric. Those without any data are left out.
 const CURVES = [
@@ -29,9 +29,15 @@ const CURVES = [
   {title: "Trajectories without an advantage", keys: {"": "zero_advantage_fraction"}, isPercent: true, fromZero: true},
 ];
 const KNOWN = new Set(["step", ...CURVES.flatMap((curve) => Object.values(curve.keys || {}))]);
+const ACCURACY = "held-out accuracy"; // the result by which runs are compared: its tile
 const SMOOTHING = 0.6; // of several runs, whose raw curves hide each other
 const SHOWN_SAMPLES = 3;
 const HISTOGRAM_MS = 10_000; // between two looks at the newest samples
+
+/** The state of a run, and how many of its nodes are lost; `nodes` is the address of the page that says more of these. */
+export function statePills({status, num_lost: lost}, nodes) {
+  return [h("span", {class: `pill ${status}`}, status), lost ? h("a", {class: "pill lost", href: nodes}, `${plural(lost, "node")} lost`) : null];
+}
 
 export function overview(context) {
   const view = new View(), many = context.runs.length > 1;
@@ -46,7 +52,7 @@ export function overview(context) {
   const histograms = h("section", {class: "charts three"});
   const others = h("details", {class: "more", ontoggle: () => drawOthers()}, h("summary", {}, "More metrics"), more);
   const drawn = new Map();
-  let xKey = "step", isApart = false, isClosed = false, countedAt = -Infinity;
+  let comparison = null, xKey = "step", isApart = false, isClosed = false, countedAt = -Infinity;
 
   const smoothing = h("input", {type: "range", min: "0", max: "0.98", step: "0.02", value: String(view.smoothing), "aria-label": "smoothing",
     oninput: (event) => {
@@ -84,10 +90,6 @@ export function overview(context) {
     }}, h("i", {style: {background: runColour(run)}}), context.runs[run].name) : null;
   }
 
-  function pill({status, num_lost: lost}) {
-    return h("span", {}, h("span", {class: `pill ${status}`}, status), lost ? h("a", {class: "pill lost", href: "#/cluster"}, `${plural(lost, "node")} lost`) : null);
-  }
-
   function bar({steps, planned}) {
     const share = planned ? Math.min(1, steps / planned) : 0;
     return planned ? h("progress", {max: "1", value: String(share), "aria-label": percent(share, 0)}) : null;
@@ -98,19 +100,28 @@ export function overview(context) {
     if (!found.length) return;
     if (context.runs.length === 1) {
       const one = found[0];
-      put(head, h("p", {class: "sentence"}, pill(one), bar(one), h("span", {}, one.sentence)),
+      element.classList.toggle("stale", Boolean(one.then));
+      put(head, h("p", {class: "sentence"}, bar(one), h("span", {}, one.sentence)),
         one.notes.length ? h("p", {class: "muted notes"}, one.notes.join("; ")) : null,
-        h("div", {class: "tiles"}, one.tiles.map((tile) =>
+        one.then ? h("p", {class: "muted"}, one.then) : null,
+        h("div", {class: "tiles"}, one.tiles.filter((tile) => one.steps || tile.value !== UNKNOWN).map((tile) =>
           h("div", {class: "tile"}, h("span", {class: "label"}, tile.label), h("b", {}, tile.value), h("span", {class: "muted"}, tile.note || " ")))));
       return;
     }
+    if (!comparison) return;
+    // What runs are compared by first: on a phone the rest is behind the edge.
     const labels = found[0].tiles.map((tile) => tile.label);
-    const best = labels.map((label, place) => bestOf(label, state.map((one) => one.overview?.tiles[place].value)));
-    put(head, h("div", {class: "scroll"}, h("table", {class: "compare"},
-      h("thead", {}, h("tr", {}, h("th", {}, "run"), h("th", {}, "state"), h("th", {}, "steps"), labels.map((label) => h("th", {class: "number"}, label)))),
-      h("tbody", {}, state.map((one, run) => one.overview && h("tr", {title: one.overview.sentence}, h("td", {}, legendOf(run)), h("td", {}, pill(one.overview)),
-        h("td", {}, h("span", {class: "progress"}, `${one.overview.steps}${one.overview.planned ? ` of ${one.overview.planned}` : ""}`, bar(one.overview))), one.overview.tiles.map((tile, place) => h("td", {class: `number ${best[place] === run ? "best" : ""}`, title: tile.note}, tile.value))))))),
-      h("p", {class: "muted"}, "The best value of each column is bold; a colour is the same in every chart, and the numbers above a chart are where its curves end. Hover over a number for its span."));
+    const order = [ACCURACY, ...labels.filter((label) => label !== ACCURACY)].map((label) => labels.indexOf(label));
+    const [first, ...rest] = order;
+    const cell = (one, run, place) => h("td", {class: `number ${labels[place] === ACCURACY && comparison.best === run ? "best" : ""}`, title: one.overview.tiles[place].note}, one.overview.tiles[place].value);
+    put(head, h("p", {class: "sentence"}, comparison.sentence), h("div", {class: "scroll"}, h("table", {class: "compare"},
+      h("thead", {}, h("tr", {}, h("th", {}, "run"), h("th", {class: "number"}, ACCURACY), comparison.columns.map((key) => h("th", {class: "number"}, key)), rest.map((place) => h("th", {class: "number"}, labels[place])),
+        comparison.is_alike ? null : [h("th", {}, "state"), h("th", {}, "steps")])),
+      h("tbody", {}, state.map((one, run) => one.overview && h("tr", {title: one.overview.sentence}, h("td", {}, legendOf(run)), cell(one, run, first),
+        comparison.columns.map((key) => h("td", {class: "number"}, comparison.settings[key][run])), rest.map((place) => cell(one, run, place)),
+        comparison.is_alike ? null : [h("td", {}, statePills(one.overview, `#/cluster${run ? `?run=${run}` : ""}`)),
+          h("td", {}, h("span", {class: "progress"}, `${one.overview.steps}${one.overview.planned ? ` of ${one.overview.planned}` : ""}`, bar(one.overview)))]))))),
+      h("p", {class: "muted"}, `Reward, length and pace are of the ${found[0].recently}, staleness and log-prob gap of all`, h("span", {class: "wide-only"}, "; hover over a number for its span"), "."));
   }
 
   /** Lines of a curve, of all runs or of `only` one. Of several runs only the first line of a curve is drawn. */
@@ -163,7 +174,7 @@ export function overview(context) {
     }
     if (!chart) {
       const span = curve.span || (curve.isRecent ? state.find((one) => one.overview).overview.recently : "last step");
-      chart = new LineChart(view, {...curve, title, span, hasEnds: many && !isApart});
+      chart = new LineChart(view, {...curve, title, span, hasNumber: !many});
       drawn.set(title, chart);
       parent.append(chart.element);
     }
@@ -194,10 +205,8 @@ export function overview(context) {
   function drawWaits() {
     const rows = state.flatMap((one, run) => (one.overview && !hidden.has(run) ? Object.entries(one.overview.waits).map(([role, shares]) => [run, role, shares]) : []));
     const isWhole = state.every((one) => !one.overview || one.overview.waits_are_whole);
-    put(waits, h("h2", {}, "Who waits for whom"), rows.map(([run, role, shares]) => {
-      const {kinds, waited} = state[run].overview, found = waited[role];
-      const causes = Object.entries(found?.causes || {}).filter(([, part]) => part >= 0.01).slice(0, 4).map(([name, part]) => `${short(name)} ${percent(part, 0)}`);
-      const text = found ? `waits ${percent(found.share, 0)}${causes.length ? `: ${causes.join(", ")}` : ""}` : "";
+    put(waits, h("h2", {}, "Who waits for whom", rows.length ? h("span", {class: "muted"}, ` of the time of ${many ? "all steps" : state[0].overview.all_steps}`) : null), rows.map(([run, role, shares]) => {
+      const {kinds, waited} = state[run].overview, text = waited[role] || "";
       return h("div", {class: "wait"}, h("span", {class: "role"}, many ? h("i", {class: "dot", style: {background: runColour(run)}}) : null, many ? `${context.runs[run].name} ` : "", role),
         shareBar(shares, kinds), h("span", {class: "muted", title: text}, text));
     }), rows.length ? kindLegend() : h("p", {class: "muted"}, "No step was recorded yet."),
@@ -244,7 +253,7 @@ export function overview(context) {
   }
 
   async function update(changed) {
-    await Promise.all(changed.map(load));
+    await Promise.all([...changed.map(load), many ? get("comparison").then((found) => { comparison = found; }) : null]);
     if (isClosed) return;
     drawHead();
     drawCurves();
@@ -262,17 +271,6 @@ export function overview(context) {
       isClosed = true;
       for (const chart of drawn.values()) chart.close();
     }};
-}
-
-const HIGHER = ["reward", "held-out accuracy", "tokens / s"], LOWER = ["a step"]; // what is better
-
-/** Which of several texts with a number is best; null if there is nothing to choose. */
-function bestOf(label, texts) {
-  const sign = HIGHER.includes(label) ? 1 : LOWER.includes(label) ? -1 : 0;
-  const values = texts.map((text) => sign * parseFloat(text) * (/k$/.test(text) ? 1e3 : /M$/.test(text) ? 1e6 : 1));
-  const best = Math.max(...values.filter(Number.isFinite));
-  const found = values.filter((value) => value === best);
-  return sign && found.length === 1 ? values.indexOf(best) : null;
 }
 
 /** Steps that one version stands for: what was recorded of both. */

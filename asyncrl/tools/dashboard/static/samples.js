@@ -185,7 +185,7 @@ export function samples(context) {
 }
 
 export function rewardElement(reward) {
-  return h("span", {class: reward > 0 ? "good" : reward < 0 ? "bad" : ""}, number(reward));
+  return h("span", {class: reward > 0 ? "good" : "bad"}, number(reward));
 }
 
 /** Give a select the options "any" and `values`, and keep what is chosen. */

@@ -12,7 +12,8 @@ export function settings(context) {
     many ? h("option", {value: "differing"}, "different between runs") : null, h("option", {value: "changed"}, "not the default"), h("option", {value: "all"}, "all settings"));
   const count = h("span", {class: "muted"});
   const body = h("div", {class: "settings-list"});
-  const element = h("div", {class: "settings"}, h("div", {class: "tools"}, search, which, count), body);
+  const summary = h("p", {class: "sentence"});
+  const element = h("div", {class: "settings"}, summary, h("div", {class: "tools"}, search, which, count), body);
 
   function draw() {
     const wanted = search.value.toLowerCase();
@@ -29,12 +30,13 @@ export function settings(context) {
       h("thead", {}, h("tr", {}, h("th", {}, "setting"), context.runs.map((run) => h("th", {}, many ? run.name : "value")), h("th", {class: "default"}, "default"), h("th", {}, "meaning"))),
       h("tbody", {}, own.map((row) => h("tr", {class: row.isChanged ? "changed" : ""}, h("td", {class: "key"}, row.key.slice(section.length + 1), row.isChanged ? h("span", {class: "sr"}, " (not the default)") : null),
         row.values.map((value, run) => h("td", {class: "value", "data-run": many ? `${context.runs[run].name} ` : null}, value === "" ? h("span", {class: "muted"}, "empty") : value)),
-        h("td", {class: "default muted"}, row.default === "" ? "empty" : row.default), h("td", {class: "meaning"}, marked(row.meaning))))))))));
+        h("td", {class: "default muted", "data-label": "default "}, row.default === "" ? "empty" : row.default), h("td", {class: "meaning"}, marked(row.meaning))))))))));
   }
 
   async function start() {
     const found = await Promise.all(context.runs.map((_, run) => get(`runs/${run}/settings`)));
     if (isClosed) return;
+    put(summary, many ? (await get("comparison")).sentence : found[0].sentence);
     const byKey = new Map();
     found.forEach(({settings: own}, run) => own.forEach((setting) => {
       if (!byKey.has(setting.key)) byKey.set(setting.key, {...setting, isChanged: false, values: context.runs.map(() => "")});

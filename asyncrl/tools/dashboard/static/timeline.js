@@ -7,8 +7,9 @@ import {number, percent, plural, seconds, ticks} from "./format.js";
 import {byKind, kindLegend, short} from "./shares.js";
 
 const HEAD = 44, LIMIT = 60;
-const MARKS = {publish: ["ink", 6], evaluation: ["blue", 12], checkpoint: ["brown", 10], joined: ["green", 12], left: ["amber", 12], lost: ["bad", 22], resumed: ["violet", 22], started: ["ink", 22], finished: ["ink", 22]};
-const SHOWN_MARKS = {publish: "publish", evaluation: "evaluation", checkpoint: "checkpoint", joined: "joined", left: "left", lost: "lost or exited", resumed: "broker started again", finished: "start, end"};
+// Colour, which no kind of activity has, and height.
+const MARKS = {publish: ["ink", 6], evaluation: ["pink", 12], checkpoint: ["brown", 10], joined: ["lime", 12], left: ["lime", 7], lost: ["bad", 22], resumed: ["ink", 22], started: ["ink", 22], finished: ["ink", 22]};
+const SHOWN_MARKS = {publish: "publish (short), start, restart, end", evaluation: "evaluation", checkpoint: "checkpoint", joined: "joined, left (short)", lost: "lost or exited, on the row of the node"};
 
 export function timeline(context) {
   let row = 26, range = null, role = "", found = null, isClosed = false, offset = 0, turn = 0, start = null;
@@ -67,7 +68,7 @@ export function timeline(context) {
     roles.value = role;
     put(summary, found.sentence);
     put(count, found.num_nodes ? plural(found.num_nodes, "node") : "");
-    put(legend, kindLegend("not told"), h("div", {class: "legend wide"}, Object.entries(SHOWN_MARKS).map(([kind, label]) =>
+    put(legend, kindLegend("not told; a height is a share of the node's time"), h("div", {class: "legend wide"}, Object.entries(SHOWN_MARKS).map(([kind, label]) =>
       h("span", {}, h("i", {class: "mark", style: {background: colour(MARKS[kind][0])}}), label))));
     const reading = found.is_partial ? `Reading times.jsonl, ${percent(found.read, 0)}. ` : "";
     put(note, !found.num_nodes ? "What nodes do is in times.jsonl, which begins with the first step." : found.source === "metrics.jsonl"
@@ -129,7 +130,9 @@ export function timeline(context) {
     pen.fillRect(left(), top + 2, width, row - 4);
     const inner = row - 4;
     for (let i = 0; i < found.starts.length; i++) {
-      const from = of(found.starts[i]), to = Math.max(of(found.ends[i]), from + 0.6);
+      const begin = Math.max(found.starts[i], node.joined_s ?? -Infinity);
+      if (begin >= found.ends[i]) continue;
+      const from = of(begin), to = Math.max(of(found.ends[i]), from + 0.6);
       let bottom = top + 2 + inner;
       for (const [kind, share] of byKind(column(node, i), found.kinds)) {
         const part = share * inner;
@@ -137,6 +140,10 @@ export function timeline(context) {
         pen.fillRect(from, bottom - part, to - from + 0.3, part);
         bottom -= part;
       }
+    }
+    for (const mark of found.marks.filter((one) => one.kind === "lost" && one.node === node.node)) {
+      pen.fillStyle = colour(MARKS.lost[0]);
+      pen.fillRect(Math.min(of(mark.time_s) - 1, width - 11), top, 3, row);
     }
     pen.restore();
   }
@@ -161,7 +168,7 @@ export function timeline(context) {
       const [name, size] = MARKS[mark.kind], place = of(mark.time_s);
       if (place < left() - 1 || place > width) continue;
       pen.fillStyle = colour(name);
-      pen.fillRect(place - 1, HEAD - size, 2, mark.kind === "lost" || mark.kind === "resumed" ? height : size);
+      pen.fillRect(place - 1, HEAD - size, 2, mark.kind === "resumed" ? height : size);
     }
   }
 

@@ -1,0 +1,97 @@
+"""Differences of several runs: in settings, and in held-out accuracy, for the dashboard and the report."""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from asyncrl.records import formatting
+from asyncrl.records.run_record import RunRecord
+from asyncrl.records.states import progress
+from asyncrl.tools.dashboard.cluster_view import settings
+from asyncrl.tools.report.charts import interval
+
+NAMES = ("run.name", "run.dir")
+"""Settings that say which run it is, and nothing about it."""
+HELD_OUT = "data.held_out"
+NUM_NAMED = 3
+"""Settings that are named, and have a column."""
+
+
+class RunComparison(Struct, frozen=True, kw_only=True):
+    """Several runs side by side; rows have a value for each run, in order."""
+
+    sentence: str
+    settings: dict[str, list[str]]
+    """Settings that differ."""
+    columns: list[str]
+    """The first of them, for a table of results."""
+    best: int | None
+    """Place of the one run whose held-out accuracy is better than that of every other; None if there is none."""
+    is_alike: bool
+    """All runs have the same state and as many steps, which the sentence says."""
+
+
+def compare(records: Sequence[RunRecord]) -> RunComparison:
+    """Compare runs. Only a run whose 95 % interval lies above those of all others is the best."""
+    different = differing(records)
+    steps = {progress(record.status, record.steps, record.planned).lower() for record in records}
+    of_steps = f"{len(records)} runs, all {steps.pop()}. " if len(steps) == 1 else ""
+    accurate, best = _accuracy(records, HELD_OUT in different)
+    return RunComparison(
+        sentence=f"{of_steps}{_differ(different)}{accurate}",
+        settings=different,
+        columns=list(different)[:NUM_NAMED],
+        best=best,
+        is_alike=bool(of_steps),
+    )
+
+
+def differing(records: Sequence[RunRecord]) -> dict[str, list[str]]:
+    """Values of each setting that the runs have not in common, seeds last."""
+    found = [{row["key"]: row["value"] for row in settings(record)} for record in records]
+    keys = dict.fromkeys(key for values in found for key in values if key not in NAMES)
+    rows = {key: [values.get(key, formatting.UNKNOWN) for values in found] for key in keys}
+    different = [key for key, values in rows.items() if len(set(values)) > 1]
+    return {key: rows[key] for key in sorted(different, key=lambda key: key.endswith("seed"))}
+
+
+def _differ(different: Mapping[str, Sequence[str]]) -> str:
+    if not different:
+        return "They have the same settings."
+    named = [f"{key}{_range(key, values)}" for key, values in list(different.items())[:NUM_NAMED]]
+    if rest := len(different) - len(named):
+        named.append(f"{rest} more settings" if rest > 1 else "one more setting")
+    return f"They differ in {' and '.join(filter(None, [', '.join(named[:-1]), named[-1]]))}."
+
+
+def _range(key: str, values: Sequence[str]) -> str:
+    """The lowest and the highest of numbers; nothing of texts, and of seeds, whose size says nothing."""
+    if key.endswith("seed"):
+        return ""
+    try:
+        ordered = sorted(set(values), key=float)
+    except ValueError:
+        return ""
+    return f" ({ordered[0]} to {ordered[-1]})"
+
+
+def _accuracy(records: Sequence[RunRecord], is_other_data: bool) -> tuple[str, int | None]:
+    """A sentence on the held-out accuracy of the last evaluations, and the place of the best run if there is one."""
+    last = {place: found[-1] for place, record in enumerate(records) if (found := record.evaluations())}
+    if len(last) < 2:
+        return "", None
+    if is_other_data:
+        return " Their held-out accuracies are not of the same prompts.", None
+    first = max(last, key=lambda place: last[place].accuracy)
+    low, _ = interval(last[first].accuracy, last[first].num_prompts)
+    equal = [place for place, one in last.items() if interval(one.accuracy, one.num_prompts)[1] >= low]
+    if len(equal) == 1:
+        told = f"{records[first].name} has the best held-out accuracy, {formatting.share(last[first].accuracy)}"
+        return f" {told}: its 95 % interval lies above those of the others.", first
+    span = " to ".join(
+        dict.fromkeys(formatting.share(choose(last[place].accuracy for place in equal)) for choose in (min, max))
+    )
+    if len(equal) == len(last):
+        return f" No clear difference in held-out accuracy ({span}): the 95 % intervals overlap.", None
+    names = ", ".join(records[place].name for place in equal)
+    return f" The best held-out accuracies ({span}) are those of {names}, whose 95 % intervals overlap.", None

@@ -1,0 +1,49 @@
+"""Several runs side by side: what differs between them, and whether one is better."""
+
+from typing import Any
+
+from asyncrl.records.run_record import RunRecord
+from asyncrl.tools.dashboard.comparison import compare
+
+STEPS = [{"step": step} for step in range(2)]
+
+
+def run(name: str, accuracy: float, num_prompts: int = 256, **config: Any) -> RunRecord:
+    settings = {"run.name": name, "run.steps": 40} | {key.replace("__", "."): value for key, value in config.items()}
+    finished = {"event": "eval.finished", "policy_version": 40, "accuracy": accuracy, "num_prompts": num_prompts}
+    return RunRecord(name=name, config=settings, summary=None, metrics=STEPS, events=[finished], pictured=[], notes=[])
+
+
+def test_runs_are_told_by_what_differs_and_are_equal_where_their_intervals_overlap() -> None:
+    runs = [run(f"lr-{n}", 0.98 - n / 200, trainer__lr=n / 10_000, run__seed=n) for n in (1, 2, 4)]
+    found = compare(runs)
+    assert found.sentence == (
+        "3 runs, all stopped after step 2 of 40. They differ in trainer.lr (0.0001 to 0.0004) and run.seed. "
+        "No clear difference in held-out accuracy (96.0 % to 97.5 %): the 95 % intervals overlap."
+    )
+    assert found.settings == {"trainer.lr": ["0.0001", "0.0002", "0.0004"], "run.seed": ["1", "2", "4"]}
+    assert (found.columns, found.best, found.is_alike) == (["trainer.lr", "run.seed"], None, True)
+
+
+def test_a_run_is_the_best_if_its_interval_lies_above_those_of_all_others() -> None:
+    found = compare([run("a", 0.5), run("b", 0.9), run("c", 0.4)])
+    told = "They have the same settings. b has the best held-out accuracy, 90.0 %: its 95 % interval lies above"
+    assert (found.best, told in found.sentence) == (1, True)
+    found = compare([run("a", 0.5), run("b", 0.9), run("c", 0.89)])
+    told = "The best held-out accuracies (89.0 % to 90.0 %) are those of b, c, whose 95 % intervals overlap."
+    assert (found.best, told in found.sentence) == (None, True)
+    assert compare([run("a", 0.5, 4), run("b", 0.9, 4)]).best is None, "few prompts tell little"
+
+
+def test_accuracies_on_other_prompts_are_not_compared() -> None:
+    found = compare([run("a", 0.1, data__held_out="x.parquet"), run("b", 0.9, data__held_out="y.parquet")])
+    assert found.sentence.endswith("Their held-out accuracies are not of the same prompts.")
+    assert found.best is None
+
+
+def test_a_few_settings_are_named_and_have_columns_and_the_rest_are_counted() -> None:
+    many = dict.fromkeys(("trainer__lr", "trainer__grad_clip", "trainer__weight_decay", "schedule__staleness"), 7)
+    found = compare([run("a", 0.5), run("b", 0.5, run__seed=7, **many)])
+    assert len(found.settings) == 5
+    assert (len(found.columns), "and 2 more settings." in found.sentence) == (3, True)
+    assert list(found.settings)[-1] == "run.seed"
