@@ -45,7 +45,7 @@ class RunView(Struct, frozen=True):
     @property
     def is_unknown(self) -> bool:
         """True if the run is not over, and its broker could not be asked."""
-        return self.files is not None and self.files.status in ("running", "stopped")
+        return self.files is not None and self.files.status in ("running", "paused", "stopped")
 
 
 async def run_state(where: str, key: Path | None = None) -> RunView:
@@ -320,7 +320,7 @@ async def states(
     while True:
         state = await run_state(where, key)
         yield state
-        if state.files and not state.is_awaited and state.files.status != "running":
+        if state.files and not state.is_awaited and state.files.status not in ("running", "paused"):
             return
         if state.live:
             try:

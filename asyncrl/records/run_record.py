@@ -49,6 +49,8 @@ RESTART_S = 30.0
 ENDS = ("run.started", "run.resumed", "run.finished")
 """Events of which the last tells whether the run has ended."""
 
+PAUSES = ("sampling.paused", "sampling.resumed")
+"""Events of which the last tells whether an operator has paused the run."""
 REFUSED_EVENT: EventKind = "broker.refused"
 """Event with the ``cause`` for which a broker did not serve the run: its run file is wrong, or a file is damaged."""
 
@@ -166,11 +168,11 @@ def state_of(summary: RunSummary | None, events: Iterable[Event], *, is_served: 
     State of a run by its files; `asyncrl.records.states` has the words.
 
     Args:
-        events: Read if there is no summary, as when it is damaged.
+        events: Of a run with a summary they may be missing.
         is_served: A broker serves the run.
     """
     if is_served:
-        return "running"
+        return "paused" if _last(events, PAUSES).get("event") == "sampling.paused" else "running"
     if summary:
         return summary.status
     end = _end(events)
@@ -379,7 +381,9 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     def status(self) -> RunState:
         """State of the run; one without an end, of which something was recorded lately, runs on another machine."""
         found = state_of(self.summary, self.events, is_served=self.is_served)
-        return "running" if found == "stopped" and not self.cause and not self.is_silent else found
+        if found == "stopped" and not self.cause and not self.is_silent:
+            return state_of(None, self.events, is_served=True)
+        return found
 
     @property
     def is_over(self) -> bool:

@@ -30,7 +30,7 @@ RUN_STATES: Mapping[RunState, str] = {
     "interrupted": "somebody ended it early; it can be resumed",
     "stopped": "no end is recorded and no broker serves it: it was told to stop, was killed, or its machine went down",
 }
-"""Meaning of each state of a run. Files alone do not tell ``paused`` and ``ending`` from ``running``."""
+"""Meaning of each state of a run. Files alone do not tell ``ending`` from ``running``."""
 
 
 def progress(state: RunState, steps: int, planned: int | None) -> str:

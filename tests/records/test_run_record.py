@@ -17,6 +17,7 @@ from asyncrl.records.run_record import (
     overview,
     read_run,
     require_run,
+    state_of,
 )
 
 MakeRun = Callable[..., RunDirectory]
@@ -190,6 +191,17 @@ def test_a_run_is_over_once_its_summary_is_written_while_the_report_is_being_wri
         assert read_run(directory.path).status == "finished"
     with locked(directory.lock, "held"):
         assert read_run(directory.path).status == "running", "its nodes are leaving"
+
+
+def test_a_run_that_an_operator_paused_is_paused_until_it_is_resumed() -> None:
+    paused, resumed = ({"event": kind} for kind in ("sampling.paused", "sampling.resumed"))
+    for events, expected in (
+        ([paused], "paused"),
+        ([paused, resumed], "running"),
+        ([paused, resumed, paused], "paused"),
+    ):
+        assert state_of(None, events, is_served=True) == expected
+    assert state_of(None, [paused], is_served=False) == "stopped"
 
 
 def test_a_setting_is_told_with_what_took_its_place(make_run: MakeRun) -> None:

@@ -111,7 +111,7 @@ def missing(record: RunRecord) -> str:
     if record.is_over:
         return ""
     if cause := _waits_for(record):
-        return f"{_lost(record)} It {'waits' if record.status == 'running' else 'waited'}: {cause.removesuffix('.')}."
+        return f"{_lost(record)} It {'waits' if record.status in ('running', 'paused') else 'waited'}: {cause.removesuffix('.')}."
     clause = lacking(record)
     return _lost(record) + (f" {clause[0].upper()}{clause[1:]}." if clause else "")
 
@@ -412,6 +412,8 @@ def _doing(record: RunRecord) -> str:
 
 def _time_left(record: RunRecord) -> str:
     total, done = record.planned, len(record.metrics)
+    if record.status == "paused":
+        return ": an operator paused it, and `asyncrl resume-sampling` lets it go on"
     if not total or done < 2 or done >= total or (step_s := record.measures(RECENT).step_s) is None:
         return ""
     return f", about {formatting.duration(_rounded(step_s * (total - done)))} left"

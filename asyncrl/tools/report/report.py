@@ -329,7 +329,7 @@ SHOWN = 200
 
 FIRST = 4
 """Charts above the numbers."""
-SIGNS = {"finished": "✓", "failed": "✗", "interrupted": "‖", "running": "…", "stopped": "…"}
+SIGNS = {"finished": "✓", "failed": "✗", "interrupted": "‖", "running": "…", "paused": "‖", "stopped": "…"}
 """Sign before each state that the files of a run tell."""
 
 SETTINGS = (
