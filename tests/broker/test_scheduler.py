@@ -1311,6 +1311,21 @@ def test_an_evaluation_that_nobody_had_time_for_is_an_event_that_names_it() -> N
     assert "evaluate less often, or add a rollout" in events(cluster, LEFT_OUT)[0].fields["cause"]
 
 
+def test_an_evaluation_that_a_restart_of_the_broker_cost_says_so() -> None:
+    often = a_config(data={"train": "train.jsonl", "held_out": "held_out.jsonl"}, evaluation={"every_versions": 1})
+    before = a_published(often, num_held_out=1, capacity=8)
+    assert rollouts(before)[0].is_held
+    before.commit()
+    cluster = Cluster(often, num_held_out=1, before=before)
+    cluster.start_rollout("a")
+    ahead = cluster.start_trainer()
+    ahead.outbox.remove(Publishing(0, 0))
+    ahead.say(Publishing(1, 1))
+    publish(cluster)
+    cause = "the broker was started again before the evaluation had ended, and rollouts had v1 by then"
+    assert events(cluster, LEFT_OUT)[0].fields == {"policy_version": 0, "newer_version": 1, "cause": cause}
+
+
 def test_an_evaluation_whose_node_is_lost_goes_on_on_another() -> None:
     cluster = a_published(HELD_OUT, rollouts=2, num_held_out=2)
     a, b = rollouts(cluster)
