@@ -24,6 +24,7 @@ from asyncrl.config.sections.sampling import LOW, greedy
 from asyncrl.messages.supervisor import Incident
 from asyncrl.records.alarms import NO_LEARNING
 from asyncrl.records.event_kinds import EventKind
+from asyncrl.records.formatting import counted
 from asyncrl.records.states import WELL_AGAIN
 
 KEPT = 12
@@ -192,7 +193,7 @@ def _told(kept: _Kept) -> str:
     said = f"{kept.sentence}, and is well again" if kept.is_over else kept.sentence
     if kept.count > 1 and kept.place:
         said += f" (the first at {kept.place})"
-    return f"{said} (and {kept.followers} that follow from it)" if kept.followers else said
+    return f"{said}, with {counted(kept.followers, 'consequence')}" if kept.followers else said
 
 
 class _Words(dict[str, Any]):

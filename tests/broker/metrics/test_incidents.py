@@ -334,7 +334,7 @@ def test_what_follows_from_a_death_is_counted_with_it_whether_told_before_or_aft
     assert [one.sentence for one in book.told(200.0)] == [
         "weight transfer given up: rollout-1 was silent",
         "rollout-1 is back after 3 s",
-        "rollout-1 was killed by SIGKILL (and 4 that follow from it)",
+        "rollout-1 was killed by SIGKILL, with 4 consequences",
         "rollout-0 failed to receive weights: with rollout-11: timeout",
     ]
 
